@@ -1,0 +1,1 @@
+"""The ground floor: sizes, storage formats, kernels, machines. It knows no monoid and no operator."""

@@ -1,0 +1,1 @@
+"""The middle floor: operators, monoids, their oracles, models, and programs that run."""

@@ -1,0 +1,1 @@
+"""The top floor: laws, the e-graph, extraction, verification, `optimize`."""
