@@ -1,0 +1,109 @@
+"""What a product does to its rows before it lets them go: one declaration, read by every kernel and by both checks."""
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNIT = 2.0 ** -24                                            # unit roundoff of float32 (Higham 2002, section 2.1)
+GELU_ERROR = 1e-6                                            # what a kernel's gelu may add, per max(1, |x|)
+VECTORS = ("bias", "gain", "shift")
+
+
+def gamma(k: int) -> float:
+    """Higham's constant: k float32 roundings in a row cost at most this factor (Higham 2002, lemma 3.1)."""
+    return k * UNIT / (1 - k * UNIT)
+
+
+def gelu(x: NDArray[Any]) -> NDArray[Any]:
+    """x Φ(x) with the exact normal distribution (Hendrycks and Gimpel 2016, arXiv:1606.08415), in float64."""
+    from scipy.special import ndtr
+    return np.multiply(x, ndtr(x))
+
+
+@dataclass(frozen=True, eq=False)
+class Epilogue:
+    """y + bias, activation, + residual, normalised along the row, * gain, + shift: in this order, each optional.
+
+    `bias`, `gain` and `shift` are (p,), `residual` is (T, p), all float32 (others are cast). `activation` is "" or
+    "gelu". `eps` switches on LayerNorm without its affine part (Ba et al. 2016, eq. 4): the mean of the row is
+    subtracted and the rest multiplied by 1 / sqrt(mean square + eps).
+    Raises ValueError, which names the field, for another activation, a negative eps, a wrong number of axes."""
+    bias: NDArray[np.float32] | None = None
+    activation: str = ""
+    residual: NDArray[np.float32] | None = None
+    eps: float | None = None
+    gain: NDArray[np.float32] | None = None
+    shift: NDArray[np.float32] | None = None
+    ACTIVATIONS: ClassVar[tuple[str, ...]] = ("", "gelu")
+
+    def __post_init__(self) -> None:
+        if self.activation not in self.ACTIVATIONS:
+            raise ValueError(f"epilogue: activation {self.activation!r} is unknown; choose from {self.ACTIVATIONS}")
+        if self.eps is not None and not 0 <= self.eps < np.inf:
+            raise ValueError(f"epilogue: eps = {self.eps} is not a finite number >= 0")
+        for name in (*VECTORS, "residual"):
+            if (value := getattr(self, name)) is None: continue
+            axes = 2 if name == "residual" else 1
+            value = np.ascontiguousarray(value, np.float32)
+            if value.ndim != axes:
+                raise ValueError(f"epilogue: {name} has shape {value.shape}; it needs {axes} axes")
+            object.__setattr__(self, name, value)
+
+    def __bool__(self) -> bool:
+        """Whether it does anything."""
+        parts = self.bias, self.residual, self.eps, self.gain, self.shift
+        return bool(self.activation) or any(part is not None for part in parts)
+
+    def check(self, rows: int, columns: int, where: str = "epilogue") -> None:
+        """Raise ValueError unless every part fits an output of (rows, columns)."""
+        for name in VECTORS:
+            value = getattr(self, name)
+            if value is not None and len(value) != columns:
+                raise ValueError(f"{where}: {name} has {len(value)} entries, the output has {columns} columns")
+        if self.residual is not None and self.residual.shape != (rows, columns):
+            raise ValueError(f"{where}: residual is {self.residual.shape}, the output is {(rows, columns)}")
+
+    def reference(self, y: NDArray[Any]) -> NDArray[Any]:
+        """The same in plain float64 numpy: y (T, p) -> (T, p). The oracle that every kernel is compared with."""
+        y = np.asarray(y, np.float64)
+        if self.bias is not None: y = y + self.bias
+        if self.activation == "gelu": y = gelu(y)
+        if self.residual is not None: y = y + self.residual
+        if self.eps is not None:
+            y = y - y.mean(1, keepdims=True)
+            y = y / np.sqrt(np.square(y).mean(1, keepdims=True) + self.eps)
+        if self.gain is not None: y = y * self.gain
+        if self.shift is not None: y = y + self.shift
+        return y
+
+    def bound(self, y: NDArray[Any], error: NDArray[Any]) -> NDArray[Any]:
+        """Entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`.
+
+        A running error analysis (Higham 2002, section 3.3): every operation carries the error of its input through
+        its derivative and adds its own rounding. gelu' lies within (-0.13, 1.13)."""
+        y, error = np.asarray(y, np.float64), np.asarray(error, np.float64)
+        if self.bias is not None: y, error = y + self.bias, error + UNIT * (abs(y + self.bias) + error)
+        if self.activation == "gelu":
+            y, error = gelu(y), 1.13 * error + GELU_ERROR * np.maximum(1, abs(y))
+        if self.residual is not None:
+            y, error = y + self.residual, error + UNIT * abs(y + self.residual) + UNIT * error
+        if self.eps is not None: y, error = self._normalised(y, error)
+        if self.gain is not None: y, error = y * self.gain, (error + gamma(2) * abs(y)) * abs(self.gain)
+        if self.shift is not None: y, error = y + self.shift, error + gamma(2) * (abs(y) + abs(self.shift)) + UNIT * error
+        return error
+
+    def _normalised(self, y: NDArray[Any], error: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        # d z_i = (d_i - mean(d) - z_i mean(z d)) / s and |mean(z d)| <= rms(d); the mean and the mean square are sums
+        # of p terms, the second of squares, so their own roundings act like a d of gamma(p + 4) (|y| + mean |y|).
+        columns = y.shape[1]
+        z = y - y.mean(1, keepdims=True)
+        deviation = np.sqrt(np.square(z).mean(1, keepdims=True) + self.eps)
+        z = z / deviation
+        d = error + gamma(columns + 4) * (abs(y) + abs(y).mean(1, keepdims=True))
+        first = d + d.mean(1, keepdims=True) + abs(z) * np.sqrt(np.square(d).mean(1, keepdims=True))
+        second = 1 + 4 * np.sqrt(np.square(d).mean(1, keepdims=True)) / deviation
+        return z, first / deviation * second + gamma(columns + 8) * abs(z)
+
+
+NOTHING = Epilogue()
