@@ -1,0 +1,74 @@
+"""Greedy extraction: each class takes its cheapest node, by tree cost or by the cost of the set of nodes below it."""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import inf
+
+from .graph import Graph
+
+Choice = dict[int, int]                         # class -> node
+
+
+def tree(graph: Graph, price: Sequence[float]) -> Choice:
+    """Cheapest tree of every class, shared work counted each time it is used (Knuth 1977, a generalised Dijkstra)."""
+    users: dict[int, list[int]] = defaultdict(list)
+    for i, kids in enumerate(graph.kids):
+        for k in kids:
+            users[k].append(i)
+    missing, value = [len(kids) for kids in graph.kids], list(price)
+    heap = [(value[i], i) for i in range(len(value)) if not missing[i]]
+    heap.sort()
+    choice: Choice = {}
+    while heap:
+        cost, i = heappop(heap)
+        c = graph.cls[i]
+        if c in choice:
+            continue
+        choice[c] = i
+        for j in users[c]:
+            missing[j] -= 1
+            value[j] += cost
+            if not missing[j] and graph.cls[j] not in choice:
+                heappush(heap, (value[j], j))
+    return choice
+
+
+def walk(graph: Graph, choice: Choice) -> Choice:
+    """The part of a choice that the roots need; nodes that nothing needs are dropped."""
+    out: Choice = {}
+    todo = list(graph.roots)
+    while todo:
+        c = todo.pop()
+        if c not in out:
+            out[c] = choice[c]
+            todo += graph.kids[choice[c]]
+    return out
+
+
+def dag(graph: Graph, price: Sequence[float]) -> Choice:
+    """Each class takes the node whose *set* of nodes below is cheapest, to a fixed point: the usual greedy DAG extraction."""
+    users: dict[int, list[int]] = defaultdict(list)
+    for i, kids in enumerate(graph.kids):
+        for k in kids:
+            users[k].append(i)
+    sets: dict[int, dict[int, float]] = {}
+    total: dict[int, float] = {}
+    choice: Choice = {}
+    todo = {i: None for i, kids in enumerate(graph.kids) if not kids}
+    while todo:
+        i = next(iter(todo))
+        del todo[i]
+        c, kids = graph.cls[i], graph.kids[i]
+        if any(k not in sets or c in sets[k] for k in kids):
+            continue
+        below: dict[int, float] = {}
+        for k in sorted(kids, key=lambda k: -len(sets[k])):
+            below = below | sets[k] if below else dict(sets[k])
+        below[c] = price[i]
+        cost = sum(below.values())
+        if cost < total.get(c, inf) * (1 - 1e-12):
+            sets[c], total[c], choice[c] = below, cost, i
+            todo.update(dict.fromkeys(users[c]))
+    return choice

@@ -1,0 +1,58 @@
+"""Extraction: presolve, greedy incumbent, exact program, and a walk from the roots."""
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from math import inf
+from time import perf_counter
+
+from . import exact, greedy
+from .graph import Graph, index
+from .presolve import prune
+from .problem import Extraction, Infeasible, Node, Problem, check, order
+
+
+def extract(problem: Problem, *, memory: float | None = None, error: float | None = None,
+            weights: tuple[float, float, float] = (1, 0, 0),
+            families: Callable[[Hashable], Iterable[str]] | None = None,
+            time_limit: float = 10.0, gap: float = 1e-6, forbidden: Iterable[Node] = ()) -> Extraction:
+    """The cheapest program: minimise weights . (time, memory, error), each chosen node counted once, within the budgets.
+
+    `memory` and `error` (squared) bound the sums over the chosen nodes. `families` names, for a class, the weight leaves
+    that its value is derived from: hints for cuts that never change the answer. After `time_limit` seconds the best
+    program so far is returned with its proved bound. Raises Infeasible if no program exists, TimeoutError if none was
+    found in time, ValueError for a cost that is negative.
+    """
+    start = perf_counter()
+    check(problem)
+    budgets = [b for b in (memory, error) if b is not None]
+    criteria = [(weights[0] * n.time + weights[1] * n.memory + weights[2] * n.error,
+                 *([n.memory] if memory is not None else []), *([n.error] if error is not None else []))
+                for n in problem.nodes]
+    graph, names = index(problem, criteria, frozenset(forbidden))
+    graph = prune(graph, budgets)
+    if graph is None:
+        raise Infeasible("no program covers the roots")
+    price = [c[0] for c in graph.cost]
+    best, best_cost = None, inf
+    for choice in (greedy.tree(graph, price), greedy.dag(graph, price)):
+        nodes = list(greedy.walk(graph, choice).values())
+        total = graph.total(nodes)
+        if total[0] < best_cost and all(t <= b for t, b in zip(total[1:], budgets)):
+            best, best_cost = nodes, total[0]
+    first = best_cost
+    answer = exact.solve(graph, budgets, time_limit - (perf_counter() - start), gap)
+    if answer.nodes is not None:
+        nodes = list(greedy.walk(graph, {graph.cls[i]: i for i in answer.nodes}).values())
+        total = graph.total(nodes)
+        if total[0] < best_cost:
+            best, best_cost = nodes, total[0]
+    if best is None:
+        raise Infeasible("no program fits the budgets") if answer.finished else TimeoutError("no program found in time")
+    chosen = {problem.nodes[o].cls: problem.nodes[o] for i in best for o in graph.origin[i]}
+    nodes = order(chosen, problem.roots)
+    total = [sum(getattr(n, name) for n in nodes) for name in ("time", "memory", "error")]
+    cost = sum(w * t for w, t in zip(weights, total, strict=True))
+    bound = min(answer.bound, cost)
+    left = (cost - bound) / cost if cost else 0.0
+    return Extraction(nodes, {n.cls: n for n in nodes}, *total, cost, bound, left, max(first, cost),
+                      perf_counter() - start, left <= gap * 1.01)
