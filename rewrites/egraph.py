@@ -1,0 +1,163 @@
+"""The e-graph: kinds and laws as egglog text, saturated in phases, read back in bulk with freeze()."""
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from opmatrix.term import KINDS, Operator
+from rewrites import kinds
+from rewrites.law import FLAGS, JOIN, MARK, NORMALISE, RESTRUCTURE, SIMPLIFY, Law
+from rewrites.laws.facts import FACTS, UNARY
+from rewrites.template import Template, quoted
+
+SCHEDULE = (NORMALISE, SIMPLIFY, MARK, RESTRUCTURE, SIMPLIFY, JOIN)
+ROUNDS = {JOIN: 2}                                          # queries with keys, then both with values
+
+
+def text(term: Operator) -> str:
+    """A term over symbols as an egglog pattern: symbols and open attributes are its variables."""
+    if term.kind.name == "symbol":
+        return str(term.args[0])
+    return f"({' '.join([f'K_{term.kind.name}', *map(text, term.children), *map(attribute, term.attributes)])})"
+
+
+def attribute(value: Any) -> str:
+    if type(value).__name__ in ("Name", "Symbol"):
+        return str(value)
+    return quoted(getattr(value, "__name__", None) or str(value))
+
+
+def rules(law: Law, trace: bool = False) -> Iterator[str]:
+    """The law as egglog rules, one for each direction; `trace` records the law of each class it made or merged."""
+    left, right = law.sides()
+    for before, after in [(left, right)] + [(right, left)] * law.both:
+        query = [f"(= e{i} {text(side)})" for i, side in enumerate(before)] + list(law.guards)
+        actions = [f"(union e{i} {text(side)})" for i, side in enumerate(after)]
+        if trace:
+            actions += [f'(by e{i} "{law.name}")' for i in range(len(after))]
+        elif law.canonical:
+            actions += [f"(subsume {text(side)})" for side in before]
+        name = law.name if before is left else f"{law.name} backwards"
+        yield f'(rule ({" ".join(query)}) ({" ".join(actions)}) :ruleset {law.phase} :name "{name}")'
+
+
+def prelude(laws: Sequence[Law], trace: bool = False) -> str:
+    """Sort, constructors, facts and laws: parsed once for each graph."""
+    sorts = " ".join(f"(K_{k.name} {' '.join(['Op'] * k.arity + ['String'] * (len(k.signature.parameters) - k.arity))})" for k in KINDS.values())
+    relations = [f"(relation {fact} (Op))" for fact in UNARY] + [f"(relation {flag} (String))" for flag in FLAGS]
+    rulesets = [f"(ruleset {name})" for name in dict.fromkeys(("facts", *SCHEDULE))]
+    bodies = [rule for law in laws for rule in rules(law, trace)]
+    return "\n".join([f"(datatype Op {sorts})", *relations, "(relation by (Op String))", *rulesets, FACTS, *bodies])
+
+
+class Node(NamedTuple):
+    """One member of an e-class, over classes."""
+
+    kind: str
+    children: tuple[int, ...]
+    attributes: tuple[str, ...]
+    cls: int
+    subsumed: bool
+
+
+@dataclass
+class Graph:
+    """A saturated graph in Python: nodes, class facts, named classes; seconds by phase; what was cut by a budget."""
+
+    nodes: list[Node] = field(default_factory=list)
+    facts: dict[str, set[Any]] = field(default_factory=lambda: defaultdict(set))
+    named: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    matches: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    cut: list[str] = field(default_factory=list)
+
+    @cached_property
+    def members(self) -> dict[int, list[Node]]:
+        """Class to its members; subsumed ones are left out."""
+        found: dict[int, list[Node]] = defaultdict(list)
+        for node in self.nodes:
+            if not node.subsumed:
+                found[node.cls].append(node)
+        return dict(found)
+
+    def terms(self, template: Template, values: dict[str, Any] | None = None) -> dict[int, Operator]:
+        """One operator of every class: an imported one where there is one, else the first that can be built."""
+        values = template.values if values is None else values
+        built = {self.named[name]: term for name, term in reversed(template.instance(values).items())}
+        todo = [node for node in self.nodes if node.cls not in built]
+        while todo:
+            rest = []
+            for node in todo:
+                if node.cls not in built and all(c in built for c in node.children):
+                    built[node.cls] = build(node, built, values)
+                elif node.cls not in built:
+                    rest.append(node)
+            if len(rest) == len(todo):
+                break
+            todo = rest
+        return built
+
+
+def build(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> Operator:
+    """The operator that a node denotes over operators of its child classes."""
+    return Operator(KINDS[node.kind], *(terms[c] for c in node.children), *(values[a] for a in node.attributes))
+
+
+def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000, rounds: int = 12) -> Graph:
+    """Every program that the laws reach from the template, phase by phase. A phase that passes `budget` rows, or is not
+    saturated after `rounds`, is stopped, and `Graph.cut` says which law was growing."""
+    from egglog.bindings import EGraph
+    engine, graph = EGraph(), Graph()
+
+    def run(program: str, phase: str) -> Any:
+        start = time.perf_counter()
+        outputs = engine.run_program(*engine.parse_program(program))
+        graph.seconds[phase] += time.perf_counter() - start
+        return outputs
+
+    run(prelude(laws, trace), "rules")
+    run(template.text, "load")
+    for phase in SCHEDULE:
+        for number in range(limit := ROUNDS.get(phase, rounds)):
+            run("(run-schedule (saturate (run facts)))", "facts")
+            done, sizes = run(f"(run {phase} 1) (print-size)", phase)
+            fired = done.report.num_matches_per_rule
+            for name, count in fired.items():
+                graph.matches[name] += count
+            if not done.report.updated:
+                break
+            rows = sum(count for name, count in sizes.sizes if name.startswith("K_"))
+            if rows > budget or (number == limit - 1 and phase not in ROUNDS):
+                graph.cut.append(f"{phase} at {rows} nodes after {number + 1} rounds: {max(fired, key=fired.get)} was growing")
+                break
+    run("(run-schedule (saturate (run facts)))", "facts")
+    start = time.perf_counter()
+    freeze(engine, graph)
+    graph.seconds["freeze"] = time.perf_counter() - start
+    return graph
+
+
+def freeze(engine: Any, graph: Graph) -> None:
+    """Reads all rows at once; classes are numbered from 0 in the order they are met."""
+    numbers: dict[Any, int] = {}
+    string = engine.value_to_string
+
+    def read(value: Any, sort: str) -> Any:
+        return numbers.setdefault(value, len(numbers)) if sort == "Op" else string(value)
+
+    for name, function in engine.freeze().functions.items():
+        sorts = function.input_sorts
+        for row in function.rows:
+            inputs = tuple(read(value, sort) for value, sort in zip(row.inputs, sorts, strict=True))
+            if function.is_let_binding:
+                graph.named[name] = read(row.output, "Op")
+            elif name.startswith("K_"):
+                arity = KINDS[name[2:]].arity
+                graph.nodes.append(Node(name[2:], inputs[:arity], inputs[arity:], read(row.output, "Op"), row.subsumed))
+            else:
+                graph.facts[name].add(inputs[0] if len(inputs) == 1 else inputs)
+
+
+assert kinds                                                # its kinds must be declared before any graph is written

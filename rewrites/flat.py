@@ -1,0 +1,44 @@
+"""The flat reading of an operator: every value written out from its input, every composition with one matrix or one
+entrywise function on its right. What the e-graph holds, and nothing but terms of the algebra."""
+from collections.abc import Iterator
+from typing import Any
+
+from opmatrix.operators import I, const
+from opmatrix.term import KINDS, Operator
+
+
+def flat(term: Operator, x: Operator, memo: dict[Any, Operator] | None = None) -> Operator:
+    """The same operator behind x, pushed to the leaves. Linear sub-terms stay whole: they are matrices."""
+    memo = {} if memo is None else memo
+    if (term, x) not in memo:
+        memo[term, x] = _flat(term, x, memo)
+    return memo[term, x]
+
+
+def _flat(term: Operator, x: Operator, memo: dict[Any, Operator]) -> Operator:
+    match term.kind.name:
+        case "I":
+            return x
+        case "const" | "given":
+            return term
+        case "symbol" if not term.linear and term.into.cols != x.out.cols:
+            return term
+        case "compose":
+            before, after = term.children
+            return flat(after, flat(before, x, memo), memo)
+        case "diag":
+            return x @ (I * const(term.args[0]))
+        case "mul" if term.children[1].constant and not term.linear:
+            return flat(term.children[0], x, memo) @ (I * flat(term.children[1], x, memo))
+    if term.linear or not term.children:
+        return x @ term
+    return term.kind(*(flat(child, x, memo) for child in term.children), *term.attributes)
+
+
+def factors(term: Operator) -> Iterator[Operator]:
+    """The factors of a composition, left to right, along its left spine: embeddings, then one for each layer."""
+    if term.kind is KINDS["compose"]:
+        yield from factors(term.children[0])
+        yield term.children[1]
+    else:
+        yield term

@@ -1,0 +1,69 @@
+"""Node kinds that only rewriting makes: a matrix turned, a matrix cut by heads, and the two halves of a joined product.
+Their attributes never hold a size, so one graph serves every size."""
+from typing import Any
+
+import numpy as np
+
+from formats.shapes import Shape, T
+from opmatrix.operators import cols, combinator, const, symbol, weight
+from opmatrix.oracles import dense
+from opmatrix.data import Data
+from opmatrix.term import Child, Operator
+
+
+def array(term: Operator) -> np.ndarray:
+    """The float64 numbers of a linear operator (in x out, or heads x in x out) or of a constant one (1 x columns)."""
+    rows = 1 if term.constant else int(term.into.cols)
+    return np.asarray(dense(term, np.zeros((1, rows)) if term.constant else np.eye(rows)))
+
+
+def transposed(term: Operator, x: Any) -> Operator:
+    """The linear operator with rows and columns exchanged, in every head; a shape needs no numbers."""
+    if isinstance(x, Shape):
+        return symbol("adjoint", Shape(term.out.heads, T, term.out.cols), Shape(term.out.heads, T, term.into.cols), linear=True)
+    return weight(Data(array(term).swapaxes(-1, -2)))
+
+
+def cut_rows(term: Operator, heads: Any, x: Any) -> Operator:
+    """One block of rows of a matrix for each head."""
+    if isinstance(x, Shape):
+        return symbol("by_head", Shape(heads, T, term.into.cols / heads), Shape(heads, T, term.out.cols), linear=True)
+    numbers = array(term)
+    return weight(Data(numbers.reshape(heads, -1, numbers.shape[-1])))
+
+
+def read_as(term: Operator, child: Any, x: Any) -> Any:
+    return Child(term, child.memo)(x)
+
+
+@combinator(linear=lambda a: a.linear)
+def adjoint(x, a: Operator):
+    """The transposed matrix of every head."""
+    return read_as(transposed(a.term, x), a, x)
+
+
+@combinator(linear=lambda a, h: a.linear)
+def by_head(x, a: Operator, h: int):
+    """Head i times the i-th block of rows of the matrix."""
+    return read_as(cut_rows(a.term, h, x), a, x)
+
+
+@combinator()
+def left(x, y: Operator, a: Operator):
+    """The first columns of y, as many as `a` has."""
+    return y(x).act(cols(0, a.term.out.cols))
+
+
+@combinator()
+def right(x, y: Operator, a: Operator):
+    """The columns of y behind those of `a`."""
+    return y(x).act(cols(a.term.out.cols, y.term.out.cols))
+
+
+@combinator(constant=True, uniform=True)
+def blank(x, a: Operator):
+    """Zeros, as wide as what `a` gives: the bias of a product that has none."""
+    wide = a.term.out
+    if not isinstance(x, Shape):
+        return x.act(const(Data(np.zeros((int(wide.heads), 1, int(wide.cols)) if wide.heads != 1 else int(wide.cols)))))
+    return Shape(wide.heads, x.rows, wide.cols)

@@ -1,0 +1,206 @@
+"""A law is a function that returns both sides. Symbols in: a rewrite. Operators in: a check. The annotation of a
+variable is its guard: `W: matrix[n, p]` promises a linear operator, `A: operator[n, p]` promises nothing."""
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import sympy
+
+from formats.shapes import Shape, T
+from opmatrix import monoids, patterns
+from opmatrix.operators import const, gelu, product, relu, square, symbol, tanh, turn, weight
+from opmatrix.operators import heads as split
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch, Pattern
+from opmatrix.data import Data
+from opmatrix.term import Operator
+
+NORMALISE, SIMPLIFY, MARK, RESTRUCTURE, JOIN = "normalise", "simplify", "mark", "restructure", "join"
+FLAGS = ("shift_invariant", "normalised", "right_linear", "reflexive")       # of monoids and patterns, as guards
+EXACT, IMPLEMENTATION, APPROXIMATE, PARTITION = "exact", "implementation", "approximate", "partition"
+h, k, n, p, q = sympy.symbols("h k n p q", integer=True, positive=True)
+SAMPLE = {h: 2, k: 7, n: 6, p: 4, q: 3}                      # sizes of a check: all different, none is 1
+ROWS, INPUT = (4, 1, 3), 5                                  # three sequences of unequal length, five input columns
+
+
+@dataclass(frozen=True)
+class Sort:
+    """What a variable may stand for: facts that its class must have, and the sizes (heads first where there are three)."""
+
+    name: str
+    facts: tuple[str, ...] = ()
+    sizes: tuple[Any, ...] = ()
+
+    def __getitem__(self, sizes: Any) -> "Sort":
+        return Sort(self.name, self.facts, sizes if isinstance(sizes, tuple) else (sizes,))
+
+
+value = Sort("value", ("act",))                             # what some input gives: [columns] or [heads, columns]
+matrix = Sort("matrix", ("linear",))                        # a linear operator: [in, out] or [heads, in, out]
+constant = Sort("constant", ("constant",))                  # the same row whatever the input
+column = Sort("column", ("act", "column"))                  # a value with one column
+scalar = Sort("scalar", ("constant", "column"))             # one number
+scores = Sort("scores", ("act",))                           # a value with a column for each row: [heads]
+level = Sort("level", ("act", "level"))                     # scores whose columns are all the same: [heads]
+operator = Sort("operator")                                 # anything
+entrywise = Sort("entrywise", ("entrywise",))
+count = Sort("count")                                       # a number of heads
+over = Sort("over")                                         # a monoid; over["normalised"] names a flag it must have
+where = Sort("where")                                       # a pattern; where["reflexive"]
+
+
+class Name(str):
+    """An attribute variable of a law: a monoid or a pattern nobody has chosen yet."""
+
+    @property
+    def __name__(self) -> str:
+        return str(self)
+
+    name = __name__
+
+
+def stand_in(variable: str, sort: Sort) -> Any:
+    """The symbol that stands for a variable in a rewrite."""
+    *heads, last = sort.sizes or (None,)
+    match sort.name:
+        case "value":
+            return symbol(variable, None, Shape(*(heads or [1]), T, last))
+        case "scores" | "level":
+            return symbol(variable, None, Shape(last, T, T))
+        case "constant":
+            return symbol(variable, None, Shape(*(heads or [1]), T, last), constant=True, uniform=True)
+        case "column":
+            return symbol(variable, None, 1)
+        case "scalar":
+            return symbol(variable, None, 1, constant=True, uniform=True)
+        case "matrix" | "operator":
+            *stack, rows, cols = sort.sizes
+            return symbol(variable, rows, Shape(*(stack or [1]), T, cols), linear=sort.name == "matrix")
+        case "entrywise":
+            return symbol(variable, last, last, entrywise=True)
+        case "count":
+            return h
+    return Name(variable)
+
+
+def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
+    """An operator that the variable may be in a check: values depend on the input, operators are not linear."""
+    def numbers(*shape: Any) -> Data:
+        return Data(rng.normal(size=[int(sympy.sympify(size).subs(SAMPLE)) for size in shape]), variable)
+    *heads, last = sort.sizes or (None,)
+    match sort.name:
+        case "value":
+            return weight(numbers(*heads, INPUT, last)) @ tanh
+        case "constant":
+            return const(numbers(heads[0] * last)) @ split(SAMPLE[heads[0]]) if heads else const(numbers(last))
+        case "column":
+            return weight(numbers(INPUT, 1)) @ tanh
+        case "scalar":
+            return const(numbers(1))
+        case "scores" | "level":
+            keys = constant if sort.name == "level" else value
+            return product(drawn(rng, value[last, n], "a"), turn(drawn(rng, keys[last, n], "b")))
+        case "matrix":
+            return weight(numbers(*sort.sizes))
+        case "operator":
+            return weight(numbers(*sort.sizes)) @ tanh
+        case "entrywise":
+            return [gelu, relu, square, tanh][rng.integers(4)]
+        case "count":
+            return SAMPLE[h]
+        case "over":
+            return [m for m in (monoids.sum, monoids.softmax, monoids.mean) if all(getattr(m, f) for f in sort.sizes)][-1]
+        case "where":
+            return [w for w in (patterns.sequence, patterns.everyone) if all(getattr(w, f) for f in sort.sizes)][0]
+    raise TypeError(f"{variable}: no way to draw a {sort.name}")
+
+
+@dataclass(frozen=True)
+class Law:
+    """One law. `both`: it holds as a rewrite in both directions. `canonical`: the left side is never needed again."""
+
+    body: Callable[..., tuple[Any, Any]]
+    kind: str = EXACT
+    phase: str = RESTRUCTURE
+    both: bool = False
+    canonical: bool = False
+    when: tuple[str, ...] = ()
+    source: str = ""
+    without: dict[str, Sort] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.body.__name__
+
+    @property
+    def doc(self) -> str:
+        return inspect.getdoc(self.body) or ""
+
+    @property
+    def variables(self) -> dict[str, Sort]:
+        return dict(self.body.__annotations__)
+
+    @property
+    def guards(self) -> tuple[str, ...]:
+        """Facts, as egglog text, that the matched classes and attributes must have."""
+        facts = [f"({fact} {name})" for name, sort in self.variables.items() for fact in sort.facts]
+        flags = [f"({flag} {name})" for name, sort in self.variables.items() if sort.name in ("over", "where")
+                 for flag in sort.sizes]
+        return (*facts, *flags, *self.when)
+
+    def sides(self) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+        """Left and right over symbols; a law may have several of each, equal in pairs."""
+        left, right = self.body(**{name: stand_in(name, sort) for name, sort in self.variables.items()})
+        return (left, right) if isinstance(left, tuple) else ((left,), (right,))
+
+    def instance(self, rng: np.random.Generator, **other: Sort) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+        """Left and right over drawn operators; `other` widens what a variable may be."""
+        left, right = self.body(**{name: drawn(rng, other.get(name, sort), name) for name, sort in self.variables.items()})
+        return (left, right) if isinstance(left, tuple) else ((left,), (right,))
+
+    def holds(self, rng: np.random.Generator, tolerance: float = 1e-9, **other: Sort) -> bool:
+        """Whether both sides agree in float64 on a random ragged batch."""
+        try:
+            left, right = self.instance(rng, **other)
+            x = rng.normal(size=(sum(ROWS), INPUT))
+            batch = Batch([np.zeros(length, int) for length in ROWS])
+            pairs = [(dense(a, x, batch), dense(b, x, batch)) for a, b in zip(left, right, strict=True)]
+        except TypeError:
+            return False                                    # a widened variable may not even fit
+        return all(np.allclose(*np.broadcast_arrays(a, b), rtol=tolerance, atol=tolerance) for a, b in pairs)
+
+    def check(self, rng: np.random.Generator) -> None:
+        """The law holds as declared, and fails where a guard that has a counterexample is dropped."""
+        assert self.holds(rng), f"{self.name}: the two sides differ"
+        for name, sort in self.without.items():
+            assert not all(self.holds(rng, **{name: sort}) for _ in range(3)), f"{self.name}: holds without the guard on {name}"
+
+    def statement(self, notation: Callable[[Operator], str] = str) -> str:
+        left, right = self.sides()
+        arrow = " ⇄ " if self.both else " → "
+        return ", ".join(map(notation, left)) + arrow + ", ".join(map(notation, right))
+
+    def row(self) -> tuple[str, ...]:
+        """Name, kind, statement, guard, source: the row of `opmatrix laws` and of the docs table."""
+        guard = ", ".join(g.strip("()").replace(" ", "(", 1) + ")" for g in self.guards)
+        return self.name, self.kind, self.statement(), guard, self.source
+
+
+def law(**declared: Any) -> Callable[[Callable[..., Any]], Law]:
+    """Declares a law by a function of its variables that returns both sides."""
+    return lambda body: Law(body, **declared)
+
+
+def collect(namespace: dict[str, Any]) -> tuple[Law, ...]:
+    """The laws of a module, in the order they stand."""
+    return tuple(found for found in namespace.values() if isinstance(found, Law))
+
+
+def find(laws: Sequence[Law], name: str) -> Law:
+    """The law of that name; an unknown one is an error that lists those there are."""
+    for found in laws:
+        if found.name == name:
+            return found
+    raise KeyError(f"no law {name!r}; there are {', '.join(sorted(each.name for each in laws))}")

@@ -1,0 +1,4 @@
+"""Every law, one file for each kind of algebra it belongs to. Rulesets are tuples that add."""
+from rewrites.laws import attention, joining, ring
+
+EXACT_LAWS = ring.LAWS + attention.LAWS + joining.LAWS

@@ -1,0 +1,84 @@
+"""Laws of generalised products; attention is one, over softmax. Nothing here knows a whole attention."""
+from opmatrix.operators import I, heads, product, total, turn
+from rewrites.kinds import adjoint, by_head
+from rewrites.law import (
+    SIMPLIFY,
+    collect,
+    constant,
+    count,
+    h,
+    law,
+    level,
+    matrix,
+    n,
+    operator,
+    over,
+    p,
+    q,
+    scalar,
+    scores,
+    value,
+    where,
+)
+
+@law(phase=SIMPLIFY, canonical=True, source="linearity of the dot product")
+def scale_scores(a: value[h, n], b: value[h, n], s: scalar):
+    """1/√d belongs to the queries: n numbers a row instead of one for each pair of tokens."""
+    return product(a, turn(b)) @ (I * s), product(a @ (I * s), turn(b))
+
+
+@law(phase=SIMPLIFY, canonical=True, source="linearity of the dot product")
+def split_keys(a: value[h, n], b: value[h, n], c: constant[h, n]):
+    """A bias of the keys adds one number to all scores of a row."""
+    return product(a, turn(b + c)), product(a, turn(b)) + product(a, turn(c))
+
+
+@law(phase=SIMPLIFY, canonical=True, source="Vaswani et al. 2017, eq. 1", without=dict(t=scores[h]))
+def shift_scores(s: scores[h], t: level[h], v: value[h, n], M: over["shift_invariant"], P: where):
+    """Softmax ignores what is added to a whole row, so a key bias drops."""
+    return product(s + t, v, M, P), product(s, v, M, P)
+
+
+@law(phase=SIMPLIFY, canonical=True, source="weights of a row sum to one", without=dict(M=over))
+def value_bias(s: scores[h], v: value[h, n], c: constant[h, n], M: over["normalised"], P: where["reflexive"]):
+    """A bias of the values comes out unchanged where every row's weights sum to one."""
+    return product(s, v + c, M, P), product(s, v, M, P) + c
+
+
+@law(source="associativity; Wv·Wo of a head", without=dict(A=operator[h, n, p]))
+def late_values(s: scores[h], v: value[n], A: matrix[h, n, p], M: over["right_linear"], P: where):
+    """A linear map leaves the product on the right, so Wv and Wo of a head can fold."""
+    return product(s, v @ A, M, P), product(s, v, M, P) @ A
+
+
+@law(source="associativity; Wq·Wkᵀ of a head (DeepSeek-V2, 2024, sec. 2.1)", without=dict(A=operator[h, n, p]))
+def absorb_keys(a: value[h, p], b: value[n], A: matrix[h, n, p]):
+    """(b A)ᵀ = Aᵀ bᵀ: the key's matrix can move to the query."""
+    return product(a, turn(b @ A)), product(a @ adjoint(A), turn(b))
+
+
+@law(phase=SIMPLIFY, canonical=True, source="block structure of the columns")
+def stack_columns(x: value[n], A: matrix[n, h * p], H: count):
+    """Splitting into heads after a product is one matrix for each head."""
+    return (x @ A) @ heads(H), x @ (A @ heads(H))
+
+
+@law(phase=SIMPLIFY, canonical=True, source="block structure of the rows")
+def stack_rows(x: value[h, q], A: matrix[h * q, p], H: count):
+    """Joining heads before a product is a sum over heads of one matrix each."""
+    return (x @ heads(H).T) @ A, (x @ by_head(A, H)) @ total
+
+
+@law(phase=SIMPLIFY, canonical=True, source="additivity of reshaping")
+def split_shift(x: value[h * p], c: constant[h * p], H: count):
+    """A bias is split into heads like what it is added to."""
+    return (x + c) @ heads(H), x @ heads(H) + c @ heads(H)
+
+
+@law(phase=SIMPLIFY, canonical=True, source="additivity of reshaping")
+def join_shift(x: value[h, q], c: constant[h, q], H: count):
+    """A bias of heads is joined like what it is added to."""
+    return (x + c) @ heads(H).T, x @ heads(H).T + c @ heads(H).T
+
+
+LAWS = collect(globals())

@@ -1,0 +1,49 @@
+"""What a composite is, from what its parts are: class facts as egglog rules. They describe the value a class denotes,
+so they pass through an approximation from its original, never from its replacement."""
+
+UNARY = ("linear", "additive", "constant", "entrywise", "column", "level", "act")
+
+
+def each(kind: str, *facts: str) -> list[str]:
+    """Binary kinds that have a fact where both parts have it."""
+    return [f"(rule ((= e (K_{kind} a b)) ({f} a) ({f} b)) (({f} e)) :ruleset facts)" for f in facts]
+
+
+def any_of(kind: str, arguments: str, *parts: str) -> list[str]:
+    """Kinds that depend on the input where one of the parts does."""
+    return [f"(rule ((= e (K_{kind} {arguments})) (act {p})) ((act e)) :ruleset facts)" for p in parts]
+
+
+FACTS = "\n".join([
+    *each("compose", "linear"),
+    *each("add", "linear", "constant", "column"),
+    *each("mul", "constant", "column"),
+    *each("row", "linear", "constant"),
+    *any_of("compose", "a b", "a"), *any_of("add", "a b", "a", "b"), *any_of("mul", "a b", "a", "b"),
+    *any_of("product", "a b m w", "a", "b"), *any_of("turn", "a", "a"), *any_of("left", "a b", "a"), *any_of("right", "a b", "a"),
+    """
+(rule ((linear e)) ((additive e)) :ruleset facts)
+(rule ((= e (K_mul a c)) (linear a) (constant c)) ((linear e)) :ruleset facts)
+(rule ((= e (K_compose a (K_heads n))) (linear a)) ((linear e)) :ruleset facts)
+(rule ((= e (K_adjoint a)) (linear a)) ((linear e)) :ruleset facts)
+(rule ((= e (K_by_head a n)) (linear a)) ((linear e)) :ruleset facts)
+(rule ((= e (K_blank a))) ((constant e)) :ruleset facts)
+(rule ((= e (K_compose c a)) (constant c) (additive a)) ((constant e)) :ruleset facts)
+(rule ((= e (K_compose c a)) (constant c) (entrywise a)) ((constant e)) :ruleset facts)
+(rule ((= e (K_compose a f)) (column a) (entrywise f)) ((column e)) :ruleset facts)
+(rule ((= e (K_compose a f)) (column f)) ((column e)) :ruleset facts)
+(rule ((= e (K_product a (K_turn c) "sum" w)) (act a) (constant c)) ((level e)) :ruleset facts)
+"""])
+
+# Who reads products together, stated on the consumers: queries and keys, then both and values.
+MARKERS = """
+(relation reads (Op Op Op))
+(relation affine (Op Op Op))
+(relation joinable (Op Op))
+(rule ((= o (K_product s v m w)) (= s (K_product a (K_turn b) "sum" u)) (act s)) ((reads a b v)) :ruleset mark)
+(rule ((= y (K_compose x A)) (act x) (linear A)) ((affine y x A)) :ruleset mark)
+(rule ((= y (K_add z c)) (= z (K_compose x A)) (act x) (linear A) (constant c)) ((affine y x A)) :ruleset mark)
+(rule ((reads a b v) (affine a x A) (affine b x B)) ((joinable A B)) :ruleset mark)
+(rule ((reads a b v) (affine a x A) (affine b x B) (affine v x C)) ((joinable (K_row A B) C)) :ruleset mark)
+"""
+FACTS += MARKERS

@@ -1,0 +1,110 @@
+"""A layer without its numbers: the text that enters the graph, and a table of the numbers by name. Layers of equal
+structure have equal text and share one graph."""
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from formats.shapes import Shape
+from opmatrix.data import Data
+from opmatrix.term import KINDS, Operator
+from rewrites.law import FLAGS
+
+
+class Entry(NamedTuple):
+    """One imported node: its name, kind, children by name and attributes by name."""
+
+    name: str
+    kind: str
+    children: tuple[str, ...]
+    attributes: tuple[str, ...]
+
+
+class Table:
+    """Attributes and their names in the graph. Arrays and sizes are named in order of appearance."""
+
+    def __init__(self) -> None:
+        self.names: dict[Any, str] = {}
+        self.values: dict[str, Any] = {}
+
+    def name(self, value: Any) -> str:
+        numeric = isinstance(value, (Data, Shape, int, float))
+        label = f"{type(value).__name__.lower()}{len(self.names)}" if numeric else getattr(value, "__name__", None) or str(value)
+        key = (type(value).__name__, value if numeric else label)
+        if key not in self.names:
+            self.names[key], self.values[label] = label, value
+        return self.names[key]
+
+
+@dataclass(frozen=True)
+class Template:
+    """`text` is the signature; `values` the numbers; `entries` the imported nodes, children first; `roots` by name."""
+
+    text: str
+    values: dict[str, Any]
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, roots: dict[str, Operator], leaves: Sequence[Operator] = ()) -> "Template":
+        """`leaves` are the borders: opaque values that depend on the input."""
+        table, entries, lines, names = Table(), [], [], dict[Operator, str]()
+        for root in roots.values():
+            for term in root.walk():
+                if term not in names:
+                    names[term] = f"$t{len(names)}"
+                    entries.append(Entry(names[term], term.kind.name, tuple(names[c] for c in term.children),
+                                         tuple(table.name(a) for a in term.attributes)))
+                    lines += [f"(let {names[term]} {made(entries[-1])})", *(f"({f} {names[term]})" for f in known(term, leaves))]
+        lines += [f"(let ${name} {names[term]})" for name, term in roots.items()]
+        lines += [f'({flag} "{name}")' for name, value in table.values.items() for flag in FLAGS if getattr(value, flag, False) is True]
+        return cls("\n".join(lines), table.values, tuple(entries))
+
+    def instance(self, values: dict[str, Any]) -> dict[str, Operator]:
+        """The imported operators, by name, with other numbers in them."""
+        built: dict[str, Operator] = {}
+        for entry in self.entries:
+            built[entry.name] = Operator(KINDS[entry.kind], *(built[c] for c in entry.children), *(values[a] for a in entry.attributes))
+        return built
+
+
+def made(entry: Entry) -> str:
+    return f"({' '.join([f'K_{entry.kind}', *entry.children, *(quoted(a) for a in entry.attributes)])})"
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def known(term: Operator, leaves: Sequence[Operator]) -> Iterator[str]:
+    """The facts that an imported term states of itself."""
+    if term in leaves or term.kind.name == "given":
+        yield "act"
+    yield from (fact for fact in ("linear", "additive", "entrywise") if getattr(term, fact))
+    if term.constant and term.uniform:
+        yield "constant"
+    if term.out.cols == 1:
+        yield "column"
+
+
+def shrink(values: dict[str, Any], draw: Callable[[tuple[int, ...]], Any], heads: int = 2) -> dict[str, Any]:
+    """The same table at sizes of at most 16 or so: equal sizes stay equal, distinct ones distinct, heads divide columns."""
+    counts = {v for v in values.values() if type(v) is int}
+    sizes = sorted({s for v in values.values() for s in sizes_of(v)} | counts)
+    divisors = {c for c in counts if 1 < c < max(sizes, default=0)}
+    small = {1: 1} | {size: heads for size in divisors if any(s % size == 0 for s in sizes if s != size)}
+    for size in sizes:
+        small.setdefault(size, heads * (len(small) + 1))
+    return {name: shrunken(value, small, draw) for name, value in values.items()}
+
+
+def sizes_of(value: Any) -> tuple[int, ...]:
+    if isinstance(value, Data):
+        return tuple(value.array.shape)
+    return tuple(int(s) for s in value if getattr(s, "is_Integer", isinstance(s, int))) if isinstance(value, Shape) else ()
+
+
+def shrunken(value: Any, small: dict[int, int], draw: Callable[[tuple[int, ...]], Any]) -> Any:
+    if isinstance(value, Data):
+        return value if value.array.size == 1 else Data(draw(tuple(small[s] for s in value.array.shape)))
+    if isinstance(value, Shape):
+        return Shape(*(small.get(s, s) if isinstance(s, int) else s for s in value))
+    return small[value] if type(value) is int else value
