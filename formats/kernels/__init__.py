@@ -1,0 +1,27 @@
+"""Kernels: arrays in, arrays out. Compiled (numba) when first used and kept in the user's cache; importing is free.
+
+>>> from formats import kernels
+>>> kernels.product_dense(x, w, out, epilogue)                                                     # doctest: +SKIP"""
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+WHERE = {name: module for module, names in {
+    "linear": ("product_dense", "product_half", "product_lowrank"),
+    "rows": ("pointwise", "scale", "gather", "embed"),
+    "by_head": ("headwise",),
+    "heads": ("attention", "scores", "softmax", "values"),
+}.items() for name in names}
+__all__ = [*WHERE, "warm"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in WHERE: raise AttributeError(f"formats.kernels has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f".{WHERE[name]}", __name__), name)
+
+
+def warm(names: list[str] | None = None, progress: Callable[[str, float], None] | None = None) -> float:
+    """Compile kernels, or read them from the cache, with progress(name, seconds) after each; seconds in all."""
+    for module in set(WHERE.values()): import_module(f".{module}", __name__)
+    from .launch import warm as compile_all
+    return compile_all(names, progress)

@@ -1,0 +1,177 @@
+"""Attention over the softmax carrier (m, l, o), and the same in three kernels: scores, softmax, values.
+
+An item is a tile of queries of one head of one sequence; keys pass by in tiles, so scratch stays small."""
+import numpy as np
+from numba import njit
+
+from .blas import sgemm, sgemm_address
+from .launch import FAST, LOCK, OPTIONS, ROOM, Kernel, address, launch, words
+from .maths import exp
+from .memory import floats, longs, record
+
+# q (T, h, d), k (T, h, d), v (T, h, e), out (T, h, e): address, step between rows, step between heads, in numbers
+PLACES = words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head")
+# first[s]: query tiles before sequence s; before[s]: scores (of one head) before it; p: flat scores
+ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e sgemm room apart p"), ("scale", "f8")])
+QUERIES, KEYS = 64, 256
+f4 = np.float32
+
+
+@njit(fastmath=FAST | {"nnan"}, **OPTIONS)
+def highest(s):
+    """The largest number of a row."""
+    top = s[0]
+    for j in range(s.size): top = max(top, s[j])
+    return top
+
+
+@njit(fastmath=FAST, **OPTIONS)
+def exponentials(s, top):
+    """s becomes e^(s - top); their sum."""
+    total = f4(0)
+    for j in range(s.size):
+        s[j] = exp(s[j] - top)
+        total += s[j]
+    return total
+
+
+@njit(**OPTIONS)
+def part(c, item):
+    """(sequence's start, its length, head, first query, end of queries, sequence) of an item."""
+    first, starts = longs(c.first, c.S + 1), longs(c.starts, c.S + 1)
+    block, head = item // c.h, item % c.h
+    low, high = 0, c.S
+    while high - low > 1:
+        middle = (low + high) // 2
+        if first[middle] <= block: low = middle
+        else: high = middle
+    query = (block - first[low]) * QUERIES
+    length = starts[low + 1] - starts[low]
+    return starts[low], length, head, query, min(query + QUERIES, length), low
+
+
+@Kernel
+def attend(item, worker, arguments):
+    """softmax(scale q kᵀ) v, the carrier kept per query: maximum, mass under it, weighted values."""
+    c = record(arguments, ATTENTION)
+    start, length, head, low, high, _ = part(c, item)
+    room = c.room + worker * c.apart
+    tops, masses, scores = floats(room, QUERIES), floats(room + 4 * QUERIES, QUERIES), room + 8 * QUERIES
+    q = c.q + 4 * ((start + low) * c.q_row + head * c.q_head)
+    o = c.o + 4 * ((start + low) * c.o_row + head * c.o_head)
+    for key in range(0, length, KEYS):
+        keys = min(KEYS, length - key)
+        k = c.k + 4 * ((start + key) * c.k_row + head * c.k_head)
+        v = c.v + 4 * ((start + key) * c.v_row + head * c.v_head)
+        sgemm(c.sgemm, 1, high - low, keys, c.d, f4(c.scale), q, c.q_row, k, c.k_row, f4(0), scores, KEYS)
+        for i in range(high - low):
+            s = floats(scores + 4 * i * KEYS, keys)
+            top = highest(s)
+            if key == 0:
+                tops[i], masses[i] = top, exponentials(s, top)
+                continue
+            top = max(top, tops[i])
+            fade = exp(tops[i] - top)
+            tops[i], masses[i] = top, masses[i] * fade + exponentials(s, top)
+            if fade != f4(1):
+                y = floats(o + 4 * i * c.o_row, c.e)
+                for j in range(c.e): y[j] *= fade
+        sgemm(c.sgemm, 0, high - low, c.e, keys, f4(1), scores, KEYS, v, c.v_row, f4(key > 0), o, c.o_row)
+    for i in range(high - low):
+        y, share = floats(o + 4 * i * c.o_row, c.e), f4(1) / masses[i]
+        for j in range(c.e): y[j] *= share
+
+
+@Kernel
+def score(item, worker, arguments):
+    """q kᵀ of a tile of queries, stored at p: for each sequence (heads, length, length)."""
+    c = record(arguments, ATTENTION)
+    start, length, head, low, high, sequence = part(c, item)
+    p = c.p + 4 * (c.h * longs(c.before, c.S + 1)[sequence] + (head * length + low) * length)
+    sgemm(c.sgemm, 1, high - low, length, c.d, f4(c.scale), c.q + 4 * ((start + low) * c.q_row + head * c.q_head),
+          c.q_row, c.k + 4 * (start * c.k_row + head * c.k_head), c.k_row, f4(0), p, length)
+
+
+@Kernel
+def share(item, worker, arguments):
+    """Softmax of a tile of rows of scores, from q to p (flat; the same layout)."""
+    c = record(arguments, ATTENTION)
+    _, length, head, low, high, sequence = part(c, item)
+    offset = 4 * (c.h * longs(c.before, c.S + 1)[sequence] + (head * length + low) * length)
+    for i in range(high - low):
+        x, y = floats(c.q + offset + 4 * i * length, length), floats(c.p + offset + 4 * i * length, length)
+        top = highest(x)
+        for j in range(length): y[j] = x[j]
+        mass = f4(1) / exponentials(y, top)
+        for j in range(length): y[j] *= mass
+
+
+@Kernel
+def weigh(item, worker, arguments):
+    """p v of a tile of rows of p."""
+    c = record(arguments, ATTENTION)
+    start, length, head, low, high, sequence = part(c, item)
+    p = c.p + 4 * (c.h * longs(c.before, c.S + 1)[sequence] + (head * length + low) * length)
+    sgemm(c.sgemm, 0, high - low, c.e, length, f4(1), p, length, c.v + 4 * (start * c.v_row + head * c.v_head), c.v_row,
+          f4(0), c.o + 4 * ((start + low) * c.o_row + head * c.o_head), c.o_row)
+
+
+def heads_of(name: str, array: np.ndarray | None, rows: int, heads: int) -> tuple[int, int, int]:
+    """(address, step between rows, step between heads) of a (rows, heads, width) view, contiguous within a head."""
+    if array is None: return 0, 0, 0
+    if array.dtype != f4 or array.ndim != 3 or array.shape[:2] != (rows, heads):
+        wanted = f"float32 of shape ({rows}, {heads}, width)"
+        raise ValueError(f"{name}: expected {wanted}, got {array.dtype} of {array.shape}")
+    if array.size > 1 and array.shape[2] > 1 and array.strides[2] != 4:
+        raise ValueError(f"{name}: a head's numbers must be contiguous, got steps of {array.strides} bytes")
+    return address(array), array.strides[0] // 4, array.strides[1] // 4
+
+
+def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, np.ndarray | None], scale: float = 1.0,
+              flat: np.ndarray | None = None, source: np.ndarray | None = None, room: int = 0) -> None:
+    """Launch a kernel over all tiles of queries of all heads of all sequences."""
+    starts = np.ascontiguousarray(starts, np.int64)
+    T, S, lengths = int(starts[-1]), len(starts) - 1, np.diff(starts)
+    if starts[0] != 0 or (lengths < 0).any(): raise ValueError(f"starts: must rise from 0, got {starts}")
+    first, before = (np.concatenate(([0], np.cumsum(part))) for part in (-(-lengths // QUERIES), lengths * lengths))
+    count = heads * int(before[-1])
+    for array in (flat, source):
+        if array is not None and (array.dtype != f4 or not array.flags.c_contiguous or array.size != count):
+            raise ValueError(f"scores: expected {count} contiguous float32, got {array.dtype} of {array.shape}")
+    places = [number for name in "qkvo" for number in heads_of(name, views.get(name), T, heads)]
+    if source is not None: places[0] = address(source)
+    q, k, v, o = (0 if (view := views.get(name)) is None else view.shape[2] for name in "qkvo")
+    if q != k: raise ValueError(f"q and k: widths {q} and {k} differ")
+    if v != o: raise ValueError(f"v and out: widths {v} and {o} differ")
+    with LOCK:
+        values = (*places, address(starts), address(first), address(before), S, heads, q, v,
+                  sgemm_address(), *(ROOM.reserve(room) if room else (0, 0)), address(flat), scale)
+        launch((kernel, np.array([values], ATTENTION), int(first[-1]) * heads))
+
+
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, out: np.ndarray,
+              scale: float = 1.0) -> np.ndarray:
+    """out (T, h, e) = softmax(scale q kᵀ) v within each sequence and head (Dao et al. 2022, algorithm 1).
+
+    q, k (T, h, d) and v (T, h, e) are views with any steps between rows and heads; starts (S + 1) are the rows at which
+    sequences begin, and T."""
+    run_heads(attend, starts, q.shape[1], dict(q=q, k=k, v=v, o=out), scale, room=4 * QUERIES * (KEYS + 2))
+    return out
+
+
+def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, scale: float = 1.0) -> np.ndarray:
+    """out: flat, for each sequence (h, length, length): scale q kᵀ."""
+    run_heads(score, starts, q.shape[1], dict(q=q, k=k), scale, out)
+    return out
+
+
+def softmax(x: np.ndarray, starts: np.ndarray, heads: int, out: np.ndarray) -> np.ndarray:
+    """Softmax along the keys of flat scores; out may be x."""
+    run_heads(share, starts, heads, {}, 1.0, out, x)
+    return out
+
+
+def values(p: np.ndarray, v: np.ndarray, starts: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """out (T, h, e) = p v, p flat as softmax leaves it."""
+    run_heads(weigh, starts, v.shape[1], dict(v=v, o=out), 1.0, p)
+    return out

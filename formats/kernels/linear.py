@@ -1,0 +1,127 @@
+"""x @ W with a fused epilogue, for weights stored densely: float32, float16 widened panel by panel, and low rank.
+
+Many rows: an item is a chunk of rows with all columns, so the epilogue finds its rows in cache. Few rows: an item is a
+range of columns, so that every thread reads its own part of the weight; a normalisation then follows as a stage."""
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from ..threads import threads
+from .blas import sgemm, sgemm_address
+from .epilogue import EPILOGUE, affine_part, check_rows, epilogue_fields, finish, normalise
+from .launch import LOCK, OPTIONS, ROOM, Kernel, Stage, address, launch, step, words
+from .memory import floats, record, shorts, widen
+
+# x (T, n) and out (T, p) with their steps between rows; an item has so many rows and columns; w is the format's own
+LINEAR = np.dtype([*words("x along out step T n p rows cols sgemm room apart w"), *EPILOGUE])
+NOTHING = epilogue_fields(None, (0, 0))
+f4 = np.float32
+DEEP, WIDE = 512, 128                                        # a widened panel: 256 KiB, a part of any L2
+ENOUGH = 64                                                  # rows for each thread from which rows are split
+CHUNK = 256                                                  # rows of an item, at most
+
+
+@njit(**OPTIONS)
+def tile(c, item):
+    """(low, high, left, right): the rows and columns of an item."""
+    across = (c.p + c.cols - 1) // c.cols
+    low, left = item // across * c.rows, item % across * c.cols
+    return low, min(low + c.rows, c.T), left, min(left + c.cols, c.p)
+
+
+@Kernel
+def dense(item, worker, arguments):
+    """w: float32 (n, p)."""
+    c = record(arguments, LINEAR)
+    low, high, left, right = tile(c, item)
+    sgemm(c.sgemm, 0, high - low, right - left, c.n, f4(1), c.x + 4 * low * c.along, c.along, c.w + 4 * left, c.p,
+          f4(0), c.out + 4 * (low * c.step + left), c.step)
+    finish(c, low, high, left, right)
+
+
+@Kernel
+def half(item, worker, arguments):
+    """w: float16 (n, p); a panel that fits the cache is widened, used and forgotten."""
+    c = record(arguments, LINEAR)
+    low, high, left, right = tile(c, item)
+    panel = c.room + worker * c.apart
+    for start in range(left, right, WIDE):
+        width = min(WIDE, right - start)
+        for top in range(0, c.n, DEEP):
+            depth = min(DEEP, c.n - top)
+            for i in range(depth):
+                stored, wide = shorts(c.w + 2 * ((top + i) * c.p + start), width), floats(panel + 4 * i * WIDE, width)
+                for j in range(width): wide[j] = widen(stored[j])
+            sgemm(c.sgemm, 0, high - low, width, depth, f4(1), c.x + 4 * (low * c.along + top), c.along, panel, WIDE,
+                  f4(top > 0), c.out + 4 * (low * c.step + start), c.step)
+    finish(c, low, high, left, right)
+
+
+@Kernel
+def settle(item, worker, arguments):
+    """Normalisation, gain and shift of rows whose columns were computed apart."""
+    c = record(arguments, LINEAR)
+    for row in range(item * c.rows, min(item * c.rows + c.rows, c.T)):
+        y = floats(c.out + 4 * row * c.step, c.p)
+        normalise(y, f4(c.eps))
+        affine_part(c, y, 0)
+
+
+def split(rows: int, columns: int, workers: int) -> tuple[int, int]:
+    """(rows, columns) of an item: all columns where there are rows enough for every worker, otherwise all rows."""
+    if workers == 1 or rows >= ENOUGH * workers:
+        return -(-rows // (workers * -(-rows // (workers * CHUNK)))), columns
+    return rows, min(columns, -(-columns // workers // 16) * 16)
+
+
+def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, epilogue: tuple[Any, ...],
+                  room: tuple[int, int] = (0, 0), kind: np.dtype = LINEAR, more: tuple[Any, ...] = ()) -> list[Stage]:
+    """The launches of one product; more: the values of the fields that a kernel's own record adds to LINEAR."""
+    (T, n), p = x.shape, out.shape[1]
+    rows, cols = split(T, p, threads())
+    fields = (address(x), step(x), address(out), step(out), T, n, p, rows, cols, sgemm_address(), *room, weight,
+              *epilogue)
+    stages: list[Stage] = [(kernel, np.array([fields + more], kind), -(-T // rows) * -(-p // cols))]
+    if epilogue[4] and cols < p:
+        few = -(-T // threads())
+        settled = (*fields[:7], few, p, *fields[9:])
+        stages.append((settle, np.array([settled], LINEAR), -(-T // few)))
+    return stages
+
+
+def check_product(x: np.ndarray, shape: tuple[int, int], out: np.ndarray) -> None:
+    """x (T, n), W (n, p) of this shape and out (T, p) fit together."""
+    if x.ndim != 2: raise ValueError(f"x: expected (T, {shape[0]}), got shape {x.shape}")
+    check_rows("x", x, (x.shape[0], shape[0]))
+    check_rows("out", out, (x.shape[0], shape[1]))
+
+
+def product_dense(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = x (T, n) @ w (n, p) in float32, then the epilogue."""
+    check_product(x, w.shape, out)
+    weight = np.ascontiguousarray(w, f4)
+    launch(*linear_stages(dense, x, address(weight), out, epilogue_fields(epilogue, out.shape)))
+    return out
+
+
+def product_half(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = x (T, n) @ w (n, p), w stored as float16, then the epilogue; sums are in float32."""
+    check_product(x, w.shape, out)
+    if w.dtype != np.float16: raise ValueError(f"w: expected float16, got {w.dtype}")
+    weight = np.ascontiguousarray(w)
+    with LOCK:
+        room = ROOM.reserve(4 * DEEP * WIDE)
+        launch(*linear_stages(half, x, address(weight), out, epilogue_fields(epilogue, out.shape), room))
+    return out
+
+
+def product_lowrank(x: np.ndarray, u: np.ndarray, v: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = (x (T, n) @ u (n, r)) @ v (r, p), then the epilogue."""
+    if u.shape[1:] != v.shape[:1]: raise ValueError(f"u and v: expected (n, r) and (r, p), got {u.shape} and {v.shape}")
+    check_product(x, (u.shape[0], v.shape[1]), out)
+    first, second = np.ascontiguousarray(u, f4), np.ascontiguousarray(v, f4)
+    between = np.empty((x.shape[0], u.shape[1]), f4)
+    launch(*linear_stages(dense, x, address(first), between, NOTHING),
+           *linear_stages(dense, between, address(second), out, epilogue_fields(epilogue, out.shape)))
+    return out

@@ -1,0 +1,84 @@
+"""Addresses, records and the few machine instructions that numba has no name for."""
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+WORD, VOID = ir.IntType(64), ir.VoidType()
+
+
+@intrinsic
+def pointer(typing, address, kind):
+    """The address (int64) as a pointer to numbers or records of this kind."""
+    pointed = kind.dtype if isinstance(kind, types.DType) else kind.instance_type
+    def code(context, builder, signature, values):
+        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
+    return types.CPointer(pointed)(address, kind), code
+
+
+@njit
+def floats(address, count):
+    """count float32 numbers at an address, as an array."""
+    return carray(pointer(address, np.float32), count)
+
+
+@njit
+def shorts(address, count):
+    """count uint16 numbers at an address."""
+    return carray(pointer(address, np.uint16), count)
+
+
+@njit
+def longs(address, count):
+    """count int64 numbers at an address."""
+    return carray(pointer(address, np.int64), count)
+
+
+@njit
+def record(address, kind):
+    """The record of this kind at an address: a kernel's arguments."""
+    return carray(pointer(address, kind), 1)[0]
+
+
+@intrinsic
+def call(typing, function, item, worker, arguments):
+    """Call the C function at an address: work on one item, as one worker."""
+    def code(context, builder, signature, values):
+        kind = ir.FunctionType(VOID, [WORD] * 3)
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return context.get_dummy_value()
+    return types.void(*[types.int64] * 4), code
+
+
+@intrinsic
+def take(typing, address):
+    """The next number of the shared counter at an address: every number is given out once."""
+    def code(context, builder, signature, values):
+        return builder.atomic_rmw("add", builder.inttoptr(values[0], WORD.as_pointer()), WORD(1), "monotonic")
+    return types.int64(types.int64), code
+
+
+@intrinsic
+def nearest(typing, x):
+    """The nearest whole number, ties to even, as float32."""
+    def code(context, builder, signature, values):
+        return builder.call(builder.module.declare_intrinsic("llvm.rint", [ir.FloatType()]), values)
+    return types.float32(types.float32), code
+
+
+@intrinsic
+def power_of_two(typing, n):
+    """2 to the n for a whole float32 n from -126 to 127: n is put into the exponent's bits."""
+    def code(context, builder, signature, values):
+        small = ir.IntType(32)
+        biased = builder.add(builder.fptosi(values[0], small), small(127))
+        return builder.bitcast(builder.shl(biased, small(23)), ir.FloatType())
+    return types.float32(types.float32), code
+
+
+@intrinsic
+def widen(typing, bits):
+    """The float16 with these 16 bits, as float32."""
+    def code(context, builder, signature, values):
+        return builder.fpext(builder.bitcast(values[0], ir.HalfType()), ir.FloatType())
+    return types.float32(types.uint16), code

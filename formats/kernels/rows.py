@@ -1,0 +1,113 @@
+"""One pass over rows: the epilogue alone, a factor, gathered rows and their sum."""
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from ..threads import threads
+from .epilogue import EPILOGUE, check_rows, epilogue_fields, finish
+from .launch import OPTIONS, Kernel, address, launch, step, words
+from .linear import NOTHING
+from .memory import floats, longs, record, shorts, widen
+
+# out (T, p) from rows of x, or from rows of tables that ids name; fields: rows of 4 numbers, see FIELD
+PASS = np.dtype([*words("x along out step T p rows fields count"), ("factor", "f8"), *EPILOGUE])
+FIELD = 4                                                    # ids (int64), bytes between ids, table, half
+f4 = np.float32
+
+
+@Kernel
+def rowwise(item, worker, arguments):
+    """factor x, then the epilogue."""
+    c = record(arguments, PASS)
+    low, high = item * c.rows, min((item + 1) * c.rows, c.T)
+    factor = f4(c.factor)
+    for row in range(low, high):
+        x, y = floats(c.x + 4 * row * c.along, c.p), floats(c.out + 4 * row * c.step, c.p)
+        for j in range(c.p): y[j] = factor * x[j]
+        finish(c, row, row + 1, 0, c.p)
+
+
+@njit(**OPTIONS)
+def add_row(y, table, half, index, fresh):
+    """Set y to, or add to it, a row of a table of float32 or float16."""
+    if half:
+        stored = shorts(table + 2 * index * y.size, y.size)
+        for j in range(y.size): y[j] = widen(stored[j]) + (f4(0) if fresh else y[j])
+    else:
+        plain = floats(table + 4 * index * y.size, y.size)
+        for j in range(y.size): y[j] = plain[j] + (f4(0) if fresh else y[j])
+
+
+@Kernel
+def gathered(item, worker, arguments):
+    """The sum over fields of table[ids], then the epilogue."""
+    c = record(arguments, PASS)
+    for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):
+        y = floats(c.out + 4 * row * c.step, c.p)
+        for k in range(c.count):
+            field = longs(c.fields + 8 * FIELD * k, FIELD)
+            index = longs(field[0] + row * field[1], 1)[0]
+            add_row(y, field[2], field[3], index, k == 0)
+        finish(c, row, row + 1, 0, c.p)
+
+
+def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: tuple[Any, ...], factor: float = 1.0,
+             fields: np.ndarray | None = None) -> np.ndarray:
+    """Launch a pass over chunks of rows."""
+    T, p = out.shape
+    if not T: return out
+    rows = max(1, -(-T // (4 * threads())))
+    source = (0, 0) if x is None else (address(x), step(x))
+    count = 0 if fields is None else len(fields)
+    values = (*source, address(out), step(out), T, p, rows, address(fields), count, factor, *epilogue)
+    launch((kernel, np.array([values], PASS), -(-T // rows)))
+    return out
+
+
+def pointwise(x: np.ndarray, out: np.ndarray, epilogue: Any) -> np.ndarray:
+    """The epilogue applied to x (T, p) in one pass; out may be x."""
+    check_rows("x", x, out.shape)
+    check_rows("out", out, out.shape)
+    return run_pass(rowwise, x, out, epilogue_fields(epilogue, out.shape))
+
+
+def scale(x: np.ndarray, factor: float, out: np.ndarray) -> np.ndarray:
+    """out = factor x, for arrays of any number of axes whose last is contiguous; flat ones are cut into rows."""
+    flat = x.ndim != 2
+    source, target = (flat_rows(x), flat_rows(out)) if flat else (x, out)
+    check_rows("x", source, target.shape)
+    check_rows("out", target, target.shape)
+    run_pass(rowwise, source, target, NOTHING, factor)
+    return out
+
+
+def flat_rows(array: np.ndarray) -> np.ndarray:
+    """A view as rows: the widest rows, at most 4096 numbers, that divide a contiguous array."""
+    if array.ndim > 2 and not array.flags.c_contiguous: raise ValueError(f"strides {array.strides} are not contiguous")
+    width = next(w for w in (4096, 1024, 256, 64, 16, 4, 1) if array.size % w == 0)
+    return array.reshape(-1, width)
+
+
+def gather(ids: np.ndarray, table: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """out (T, p) = table[ids]; the table (N, p) is float32 or float16, ids are whole numbers below N."""
+    return embed([(ids, table)], out)
+
+
+def embed(fields: Sequence[tuple[np.ndarray, np.ndarray]], out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = the sum over (ids, table) of table[ids], then the epilogue. IndexError where an id is outside."""
+    T, p = out.shape
+    check_rows("out", out, (T, p))
+    held, rows = [], []
+    for ids, table in fields:
+        if ids.shape != (T,): raise ValueError(f"ids: expected {T} whole numbers, got shape {ids.shape}")
+        if table.ndim != 2 or table.shape[1] != p or table.dtype not in (np.float32, np.float16):
+            wanted = f"float32 or float16 of shape (N, {p})"
+            raise ValueError(f"table: expected {wanted}, got {table.dtype} of {table.shape}")
+        if T and not 0 <= (low := ids.min()) <= (high := ids.max()) < len(table):
+            raise IndexError(f"ids: {low if low < 0 else high} is outside 0 to {len(table) - 1}, the rows of the table")
+        ids, table = np.asarray(ids, np.int64), np.ascontiguousarray(table)
+        held.append((ids, table))
+        rows.append((address(ids), ids.strides[0], address(table), table.dtype == np.float16))
+    return run_pass(gathered, None, out, epilogue_fields(epilogue, out.shape), fields=np.array(rows, np.int64))

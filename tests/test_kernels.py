@@ -1,0 +1,207 @@
+"""Every kernel against float64, within the bound of its roundings: gamma(k) |A| |B| (Higham 2002, section 3.5)."""
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formats import kernels
+from formats.epilogue import NOTHING, Epilogue, gamma
+
+FORMS = ["plain", "bias", "gelu", "residual", "norm", "all"]
+
+
+@pytest.fixture
+def rng(): return np.random.default_rng(20240517)
+
+
+def numbers(rng, *shape): return rng.standard_normal(shape, np.float32)
+
+
+def room(*shape): return np.full(shape, np.nan, np.float32)
+
+
+def epilogue(rng, form, T, p):
+    bias, residual, gain, shift = numbers(rng, p), numbers(rng, T, p), numbers(rng, p), numbers(rng, p)
+    return {"plain": NOTHING, "bias": Epilogue(bias=bias), "gelu": Epilogue(activation="gelu"),
+            "residual": Epilogue(bias=bias, residual=residual), "norm": Epilogue(eps=1e-5, gain=gain, shift=shift),
+            "all": Epilogue(bias, "gelu", residual, 1e-12, gain, shift)}[form]
+
+
+def within(got, want, bound):
+    """Entrywise, and nothing is left unwritten."""
+    assert got.shape == want.shape and not np.isnan(got).any()
+    worst = (abs(got - want) - bound).max(initial=-1)
+    assert worst <= 0, f"error exceeds its bound by {worst}"
+
+
+def product_within(got, x, w, after):
+    x, w = np.asarray(x, np.float64), np.asarray(w, np.float64)
+    y, error = x @ w, gamma(len(w) + 2) * (abs(x) @ abs(w))
+    within(got, after.reference(y), after.bound(y, error))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("T, n, p", [(1, 384, 1152), (3, 5, 7), (17, 384, 333), (129, 100, 384), (300, 33, 1),
+                                     (1000, 7, 65)])
+def test_product_dense(rng, T, n, p, form):
+    x, w, after = numbers(rng, T, n), numbers(rng, n, p), epilogue(rng, form, T, p)
+    product_within(kernels.product_dense(x, w, room(T, p), after), x, w, after)
+
+
+@pytest.mark.parametrize("T, n, p", [(1, 384, 1152), (17, 1300, 333), (300, 520, 130)])
+@pytest.mark.parametrize("form", ["plain", "all"])
+def test_product_half(rng, T, n, p, form):
+    x, w, after = numbers(rng, T, n), numbers(rng, n, p).astype(np.float16), epilogue(rng, form, T, p)
+    product_within(kernels.product_half(x, w, room(T, p), after), x, w, after)
+
+
+def test_half_widens_every_number(rng):
+    """All 63488 finite float16, the subnormal ones too, pass through exactly."""
+    w = np.arange(65536, dtype=np.uint16).view(np.float16)
+    w = w[np.isfinite(w)].reshape(1, -1)
+    assert (kernels.product_half(np.ones((1, 1), np.float32), w, room(1, w.size)) == w).all()
+
+
+@pytest.mark.parametrize("T", [1, 40, 300])
+@pytest.mark.parametrize("form", ["plain", "all"])
+def test_product_lowrank(rng, T, form):
+    x, u, v, after = numbers(rng, T, 200), numbers(rng, 200, 9), numbers(rng, 9, 310), epilogue(rng, form, T, 310)
+    a, b, c = (abs(part).astype(np.float64) for part in (x, u, v))
+    y = x.astype(np.float64) @ u @ v
+    within(kernels.product_lowrank(x, u, v, room(T, 310), after), after.reference(y),
+           after.bound(y, gamma(200 + 9 + 4) * (a @ b @ c)))
+
+
+def test_views_with_steps(rng):
+    """Columns of a wider buffer are read and written in place."""
+    wide, w, out = numbers(rng, 50, 100), numbers(rng, 30, 40), room(50, 64)
+    kernels.product_dense(wide[:, 60:90], w, out[:, 7:47])
+    product_within(out[:, 7:47], wide[:, 60:90], w, NOTHING)
+    assert np.isnan(out[:, :7]).all() and np.isnan(out[:, 47:]).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 80), st.sampled_from(FORMS), st.integers(0, 2**32 - 1))
+def test_pointwise(T, p, form, seed):
+    rng = np.random.default_rng(seed)
+    x, after = numbers(rng, T, p), epilogue(rng, form, T, p)
+    within(kernels.pointwise(x, room(T, p), after), after.reference(x), after.bound(x, np.zeros(x.shape)))
+
+
+def test_pointwise_in_place(rng):
+    x, after = numbers(rng, 70, 90), epilogue(rng, "all", 70, 90)
+    assert (kernels.pointwise(x.copy(), room(70, 90), after) == kernels.pointwise(y := x.copy(), y, after)).all()
+
+
+def test_gelu_over_its_whole_range():
+    x = np.concatenate([np.linspace(-12, 12, 200001), [-1e30, -1e4, 1e4, 1e30, 0.0]]).astype(np.float32)[None]
+    alone = Epilogue(activation="gelu")
+    got, want = kernels.pointwise(x, room(*x.shape), alone), alone.reference(x)
+    assert (abs(got - want) <= 2e-7 * np.maximum(1, abs(x))).all()
+    few = (x < 0) & (x > -9)
+    assert (abs(got - want)[few] <= 1e-4 * abs(want[few])).all()
+    assert np.isnan(kernels.pointwise(np.full((1, 20), np.nan, np.float32), room(1, 20), alone)).all()
+
+
+def test_scale(rng):
+    x = numbers(rng, 37, 3, 5)
+    assert (kernels.scale(x, 0.3, room(37, 3, 5)) == x * np.float32(0.3)).all()
+    assert (kernels.scale(x.ravel(), -2.0, room(x.size)) == -2 * x.ravel()).all()
+
+
+def test_gather_and_embed(rng):
+    tokens, kinds = rng.integers(0, 50, 130), rng.integers(0, 2, 130)
+    table, two = numbers(rng, 50, 48), numbers(rng, 2, 48).astype(np.float16)
+    assert (kernels.gather(tokens, table, room(130, 48)) == table[tokens]).all()
+    assert (kernels.gather(kinds[::2], two, room(65, 48)) == two[kinds[::2]]).all()
+    after, y = Epilogue(eps=1e-12, gain=numbers(rng, 48)), table[tokens].astype(np.float64) + two[kinds]
+    error = gamma(2) * (abs(table[tokens]) + abs(two[kinds]).astype(np.float64))
+    got = kernels.embed([(tokens, table), (kinds, two)], room(130, 48), after)
+    within(got, after.reference(y), after.bound(y, error))
+
+
+def test_ids_outside_the_table_are_named(rng):
+    table = numbers(rng, 5, 3)
+    with pytest.raises(IndexError, match="7 is outside 0 to 4"): kernels.gather(np.array([1, 7]), table, room(2, 3))
+    with pytest.raises(IndexError, match="-1 is outside"): kernels.gather(np.array([-1, 0]), table, room(2, 3))
+
+
+def oracle(q, k, v, starts, scale):
+    """(attention, its bound) in float64, head by head and sequence by sequence."""
+    want, bound = np.zeros((len(q), q.shape[1], v.shape[2])), np.zeros((len(q), q.shape[1], v.shape[2]))
+    for a, b in pairwise(starts):
+        if a == b: continue
+        Q, K, V = (part[a:b].astype(np.float64).swapaxes(0, 1) for part in (q, k, v))
+        s = scale * Q @ K.swapaxes(1, 2)
+        doubt = gamma(q.shape[2] + 2) * abs(scale) * (abs(Q) @ abs(K).swapaxes(1, 2))
+        p = np.exp(s - s.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        # e^s is off by a factor e^(2 doubt) at most, exp by 2 units, s - top by a rounding of |s - top| <= 2 max|s|
+        wrong = 2 * doubt.max(-1, keepdims=True) + gamma(4) * (1 + abs(s).max(-1, keepdims=True)) + gamma(b - a + 4)
+        want[a:b] = (p @ V).swapaxes(0, 1)
+        bound[a:b] = (2 * np.expm1(2 * wrong) * (p @ abs(V)) + gamma(b - a + 4) * (p @ abs(V))).swapaxes(0, 1)
+    return want, bound
+
+
+def in_parts(q, k, v, starts, scale, out):
+    h, lengths = q.shape[1], np.diff(starts)
+    flat = room(h * int((lengths ** 2).sum()))
+    kernels.scores(kernels.scale(np.ascontiguousarray(q), scale, room(*q.shape)), k, starts, flat)
+    kernels.softmax(flat, starts, h, flat)
+    return kernels.values(flat, v, starts, out)
+
+
+@pytest.mark.parametrize("lengths", [[1], [5, 0, 17], [300, 1, 64, 257], [256], [0], [700]])
+@pytest.mark.parametrize("h, d, e", [(1, 1, 1), (3, 32, 32), (2, 20, 7)])
+def test_attention(rng, lengths, h, d, e):
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    T = int(starts[-1])
+    wide = numbers(rng, T, h * (2 * d + e) + 3)
+    q, k, v = (np.lib.stride_tricks.as_strided(wide[:, at:], (T, h, w), (wide.strides[0], 4 * w, 4))
+               for at, w in ((0, d), (h * d, d), (2 * h * d, e)))
+    want, bound = oracle(q, k, v, starts, d ** -0.5)
+    within(kernels.attention(q, k, v, starts, room(T, h, e), d ** -0.5), want, bound)
+    within(in_parts(q, k, v, starts, d ** -0.5, room(T, h, e)), want, bound)
+
+
+def test_attention_over_large_scores_and_long_rows(rng):
+    """Maxima that rise from tile to tile: the carrier is rescaled, nothing overflows."""
+    T, starts = 1500, np.array([0, 1500])
+    q, k, v = numbers(rng, T, 2, 16), numbers(rng, T, 2, 16), numbers(rng, T, 2, 16)
+    k *= np.linspace(0, 20, T, dtype=np.float32)[:, None, None]
+    want, bound = oracle(q, k, v, starts, 1.0)
+    within(kernels.attention(q, k, v, starts, room(T, 2, 16)), want, bound)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 90), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 40),
+       st.integers(0, 2**32 - 1))
+def test_attention_of_any_batch(lengths, h, d, seed):
+    rng, starts = np.random.default_rng(seed), np.concatenate([[0], np.cumsum(lengths)])
+    q, k, v = (numbers(rng, int(starts[-1]), h, d) for _ in range(3))
+    want, bound = oracle(q, k, v, starts, 0.3)
+    within(kernels.attention(q, k, v, starts, room(*q.shape), 0.3), want, bound)
+
+
+@pytest.mark.parametrize("T, alike", [(1, False), (45, False), (200, True)])
+def test_headwise(rng, T, alike):
+    x, w = numbers(rng, T, 1 if alike else 4, 12), numbers(rng, 4, 12, 9)
+    want = np.einsum("thd,hdn->thn", np.broadcast_to(x, (T, 4, 12)).astype(np.float64), w)
+    bound = gamma(14) * np.einsum("thd,hdn->thn", np.broadcast_to(abs(x), (T, 4, 12)).astype(np.float64), abs(w))
+    within(kernels.headwise(x, w, room(T, 4, 9)), want, bound)
+
+
+def test_wrong_shapes_are_named(rng):
+    with pytest.raises(ValueError, match=r"x: expected float32 of shape \(3, 4\)"):
+        kernels.product_dense(numbers(rng, 3, 5), numbers(rng, 4, 2), room(3, 2))
+    with pytest.raises(ValueError, match="out: expected float32"):
+        kernels.product_dense(numbers(rng, 3, 4), numbers(rng, 4, 2), np.zeros((3, 2)))
+
+
+def test_importing_formats_leaves_numba_alone():
+    code = "import formats, sys; from formats import kernels; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
