@@ -5,6 +5,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrays import by_rows
+
 UNIT = 2.0 ** -24                                            # unit roundoff of float32 (Higham 2002, section 2.1)
 GELU_ERROR = 1e-6                                            # what a kernel's gelu may add, per max(1, |x|)
 VECTORS = ("bias", "gain", "shift")
@@ -18,7 +20,7 @@ def gamma(k: int) -> float:
 def gelu(x: NDArray[Any]) -> NDArray[Any]:
     """x Φ(x) with the exact normal distribution (Hendrycks and Gimpel 2016, arXiv:1606.08415), in float64."""
     from scipy.special import ndtr
-    return np.multiply(x, ndtr(x))
+    return np.asarray(x * ndtr(x))
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +47,7 @@ class Epilogue:
         for name in (*VECTORS, "residual"):
             if (value := getattr(self, name)) is None: continue
             axes = 2 if name == "residual" else 1
-            value = np.ascontiguousarray(value, np.float32)
+            value = by_rows(value)
             if value.ndim != axes:
                 raise ValueError(f"epilogue: {name} has shape {value.shape}; it needs {axes} axes")
             object.__setattr__(self, name, value)
@@ -90,7 +92,7 @@ class Epilogue:
             y, error = y + self.residual, error + UNIT * abs(y + self.residual) + UNIT * error
         if self.eps is not None: y, error = self._normalised(y, error)
         if self.gain is not None: y, error = y * self.gain, (error + gamma(2) * abs(y)) * abs(self.gain)
-        if self.shift is not None: y, error = y + self.shift, error + gamma(2) * (abs(y) + abs(self.shift)) + UNIT * error
+        if self.shift is not None: y, error = y + self.shift, error + UNIT * (abs(y + self.shift) + error)
         return error
 
     def _normalised(self, y: NDArray[Any], error: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -1,0 +1,78 @@
+"""Sparse blocks: tiles of any size, dense inside."""
+import numpy as np
+from sympy import ceiling
+
+from .arrays import FormatError
+from .csr import compression
+from .format import Format
+from .pruning import highest, importance, number
+from .sizes import blocks, c, f4, p, r, u4
+
+TILE = (16, 16)
+
+
+class Block(Format):
+    """Nonzero tiles of r inputs by c outputs, compressed by columns of tiles.
+
+    Tile column j (outputs j c to (j + 1) c) owns the range ptr[j] to ptr[j + 1] of idx (the tile row, that is inputs
+    idx r to (idx + 1) r, ascending) and of val. Where r or c does not divide the matrix, the last tiles reach over its
+    edge and hold zeros there (block compressed rows: Saad 2003, section 3.4; pruned so: Gray et al. 2017)."""
+    ptr: u4[ceiling(p / c) + 1]
+    idx: u4[blocks]
+    val: f4[blocks, r, c]
+
+    def fit(W, *, density=0.25, tile=TILE, scale=None):
+        """Keep the tiles of largest Frobenius norm (of W times scale: see `importance`), a share `density` of them."""
+        norms = np.square(tiles(importance(W, scale, "block.fit"), tile)).sum((2, 3))
+        mask = highest(norms, Block.counts(*W.shape, density=density, tile=tile)[blocks])
+        return W * untiled(np.broadcast_to(mask[..., None, None], (*mask.shape, *tile)), W.shape)
+
+    def pack(W, *, tile=TILE):
+        grid = tiles(W, tile)
+        present = grid.any((2, 3))
+        return np.append(0, present.sum(1).cumsum()), present.nonzero()[1], grid[present]
+
+    def unpack(shape, ptr, idx, val):
+        tile = val.shape[1:]
+        grid = np.zeros((len(ptr) - 1, -(-shape[0] // tile[0]), *tile), np.float32)
+        grid[np.repeat(np.arange(len(ptr) - 1), np.diff(ptr)), idx] = val
+        return untiled(grid, shape)
+
+    def kernel(x, ptr, idx, val, out, epilogue):
+        from .kernels import product_block
+        product_block(x, ptr, idx, val, out, epilogue)
+
+    def transpose(self):
+        """W.T in tiles of c by r."""
+        return Block.pack(self.unpack().T, tile=self.val.shape[:0:-1])
+
+    def unsound(self): return compression(self.ptr, self.idx, -(-self.shape[0] // self.val.shape[1]))
+
+    @classmethod
+    def choices(cls, inputs, outputs): return [{"density": density, "tile": TILE} for density in (0.5, 0.25, 0.1)]
+
+    @classmethod
+    def counts(cls, inputs, outputs, *, density=0.25, tile=TILE, scale=None):
+        rows, columns = sides(tile)
+        return {r: rows, c: columns, blocks: number(density, -(-inputs // rows) * -(-outputs // columns), "block")}
+
+
+def sides(tile):
+    """The two sides of a tile; FormatError if it has not two."""
+    match tile:
+        case [int(rows), int(columns)] if rows > 0 and columns > 0: return rows, columns
+    raise FormatError(f"block: tile = {tile!r} is not a pair of positive integers, (inputs, outputs)")
+
+
+def tiles(W, tile):
+    """W (n, p) as (tile columns, tile rows, r, c), with zeros beyond the edge."""
+    rows, columns = sides(tile)
+    (inputs, outputs), down, across = W.shape, -(-len(W) // rows), -(-W.shape[1] // columns)
+    padded = np.pad(W, ((0, down * rows - inputs), (0, across * columns - outputs)))
+    return padded.reshape(down, rows, across, columns).transpose(2, 0, 1, 3)
+
+
+def untiled(grid, shape):
+    """The inverse of `tiles`."""
+    across, down, rows, columns = grid.shape
+    return grid.transpose(1, 2, 0, 3).reshape(down * rows, across * columns)[:shape[0], :shape[1]]

@@ -1,0 +1,253 @@
+"""A storage format is one declaration: annotated arrays and the functions fit, pack, unpack, kernel. The rest follows.
+
+    class Dense(Format):
+        "Every number, row by row."
+        w: f4[n, p]
+        def fit(W): return W
+        def pack(W): return W
+        def unpack(shape, w): return w
+        def kernel(x, w, out, epilogue): kernels.product_dense(x, w, out, epilogue)
+
+The functions are plain: a matrix in, arrays out, in the order of the annotations. `fit` and `pack` take their options
+by keyword, each with a default; those that `unpack` takes too are remembered with the arrays and given to `kernel`."""
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import sympy
+from numpy.typing import ArrayLike, NDArray
+
+from .arrays import Floats, FormatError, aligned, by_rows, matrix, measure, picture, storable
+from .epilogue import NOTHING, Epilogue, gamma
+from .sizes import Array, T, n, p
+
+DECLARED = ("fit", "pack", "unpack", "kernel")
+
+
+class Format:
+    """A matrix W (n inputs, p outputs), used as `x @ W`, in one form of storage.
+
+    `F.fit(W, **options)` is the nearest matrix that F can hold, `F.pack(W, **options)` stores such a matrix exactly
+    (FormatError, in words, for any other), `F.approximate(W, **options)` does both. Every function takes the options of
+    both and ignores those of the other; TypeError names an option that neither has.
+
+    A class has `name`, `fields` (its arrays), `bytes` and `flops` (sympy), `parameters` (its options with their
+    defaults); an instance also `shape`, `sizes` (the value of every size) and its arrays by name."""
+    name: ClassVar[str] = ""
+    fields: ClassVar[dict[str, Array]] = {}
+    bytes: ClassVar[sympy.Expr] = sympy.Integer(0)
+    flops: ClassVar[sympy.Expr] = sympy.Integer(0)
+    parameters: ClassVar[dict[str, Any]] = {}
+    named: ClassVar[Mapping[str, sympy.Symbol]] = MappingProxyType({})      # the remembered options, and the size each of them is
+    declared: ClassVar[SimpleNamespace]
+    fit: ClassVar[Callable[..., Floats]]
+    pack: ClassVar[Callable[..., Any]]
+
+    __array_ufunc__ = None                                   # so that numpy leaves `x @ packed` to __rmatmul__
+
+    # ---- from the declaration
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if missing := [name for name in DECLARED if name not in vars(cls)]:
+            raise TypeError(f"{cls.__name__} does not declare {' and '.join(missing)}")
+        cls.name = cls.__name__.lower()
+        cls.fields = {name: declared_array(cls, name, given) for name, given in inspect.get_annotations(cls).items()}
+        cls.bytes = sympy.expand(sympy.Add(*(array.bytes for array in cls.fields.values())))
+        numbers = [array.count for array in cls.fields.values() if array.number.name.startswith("f")]
+        cls.flops = sympy.expand(2 * T * sympy.Add(*numbers))
+        cls.declared = SimpleNamespace(**{name: vars(cls)[name] for name in DECLARED})
+        for name in DECLARED: delattr(cls, name)
+        cls.parameters = options(cls.declared.fit) | options(cls.declared.pack)
+        cls.fit = staticmethod(checked(cls.declared.fit, cls._fit, cls))
+        cls.pack = staticmethod(checked(cls.declared.pack, cls._pack, cls))
+
+    @classmethod
+    def _fit(cls, W: ArrayLike, **given: Any) -> Floats:
+        return storable(cls.declared.fit(matrix(W, f"{cls.name}.fit"), **given))
+
+    @classmethod
+    def _pack(cls, W: ArrayLike, **given: Any) -> Self:
+        W = matrix(W, f"{cls.name}.pack")
+        arrays = cls.declared.pack(W, **given)
+        packed = cls(W.shape, arrays if isinstance(arrays, tuple) else (arrays,), **{
+            name: given.get(name, cls.parameters[name]) for name in options(cls.declared.unpack)})
+        packed._must_hold(W)
+        return packed
+
+    def __init__(self, shape: tuple[int, int], arrays: tuple[NDArray[Any], ...], **remembered: int) -> None:
+        """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others."""
+        self.shape, self.remembered = shape, remembered
+        known = {n: shape[0], p: shape[1]} | {size: remembered[option] for option, size in self.named.items()}
+        self.sizes = measure(self.name, self.fields, arrays, known)
+        for (name, array), given in zip(self.fields.items(), arrays, strict=True):
+            setattr(self, name, aligned(given, array.number.dtype(self.sizes), f"{self.name}.{name}"))
+        self._stored = tuple(self.arrays().values())
+
+    def _must_hold(self, W: Floats) -> None:
+        if np.array_equal(back := self.unpack(), W): return
+        difference = back.astype(np.float64) - W
+        if (off := float(np.linalg.norm(difference))) <= self.tolerance(W): return
+        i, j = np.unravel_index(abs(difference).argmax(), W.shape)
+        raise FormatError(f"{self!r} cannot hold this matrix: W[{i}, {j}] = {W[i, j]:.9g} would become "
+                          f"{back[i, j]:.9g} (norm of the difference {off:.3g}); use {self.name}.fit first")
+
+    # ---- choosing
+
+    @classmethod
+    def approximate(cls, W: ArrayLike, **given: Any) -> Self:
+        """The nearest matrix that can be held, stored: `pack(fit(W))`."""
+        packed: Self = cls.pack(cls.fit(W, **given), **given)
+        return packed
+
+    @classmethod
+    def choices(cls, inputs: int, outputs: int) -> list[dict[str, Any]]:
+        """Options worth proposing for a matrix of this shape, the mildest first."""
+        return [{}]
+
+    @classmethod
+    def counts(cls, inputs: int, outputs: int, **given: Any) -> dict[sympy.Symbol, int]:
+        """The sizes, beside n and p, that `approximate` of a matrix without zeros would have."""
+        return {}
+
+    @classmethod
+    def expected(cls, inputs: int, outputs: int, **given: Any) -> dict[sympy.Symbol, int]:
+        """Every size of `approximate` of a matrix of this shape without zeros: what `bytes` and `flops` ask for."""
+        return {n: inputs, p: outputs, **cls.counts(inputs, outputs, **given)}
+
+    # ---- out again
+
+    def unpack(self) -> Floats:
+        """The dense matrix (n, p), float32, newly made."""
+        return storable(np.array(self.declared.unpack(self.shape, *self._stored, **self.remembered)))
+
+    def transpose(self) -> "Format":
+        """W.T, stored: in the same format unless the format says otherwise."""
+        turned: Format = type(self).pack(self.unpack().T, **self.remembered)
+        return turned
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The stored arrays by name, in the order of the declaration (not copies)."""
+        return {name: getattr(self, name) for name in self.fields}
+
+    def meta(self) -> dict[str, Any]:
+        """What the arrays do not say, as JSON: the format, the shape, the remembered options."""
+        return {"format": self.name, "shape": list(self.shape), **self.remembered}
+
+    @classmethod
+    def from_arrays(cls, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """The inverse of meta() and arrays(). Files are not trusted: FormatError names the first name, number type,
+        shape, number or index that is not what the format declares."""
+        remembered = dict(meta)
+        name, shape = remembered.pop("format", None), remembered.pop("shape", None)
+        if name != cls.name: raise FormatError(f"{cls.name}: given what the format {name!r} stored")
+        if not (isinstance(shape, list | tuple) and len(shape) == 2 and all(map(whole, shape))):
+            raise FormatError(f"{cls.name}: the shape {shape!r} is not two positive integers")
+        if set(remembered) != set(cls.named) or not all(map(whole, remembered.values())):
+            raise FormatError(f"{cls.name}: it remembers {list(cls.named)} (positive integers), given {remembered}")
+        if set(arrays) != set(cls.fields):
+            raise FormatError(f"{cls.name}: it stores {', '.join(cls.fields)}, given {', '.join(arrays) or 'nothing'}")
+        packed = cls((shape[0], shape[1]), tuple(arrays[name] for name in cls.fields), **remembered)
+        for name, kept in packed.arrays().items():
+            if arrays[name].dtype != kept.dtype:
+                raise FormatError(f"{cls.name}.{name}: declared {cls.fields[name]}, given {arrays[name].dtype}")
+            if kept.dtype.kind == "f" and not np.isfinite(kept).all():
+                raise FormatError(f"{cls.name}.{name}: it holds {kept[~np.isfinite(kept)][0]}, which is not finite")
+        if complaint := packed.unsound():
+            raise FormatError(f"{cls.name}: {complaint}: the file is damaged, or not written by opmatrix")
+        return packed
+
+    def unsound(self) -> str:
+        """What is wrong with the stored indices; empty if a kernel may follow them without looking."""
+        return ""
+
+    # ---- use
+
+    def matmul(self, x: ArrayLike, out: Floats | None = None, epilogue: Epilogue | None = None) -> Floats:
+        """x @ W, then the epilogue: x (T, n) -> (T, p), in float32 (other numbers are cast), written to `out` if given:
+        float32, its rows contiguous, apart from x. ValueError says what does not fit."""
+        x = by_rows(x)
+        wanted = x.shape[0] if x.ndim else 0, self.shape[1]
+        if x.ndim != 2 or x.shape[1] != self.shape[0]:
+            raise ValueError(f"x @ {self!r}: x has shape {x.shape}, it must be (rows, {self.shape[0]})")
+        if out is None: out = np.empty(wanted, np.float32)
+        elif out.shape != wanted or by_rows(out) is not out:
+            raise ValueError(f"x @ {self!r}: out is {out.dtype} {out.shape}, it must be float32 {wanted} by rows")
+        elif np.may_share_memory(x, out): raise ValueError(f"x @ {self!r}: out overlaps x")
+        if epilogue: epilogue.check(*wanted, f"x @ {self!r}")
+        if len(x): self.declared.kernel(x, *self._stored, out, epilogue or NOTHING, **self.remembered)
+        return out
+
+    def __rmatmul__(self, x: ArrayLike) -> Floats:
+        x = np.asarray(x)
+        if not x.ndim: raise ValueError(f"{x} @ {self!r}: a single number has no columns")
+        return self.matmul(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], self.shape[1])
+
+    def bound(self, x: ArrayLike) -> NDArray[np.float64]:
+        """Entrywise bound on |matmul(x) - x @ W| for any order of summation, barring underflow: γ_n |x| |W|
+        (Higham 2002, eq. 3.5)."""
+        size: NDArray[np.float64] = abs(np.asarray(x, np.float64)) @ abs(self.unpack().astype(np.float64))
+        return gamma(self.shape[0]) * size
+
+    def tolerance(self, W: Floats) -> float:
+        """How far, in Frobenius norm, rounding may put unpack() from a W that can be held: by default not at all."""
+        return 0.0
+
+    # ---- readings
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes stored, exactly."""
+        return sum(array.nbytes for array in self._stored)
+
+    def show(self) -> str:
+        """What it is, and the pattern of its nonzero entries, in at most 32 lines of 64 characters."""
+        return f"{self!r}\n{picture(self.unpack() != 0)}"
+
+    def __repr__(self) -> str:
+        sizes = "".join(f", {size}={value}" for size, value in self.sizes.items() if size not in (n, p))
+        return f"{self.name}({self.shape[0]}×{self.shape[1]}{sizes})"
+
+    @classmethod
+    def row(cls) -> str:
+        """Its row in the table of formats: name, arrays, bytes, and the first line of its docstring."""
+        arrays = ", ".join(f"{name}: {array}" for name, array in cls.fields.items())
+        return f"{cls.name} | {arrays} | {cls.bytes} | {(cls.__doc__ or '').splitlines()[0]}"
+
+    @classmethod
+    def check(cls, rng: np.random.Generator) -> None:
+        """The test that every format has by being declared; AssertionError says what failed."""
+        from .check import check
+        check(cls, rng)
+
+
+def options(function: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword options of a function and their defaults."""
+    return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def checked(function: Callable[..., Any], act: Callable[..., Any], cls: type[Format]) -> Callable[..., Any]:
+    """`act` under the name, signature and docstring of a declared function, given only the options that one takes."""
+    @wraps(function)
+    def method(W: ArrayLike, **given: Any) -> Any:
+        if unknown := set(given) - set(cls.parameters):
+            raise TypeError(f"{cls.name}.{function.__name__} has no option {', '.join(sorted(unknown))}; "
+                            f"it has {', '.join(cls.parameters) or 'none'}")
+        return act(W, **{name: value for name, value in given.items() if name in options(function)})
+    return method
+
+
+def declared_array(cls: type[Format], name: str, given: Any) -> Array:
+    """The annotation of a field; TypeError if it is no array."""
+    if isinstance(given, Array): return given
+    why = "text (is there a `from __future__ import annotations`?)" if isinstance(given, str) else type(given).__name__
+    raise TypeError(f"{cls.__name__}.{name} is annotated with {given!r}, {why}; write an array such as f4[n, p]")
+
+
+def whole(value: Any) -> bool:
+    """Whether a value from a file is a positive integer."""
+    return type(value) is int and value > 0
