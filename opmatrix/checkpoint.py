@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from formats.shapes import ShapeError
+from opmatrix.data import Data
 from opmatrix.errors import InputError
-from opmatrix.term import Data, Operator
+from opmatrix.term import Operator
 from opmatrix.text import Tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -81,7 +82,7 @@ class Checkpoint:
         if not directory.is_dir():
             raise InputError(f"{directory}: no such directory: give one that holds config.json and {WEIGHTS}")
         config = Config(directory / "config.json")
-        if (family := config["model_type"]) not in FAMILIES:
+        if (family := config["model_type"]) not in list(FAMILIES):
             raise InputError(f"{config.path}: model_type {family!r} is unknown: it must be {', '.join(FAMILIES)}")
         return cls(name or directory.resolve().name, directory, config, listing(directory))
 

@@ -73,7 +73,7 @@ def read_lines(path: str | Path) -> list[str]:
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {error.start} is not UTF-8: save the file as UTF-8") from error
     if len(lines := [line for line in lines if line]) < 2:
-        raise InputError(f"{path}: {len(lines)} lines with text: give 2 or more, to calibrate and to verify")
+        raise InputError(f"{path}: too few lines with text ({len(lines)}): give 2 or more, to calibrate and to verify")
     return lines
 
 

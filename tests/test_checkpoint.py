@@ -1,0 +1,188 @@
+"""Checkpoints in every way they come, and every way they are wrong: one line that names the file and the tensor."""
+import json
+
+import checkpoints
+import numpy as np
+import pytest
+
+from opmatrix.checkpoint import Checkpoint, open_model
+from opmatrix.errors import InputError
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+
+NAME = "encoder.layer.1.attention.self.query.weight"
+BATCH = Batch([np.array([2, 7, 19, 3]), np.array([2, 40, 3])])
+
+
+def run(checkpoint):
+    return dense(checkpoint.operator(), BATCH.selection("tokens", checkpoint.config["vocab_size"]), BATCH)
+
+
+@pytest.mark.parametrize("way", [{}, {"shards": 3}, {"prefix": "bert."}, {"old": True},
+                                 {"shards": 4, "prefix": "bert.", "old": True}], ids=str)
+def test_every_way_to_store_gives_the_same_numbers(tmp_path, way):
+    plain = Checkpoint.open(checkpoints.write(tmp_path / "plain"))
+    other = Checkpoint.open(checkpoints.write(tmp_path / "other", **way))
+    expected = checkpoints.arrays(checkpoints.CONFIG)
+    for name, array in expected.items():
+        assert np.array_equal(other.at(name, *array.shape).array, array) and other.at(name).array.dtype == np.float32
+    assert np.array_equal(run(plain), run(other)) and run(plain).shape == (7, 24)
+
+
+@pytest.mark.parametrize("number, bits", [("F16", 11), ("BF16", 7)])
+def test_half_numbers_are_widened(tmp_path, number, bits):
+    checkpoint = Checkpoint.open(checkpoints.write(tmp_path, number=number))
+    for name, array in checkpoints.arrays(checkpoints.CONFIG).items():
+        found = checkpoint.at(name).array
+        assert found.dtype == np.float32 and not np.array_equal(found, array)
+        np.testing.assert_allclose(found, array, rtol=2.0 ** -bits, atol=2.0 ** -24)
+
+
+def test_bfloat16_bit_by_bit(tmp_path):
+    exact = np.array([1.0, -2.5, 3.140625, 2.0 ** -126, -0.0, 2.0 ** 127, 1e-40], np.float32)
+    exact = (exact.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    checkpoint = Checkpoint.open(checkpoints.write(tmp_path, number="BF16", tensors={"some": exact}))
+    assert np.array_equal(checkpoint.at("some", 7).array.view(np.uint32), exact.view(np.uint32))
+
+
+def test_one_whole_file_goes_before_an_index(tmp_path):
+    checkpoints.write(tmp_path, shards=2, seed=1)
+    checkpoints.write(tmp_path, seed=2)
+    whole = checkpoints.arrays(checkpoints.CONFIG, seed=2)[NAME]
+    assert np.array_equal(Checkpoint.open(tmp_path).at(NAME).array, whole)
+
+
+def test_tensors_of_a_head_are_left_alone(tmp_path):
+    extra = {"pooler.dense.weight": np.ones((24, 24), np.float32), "embeddings.position_ids": np.arange(20.0)[None]}
+    checkpoint = Checkpoint.open(checkpoints.write(tmp_path, tensors=extra))
+    assert run(checkpoint).shape == (7, 24)
+
+
+def test_a_model_is_opened_by_its_directory(tmp_path):
+    checkpoint = open_model(str(checkpoints.write(tmp_path / "small")))
+    assert checkpoint.name == "small" and checkpoint.config["hidden_size"] == 24
+
+
+def test_the_tokenizer_knows_the_positions(tmp_path):
+    tokenizer = Checkpoint.open(checkpoints.write(tmp_path)).tokenizer()
+    assert tokenizer.limit == 20 and len(tokenizer.encode(["the bank " * 9]).tokens) == 20
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match=r"tokenizer\.json: No such file"): Checkpoint.open(tmp_path).tokenizer()
+
+
+def cut(path, keep): path.write_bytes(path.read_bytes()[:keep])
+
+def rewrite(path, **changed): path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+
+def config(**changed): return lambda directory: rewrite(directory / "config.json", **changed)
+
+def weights(keep): return lambda directory: cut(directory / "model.safetensors", keep)
+
+
+DAMAGE = {                                                  # what is done to a good checkpoint, and what the line names
+    "no config": (lambda d: (d / "config.json").unlink(), r"config\.json: No such file"),
+    "config is no JSON": (lambda d: cut(d / "config.json", 30), r"config\.json: not JSON"),
+    "config is empty": (lambda d: cut(d / "config.json", 0), r"config\.json: not JSON"),
+    "config is no text": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe\xfa" * 9), r"config\.json: not JSON"),
+    "config is nested": (lambda d: (d / "config.json").write_text("[" * 100_000), r"config\.json: not JSON"),
+    "config is a list": (lambda d: (d / "config.json").write_text("[1]"), r"config\.json: list, not a JSON object"),
+    "no family": (config(model_type="perceiver"), r"config\.json: model_type 'perceiver'"),
+    "a family that is a list": (config(model_type=["bert"]), r"model_type \['bert'\]"),
+    "a size in words": (config(hidden_size="24"), "hidden_size is '24'"),
+    "a size of nothing": (config(num_hidden_layers=0), "num_hidden_layers is 0"),
+    "a size that is true": (config(type_vocab_size=True), "type_vocab_size is True"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "neither model.safetensors nor model.saf"),
+    "no bytes": (weights(0), r"model\.safetensors: 0 bytes that are no whole"),
+    "cut in the header": (weights(100), r"model\.safetensors: 100 bytes that are no whole"),
+    "cut in a tensor": (weights(-5), r"model\.safetensors: \d+ bytes that are no whole"),
+    "another format": (lambda d: (d / "model.safetensors").write_bytes(b"\x80\x02}q." * 50), "250 bytes that are no"),
+    "a directory": (lambda d: [(d / "model.safetensors").unlink(), (d / "model.safetensors").mkdir()], "no whole safe"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_named_in_one_line(tmp_path, damage):
+    harm, words = DAMAGE[damage]
+    harm(checkpoints.write(tmp_path))
+    with pytest.raises(InputError, match=words) as caught: Checkpoint.open(tmp_path)
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+INDEX = "model.safetensors.index.json"
+SECOND = "model-00002-of-00003.safetensors"
+BROKEN = {
+    "a shard is missing": (lambda d: (d / SECOND).unlink(), rf"{SECOND}: this shard is missing"),
+    "a shard is cut": (lambda d: cut(d / SECOND, -1), rf"{SECOND}: \d+ bytes that are no whole"),
+    "the index is no JSON": (lambda d: cut(d / INDEX, 10), rf"{INDEX}: not JSON"),
+    "the index has no map": (lambda d: rewrite(d / INDEX, weight_map=None), rf"{INDEX}: weight_map"),
+    "a shard lies elsewhere": (lambda d: rewrite(d / INDEX, weight_map={NAME: f"../{SECOND}"}), rf"{INDEX}: weight"),
+    "a tensor lies elsewhere": (lambda d: rewrite(d / INDEX, weight_map={"other": SECOND}), rf"{SECOND}: tensor 'o"),
+}
+
+
+@pytest.mark.parametrize("damage", BROKEN)
+def test_damaged_shards_are_named_in_one_line(tmp_path, damage):
+    harm, words = BROKEN[damage]
+    harm(checkpoints.write(tmp_path, shards=3))
+    with pytest.raises(InputError, match=words): Checkpoint.open(tmp_path)
+
+
+def test_names_that_are_no_model(tmp_path):
+    with pytest.raises(InputError, match=r"no-such-model: neither a model that opmatrix fetches \(minilm\) nor"):
+        open_model("no-such-model")
+    with pytest.raises(InputError, match="no such directory"): Checkpoint.open(tmp_path / "absent")
+    with pytest.raises(InputError, match=r"config\.json: neither a model"):
+        open_model(checkpoints.write(tmp_path) / "config.json")
+
+
+def changed(tmp_path, **config):
+    """Good weights, and a config that says something else about them."""
+    checkpoints.write(tmp_path)
+    rewrite(tmp_path / "config.json", **config)
+    return Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("config, words", [
+    ({"hidden_size": 30}, "'embeddings.word_embeddings.weight' is 41 × 24, .* leads to 41 × 30: check hidden_size"),
+    ({"vocab_size": 50}, "'embeddings.word_embeddings.weight' is 41 × 24, .* to 50 × 24: check vocab_size"),
+    ({"intermediate_size": 47}, "'encoder.layer.0.intermediate.dense.weight' is 40 × 24, .* intermediate_size"),
+    ({"max_position_embeddings": 512}, "'embeddings.position_embeddings.weight' is 20 × 24, .* max_posi"),
+    ({"num_hidden_layers": 3}, "tensor 'encoder.layer.2.* is missing from the weights: check .*config.json"),
+    ({"num_hidden_layers": 1}, "weights hold 'encoder.layer.1.*', which .* leaves out: check its number of layers"),
+    ({"num_attention_heads": 5}, "config.json"),
+])
+def test_a_config_that_does_not_match_the_weights(tmp_path, config, words):
+    with pytest.raises(InputError, match=words): changed(tmp_path, **config).operator()
+
+
+def test_a_key_that_the_config_lacks_is_named(tmp_path):
+    checkpoint = Checkpoint.open(checkpoints.write(tmp_path))
+    del checkpoint.config["num_attention_heads"]
+    with pytest.raises(InputError, match=r"config\.json: 'num_attention_heads' is missing"): checkpoint.operator()
+
+
+@pytest.mark.parametrize("number", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_no_numbers_are_named(tmp_path, bad, number):
+    array = checkpoints.arrays(checkpoints.CONFIG)[NAME]
+    array[3, 5:] = bad
+    array[20, 0] = np.nan
+    checkpoint = Checkpoint.open(checkpoints.write(tmp_path, number=number, tensors={NAME: array}))
+    with pytest.raises(InputError, match=rf"'{NAME}' has {bad} at \[3, 5\]"): checkpoint.operator()
+
+
+def test_a_number_type_that_is_not_read_is_named(tmp_path):
+    checkpoint = Checkpoint.open(checkpoints.write(tmp_path, number="F64"))
+    with pytest.raises(InputError, match="number type F64: convert it to one of F32, F16, BF16"): checkpoint.at(NAME)
+
+
+def test_a_tensor_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"tensor 'lm_head\.weight' is missing"):
+        Checkpoint.open(checkpoints.write(tmp_path)).at("lm_head.weight")
+
+
+def test_a_file_cut_off_after_it_was_opened_is_named(tmp_path):
+    checkpoint = Checkpoint.open(checkpoints.write(tmp_path))
+    cut(tmp_path / "model.safetensors", -5)
+    with pytest.raises(InputError, match=r"model\.safetensors: it ends within tensor"):
+        for name in checkpoint.tensors: checkpoint.at(name)
