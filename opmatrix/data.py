@@ -2,29 +2,41 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 class Data:
     """An array as an attribute: equal where its numbers are, so weights shared between layers are one node.
 
-    A single number is kept as float64. The array is a read-only view of what was given: do not write to that afterwards."""
+    A single number is kept as float64. The array is a read-only view of what was given: do not write to that afterwards.
+    `name` is what it is called where it comes from, `label` that name as a Python identifier."""
     base: Data | None = None
 
-    def __init__(self, array: Any, label: str | None = None) -> None:
+    def __init__(self, array: Any, name: str | None = None) -> None:
         array = np.atleast_1d(np.asarray(array))
-        if array.dtype.kind not in "fiub": raise TypeError(f"{label or 'Data'}: an array of {array.dtype} holds no real numbers")
-        self.array = (array.astype(np.float64) if array.size == 1 and array.ndim == 1 else array).view()
+        if array.dtype.kind not in "fiub": raise TypeError(f"{name or 'Data'}: an array of {array.dtype} holds no real numbers")
+        self.array: NDArray[Any] = (array.astype(np.float64) if array.shape == (1,) else array).view()
         self.array.flags.writeable = False
-        self._label = label
+        self.name = name
 
     @classmethod
     def of(cls, thing: Any) -> Data:
-        """Arrays, lists and numbers are taken as they are."""
-        return thing if isinstance(thing, cls) else cls(thing)
+        """Arrays, lists and numbers are taken as they are; a weight or a constant gives its numbers."""
+        if getattr(getattr(thing, "kind", None), "name", None) in ("weight", "const"): thing = thing.args[0]
+        return thing if isinstance(thing, Data) else cls(thing)
+
+    @property
+    def shape(self) -> tuple[int, ...]: return self.array.shape
+
+    @cached_property
+    def zero(self) -> bool:
+        """Every number is 0."""
+        return not self.array.any()
 
     @cached_property
     def key(self) -> str:
@@ -36,8 +48,10 @@ class Data:
     @property
     def label(self) -> str:
         """What it is printed as: its name, or its number, or a name made of its key."""
-        if self.base and not self._label: return f"{self.base.label}.T"
-        return self._label or (str(self.array.item()) if self.array.shape == (1,) else f"_{self.key[:12]}")
+        if self.base and not self.name: return f"{self.base.label}.T"
+        if not self.name: return repr(self.array.item()) if self.shape == (1,) else f"_{self.key[:12]}"
+        plain = re.sub(r"\W", "_", self.name)
+        return plain if plain.isidentifier() else f"_{plain}"
 
     def __eq__(self, other: object) -> bool: return self is other or isinstance(other, Data) and self.key == other.key
     def __hash__(self) -> int: return hash(self.key)
@@ -46,15 +60,37 @@ class Data:
 
     def head(self, h: int) -> Data:
         """The matrix of one head of a stack; itself where it is no stack."""
-        return Data(self.array[h]) if self.array.ndim == 3 else self
+        return Data(self.array[h % len(self.array)]) if len(self.shape) == 3 else self
 
     @property
     def T(self) -> Data:
-        """Turned back it is itself; the graph knows it as the adjoint of what it was."""
-        return self.base or self._turned
+        """Rows and columns exchanged, within each head. Turned back it is itself."""
+        return self.base or (self if len(self.shape) == 1 else self._turned)
 
     @cached_property
     def _turned(self) -> Data:
         turned = Data(self.array.swapaxes(-1, -2))
+        turned.base = self
+        return turned
+
+
+class Promised(Data):
+    """An array of which only the name and the shape are known yet; it is equal to itself by its name."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], turned: bool = False) -> None:
+        self.name, self._shape, self.turned = name, shape, turned
+
+    @property
+    def shape(self) -> tuple[int, ...]: return self._shape[::-1] if self.turned else self._shape
+    @property
+    def zero(self) -> bool: return False                                            # type: ignore[override]
+    @property
+    def key(self) -> str: return f"{self.name}{self.shape}{self.turned}"            # type: ignore[override]
+    @property
+    def array(self) -> NDArray[Any]:                                                # type: ignore[override]
+        raise TypeError(f"{self.name} is promised, not loaded: only its shape {self.shape} is known")
+    @cached_property
+    def _turned(self) -> Data:
+        turned = Promised(self.name, self._shape, not self.turned)
         turned.base = self
         return turned

@@ -1,0 +1,37 @@
+"""Model families: a config and the tensors of a checkpoint in, an operator out."""
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from opmatrix.data import Data, Promised
+from opmatrix.errors import InputError
+from opmatrix.models.bert import bert
+from opmatrix.term import Operator
+
+
+class At(Protocol):
+    """Gives the array that a checkpoint calls `name`, of that shape."""
+    def __call__(self, name: str, *shape: int) -> Data: ...
+
+
+FAMILIES: dict[str, Callable[[Mapping[str, Any], At], Operator]] = {"bert": bert}       # by the config's model_type
+
+
+def build(config: Mapping[str, Any], at: At) -> Operator:
+    """The model of a config as an operator, from one-hot tokens to features. Raises InputError where the config names no
+    known family, lacks a key, or chooses something that the family does not have."""
+    family = config.get("model_type")
+    if family not in FAMILIES: raise InputError(f"config: model_type {family!r} is not one of {', '.join(FAMILIES)}")
+    try: return FAMILIES[family](config, at)
+    except KeyError as error: raise InputError(f"config: {error} is missing") from error
+
+
+def tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every tensor that the model of a config is made of."""
+    found: dict[str, tuple[int, ...]] = {}
+
+    def at(name: str, *shape: int) -> Data:
+        found[name] = shape
+        return Promised(name, shape)
+
+    build(config, at)
+    return found
