@@ -1,0 +1,83 @@
+"""Measuring programs: interleaved, so that what disturbs one disturbs all; and what a call allocates."""
+import gc
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+Seconds = dict[str, list[float]]
+
+
+def measure(programs: Mapping[str, Any], batches: Sequence[Any], rounds: int = 20, warm: int = 2,
+            progress: Callable[[int, int], None] = lambda done, of: None) -> Seconds:
+    """Seconds that each program takes for all batches, one number a round. A program has `run(batch)`, or is called.
+
+    In every round each program runs each batch once, one after the other, in an order that turns from round to round;
+    `warm` rounds before are not counted. progress(done, of) is called after each round."""
+    if not programs or not batches or rounds < 1:
+        raise ValueError(f"measure: {len(programs)} programs, {len(batches)} batches and {rounds} rounds: give some")
+    calls = {name: getattr(program, "run", program) for name, program in programs.items()}
+    taken: Seconds = {name: [] for name in calls}
+    with undisturbed():
+        for turn in range(-warm, rounds):
+            total = dict.fromkeys(calls, 0.0)
+            for at, batch in enumerate(batches):
+                for name in turned(list(calls), turn + at): total[name] += seconds(calls[name], batch)
+            if turn >= 0:
+                for name in calls: taken[name].append(total[name])
+            progress(max(0, turn + 1), rounds)
+    return taken
+
+
+def seconds(call: Callable[[Any], Any], batch: Any) -> float:
+    """How long one call takes; its result is dropped outside of that."""
+    start = time.perf_counter()
+    kept = call(batch)
+    end = time.perf_counter()
+    del kept
+    return end - start
+
+
+def turned(names: list[str], by: int) -> list[str]: return names[by % len(names):] + names[:by % len(names)]
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Without the garbage collector, as timeit does."""
+    was = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try: yield
+    finally:
+        if was: gc.enable()
+
+
+def medians(taken: Seconds) -> dict[str, float]:
+    """The median round of each program, in seconds."""
+    return {name: median(times) for name, times in taken.items()}
+
+
+def ratio(taken: Seconds, name: str, base: str) -> float:
+    """The median over rounds of name's time over base's in the same round: below 1 where name is faster."""
+    return median(a / b for a, b in zip(taken[name], taken[base], strict=True))
+
+
+def peak(program: Any, batch: Any) -> int:
+    """The most bytes that a call holds at a time beyond what was held before, as tracemalloc counts (numpy tells it).
+
+    The program runs once before, so that compiling and first imports are not counted."""
+    program.run(batch)
+    running = tracemalloc.is_tracing()
+    if not running: tracemalloc.start()
+    try:
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        kept = program.run(batch)
+        most = tracemalloc.get_traced_memory()[1]
+        del kept
+        return most - before
+    finally:
+        if not running: tracemalloc.stop()

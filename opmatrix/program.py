@@ -1,0 +1,168 @@
+"""Programs: a schedule of kernel calls over planned buffers, which runs, prints, prices itself and is saved."""
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.format import Format
+from formats.threads import single_blas
+from opmatrix.errors import InputError
+from opmatrix.patterns import Batch
+from opmatrix.runtime.kernel import Costs
+from opmatrix.runtime.schedule import Schedule
+from opmatrix.runtime.values import sizes
+from opmatrix.text import Tokenizer, pool
+
+Floats = NDArray[np.float32]
+Constant = Format | NDArray[Any]
+ARRAY = {"format": "array"}                                 # what is said of a constant that has no format
+
+
+@dataclass(frozen=True)
+class Step:
+    """`output = kernel(operands, attributes)`: operands name constants or the outputs of earlier steps."""
+    kernel: str
+    operands: Mapping[str, str]
+    attributes: Mapping[str, float | int | str]
+    output: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "operands", MappingProxyType(dict(self.operands)))
+        object.__setattr__(self, "attributes", MappingProxyType(dict(self.attributes)))
+
+    def show(self, constants: Mapping[str, Constant]) -> str:
+        """A line of Python; a weight is followed by its format and shape."""
+        said = [f"{name}={ref}{kind(constants.get(ref))}" for name, ref in self.operands.items()]
+        said += [f"{name}={json.dumps(value)}" for name, value in self.attributes.items()]
+        return f"{self.output} = {self.kernel}({', '.join(said)})"
+
+
+class Program:
+    """Steps over constants: float32 rows out of a batch of sentences, any number of them of any length.
+
+    It cannot be changed; it keeps nothing of a call, so threads may share it; the same batch gives the same bits.
+    `meta` is JSON: model, config, tokenizer (the text of a tokenizer.json), certificate, whatever belongs to it.
+    Raises ValueError, which names the step, for an unknown kernel, operand, attribute or shape that does not fit."""
+
+    def __init__(self, steps: Iterable[Step], constants: Mapping[str, Constant], output: str,
+                 meta: Mapping[str, Any] | None = None):
+        self.steps, self.constants, self.output = tuple(steps), MappingProxyType(dict(constants)), output
+        self.meta = MappingProxyType(json.loads(json.dumps(dict(meta or {}))))
+        self.schedule = Schedule(self.steps, self.constants, output)
+
+    def run(self, batch: Batch | Iterable[Sequence[int]]) -> Floats:
+        """(T, n): one row a token, sentences one after another. Takes a Batch or a list of rows of token ids; raises
+        ValueError where there is no sentence, one is empty, or an id is outside its table."""
+        with single_blas(): return self.schedule.run(batched(batch))
+
+    __call__ = run
+
+    def embed(self, texts: str | Iterable[str], rows: int = 4096) -> Floats:
+        """(S, n): an embedding of length one for each text, the mean of its rows, at most about `rows` rows at a time.
+        Raises InputError for no text, a text that is too long, and a program that was saved without a tokenizer."""
+        whole = self.tokenizer.encode(texts)
+        return np.concatenate([pool(self.run(part), part.starts) for part in parts(whole, rows)])
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, from the text in `meta`."""
+        if not (text := self.meta.get("tokenizer")):
+            raise InputError("this program has no tokenizer: run it on token ids, or save it with tokenizer.json")
+        import tokenizers
+        limit = self.meta.get("config", {}).get("max_position_embeddings")
+        return Tokenizer(tokenizers.Tokenizer.from_str(text), limit)
+
+    # ---- what it costs
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the constants, exactly."""
+        return sum(constant.nbytes for constant in self.constants.values())
+
+    def peak_bytes(self, batch: Batch | Iterable[Sequence[int]] | tuple[int, int]) -> int:
+        """Bytes that a call allocates for its result and buffers; of a batch, or of (rows, sum of squared lengths)."""
+        return self.schedule.peak(*(batch if isinstance(batch, tuple) else sizes(batched(batch))))
+
+    def cost(self, batch: Batch | Iterable[Sequence[int]] | tuple[int, int]) -> Costs:
+        """The machine's kernels that a run calls, in order, each with its sizes."""
+        return self.schedule.cost(*(batch if isinstance(batch, tuple) else sizes(batched(batch))))
+
+    # ---- what it is
+
+    def replace(self, **meta: Any) -> "Program":
+        """The same program with other entries of meta; constants are shared."""
+        return Program(self.steps, self.constants, self.output, {**self.meta, **meta})
+
+    @cached_property
+    def hash(self) -> str:
+        """blake2b of everything but the certificate, which itself holds this hash."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(json.dumps(self.described(), sort_keys=True).encode())
+        for name, array in self.arrays():
+            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array))
+        return digest.hexdigest()
+
+    def described(self) -> dict[str, Any]:
+        """Everything but the arrays and the certificate, as JSON."""
+        return {"meta": {name: entry for name, entry in self.meta.items() if name != "certificate"},
+                "constants": {name: c.meta() if isinstance(c, Format) else ARRAY for name, c in self.constants.items()},
+                "steps": [[s.kernel, dict(s.operands), dict(s.attributes), s.output] for s in self.steps],
+                "output": self.output}
+
+    def arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """The arrays of the constants, in the order of their names: `name` of an array, `name.field` of a format."""
+        for name, constant in sorted(self.constants.items()):
+            if not isinstance(constant, Format): yield name, constant
+            else: yield from ((f"{name}.{key}", array) for key, array in constant.arrays().items())
+
+    def save(self, directory: str | Path) -> None:
+        """Writes the directory, whole or not at all; see opmatrix.storage."""
+        from opmatrix.storage import save
+        save(self, directory)
+
+    @staticmethod
+    def load(directory: str | Path) -> "Program":
+        """Reads a saved program, bit for bit. Raises InputError, which names the file and the field."""
+        from opmatrix.storage import load
+        return load(directory)
+
+    def __str__(self) -> str:
+        low, high = self.meta.get("rows", (1, "any number of"))
+        header = f"# {self.meta.get('model', 'program')}: {low} to {high} rows, {self.stored_bytes:,} bytes stored"
+        return "\n".join([header, *(step.show(self.constants) for step in self.steps), f"return {self.output}"])
+
+    def __repr__(self) -> str:
+        return f"<Program {self.meta.get('model', '')} {len(self.steps)} steps, {self.stored_bytes:,} bytes stored>"
+
+
+def batched(batch: Batch | Iterable[Sequence[int]]) -> Batch:
+    return batch if isinstance(batch, Batch) else Batch(batch)
+
+
+def parts(batch: Batch, rows: int) -> Iterator[Batch]:
+    """Consecutive sentences, as many at a time as fit into so many rows, at least one."""
+    at = 0
+    while at < len(batch):
+        upto = max(at + 1, int(np.searchsorted(batch.starts, batch.starts[at] + rows, "right")) - 1)
+        cuts = batch.starts[at:upto + 1]
+        yield Batch(*([row[a:b] for a, b in pairwise(cuts)] for row in (batch.tokens, batch.kinds)))
+        at = upto
+
+
+def kind(constant: Constant | None) -> str:
+    """[csr 0.2, 384x1536]: a weight's format, what share of its entries it stores, its shape; nothing of a vector."""
+    if constant is None or len(constant.shape) == 1: return ""
+    shape = "x".join(map(str, constant.shape))
+    if not isinstance(constant, Format): return f"[{constant.dtype}, {shape}]"
+    stored = sum(array.size for array in constant.arrays().values() if array.dtype.kind == "f")
+    share = f" {stored / np.prod(constant.shape):.3g}" if stored != np.prod(constant.shape) else ""
+    return f"[{constant.name}{share}, {shape}]"

@@ -1,0 +1,64 @@
+"""A kernel is a Python function, its signature the declaration: operands with their types, attributes with defaults."""
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
+from math import isfinite
+from types import SimpleNamespace
+from typing import Any, get_args
+
+from formats.format import Format
+from opmatrix.runtime.values import CONSTANT, Tables, Value
+
+Costs = list[tuple[str, dict[str, float]]]                  # kernels of formats.machine, each with its sizes
+NONE = Parameter.empty
+
+
+class Declared:
+    """One row of the kernel table. From the bound arguments (shapes of values, constants, attributes) `gives` says the
+    shape of the result, `cost` the machine's kernels; `over` names an operand whose buffer the result may take."""
+
+    def __init__(self, function: Callable[..., Any], gives: Callable[..., Value], cost: Callable[..., Costs],
+                 over: str | None = None):
+        self.function, self.name, self.gives, self.cost, self.over = function, function.__name__, gives, cost, over
+        named = dict(signature(function).parameters)
+        self.view, self.batched = named.pop("out", None) is None, named.pop("batch", None) is not None
+        self.attributes = {name: p for name, p in named.items() if p.kind is Parameter.KEYWORD_ONLY}
+        self.operands = {name: p for name, p in named.items() if name not in self.attributes}
+
+    def __repr__(self) -> str:
+        operands = ", ".join(name if p.default is NONE else f"[{name}]" for name, p in self.operands.items())
+        return f"{self.name}({'; '.join(filter(None, (operands, ', '.join(self.attributes))))})"
+
+    def bind(self, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> SimpleNamespace:
+        """The arguments by name, absent ones at their defaults, many tables as one tuple. ValueError in words."""
+        given, bound = dict(operands), SimpleNamespace()
+        for name, parameter in self.operands.items():
+            setattr(bound, name, self._operand(name, parameter, given))
+        for name, parameter in self.attributes.items():
+            setattr(bound, name, self._attribute(name, parameter, attributes.get(name, parameter.default)))
+        if unknown := sorted(set(given) | set(attributes) - set(self.attributes)):
+            raise ValueError(f"{self} has no {', '.join(unknown)}")
+        return bound
+
+    def _operand(self, name: str, parameter: Parameter, given: dict[str, Any]) -> Any:
+        if parameter.annotation is Tables:
+            names = [key for i in range(len(given)) if (key := f"{name[:-1]}{i}") in given]
+            if not names: raise ValueError(f"{self}: {name[:-1]}0 is missing")
+            return tuple(self._typed(key, Tables, given.pop(key)) for key in names)
+        if name in given: return self._typed(name, parameter.annotation, given.pop(name))
+        if parameter.default is NONE: raise ValueError(f"{self}: {name} is missing")
+        return parameter.default
+
+    def _typed(self, name: str, wanted: Any, given: Any) -> Any:
+        if wanted.holds(given) if wanted in CONSTANT else isinstance(given, wanted): return given
+        said = given if isinstance(given, Value | Format) else f"an array {given.dtype}{list(given.shape)}"
+        raise ValueError(f"{self}: {name} is {said}; it must be {wanted.__name__}: {wanted.__doc__}")
+
+    def _attribute(self, name: str, parameter: Parameter, value: Any) -> Any:
+        if value is NONE: raise ValueError(f"{self}: {name} is missing")
+        if choices := get_args(wanted := parameter.annotation):
+            if value in choices: return value
+            raise ValueError(f"{self}: {name} is {value!r}; it may be {' or '.join(map(repr, choices))}")
+        number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+        if value is parameter.default or (number if wanted is float else isinstance(value, wanted)):
+            return value
+        raise ValueError(f"{self}: {name} is {value!r}; it must be a finite {wanted.__name__}")

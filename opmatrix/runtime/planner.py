@@ -1,0 +1,56 @@
+"""Where each buffer lies: one block reused by offset, the largest first, each in the tightest gap.
+
+Greedy by size for offsets (Pisarchyk and Lee 2020, Efficient memory management for deep neural net inference)."""
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import NamedTuple
+
+
+class Life(NamedTuple):
+    """A buffer is alive from the step that writes it to the last that reads it, both included."""
+    size: int
+    first: int
+    last: int
+
+    def meets(self, other: "Life") -> bool: return self.first <= other.last and other.first <= self.last
+
+
+class Plan(NamedTuple):
+    """Offsets in bytes, one a buffer; below `wall` is the result's own block, the arena lies behind it."""
+    offsets: tuple[int, ...]
+    wall: int
+    end: int
+
+    @property
+    def arena(self) -> int: return self.end - self.wall
+
+    def times(self, count: int) -> "Plan":
+        """The plan of buffers that are all so many times as large."""
+        return Plan(tuple(at * count for at in self.offsets), self.wall * count, self.end * count)
+
+
+def gaps(busy: list[tuple[int, int]], wall: int) -> Iterator[tuple[int, float]]:
+    """The free intervals between the busy ones, cut at the wall; the last has no end."""
+    at = 0
+    for low, high in [*sorted(busy), (inf, inf)]:
+        if at < wall < low: yield at, wall; at = wall
+        if at < low: yield at, low
+        at = max(at, high)
+
+
+def place(lives: Sequence[Life], result: int) -> Plan:
+    """Offsets such that no two buffers alive together overlap. The result outlives the call and is an allocation of its
+    own; until it is written its space is lent to others, and no buffer crosses its end."""
+    wall = lives[result].size
+    offsets = {result: 0}
+    for i in sorted(set(range(len(lives))) - {result}, key=lambda i: (-lives[i].size, i)):
+        busy = [(at, at + lives[j].size) for j, at in offsets.items() if lives[j].meets(lives[i])]
+        fits = [(end - at, at) for at, end in gaps(busy, wall) if end - at >= lives[i].size]
+        offsets[i] = min(fits)[1]
+    end = max(offsets[i] + lives[i].size for i in offsets)
+    return Plan(tuple(offsets[i] for i in range(len(lives))), wall, end)
+
+
+def floor(lives: Sequence[Life]) -> int:
+    """No plan needs less: the most bytes alive at one step."""
+    return max(sum(a.size for a in lives if a.first <= b.first <= a.last) for b in lives)

@@ -1,0 +1,138 @@
+"""Steps bound to kernels: shapes inferred and checked, lifetimes known, buffers planned for any number of rows."""
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.runtime.kernel import Costs, Declared
+from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.planner import Life, Plan, place
+from opmatrix.runtime.values import LINE, Rows, Size, Value, sizes
+
+
+class Call(NamedTuple):
+    """A step as it runs. What `values` names is a shape in `bound`, and comes from the step numbered there."""
+    kernel: Declared
+    bound: SimpleNamespace
+    values: dict[str, int]
+    shape: Value
+
+
+def bind(steps: Sequence[Any], constants: Mapping[str, Any]) -> list[Call]:
+    """Steps with their shapes. ValueError names the step, its kernel and what is wrong."""
+    calls: list[Call] = []
+    number: dict[str, int] = {}
+    for i, step in enumerate(steps):
+        try: calls.append(call(step, {name: calls[j].shape for name, j in number.items()}, number, constants))
+        except ValueError as error: raise ValueError(f"step {i}, {step.output} = {step.kernel}: {error}") from None
+        number[step.output] = i
+    return calls
+
+
+def call(step: Any, shapes: Mapping[str, Value], number: Mapping[str, int], constants: Mapping[str, Any]) -> Call:
+    """One step, given the shapes and numbers of the values before it."""
+    if step.kernel not in KERNELS: raise ValueError(f"there is no such kernel; there are {', '.join(KERNELS)}")
+    if step.output in number or step.output in constants: raise ValueError(f"{step.output!r} is already defined")
+    for operand, name in step.operands.items():
+        if name not in number and name not in constants:
+            raise ValueError(f"{operand} is {name!r}, which no earlier step gives and no constant is named")
+    kernel = KERNELS[step.kernel]
+    given = {operand: shapes.get(name, constants.get(name)) for operand, name in step.operands.items()}
+    bound = kernel.bind(given, step.attributes)
+    values = {operand: number[name] for operand, name in step.operands.items() if name in number}
+    return Call(kernel, bound, values, kernel.gives(bound))
+
+
+def homes(calls: Sequence[Call], output: int) -> tuple[list[int], list[int]]:
+    """For each step the step whose buffer its result lies in, and the last step that reads that buffer. A view lies in
+    what it shows; a kernel that may write over an operand does so where nothing reads that buffer later."""
+    last = list(range(len(calls)))
+    for i, call in enumerate(calls):
+        for v in call.values.values(): last[v] = i
+    last[output] = len(calls)
+    home: list[int] = []
+    for i, call in enumerate(calls):
+        base = call.values["x"] if call.kernel.view else over(i, call, calls, home, last)
+        home.append(i if base == i else home[base])
+        last[home[i]] = max(last[home[i]], last[i])
+    return home, last
+
+
+def over(i: int, call: Call, calls: Sequence[Call], home: Sequence[int], last: Sequence[int]) -> int:
+    """The step whose result step i may write over, or i itself."""
+    if call.kernel.over is None: return i
+    v = call.values[call.kernel.over]
+    alone = [home[w] for w in call.values.values()].count(home[v]) == 1
+    whole = not calls[v].kernel.view and calls[v].shape == call.shape
+    return v if alone and whole and last[home[v]] == i else i
+
+
+class Span(NamedTuple):
+    """A buffer's size in terms of the batch, and the first and last step of its life."""
+    size: Size
+    first: int
+    last: int
+
+
+@lru_cache(256)
+def placed(spans: tuple[Span, ...], result: int, rows: int, pairs: int) -> Plan:
+    """The plan for a batch of this size; the last few hundred are remembered."""
+    return place([Life(span.size.at(rows, pairs), span.first, span.last) for span in spans], result)
+
+
+class Schedule:
+    """A bound program: how it runs on a batch, and where every value then lies."""
+
+    def __init__(self, steps: Sequence[Any], constants: Mapping[str, Any], output: str):
+        self.calls = bind(steps, constants)
+        names = [step.output for step in steps]
+        if output not in names: raise ValueError(f"output: no step gives {output!r}")
+        self.result = names.index(output)
+        if not isinstance(self.calls[self.result].shape, Rows):
+            raise ValueError(f"output: {output!r} is {self.calls[self.result].shape}; a program gives one row a token")
+        home, last = homes(self.calls, self.result)
+        self.buffers = sorted(set(home))
+        self.home = [self.buffers.index(h) for h in home]
+        self.spans = tuple(Span(self.calls[b].shape.size, b, last[b]) for b in self.buffers)
+        self.scored = any(span.size.pair for span in self.spans)
+
+    def plan(self, rows: int, pairs: int) -> Plan:
+        """Where the buffers lie for so many rows and pairs of tokens of one sentence. Without scores every buffer grows
+        with the rows alone, and one plan serves all."""
+        result = self.home[self.result]
+        return placed(self.spans, result, rows, pairs) if self.scored else placed(self.spans, result, 1, 0).times(rows)
+
+    def peak(self, rows: int, pairs: int) -> int:
+        """Bytes of the two blocks of a call: the result's, and the arena's."""
+        return self.plan(rows, pairs).end + 2 * LINE
+
+    def cost(self, rows: int, pairs: int) -> Costs:
+        """The machine's kernels that a run calls, in order, each with its sizes."""
+        return [priced for call in self.calls for priced in call.kernel.cost(call.bound, call.shape, rows, pairs)]
+
+    def run(self, batch: Any) -> NDArray[np.float32]:
+        """The output's rows. Buffers are of this call alone, so that any number of threads may be in here."""
+        rows, pairs = sizes(batch)
+        plan = self.plan(rows, pairs)
+        blocks = block(plan.wall), block(plan.arena)
+        found: list[Any] = []
+        for call, home in zip(self.calls, self.home, strict=True):
+            arguments = vars(call.bound) | {name: found[v] for name, v in call.values.items()}
+            if call.kernel.batched: arguments["batch"] = batch
+            if call.kernel.view: found.append(call.kernel.function(**arguments)); continue
+            at = plan.offsets[home]
+            behind = at >= plan.wall
+            out = np.ndarray(call.shape.at(rows, pairs), np.float32, blocks[behind], at - plan.wall * behind)
+            call.kernel.function(out, **arguments)
+            found.append(out)
+        return found[self.result]
+
+
+def block(size: int) -> NDArray[np.uint8]:
+    """Bytes that begin on a cache line."""
+    whole = np.empty(size + LINE, np.uint8)
+    start = -whole.__array_interface__["data"][0] % LINE
+    return whole[start:start + size]

@@ -1,0 +1,95 @@
+"""What steps read and write. A class is the shape of a value and, as the annotation of a kernel's operand, its type."""
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from formats.format import Format
+
+FLOAT = 4                                                   # bytes of a number at run time: every value is float32
+LINE = 64                                                   # bytes of a cache line: every buffer begins on one
+
+
+def lines(size: int) -> int:
+    """Bytes rounded up to whole cache lines."""
+    return -(-size // LINE) * LINE
+
+
+class Size(NamedTuple):
+    """Bytes of a buffer: so many a row of the batch, so many a pair of tokens of one sentence."""
+    row: int
+    pair: int
+
+    def at(self, rows: int, pairs: int) -> int: return self.row * rows + lines(self.pair * pairs)
+
+
+class Rows(NamedTuple):
+    """(T, cols): one row a token, sentences in turn. In a view of a wider value rows are `apart` numbers apart."""
+    cols: int
+    apart: int = 0
+
+    def at(self, rows: int, pairs: int) -> tuple[int, ...]: return rows, self.cols
+    @property
+    def size(self) -> Size: return Size(lines(FLOAT * self.cols), 0)
+    def __str__(self) -> str: return f"T×{self.cols}"
+
+
+class Heads(NamedTuple):
+    """(T, heads, cols): a row's columns in equal blocks, rows apart as above."""
+    heads: int
+    cols: int
+    apart: int = 0
+
+    def at(self, rows: int, pairs: int) -> tuple[int, ...]: return rows, self.heads, self.cols
+    @property
+    def size(self) -> Size: return Size(lines(FLOAT * self.heads * self.cols), 0)
+    def __str__(self) -> str: return f"T×{self.heads}×{self.cols}"
+
+
+class Scores(NamedTuple):
+    """Block-diagonal scores, flat: for each sentence in turn (heads, length, length)."""
+    heads: int
+
+    def at(self, rows: int, pairs: int) -> tuple[int, ...]: return (self.heads * pairs,)
+    @property
+    def size(self) -> Size: return Size(0, FLOAT * self.heads)
+    def __str__(self) -> str: return f"{self.heads}×Σlength²"
+
+
+def sizes(batch: Any) -> tuple[int, int]:
+    """Rows of a batch, and pairs of tokens of one sentence: the two sizes that shapes depend on."""
+    lengths = np.diff(batch.starts)
+    return batch.rows, int(lengths @ lengths)
+
+
+Value = Rows | Heads | Scores
+
+
+class Weight:
+    """A constant in a storage format, used as x @ W: shape (n, p)."""
+    @staticmethod
+    def holds(constant: Any) -> bool: return isinstance(constant, Format)
+
+
+class Vector:
+    """A constant float32 array: one number a column."""
+    @staticmethod
+    def holds(constant: Any) -> bool: return numbers(constant, 1)
+
+
+class Stack:
+    """A constant float32 array: a matrix (d, n) for each head."""
+    @staticmethod
+    def holds(constant: Any) -> bool: return numbers(constant, 3)
+
+
+class Tables:
+    """As many constants as are given, named table0, table1, …: rows to choose from, dense or half."""
+    @staticmethod
+    def holds(constant: Any) -> bool: return isinstance(constant, Format) and constant.name in ("dense", "half")
+
+
+def numbers(constant: Any, axes: int) -> bool:
+    return isinstance(constant, np.ndarray) and constant.dtype == np.float32 and constant.ndim == axes
+
+
+CONSTANT = (Weight, Vector, Stack, Tables)

@@ -1,0 +1,164 @@
+"""Programs on disk: a directory of JSON and safetensors, written whole or not at all, read bit for bit, mistrusted."""
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats import FORMATS, from_arrays
+from opmatrix.errors import InputError
+from opmatrix.program import ARRAY, Constant, Program, Step
+
+PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
+APART = ("tokenizer", "config", "certificate")              # entries of meta with a file of their own
+KIND, VERSION = "opmatrix program", 1
+AGAIN = "copy the whole directory again, or make the program anew"
+
+
+def save(program: Program, directory: str | Path) -> None:
+    """Write the program's directory. It appears by one renaming, complete. A program that was there is replaced; what
+    else lay in its directory is kept. InputError where something else is there, or it cannot be written."""
+    target = Path(directory).absolute()
+    if target.exists() and not replaceable(target):
+        raise InputError(f"{directory}: it exists and is no opmatrix program: choose another directory or remove it")
+    fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        fresh.mkdir(parents=True)
+        write(program, fresh)
+        swap(fresh, target)
+    except OSError as error: raise InputError(f"{directory}: not written: {error.strerror or error}") from error
+    finally: shutil.rmtree(fresh, ignore_errors=True)
+
+
+def replaceable(target: Path) -> bool:
+    """An empty directory, or one whose program.json says that it is ours."""
+    if not target.is_dir(): return False
+    try: return not any(target.iterdir()) or json.loads((target / PROGRAM).read_bytes())["kind"] == KIND
+    except (OSError, ValueError, KeyError, TypeError): return False
+
+
+def write(program: Program, directory: Path) -> None:
+    from safetensors.numpy import save_file
+    described = program.described()
+    meta = described["meta"]
+    head = {"kind": KIND, "version": VERSION, "hash": program.hash}
+    described["meta"] = {k: v for k, v in meta.items() if k not in APART}
+    (directory / PROGRAM).write_text(spread(head | described), "utf-8")
+    save_file({name: np.ascontiguousarray(array) for name, array in program.arrays()}, directory / WEIGHTS)
+    shutil.copymode(directory / PROGRAM, directory / WEIGHTS)
+    for name in APART:
+        if (entry := program.meta.get(name)) is not None:
+            text = entry if name == "tokenizer" else json.dumps(entry, indent=1)
+            (directory / f"{name}.json").write_text(text, "utf-8")
+
+
+def spread(value: Any, depth: int = 0) -> str:
+    """JSON with a line for each entry of its first two levels: for each step, each constant."""
+    if depth == 2 or not value or not isinstance(value, dict | list): return json.dumps(value)
+    named = isinstance(value, dict)
+    names = [json.dumps(name) + ": " for name in value] if named else [""] * len(value)
+    entries = [name + spread(v, depth + 1) for name, v in zip(names, value.values() if named else value, strict=True)]
+    line = "\n" + " " * (depth + 1)
+    return "[{"[named] + line + f",{line}".join(entries) + line[:-1] + "]}"[named]
+
+
+def swap(fresh: Path, target: Path) -> None:
+    """Put the fresh directory in the target's place. What was there is put back if that fails."""
+    if not target.exists(): return fresh.rename(target)
+    old = fresh.with_name(fresh.name + ".old")
+    target.rename(old)
+    try: fresh.rename(target)
+    except OSError: old.rename(target); raise
+    for other in old.iterdir():
+        if other.name not in (PROGRAM, WEIGHTS, *(f"{name}.json" for name in APART)): other.rename(target / other.name)
+    shutil.rmtree(old)
+
+
+def load(directory: str | Path) -> Program:
+    """The program in a directory, arrays and outputs equal to the bit. InputError, which names the file and the field,
+    for whatever is missing, damaged, of another version, or not what its hash says."""
+    directory = Path(directory)
+    file = directory / PROGRAM
+    if not file.is_file(): raise InputError(f"{directory}: no {PROGRAM} in it: give the directory of a saved program")
+    found = parsed(file)
+    if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r}, not {KIND!r}")
+    if (version := found.get("version")) != VERSION:
+        raise InputError(f"{file}: version is {version!r}, but this opmatrix reads {VERSION}: {AGAIN}")
+    beside = {name: entry for name in APART if (entry := apart(directory, name)) is not None}
+    meta = field(file, found, "meta", dict) | beside
+    constants = unpacked(file, field(file, found, "constants", dict), read_arrays(directory / WEIGHTS))
+    steps = [step(file, i, row) for i, row in enumerate(field(file, found, "steps", list))]
+    with blamed(file, "steps"): program = Program(steps, constants, field(file, found, "output", str), meta)
+    if program.hash != field(file, found, "hash", str):
+        raise InputError(f"{file}: hash is {found['hash']!r}, but the files have {program.hash!r}: one was changed "
+                         f"after saving: {AGAIN}")
+    return program
+
+
+@contextmanager
+def blamed(file: Path, entry: str) -> Iterator[None]:
+    """What goes wrong inside is the fault of that entry of the file."""
+    try: yield
+    except InputError: raise
+    except (ValueError, TypeError, KeyError) as error: raise InputError(f"{file}: {entry}: {error}") from error
+
+
+def parsed(file: Path) -> dict[str, Any]:
+    """The JSON object that a file holds."""
+    try: found = json.loads(file.read_bytes())
+    except OSError as error: raise InputError(f"{file}: it cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error: raise InputError(f"{file}: no JSON ({error}): {AGAIN}") from error
+    if isinstance(found, dict): return found
+    raise InputError(f"{file}: it holds a {type(found).__name__}, not an object: {AGAIN}")
+
+
+def field(file: Path, found: Mapping[str, Any], name: str, kind: type) -> Any:
+    """An entry of a JSON object, of that type."""
+    if name not in found: raise InputError(f"{file}: {name!r} is missing: {AGAIN}")
+    if isinstance(found[name], kind): return found[name]
+    raise InputError(f"{file}: {name!r} is a {type(found[name]).__name__}, not a {kind.__name__}: {AGAIN}")
+
+
+def apart(directory: Path, name: str) -> Any:
+    """The entry of meta with that name, None where it has no file; a tokenizer stays text."""
+    if not (file := directory / f"{name}.json").exists(): return None
+    with blamed(file, "text"): return file.read_text("utf-8") if name == "tokenizer" else parsed(file)
+
+
+def step(file: Path, i: int, row: Any) -> Step:
+    match row:
+        case [str(kernel), dict(operands), dict(attributes), str(output)]:
+            if all(isinstance(name, str) for name in operands.values()): return Step(kernel, operands, attributes, output)
+    raise InputError(f"{file}: steps[{i}] is {row!r:.80}, not [kernel, operands, attributes, output]")
+
+
+def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+    if not file.is_file(): raise InputError(f"{file}: it is missing: {AGAIN}")
+    try: return load_file(file)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        size = file.stat().st_size
+        raise InputError(f"{file}: {size} bytes that are no whole safetensors file ({error}): {AGAIN}") from error
+
+
+def unpacked(file: Path, described: Mapping[str, Any], arrays: dict[str, NDArray[Any]]) -> dict[str, Constant]:
+    """The constants that program.json describes, from the arrays beside it: each array is used, and used once."""
+    weights, constants = file.with_name(WEIGHTS), {}
+    for name, meta in described.items():
+        kind = meta.get("format") if isinstance(meta, dict) else None
+        if meta != ARRAY and kind not in FORMATS:
+            raise InputError(f"{file}: constants: {name!r}: format {kind!r} is unknown: array, {', '.join(FORMATS)}")
+        keys = {name: name} if meta == ARRAY else {f"{name}.{key}": key for key in FORMATS[kind].fields}
+        if lost := [key for key in keys if key not in arrays]:
+            raise InputError(f"{weights}: array {lost[0]!r} is missing, which {PROGRAM} names: {AGAIN}")
+        taken = {keys[key]: arrays.pop(key) for key in keys}
+        with blamed(weights, f"constant {name!r}"):
+            constants[name] = taken[name] if meta == ARRAY else from_arrays(meta, taken)
+    if arrays: raise InputError(f"{weights}: array {min(arrays)!r} belongs to no constant of {PROGRAM}: {AGAIN}")
+    return constants
