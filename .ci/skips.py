@@ -1,0 +1,41 @@
+"""A pytest plugin: every skip is printed, and fails the session unless nobody could have run that test here.
+
+Excused are three reasons, and "needs peers" where $LATER names a file: there go the files of those tests, which .ci/run
+runs once the peers are installed."""
+import os
+from pathlib import Path
+
+import pytest
+
+EXCUSED = ("needs a GPU", "needs Python", "does not build", *["needs peers"] * ("LATER" in os.environ))
+skips: dict[str, str] = {}                                  # test or file -> reason
+
+
+def unexcused() -> list[str]:
+    """What somebody has to answer for."""
+    return [test for test, why in skips.items() if not any(words in why for words in EXCUSED)]
+
+
+def note(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        skips[report.nodeid] = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None: note(report)
+
+def pytest_collectreport(report: pytest.CollectReport) -> None: note(report)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if unexcused() and session.exitstatus == pytest.ExitCode.OK: session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if path := os.environ.get("LATER"):
+        later = {test.split("::")[0] for test, why in skips.items() if "needs peers" in why}
+        Path(path).write_text("".join(f"{file}\n" for file in sorted(later)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not skips: return
+    terminalreporter.section("skipped tests")
+    for test, why in skips.items():
+        failure = test in unexcused()
+        terminalreporter.line(f"{'FAILURE' if failure else 'excused'}  {test}: {why}", red=failure)
