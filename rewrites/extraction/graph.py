@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .problem import Problem
+from .problem import Node, Problem
 
 Criteria = tuple[float, ...]
 
@@ -87,3 +87,26 @@ def components(graph: Graph) -> list[int]:
                         out[stack.pop()] = count
                     count += 1
     return out
+
+
+def derive(problem: Problem, nodes: Iterable[Node]) -> dict[Hashable, Node]:
+    """For each class that a set of nodes derives from nothing, the first node to derive it: a choice without cycles."""
+    users: dict[Hashable, list[Node]] = {}
+    missing: dict[int, int] = {}
+    todo = []
+    for node in nodes:
+        below = set(node.children)
+        missing[id(node)] = len(below)
+        for k in below:
+            users.setdefault(k, []).append(node)
+        if not below:
+            todo.append(node)
+    choice: dict[Hashable, Node] = {}
+    for node in todo:                           # grows while it is read
+        if node.cls not in choice:
+            choice[node.cls] = node
+            for user in users.get(node.cls, ()):
+                missing[id(user)] -= 1
+                if not missing[id(user)]:
+                    todo.append(user)
+    return choice

@@ -11,8 +11,8 @@ from .graph import Graph
 Choice = dict[int, int]                         # class -> node
 
 
-def tree(graph: Graph, price: Sequence[float]) -> Choice:
-    """Cheapest tree of every class, shared work counted each time it is used (Knuth 1977, a generalised Dijkstra)."""
+def trees(graph: Graph, price: Sequence[float]) -> tuple[Choice, list[float]]:
+    """The cheapest tree of every class and its cost, shared work counted each time (Knuth 1977, a generalised Dijkstra)."""
     users: dict[int, list[int]] = defaultdict(list)
     for i, kids in enumerate(graph.kids):
         for k in kids:
@@ -21,18 +21,19 @@ def tree(graph: Graph, price: Sequence[float]) -> Choice:
     heap = [(value[i], i) for i in range(len(value)) if not missing[i]]
     heap.sort()
     choice: Choice = {}
+    cheapest = [inf] * graph.classes
     while heap:
         cost, i = heappop(heap)
         c = graph.cls[i]
         if c in choice:
             continue
-        choice[c] = i
+        choice[c], cheapest[c] = i, cost
         for j in users[c]:
             missing[j] -= 1
             value[j] += cost
             if not missing[j] and graph.cls[j] not in choice:
                 heappush(heap, (value[j], j))
-    return choice
+    return choice, cheapest
 
 
 def walk(graph: Graph, choice: Choice) -> Choice:

@@ -1,39 +1,204 @@
-"""Presolve: smaller problems with the same optimum."""
+"""Presolve: smaller problems with the same optimum.
+
+Read a solution as a *set of nodes from which every root can be derived*, children first: adding nodes never harms, so a
+node may be replaced by anything that derives its class at no more cost from what is below it. Sets of classes are integers, one
+bit a class. `below(n)` are the classes in every program that uses node n (landmarks: Keyder, Richter, Helmert 2010).
+"""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import inf
+from operator import add
 
-from .graph import Graph
+from . import greedy
+from .graph import Graph, components
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The elements of a set of classes."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
 
 
 def prune(graph: Graph, budgets: Sequence[float]) -> Graph | None:
-    """Productive and reachable nodes alone, no self-loops, none that breaks a budget by itself; None if a root is lost."""
+    """Productive and reachable nodes alone, no self-loops, none that breaks a budget by itself; None if a root is lost.
+
+    Classes are numbered anew, children mostly before parents.
+    """
     nodes = [i for i, (c, kids) in enumerate(zip(graph.cls, graph.kids, strict=True))
-             if c not in kids and all(x <= b for x, b in zip(graph.cost[i][1:], budgets, strict=True))]
+             if c not in kids and all(x <= b for x, b in zip(graph.cost[i][1:], budgets))]
     users: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
+    missing = {}
     for i in nodes:
+        missing[i] = len(graph.kids[i])
+        members.setdefault(graph.cls[i], []).append(i)
         for k in graph.kids[i]:
             users.setdefault(k, []).append(i)
-    missing = {i: len(graph.kids[i]) for i in nodes}
-    productive: set[int] = set()
     todo = [graph.cls[i] for i in nodes if not missing[i]]
-    while todo:
-        c = todo.pop()
-        if c not in productive:
-            productive.add(c)
+    number: dict[int, int] = {}
+    for c in todo:                              # grows while it is read
+        if c not in number:
+            number[c] = len(number)
             for i in users.get(c, ()):
                 missing[i] -= 1
                 if not missing[i]:
                     todo.append(graph.cls[i])
-    if not graph.roots <= productive:
+    if not graph.roots <= number.keys():
         return None
-    nodes = [i for i in nodes if not missing[i]]
-    members: dict[int, list[int]] = {}
-    for i in nodes:
-        members.setdefault(graph.cls[i], []).append(i)
-    reached, todo = set(graph.roots), list(graph.roots)
+    reached, queue = set(graph.roots), list(graph.roots)
+    for c in queue:
+        for i in members[c]:
+            if not missing[i]:
+                for k in graph.kids[i]:
+                    if k not in reached:
+                        reached.add(k)
+                        queue.append(k)
+    number = {c: j for j, c in enumerate(c for c in number if c in reached)}
+    keep = [i for i in nodes if not missing[i] and graph.cls[i] in reached]
+    return Graph([number[graph.cls[i]] for i in keep], [frozenset([number[k] for k in graph.kids[i]]) for i in keep],
+                 [graph.cost[i] for i in keep], [graph.origin[i] for i in keep],
+                 frozenset([number[c] for c in graph.roots]), len(number))
+
+
+def union(sets: Sequence[int], kids: frozenset[int]) -> int:
+    """The classes in any of the children's sets."""
+    out = 0
+    for k in kids:
+        out |= sets[k]
+    return out
+
+
+def needs(graph: Graph, members: Sequence[Sequence[int]]) -> list[int]:
+    """For each class the classes of every program of it: the greatest solution of need(c) = c + meet of below(n), n in c."""
+    parents: list[set[int]] = [set() for _ in range(graph.classes)]
+    for c, kids in zip(graph.cls, graph.kids, strict=True):
+        for k in kids:
+            parents[k].add(c)
+    need = [(1 << graph.classes) - 1] * graph.classes
+    todo = dict.fromkeys(range(graph.classes))
     while todo:
-        below = {k for i in members[todo.pop()] for k in graph.kids[i]} - reached
-        reached |= below
-        todo += below
-    return graph.keep(i for i in nodes if graph.cls[i] in reached)
+        c = next(iter(todo))
+        del todo[c]
+        meet = -1
+        for i in members[c]:
+            meet &= union(need, graph.kids[i])
+        meet |= 1 << c
+        if meet != need[c]:
+            need[c] = meet
+            todo.update(dict.fromkeys(parents[c]))
+    return need
+
+
+def dominators(graph: Graph, members: Sequence[Sequence[int]]) -> list[int]:
+    """For each class the classes that lie on every path to it from a root, itself included."""
+    parents: list[set[int]] = [set() for _ in range(graph.classes)]
+    for c, kids in zip(graph.cls, graph.kids, strict=True):
+        for k in kids:
+            parents[k].add(c)
+    over = [(1 << graph.classes) - 1] * graph.classes
+    todo = dict.fromkeys(reversed(range(graph.classes)))
+    while todo:
+        c = next(iter(todo))
+        del todo[c]
+        meet = 0 if c in graph.roots else -1
+        for p in parents[c]:
+            meet &= over[p]
+        meet |= 1 << c
+        if meet != over[c]:
+            over[c] = meet
+            for i in members[c]:
+                todo.update(dict.fromkeys(graph.kids[i]))
+    return over
+
+
+def acyclic(graph: Graph, need: Sequence[int], over: Sequence[int]) -> Graph:
+    """Without the nodes that need their own class or one that lies above it on every path: they only close cycles."""
+    return graph.keep(i for i, (c, kids) in enumerate(zip(graph.cls, graph.kids, strict=True))
+                      if not union(need, kids) & over[c])
+
+
+def implied(graph: Graph, need: Sequence[int]) -> Graph:
+    """Without children that another child needs anyway; a class that every program needs becomes a root, and no child."""
+    roots = frozenset(bits(union(need, graph.roots)))
+    part = components(graph)
+    kids = []
+    for c, before in zip(graph.cls, graph.kids, strict=True):
+        after = [k for k in before if k not in roots or part[k] == part[c]]
+        if len(after) > 1:
+            after = [k for k in after if not any(need[o] >> k & 1 for o in after if o != k)]
+        kids.append(frozenset(after))
+    return Graph(graph.cls, kids, graph.cost, graph.origin, roots, graph.classes)
+
+
+def undominated(graph: Graph, members: Sequence[Sequence[int]], need: Sequence[int]) -> Graph:
+    """Without nodes that another of their class replaces: its children are below, or cheap enough to derive from nothing."""
+    single = len(graph.cost[0]) == 1
+    price = [c[0] for c in graph.cost]
+    tree = greedy.trees(graph, price)[1] if single else [inf] * graph.classes
+    keep = []
+    for nodes in members:
+        best: list[int] = []
+        for i in sorted(nodes, key=lambda i: (graph.cost[i], len(graph.kids[i]))):
+            below = union(need, graph.kids[i])
+            if not any(replaces(graph, o, i, below, tree) for o in best):
+                best.append(i)
+        keep += best
+    return graph.keep(keep)
+
+
+def replaces(graph: Graph, other: int, node: int, below: int, tree: Sequence[float]) -> bool:
+    """Whether `other` derives the class of `node` at no more cost, given the classes below `node`.
+
+    What has to be derived anew must leave the cost strictly lower: at equal cost it could contain `node` itself.
+    """
+    if any(a > b for a, b in zip(graph.cost[other], graph.cost[node], strict=True)):
+        return False
+    new = [tree[k] for k in graph.kids[other] if not below >> k & 1]
+    return not new or graph.cost[other][0] + sum(new) < graph.cost[node][0]
+
+
+def merged(graph: Graph, members: Sequence[Sequence[int]]) -> Graph:
+    """Without classes that can be written into their parents: the choice is one parent's alone, or sharing costs nothing."""
+    cls, kids, cost, origin = list(graph.cls), list(graph.kids), list(graph.cost), list(graph.origin)
+    inside = [set(nodes) for nodes in members]
+    users: list[set[int]] = [set() for _ in range(graph.classes)]
+    for i, below in enumerate(kids):
+        for k in below:
+            users[k].add(i)
+    for k in range(graph.classes):
+        above, below = users[k], inside[k]
+        if k in graph.roots or len(above) * len(below) > max(len(above) + len(below), len(above) * (len(below) == 1)):
+            continue
+        if len({cls[n] for n in above}) > 1 and any(any(cost[m]) for m in below):
+            continue
+        pairs = [(n, m) for n in above for m in below if cls[n] not in kids[m]]
+        for i in (*above, *below):
+            inside[cls[i]].discard(i)
+            for j in kids[i] - {k}:
+                users[j].discard(i)
+        for n, m in pairs:
+            inside[cls[n]].add(len(cls))
+            cls.append(cls[n])
+            kids.append(kids[n] - {k} | kids[m])
+            cost.append(tuple(map(add, cost[n], cost[m])))
+            origin.append(origin[n] + origin[m])
+            for j in kids[-1]:
+                users[j].add(len(cls) - 1)
+        users[k] = set()
+    whole = Graph(cls, kids, cost, origin, graph.roots, graph.classes)
+    return whole.keep(i for nodes in inside for i in sorted(nodes))
+
+
+def presolve(graph: Graph, budgets: Sequence[float]) -> Graph | None:
+    """All reductions to a fixed point; None if no program covers the roots."""
+    small, size = prune(graph, budgets), None
+    while small is not None and (now := (len(small.cls), sum(map(len, small.kids)), len(small.roots))) != size:
+        size, members = now, small.members()
+        need = needs(small, members)
+        small = implied(acyclic(small, need, dominators(small, members)), need)
+        small = undominated(small, small.members(), need)
+        small = prune(merged(small, small.members()), budgets)
+    return small

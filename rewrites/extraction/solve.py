@@ -6,8 +6,8 @@ from math import inf
 from time import perf_counter
 
 from . import exact, greedy
-from .graph import Graph, index
-from .presolve import prune
+from .graph import Graph, derive, index
+from .presolve import presolve
 from .problem import Extraction, Infeasible, Node, Problem, check, order
 
 
@@ -28,13 +28,13 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
     criteria = [(weights[0] * n.time + weights[1] * n.memory + weights[2] * n.error,
                  *([n.memory] if memory is not None else []), *([n.error] if error is not None else []))
                 for n in problem.nodes]
-    graph, names = index(problem, criteria, frozenset(forbidden))
-    graph = prune(graph, budgets)
+    whole, names = index(problem, criteria, frozenset(forbidden))
+    graph = presolve(whole, budgets)
     if graph is None:
         raise Infeasible("no program covers the roots")
     price = [c[0] for c in graph.cost]
     best, best_cost = None, inf
-    for choice in (greedy.tree(graph, price), greedy.dag(graph, price)):
+    for choice in (greedy.trees(graph, price)[0], greedy.dag(graph, price)):
         nodes = list(greedy.walk(graph, choice).values())
         total = graph.total(nodes)
         if total[0] < best_cost and all(t <= b for t, b in zip(total[1:], budgets)):
@@ -42,14 +42,14 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
     first = best_cost
     answer = exact.solve(graph, budgets, time_limit - (perf_counter() - start), gap)
     if answer.nodes is not None:
-        nodes = list(greedy.walk(graph, {graph.cls[i]: i for i in answer.nodes}).values())
+        nodes = answer.nodes
         total = graph.total(nodes)
         if total[0] < best_cost:
             best, best_cost = nodes, total[0]
     if best is None:
         raise Infeasible("no program fits the budgets") if answer.finished else TimeoutError("no program found in time")
-    chosen = {problem.nodes[o].cls: problem.nodes[o] for i in best for o in graph.origin[i]}
-    nodes = order(chosen, problem.roots)
+    picked = derive(problem, [problem.nodes[o] for i in best for o in graph.origin[i]])
+    nodes = order(picked, problem.roots)
     total = [sum(getattr(n, name) for n in nodes) for name in ("time", "memory", "error")]
     cost = sum(w * t for w, t in zip(weights, total, strict=True))
     bound = min(answer.bound, cost)
