@@ -60,6 +60,8 @@ class Config(dict[str, Any]):
         for key in SIZES:
             if key in self and not (type(self[key]) is int and self[key] > 0):
                 raise InputError(f"{path}: {key} is {self[key]!r}: it must be a whole number above 0")
+        if not (type(eps := self.get("layer_norm_eps", 0)) in (int, float) and 0 <= eps < 1):
+            raise InputError(f"{path}: layer_norm_eps is {eps!r}: it must be a number from 0 to 1")
 
     def __missing__(self, key: str) -> Any:
         raise InputError(f"{self.path}: {key!r} is missing: take the config.json that belongs to the weights")
@@ -116,8 +118,10 @@ class Checkpoint:
             used.add(self.find(name).name)
             return self.at(name, *shape)
 
-        try: model: Operator = build(self.config, at)
+        try: model = build(self.config, at)
         except ShapeError as error: raise InputError(f"{self.config.path}: its sizes do not fit: {error}") from error
+        except InputError as error:                                     # a family knows the config, but not its file
+            raise InputError(re.sub("^config:", lambda _: f"{self.config.path}:", str(error))) from error
         kinds = {numberless(name) for name in used}
         if left := [name for name in self.tensors if name not in used and numberless(name) in kinds]:
             raise InputError(f"{self.directory}: the weights hold {left[0]!r}, which {self.config.path} leaves out: "

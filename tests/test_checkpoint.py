@@ -90,6 +90,8 @@ DAMAGE = {                                                  # what is done to a 
     "a family that is a list": (config(model_type=["bert"]), r"model_type \['bert'\]"),
     "a size in words": (config(hidden_size="24"), "hidden_size is '24'"),
     "a size of nothing": (config(num_hidden_layers=0), "num_hidden_layers is 0"),
+    "an eps in words": (config(layer_norm_eps="1e-12"), "layer_norm_eps is '1e-12'"),
+    "an eps that is no number": (config(layer_norm_eps=float("nan")), "layer_norm_eps is nan"),
     "a size that is true": (config(type_vocab_size=True), "type_vocab_size is True"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "neither model.safetensors nor model.saf"),
     "no bytes": (weights(0), r"model\.safetensors: 0 bytes that are no whole"),
@@ -149,7 +151,9 @@ def changed(tmp_path, **config):
     ({"max_position_embeddings": 512}, "'embeddings.position_embeddings.weight' is 20 × 24, .* max_posi"),
     ({"num_hidden_layers": 3}, "tensor 'encoder.layer.2.* is missing from the weights: check .*config.json"),
     ({"num_hidden_layers": 1}, "weights hold 'encoder.layer.1.*', which .* leaves out: check its number of layers"),
-    ({"num_attention_heads": 5}, "config.json"),
+    ({"num_attention_heads": 5}, r"config\.json: its sizes do not fit: .*5 heads"),
+    ({"hidden_act": "swish9"}, r"/config\.json: hidden_act 'swish9' is not one of"),
+    ({"position_embedding_type": "relative_key"}, r"/config\.json: position_embedding_type 'relative_key'"),
 ])
 def test_a_config_that_does_not_match_the_weights(tmp_path, config, words):
     with pytest.raises(InputError, match=words): changed(tmp_path, **config).operator()
