@@ -41,7 +41,7 @@ class Format:
     bytes: ClassVar[sympy.Expr] = sympy.Integer(0)
     flops: ClassVar[sympy.Expr] = sympy.Integer(0)
     parameters: ClassVar[dict[str, Any]] = {}
-    named: ClassVar[Mapping[str, sympy.Symbol]] = MappingProxyType({})      # the remembered options, and the size each of them is
+    named: ClassVar[Mapping[str, sympy.Symbol]] = MappingProxyType({})      # remembered options that are sizes
     declared: ClassVar[SimpleNamespace]
     fit: ClassVar[Callable[..., Floats]]
     pack: ClassVar[Callable[..., Any]]

@@ -26,7 +26,8 @@ def importance(W: Floats, scale: ArrayLike | None, where: str) -> NDArray[np.flo
 def number(density: Any, total: int, where: str) -> int:
     """How many of `total` a density keeps."""
     if not 0 <= density <= 1: raise FormatError(f"{where}: density = {density} is not between 0 and 1")
-    return round(density * total)
+    kept: int = round(density * total)
+    return kept
 
 
 def highest(score: NDArray[np.float64], count: int) -> NDArray[np.bool_]:

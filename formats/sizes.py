@@ -46,7 +46,7 @@ class Number:
         sizes = sizes if isinstance(sizes, tuple) else (sizes,)
         for axis, given in enumerate(sizes):
             if complaint := wrong(given):
-                raise SizeError(f"{complaint}\n{underlined(sys._getframe(1), self.name, axis)}")
+                raise SizeError(f"{complaint}\n{underlined(sys._getframe(1), axis)}")
         return Array(self, tuple(map(sympy.sympify, sizes)))
 
     def __str__(self) -> str: return self.name
@@ -109,16 +109,16 @@ def suggest(name: str) -> str:
     return next(iter(difflib.get_close_matches(name, known, 1, 0.5)), "")
 
 
-def underlined(frame: FrameType, name: str, axis: int) -> str:
-    """file:line, the source line, and a caret under the given axis of the annotation `name[...]` in it."""
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).rstrip()
-    place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    try: tree = ast.parse(line.strip())
-    except SyntaxError: return f"  {place}\n  {line.strip()}"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript) and name.startswith(ast.unparse(node.value)):
-            token = (node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice])[axis:][:1]
-            for found in token:
-                caret = " " * found.col_offset + "^" * ((found.end_col_offset or 0) - found.col_offset)
-                return f"  {place}\n  {line.strip()}\n  {caret}"
-    return f"  {place}\n  {line.strip()}"
+def underlined(frame: FrameType, axis: int) -> str:
+    """file:line of the annotation that a frame evaluates, its source, and a caret under the given one of its sizes."""
+    code, place = frame.f_code, f"  {frame.f_code.co_filename}:{frame.f_lineno}"
+    first, last, left, right = list(code.co_positions())[frame.f_lasti // 2]
+    source = linecache.getline(code.co_filename, frame.f_lineno).rstrip()
+    if not source or first != last or left is None: return place
+    match ast.parse(source.encode()[left:right].decode(), mode="eval").body:
+        case ast.Subscript(slice=ast.Tuple(elts=tokens)): token = tokens[axis]
+        case ast.Subscript(slice=token): pass
+        case _: return place
+    caret = " " * (left + token.col_offset) + "^" * ((token.end_col_offset or 0) - token.col_offset)
+    indent = len(source) - len(source.lstrip())
+    return f"{place}\n  {source[indent:]}\n  {caret[indent:]}"

@@ -1,0 +1,67 @@
+"""The test that a format has by being declared: it holds what it says, costs what it says, multiplies as it says."""
+import json
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .epilogue import Epilogue
+from .format import Format
+
+SHAPES = (24, 35), (64, 18)                                  # no square; 35 and 18 leave ragged edges
+ROWS = 1, 3, 70
+
+
+def check(F: type[Format], rng: np.random.Generator) -> None:
+    """Every choice that F offers, on matrices with and without zeros; AssertionError says what failed."""
+    for shape, rows in product(SHAPES, ROWS):
+        for options in F.choices(*shape):
+            packed = stored(F, rng.standard_normal(shape, np.float32), options)
+            multiplied(packed, rng.standard_normal((rows, shape[0]), np.float32), rng)
+        sizes = F.expected(*shape, **options)
+        must(packed.sizes == sizes, F, options, f"has the sizes {packed.sizes}, expected were {sizes}")
+        holes = rng.standard_normal(shape, np.float32) * np.outer(*(rng.integers(0, 2, side) for side in shape))
+        multiplied(stored(F, holes, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
+    stored(F, np.zeros(shape, np.float32), options)
+
+
+def must(condition: Any, what: object, options: object, words: str) -> None:
+    """An assertion that no optimisation switches off."""
+    if not condition: raise AssertionError(f"{getattr(what, 'name', what)} {options}: {words}")
+
+
+def stored(F: type[Format], W: NDArray[np.float32], options: dict[str, Any]) -> Format:
+    """W, fitted and packed: it comes out again, turned and saved too, and takes the bytes that it declares."""
+    fitted = F.fit(W, **options)
+    packed: Format = F.pack(fitted, **options)
+    back, slack = packed.unpack(), packed.tolerance(fitted)
+    near = lambda one, other: np.linalg.norm(one.astype(np.float64) - other) <= slack
+    must(near(back, fitted), F, options, "unpack is not what was packed")
+    must(near(F.fit(back, **options), back), F, options, "fit moves a matrix that fits")
+    must(near(F.approximate(W, **options).unpack(), fitted), F, options, "approximate is not pack of fit")
+    must(near(packed.transpose().unpack(), back.T), F, options, "transpose is not the transpose")
+    must(F.bytes.subs(packed.sizes) == packed.nbytes, F, options, f"stores {packed.nbytes} bytes, declares {F.bytes}")
+    again = saved(packed)
+    must(again.meta() == packed.meta() and np.array_equal(again.unpack(), back), F, options, "is not what was saved")
+    return packed
+
+
+def saved(packed: Format) -> Format:
+    """The same after a journey through JSON and safetensors."""
+    from safetensors.numpy import load, save
+    return packed.from_arrays(json.loads(json.dumps(packed.meta())), load(save(packed.arrays())))
+
+
+def multiplied(packed: Format, x: NDArray[np.float32], rng: np.random.Generator) -> None:
+    """x @ W, alone and with a whole epilogue, is as near to float64 as rounding allows."""
+    outputs = packed.shape[1]
+    bias, gain, shift = rng.standard_normal((3, outputs), np.float32)
+    residual = rng.standard_normal((len(x), outputs), np.float32)
+    exact, error = x.astype(np.float64) @ packed.unpack().astype(np.float64), packed.bound(x)
+    for epilogue in Epilogue(), Epilogue(bias, "gelu", residual, 1e-12, gain, shift):
+        off = abs(packed.matmul(x, epilogue=epilogue) - epilogue.reference(exact))
+        allowed = epilogue.bound(exact, error)
+        worst = np.unravel_index((off - allowed).argmax(), off.shape)
+        must((off <= allowed).all(), packed, len(x),
+             f"rows times it, at {worst}: off by {off[worst]:.3g}, rounding allows {allowed[worst]:.3g}")
