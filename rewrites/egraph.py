@@ -12,8 +12,8 @@ from rewrites.law import FLAGS, JOIN, MARK, NORMALISE, RESTRUCTURE, SIMPLIFY, La
 from rewrites.laws.facts import FACTS, UNARY
 from rewrites.template import Template, quoted
 
-SCHEDULE = (NORMALISE, SIMPLIFY, MARK, RESTRUCTURE, SIMPLIFY, JOIN)
-ROUNDS = {JOIN: 2}                                          # queries with keys, then both with values
+SCHEDULE = (NORMALISE, SIMPLIFY, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
+ROUNDS = {MARK: 2, JOIN: 2}                                 # queries with keys, then both with values
 
 
 def text(term: Operator) -> str:

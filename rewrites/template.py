@@ -78,6 +78,8 @@ def known(term: Operator, leaves: Sequence[Operator]) -> Iterator[str]:
     """The facts that an imported term states of itself."""
     if term in leaves or term.kind.name == "given":
         yield "act"
+    if term.kind.name == "given":
+        yield "given"
     yield from (fact for fact in ("linear", "additive", "entrywise") if getattr(term, fact))
     if term.constant and term.uniform:
         yield "constant"

@@ -1,7 +1,7 @@
 """What a composite is, from what its parts are: class facts as egglog rules. They describe the value a class denotes,
 so they pass through an approximation from its original, never from its replacement."""
 
-UNARY = ("linear", "additive", "constant", "entrywise", "column", "level", "act")
+UNARY = ("linear", "additive", "constant", "entrywise", "column", "level", "act", "given")
 
 
 def each(kind: str, *facts: str) -> list[str]:

@@ -1,0 +1,74 @@
+"""A small matcher over a frozen graph, where costs and shapes live: all ways in which a class holds a pattern."""
+from collections.abc import Iterator
+from typing import Any
+
+from formats.shapes import H
+from opmatrix.term import Operator
+from rewrites.egraph import Graph
+from rewrites.law import Sort
+
+Found = dict[Any, Any]                                      # pattern node or attribute -> class or attribute name
+COMMUTES = ("add", "mul")
+
+
+class Matcher:
+    """Patterns against one graph. `heads` tells how many heads the values of a class have."""
+
+    def __init__(self, graph: Graph, terms: dict[int, Operator], values: dict[str, Any]) -> None:
+        self.graph, self.members, self.values = graph, graph.members, values
+        self.heads = {cls: 1 if term.out.heads is H else term.out.heads for cls, term in terms.items()}
+
+    def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[dict[str, Any]]:
+        """Each substitution: variable to class, or to the name of an attribute. None twice."""
+        seen = set()
+        for found in self._node(pattern, cls, {}, variables):
+            bound = {name: found[name] for name in variables}
+            if (key := tuple(bound.values())) not in seen:
+                seen.add(key)
+                yield bound
+
+    def _node(self, pattern: Operator, cls: int, found: Found, variables: dict[str, Sort]) -> Iterator[Found]:
+        if pattern in found:
+            if found[pattern] == cls:
+                yield found
+        elif pattern.kind.name == "symbol":
+            name = str(pattern.args[0])
+            if self._fits(cls, variables[name]):
+                yield {**found, pattern: cls, name: cls}
+        else:
+            for node in self.members.get(cls, ()):
+                if node.kind == pattern.kind.name:
+                    start = self._attributes(pattern.attributes, node.attributes, {**found, pattern: cls})
+                    orders = [node.children] + [node.children[::-1]] * (node.kind in COMMUTES and node.children[0] != node.children[1])
+                    for children in orders if start is not None else ():
+                        yield from self._children(pattern.children, children, start, variables)
+
+    def _children(self, patterns: tuple[Operator, ...], classes: tuple[int, ...], found: Found, variables: Any) -> Iterator[Found]:
+        if not patterns:
+            yield found
+            return
+        for more in self._node(patterns[0], classes[0], found, variables):
+            yield from self._children(patterns[1:], classes[1:], more, variables)
+
+    def _attributes(self, wanted: tuple[Any, ...], own: tuple[str, ...], found: Found) -> Found | None:
+        for want, have in zip(wanted, own, strict=True):
+            if type(want).__name__ in ("Name", "Symbol"):
+                if found.setdefault(attribute_variable(want), have) != have:
+                    return None
+            elif self.values[have] != want:
+                return None
+        return found
+
+    def _fits(self, cls: int, sort: Sort) -> bool:
+        """The facts of the guard, and one head or many as the sizes say."""
+        if any(cls not in self.graph.facts[fact] for fact in sort.facts) or (sort.name != "constant" and cls not in self.heads):
+            return False
+        if sort.name == "value" and sort.facts != ("given",) and cls in self.graph.facts["constant"]:
+            return False
+        many = len(sort.sizes) == {"matrix": 3, "value": 2, "constant": 2}.get(sort.name, 0) or sort.name == "scores"
+        return sort.name in ("scalar", "column") or many == (self.heads[cls] != 1) or (sort.name == "constant" and not many)
+
+
+def attribute_variable(want: Any) -> str:
+    """A size symbol stands for the variable `heads`; monoids and patterns carry their own name."""
+    return "heads" if type(want).__name__ == "Symbol" else str(want)
