@@ -1,6 +1,7 @@
 """Pretrained weights: a directory with config.json and safetensors, whole or in shards, read when asked."""
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,8 @@ from opmatrix.term import Operator
 from opmatrix.text import Tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-WIDEN = {                                                   # number types that are read, and how each becomes float32
+Widening = Callable[[NDArray[Any]], NDArray[Any]]
+WIDEN: dict[str, tuple[str, Widening]] = {                  # number types that are read, and how each becomes float32
     "F32": ("<f4", lambda x: x),
     "F16": ("<f2", lambda x: x.astype(np.float32)),
     "BF16": ("<u2", lambda x: (x.astype(np.uint32) << 16).view(np.float32)),        # the upper half of a float32

@@ -36,7 +36,7 @@ class Tokenizer:
         for at, text in enumerate(texts):
             if not isinstance(text, str): raise InputError(f"text {at} is {text!r}, no string: give strings")
             if not encodable(text): raise InputError(f"text {at}, {shortened(text)}, is no valid Unicode: mend it")
-        rows = [np.array(found.ids, np.int64) for found in self.tokenizer.encode_batch(texts)]
+        rows: list[list[int]] = [found.ids for found in self.tokenizer.encode_batch(texts)]
         for at, row in enumerate(rows):
             named = f"text {at}, {shortened(texts[at])},"
             if not len(row): raise InputError(f"{named} has no tokens: leave it out")
