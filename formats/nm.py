@@ -40,7 +40,7 @@ class NM(Format):
 
     def kernel(x, idx, val, out, epilogue, *, n, m):
         from .kernels import product_nm
-        product_nm(x, idx, val, out, epilogue, n, m)
+        product_nm(x, idx, val, out, group=m, epilogue=epilogue)
 
     def transpose(self):
         """W.T as CSR: what has n of every m inputs need not have n of every m outputs."""
