@@ -75,6 +75,72 @@ def test_product_lowrank(rng, T, form):
     within(kernels.product_lowrank(x, u, v, room(T, 310), after), after.reference(y),
            after.bound(y, gamma(200 + 9 + 4) * (a @ b @ c)))
 
+def csr(w):
+    """ptr, idx, val by column."""
+    kept = w.T != 0
+    return np.r_[0, np.cumsum(kept.sum(1))].astype(np.uint32), kept.nonzero()[1], w.T[kept]
+
+
+def blocks(w, r, c):
+    """ptr, idx, val by column of tiles, padded at the edges."""
+    (n, p), N, P = w.shape, -(-w.shape[0] // r), -(-w.shape[1] // c)
+    tiles = np.pad(w, ((0, N * r - n), (0, P * c - p))).reshape(N, r, P, c).transpose(2, 0, 1, 3)
+    kept = tiles.any((2, 3))
+    return np.r_[0, np.cumsum(kept.sum(1))].astype(np.uint32), kept.nonzero()[1].astype(np.uint32), tiles[kept]
+
+
+def groups(rng, n, p, kept, group):
+    """(idx, val, W): so many numbers of every group of inputs at random places."""
+    count = -(-n // group)
+    idx = np.sort(rng.permuted(np.tile(np.arange(group), (p, count, 1)), axis=2)[:, :, :kept], axis=2)
+    w = np.zeros((p, count, group), np.float32)
+    np.put_along_axis(w, idx, numbers(rng, p, count, kept), 2)
+    w.reshape(p, -1)[:, n:] = 0
+    return idx.reshape(p, -1).astype(np.uint8), np.take_along_axis(w, idx, 2).reshape(p, -1), w.reshape(p, -1)[:, :n].T
+
+
+SHAPES = [(1, 384, 333), (5, 50, 64), (16, 33, 7), (129, 100, 130), (300, 37, 65)]
+
+
+@pytest.mark.parametrize("T, n, p", SHAPES)
+@pytest.mark.parametrize("density", [0.0, 0.02, 0.3, 1.0])
+def test_product_csr(rng, T, n, p, density):
+    x, w, after = numbers(rng, T, n), numbers(rng, n, p) * (rng.random((n, p)) < density), epilogue(rng, "all", T, p)
+    ptr, idx, val = csr(w)
+    for kind in (np.uint16, np.uint32):
+        product_within(kernels.product_csr(x, ptr, idx.astype(kind), val, room(T, p)), x, w, NOTHING)
+        product_within(kernels.product_csr(x, ptr, idx.astype(kind), val, room(T, p), after), x, w, after)
+
+
+@pytest.mark.parametrize("T, n, p", SHAPES)
+@pytest.mark.parametrize("r, c", [(16, 16), (4, 4), (1, 16), (32, 5), (8, 1), (3, 100)])
+def test_product_block(rng, T, n, p, r, c):
+    x, w, after = numbers(rng, T, n), numbers(rng, n, p), epilogue(rng, "all", T, p)
+    w *= np.kron(rng.random((-(-n // r), -(-p // c))) < 0.4, np.ones((r, c), bool))[:n, :p]
+    product_within(kernels.product_block(x, *blocks(w, r, c), room(T, p)), x, w, NOTHING)
+    product_within(kernels.product_block(x, *blocks(w, r, c), room(T, p), after), x, w, after)
+
+
+@pytest.mark.parametrize("T, n, p", SHAPES)
+@pytest.mark.parametrize("kept, group", [(2, 4), (1, 4), (3, 8), (4, 4), (1, 2)])
+def test_product_nm(rng, T, n, p, kept, group):
+    x, after = numbers(rng, T, n), epilogue(rng, "all", T, p)
+    idx, val, w = groups(rng, n, p, kept, group)
+    product_within(kernels.product_nm(x, idx, val, room(T, p), group), x, w, NOTHING)
+    product_within(kernels.product_nm(x, idx, val, room(T, p), group, after), x, w, after)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 150), st.integers(1, 70), st.integers(1, 70), st.integers(1, 20), st.integers(1, 20),
+       st.integers(0, 2**32 - 1))
+def test_sparse_products_agree(T, n, p, r, c, seed):
+    """The same matrix in csr and in tiles of any size."""
+    rng = np.random.default_rng(seed)
+    x, w = numbers(rng, T, n), numbers(rng, n, p) * (rng.random((n, p)) < 0.3)
+    ptr, idx, val = csr(w)
+    product_within(kernels.product_csr(x, ptr, idx.astype(np.uint16), val, room(T, p)), x, w, NOTHING)
+    product_within(kernels.product_block(x, *blocks(w, r, c), room(T, p)), x, w, NOTHING)
+
 
 def test_views_with_steps(rng):
     """Columns of a wider buffer are read and written in place."""

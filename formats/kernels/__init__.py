@@ -8,6 +8,7 @@ from typing import Any
 
 WHERE = {name: module for module, names in {
     "linear": ("product_dense", "product_half", "product_lowrank"),
+    "sparse": ("product_csr", "product_block", "product_nm"),
     "rows": ("pointwise", "scale", "gather", "embed"),
     "by_head": ("headwise",),
     "heads": ("attention", "scores", "softmax", "values"),

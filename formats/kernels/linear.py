@@ -2,6 +2,7 @@
 
 Many rows: an item is a chunk of rows with all columns, so the epilogue finds its rows in cache. Few rows: an item is a
 range of columns, so that every thread reads its own part of the weight; a normalisation then follows as a stage."""
+import math
 from typing import Any
 
 import numpy as np
@@ -68,21 +69,24 @@ def settle(item, worker, arguments):
         affine_part(c, y, 0)
 
 
-def split(rows: int, columns: int, workers: int) -> tuple[int, int]:
-    """(rows, columns) of an item: all columns where there are rows enough for every worker, otherwise all rows."""
+def split(rows: int, columns: int, workers: int, unit: int = 1) -> tuple[int, int]:
+    """(rows, columns) of an item: all columns where there are rows enough for every worker, otherwise all rows.
+
+    A range of columns is a multiple of unit, and of 16 where that is possible."""
     if workers == 1 or rows >= ENOUGH * workers:
         return -(-rows // (workers * -(-rows // (workers * CHUNK)))), columns
-    return rows, min(columns, -(-columns // workers // 16) * 16)
+    unit = math.lcm(unit, 16)
+    return rows, min(columns, -(-columns // workers // unit) * unit)
 
 
 def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, epilogue: tuple[Any, ...],
-                  room: tuple[int, int] = (0, 0), kind: np.dtype = LINEAR, more: tuple[Any, ...] = ()) -> list[Stage]:
-    """The launches of one product; more: the values of the fields that a kernel's own record adds to LINEAR."""
+                  room: tuple[int, int] = (0, 0), unit: int = 1) -> list[Stage]:
+    """The launches of one product; weight: the address of w, or of a record that describes it."""
     (T, n), p = x.shape, out.shape[1]
-    rows, cols = split(T, p, threads())
+    rows, cols = split(T, p, threads(), unit)
     fields = (address(x), step(x), address(out), step(out), T, n, p, rows, cols, sgemm_address(), *room, weight,
               *epilogue)
-    stages: list[Stage] = [(kernel, np.array([fields + more], kind), -(-T // rows) * -(-p // cols))]
+    stages: list[Stage] = [(kernel, np.array([fields], LINEAR), -(-T // rows) * -(-p // cols))]
     if epilogue[4] and cols < p:
         few = -(-T // threads())
         settled = (*fields[:7], few, p, *fields[9:])
