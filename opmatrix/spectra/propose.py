@@ -1,0 +1,234 @@
+"""Which approximations of a weight are worth proposing: those the cost repays and no other one beats."""
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from formats import FORMATS, FormatError
+from formats.sizes import T
+from opmatrix.errors import InputError
+from opmatrix.spectra.activations import Gram, diagonal, low_rank_errors, metric, output_energy
+from opmatrix.spectra.measures import Array, elbow, finite
+
+Price = Callable[[str, dict[str, Any], int, int], tuple[float, float]]
+EXACT = 1e-6                                                # smaller relative errors are float32 rounding
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What to propose: nothing whose predicted relative output error exceeds `error`; ranks (multiples of `multiple`,
+    for the kernels' sake) and densities where that error crosses one of `levels`; only what saves the share `saving` of
+    dense's seconds or bytes; at most `most` for one weight."""
+    error: float = 0.5
+    levels: Sequence[float] = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
+    multiple: int = 8
+    saving: float = 0.05
+    most: int = 8
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A format, its options, and the metric it is fitted in: plain, wanda (column norms of X) or whitened (G)."""
+    method: str
+    parameters: dict[str, Any]
+    fit: str = "plain"
+
+    def __str__(self) -> str:
+        return f"{self.method}({', '.join(f'{key}={value}' for key, value in self.parameters.items())})"
+
+    def options(self, gram: Gram | ArrayLike | None, n: int) -> dict[str, Any]:
+        """The options of the format's `fit` and `approximate`: the parameters, and the metric."""
+        if self.fit == "plain": return dict(self.parameters)
+        g = metric(gram, n)
+        if self.fit == "wanda": return self.parameters | {"scale": np.sqrt(diagonal(g))}
+        return self.parameters | {"weight": g if g.ndim == 2 else np.diag(g)}
+
+    def approximate(self, weight: ArrayLike, gram: Gram | ArrayLike | None = None) -> Any:
+        """The stored approximation, an instance of the format. Raises FormatError where the format cannot hold it."""
+        return FORMATS[self.method].approximate(weight, **self.options(gram, np.shape(weight)[0]))
+
+
+@dataclass(frozen=True)
+class Proposal(Candidate):
+    """A candidate worth trying: predicted relative output error, stored bytes, flops for one row, and its price."""
+    predicted_error: float = 0.0
+    stored_bytes: int = 0
+    flops: int = 0
+    price: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Rejected(Candidate):
+    """A candidate that is not proposed, and why."""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Proposals(Sequence[Proposal]):
+    """What is proposed, by rising error, and what is not; it prints as a table."""
+    kept: tuple[Proposal, ...]
+    rejected: tuple[Rejected, ...] = ()
+
+    def __len__(self) -> int: return len(self.kept)
+    def __getitem__(self, index: Any) -> Any: return self.kept[index]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Method, fit, error, bytes, flops of one row; or the reason."""
+        return [(str(each), each.fit, f"{100 * each.predicted_error:.3g} %", f"{each.stored_bytes:,} bytes",
+                 f"{each.flops:,} flops") for each in self.kept] + \
+               [(str(each), each.fit, f"no: {each.reason}") for each in self.rejected]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{candidate:<34}  {fit:<8}" + "".join(f"  {cell:>16}" for cell in rest)
+                         for candidate, fit, *rest in self.rows())
+
+    def _repr_html_(self) -> str:
+        return "<table>" + "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+                                   for row in self.rows()) + "</table>"
+
+
+def declared(method: str, parameters: dict[str, Any], n: int, p: int) -> tuple[int, int]:
+    """Flops for one row, and bytes, of a weight (n, p) without zeros: what its format declares."""
+    sizes = FORMATS[method].expected(n, p, **parameters)
+    return int(FORMATS[method].flops.subs(sizes).subs(T, 1)), int(FORMATS[method].bytes.subs(sizes))
+
+
+def propose(weight: ArrayLike, gram: Gram | ArrayLike | None = None, limits: Limits = Limits(),
+            price: Price = declared) -> Proposals:
+    """The approximations of W (n, p) that are worth a place in the graph, for activations whose Gram is G.
+
+    Candidates are ranks and densities at the knees of the spectra, and the other formats' own choices. Asked in turn:
+    does the price (seconds or any other effort, and bytes) repay it against dense; is its error within the limit; is no
+    other one at least as good in error, effort and bytes; is it among the `most` that push the front of error against
+    effort and that of error against bytes furthest. Deterministic."""
+    w = finite(weight, "weight")
+    g = metric(gram, len(w))
+    errors = low_rank_errors(w, g)
+    dense = price("dense", {}, *w.shape)
+    weighed = Weighed(w, g, errors, output_energy(w, g))
+    judged = [judge(each, weighed, limits, price, dense) for each in candidates(weighed, gram is not None, limits)]
+    rejected = [each for each in judged if isinstance(each, Rejected)]
+    front, beaten = undominated([each for each in judged if isinstance(each, Proposal)])
+    kept, spare = furthest(front, dense, limits)
+    kept.sort(key=lambda each: (each.predicted_error, str(each)))
+    return Proposals(tuple(kept), (*rejected, *beaten, *spare))
+
+
+class Weighed(NamedTuple):
+    """A weight (n, p), its metric G, the output error of its best rank 0 … k, and its whole output energy ‖X W‖²."""
+    weight: Array
+    gram: Array
+    errors: Array
+    energy: float
+
+    def error(self, each: Candidate) -> float:
+        """Predicted relative output error. Raises FormatError where the format cannot hold the weight."""
+        if each.method == "lowrank": return float(self.errors[each.parameters["rank"]])
+        fitted = FORMATS[each.method].fit(self.weight, **each.options(self.gram, len(self.weight)))
+        return float(np.sqrt(output_energy(self.weight - fitted, self.gram) / self.energy)) if self.energy else 0.0
+
+
+def candidates(weighed: Weighed, seen: bool, limits: Limits) -> Iterator[Candidate]:
+    """Every format but dense: ranks and densities at the knees, else the format's own choices; fitted in the metric of
+    the activations where the format's `fit` takes one and activations were seen."""
+    w, energy = weighed.weight, entry_energy(weighed.weight, weighed.gram)
+    for method, format in FORMATS.items():
+        if method == "dense": continue
+        fit = "wanda" if "scale" in format.parameters else "whitened" if "weight" in format.parameters else "plain"
+        options = format.choices(*w.shape)
+        if method == "lowrank": options = [{"rank": rank} for rank in ranks(weighed.errors, limits)]
+        if method == "csr": options = [{"density": density} for density in densities(energy.ravel(), limits)]
+        if method == "block":
+            options = [{"density": density, "tile": tile} for tile in dict.fromkeys(each["tile"] for each in options)
+                       for density in densities(tile_energy(energy, tile), limits)]
+        for parameters in options: yield Candidate(method, parameters, fit if seen else "plain")
+
+
+def entry_energy(w: Array, g: Array) -> Array:
+    """G_ii W_ij²: what dropping an entry loses of the output, were the columns of X orthogonal."""
+    return diagonal(g)[:, None] * w ** 2
+
+
+def tile_energy(energy: Array, tile: tuple[int, int]) -> Array:
+    """The sums of an energy (n, p) over tiles of r inputs by c outputs, those at the edges included."""
+    down, across = (np.arange(0, size, step) for size, step in zip(energy.shape, tile, strict=True))
+    return np.asarray(np.add.reduceat(np.add.reduceat(energy, down, 0), across, 1).ravel())
+
+
+def ranks(errors: Array, limits: Limits) -> list[int]:
+    """Ranks at which the output error of the best rank crosses a level, and at its knee; rounded up to the multiple."""
+    at = [int(np.argmax(errors <= level)) for level in limits.levels] + [elbow(errors ** 2)]
+    up = {-(-rank // limits.multiple) * limits.multiple for rank in at}
+    return sorted(rank for rank in up if 0 < rank < len(errors) - 1)
+
+
+def densities(energy: Array, limits: Limits) -> list[float]:
+    """Shares kept where what is lost, smallest first, crosses a level of error, and at its knee; in whole percent."""
+    lost = np.cumsum(np.sort(energy))
+    if lost[-1] <= 0: return []
+    lost = np.append(0.0, lost / lost[-1])
+    dropped = [int(np.searchsorted(lost, level ** 2, side="right")) - 1 for level in limits.levels]
+    dropped.append(len(lost) - 1 - elbow(lost[::-1]))
+    kept = {int(np.ceil(100 * (1 - count / len(energy)))) for count in dropped}
+    return sorted(percent / 100 for percent in kept if 0 < percent < 100)
+
+
+def judge(each: Candidate, weighed: Weighed, limits: Limits, price: Price,
+          dense: tuple[float, float]) -> Proposal | Rejected:
+    """A candidate with its price and predicted error, or the reason why not; what is not repaid is never fitted."""
+    shape = weighed.weight.shape
+    asked = price(each.method, each.parameters, *shape)
+    if not all(np.isfinite(asked)) or min(asked) < 0:
+        raise InputError(f"propose: the price of {each} is {asked}; it must be two numbers that are not negative")
+    if all(paid > (1 - limits.saving) * whole for paid, whole in zip(asked, dense, strict=True)):
+        share = (f"{paid / whole:.2f} x its {what}" if whole else f"{paid:g} against no {what}"
+                 for paid, whole, what in zip(asked, dense, ("effort", "bytes"), strict=True))
+        return rejected(each, f"not repaid: against dense {', '.join(share)}")
+    try: error = weighed.error(each)
+    except FormatError as complaint: return rejected(each, str(complaint))
+    if error > limits.error:
+        return rejected(each, f"error {100 * error:.3g} % is over the limit {100 * limits.error:.3g} %")
+    flops, stored = declared(each.method, each.parameters, *shape)
+    return Proposal(each.method, each.parameters, each.fit, error, stored, flops, asked)
+
+
+def rejected(each: Candidate, reason: str) -> Rejected:
+    """The candidate with the reason."""
+    return Rejected(each.method, each.parameters, each.fit, reason)
+
+
+def undominated(found: Sequence[Proposal]) -> tuple[list[Proposal], list[Rejected]]:
+    """Those that no other one equals or beats in error, effort and bytes at once (of equal ones the first stays)."""
+    front: list[Proposal] = []
+    beaten: list[Rejected] = []
+    worth = [(each.predicted_error, *each.price) for each in found]
+    for i, each in enumerate(found):
+        by = [other for j, other in enumerate(found) if all(a <= b for a, b in zip(worth[j], worth[i], strict=True))
+              and (worth[j] != worth[i] or j < i)]
+        if by: beaten.append(rejected(each, f"beaten by {by[0]} in error, effort and bytes"))
+        else: front.append(each)
+    return front, beaten
+
+
+def furthest(front: Sequence[Proposal], dense: tuple[float, float],
+             limits: Limits) -> tuple[list[Proposal], list[Rejected]]:
+    """At most `limits.most`, one after the other the one that adds most to the area under both fronts."""
+    kept: list[Proposal] = []
+    left = list(front)
+    while left and len(kept) < limits.most:
+        best = max(left, key=lambda each: area([*kept, each], dense, limits))
+        kept.append(best)
+        left.remove(best)
+    return kept, [rejected(each, f"adds least to the front; {limits.most} are kept") for each in left]
+
+
+def area(points: Sequence[Proposal], dense: tuple[float, float], limits: Limits) -> float:
+    """What is saved of dense's effort, plus of its bytes, at an error, summed over the logarithm of the error."""
+    rising = sorted(points, key=lambda each: each.predicted_error)
+    steps = np.log([max(each.predicted_error, EXACT) for each in rising] + [max(limits.error, EXACT)])
+    paid = np.array([each.price for each in rising]) / np.maximum(dense, np.finfo(float).tiny)
+    saved = np.maximum.accumulate(1 - np.minimum(paid, 1), axis=0).sum(1)
+    return float((np.diff(steps) * saved).sum())
