@@ -27,7 +27,8 @@ def transposed(term: Operator, x: Any) -> Operator:
 def cut_rows(term: Operator, heads: Any, x: Any) -> Operator:
     """One block of rows of a matrix for each head."""
     if isinstance(x, Shape):
-        return symbol("by_head", Shape(heads, T, term.into.cols / heads), Shape(heads, T, term.out.cols), linear=True)
+        rows = term.into.cols // heads if isinstance(term.into.cols, int) else term.into.cols / heads
+        return symbol("by_head", Shape(heads, T, rows), Shape(heads, T, term.out.cols), linear=True)
     numbers = array(term)
     return weight(Data(numbers.reshape(heads, -1, numbers.shape[-1])))
 

@@ -18,6 +18,8 @@ class Matcher:
         self.graph, self.members, self.values = graph, graph.members, values
         self.heads = {cls: 1 if term.out.heads is H else term.out.heads for cls, term in terms.items()}
 
+        self.sized = {cls for cls, term in terms.items() if all(isinstance(s, int) for s in (term.into.cols, term.out.cols))}
+
     def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[dict[str, Any]]:
         """Each substitution: variable to class, or to the name of an attribute. None twice."""
         seen = set()
@@ -63,7 +65,9 @@ class Matcher:
         """The facts of the guard, and one head or many as the sizes say."""
         if any(cls not in self.graph.facts[fact] for fact in sort.facts) or (sort.name != "constant" and cls not in self.heads):
             return False
-        if sort.name == "value" and sort.facts != ("given",) and cls in self.graph.facts["constant"]:
+        if sort.name == "matrix" and (cls not in self.sized or cls in self.graph.facts["entrywise"]):
+            return False                                    # centring and diagonals are passes, never stored as matrices
+        if sort.name == "value" and "given" not in sort.facts and cls in self.graph.facts["constant"] | self.graph.facts["given"]:
             return False
         many = len(sort.sizes) == {"matrix": 3, "value": 2, "constant": 2}.get(sort.name, 0) or sort.name == "scores"
         return sort.name in ("scalar", "column") or many == (self.heads[cls] != 1) or (sort.name == "constant" and not many)

@@ -43,6 +43,11 @@ class Template:
     values: dict[str, Any]
     entries: tuple[Entry, ...]
 
+    @property
+    def names(self) -> dict[Any, str]:
+        """The name of each array."""
+        return {value: name for name, value in self.values.items() if isinstance(value, Data)}
+
     @classmethod
     def of(cls, roots: dict[str, Operator], leaves: Sequence[Operator] = ()) -> "Template":
         """`leaves` are the borders: opaque values that depend on the input."""

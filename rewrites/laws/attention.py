@@ -81,4 +81,10 @@ def join_shift(x: value[h, q], c: constant[h, q], H: count):
     return (x + c) @ heads(H).T, x @ heads(H).T + c @ heads(H).T
 
 
+@law(phase=SIMPLIFY, source="additivity of sums")
+def total_shift(x: value[h, p], c: constant[h, p]):
+    """A bias of heads is summed like what it is added to."""
+    return (x + c) @ total, x @ total + c @ total
+
+
 LAWS = collect(globals())

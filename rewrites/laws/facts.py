@@ -1,7 +1,7 @@
 """What a composite is, from what its parts are: class facts as egglog rules. They describe the value a class denotes,
 so they pass through an approximation from its original, never from its replacement."""
 
-UNARY = ("linear", "additive", "constant", "entrywise", "column", "level", "act", "given")
+UNARY = ("linear", "additive", "constant", "entrywise", "column", "level", "act", "given", "stacked")
 
 
 def each(kind: str, *facts: str) -> list[str]:
@@ -23,8 +23,16 @@ FACTS = "\n".join([
     *any_of("product", "a b m w", "a", "b"), *any_of("turn", "a", "a"), *any_of("left", "a b", "a"), *any_of("right", "a b", "a"),
     """
 (rule ((linear e)) ((additive e)) :ruleset facts)
+(rule ((= e (K_I))) ((linear e)) :ruleset facts)
+(rule ((= e (K_total))) ((additive e)) :ruleset facts)
+(rule ((= e (K_heads n))) ((additive e)) :ruleset facts)
+(rule ((= e (K_join n))) ((additive e)) :ruleset facts)
 (rule ((= e (K_mul a c)) (linear a) (constant c)) ((linear e)) :ruleset facts)
 (rule ((= e (K_compose a (K_heads n))) (linear a)) ((linear e)) :ruleset facts)
+(rule ((= e (K_compose a (K_heads n))) (linear a)) ((stacked e)) :ruleset facts)
+(rule ((= e (K_compose a b)) (stacked a) (linear b)) ((stacked e)) :ruleset facts)
+(rule ((= e (K_compose a b)) (linear a) (stacked b)) ((stacked e)) :ruleset facts)
+(rule ((= e (K_row a b)) (stacked a) (stacked b)) ((stacked e)) :ruleset facts)
 (rule ((= e (K_adjoint a)) (linear a)) ((linear e)) :ruleset facts)
 (rule ((= e (K_by_head a n)) (linear a)) ((linear e)) :ruleset facts)
 (rule ((= e (K_blank a))) ((constant e)) :ruleset facts)
@@ -41,8 +49,8 @@ MARKERS = """
 (relation affine (Op Op Op))
 (relation joinable (Op Op))
 (rule ((= o (K_product s v m w)) (= s (K_product a (K_turn b) "sum" u)) (act s)) ((reads a b v)) :ruleset mark)
-(rule ((= y (K_compose x A)) (act x) (linear A)) ((affine y x A)) :ruleset mark)
-(rule ((= y (K_add z c)) (= z (K_compose x A)) (act x) (linear A) (constant c)) ((affine y x A)) :ruleset mark)
+(rule ((= y (K_compose x A)) (act x) (stacked A)) ((affine y x A)) :ruleset mark)
+(rule ((= y (K_add z c)) (= z (K_compose x A)) (act x) (stacked A) (constant c)) ((affine y x A)) :ruleset mark)
 (rule ((reads a b v) (affine a x A) (affine b x B)) ((joinable A B)) :ruleset mark)
 (rule ((reads a b v) (affine a x A) (affine b x B) (affine v x C)) ((joinable (K_row A B) C)) :ruleset mark)
 """

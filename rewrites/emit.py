@@ -1,0 +1,154 @@
+"""From chosen nodes to a program: steps in the vocabulary of the runtime, constants evaluated in float64 and rounded once."""
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from formats import FORMATS
+from opmatrix.program import Step
+from rewrites.kinds import array
+from rewrites.lower import Call, Lowering, Method, Row, Stored, Use, layout
+
+ROWS, HEADS = "rows", "heads"
+GIVES_HEADS = ("attention", "values", "headwise")
+
+
+@dataclass
+class Value:
+    """A buffer of the program: its name as rows, or as heads; each view is made when first asked for."""
+
+    names: dict[str, str]
+    heads: int
+
+
+@dataclass
+class Emitter:
+    """Collects steps and constants, part by part. `decide` picks the method of a use in a part; `fitted` keeps weights that
+    many programs store alike."""
+
+    fitted: dict[Any, Any] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    constants: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, tuple[int, Stored]] = field(default_factory=dict)
+    readings: list[tuple[Call, int]] = field(default_factory=list)
+    values: dict[int, Value] = field(default_factory=dict)
+    part: int = 0
+
+    def emit(self, lowering: Lowering, nodes: Iterable[Any], number: int, given: dict[int, Value],
+             decide: Callable[[int, Use, Method], Method]) -> None:
+        """The steps of one part, from what its border hands in."""
+        self.values, self.part = dict(given), number
+        methods: dict[Use, Method] = {}
+        for node in nodes:
+            if isinstance(node.cls, Use):
+                methods[node.cls] = decide(number, node.cls, node.label)
+        for node in nodes:
+            if isinstance(node.label, Call):
+                self._call(lowering, node.cls, node.label, methods)
+
+    def _call(self, lowering: Lowering, cls: int, call: Call, methods: dict[Use, Method]) -> None:
+        bound, kernel = dict(call.bound), call.implementation.kernel
+        heads = int(lowering.matcher.heads[cls])
+        if kernel == "view":
+            self.values[cls] = Value(self.values[bound["x"]].names, max(heads, self.values[bound["x"]].heads))
+        elif kernel == "columns":
+            key, width = lowering.columns(bound["key"]), lowering.columns(bound["x"])
+            lo, hi = (0, key) if call.implementation.name == "first_columns" else (key, width)
+            self._step("columns", {"x": self._rows(bound["x"])}, {"lo": lo, "hi": hi}, cls, heads)
+        elif kernel == "weigh":
+            soft = self._name()
+            self.steps.append(Step("softmax", {"x": self._any(bound["s"])}, {}, soft))
+            self._step("values", {"p": soft, "v": self._heads(bound["v"])}, {}, cls, heads)
+        else:
+            operands, attributes = self._arguments(lowering, call, methods)
+            self._step(kernel, operands, attributes, cls, heads)
+
+    def _arguments(self, lowering: Lowering, call: Call, methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, Any]]:
+        bound, how = dict(call.bound), layout(call.implementation)
+        operands: dict[str, str] = {}
+        attributes: dict[str, Any] = dict(call.implementation.attributes)
+        for name, cls in call.bound:
+            match call.implementation.variables[name].name:
+                case "scalar":
+                    attributes[name] = float(array(lowering.terms[cls]).item())
+                case "where":
+                    attributes[name] = str(cls)
+                case "constant":
+                    operands[name] = self._constant((self.part, Row(cls)), lambda c=cls: lowering.vector(c, self._width(lowering, call, c)))
+                case "matrix":
+                    x = bound[name.replace("table", "field")] if name.startswith("table") else bound["x"]
+                    operands[name] = self._weight(lowering, cls, how, methods[Use(x, cls, how)])
+                case "value" | "scores" if not name.startswith("field"):
+                    operands[name] = self._operand(call.implementation.kernel, name, cls)
+        if call.implementation.kernel == "embed":
+            attributes["fields"] = ",".join(lowering.graph.members[cls][0].attributes[0] for name, cls in call.bound if name.startswith("field"))
+        return operands, attributes
+
+    def _operand(self, kernel: str, name: str, cls: int) -> str:
+        if kernel in ("attention", "scores", "values", "headwise"):
+            return self._heads(cls)
+        return self._any(cls) if kernel == "scale" else self._rows(cls)
+
+    def _width(self, lowering: Lowering, call: Call, cls: int) -> int:
+        """The columns that a constant row is spread over: those of the product, or of the value it is added to."""
+        bound = dict(call.bound)
+        if lowering.columns(cls) != 1:
+            return lowering.columns(cls)
+        weight = bound.get("weight", bound.get("table0"))
+        return lowering.columns(weight if weight is not None else bound["x"])
+
+    def _weight(self, lowering: Lowering, cls: int, how: str, method: Method) -> str:
+        stored = Stored(cls, how, method._replace(error=0.0))
+        if how == "stack":
+            return self._constant((self.part, stored), lambda: lowering.matrix(cls, how))
+        name = self._constant((self.part, stored), lambda: self._fit(lowering.matrix(cls, how), method))
+        self.sources[name] = (self.part, stored)
+        return name
+
+    def _fit(self, numbers: np.ndarray, method: Method) -> Any:
+        form = FORMATS[method.format]
+        if method.format == "dense":
+            return form.pack(numbers.astype(np.float32))
+        return form.approximate(numbers, **dict(method.parameters))
+
+    def _constant(self, key: Any, make: Callable[[], Any]) -> str:
+        if key not in self.fitted:
+            made = make()
+            self.fitted[key] = np.ascontiguousarray(made, np.float32) if isinstance(made, np.ndarray) else made
+        name = next((n for n, c in self.constants.items() if c is self.fitted[key]), None)
+        if name is None:
+            name = f"{'w' if isinstance(key[1], Stored) else 'c'}{len(self.constants)}"
+            self.constants[name] = self.fitted[key]
+        return name
+
+    def _step(self, kernel: str, operands: dict[str, str], attributes: dict[str, Any], cls: int, heads: int) -> None:
+        name = self._name()
+        self.steps.append(Step(kernel, operands, attributes, name))
+        self.values[cls] = Value({HEADS if kernel in GIVES_HEADS else ROWS: name}, heads)
+
+    def _name(self) -> str:
+        return f"h{len(self.steps)}"
+
+    def _any(self, cls: int) -> str:
+        return next(iter(self.values[cls].names.values()))
+
+    def rows(self, value: Value) -> str:
+        """The name of a buffer as rows."""
+        return self._view(value, ROWS, "join", {})
+
+    def _rows(self, cls: int) -> str:
+        return self.rows(self.values[cls])
+
+    def _heads(self, cls: int) -> str:
+        return self._view(self.values[cls], HEADS, "heads", {"heads": self.values[cls].heads})
+
+    def _view(self, value: Value, wanted: str, kernel: str, attributes: dict[str, Any]) -> str:
+        if wanted not in value.names:
+            name = self._name()
+            self.steps.append(Step(kernel, {"x": self._other(value, wanted)}, attributes, name))
+            value.names[wanted] = name
+        return value.names[wanted]
+
+    def _other(self, value: Value, wanted: str) -> str:
+        return value.names[ROWS if wanted == HEADS else HEADS]

@@ -1,0 +1,170 @@
+"""From the saturated graph to an extraction problem: kernels are members of the classes they compute, a stored weight in
+one of its representations is a member of the class `use(x, W)`, "x times W in some stored form". Methods and kernels add
+instead of multiplying: product time and error sit on the use, epilogue time on the kernel, bytes on the stored form."""
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from opmatrix.term import Operator
+from rewrites.egraph import Graph
+from rewrites.extraction import Node, Problem
+from rewrites.kinds import array
+from rewrites.laws.implementation import IMPLEMENTATIONS, Implementation
+from rewrites.match import Matcher
+from rewrites.price import Prices
+from rewrites.template import Template
+
+VIEWS = ("view", "columns")
+
+
+class Method(NamedTuple):
+    """A representation of a weight: format, its parameters, and the squared error that storing it so adds to the output."""
+
+    format: str = "dense"
+    parameters: tuple[tuple[str, Any], ...] = ()
+    error: float = 0.0
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.parameters)
+        return f"{self.format}[{inside}]" if inside else self.format
+
+
+EXACT = (Method(),)
+
+
+class Call(NamedTuple):
+    """What a chosen kernel node stands for: an implementation and the class or attribute of each of its variables."""
+
+    implementation: Implementation
+    bound: tuple[tuple[str, Any], ...]
+
+
+class Use(NamedTuple):
+    """x times the weight of a class, laid out for a kernel."""
+
+    x: int
+    weight: int
+    layout: str
+
+
+class Stored(NamedTuple):
+    """A weight laid out for a kernel in one representation."""
+
+    weight: int
+    layout: str
+    method: Method
+
+
+class Row(NamedTuple):
+    """A constant row."""
+
+    constant: int
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """A graph with sizes and prices. `methods` gives the representations that a weight may be stored in, by the names of
+    the leaves it is made of; without fusion only implementations of single operators are used."""
+
+    graph: Graph
+    template: Template
+    prices: Prices
+    fusion: bool = True
+
+    @cached_property
+    def terms(self) -> dict[int, Operator]:
+        return self.graph.terms(self.template)
+
+    @cached_property
+    def matcher(self) -> Matcher:
+        return Matcher(self.graph, self.terms, self.template.values)
+
+    @cached_property
+    def calls(self) -> list[tuple[int, Call]]:
+        """Every kernel that computes a class, with what it reads."""
+        facts = self.graph.facts
+        kernels = [(i, i.pattern) for i in IMPLEMENTATIONS if self.fusion or i.single]
+        return [(cls, Call(implementation, tuple(found.items())))
+                for cls in self.terms if cls in facts["act"] and cls not in facts["constant"]
+                for implementation, pattern in kernels
+                for found in self.matcher.find(pattern, cls, implementation.variables)]
+
+    def problem(self, roots: Sequence[int], given: Sequence[int], methods: Callable[["Lowering", Use], Sequence[Method]]) -> Problem:
+        """The extraction problem of these root classes, with the borders `given` for nothing."""
+        nodes = [Node(cls, (), label="given") for cls in given]
+        nodes += [Node(cls, (), label="given") for cls in self.graph.facts["given"]]
+        made: set[Hashable] = set()
+        for cls, call in self.calls:
+            children, uses = self.children(call)
+            nodes.append(Node(cls, tuple(children), self.prices.kernel(self, cls, call), label=call))
+            for use in uses:
+                if use not in made:
+                    made.add(use)
+                    nodes += self.representations(use, methods(self, use), made)
+            nodes += [Node(c, (), memory=4.0 * self.columns(c.constant), label=c)
+                      for c in children if isinstance(c, Row) and not (c in made or made.add(c))]
+        return Problem(nodes, tuple(roots))
+
+    def children(self, call: Call) -> tuple[list[Hashable], list[Use]]:
+        """Values as they are, weights as uses of the value they multiply, constants as rows."""
+        bound, sorts = dict(call.bound), call.implementation.variables
+        children: list[Hashable] = []
+        uses: list[Use] = []
+        for name, cls in call.bound:
+            match sorts[name].name:
+                case "value" | "scores":
+                    children.append(cls)
+                case "constant":
+                    children.append(Row(cls))
+                case "matrix" if name != "key":
+                    x = bound[name.replace("table", "field") if name.startswith("table") else "x"]
+                    uses.append(Use(x, cls, layout(call.implementation)))
+        return children + uses, uses
+
+    def representations(self, use: Use, methods: Sequence[Method], made: set[Hashable]) -> Iterator[Node]:
+        for method in methods:
+            stored = Stored(use.weight, use.layout, method)
+            seconds, size = self.prices.product(self, use, method)
+            yield Node(use, (stored,), seconds, error=method.error, label=method)
+            if stored not in made:
+                made.add(stored)
+                yield Node(stored, (), memory=size, label=stored)
+
+    def columns(self, cls: int) -> int:
+        """Numbers in a row of a value, all heads together."""
+        return int(self.matcher.heads[cls]) * int(self.terms[cls].out.cols)
+
+    def leaves(self, cls: Hashable) -> tuple[str, ...]:
+        """The weight leaves that a use or a stored weight is made of: the family that cuts are about."""
+        if not isinstance(cls, Use):
+            return ()
+        return tuple(self.template.names[t.args[0]] for t in self.terms[cls.weight].walk() if t.kind.name == "weight")
+
+    def matrix(self, cls: int, how: str) -> np.ndarray:
+        """The float64 numbers of a weight as a kernel wants them: in x out, heads side by side or one above the other."""
+        if halves := self.halves(cls):
+            return np.concatenate([self.matrix(half, how) for half in halves], axis=-1)
+        numbers = array(self.terms[cls])
+        if how == "stack" or numbers.ndim == 2:
+            return numbers
+        return numbers.reshape(-1, numbers.shape[-1]) if how == "rows" else np.hstack(list(numbers))
+
+    def vector(self, cls: int, columns: int) -> np.ndarray:
+        """The float64 numbers of a constant row, heads side by side."""
+        if halves := self.halves(cls):
+            return np.concatenate([self.vector(half, self.columns(half)) for half in halves])
+        return np.broadcast_to(array(self.terms[cls]).reshape(-1), (columns,)) if self.columns(cls) == 1 else array(self.terms[cls]).reshape(-1)
+
+    def halves(self, cls: int) -> tuple[int, ...]:
+        """The parts of a joined weight or bias: these stand side by side, each with its own heads."""
+        return next((node.children for node in self.graph.members.get(cls, ()) if node.kind == "row"), ())
+
+
+def layout(implementation: Implementation) -> str:
+    """How a kernel wants the matrices of heads: side by side, one above the other, or as they are."""
+    if implementation.kernel == "headwise":
+        return "stack"
+    return "rows" if "x" in implementation.variables and len(implementation.variables["x"].sizes) == 2 else "columns"

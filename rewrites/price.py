@@ -1,0 +1,75 @@
+"""Prices: seconds of kernels and bytes of stored weights at the sizes of a workload, on a machine."""
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from formats import FORMATS
+
+if TYPE_CHECKING:
+    from rewrites.lower import Call, Lowering, Method, Use
+
+BLOCK = {"attention", "scores", "scale", "weigh"}           # their work grows with pairs of tokens of one sentence
+
+
+class Machine(Protocol):
+    """What prices a kernel: formats.machine.Machine, or a stand-in."""
+
+    def seconds(self, kernel: str, **sizes: float) -> float: ...
+
+
+@lru_cache(4096)
+def stored_bytes(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...]) -> float:
+    """Bytes of an n x p matrix in a format, from the format's own formula."""
+    form = FORMATS[name]
+    return float(form.bytes.subs(form.expected(n, p, **dict(parameters))))
+
+
+@lru_cache(4096)
+def counts(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...]) -> dict[str, float]:
+    """The sizes by name that a format's kernel is priced by."""
+    return {str(size): value for size, value in FORMATS[name].expected(n, p, **dict(parameters)).items()}
+
+
+@dataclass(frozen=True)
+class Prices:
+    """`rows` tokens in all, `pairs` the sum of squared lengths."""
+
+    machine: Machine
+    rows: int
+    pairs: int
+
+    def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
+        """Seconds of x times a weight in this representation, and the bytes of the weight."""
+        term, heads = lowering.terms[use.weight], int(lowering.matcher.heads[use.weight])
+        n, p = int(term.into.cols), int(term.out.cols)
+        rows, cols = {"columns": (n, heads * p), "rows": (heads * n, p), "stack": (heads * n, p)}[use.layout]
+        size = stored_bytes(method.format, rows, cols, method.parameters)
+        if use.x in lowering.graph.facts["given"]:
+            return self.machine.seconds("gather", T=self.rows, p=cols), size
+        if use.layout == "stack":
+            return self.machine.seconds("headwise", T=self.rows, h=heads, n=n, p=p), size
+        return self.machine.seconds(f"linear.{method.format}", T=self.rows, **counts(method.format, rows, cols, method.parameters)), size
+
+    def kernel(self, lowering: "Lowering", cls: int, call: "Call") -> float:
+        """Seconds of a kernel without its products: its epilogue, or the whole where it has no weight."""
+        implementation, bound = call.implementation, dict(call.bound)
+        kernel = implementation.kernel
+        if kernel in ("view", "columns"):
+            return 0.0
+        if kernel in BLOCK:
+            first = bound.get("q", bound.get("v", bound.get("x")))
+            heads = int(lowering.matcher.heads[first])
+            width = lowering.columns(first) // heads if first != bound.get("x") else 0
+            block = {"T": self.rows, "S2": self.pairs, "h": heads, "d": width}
+            names = {"weigh": ("softmax", "values")}.get(kernel, (kernel,))
+            return sum(self.machine.seconds(name, **block) for name in names)
+        sizes = {"T": self.rows, "p": lowering.columns(cls)}
+        alone = "pointwise." if kernel == "pointwise" else ""
+        return sum(self.machine.seconds(alone + part, **sizes) for part in parts(implementation.variables, implementation.attributes) or [])
+
+
+def parts(variables: Any, attributes: Any) -> list[str]:
+    """The stages of an epilogue, as the machine prices them."""
+    stages = [("bias", "bias" in variables), ("gelu", attributes.get("activation") == "gelu"), ("residual", "residual" in variables),
+              ("norm", "eps" in variables), ("affine", "gain" in variables)]
+    return [name for name, present in stages if present]
