@@ -248,7 +248,8 @@ def test_proposals_err_as_predicted_and_store_what_they_say():
 def test_no_proposal_beats_another():
     worth = [(each.predicted_error, *each.price) for each in propose(*decaying(64, 48))]
     assert len(worth) > 3
-    for each, other in itertools.permutations(worth, 2): assert not all(a <= b for a, b in zip(each, other, strict=True))
+    for each, other in itertools.permutations(worth, 2):
+        assert not all(a <= b for a, b in zip(each, other, strict=True))
 
 
 def test_what_the_cost_cannot_repay_is_never_fitted_and_the_reason_says_so():
