@@ -88,7 +88,7 @@ class Emitter:
     def _operand(self, kernel: str, name: str, cls: int) -> str:
         if kernel in ("attention", "scores", "values", "headwise"):
             return self._heads(cls)
-        return self._any(cls) if kernel == "scale" else self._rows(cls)
+        return self._rows(cls)
 
     def _width(self, lowering: Lowering, call: Call, cls: int) -> int:
         """The columns that a constant row is spread over: those of the product, or of the value it is added to."""

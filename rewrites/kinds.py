@@ -13,8 +13,14 @@ from opmatrix.term import Child, Operator
 
 def array(term: Operator) -> np.ndarray:
     """The float64 numbers of a linear operator (in x out, or heads x in x out) or of a constant one (1 x columns)."""
-    rows = 1 if term.constant else int(term.into.cols)
-    return np.asarray(dense(term, np.zeros((1, rows)) if term.constant else np.eye(rows)))
+    if term.constant:
+        return np.asarray(dense(term, np.zeros((1, 1))))
+    match term.kind.name:
+        case "weight":                                      # no product with an identity where the numbers are at hand
+            return np.asarray(term.args[0].array, np.float64)
+        case "compose":
+            return np.asarray(dense(term.children[1], array(term.children[0])))
+    return np.asarray(dense(term, np.eye(int(term.into.cols))))
 
 
 def transposed(term: Operator, x: Any) -> Operator:

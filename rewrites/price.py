@@ -8,7 +8,7 @@ from formats import FORMATS
 if TYPE_CHECKING:
     from rewrites.lower import Call, Lowering, Method, Use
 
-BLOCK = {"attention", "scores", "scale", "weigh"}           # their work grows with pairs of tokens of one sentence
+BLOCK = {"attention", "scores", "weigh"}           # their work grows with pairs of tokens of one sentence
 
 
 class Machine(Protocol):
@@ -57,9 +57,9 @@ class Prices:
         if kernel in ("view", "columns"):
             return 0.0
         if kernel in BLOCK:
-            first = bound.get("q", bound.get("v", bound.get("x")))
+            first = bound.get("q", bound.get("v"))
             heads = int(lowering.matcher.heads[first])
-            width = lowering.columns(first) // heads if first != bound.get("x") else 0
+            width = lowering.columns(first) // heads
             block = {"T": self.rows, "S2": self.pairs, "h": heads, "d": width}
             names = {"weigh": ("softmax", "values")}.get(kernel, (kernel,))
             return sum(self.machine.seconds(name, **block) for name in names)

@@ -131,7 +131,7 @@ def after(first: Callable[..., Any], own: tuple[str, ...], *stages: Callable[...
 def attention(q, k, v, where): return product(product(q, turn(k)), v, over=softmax, where=where)
 def attention_scaled(q, k, v, scale, where): return product(product(q, turn(k)) @ (I * scale), v, over=softmax, where=where)
 def score(q, k): return product(q, turn(k))
-def scaled(x, factor): return x @ (I * factor)
+def score_scaled(q, k, scale): return product(q, turn(k)) @ (I * scale)
 def weigh(s, v, where): return product(s, v, over=softmax, where=where)
 def headwise(x, weight): return x @ weight
 def to_heads(x, heads): return x @ split(heads)
@@ -147,7 +147,7 @@ IMPLEMENTATIONS = (*passes(), *embeddings(), *(Implementation(f.__name__, kernel
     (attention, "attention", dict(q=QUERY, k=QUERY, v=VALUES, where=where), False, FLASH),
     (attention_scaled, "attention", dict(q=QUERY, k=QUERY, v=VALUES, scale=scalar, where=where), False, FLASH),
     (score, "scores", dict(q=QUERY, k=QUERY), True, "one product for each sentence and head"),
-    (scaled, "scale", dict(x=SCORES, factor=scalar), True, ""),
+    (score_scaled, "scores", dict(q=QUERY, k=QUERY, scale=scalar), True, "one product for each sentence and head"),
     (weigh, "weigh", dict(s=SCORES, v=VALUES, where=where), True, "a pass over the scores, then one product for each sentence and head"),
     (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, "one product for each head"),
     (to_heads, "view", dict(x=value[h * p], heads=count), True, "no copy"),
