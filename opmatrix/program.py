@@ -22,7 +22,9 @@ from opmatrix.runtime.values import sizes
 from opmatrix.text import Tokenizer, pool
 
 Floats = NDArray[np.float32]
+Exact = NDArray[np.float64]
 Constant = Format | NDArray[Any]
+Given = Batch | Iterable[Sequence[int]]                     # sentences: rows of token ids
 ARRAY = {"format": "array"}                                 # what is said of a constant that has no format
 
 
@@ -58,12 +60,24 @@ class Program:
         self.meta = MappingProxyType(json.loads(json.dumps(dict(meta or {}))))
         self.schedule = Schedule(self.steps, self.constants, output)
 
-    def run(self, batch: Batch | Iterable[Sequence[int]]) -> Floats:
+    def run(self, batch: Given) -> Floats:
         """(T, n): one row a token, sentences one after another. Takes a Batch or a list of rows of token ids; raises
         ValueError where there is no sentence, one is empty, or an id is outside its table."""
         with single_blas(): return self.schedule.run(batched(batch))
 
     __call__ = run
+
+    def exact(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None) -> Exact:
+        """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. Constants
+        may be replaced by name, a weight by its (n, p) matrix: those of a program made before any rounding, say."""
+        instead = {id(self.constants[name]): array for name, array in (constants or {}).items()}
+        return self.schedule.exact(batched(batch), instead)
+
+    def trace(self, batch: Given) -> Iterator[tuple[Step, Floats, Exact]]:
+        """Each step of a run with its result and, in float64, what its kernel means for the same operands: the two differ
+        by what the kernel itself rounds."""
+        for step, (found, exact) in zip(self.steps, self.schedule.trace(batched(batch)), strict=True):
+            yield step, found, exact
 
     def embed(self, texts: str | Iterable[str], rows: int = 4096) -> Floats:
         """(S, n): an embedding of length one for each text, the mean of its rows, at most about `rows` rows at a time.
@@ -87,11 +101,11 @@ class Program:
         """Bytes of the constants, exactly."""
         return sum(constant.nbytes for constant in self.constants.values())
 
-    def peak_bytes(self, batch: Batch | Iterable[Sequence[int]] | tuple[int, int]) -> int:
+    def peak_bytes(self, batch: Given | tuple[int, int]) -> int:
         """Bytes that a call allocates for its result and buffers; of a batch, or of (rows, sum of squared lengths)."""
         return self.schedule.peak(*(batch if isinstance(batch, tuple) else sizes(batched(batch))))
 
-    def cost(self, batch: Batch | Iterable[Sequence[int]] | tuple[int, int]) -> Costs:
+    def cost(self, batch: Given | tuple[int, int]) -> Costs:
         """The machine's kernels that a run calls, in order, each with its sizes."""
         return self.schedule.cost(*(batch if isinstance(batch, tuple) else sizes(batched(batch))))
 
@@ -144,7 +158,7 @@ class Program:
         return f"<Program {self.meta.get('model', '')} {len(self.steps)} steps, {self.stored_bytes:,} bytes stored>"
 
 
-def batched(batch: Batch | Iterable[Sequence[int]]) -> Batch:
+def batched(batch: Given) -> Batch:
     return batch if isinstance(batch, Batch) else Batch(batch)
 
 

@@ -133,7 +133,7 @@ def apart(directory: Path, name: str) -> Any:
 def step(file: Path, i: int, row: Any) -> Step:
     match row:
         case [str(kernel), dict(operands), dict(attributes), str(output)]:
-            if all(isinstance(name, str) for name in operands.values()): return Step(kernel, operands, attributes, output)
+            if {str}.issuperset(map(type, operands.values())): return Step(kernel, operands, attributes, output)
     raise InputError(f"{file}: steps[{i}] is {row!r:.80}, not [kernel, operands, attributes, output]")
 
 

@@ -6,19 +6,22 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 from formats.format import Format
-from opmatrix.runtime.values import CONSTANT, Tables, Value
+from opmatrix.runtime.values import CONSTANT, Size, Tables, Value
 
 Costs = list[tuple[str, dict[str, float]]]                  # kernels of formats.machine, each with its sizes
 NONE = Parameter.empty
 
 
 class Declared:
-    """One row of the kernel table. From the bound arguments (shapes of values, constants, attributes) `gives` says the
-    shape of the result, `cost` the machine's kernels; `over` names an operand whose buffer the result may take."""
+    """One row of the kernel table: the function, and readings of its bound arguments. Where values are shapes, `gives`
+    is the shape of the result, `cost` the machine's kernels with sizes, `room` the bytes that the kernel allocates for
+    itself. Where they are float64 arrays, `means` is the result. The result may lie in the buffer of operand `over`."""
 
-    def __init__(self, function: Callable[..., Any], gives: Callable[..., Value], cost: Callable[..., Costs],
+    def __init__(self, function: Callable[..., Any], gives: Callable[[Any], Value], means: Callable[[Any], Any],
+                 cost: Callable[..., Costs] = lambda *_: [], room: Callable[[Any], Size] = lambda _: Size(0, 0),
                  over: str | None = None):
-        self.function, self.name, self.gives, self.cost, self.over = function, function.__name__, gives, cost, over
+        self.function, self.name, self.gives, self.means = function, function.__name__, gives, means
+        self.cost, self.room, self.over = cost, room, over
         named = dict(signature(function).parameters)
         self.view, self.batched = named.pop("out", None) is None, named.pop("batch", None) is not None
         self.attributes = {name: p for name, p in named.items() if p.kind is Parameter.KEYWORD_ONLY}

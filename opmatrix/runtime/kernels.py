@@ -1,155 +1,94 @@
-"""The kernels that steps may name; each is one entry: what it reads, what it gives, what it costs, how it is called.
+"""The kernels that steps may name; each is one entry: what it reads, gives, means and costs, and how it is called.
 
 An operand with a default may be absent, and is None then."""
 # ruff: noqa: RUF013
-from collections.abc import Callable
-from types import SimpleNamespace as Bound
 from typing import Any, Literal
 
 from formats import kernels as compiled
 from formats.epilogue import Epilogue
-from opmatrix.runtime.kernel import Costs, Declared
-from opmatrix.runtime.values import Heads, Rows, Scores, Stack, Tables, Value, Vector, Weight, sizes
+from opmatrix.runtime import meanings, shapes
+from opmatrix.runtime.kernel import Declared
+from opmatrix.runtime.values import (
+    Heads,
+    Rows,
+    Scores,
+    Stack,
+    Tables,
+    Vector,
+    Weight,
+    sizes,
+)
 
 KERNELS: dict[str, Declared] = {}
 Activation = Literal["", "gelu"]
 
 
-def kernel(gives: Callable[[Any], Value], cost: Callable[..., Costs] = lambda *_: [], over: str | None = None):
-    """Enter a function into the table."""
+def kernel(**readings: Any):
+    """Enter a function into the table, with its readings (see Declared)."""
     def enter(function):
-        KERNELS[function.__name__] = Declared(function, gives, cost, over)
+        KERNELS[function.__name__] = Declared(function, **readings)
         return function
     return enter
 
 
-# ---- shapes: of the result, from those of the operands; ValueError says which does not fit
-
-def same(what: str, found: Any, wanted: Any) -> None:
-    if found != wanted: raise ValueError(f"{what}: {found}, where {wanted} is needed")
-
-
-def packed(what: str, value: Rows) -> None:
-    if value.apart: raise ValueError(f"{what}: its rows are columns of a wider value, {value.apart} numbers apart")
-
-
-def after(a: Bound, cols: int) -> Rows:
-    """An epilogue keeps the shape: its vectors have one number a column, its residual the same columns."""
-    for name in ("bias", "gain", "shift"):
-        if (vector := getattr(a, name, None)) is not None: same(name, vector.shape, (cols,))
-    if (residual := getattr(a, "residual", None)) is not None:
-        same("residual columns", residual.cols, cols)
-        packed("residual", residual)
-    return Rows(cols)
-
-
-def product(a: Bound) -> Rows:
-    same("x columns", a.x.cols, a.weight.shape[0])
-    packed("x", a.x)
-    return after(a, a.weight.shape[1])
-
-
-def along(a: Bound) -> Rows:
-    packed("x", a.x)
-    return after(a, a.x.cols)
-
-
-def summed(a: Bound) -> Rows:
-    same("fields", len(a.fields.split(",")), len(a.tables))
-    for table in a.tables: same("table columns", table.shape[1], a.tables[0].shape[1])
-    return after(a, a.tables[0].shape[1])
-
-
-def headed(a: Bound) -> Heads:
-    heads, rows, cols = a.weight.shape
-    same("x columns", a.x.cols, rows)
-    if a.x.heads != 1: same("x heads", a.x.heads, heads)
-    return Heads(heads, cols)
-
-
-def matched(a: Bound) -> Scores:
-    same("k heads", a.k.heads, a.q.heads)
-    same("k columns", a.k.cols, a.q.cols)
-    return Scores(a.q.heads)
-
-
-def attended(a: Bound) -> Heads:
-    same("v heads", a.v.heads, matched(a).heads)
-    return Heads(a.v.heads, a.v.cols)
-
-
-def blended(a: Bound) -> Heads:
-    same("v heads", a.v.heads, a.p.heads)
-    return Heads(a.v.heads, a.v.cols)
-
-
-def divided(a: Bound) -> Heads:
-    if a.heads < 1 or a.x.cols % a.heads: raise ValueError(f"{a.heads} heads do not divide x of {a.x}")
-    return Heads(a.heads, a.x.cols // a.heads, a.x.apart)
-
-
-def cut(a: Bound) -> Rows:
-    if not 0 <= a.lo < a.hi <= a.x.cols: raise ValueError(f"x of {a.x} has no columns {a.lo} to {a.hi}")
-    return Rows(a.hi - a.lo, a.x.apart or a.x.cols)
-
-
 # ---- rows
 
-@kernel(gives=product)
+@kernel(gives=shapes.product, means=lambda a: meanings.ending(a.x @ a.weight, a), room=shapes.between)
 def linear(out, x: Rows, weight: Weight, bias: Vector = None, residual: Rows = None, gain: Vector = None,
            shift: Vector = None, *, activation: Activation = "", eps: float = None):
     """x @ W in whatever format W has; the epilogue runs on each chunk of rows while it is in cache."""
     weight.matmul(x, out=out, epilogue=Epilogue(bias, activation, residual, eps, gain, shift))
 
 
-@kernel(gives=along, over="x")
+@kernel(gives=shapes.along, means=lambda a: meanings.ending(a.x, a), over="x")
 def pointwise(out, x: Rows, bias: Vector = None, residual: Rows = None, gain: Vector = None, shift: Vector = None,
               *, activation: Activation = "", eps: float = None):
     """The epilogue alone, in one pass."""
     compiled.pointwise(x, out, Epilogue(bias, activation, residual, eps, gain, shift))
 
 
-@kernel(gives=along, over="x")
+@kernel(gives=shapes.along, means=lambda a: a.x * a.factor, over="x")
 def scale(out, x: Rows, *, factor: float):
     """Every number times a factor."""
     compiled.scale(x, factor, out)
 
 
-@kernel(gives=summed)
+@kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a))
 def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None, *, fields: str, eps: float = None):
     """The sum of one row of each table, chosen by that field of the batch, then the epilogue."""
-    chosen = [batch.field(field, table.shape[0]) for field, table in zip(fields.split(","), tables, strict=True)]
+    ids = [batch.field(field, table.shape[0]) for field, table in zip(fields.split(","), tables, strict=True)]
     arrays = [array for table in tables for array in table.arrays().values()]
-    compiled.embed(list(zip(chosen, arrays, strict=True)), out, Epilogue(eps=eps, gain=gain, shift=shift))
+    compiled.embed(list(zip(ids, arrays, strict=True)), out, Epilogue(eps=eps, gain=gain, shift=shift))
 
 
 # ---- heads
 
-@kernel(gives=attended)
+@kernel(gives=shapes.attended,
+        means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch), a.v, a.batch))
 def attention(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: Literal["sequence"] = "sequence"):
     """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022)."""
     compiled.attention(q, k, v, batch.starts, out, scale)
 
 
-@kernel(gives=matched)
-def scores(out, batch, q: Heads, k: Heads):
-    """q kᵀ within each sentence."""
-    compiled.scores(q, k, batch.starts, out)
+@kernel(gives=shapes.matched, means=meanings.scored)
+def scores(out, batch, q: Heads, k: Heads, *, scale: float = 1.0):
+    """q kᵀ · scale within each sentence."""
+    compiled.scores(q, k, batch.starts, out, scale)
 
 
-@kernel(gives=lambda a: a.x, over="x")
+@kernel(gives=lambda a: a.x, means=lambda a: meanings.shared(a.x, a.batch), over="x")
 def softmax(out, batch, x: Scores):
     """Each row of scores as positive numbers that sum to one."""
     compiled.softmax(x, batch.starts, len(x) // sizes(batch)[1], out)
 
 
-@kernel(gives=blended)
+@kernel(gives=shapes.blended, means=lambda a: meanings.weighed(a.p, a.v, a.batch))
 def values(out, batch, p: Scores, v: Heads):
     """p v within each sentence."""
     compiled.values(p, v, batch.starts, out)
 
 
-@kernel(gives=headed)
+@kernel(gives=shapes.headed, means=lambda a: meanings.by_head(a.x, a.weight))
 def headwise(out, x: Heads, weight: Stack):
     """x @ W for each head with its own W; an x of one head serves all."""
     compiled.headwise(x, weight, out)
@@ -157,19 +96,19 @@ def headwise(out, x: Heads, weight: Stack):
 
 # ---- views: nothing is copied
 
-@kernel(gives=divided)
+@kernel(gives=shapes.divided, means=lambda a: a.x.reshape(len(a.x), a.heads, -1))
 def heads(x: Rows, *, heads: int):
     """A row's columns as equal blocks."""
     return x.reshape(len(x), heads, -1)
 
 
-@kernel(gives=lambda a: Rows(a.x.heads * a.x.cols, a.x.apart))
+@kernel(gives=lambda a: Rows(a.x.heads * a.x.cols, a.x.apart), means=lambda a: a.x.reshape(len(a.x), -1))
 def join(x: Heads):
     """Blocks side by side again."""
     return x.reshape(len(x), -1)
 
 
-@kernel(gives=cut)
+@kernel(gives=shapes.cut, means=lambda a: a.x[:, a.lo:a.hi])
 def columns(x: Rows, *, lo: int, hi: int):
     """Columns lo to hi, hi excluded."""
     return x[:, lo:hi]

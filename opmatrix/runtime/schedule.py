@@ -1,5 +1,5 @@
 """Steps bound to kernels: shapes inferred and checked, lifetimes known, buffers planned for any number of rows."""
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -7,10 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.format import Format
 from opmatrix.runtime.kernel import Costs, Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.planner import Life, Plan, place
 from opmatrix.runtime.values import LINE, Rows, Size, Value, sizes
+
+Buffers = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
 
 
 class Call(NamedTuple):
@@ -66,7 +69,7 @@ def over(i: int, call: Call, calls: Sequence[Call], home: Sequence[int], last: S
     if call.kernel.over is None: return i
     v = call.values[call.kernel.over]
     alone = [home[w] for w in call.values.values()].count(home[v]) == 1
-    whole = not calls[v].kernel.view and calls[v].shape == call.shape
+    whole = calls[v].shape == call.shape                    # rows of a part would be apart
     return v if alone and whole and last[home[v]] == i else i
 
 
@@ -106,29 +109,66 @@ class Schedule:
         return placed(self.spans, result, rows, pairs) if self.scored else placed(self.spans, result, 1, 0).times(rows)
 
     def peak(self, rows: int, pairs: int) -> int:
-        """Bytes of the two blocks of a call: the result's, and the arena's."""
-        return self.plan(rows, pairs).end + 2 * LINE
+        """Bytes of the result's block, the arena, and the most that a kernel allocates itself."""
+        room = max(call.kernel.room(call.bound).at(rows, pairs) for call in self.calls)
+        return self.plan(rows, pairs).end + 2 * LINE + room
 
     def cost(self, rows: int, pairs: int) -> Costs:
         """The machine's kernels that a run calls, in order, each with its sizes."""
         return [priced for call in self.calls for priced in call.kernel.cost(call.bound, call.shape, rows, pairs)]
 
-    def run(self, batch: Any) -> NDArray[np.float32]:
-        """The output's rows. Buffers are of this call alone, so that any number of threads may be in here."""
+    def walk(self, batch: Any, buffer: Buffers) -> Iterator[tuple[Call, dict[str, Any], Any]]:
+        """Every step once it is done: its arguments and its result, in the buffer(step, shape) that it is given."""
         rows, pairs = sizes(batch)
-        plan = self.plan(rows, pairs)
-        blocks = block(plan.wall), block(plan.arena)
         found: list[Any] = []
-        for call, home in zip(self.calls, self.home, strict=True):
+        for i, call in enumerate(self.calls):
             arguments = vars(call.bound) | {name: found[v] for name, v in call.values.items()}
             if call.kernel.batched: arguments["batch"] = batch
-            if call.kernel.view: found.append(call.kernel.function(**arguments)); continue
-            at = plan.offsets[home]
-            behind = at >= plan.wall
-            out = np.ndarray(call.shape.at(rows, pairs), np.float32, blocks[behind], at - plan.wall * behind)
-            call.kernel.function(out, **arguments)
-            found.append(out)
+            if call.kernel.view: found.append(call.kernel.function(**arguments))
+            else:
+                found.append(buffer(i, call.shape.at(rows, pairs)))
+                call.kernel.function(found[i], **arguments)
+            yield call, arguments, found[i]
+
+    def run(self, batch: Any) -> NDArray[np.float32]:
+        """The output's rows. Buffers are of this call alone, so that any number of threads may be in here."""
+        plan = self.plan(*sizes(batch))
+        result, arena = block(plan.wall), block(plan.arena)
+
+        def buffer(i: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+            if (at := plan.offsets[self.home[i]]) < plan.wall: return np.ndarray(shape, np.float32, result, at)
+            return np.ndarray(shape, np.float32, arena, at - plan.wall)
+
+        for i, (_, _, value) in enumerate(self.walk(batch, buffer)):
+            if i == self.result: kept = value
+        return kept
+
+    def trace(self, batch: Any) -> Iterator[tuple[Any, Any]]:
+        """Each step's result and, for the same operands, what its kernel means. No buffer is used twice."""
+        for call, arguments, found in self.walk(batch, lambda i, shape: np.empty(shape, np.float32)):
+            yield found, meaning(call.kernel, arguments, batch, {})
+
+    def exact(self, batch: Any, instead: Mapping[int, Any]) -> NDArray[np.float64]:
+        """The output's rows by the meanings of the kernels, in float64; `instead` replaces constants, by their id."""
+        found: list[Any] = []
+        for call in self.calls:
+            arguments = vars(call.bound) | {name: found[v] for name, v in call.values.items()}
+            found.append(meaning(call.kernel, arguments, batch, instead))
         return found[self.result]
+
+
+def meaning(kernel: Declared, arguments: Mapping[str, Any], batch: Any, instead: Mapping[int, Any]) -> Any:
+    """What a kernel means for these arguments, in float64."""
+    wider = {name: wide(value, instead) for name, value in arguments.items() if name != "batch"}
+    return kernel.means(SimpleNamespace(**wider, batch=batch))
+
+
+def wide(value: Any, instead: Mapping[int, Any]) -> Any:
+    """Arrays and packed weights as float64 arrays, anything else as it is."""
+    if isinstance(value, tuple): return tuple(wide(entry, instead) for entry in value)
+    value = instead.get(id(value), value)
+    if isinstance(value, Format): value = value.unpack()
+    return np.asarray(value, np.float64) if isinstance(value, np.ndarray) else value
 
 
 def block(size: int) -> NDArray[np.uint8]:
