@@ -288,6 +288,16 @@ def test_activations_change_what_is_proposed():
     assert {each.fit for each in blind} == {"plain"}
 
 
+def test_masks_of_uncorrelated_columns_are_proposed_at_their_best_and_near_the_levels():
+    w, gram = decaying(48, 64)[0], 10.0 ** np.linspace(-2, 2, 48)
+    best, seen = mask_errors(w, gram), []
+    for each in propose(w, gram, Limits(most=99, levels=(0.1, 0.3))):
+        if each.method == "csr":
+            seen.append(each.predicted_error)
+            assert each.predicted_error == pytest.approx(best[w.size - round(each.parameters["density"] * w.size)])
+    assert any(0.08 < error <= 0.1 for error in seen) and any(0.25 < error <= 0.3 for error in seen)
+
+
 def test_a_price_that_is_no_price_is_refused():
     with pytest.raises(InputError, match=r"price of .* is \(nan, 1\)"):
         propose(np.eye(8), price=lambda method, *_: (1, 1) if method == "dense" else (float("nan"), 1))
