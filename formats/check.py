@@ -36,7 +36,7 @@ def stored(F: type[Format], W: NDArray[np.float32], options: dict[str, Any]) -> 
     fitted = F.fit(W, **options)
     packed: Format = F.pack(fitted, **options)
     back, slack = packed.unpack(), packed.tolerance(fitted)
-    near = lambda one, other: np.linalg.norm(one.astype(np.float64) - other) <= slack
+    def near(one: Any, other: Any) -> bool: return bool(np.linalg.norm(one.astype(np.float64) - other) <= slack)
     must(near(back, fitted), F, options, "unpack is not what was packed")
     must(near(F.fit(back, **options), back), F, options, "fit moves a matrix that fits")
     must(near(F.approximate(W, **options).unpack(), fitted), F, options, "approximate is not pack of fit")

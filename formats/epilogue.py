@@ -57,14 +57,14 @@ class Epilogue:
         parts = self.bias, self.residual, self.eps, self.gain, self.shift
         return bool(self.activation) or any(part is not None for part in parts)
 
-    def check(self, rows: int, columns: int, where: str = "epilogue") -> None:
-        """Raise ValueError unless every part fits an output of (rows, columns)."""
+    def check(self, rows: int, columns: int, before: object = "y") -> None:
+        """Raise ValueError, which names what comes before, unless every part fits an output of (rows, columns)."""
         for name in VECTORS:
             value = getattr(self, name)
             if value is not None and len(value) != columns:
-                raise ValueError(f"{where}: {name} has {len(value)} entries, the output has {columns} columns")
+                raise ValueError(f"after {before}: {name} has {len(value)} entries, the output has {columns} columns")
         if self.residual is not None and self.residual.shape != (rows, columns):
-            raise ValueError(f"{where}: residual is {self.residual.shape}, the output is {(rows, columns)}")
+            raise ValueError(f"after {before}: residual is {self.residual.shape}, the output is {(rows, columns)}")
 
     def reference(self, y: NDArray[Any]) -> NDArray[Any]:
         """The same in plain float64 numpy: y (T, p) -> (T, p). The oracle that every kernel is compared with."""

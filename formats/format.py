@@ -177,7 +177,7 @@ class Format:
         elif out.shape != wanted or by_rows(out) is not out:
             raise ValueError(f"x @ {self!r}: out is {out.dtype} {out.shape}, it must be float32 {wanted} by rows")
         elif np.may_share_memory(x, out): raise ValueError(f"x @ {self!r}: out overlaps x")
-        if epilogue: epilogue.check(*wanted, f"x @ {self!r}")
+        if epilogue: epilogue.check(*wanted, self)
         if len(x): self.declared.kernel(x, *self._stored, out, epilogue or NOTHING, **self.remembered)
         return out
 
@@ -218,7 +218,7 @@ class Format:
         return f"{cls.name} | {arrays} | {cls.bytes} | {(cls.__doc__ or '').splitlines()[0]}"
 
     @classmethod
-    def check(cls, rng: np.random.Generator) -> None:
+    def check(cls, rng: "np.random.Generator") -> None:
         """The test that every format has by being declared; AssertionError says what failed."""
         from .check import check
         check(cls, rng)
