@@ -75,6 +75,7 @@ def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
             top = max(each.values[0] for each in members)
             axis.set(yscale="log", title=title, xlabel="index")
             axis.set_ylim(max(axis.get_ylim()[0], top * 10 ** -2.5), top * 1.5)
+            axis.xaxis.get_major_locator().set_params(integer=True)
             axis.set_ylabel("singular value" if kind == "weight" else "standard deviation")
         for axis in axes[len(panels):]: axis.remove()
         legend(figure, layers)
