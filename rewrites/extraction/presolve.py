@@ -6,9 +6,10 @@ bit a class. `below(n)` are the classes in every program that uses node n (landm
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from math import inf
-from operator import add
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from operator import add, le
 
 from . import greedy
 from .graph import Graph, components
@@ -134,30 +135,39 @@ def implied(graph: Graph, need: Sequence[int]) -> Graph:
 
 
 def undominated(graph: Graph, members: Sequence[Sequence[int]], need: Sequence[int]) -> Graph:
-    """Without nodes that another of their class replaces: its children are below, or cheap enough to derive from nothing."""
-    single = len(graph.cost[0]) == 1
+    """Without nodes that another of their class replaces: its children are below, or cheap enough to derive anew.
+
+    What is derived anew are cheapest trees, so the roots of those trees stay (or a node could help to replace itself).
+    """
     price = [c[0] for c in graph.cost]
-    tree = greedy.trees(graph, price)[1] if single else [inf] * graph.classes
-    keep = []
-    for nodes in members:
-        best: list[int] = []
-        for i in sorted(nodes, key=lambda i: (graph.cost[i], len(graph.kids[i]))):
-            below = union(need, graph.kids[i])
-            if not any(replaces(graph, o, i, below, tree) for o in best):
-                best.append(i)
+    single = all(len(c) == 1 for c in graph.cost)
+    choice, tree = greedy.trees(graph, price) if single else ({}, [])
+    keep: list[int] = []
+    for c, nodes in enumerate(members):
+        often = Counter(k for i in nodes for k in graph.kids[i]) if len(nodes) > 1 else Counter()
+        filed: dict[int, list[tuple[int, int]]] = defaultdict(list)     # nodes that stay, each under its rarest child
+        drawers, best = 0, []
+        for i in sorted(nodes, key=lambda i: (graph.cost[i], len(graph.kids[i]), choice.get(c) != i)):
+            kids, cost = graph.kids[i], graph.cost[i]
+            below = union(need, kids)
+            candidates = chain(filed[-1], *(filed[k] for k in bits(below & drawers)))
+            if any(not mask & ~below and all(map(le, graph.cost[o], cost)) for o, mask in candidates):
+                continue
+            if single and choice.get(c) != i and anew(graph, best[:20], i, ~below, tree):
+                continue
+            best.append(i)
+            rare = min(kids, key=often.__getitem__, default=-1)
+            filed[rare].append((i, sum(1 << k for k in kids)))
+            drawers |= 1 << rare if kids else 0
         keep += best
     return graph.keep(keep)
 
 
-def replaces(graph: Graph, other: int, node: int, below: int, tree: Sequence[float]) -> bool:
-    """Whether `other` derives the class of `node` at no more cost, given the classes below `node`.
-
-    What has to be derived anew must leave the cost strictly lower: at equal cost it could contain `node` itself.
-    """
-    if any(a > b for a, b in zip(graph.cost[other], graph.cost[node], strict=True)):
-        return False
-    new = [tree[k] for k in graph.kids[other] if not below >> k & 1]
-    return not new or graph.cost[other][0] + sum(new) < graph.cost[node][0]
+def anew(graph: Graph, others: Iterable[int], node: int, rest: int, tree: Sequence[float]) -> bool:
+    """Whether one of the others with the cheapest trees of its children among the classes `rest` costs no more than `node`."""
+    cost = graph.cost[node][0]
+    return tree[graph.cls[node]] < cost or any(
+        graph.cost[o][0] + sum(tree[k] for k in graph.kids[o] if rest >> k & 1) <= cost for o in others)
 
 
 def merged(graph: Graph, members: Sequence[Sequence[int]]) -> Graph:
