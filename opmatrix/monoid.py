@@ -1,0 +1,192 @@
+"""What a monoid is: identity, lift, merge, finish. A product over one is right if any split of the sum agrees, which
+`check` tries; so tiling it, skipping what is absent and spreading it over machines are laws."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Carrier = tuple[Any, ...]
+
+
+class Monoid:
+    """Subclass it with four names, as functions of numbers or arrays alike: `identity` (the unit, a number or a tuple),
+    `lift(x, w)` into the carrier (with the index of x as third argument where `indexed`), `merge(a, b)`, `finish(*carrier)`
+    (the carrier's first number if it is not given), or `finishes`, several by name. `closed(x, w, seen)` is an optional
+    whole-array form; `seen` is a mask of x or None. Flags and closed form are promises, and `check` tries to break them.
+
+    `width` is how many columns finish gives: a number, or None for one for each number that was merged."""
+    identity: ClassVar[Any]
+    lift: ClassVar[Callable[..., Any]]
+    merge: ClassVar[Callable[..., Any]]
+    finish: ClassVar[Callable[..., Any]] = staticmethod(lambda *carrier: carrier[0])
+    finishes: ClassVar[dict[str, Callable[..., Any]]] = {}
+    closed: ClassVar[Callable[..., Any] | None] = None
+    width: ClassVar[int | None] = 1
+    single: ClassVar[bool]
+
+    indexed = False                                         # lift also takes the index
+    commutative = True                                      # the order of what is merged does not matter
+    idempotent = False                                      # merging a thing with itself gives it back
+    linear = False                                          # a product is linear in its left and in its right operand
+    right_linear = False                                    # ... in its right operand: a weighted sum of rows
+    homogeneous = False                                     # multiplying the left by c > 0 multiplies the product by c
+    shift_invariant = False                                 # adding one number to a row on the left changes nothing
+    normalised = False                                      # the weights of a row sum to one: rows of b give b
+
+    @staticmethod
+    def distributes(w: float) -> bool:
+        """Whether x -> lift(x, w) is a homomorphism: it merges what was merged, and leaves the unit."""
+        return False
+
+    def __init_subclass__(cls) -> None:
+        cls.single = not isinstance(cls.identity, tuple)
+        if cls.linear: cls.right_linear = cls.homogeneous = True
+        for name in ("lift", "merge", "finish", "closed", "distributes"):
+            if (f := cls.__dict__.get(name)) and not isinstance(f, staticmethod): setattr(cls, name, staticmethod(f))
+        for name, finish in cls.__dict__.get("finishes", {}).items():
+            setattr(cls, name, type(f"{cls.__name__}.{name}", (cls,), dict(finish=finish, closed=None, __doc__=cls.__doc__)))
+
+    @classmethod
+    def plain(cls) -> bool:
+        """The carrier is one number and finish does nothing, so products can be continued before finish."""
+        return cls.single and cls.finish is Monoid.finish
+
+    @classmethod
+    def count(cls, merged: Any) -> Any:
+        """Columns that finish gives after so many numbers."""
+        return merged if cls.width is None else cls.width
+
+    @classmethod
+    def carry(cls, carrier: Any) -> Carrier: return (carrier,) if cls.single else carrier
+    @classmethod
+    def unit(cls) -> Carrier: return cls.carry(cls.identity)
+    @classmethod
+    def lifted(cls, x: Any, w: Any, at: int = 0) -> Carrier:
+        return cls.carry(cls.lift(x, w, at) if cls.indexed else cls.lift(x, w))
+    @classmethod
+    def merged(cls, a: Carrier, b: Carrier) -> Carrier:
+        with np.errstate(invalid="ignore", over="ignore"):
+            return cls.carry(cls.merge(*((a[0], b[0]) if cls.single else (a, b))))
+
+    @classmethod
+    def entry(cls, a: Any, at: int = 0) -> Callable[[Any], Carrier]:
+        """An entry is a function into the carrier; a number is one through lift. What is no entry is the unit."""
+        if not callable(a): return lambda x: cls.lifted(x, a, at)
+
+        def into(x: Any) -> Carrier:
+            found = cls.carry(a(x))
+            if not isinstance(found, tuple) or cls.width and len(found) != len(cls.unit()):
+                raise TypeError(f"an entry {a.__name__} does not give what {cls.__name__} carries: {len(cls.unit())} numbers")
+            return found
+        return into
+
+    @classmethod
+    def fold(cls, carriers: Iterable[Carrier]) -> Any:
+        """By definition, left to right, finished."""
+        total = cls.unit()
+        for c in carriers: total = cls.merged(total, c)
+        return cls.finish(*total)
+
+    @classmethod
+    def product(cls, left: NDArray[Any], right: NDArray[Any], seen: NDArray[np.bool_] | None = None,
+                present: NDArray[np.bool_] | None = None, tile: int = 64) -> NDArray[Any]:
+        """The generalised product on arrays, a tile of the contracted axis after another.
+
+        left (.., rows, inner), right (.., inner, columns); `seen` masks the left, `present` the right."""
+        inner, total = left.shape[-1], cls.unit()
+        for lo in range(0, inner, tile):
+            part = cls.unit()
+            for i in range(lo, min(lo + tile, inner)):
+                there = True if seen is None else seen[..., i, None]
+                there = there if present is None else there & present[..., i, None, :]
+                part = cls.merged(part, cls.masked(cls.lifted(left[..., i, None], right[..., i, None, :], i), there))
+            total = cls.merged(total, part)
+        shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
+        return cls.finished(total, shape)
+
+    @classmethod
+    def masked(cls, carrier: Carrier, there: Any) -> Carrier:
+        """The carrier where it is there, the unit elsewhere."""
+        if np.all(there): return carrier
+        if cls.width is None:
+            raise TypeError(f"{cls.__name__}: every number must be there, or rows would keep different numbers of them")
+        return tuple(np.where(there, c, e) for c, e in zip(carrier, cls.unit(), strict=True))
+
+    @classmethod
+    def finished(cls, carrier: Carrier, shape: tuple[int, ...]) -> NDArray[Any]:
+        """As an array of that shape; several columns for each where the width is more than one."""
+        found = cls.finish(*carrier)
+        if not isinstance(found, tuple): return np.broadcast_to(found, shape)
+        columns = [np.broadcast_to(f, shape) for f in found]
+        return np.stack(columns, -1).reshape(*shape[:-1], -1) if columns else np.zeros((*shape[:-1], 0))
+
+    @classmethod
+    def check(cls, rng: np.random.Generator, rows: int = 3, inner: int = 7, cols: int = 2) -> None:
+        """Raises AssertionError unless any contiguous split agrees (any order, where commutative), the unit is one, what
+        is absent counts as the unit, the closed form is the product and the flags are true."""
+        x, w = rng.normal(size=(rows, inner)), rng.normal(size=(inner, cols))
+        every, flat = range(inner), lambda r, j, at: [cls.lifted(x[r, i], w[i, j], i) for i in at]
+        whole = table(rows, cols, lambda r, j: cls.fold(flat(r, j, every)))
+        for tile in range(1, inner + 2): same(cls, "a split by tiles", cls.product(x, w, tile=tile), whole)
+        for _ in range(8):
+            tree = table(rows, cols, lambda r, j: cls.finish(*bracketed(cls, flat(r, j, every), rng)))
+            same(cls, "a split of the sum", tree, whole)
+            if not cls.commutative: continue
+            order = rng.permutation(inner)
+            same(cls, "commutative", table(rows, cols, lambda r, j: cls.fold(flat(r, j, order))), whole)   # noqa: B023
+        u, v = cls.lifted(x[0], w[:, 0]), cls.lifted(x[1], w[:, 1])
+        for side in (cls.merged(cls.unit(), u), cls.merged(u, cls.unit())): same(cls, "identity", side, u)
+        if cls.idempotent: same(cls, "idempotent", cls.merged(u, u), u)
+        for p in (p for p in w.flat if cls.distributes(p)):
+            same(cls, "distributes", cls.lifted(cls.merge(x[0], x[1]), p), cls.merged(cls.lifted(x[0], p), cls.lifted(x[1], p)))
+            same(cls, "distributes", cls.lifted(cls.identity, p), cls.unit())
+        check_flags(cls, x, w, rng)
+        if cls.width is not None: check_absent(cls, x, w, rng)
+
+
+def check_absent(cls: type[Monoid], x: NDArray[Any], w: NDArray[Any], rng: np.random.Generator) -> None:
+    """Masked products: a row without anything, tiles without anything, a split of each."""
+    seen = rng.random(x.shape) < 0.5
+    seen[0], seen[1:, 2:4] = False, False
+    some = table(len(x), w.shape[1], lambda r, j: cls.fold(cls.lifted(x[r, i], w[i, j], i) for i in np.flatnonzero(seen[r])))
+    for tile in (1, 2, x.shape[1]): same(cls, "absent", cls.product(x, w, seen, tile=tile), some)
+    same(cls, "nothing at all", cls.product(x[:, :0], w[:0]), cls.product(x, w, seen[:1] & False))
+    if cls.closed:
+        same(cls, "closed, masked", cls.closed(x, w, seen), some)
+        same(cls, "closed", cls.closed(x, w, None), cls.product(x, w))
+
+
+def check_flags(cls: type[Monoid], x: NDArray[Any], w: NDArray[Any], rng: np.random.Generator) -> None:
+    """Every flag that is set, on random numbers."""
+    y, v, c, of = rng.normal(size=x.shape), rng.normal(size=w.shape), 2.5, cls.product
+    if cls.linear: same(cls, "linear", of(x + c * y, w), of(x, w) + c * of(y, w))
+    if cls.right_linear: same(cls, "right_linear", of(x, w + c * v), of(x, w) + c * of(x, v))
+    if cls.homogeneous: same(cls, "homogeneous", of(c * x, w), c * of(x, w))
+    if cls.shift_invariant: same(cls, "shift_invariant", of(x + y[:, :1], w), of(x, w))
+    if cls.normalised: same(cls, "normalised", of(x, np.ones_like(w)), np.ones((len(x), w.shape[1])))
+
+
+def bracketed(cls: type[Monoid], carriers: list[Carrier], rng: np.random.Generator) -> Carrier:
+    """Merged in an order nobody chose: neighbours only."""
+    if len(carriers) == 1: return carriers[0]
+    cuts = [0, *sorted(rng.choice(range(1, len(carriers)), rng.integers(1, len(carriers)), replace=False)), len(carriers)]
+    total = cls.unit()
+    for lo, hi in pairwise(cuts): total = cls.merged(total, bracketed(cls, carriers[lo:hi], rng))
+    return total
+
+
+def table(rows: int, cols: int, value: Callable[[int, int], Any]) -> NDArray[Any]:
+    """Finished values of every row and column, those of one column beside each other."""
+    return np.array([np.concatenate([np.atleast_1d(value(r, j)) for j in range(cols)]) for r in range(rows)], dtype=float)
+
+
+def same(cls: type[Monoid], promise: str, found: Any, wanted: Any) -> None:
+    """Raises AssertionError naming the promise that is broken."""
+    message = f"{cls.__name__} breaks its promise: {promise}"
+    if isinstance(found, tuple):
+        for f, w in zip(found, wanted, strict=True): np.testing.assert_allclose(f, w, 1e-10, 1e-12, err_msg=message)
+    else: np.testing.assert_allclose(found, wanted, 1e-10, 1e-12, err_msg=message)

@@ -1,0 +1,235 @@
+"""Every node kind, once. A matrix kind *is* its entry function; an entrywise one *is* its function; a combinator is its body."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from formats.shapes import N, Shape, ShapeError
+from opmatrix import monoids
+from opmatrix.data import Data
+from opmatrix.patterns import everyone
+from opmatrix.term import PROPERTIES, Kind, Operator, adjoint
+
+
+def matrix(shape, dense, linear=True, **more):
+    """Declares an operator matrix by its entry (i, j): a number, a function, or None where there is none."""
+    return lambda entry: Kind(entry, matrix=shape, dense=dense, linear=linear, row_wise=True, uniform=True, **more)
+
+def entrywise(**properties):
+    """Declares a diagonal operator: f on the diagonal, nothing elsewhere."""
+    def declare(f):
+        def entry(i, j): return f if i == j else None
+        entry.__name__, entry.__doc__ = f.__name__, f.__doc__
+        return matrix(lambda n: (n, n), f, linear=False, entrywise=True, **properties)(entry)()
+    return declare
+
+
+# Matrices of numbers. The adjoint is of n columns coming in.
+
+def cut(n, lo, hi, what):
+    """The size of a choice of columns, which lie inside where that is known."""
+    if not lo < hi or isinstance(n, int) and not 0 <= lo < hi <= n: raise ShapeError(f"{what}: columns {lo} to {hi} of {n}")
+
+def cols_shape(n, lo, hi): return cut(n, lo, hi, f"@ cols({lo}, {hi})") or (n, hi - lo)
+
+def place_shape(k, lo, n): return (k, n) if k is N else cut(n, lo, lo + k, f"@ place({lo}, {n})") or (k, n)
+
+def placed(x, lo, n):
+    out = np.zeros((*x.shape[:-1], n), x.dtype)
+    out[..., lo:lo + x.shape[-1]] = x
+    return out
+
+@matrix(lambda n: (n, n), lambda x: x, entrywise=True, adjoint=lambda n: I())
+def I(i, j):
+    """The identity: x itself."""
+    return 1 if i == j else None
+
+@matrix(lambda n: (n, 1), lambda x: x.sum(-1, keepdims=True), adjoint=lambda n: weight(np.ones((1, n))))
+def ones(i, j):
+    """One column of ones: the sum of a row; `over(ones, m)`, or the monoid m alone, reduces a row by m."""
+    return 1
+
+@matrix(lambda n, w: w.shape, lambda x, w: x @ w, adjoint=lambda n, w: weight(w.T))
+def weight(i, j, w: Data):
+    """Entries "multiply by w[i, j]": the ordinary product. An array with three axes is one matrix for each head."""
+    return w[i, j]
+
+@matrix(lambda n, g: g.shape * 2, lambda x, g: x * g, diagonal=True, adjoint=lambda n, g: diag(g))
+def diag(i, j, g: Data):
+    """Every column times its number."""
+    return g[i] if i == j else None
+
+@matrix(cols_shape, lambda x, lo, hi: x[..., lo:hi], adjoint=lambda n, lo, hi: place(lo, n))
+def cols(i, j, lo: int, hi: int):
+    """Columns lo to hi, without hi."""
+    return 1 if i == lo + j else None
+
+@matrix(place_shape, placed, adjoint=lambda k, lo, n: cols(lo, lo + k))
+def place(i, j, lo: int, n: int):
+    """From column lo on in n columns, zeros elsewhere."""
+    return 1 if j == lo + i else None
+
+def spread(x, b):
+    """As many rows as x has, and as many heads as either."""
+    return (*np.broadcast_shapes(x.shape[:-2], b.shape[:-2]), x.shape[-2], b.shape[-1])
+
+@matrix(lambda n, b: (*b.shape[:-2], n, b.shape[-1]), lambda x, b: np.broadcast_to(b, spread(x, b)),
+        constant=True, linear=lambda b: b.zero)
+def const(i, j, b: Data):
+    """The row b whatever x is: constant functions in the first row of the matrix. One number stands for any width."""
+    return (lambda u: b[(0, j)[-len(b.shape):]]) if i == 0 else None
+
+@matrix(lambda n, a, m: (*a.shape(n)[:-1], a.shape(n)[-1] * m.count(n)), None,
+        linear=lambda a, m: a.linear and m.linear, positively_homogeneous=lambda a, m: a.linear and m.homogeneous,
+        adjoint=lambda n, a, m: adjoint(a, n) / (n if m is monoids.mean else 1) if m in (monoids.sum, monoids.mean) else None)
+def over(i, j, a: Operator, m: type):
+    """The entries of a, merged by the monoid m instead of summed."""
+    return a.kind.body(i, j, *a.args)
+
+
+# Functions of one number.
+
+@entrywise(positively_homogeneous=True, maps_zero_to_zero=True)
+def relu(u):
+    """Negative numbers become zero."""
+    return np.maximum(u, 0)
+
+@entrywise(maps_zero_to_zero=True)
+def gelu(u):
+    """u times the probability that a normal number is below u (Hendrycks and Gimpel 2016)."""
+    from scipy.special import erf
+    return u * 0.5 * (1 + erf(u / 2 ** 0.5))
+
+@entrywise(maps_zero_to_zero=True)
+def gelu_tanh(u):
+    """Its approximation by a tanh, which some checkpoints were trained with."""
+    return u * 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (u + 0.044715 * u * u * u)))
+
+@entrywise(maps_zero_to_zero=True)
+def silu(u):
+    """u times its logistic function."""
+    return u * 0.5 * (1 + np.tanh(u / 2))
+
+@entrywise(maps_zero_to_zero=True)
+def tanh(u):
+    """The hyperbolic tangent."""
+    return np.tanh(u)
+
+@entrywise(maps_zero_to_zero=True)
+def square(u):
+    """u times u."""
+    return u * u
+
+@entrywise()
+def rsqrt(u):
+    """One over the square root."""
+    return 1 / np.sqrt(u)
+
+
+# Combinators: what holds of the whole, from what holds of the parts.
+
+def combinator(**more): return lambda body: Kind(body, **more)
+
+def every(*names: str) -> dict[str, Callable[..., bool]]:
+    """Each holds where it holds for all operators among the arguments."""
+    return {name: lambda *args, name=name: all(getattr(a, name) for a in args if isinstance(a, Operator)) for name in names}
+
+def alike(a: Operator) -> bool:
+    """The same row, whatever x and the row are."""
+    return a.constant and a.uniform
+
+def scaled(a: Operator, b: Operator, name: str) -> bool:
+    """One factor has the property and the other does not depend on x."""
+    return getattr(a, name) and b.constant or getattr(b, name) and a.constant
+
+def pointwise(name: str) -> Callable[[Operator, Operator], bool]:
+    """Both have the property, or one is a single number that spreads."""
+    def holds(a: Operator, b: Operator) -> bool:
+        own = [getattr(c, name) for c in (a, b)]
+        return any(own) and all(has or alike(c) and c.out.cols == 1 for has, c in zip(own, (a, b), strict=True))
+    return holds
+
+def flag(over: Any, name: str) -> bool:
+    """A flag of a monoid; one that nobody has chosen yet has none."""
+    return getattr(over, name, False)
+
+def beside(n, a, b):
+    """The adjoint of columns side by side: each block of columns through its own adjoint, summed."""
+    p, q = (c(Shape(cols=n)).cols for c in (a, b))
+    return cols(0, p) @ adjoint(a, n) + cols(p, p + q) @ adjoint(b, n)
+
+
+@combinator(spine=True, **every("linear", "additive", "row_wise", "uniform", "diagonal", "entrywise"),
+            **every("positively_homogeneous", "maps_zero_to_zero"), constant=lambda a, b: a.constant or b.constant,
+            adjoint=lambda n, a, b: adjoint(b, a(Shape(cols=n)).cols) @ adjoint(a, n))
+def compose(x, a: Operator, b: Operator):
+    """a, then b."""
+    return b(a(x))
+
+@combinator(spine=True, **every("linear", "additive", "row_wise", "uniform", "constant", "positively_homogeneous", "maps_zero_to_zero"),
+            diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
+            adjoint=lambda n, a, b: adjoint(a, n) + adjoint(b, n))
+def add(x, a: Operator, b: Operator):
+    """The sum, entry by entry."""
+    return a(x) + b(x)
+
+@combinator(spine=True, **every("row_wise", "uniform", "constant"), diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
+            linear=lambda a, b: a.linear and alike(b) or b.linear and alike(a),
+            additive=lambda a, b: scaled(a, b, "additive"),
+            positively_homogeneous=lambda a, b: scaled(a, b, "positively_homogeneous"),
+            maps_zero_to_zero=lambda a, b: a.maps_zero_to_zero or b.maps_zero_to_zero,
+            adjoint=lambda n, a, b: (I() * b) @ adjoint(a, n) if alike(b) else (I() * a) @ adjoint(b, n) if alike(a) else None)
+def mul(x, a: Operator, b: Operator):
+    """The product, entry by entry."""
+    return a(x) * b(x)
+
+@combinator(spine=True, **every("linear", "additive", "row_wise", "uniform", "constant", "positively_homogeneous", "maps_zero_to_zero"),
+            adjoint=beside)
+def row(x, a: Operator, b: Operator):
+    """Columns side by side."""
+    return a(x).beside(b(x))
+
+@combinator(spine=True, **every("additive", "constant", "positively_homogeneous", "maps_zero_to_zero"))
+def turn(x, a: Operator):
+    """The numbers of a value with rows and columns exchanged."""
+    return a(x).turn()
+
+@combinator(spine=True, **every("constant"), row_wise=lambda a, b, over, where: a.row_wise and b.constant,
+            additive=lambda a, b, over, where: (flag(over, "linear") and scaled(a, b, "additive")
+                                                or flag(over, "right_linear") and a.constant and b.additive),
+            positively_homogeneous=lambda a, b, over, where: flag(over, "linear") and scaled(a, b, "positively_homogeneous")
+            or flag(over, "right_linear") and a.constant and b.positively_homogeneous,
+            maps_zero_to_zero=lambda a, b, over, where: (flag(over, "linear") and a.maps_zero_to_zero
+                                                         or flag(over, "right_linear") and b.maps_zero_to_zero))
+def product(x, a: Operator, b: Operator, over: type = monoids.sum, where: object = everyone):
+    """The generalised product of two values: `product(q @ k.T, v, over=softmax, where=sequence)` is attention."""
+    return a(x).product(b(x), over, where)
+
+# These three are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum over
+# heads. They are turned into one another all the same.
+@combinator(additive=True, row_wise=True, uniform=True, adjoint=lambda n, h: join(h))
+def heads(x, h: int):
+    """Columns into h heads of equal width."""
+    return x.split(h)
+
+@combinator(additive=True, row_wise=True, uniform=True, adjoint=lambda n, h: heads(h))
+def join(x, h: int):
+    """Heads into columns, side by side."""
+    return x.join(h)
+
+@combinator(additive=True, row_wise=True, uniform=True)
+def total(x):
+    """The sum of all heads."""
+    return x.total()
+
+@combinator(constant=True, row_wise=True)
+def given(x, field: str, n: int):
+    """One-hot rows that the batch gives, whatever x is: its tokens, positions or kinds, below n."""
+    return x.given(field, n)
+
+@combinator(**{name: lambda _, into, out, facts, name=name: name in facts for name in PROPERTIES})
+def symbol(x, name: str, into: Shape, out: Shape, facts: tuple):
+    """An operator of which only name, sizes and properties are known."""
+    return x.symbol(name, into, out)
