@@ -1,12 +1,11 @@
 """Every storage format: what it holds, what it costs, what it multiplies, and what it refuses."""
 import gzip
 import itertools
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 import sympy
+from data import data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -16,10 +15,6 @@ from formats import CSR, FORMATS, NM, Block, Dense, Epilogue, Format, FormatErro
 from formats.check import multiplied
 from formats.epilogue import UNIT, gelu
 from formats.sizes import blocks, f4, group, kept, n, nnz, p, r
-
-DATA = Path(os.environ.get("OPMATRIX_DATA", Path(__file__).parents[2] / "shared" / "data"))
-PATTERNS = sorted((DATA / "dlmc").glob("*.smtx.gz"))
-SPARSE = CSR, Block, NM
 
 few = settings(max_examples=40, deadline=None)
 numbers = st.floats(-8, 8, width=32, allow_subnormal=False) | st.just(0.0)
@@ -159,8 +154,8 @@ def test_block_keeps_whole_tiles_of_largest_norm(rng, shape, tile, density):
 
 @few
 @given(seeds, st.integers(1, 5), st.integers(1, 20), st.integers(1, 9), st.data(), st.booleans())
-def test_nm_keeps_n_of_every_m(rng, groups, outputs, m, data, scaled):
-    n = data.draw(st.integers(1, m))
+def test_nm_keeps_n_of_every_m(rng, groups, outputs, m, chosen, scaled):
+    n = chosen.draw(st.integers(1, m))
     W, scale = normal(rng, groups * m, outputs), rng.integers(0, 3, groups * m) if scaled else None
     fitted = NM.fit(W, n=n, m=m, scale=scale)
     score = (abs(W) * (1 if scale is None else scale[:, None])).T.reshape(outputs, groups, m)
@@ -181,8 +176,8 @@ def test_half_rounds_to_the_nearest(W):
 
 @few
 @given(seeds, sides, st.data())
-def test_low_rank_is_the_best_of_its_rank(rng, shape, data):
-    rank = data.draw(st.integers(1, min(shape)))
+def test_low_rank_is_the_best_of_its_rank(rng, shape, chosen):
+    rank = chosen.draw(st.integers(1, min(shape)))
     W, X, d = normal(rng, *shape), rng.standard_normal((max(1, shape[0] - 2), shape[0])), rng.uniform(0.5, 2, shape[0])
     for weight, R in (None, np.eye(shape[0])), (d, np.diag(d)), (X.T @ X, X):              # the last Gram is singular
         best = np.linalg.norm(np.linalg.svd(R @ W, compute_uv=False)[rank:])
@@ -294,14 +289,13 @@ def smtx(path, rng):
     return W.T
 
 
-@pytest.mark.skipif(not PATTERNS, reason="the DLMC patterns are not in OPMATRIX_DATA")
-@pytest.mark.parametrize("path", PATTERNS, ids=lambda path: path.name.removesuffix(".smtx.gz"))
-def test_patterns_of_pruned_transformers(path):
-    rng = np.random.default_rng(11)
-    W = smtx(path, rng)
-    most = max(1, int((W != 0).T.reshape(W.shape[1], -1, 16).sum(2).max()))
-    x = normal(rng, 5, len(W))
-    for packed in CSR.pack(W), Block.pack(W, tile=(8, 4)), Block.pack(W, tile=(48, 48)), NM.pack(W, n=most, m=16):
-        assert np.array_equal(packed.unpack(), W) and packed.nbytes == packed.bytes.subs(packed.sizes)
-        assert not packed.unsound()
-        multiplied(packed, x, rng)
+def test_patterns_of_pruned_transformers():
+    rng, paths = np.random.default_rng(11), sorted(data("dlmc").glob("*.smtx.gz"))
+    assert paths
+    for path in paths:
+        W = smtx(path, rng)
+        most = max(1, int((W != 0).T.reshape(W.shape[1], -1, 16).sum(2).max()))
+        for packed in CSR.pack(W), Block.pack(W, tile=(8, 4)), Block.pack(W, tile=(48, 48)), NM.pack(W, n=most, m=16):
+            assert np.array_equal(packed.unpack(), W) and packed.nbytes == packed.bytes.subs(packed.sizes), path.name
+            assert np.array_equal(formats.from_arrays(packed.meta(), packed.arrays()).unpack(), W), path.name
+        multiplied(CSR.pack(W), normal(rng, 5, len(W)), rng)
