@@ -21,10 +21,12 @@ VIEWS = ("view", "columns")
 
 
 class Method(NamedTuple):
-    """A representation of a weight: format, its parameters, and the squared error that storing it so adds to the output."""
+    """A representation of a weight: format, its parameters, the metric it is fitted in (plain, wanda or whitened), and the
+    squared error that storing it so adds to the output."""
 
     format: str = "dense"
     parameters: tuple[tuple[str, Any], ...] = ()
+    fit: str = "plain"
     error: float = 0.0
 
     def __str__(self) -> str:

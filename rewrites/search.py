@@ -37,6 +37,7 @@ class Structure:
     nodes: int = 0
     classes: int = 0
     cut: list[str] = field(default_factory=list)
+    fired: frozenset[str] = frozenset()
 
     @property
     def gap(self) -> float:
@@ -47,9 +48,10 @@ class Structure:
         return sum(extraction.memory for extraction in self.extractions)
 
     def program(self, meta: dict[str, Any], decide: Callable[[int, Use, Method], Method] = lambda number, use, method: method,
-                fitted: dict[Any, Any] | None = None) -> tuple[Program, Emitter]:
+                fitted: dict[Any, Any] | None = None, grams: dict[Any, Any] | None = None) -> tuple[Program, Emitter]:
         """The program that runs, and where its constants come from."""
-        emitter, handed = Emitter({} if fitted is None else fitted), dict[int, Value]()
+        emitter = Emitter({} if fitted is None else fitted, {} if grams is None else grams)
+        handed: dict[int, Value] = {}
         for number, (lowering, extraction, part) in enumerate(zip(self.lowerings, self.extractions, self.parts, strict=True)):
             named = lowering.graph.named
             if part.border is not None:
@@ -85,7 +87,8 @@ def search(model: Operator, laws: Sequence[Law], machine: Machine, rows: int, pa
     return Structure([low for low, _ in chosen], [e for _, e in chosen], path, [found[n][pair[0]] for n, pair in enumerate(path)],
                      sum(e.cost for _, e in chosen), bound, sum(e.greedy for _, e in chosen),
                      seconds | explorer.seconds(), sum(len(g.nodes) for g in graphs), sum(len(g.members) for g in graphs),
-                     [cut for g in graphs for cut in g.cut])
+                     [cut for g in graphs for cut in g.cut],
+                     frozenset(name.removesuffix(" backwards") for g in graphs for name, count in g.matches.items() if count))
 
 
 def sizes(part: Part) -> tuple[Any, ...]:

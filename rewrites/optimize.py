@@ -1,0 +1,264 @@
+"""The main job: a model in; out come the cheapest equal program, and a verified front of cheaper ones with their errors."""
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from opmatrix.checkpoint import Checkpoint, open_model
+from opmatrix.measure import measure, medians, peak
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from opmatrix.term import Operator
+from rewrites.approximate import Choices, candidates, difference, undominated
+from rewrites.extraction import Extraction, Infeasible
+from rewrites.law import Law
+from rewrites.laws import EXACT_LAWS
+from rewrites.price import Prices
+from rewrites.report import Report
+from rewrites.search import Structure, search
+from rewrites.workload import Workload
+
+LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
+ROUNDING = 4.0                                              # an exact program may round so many times as much as the import
+MOST = 7                                                    # points of the front that are verified and measured
+
+
+@dataclass
+class Point:
+    """One program of the front: what was predicted, what was measured."""
+
+    name: str
+    program: Program
+    predicted_s: float
+    predicted_bytes: float
+    predicted_error: float
+    gap: float = 0.0
+    measured_s: float | None = None
+    measured_bytes: float | None = None
+    measured_error: float | None = None
+    verified: bool = False
+    laws: tuple[str, ...] = ()
+    methods: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Result:
+    """Everything that a run found out; `points[chosen]` is the answer."""
+
+    checkpoint: Checkpoint
+    machine: Any
+    workload: Workload
+    structures: dict[str, Structure]
+    points: list[Point]
+    imported: Point
+    chosen: int
+    saved: list[tuple[str, float]]
+    report: Report
+    choices: Choices | None = None
+
+    @property
+    def best(self) -> Point:
+        return self.points[self.chosen]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The float64 reading of a model, a few sentences at a time."""
+
+    model: Operator
+    vocabulary: int
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        parts = [Batch([batch.tokens[a:b]]) for a, b in zip(batch.starts[:-1], batch.starts[1:], strict=True)]
+        return np.concatenate([dense(self.model, part.selection("tokens", self.vocabulary), part) for part in parts])
+
+
+def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
+    """The laws but those; KeyError names one that there is not."""
+    known = {law.name for law in laws}
+    if unknown := [name for name in names if name not in known]:
+        raise KeyError(f"no law {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    return tuple(law for law in laws if law.name not in names)
+
+
+def optimize(model: str, *, error: float = 0.02, memory: float | None = None, text: str | None = None, tokens: int | None = None,
+             leave_out: Sequence[str] = (), laws: Sequence[Law] = EXACT_LAWS, machine: Any = None, rounds: int = 15,
+             report: Report | None = None) -> Result:
+    """The cheapest verified program of a model on this machine whose output changes by at most `error`, relative, on held-out
+    rows; `memory` bounds stored and working bytes. Raises InputError for what comes from outside, Infeasible where no
+    program meets the budgets."""
+    report = Report(quiet=True) if report is None else report
+    with report.phase("model"):
+        checkpoint = open_model(model)
+        operator, workload = checkpoint.operator(), Workload.of(checkpoint, text, tokens)
+    if machine is None:
+        with report.phase("machine") as progress:
+            machine = calibrated(progress)
+    run = Run(checkpoint, operator, workload, machine, without(laws, leave_out), report)
+    with report.phase("search"):
+        run.explore()
+    with report.phase("kernels"):
+        run.compile()
+    with report.phase("approximate") as progress:
+        run.approximate(error, progress)
+    with report.phase("front"):
+        run.front(error, memory)
+    with report.phase("verify"):
+        run.verify()
+    with report.phase("measure") as progress:
+        run.measure(rounds, progress)
+    with report.phase("laws"):
+        saved = run.saved()
+    return run.result(error, memory, saved)
+
+
+def calibrated(progress: Any) -> Any:
+    """This machine's model, from the cache or measured now."""
+    from formats.machine import this_machine
+    return this_machine(progress)
+
+
+@dataclass
+class Run:
+    """The state of one optimisation, phase by phase."""
+
+    checkpoint: Checkpoint
+    operator: Operator
+    workload: Workload
+    machine: Any
+    laws: tuple[Law, ...]
+    report: Report
+    structures: dict[str, Structure] = field(default_factory=dict)
+    programs: dict[str, Program] = field(default_factory=dict)
+    points: list[Point] = field(default_factory=list)
+    choices: Choices | None = None
+    rounding: float = 0.0
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        tokenizer = self.checkpoint.directory / "tokenizer.json"
+        return {"model": self.checkpoint.name, "config": dict(self.checkpoint.config), "source": str(self.checkpoint.directory),
+                **({"tokenizer": tokenizer.read_text()} if tokenizer.exists() else {})}
+
+    def structure(self, laws: Sequence[Law], fusion: bool = True) -> Structure:
+        return search(self.operator, laws, self.machine, self.workload.rows, self.workload.pairs, fusion=fusion)
+
+    def explore(self) -> None:
+        """The import with one kernel for each operator, with fused kernels, and the optimum over all laws."""
+        self.structures = {"imported": self.structure((), fusion=False), "fused": self.structure(()), "exact": self.structure(self.laws)}
+        for name, structure in self.structures.items():
+            self.programs[name], emitter = structure.program(self.meta)
+        self.emitter = emitter
+
+    def compile(self) -> None:
+        for program in self.programs.values():
+            program.run(self.workload.timed)
+
+    def approximate(self, error: float, progress: Any) -> None:
+        """Measures what each proposed method does to the output, on calibration rows."""
+        prices = Prices(self.machine, self.workload.rows, self.workload.pairs)
+        from opmatrix.spectra import Limits
+        self.choices = candidates(self.programs["exact"], self.structures["exact"], self.emitter, prices, self.workload.probe,
+                                  Limits(error=max(0.5, error), most=5), progress)
+
+    def front(self, error: float, memory: float | None) -> None:
+        """The exact optimum, and the undominated choices over a ladder of errors."""
+        assert self.choices is not None
+        exact = self.structures["exact"]
+        self.wanted = np.asarray(self.programs["exact"].run(self.workload.calibrate), np.float64)
+        self.points = [self.point("exact", self.programs["exact"], exact.time, 0.0, exact.gap)]
+        found = [self.within(limit, weights, memory) for limit in sorted({*LADDER, error} - {0.0}) for weights in ((1, 0, 0), (1e-3, 1e-12, 0))]
+        kept = [each for each in undominated([e for e, _ in filter(None, found)])]
+        for extraction in thin(kept, MOST, error):
+            program = self.choices.program(dict(extraction.choice), self.meta)
+            joint = difference(program.run(self.workload.calibrate), self.wanted)
+            self.points.append(self.point(described(extraction), program, extraction.time, joint, extraction.gap, counted(extraction)))
+
+    def within(self, limit: float, weights: tuple[float, float, float], memory: float | None) -> tuple[Extraction, float] | None:
+        """The cheapest choice whose joint error on calibration rows stays within a limit: tightened by the ratio until it does."""
+        assert self.choices is not None
+        budget = limit
+        for _ in range(4):
+            try:
+                extraction = self.choices.choose(budget, memory, weights)
+            except Infeasible:
+                return None
+            program = self.choices.program(dict(extraction.choice), self.meta)
+            joint = difference(program.run(self.workload.calibrate), self.wanted)
+            if joint <= limit:
+                return extraction, joint
+            budget *= 0.95 * limit / joint
+        return None
+
+    def point(self, name: str, program: Program, seconds: float, error: float, gap: float, methods: dict[str, int] | None = None) -> Point:
+        return Point(name, program, seconds, program.stored_bytes + program.peak_bytes(self.workload.timed), error, gap, methods=methods or {})
+
+    def verify(self) -> None:
+        """Errors on held-out rows against the float64 oracle; an exact program may only round."""
+        oracle = Oracle(self.operator, int(self.checkpoint.config["vocab_size"]))
+        wanted = oracle(self.workload.verify)
+        self.imported = self.point("imported", self.programs["imported"], self.structures["imported"].time, 0.0, 0.0)
+        self.imported.measured_error = difference(self.programs["imported"].run(self.workload.verify), wanted)
+        self.rounding = ROUNDING * self.imported.measured_error
+        self.imported.predicted_error = self.imported.measured_error
+        for point in self.points:
+            point.predicted_error = float(np.hypot(point.predicted_error, self.rounding))
+            point.measured_error = difference(point.program.run(self.workload.verify), wanted)
+            point.verified = bool(point.measured_error <= 1.3 * point.predicted_error)
+
+    def measure(self, rounds: int, progress: Any) -> None:
+        """Medians of interleaved runs, and the bytes that a run needs."""
+        entries = {"imported": self.imported, "fused": None} | {str(i): point for i, point in enumerate(self.points)}
+        programs = {"imported": self.imported.program, "fused": self.programs["fused"]} | {str(i): p.program for i, p in enumerate(self.points)}
+        self.times = measure(programs, [self.workload.timed], rounds, progress=progress)
+        middle = medians(self.times)
+        self.fused_s = middle["fused"]
+        for name, point in entries.items():
+            if point is not None:
+                point.measured_s = middle[name]
+                point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed)
+
+    def saved(self) -> list[tuple[str, float]]:
+        """Predicted seconds that each law saves, by leaving it out; the most first."""
+        base, fired = self.structures["exact"].time, self.structures["exact"].fired
+        found = [(law.name, self.structure(without(self.laws, [law.name])).time - base) for law in self.laws if law.name in fired]
+        return sorted(found, key=lambda pair: -pair[1])
+
+    def result(self, error: float, memory: float | None, saved: list[tuple[str, float]]) -> Result:
+        """The fastest point within the budgets; Infeasible says how close the closest came."""
+        helpful = tuple(name for name, seconds in saved if seconds > 0)
+        for point in self.points:
+            point.laws = helpful
+        allowed = [i for i, p in enumerate(self.points) if p.verified and (not p.methods or (p.measured_error or 0.0) <= error)
+                   and (memory is None or (p.measured_bytes or 0.0) <= memory)]
+        if not allowed:
+            smallest = min(self.points, key=lambda p: p.measured_bytes or 0.0)
+            raise Infeasible(f"no program within --memory {memory} and --error {error}: the smallest needs "
+                             f"{smallest.measured_bytes:.0f} bytes at error {smallest.measured_error:.3g}")
+        chosen = min(allowed, key=lambda i: self.points[i].measured_s or 0.0)
+        return Result(self.checkpoint, self.machine, self.workload, self.structures, self.points, self.imported, chosen, saved,
+                      self.report, self.choices)
+
+
+def described(extraction: Extraction) -> str:
+    """What methods a choice uses, the most frequent first."""
+    counts = counted(extraction)
+    return " + ".join(f"{name} x{count}" for name, count in sorted(counts.items(), key=lambda item: -item[1])) or "exact"
+
+
+def counted(extraction: Extraction) -> dict[str, int]:
+    """How many weights each format other than dense stores."""
+    formats = [node.label.format for node in extraction.nodes if node.label is not None]
+    return {name: formats.count(name) for name in dict.fromkeys(formats) if name != "dense"}
+
+
+def thin(points: Sequence[Extraction], most: int, error: float) -> list[Extraction]:
+    """At most so many points: the fastest and the smallest within the error first, then spread over the errors."""
+    points = [p for p in points if p.error > 0]
+    inside = [p for p in points if p.error <= error ** 2]
+    first = [min(inside, key=key) for key in ((lambda p: p.time), (lambda p: p.memory))] if inside else []
+    rest = [p for p in sorted(points, key=lambda p: p.error) if all(p is not f for f in first)]
+    step = max(1, -(-len(rest) // max(1, most - len(first))))
+    return list({id(p): p for p in [*first, *rest[::step]]}.values())[:most]

@@ -1,0 +1,48 @@
+"""What a program is made cheapest for, and the rows that calibrate and verify it."""
+from dataclasses import dataclass
+
+import numpy as np
+
+from opmatrix.checkpoint import Checkpoint
+from opmatrix.errors import InputError
+from opmatrix.patterns import Batch
+from opmatrix.runtime.values import sizes
+from opmatrix.text import calibration, read_lines, sentences, verification
+
+PROBE = 24                                                  # sentences
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`timed` is the batch whose seconds and bytes count; even lines calibrate, odd lines verify; `probe`, the first of the
+    even ones, is what single approximations are measured on."""
+
+    timed: Batch
+    calibrate: Batch
+    verify: Batch
+    probe: Batch
+    name: str
+
+    @property
+    def rows(self) -> int:
+        return sizes(self.timed)[0]
+
+    @property
+    def pairs(self) -> int:
+        return sizes(self.timed)[1]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None) -> "Workload":
+        """From a file of lines, or the sentences that ship. Timed is one sentence of `tokens` tokens, 128 by default, or
+        with a file the file itself. Raises InputError for a length that the model has no positions for."""
+        lines = read_lines(text) if text else sentences()
+        tokenizer = checkpoint.tokenizer()
+        even, odd = tokenizer.encode(calibration(lines)), tokenizer.encode(verification(lines))
+        probe = tokenizer.encode(calibration(lines)[:PROBE])
+        if text and tokens is None:
+            return cls(tokenizer.encode(lines), even, odd, probe, f"{len(lines)} lines of {text}")
+        length = 128 if tokens is None else tokens
+        limit = int(checkpoint.config["max_position_embeddings"])
+        if not 1 <= length <= limit:
+            raise InputError(f"--tokens {length}: {checkpoint.name} takes 1 to {limit} tokens")
+        return cls(Batch([np.resize(even.tokens, length)]), even, odd, probe, f"one sentence of {length} tokens")
