@@ -1,7 +1,10 @@
 """Low rank: two thin factors instead of a matrix."""
-import numpy as np
+from typing import Self
 
-from .arrays import FormatError, matrix
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .arrays import Floats, FormatError, matrix
 from .epilogue import UNIT, gamma
 from .format import Format
 from .sizes import f4, n, p, r
@@ -33,7 +36,7 @@ class LowRank(Format):
         product_lowrank(x, u, v, out, epilogue)
 
     @staticmethod
-    def factors(W, *, rank=None, weight=None):
+    def factors(W: ArrayLike, *, rank: int | None = None, weight: ArrayLike | None = None) -> tuple[Floats, Floats]:
         """u (n, rank) and v (rank, p), float32, with the least ‖W - u v‖ (Frobenius); the default rank stores half as
         much as W. A `weight` of n positive numbers d minimises ‖diag(d) (W - u v)‖; an (n, n) Gram matrix G = XᵀX
         minimises ‖X (W - u v)‖, the error of the outputs (whitening: Wang et al. 2024, arXiv:2403.07378).
@@ -46,7 +49,7 @@ class LowRank(Format):
         return (W @ V.T).astype(np.float32), V.astype(np.float32)
 
     @classmethod
-    def pack_factors(cls, u, v):
+    def pack_factors(cls, u: ArrayLike, v: ArrayLike) -> Self:
         """Store the product of u (n, r) and v (r, p), as float32."""
         u, v = matrix(u, "lowrank.pack_factors, u"), matrix(v, "lowrank.pack_factors, v")
         if u.shape[1] != len(v): raise FormatError(f"lowrank.pack_factors: u is {u.shape}, v is {v.shape}: two ranks")
