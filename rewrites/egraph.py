@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from opmatrix.term import KINDS, Operator
+from opmatrix.term import KINDS, Kind, Operator
 from rewrites import kinds
 from rewrites.law import FLAGS, JOIN, MARK, NORMALISE, RESTRUCTURE, SIMPLIFY, Law
 from rewrites.laws.facts import FACTS, UNARY
@@ -45,11 +45,16 @@ def rules(law: Law, trace: bool = False) -> Iterator[str]:
 
 def prelude(laws: Sequence[Law], trace: bool = False) -> str:
     """Sort, constructors, facts and laws: parsed once for each graph."""
-    sorts = " ".join(f"(K_{k.name} {' '.join(['Op'] * k.arity + ['String'] * (len(k.signature.parameters) - k.arity))})" for k in KINDS.values())
+    sorts = " ".join(f"(K_{kind.name} {' '.join(arguments(kind))})" for kind in KINDS.values())
     relations = [f"(relation {fact} (Op))" for fact in UNARY] + [f"(relation {flag} (String))" for flag in FLAGS]
     rulesets = [f"(ruleset {name})" for name in dict.fromkeys(("facts", *SCHEDULE))]
     bodies = [rule for law in laws for rule in rules(law, trace)]
     return "\n".join([f"(datatype Op {sorts})", *relations, "(relation by (Op String))", *rulesets, FACTS, *bodies])
+
+
+def arguments(kind: Kind) -> list[str]:
+    """The sorts of a kind's children and attributes."""
+    return ["Op"] * kind.arity + ["String"] * (len(kind.signature.parameters) - kind.arity)
 
 
 class Node(NamedTuple):
@@ -105,7 +110,8 @@ def build(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> Ope
     return Operator(KINDS[node.kind], *(terms[c] for c in node.children), *(values[a] for a in node.attributes))
 
 
-def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000, rounds: int = 12) -> Graph:
+def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000,
+             rounds: int = 12) -> Graph:
     """Every program that the laws reach from the template, phase by phase. A phase that passes `budget` rows, or is not
     saturated after `rounds`, is stopped, and `Graph.cut` says which law was growing."""
     from egglog.bindings import EGraph
@@ -130,7 +136,8 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
                 break
             rows = sum(count for name, count in sizes.sizes if name.startswith("K_"))
             if rows > budget or (number == limit - 1 and phase not in ROUNDS):
-                graph.cut.append(f"{phase} at {rows} nodes after {number + 1} rounds: {max(fired, key=fired.get)} was growing")
+                graph.cut.append(f"{phase} at {rows} nodes after {number + 1} rounds: "
+                                 f"{max(fired, key=fired.get)} was growing")
                 break
     run("(run-schedule (saturate (run facts)))", "facts")
     start = time.perf_counter()

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from formats.shapes import Shape, T
+from opmatrix.data import Data
 from opmatrix.operators import cols, combinator, const, symbol, weight
 from opmatrix.oracles import dense
-from opmatrix.data import Data
 from opmatrix.term import Child, Operator
 
 
@@ -26,7 +26,8 @@ def array(term: Operator) -> np.ndarray:
 def transposed(term: Operator, x: Any) -> Operator:
     """The linear operator with rows and columns exchanged, in every head; a shape needs no numbers."""
     if isinstance(x, Shape):
-        return symbol("adjoint", Shape(term.out.heads, T, term.out.cols), Shape(term.out.heads, T, term.into.cols), linear=True)
+        into, out = (Shape(term.out.heads, T, cols) for cols in (term.out.cols, term.into.cols))
+        return symbol("adjoint", into, out, linear=True)
     return weight(Data(array(term).swapaxes(-1, -2)))
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from formats.shapes import H
 from opmatrix.term import Operator
-from rewrites.egraph import Graph
+from rewrites.egraph import Graph, Node
 from rewrites.law import Sort
 
 Found = dict[Any, Any]                                      # pattern node or attribute -> class or attribute name
@@ -17,8 +17,8 @@ class Matcher:
     def __init__(self, graph: Graph, terms: dict[int, Operator], values: dict[str, Any]) -> None:
         self.graph, self.members, self.values = graph, graph.members, values
         self.heads = {cls: 1 if term.out.heads is H else term.out.heads for cls, term in terms.items()}
-
-        self.sized = {cls for cls, term in terms.items() if all(isinstance(s, int) for s in (term.into.cols, term.out.cols))}
+        self.sized = {cls for cls, term in terms.items()
+                      if all(isinstance(s, int) for s in (term.into.cols, term.out.cols))}
 
     def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[dict[str, Any]]:
         """Each substitution: variable to class, or to the name of an attribute. None twice."""
@@ -41,11 +41,11 @@ class Matcher:
             for node in self.members.get(cls, ()):
                 if node.kind == pattern.kind.name:
                     start = self._attributes(pattern.attributes, node.attributes, {**found, pattern: cls})
-                    orders = [node.children] + [node.children[::-1]] * (node.kind in COMMUTES and node.children[0] != node.children[1])
-                    for children in orders if start is not None else ():
+                    for children in orders(node) if start is not None else ():
                         yield from self._children(pattern.children, children, start, variables)
 
-    def _children(self, patterns: tuple[Operator, ...], classes: tuple[int, ...], found: Found, variables: Any) -> Iterator[Found]:
+    def _children(self, patterns: tuple[Operator, ...], classes: tuple[int, ...], found: Found,
+                  variables: dict[str, Sort]) -> Iterator[Found]:
         if not patterns:
             yield found
             return
@@ -63,14 +63,23 @@ class Matcher:
 
     def _fits(self, cls: int, sort: Sort) -> bool:
         """The facts of the guard, and one head or many as the sizes say."""
-        if any(cls not in self.graph.facts[fact] for fact in sort.facts) or (sort.name != "constant" and cls not in self.heads):
+        facts, name = self.graph.facts, sort.name
+        if any(cls not in facts[fact] for fact in sort.facts) or (name != "constant" and cls not in self.heads):
             return False
-        if sort.name == "matrix" and (cls not in self.sized or cls in self.graph.facts["entrywise"]):
-            return False                                    # centring and diagonals are passes, never stored as matrices
-        if sort.name == "value" and "given" not in sort.facts and cls in self.graph.facts["constant"] | self.graph.facts["given"]:
+        if name == "matrix" and (cls not in self.sized or cls in facts["entrywise"]):
+            return False                                    # centring and diagonals are passes, not kept as matrices
+        if name == "value" and "given" not in sort.facts and (cls in facts["constant"] or cls in facts["given"]):
             return False
-        many = len(sort.sizes) == {"matrix": 3, "value": 2, "constant": 2}.get(sort.name, 0) or sort.name == "scores"
-        return sort.name in ("scalar", "column") or many == (self.heads[cls] != 1) or (sort.name == "constant" and not many)
+        many = len(sort.sizes) == {"matrix": 3, "value": 2, "constant": 2}.get(name, 0) or name == "scores"
+        if name in ("scalar", "column") or (name == "constant" and not many):
+            return True
+        return many == (self.heads[cls] != 1)
+
+
+def orders(node: Node) -> list[tuple[int, ...]]:
+    """The children, in both orders where that makes no difference to the value and one to the match."""
+    turned = node.kind in COMMUTES and node.children[0] != node.children[1]
+    return [node.children, node.children[::-1]] if turned else [node.children]
 
 
 def attribute_variable(want: Any) -> str:

@@ -28,7 +28,8 @@ class Table:
 
     def name(self, value: Any) -> str:
         numeric = isinstance(value, (Data, Shape, int, float))
-        label = f"{type(value).__name__.lower()}{len(self.names)}" if numeric else getattr(value, "__name__", None) or str(value)
+        kind = type(value).__name__.lower()
+        label = f"{kind}{len(self.names)}" if numeric else getattr(value, "__name__", None) or str(value)
         key = (type(value).__name__, value if numeric else label)
         if key not in self.names:
             self.names[key], self.values[label] = label, value
@@ -58,16 +59,19 @@ class Template:
                     names[term] = f"$t{len(names)}"
                     entries.append(Entry(names[term], term.kind.name, tuple(names[c] for c in term.children),
                                          tuple(table.name(a) for a in term.attributes)))
-                    lines += [f"(let {names[term]} {made(entries[-1])})", *(f"({f} {names[term]})" for f in known(term, leaves))]
+                    lines.append(f"(let {names[term]} {made(entries[-1])})")
+                    lines += [f"({fact} {names[term]})" for fact in known(term, leaves)]
         lines += [f"(let ${name} {names[term]})" for name, term in roots.items()]
-        lines += [f'({flag} "{name}")' for name, value in table.values.items() for flag in FLAGS if getattr(value, flag, False) is True]
+        lines += [f'({flag} "{name}")' for name, value in table.values.items() for flag in FLAGS
+                  if getattr(value, flag, False) is True]
         return cls("\n".join(lines), table.values, tuple(entries))
 
     def instance(self, values: dict[str, Any]) -> dict[str, Operator]:
         """The imported operators, by name, with other numbers in them."""
         built: dict[str, Operator] = {}
         for entry in self.entries:
-            built[entry.name] = Operator(KINDS[entry.kind], *(built[c] for c in entry.children), *(values[a] for a in entry.attributes))
+            children, attributes = (built[c] for c in entry.children), (values[a] for a in entry.attributes)
+            built[entry.name] = Operator(KINDS[entry.kind], *children, *attributes)
         return built
 
 
@@ -93,7 +97,8 @@ def known(term: Operator, leaves: Sequence[Operator]) -> Iterator[str]:
 
 
 def shrink(values: dict[str, Any], draw: Callable[[tuple[int, ...]], Any], heads: int = 2) -> dict[str, Any]:
-    """The same table at sizes of at most 16 or so: equal sizes stay equal, distinct ones distinct, heads divide columns."""
+    """The same table at sizes of at most 16 or so: equal sizes stay equal, different ones different, and what divides
+    another, as heads do, becomes the number of heads."""
     counts = {v for v in values.values() if type(v) is int}
     sizes = sorted({s for v in values.values() for s in sizes_of(v)} | counts)
     divisors = {c for c in counts if 1 < c < max(sizes, default=0)}
@@ -106,7 +111,9 @@ def shrink(values: dict[str, Any], draw: Callable[[tuple[int, ...]], Any], heads
 def sizes_of(value: Any) -> tuple[int, ...]:
     if isinstance(value, Data):
         return tuple(value.array.shape)
-    return tuple(int(s) for s in value if getattr(s, "is_Integer", isinstance(s, int))) if isinstance(value, Shape) else ()
+    if not isinstance(value, Shape):
+        return ()
+    return tuple(int(s) for s in value if getattr(s, "is_Integer", isinstance(s, int)))
 
 
 def shrunken(value: Any, small: dict[int, int], draw: Callable[[tuple[int, ...]], Any]) -> Any:

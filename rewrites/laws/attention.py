@@ -11,47 +11,57 @@ from rewrites.law import (
     level,
     matrix,
     n,
+    normalised,
     operator,
     over,
     p,
     q,
+    reflexive,
+    right_linear,
     scalar,
     scores,
+    shift_invariant,
     value,
+    varying,
     where,
 )
 
-@law(phase=SIMPLIFY, canonical=True, source="linearity of the dot product")
+
+@law(phase=SIMPLIFY, canonical=True, source="linearity of the dot product",
+     without=(dict(s=varying[1]),))
 def scale_scores(a: value[h, n], b: value[h, n], s: scalar):
-    """1/√d belongs to the queries: n numbers a row instead of one for each pair of tokens."""
+    """1/√d belongs to the queries: n numbers a row instead of one for each pair of tokens. Nothing but one number fits
+    both sides."""
     return product(a, turn(b)) @ (I * s), product(a @ (I * s), turn(b))
 
 
 @law(phase=SIMPLIFY, canonical=True, source="linearity of the dot product")
 def split_keys(a: value[h, n], b: value[h, n], c: constant[h, n]):
-    """A bias of the keys adds one number to all scores of a row."""
+    """A bias of the keys adds one number to all scores of a row. True of any c; constant, what it adds is level."""
     return product(a, turn(b + c)), product(a, turn(b)) + product(a, turn(c))
 
 
-@law(phase=SIMPLIFY, canonical=True, source="Vaswani et al. 2017, eq. 1", without=dict(t=scores[h]))
-def shift_scores(s: scores[h], t: level[h], v: value[h, n], M: over["shift_invariant"], P: where):
+@law(phase=SIMPLIFY, canonical=True, source="Vaswani et al. 2017, eq. 1",
+     without=(dict(t=scores[h]), dict(M=over)))
+def shift_scores(s: scores[h], t: level[h], v: value[h, n], M: over[shift_invariant], P: where):
     """Softmax ignores what is added to a whole row, so a key bias drops."""
     return product(s + t, v, M, P), product(s, v, M, P)
 
 
-@law(phase=SIMPLIFY, canonical=True, source="weights of a row sum to one", without=dict(M=over))
-def value_bias(s: scores[h], v: value[h, n], c: constant[h, n], M: over["normalised"], P: where["reflexive"]):
+@law(phase=SIMPLIFY, canonical=True, source="weights of a row sum to one",
+     without=(dict(M=over), dict(P=where), dict(c=value[h, n])))
+def value_bias(s: scores[h], v: value[h, n], c: constant[h, n], M: over[normalised], P: where[reflexive]):
     """A bias of the values comes out unchanged where every row's weights sum to one."""
     return product(s, v + c, M, P), product(s, v, M, P) + c
 
 
-@law(source="associativity; Wv·Wo of a head", without=dict(A=operator[h, n, p]))
-def late_values(s: scores[h], v: value[n], A: matrix[h, n, p], M: over["right_linear"], P: where):
+@law(source="associativity; Wv·Wo of a head", without=(dict(A=operator[h, n, p]), dict(M=over)))
+def late_values(s: scores[h], v: value[n], A: matrix[h, n, p], M: over[right_linear], P: where):
     """A linear map leaves the product on the right, so Wv and Wo of a head can fold."""
     return product(s, v @ A, M, P), product(s, v, M, P) @ A
 
 
-@law(source="associativity; Wq·Wkᵀ of a head (DeepSeek-V2, 2024, sec. 2.1)", without=dict(A=operator[h, n, p]))
+@law(source="associativity; Wq·Wkᵀ of a head (DeepSeek-V2, 2024, sec. 2.1)", without=(dict(A=operator[h, n, p]),))
 def absorb_keys(a: value[h, p], b: value[n], A: matrix[h, n, p]):
     """(b A)ᵀ = Aᵀ bᵀ: the key's matrix can move to the query."""
     return product(a, turn(b @ A)), product(a @ adjoint(A), turn(b))
@@ -59,11 +69,11 @@ def absorb_keys(a: value[h, p], b: value[n], A: matrix[h, n, p]):
 
 @law(phase=SIMPLIFY, canonical=True, source="block structure of the columns")
 def stack_columns(x: value[n], A: matrix[n, h * p], H: count):
-    """Splitting into heads after a product is one matrix for each head."""
+    """Splitting into heads after a product is one matrix for each head. True of any A; matrices can be stored."""
     return (x @ A) @ heads(H), x @ (A @ heads(H))
 
 
-@law(phase=SIMPLIFY, canonical=True, source="block structure of the rows")
+@law(phase=SIMPLIFY, canonical=True, source="block structure of the rows", without=(dict(A=operator[h * q, p]),))
 def stack_rows(x: value[h, q], A: matrix[h * q, p], H: count):
     """Joining heads before a product is a sum over heads of one matrix each."""
     return (x @ heads(H).T) @ A, (x @ by_head(A, H)) @ total
@@ -71,19 +81,19 @@ def stack_rows(x: value[h, q], A: matrix[h * q, p], H: count):
 
 @law(phase=SIMPLIFY, canonical=True, source="additivity of reshaping")
 def split_shift(x: value[h * p], c: constant[h * p], H: count):
-    """A bias is split into heads like what it is added to."""
+    """A bias is split into heads like what it is added to. True of any c."""
     return (x + c) @ heads(H), x @ heads(H) + c @ heads(H)
 
 
 @law(phase=SIMPLIFY, canonical=True, source="additivity of reshaping")
 def join_shift(x: value[h, q], c: constant[h, q], H: count):
-    """A bias of heads is joined like what it is added to."""
+    """A bias of heads is joined like what it is added to. True of any c."""
     return (x + c) @ heads(H).T, x @ heads(H).T + c @ heads(H).T
 
 
 @law(phase=SIMPLIFY, source="additivity of sums")
 def total_shift(x: value[h, p], c: constant[h, p]):
-    """A bias of heads is summed like what it is added to."""
+    """A bias of heads is summed like what it is added to. True of any c."""
     return (x + c) @ total, x @ total + c @ total
 
 

@@ -9,10 +9,26 @@ from typing import Any
 
 from opmatrix.monoids import softmax
 from opmatrix.operators import I, gelu, heads, layernorm, product, total, turn
+from opmatrix.patterns import sequence
 from opmatrix.term import Operator
 from rewrites import kinds
 from rewrites.flat import flat
-from rewrites.law import IMPLEMENTATION, Sort, constant, count, h, k, matrix, n, p, q, scalar, scores, stand_in, value, where
+from rewrites.law import (
+    IMPLEMENTATION,
+    Sort,
+    constant,
+    count,
+    h,
+    k,
+    matrix,
+    n,
+    p,
+    q,
+    scalar,
+    scores,
+    stand_in,
+    value,
+)
 
 selection = Sort("value", ("given",))                       # a one-hot value, by a field of the batch
 
@@ -42,7 +58,8 @@ class Implementation:
     def row(self) -> tuple[str, ...]:
         """Name, kind, statement, guard, source: the row of `opmatrix laws`."""
         options = "".join(f", {key}={value!r}" for key, value in self.attributes.items())
-        return self.name, self.kind, f"{self.kernel}({', '.join(self.variables)}{options}) = {self.pattern}", "", self.source
+        statement = f"{self.kernel}({', '.join(self.variables)}{options}) = {self.pattern}"
+        return self.name, self.kind, statement, "", self.source
 
 
 # Products: of a plain value, of a plain value into heads, of heads that are joined again.
@@ -72,9 +89,11 @@ def affine(y, gain, shift): return y @ (I * gain) + shift
 
 FORMS = {linear: dict(x=value[n], weight=matrix[n, p]), linear_to_heads: dict(x=value[n], weight=matrix[h, n, p]),
          linear_from_heads: dict(x=value[h, q], weight=matrix[h, q, p]), itself: dict(x=value[p])}
-PLAIN, NORMS, AFTER = (plain, bias, activate, bias_gelu, residual, bias_residual), (norm, bias_norm, residual_norm, bias_residual_norm), (gained, affine)
+PLAIN = plain, bias, activate, bias_gelu, residual, bias_residual
+NORMS, AFTER = (norm, bias_norm, residual_norm, bias_residual_norm), (gained, affine)
 OPERANDS = dict(bias=constant[p], residual=value[p], eps=scalar, gain=constant[p], shift=constant[p])
-SINGLE = {"linear", "linear_to_heads", "linear_from_heads", "bias", "activate", "residual", "norm", "norm_affine", "gained", "affine"}
+SINGLE = {"linear", "linear_to_heads", "linear_from_heads", "bias", "activate", "residual", "norm", "norm_affine",
+          "gained", "affine"}
 
 
 def chain(*stages: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +112,7 @@ def passes() -> Iterator[Implementation]:
     epilogues = [(e,) for e in (*PLAIN, *NORMS, *AFTER)] + [(e, a) for e in NORMS for a in AFTER]
     for form, variables in FORMS.items():
         for stages in epilogues:
-            if (form is itself and stages == (plain,)) or (form is linear_to_heads and stages not in ((plain,), (bias,))):
+            if (form, stages) == (itself, (plain,)) or (form is linear_to_heads and stages not in ((plain,), (bias,))):
                 continue
             wanted = [name for stage in stages for name in signature(stage).parameters if name != "y"]
             shapes = OPERANDS | ({"bias": constant[h, p]} if form is linear_to_heads else {})
@@ -128,11 +147,11 @@ def after(first: Callable[..., Any], own: tuple[str, ...], *stages: Callable[...
     return body
 
 
-def attention(q, k, v, where): return product(product(q, turn(k)), v, over=softmax, where=where)
-def attention_scaled(q, k, v, scale, where): return product(product(q, turn(k)) @ (I * scale), v, over=softmax, where=where)
 def score(q, k): return product(q, turn(k))
 def score_scaled(q, k, scale): return product(q, turn(k)) @ (I * scale)
-def weigh(s, v, where): return product(s, v, over=softmax, where=where)
+def weigh(s, v): return product(s, v, over=softmax, where=sequence)
+def attention(q, k, v): return weigh(score(q, k), v)
+def attention_scaled(q, k, v, scale): return weigh(score_scaled(q, k, scale), v)
 def headwise(x, weight): return x @ weight
 def to_heads(x, heads): return x @ split(heads)
 def from_heads(x, heads): return x @ split(heads).T
@@ -141,16 +160,22 @@ def last_columns(x, key): return kinds.right(x, key)
 
 
 split = heads
-QUERY, VALUES, SCORES, HALVES = value[h, n], value[h, p], scores[h], dict(x=value[h, p + q], key=matrix[h, n, p])
+QUERY, VALUES = value[h, n], value[h, p]
+SCALED, HALVES = dict(q=QUERY, k=QUERY, scale=scalar), dict(x=value[h, p + q], key=matrix[h, n, p])
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
-IMPLEMENTATIONS = (*passes(), *embeddings(), *(Implementation(f.__name__, kernel, f, variables, single=single, source=source) for f, kernel, variables, single, source in (
-    (attention, "attention", dict(q=QUERY, k=QUERY, v=VALUES, where=where), False, FLASH),
-    (attention_scaled, "attention", dict(q=QUERY, k=QUERY, v=VALUES, scale=scalar, where=where), False, FLASH),
-    (score, "scores", dict(q=QUERY, k=QUERY), True, "one product for each sentence and head"),
-    (score_scaled, "scores", dict(q=QUERY, k=QUERY, scale=scalar), True, "one product for each sentence and head"),
-    (weigh, "weigh", dict(s=SCORES, v=VALUES, where=where), True, "a pass over the scores, then one product for each sentence and head"),
-    (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, "one product for each head"),
+SQUARE, EACH = "one product for each sentence and head", "one product for each head"
+PASS = "a pass over the scores, then one product for each sentence and head"
+OTHERS = (
+    (attention, "attention", dict(q=QUERY, k=QUERY, v=VALUES), False, FLASH),
+    (attention_scaled, "attention", SCALED | dict(v=VALUES), False, FLASH),
+    (score, "scores", dict(q=QUERY, k=QUERY), True, SQUARE),
+    (score_scaled, "scores", SCALED, True, SQUARE),
+    (weigh, "weigh", dict(s=scores[h], v=VALUES), True, PASS),
+    (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
     (to_heads, "view", dict(x=value[h * p], heads=count), True, "no copy"),
     (from_heads, "view", dict(x=value[h, p], heads=count), True, "no copy"),
     (first_columns, "columns", HALVES, True, "no copy"),
-    (last_columns, "columns", HALVES, True, "no copy"))))
+    (last_columns, "columns", HALVES, True, "no copy"))
+IMPLEMENTATIONS = (*passes(), *embeddings(), *(
+    Implementation(body.__name__, kernel, body, variables, single=single, source=source)
+    for body, kernel, variables, single, source in OTHERS))
