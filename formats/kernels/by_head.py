@@ -2,12 +2,12 @@
 import numpy as np
 
 from ..threads import threads
-from .blas import sgemm, sgemm_address
+from .gemm import gemm, multiply
 from .heads import heads_of
 from .launch import Kernel, address, launch, words
 from .memory import record
 
-HEADWISE = np.dtype(words("x x_row x_head out out_row out_head w T h d n rows sgemm"))
+HEADWISE = np.dtype(words("x x_row x_head out out_row out_head w T h d n rows multiply"))
 f4 = np.float32
 
 
@@ -16,8 +16,8 @@ def head_by_head(item, worker, arguments):
     """A chunk of rows of one head times that head's matrix."""
     c = record(arguments, HEADWISE)
     low, head = item // c.h * c.rows, item % c.h
-    sgemm(c.sgemm, 0, min(c.rows, c.T - low), c.n, c.d, f4(1), c.x + 4 * (low * c.x_row + head * c.x_head), c.x_row,
-          c.w + 4 * head * c.d * c.n, c.n, f4(0), c.out + 4 * (low * c.out_row + head * c.out_head), c.out_row)
+    multiply(c.multiply, min(c.rows, c.T - low), c.n, c.d, c.x + 4 * (low * c.x_row + head * c.x_head), 4 * c.x_row,
+             c.w + 4 * head * c.d * c.n, 4 * c.n, c.out + 4 * (low * c.out_row + head * c.out_head), 4 * c.out_row, 1)
 
 
 def headwise(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> np.ndarray:
@@ -29,6 +29,6 @@ def headwise(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> np.ndarray:
     source, target = heads_of("x", x, T, given), heads_of("out", out, T, h)
     if out.shape[2] != n: raise ValueError(f"headwise: out {out.shape} does not fit w {w.shape}")
     source = (*source[:2], 0 if given == 1 else source[2])
-    values = (*source, *target, address(weight), T, h, d, n, rows, sgemm_address())
+    values = (*source, *target, address(weight), T, h, d, n, rows, gemm.address)
     launch((head_by_head, np.array([values], HEADWISE), -(-T // rows) * h))
     return out

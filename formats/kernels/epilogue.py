@@ -54,15 +54,24 @@ def affine_part(e, y, start):
 
 @njit(**OPTIONS)
 def finish(e, low, high, left, right):
-    """The epilogue on rows low..high and columns left..right of e.out (e: a record with out, step, p and EPILOGUE).
+    """The epilogue on rows low..high and columns left..right of e.out (a record with out, step, p and EPILOGUE).
 
-    A part of the columns waits with the normalisation, and with what follows it, for the whole row."""
-    whole = right - left == e.p
+    Normalisation, and what follows it, is left to finish_rows."""
+    if not (e.bias or e.activation or e.residual or (not e.normal and (e.gain or e.shift))): return
     for row in range(low, high):
         y = floats(e.out + 4 * (row * e.step + left), right - left)
         pointwise_part(e, y, row, left)
-        if whole and e.normal: normalise(y, np.float32(e.eps))
-        if whole or not e.normal: affine_part(e, y, left)
+        if not e.normal: affine_part(e, y, left)
+
+
+@njit(**OPTIONS)
+def finish_rows(e, low, high, left, right):
+    """Normalisation, gain and shift, if columns left..right are whole rows."""
+    if not e.normal or right - left < e.p: return
+    for row in range(low, high):
+        y = floats(e.out + 4 * row * e.step, e.p)
+        normalise(y, np.float32(e.eps))
+        affine_part(e, y, 0)
 
 
 def epilogue_fields(epilogue: Any, shape: tuple[int, int]) -> tuple[Any, ...]:

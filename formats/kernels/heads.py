@@ -4,35 +4,47 @@ An item is a tile of queries of one head of one sequence; keys pass by in tiles,
 import numpy as np
 from numba import njit
 
-from .blas import sgemm, sgemm_address
+from .gemm import gemm, multiply
 from .launch import FAST, LOCK, OPTIONS, ROOM, Kernel, address, launch, words
 from .maths import exp
 from .memory import floats, longs, record
+from .vectors import turn
 
 # q (T, h, d), k (T, h, d), v (T, h, e), out (T, h, e): address, step between rows, step between heads, in numbers
 PLACES = words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head")
 # first[s]: query tiles before sequence s; before[s]: scores (of one head) before it; p: flat scores
-ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e sgemm room apart p"), ("scale", "f8")])
-QUERIES, KEYS = 64, 256
+ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p"), ("scale", "f8")])
+QUERIES, KEYS = 128, 256
 f4 = np.float32
 
 
 @njit(fastmath=FAST | {"nnan"}, **OPTIONS)
-def highest(s):
-    """The largest number of a row."""
-    top = s[0]
-    for j in range(s.size): top = max(top, s[j])
+def highest(s, scale):
+    """The largest number of a row, once scaled."""
+    top = scale * s[0]
+    for j in range(s.size): top = max(top, scale * s[j])
     return top
 
 
 @njit(fastmath=FAST, **OPTIONS)
-def exponentials(s, top):
-    """s becomes e^(s - top); their sum."""
+def exponentials(s, scale, top):
+    """s becomes e^(scale s - top); their sum."""
     total = f4(0)
     for j in range(s.size):
-        s[j] = exp(s[j] - top)
+        s[j] = exp(scale * s[j] - top)
         total += s[j]
     return total
+
+
+@njit(**OPTIONS)
+def turn_keys(source, step, rows, columns, target, across):
+    """target (columns, rows) = the transpose of source (rows, columns); bytes between rows."""
+    even, full = rows // 16 * 16, columns // 16 * 16
+    for i in range(0, even, 16):
+        for j in range(0, full, 16): turn(source + i * step + 4 * j, step, target + j * across + 4 * i, across)
+    for i in range(rows):
+        row = floats(source + i * step, columns)
+        for j in range(full if i < even else 0, columns): floats(target + j * across, rows)[i] = row[j]
 
 
 @njit(**OPTIONS)
@@ -50,46 +62,65 @@ def part(c, item):
     return starts[low], length, head, query, min(query + QUERIES, length), low
 
 
+@njit(**OPTIONS)
+def scores_of(c, q, rows, key, keys, head, turned, target, step):
+    """target (rows, keys) = q kᵀ for a range of keys of a head; the keys are turned first."""
+    k = c.k + 4 * (key * c.k_row + head * c.k_head)
+    turn_keys(k, 4 * c.k_row, keys, c.d, turned, 4 * KEYS)
+    multiply(c.multiply, rows, keys, c.d, q, 4 * c.q_row, turned, 4 * KEYS, target, step, 1)
+
+
 @Kernel
 def attend(item, worker, arguments):
     """softmax(scale q kᵀ) v, the carrier kept per query: maximum, mass under it, weighted values."""
     c = record(arguments, ATTENTION)
     start, length, head, low, high, _ = part(c, item)
-    room = c.room + worker * c.apart
+    rows, room, scale = high - low, c.room + worker * c.apart, f4(c.scale)
     tops, masses, scores = floats(room, QUERIES), floats(room + 4 * QUERIES, QUERIES), room + 8 * QUERIES
     q = c.q + 4 * ((start + low) * c.q_row + head * c.q_head)
     o = c.o + 4 * ((start + low) * c.o_row + head * c.o_head)
     for key in range(0, length, KEYS):
         keys = min(KEYS, length - key)
-        k = c.k + 4 * ((start + key) * c.k_row + head * c.k_head)
-        v = c.v + 4 * ((start + key) * c.v_row + head * c.v_head)
-        sgemm(c.sgemm, 1, high - low, keys, c.d, f4(c.scale), q, c.q_row, k, c.k_row, f4(0), scores, KEYS)
-        for i in range(high - low):
+        scores_of(c, q, rows, start + key, keys, head, scores + 4 * QUERIES * KEYS, scores, 4 * KEYS)
+        for i in range(rows):
             s = floats(scores + 4 * i * KEYS, keys)
-            top = highest(s)
+            top = highest(s, scale)
             if key == 0:
-                tops[i], masses[i] = top, exponentials(s, top)
+                tops[i], masses[i] = top, exponentials(s, scale, top)
                 continue
             top = max(top, tops[i])
             fade = exp(tops[i] - top)
-            tops[i], masses[i] = top, masses[i] * fade + exponentials(s, top)
+            tops[i], masses[i] = top, masses[i] * fade + exponentials(s, scale, top)
             if fade != f4(1):
                 y = floats(o + 4 * i * c.o_row, c.e)
                 for j in range(c.e): y[j] *= fade
-        sgemm(c.sgemm, 0, high - low, c.e, keys, f4(1), scores, KEYS, v, c.v_row, f4(key > 0), o, c.o_row)
-    for i in range(high - low):
+        v = c.v + 4 * ((start + key) * c.v_row + head * c.v_head)
+        multiply(c.multiply, rows, c.e, keys, scores, 4 * KEYS, v, 4 * c.v_row, o, 4 * c.o_row, key == 0)
+    for i in range(rows):
         y, share = floats(o + 4 * i * c.o_row, c.e), f4(1) / masses[i]
         for j in range(c.e): y[j] *= share
 
 
+@njit(**OPTIONS)
+def flat_offset(c, sequence, head, low, length):
+    """Bytes before row low of a head's scores, in the flat array of all sequences and heads."""
+    return 4 * (c.h * longs(c.before, c.S + 1)[sequence] + (head * length + low) * length)
+
+
 @Kernel
 def score(item, worker, arguments):
-    """q kᵀ of a tile of queries, stored at p: for each sequence (heads, length, length)."""
+    """scale q kᵀ of a tile of queries, stored at p: for each sequence (heads, length, length)."""
     c = record(arguments, ATTENTION)
     start, length, head, low, high, sequence = part(c, item)
-    p = c.p + 4 * (c.h * longs(c.before, c.S + 1)[sequence] + (head * length + low) * length)
-    sgemm(c.sgemm, 1, high - low, length, c.d, f4(c.scale), c.q + 4 * ((start + low) * c.q_row + head * c.q_head),
-          c.q_row, c.k + 4 * (start * c.k_row + head * c.k_head), c.k_row, f4(0), p, length)
+    p, room = c.p + flat_offset(c, sequence, head, low, length), c.room + worker * c.apart
+    q = c.q + 4 * ((start + low) * c.q_row + head * c.q_head)
+    for key in range(0, length, KEYS):
+        keys = min(KEYS, length - key)
+        scores_of(c, q, high - low, start + key, keys, head, room, p + 4 * key, 4 * length)
+    if c.scale != 1:
+        for i in range(high - low):
+            s = floats(p + 4 * i * length, length)
+            for j in range(length): s[j] *= f4(c.scale)
 
 
 @Kernel
@@ -97,12 +128,12 @@ def share(item, worker, arguments):
     """Softmax of a tile of rows of scores, from q to p (flat; the same layout)."""
     c = record(arguments, ATTENTION)
     _, length, head, low, high, sequence = part(c, item)
-    offset = 4 * (c.h * longs(c.before, c.S + 1)[sequence] + (head * length + low) * length)
+    offset = flat_offset(c, sequence, head, low, length)
     for i in range(high - low):
         x, y = floats(c.q + offset + 4 * i * length, length), floats(c.p + offset + 4 * i * length, length)
-        top = highest(x)
+        top = highest(x, f4(1))
         for j in range(length): y[j] = x[j]
-        mass = f4(1) / exponentials(y, top)
+        mass = f4(1) / exponentials(y, f4(1), top)
         for j in range(length): y[j] *= mass
 
 
@@ -111,9 +142,9 @@ def weigh(item, worker, arguments):
     """p v of a tile of rows of p."""
     c = record(arguments, ATTENTION)
     start, length, head, low, high, sequence = part(c, item)
-    p = c.p + 4 * (c.h * longs(c.before, c.S + 1)[sequence] + (head * length + low) * length)
-    sgemm(c.sgemm, 0, high - low, c.e, length, f4(1), p, length, c.v + 4 * (start * c.v_row + head * c.v_head), c.v_row,
-          f4(0), c.o + 4 * ((start + low) * c.o_row + head * c.o_head), c.o_row)
+    multiply(c.multiply, high - low, c.e, length, c.p + flat_offset(c, sequence, head, low, length), 4 * length,
+             c.v + 4 * (start * c.v_row + head * c.v_head), 4 * c.v_row,
+             c.o + 4 * ((start + low) * c.o_row + head * c.o_head), 4 * c.o_row, 1)
 
 
 def heads_of(name: str, array: np.ndarray | None, rows: int, heads: int) -> tuple[int, int, int]:
@@ -145,7 +176,7 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
     if v != o: raise ValueError(f"v and out: widths {v} and {o} differ")
     with LOCK:
         values = (*places, address(starts), address(first), address(before), S, heads, q, v,
-                  sgemm_address(), *(ROOM.reserve(room) if room else (0, 0)), address(flat), scale)
+                  gemm.address, *(ROOM.reserve(room) if room else (0, 0)), address(flat), scale)
         launch((kernel, np.array([values], ATTENTION), int(first[-1]) * heads))
 
 
@@ -155,13 +186,14 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, o
 
     q, k (T, h, d) and v (T, h, e) are views with any steps between rows and heads; starts (S + 1) are the rows at which
     sequences begin, and T."""
-    run_heads(attend, starts, q.shape[1], dict(q=q, k=k, v=v, o=out), scale, room=4 * QUERIES * (KEYS + 2))
+    room = 4 * (QUERIES * (KEYS + 2) + KEYS * q.shape[2])
+    run_heads(attend, starts, q.shape[1], dict(q=q, k=k, v=v, o=out), scale, room=room)
     return out
 
 
 def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, scale: float = 1.0) -> np.ndarray:
     """out: flat, for each sequence (h, length, length): scale q kᵀ."""
-    run_heads(score, starts, q.shape[1], dict(q=q, k=k), scale, out)
+    run_heads(score, starts, q.shape[1], dict(q=q, k=k), scale, out, room=4 * KEYS * q.shape[2])
     return out
 
 

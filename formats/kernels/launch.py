@@ -31,14 +31,19 @@ Stage = tuple["Kernel", np.ndarray, int]                    # kernel, its record
 class Kernel:
     """A function of (item, worker, arguments), compiled or read from the cache when it is first needed."""
 
-    def __init__(self, body: Callable[[int, int, int], None]) -> None:
-        self.body, self.name = body, body.__name__
+    def __init__(self, body: Callable[..., None], signature: str = "void(int64, int64, int64)") -> None:
+        self.body, self.name, self.signature = body, body.__name__, signature
         KERNELS[self.name] = self
+
+    @classmethod
+    def of(cls, signature: str) -> Callable[[Callable[..., None]], "Kernel"]:
+        """A function that kernels call by its address, with a signature of its own."""
+        return lambda body: cls(body, signature)
 
     @cached_property
     def compiled(self) -> Any:
         with LOCK, cached_here():
-            return cfunc("void(int64, int64, int64)", cache=True, **OPTIONS)(self.body)
+            return cfunc(self.signature, cache=True, **OPTIONS)(self.body)
 
     @cached_property
     def address(self) -> int: return int(self.compiled.address)
@@ -116,10 +121,10 @@ ROOM = Room()
 
 
 def launch(*stages: Stage) -> None:
-    """Run stages in order, each on all threads, with BLAS on one thread. The caller holds LOCK if it reserved room."""
+    """Run stages in order, each on all threads. The caller holds LOCK if it reserved room."""
     rows = [(kernel.address, address(arguments), items, 0) for kernel, arguments, items in stages]
     table = np.array(rows, np.int64)
-    with LOCK, threads.SINGLE_BLAS: LAUNCHER.compiled(address(table), len(rows), threads.threads())
+    with LOCK: LAUNCHER.compiled(address(table), len(rows), threads.threads())
 
 
 def warm(names: list[str] | None = None, progress: Callable[[str, float], None] | None = None) -> float:

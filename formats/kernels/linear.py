@@ -9,17 +9,18 @@ import numpy as np
 from numba import njit
 
 from ..threads import threads
-from .blas import sgemm, sgemm_address
-from .epilogue import EPILOGUE, affine_part, check_rows, epilogue_fields, finish, normalise
+from .epilogue import EPILOGUE, check_rows, epilogue_fields, finish, finish_rows
+from .gemm import gemm, multiply
 from .launch import LOCK, OPTIONS, ROOM, Kernel, Stage, address, launch, step, words
 from .memory import floats, record, shorts, widen
 
 # x (T, n) and out (T, p) with their steps between rows; an item has so many rows and columns; w is the format's own
-LINEAR = np.dtype([*words("x along out step T n p rows cols sgemm room apart w"), *EPILOGUE])
+LINEAR = np.dtype([*words("x along out step T n p rows cols multiply room apart w bytes"), *EPILOGUE])
 NOTHING = epilogue_fields(None, (0, 0))
 f4 = np.float32
-DEEP, WIDE = 512, 128                                        # a widened panel: 256 KiB, a part of any L2
-ENOUGH = 64                                                  # rows for each thread from which rows are split
+DEEP, WIDE = 512, 192                                        # a block of the weight: 384 KiB, a part of any L2
+REUSED = 16                                                  # rows above which a block is copied to be contiguous
+ENOUGH = 128                                                 # rows for each thread from which rows are split
 CHUNK = 256                                                  # rows of an item, at most
 
 
@@ -31,42 +32,46 @@ def tile(c, item):
     return low, min(low + c.rows, c.T), left, min(left + c.cols, c.p)
 
 
+@njit(**OPTIONS)
+def copy_block(source, target, depth, width, step):
+    """A block of float32, step bytes between its rows, to rows of WIDE numbers."""
+    for i in range(depth):
+        stored, kept = floats(source + i * step, width), floats(target + 4 * i * WIDE, width)
+        for j in range(width): kept[j] = stored[j]
+
+
+@njit(**OPTIONS)
+def widen_block(source, target, depth, width, step):
+    """A block of float16 to rows of WIDE float32."""
+    for i in range(depth):
+        stored, kept = shorts(source + i * step, width), floats(target + 4 * i * WIDE, width)
+        for j in range(width): kept[j] = widen(stored[j])
+
+
 @Kernel
 def dense(item, worker, arguments):
-    """w: float32 (n, p)."""
+    """w (n, p) in float32 or float16, by blocks that fit the cache; the epilogue follows block by block."""
     c = record(arguments, LINEAR)
     low, high, left, right = tile(c, item)
-    sgemm(c.sgemm, 0, high - low, right - left, c.n, f4(1), c.x + 4 * low * c.along, c.along, c.w + 4 * left, c.p,
-          f4(0), c.out + 4 * (low * c.step + left), c.step)
-    finish(c, low, high, left, right)
-
-
-@Kernel
-def half(item, worker, arguments):
-    """w: float16 (n, p); a panel that fits the cache is widened, used and forgotten."""
-    c = record(arguments, LINEAR)
-    low, high, left, right = tile(c, item)
-    panel = c.room + worker * c.apart
+    x, out, room = c.x + 4 * low * c.along, c.out + 4 * low * c.step, c.room + worker * c.apart
     for start in range(left, right, WIDE):
         width = min(WIDE, right - start)
         for top in range(0, c.n, DEEP):
-            depth = min(DEEP, c.n - top)
-            for i in range(depth):
-                stored, wide = shorts(c.w + 2 * ((top + i) * c.p + start), width), floats(panel + 4 * i * WIDE, width)
-                for j in range(width): wide[j] = widen(stored[j])
-            sgemm(c.sgemm, 0, high - low, width, depth, f4(1), c.x + 4 * (low * c.along + top), c.along, panel, WIDE,
-                  f4(top > 0), c.out + 4 * (low * c.step + start), c.step)
-    finish(c, low, high, left, right)
+            depth, w, across = min(DEEP, c.n - top), c.w + c.bytes * (top * c.p + start), c.bytes * c.p
+            if c.bytes == 2: widen_block(w, room, depth, width, across)
+            elif high - low > REUSED: copy_block(w, room, depth, width, across)
+            if c.bytes == 2 or high - low > REUSED: w, across = room, 4 * WIDE
+            multiply(c.multiply, high - low, width, depth, x + 4 * top, 4 * c.along, w, across, out + 4 * start,
+                     4 * c.step, top == 0)
+        finish(c, low, high, start, start + width)
+    finish_rows(c, low, high, left, right)
 
 
 @Kernel
 def settle(item, worker, arguments):
     """Normalisation, gain and shift of rows whose columns were computed apart."""
     c = record(arguments, LINEAR)
-    for row in range(item * c.rows, min(item * c.rows + c.rows, c.T)):
-        y = floats(c.out + 4 * row * c.step, c.p)
-        normalise(y, f4(c.eps))
-        affine_part(c, y, 0)
+    finish_rows(c, item * c.rows, min(item * c.rows + c.rows, c.T), 0, c.p)
 
 
 def split(rows: int, columns: int, workers: int, unit: int = 1) -> tuple[int, int]:
@@ -80,12 +85,12 @@ def split(rows: int, columns: int, workers: int, unit: int = 1) -> tuple[int, in
 
 
 def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, epilogue: tuple[Any, ...],
-                  room: tuple[int, int] = (0, 0), unit: int = 1) -> list[Stage]:
-    """The launches of one product; weight: the address of w, or of a record that describes it."""
+                  room: tuple[int, int] = (0, 0), size: int = 4, unit: int = 1) -> list[Stage]:
+    """The launches of one product; weight: the address of w (size bytes a number), or of a record that describes it."""
     (T, n), p = x.shape, out.shape[1]
     rows, cols = split(T, p, threads(), unit)
-    fields = (address(x), step(x), address(out), step(out), T, n, p, rows, cols, sgemm_address(), *room, weight,
-              *epilogue)
+    fields = (address(x), step(x), address(out), step(out), T, n, p, rows, cols, gemm.address, *room, weight,
+              size, *epilogue)
     stages: list[Stage] = [(kernel, np.array([fields], LINEAR), -(-T // rows) * -(-p // cols))]
     if epilogue[4] and cols < p:
         few = -(-T // threads())
@@ -103,20 +108,20 @@ def check_product(x: np.ndarray, shape: tuple[int, int], out: np.ndarray) -> Non
 
 def product_dense(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ w (n, p) in float32, then the epilogue."""
-    check_product(x, w.shape, out)
-    weight = np.ascontiguousarray(w, f4)
-    launch(*linear_stages(dense, x, address(weight), out, epilogue_fields(epilogue, out.shape)))
-    return out
+    return product_stored(x, np.ascontiguousarray(w, f4), out, epilogue)
 
 
 def product_half(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ w (n, p), w stored as float16, then the epilogue; sums are in float32."""
-    check_product(x, w.shape, out)
     if w.dtype != np.float16: raise ValueError(f"w: expected float16, got {w.dtype}")
-    weight = np.ascontiguousarray(w)
-    with LOCK:
-        room = ROOM.reserve(4 * DEEP * WIDE)
-        launch(*linear_stages(half, x, address(weight), out, epilogue_fields(epilogue, out.shape), room))
+    return product_stored(x, np.ascontiguousarray(w), out, epilogue)
+
+
+def product_stored(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any) -> np.ndarray:
+    """The product with a contiguous weight in its own kind of number."""
+    check_product(x, w.shape, out)
+    after = epilogue_fields(epilogue, out.shape)
+    with LOCK: launch(*linear_stages(dense, x, address(w), out, after, ROOM.reserve(4 * DEEP * WIDE), w.itemsize))
     return out
 
 
@@ -125,7 +130,9 @@ def product_lowrank(x: np.ndarray, u: np.ndarray, v: np.ndarray, out: np.ndarray
     if u.shape[1:] != v.shape[:1]: raise ValueError(f"u and v: expected (n, r) and (r, p), got {u.shape} and {v.shape}")
     check_product(x, (u.shape[0], v.shape[1]), out)
     first, second = np.ascontiguousarray(u, f4), np.ascontiguousarray(v, f4)
-    between = np.empty((x.shape[0], u.shape[1]), f4)
-    launch(*linear_stages(dense, x, address(first), between, NOTHING),
-           *linear_stages(dense, between, address(second), out, epilogue_fields(epilogue, out.shape)))
+    between, after = np.empty((x.shape[0], u.shape[1]), f4), epilogue_fields(epilogue, out.shape)
+    with LOCK:
+        room = ROOM.reserve(4 * DEEP * WIDE)
+        launch(*linear_stages(dense, x, address(first), between, NOTHING, room),
+               *linear_stages(dense, between, address(second), out, after, room))
     return out

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from ..threads import threads
-from .epilogue import EPILOGUE, check_rows, epilogue_fields, finish
+from .epilogue import EPILOGUE, check_rows, epilogue_fields, finish, finish_rows
 from .launch import OPTIONS, Kernel, address, launch, step, words
 from .linear import NOTHING
 from .memory import floats, longs, record, shorts, widen
@@ -27,6 +27,7 @@ def rowwise(item, worker, arguments):
         x, y = floats(c.x + 4 * row * c.along, c.p), floats(c.out + 4 * row * c.step, c.p)
         for j in range(c.p): y[j] = factor * x[j]
         finish(c, row, row + 1, 0, c.p)
+        finish_rows(c, row, row + 1, 0, c.p)
 
 
 @njit(**OPTIONS)
@@ -51,6 +52,7 @@ def gathered(item, worker, arguments):
             index = longs(field[0] + row * field[1], 1)[0]
             add_row(y, field[2], field[3], index, k == 0)
         finish(c, row, row + 1, 0, c.p)
+        finish_rows(c, row, row + 1, 0, c.p)
 
 
 def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: tuple[Any, ...], factor: float = 1.0,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
-from .epilogue import epilogue_fields, finish
+from .epilogue import epilogue_fields, finish, finish_rows
 from .launch import LOCK, OPTIONS, ROOM, Kernel, address, launch, words
 from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import floats, pointer, record
@@ -54,15 +54,15 @@ def csr_column(none, idx, val, k, end, x, along, y):
     """One column for the tokens of a tile: four sums side by side, as an addition takes four cycles."""
     one, two, three, four = none, none, none, none
     while k + 4 <= end:
-        one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along)
-        two = add_outer(two, val + 4 * k + 4, 0, x + i8(idx[k + 1]) * along)
-        three = add_outer(three, val + 4 * k + 8, 0, x + i8(idx[k + 2]) * along)
-        four = add_outer(four, val + 4 * k + 12, 0, x + i8(idx[k + 3]) * along)
+        one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along, None)
+        two = add_outer(two, val + 4 * k + 4, 0, x + i8(idx[k + 1]) * along, None)
+        three = add_outer(three, val + 4 * k + 8, 0, x + i8(idx[k + 2]) * along, None)
+        four = add_outer(four, val + 4 * k + 12, 0, x + i8(idx[k + 3]) * along, None)
         k += 4
     while k < end:
-        one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along)
+        one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along, None)
         k += 1
-    write(plus(plus(one, two), plus(three, four)), y, 0)
+    write(plus(plus(one, two), plus(three, four)), y, 0, None)
 
 
 @njit(**OPTIONS)
@@ -85,11 +85,11 @@ def nm_column(none, idx, val, kept, group, x, along, y):
     even, odd = none, none
     for k in range(0, idx.size, kept):
         for i in range(0, kept - 1, 2):
-            even = add_outer(even, val + 4 * (k + i), 0, x + i8(idx[k + i]) * along)
-            odd = add_outer(odd, val + 4 * (k + i) + 4, 0, x + i8(idx[k + i + 1]) * along)
-        if kept % 2: even = add_outer(even, val + 4 * (k + kept - 1), 0, x + i8(idx[k + kept - 1]) * along)
+            even = add_outer(even, val + 4 * (k + i), 0, x + i8(idx[k + i]) * along, None)
+            odd = add_outer(odd, val + 4 * (k + i) + 4, 0, x + i8(idx[k + i + 1]) * along, None)
+        if kept % 2: even = add_outer(even, val + 4 * (k + kept - 1), 0, x + i8(idx[k + kept - 1]) * along, None)
         x += group * along
-    write(plus(even, odd), y, 0)
+    write(plus(even, odd), y, 0, None)
 
 
 @njit(**OPTIONS)
@@ -114,10 +114,10 @@ def block_strip(none, w, ptr, idx, column, j, x, y):
     for b in range(i8(ptr[column]), i8(ptr[column + 1])):
         factors, at = w.val + 4 * (b * w.r * w.c + j), x + i8(idx[b]) * w.r * along
         for _ in range(w.r):
-            sums = add_outer(sums, factors, 4, at)
+            sums = add_outer(sums, factors, 4, at, None)
             factors += 4 * w.c
             at += along
-    write(sums, y + j * along, along)
+    write(sums, y + j * along, along, None)
 
 
 @njit(**OPTIONS)
@@ -164,6 +164,7 @@ def sparse(item, worker, arguments):
             columns(w, start, width, x, y)
             turn_out(c, y, w.tokens, first, count, start, width)
     finish(c, low, high, left, right)
+    finish_rows(c, low, high, left, right)
 
 
 def launch_sparse(x: np.ndarray, weights: tuple[np.ndarray | None, np.ndarray, np.ndarray], out: np.ndarray,
@@ -180,7 +181,7 @@ def launch_sparse(x: np.ndarray, weights: tuple[np.ndarray | None, np.ndarray, n
     with LOCK:
         room = ROOM.reserve(4 * tokens * (depth + max(COLUMNS, c)))
         after = epilogue_fields(epilogue, out.shape)
-        launch(*linear_stages(sparse, x, address(weight), out, after, room, 1 if size else c))
+        launch(*linear_stages(sparse, x, address(weight), out, after, room, unit=1 if size else c))
     return out
 
 

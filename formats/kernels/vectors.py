@@ -7,11 +7,13 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic, models, register_model
 
+MANY_REGISTERS = "+avx512f" in get_host_cpu_features()       # 32 registers of 16 float32 each
 WIDE, FLOAT = 16, ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, WIDE)
-LANE = ir.IntType(32)
+LANE, MASK = ir.IntType(32), ir.VectorType(ir.IntType(1), WIDE)
 
 
 class Vectors(types.Type):
@@ -33,16 +35,38 @@ def place(builder, address, offset, kind):
     return builder.inttoptr(builder.add(address, address.type(offset)), kind.as_pointer())
 
 
-def read(builder, address, offset=0):
-    """The vector at an address that need not be aligned."""
-    value = builder.load(place(builder, address, offset, VECTOR))
+def mask(builder, lanes):
+    """The first so many lanes (int64)."""
+    several = ir.VectorType(LANE, WIDE)
+    first = builder.insert_element(ir.Constant(several, ir.Undefined), builder.trunc(lanes, LANE), LANE(0))
+    limit = builder.shuffle_vector(first, ir.Constant(several, ir.Undefined), ir.Constant(several, [0] * WIDE))
+    return builder.icmp_signed("<", ir.Constant(several, list(range(WIDE))), limit)
+
+
+def read(builder, address, offset=0, lanes=None):
+    """The vector at an address that need not be aligned; with lanes, only so many are read and the rest are 0."""
+    at = place(builder, address, offset, VECTOR)
+    if lanes is not None:
+        masked = function(builder, f"llvm.masked.load.v{WIDE}f32.p0", VECTOR, at.type, LANE, MASK, VECTOR)
+        return builder.call(masked, [at, LANE(4), mask(builder, lanes), ir.Constant(VECTOR, None)])
+    value = builder.load(at)
     value.align = 4
     return value
 
 
-def put(builder, value, address, offset=0):
-    """Store a vector at an address that need not be aligned."""
-    builder.store(value, place(builder, address, offset, value.type)).align = 4
+def put(builder, value, address, offset=0, lanes=None):
+    """Store a vector at an address that need not be aligned; with lanes, only so many of it."""
+    at = place(builder, address, offset, VECTOR)
+    if lanes is None:
+        builder.store(value, at).align = 4
+    else:
+        masked = function(builder, f"llvm.masked.store.v{WIDE}f32.p0", ir.VoidType(), VECTOR, at.type, LANE, MASK)
+        builder.call(masked, [value, at, LANE(4), mask(builder, lanes)])
+
+
+def function(builder, name, result, *arguments):
+    """One of LLVM's own functions."""
+    return get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
 
 
 def spread(builder, number):
@@ -54,8 +78,7 @@ def spread(builder, number):
 
 def multiply_add(builder, x, y, z):
     """x y + z, rounded once."""
-    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-    return builder.call(get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDE}f32"), [x, y, z])
+    return builder.call(function(builder, f"llvm.fma.v{WIDE}f32", VECTOR, VECTOR, VECTOR, VECTOR), [x, y, z])
 
 
 def closed(builder, parts):
@@ -74,11 +97,11 @@ def zeros(typing, rows, across):
 
 
 @intrinsic
-def add_outer(typing, sums, factors, apart, x):
-    """sums + (one number for each row, apart bytes from each other) times (the vectors at x)."""
+def add_outer(typing, sums, factors, apart, x, lanes):
+    """sums + (one number for each row, apart bytes from each other) times (the vectors at x, the last cut to lanes)."""
     def code(context, builder, signature, values):
-        tile, factors, apart, x = values
-        vectors = [read(builder, x, 64 * v) for v in range(sums.across)]
+        tile, factors, apart, x, cut = values
+        vectors = [read(builder, x, 64 * v, cut_at(sums, v, lanes, cut)) for v in range(sums.across)]
         new: list[ir.Value] = []
         for r in range(sums.rows):
             at = builder.add(factors, builder.mul(apart, apart.type(r)))
@@ -86,7 +109,12 @@ def add_outer(typing, sums, factors, apart, x):
             for vector in vectors:
                 new.append(multiply_add(builder, factor, vector, builder.extract_value(tile, len(new))))
         return closed(builder, new)
-    return sums(sums, types.int64, types.int64, types.int64), code
+    return sums(sums, types.int64, types.int64, types.int64, lanes), code
+
+
+def cut_at(sums, v, lanes, value):
+    """The lanes of vector v of a row: None (all of them) but for the last one, if the type of lanes is not None."""
+    return None if lanes == types.none or v < sums.across - 1 else value
 
 
 @intrinsic
@@ -99,15 +127,33 @@ def plus(typing, a, b):
 
 
 @intrinsic
-def write(typing, sums, y, apart):
-    """Store a tile at y, its rows apart bytes from each other."""
+def write(typing, sums, y, apart, lanes):
+    """Store a tile at y, its rows apart bytes from each other, the last vector of a row cut to lanes."""
     def code(context, builder, signature, values):
-        tile, y, apart = values
+        tile, y, apart, cut = values
         for i in range(sums.count):
-            row = builder.add(y, builder.mul(apart, apart.type(i // sums.across)))
-            put(builder, builder.extract_value(tile, i), row, 64 * (i % sums.across))
+            row, v = builder.add(y, builder.mul(apart, apart.type(i // sums.across))), i % sums.across
+            put(builder, builder.extract_value(tile, i), row, 64 * v, cut_at(sums, v, lanes, cut))
         return context.get_dummy_value()
-    return types.void(sums, types.int64, types.int64), code
+    return types.void(sums, types.int64, types.int64, lanes), code
+
+
+@intrinsic
+def fetch(typing, sums, y, apart, lanes):
+    """A tile of the same size from y, its rows apart bytes from each other, the last vector of a row cut to lanes."""
+    def code(context, builder, signature, values):
+        _, y, apart, cut = values
+        rows = [builder.add(y, builder.mul(apart, apart.type(r))) for r in range(sums.rows)]
+        return closed(builder, [read(builder, row, 64 * v, cut_at(sums, v, lanes, cut))
+                                for row in rows for v in range(sums.across)])
+    return sums(sums, types.int64, types.int64, lanes), code
+
+
+@intrinsic
+def span(typing, sums):
+    """Columns of a tile."""
+    def code(context, builder, signature, values): return ir.IntType(64)(WIDE * sums.across)
+    return types.int64(sums), code
 
 
 @intrinsic

@@ -1,0 +1,70 @@
+"""y = x @ w, or y += x @ w, on one thread: tiles of sums in registers (Goto and van de Geijn 2008).
+
+Kernels are given its address, so it is compiled once. No other BLAS runs inside them, and no other pool of threads."""
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from .launch import OPTIONS, Kernel
+from .vectors import MANY_REGISTERS, add_outer, fetch, span, write, zeros
+
+# the tile of sums: 24 of 32 registers as wide as a vector, or 12 of 16 half as wide
+ROWS, ACROSS = (8, 3) if MANY_REGISTERS else (6, 1)
+ONE, TWO = (12, 6) if MANY_REGISTERS else (4, 2)             # vectors of a tile of one row, of two rows
+
+
+@njit(**OPTIONS)
+def strip(none, x, along, w, across, depth, y, step, fresh, lanes):
+    """One tile of outputs: rows of x times columns of w, added to what is there unless fresh."""
+    sums = none if fresh else fetch(none, y, step, lanes)
+    for _ in range(depth):
+        sums = add_outer(sums, x, along, w, lanes)
+        x += 4
+        w += across
+    write(sums, y, step, lanes)
+
+
+@njit(**OPTIONS)
+def band(wide, narrow, x, along, w, across, depth, y, step, columns, fresh):
+    """A band of rows: wide tiles of columns while they fit, then narrow ones, the last one cut."""
+    left = 0
+    while left + span(wide) <= columns:
+        strip(wide, x, along, w + 4 * left, across, depth, y + 4 * left, step, fresh, None)
+        left += span(wide)
+    while left < columns:
+        strip(narrow, x, along, w + 4 * left, across, depth, y + 4 * left, step, fresh, min(16, columns - left))
+        left += 16
+
+
+PRODUCT = "void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)"
+
+
+@Kernel.of(PRODUCT)
+def gemm(rows, columns, depth, x, along, w, across, y, step, fresh):
+    """y (rows, columns) = x (rows, depth) @ w (depth, columns), or += unless fresh: addresses, bytes between rows."""
+    row = 0
+    while row + ROWS <= rows:
+        band(zeros(ROWS, ACROSS), zeros(ROWS, 1), x + row * along, along, w, across, depth, y + row * step, step,
+             columns, fresh)
+        row += ROWS
+    if row + 4 <= rows:
+        band(zeros(4, ACROSS), zeros(4, 1), x + row * along, along, w, across, depth, y + row * step, step,
+             columns, fresh)
+        row += 4
+    if row + 2 <= rows:
+        band(zeros(2, TWO), zeros(2, 1), x + row * along, along, w, across, depth, y + row * step, step,
+             columns, fresh)
+        row += 2
+    if row < rows:
+        band(zeros(1, ONE), zeros(1, 1), x + row * along, along, w, across, depth, y + row * step, step,
+             columns, fresh)
+
+
+@intrinsic
+def multiply(typing, function, rows, columns, depth, x, along, w, across, y, step, fresh):
+    """Call the product at an address: y (rows, columns) = x (rows, depth) @ w (depth, columns), or += unless fresh."""
+    def code(context, builder, signature, values):
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 10)
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return context.get_dummy_value()
+    return types.void(*[types.int64] * 11), code
