@@ -74,8 +74,8 @@ class Program:
         return self.schedule.exact(batched(batch), instead)
 
     def trace(self, batch: Given) -> Iterator[tuple[Step, Floats, Exact]]:
-        """Each step of a run with its result and, in float64, what its kernel means for the same operands: the two differ
-        by what the kernel itself rounds."""
+        """Each step of a run with its result and, in float64, what its kernel means for the same operands: what they
+        differ by is what the kernel itself rounds."""
         for step, (found, exact) in zip(self.steps, self.schedule.trace(batched(batch)), strict=True):
             yield step, found, exact
 

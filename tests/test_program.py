@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from checkpoints import CONFIG, arrays
-from programs import bert_program, fused_layer, held, unfused_layer
+from programs import Writer, bert_program, fused_layer, held, unfused_layer
 
 from formats import CSR, NM, Block, Dense, Half, LowRank
 from opmatrix.data import Data
@@ -60,22 +60,27 @@ def rows(rng, *shape): return rng.standard_normal(shape).astype(np.float32)
 
 def alone(kernel, rng):
     """A program that ends in this kernel, with everything that the kernel may be given."""
-    vector, V = (lambda n: rows(rng, n)), 26
-    constants = {"table": Dense.pack(rows(rng, V, 24)), "other": Half.approximate(rows(rng, V, 24)), "w": Dense.pack(rows(rng, 24, 40)),
-                 "b": vector(40), "g": vector(40), "c": vector(40), "g24": vector(24), "c24": vector(24), "stack": rows(rng, 3, 8, 5)}
-    steps = [Step("embed", {"table0": "table", "table1": "other", "gain": "g24", "shift": "c24"}, {"fields": "tokens,positions", "eps": 0.1}, "x"),
-             Step("linear", {"x": "x", "weight": "w", "bias": "b"}, {}, "y"), Step("heads", {"x": "x"}, {"heads": 3}, "h")]
-    end = {"embed": [],
-           "linear": [Step("linear", {"x": "x", "weight": "w", "bias": "b", "residual": "y", "gain": "g", "shift": "c"}, {"activation": "gelu", "eps": 0.1}, "z")],
-           "pointwise": [Step("pointwise", {"x": "y", "bias": "b", "residual": "y", "gain": "g", "shift": "c"}, {"activation": "gelu", "eps": 0.1}, "z")],
-           "scale": [Step("scale", {"x": "y"}, {"factor": -0.5}, "z")],
-           "attention": [Step("attention", {"q": "h", "k": "h", "v": "h"}, {"scale": 0.3}, "o"), Step("join", {"x": "o"}, {}, "z")],
-           "headwise": [Step("headwise", {"x": "h", "weight": "stack"}, {}, "o"), Step("join", {"x": "o"}, {}, "z")],
-           "columns": [Step("columns", {"x": "y"}, {"lo": 8, "hi": 24}, "z")]}
-    scored = [Step("scores", {"q": "h", "k": "h"}, {"scale": 0.3}, "s"), Step("softmax", {"x": "s"}, {}, "p"),
-              Step("values", {"p": "p", "v": "h"}, {}, "o"), Step("join", {"x": "o"}, {}, "z")]
-    steps += end.get(kernel, scored)
-    return Program(steps, constants, steps[-1].output if kernel != "embed" else "x")
+    constants = {"table": Dense.pack(rows(rng, 26, 24)), "other": Half.approximate(rows(rng, 26, 24)),
+                 "w": Dense.pack(rows(rng, 24, 40)), "b": rows(rng, 40), "g": rows(rng, 40), "c": rows(rng, 40),
+                 "gain": rows(rng, 24), "shift": rows(rng, 24), "stack": rows(rng, 3, 8, 5)}
+    write = Writer({})
+    ending = {"residual": "y", "bias": "b", "gain": "g", "shift": "c"}, {"activation": "gelu", "eps": 0.1}
+    write.steps.append(Step("embed", {"table0": "table", "table1": "other", "gain": "gain", "shift": "shift"},
+                            {"fields": "tokens,positions", "eps": 0.1}, "x"))
+    write.steps.append(Step("linear", {"x": "x", "weight": "w", "bias": "b"}, {}, "y"))
+    write.steps.append(Step("heads", {"x": "x"}, {"heads": 3}, "h"))
+    match kernel:
+        case "embed": last = "x"
+        case "linear": last = write.step("linear", ending[1], x="x", weight="w", **ending[0])
+        case "pointwise": last = write.step("pointwise", ending[1], x="y", **ending[0])
+        case "scale": last = write.step("scale", {"factor": -0.5}, x="y")
+        case "columns": last = write.step("columns", {"lo": 8, "hi": 24}, x="y")
+        case "headwise": last = write.step("join", x=write.step("headwise", x="h", weight="stack"))
+        case "attention": last = write.step("join", x=write.step("attention", {"scale": 0.3}, q="h", k="h", v="h"))
+        case _:
+            p = write.step("softmax", x=write.step("scores", {"scale": 0.3}, q="h", k="h"))
+            last = write.step("join", x=write.step("values", p=p, v="h"))
+    return Program(write.steps, constants, last)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -90,10 +95,11 @@ def test_every_kernel_is_its_meaning(kernel, rng):
 def test_meanings_by_hand():
     """The float64 readings, on numbers that one can check."""
     one = Dense.pack(np.array([[1, 0], [0, 2]], np.float32))
-    steps = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"), Step("heads", {"x": "x"}, {"heads": 1}, "h"),
-             Step("attention", {"q": "h", "k": "h", "v": "h"}, {"scale": np.log(3)}, "o"), Step("join", {"x": "o"}, {}, "y"),
-             Step("linear", {"x": "y", "weight": "w", "bias": "b"}, {}, "z")]
-    program = Program(steps, {"E": Dense.pack(np.eye(2, dtype=np.float32)), "w": one, "b": np.array([0, 1], np.float32)}, "z")
+    steps = [*START, Step("heads", {"x": "x"}, {"heads": 1}, "h"),
+             Step("attention", {"q": "h", "k": "h", "v": "h"}, {"scale": np.log(3)}, "o"),
+             Step("join", {"x": "o"}, {}, "y"), Step("linear", {"x": "y", "weight": "w", "bias": "b"}, {}, "z")]
+    constants = {"E": Dense.pack(np.eye(2, dtype=np.float32)), "w": one, "b": np.array([0, 1], np.float32)}
+    program = Program(steps, constants, "z")
     wanted = [[0.75, 1.5], [0.25, 2.5], [1, 1]]              # weights 3 : 1 on the token itself; the last is alone
     np.testing.assert_allclose(program.exact([[0, 1], [0]]), wanted, rtol=1e-12)
     np.testing.assert_allclose(program.run([[0, 1], [0]]), wanted, rtol=1e-6)
@@ -159,8 +165,8 @@ def test_a_fused_layer_needs_no_more_than_what_is_alive(weights):
     assert program.peak_bytes((100, 0)) == 100 * 4 * max(n + 80 + n, n + hidden + n) + 128
 
 
-def test_calls_leave_nothing_behind(weights):
-    program, batches = bert_program(CONFIG, weights), [Batch([list(range(n))]) for n in range(1, 20)]
+def test_calls_leave_nothing_behind(rng):
+    program, batches = alone("attention", rng), [Batch([list(range(n))]) for n in range(1, 20)]
     arrays_only = [tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)]    # Python keeps some freed tuples itself
     held = lambda: sum(t.size for t in tracemalloc.take_snapshot().filter_traces(arrays_only).traces)
     for batch in batches: program.run(batch)
@@ -179,14 +185,123 @@ def test_buffers_begin_on_cache_lines(weights):
 
 
 def test_a_pass_writes_over_what_nobody_reads_later(rng):
-    steps = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "a"), Step("pointwise", {"x": "a"}, {"activation": "gelu"}, "b"),
-             Step("scale", {"x": "b"}, {"factor": 2.0}, "c"), Step("pointwise", {"x": "c", "residual": "c"}, {}, "d"),
-             Step("columns", {"x": "d"}, {"lo": 0, "hi": 16}, "e"), Step("scale", {"x": "d"}, {"factor": 3.0}, "f"),
-             Step("linear", {"x": "f", "weight": "w"}, {}, "g"), Step("heads", {"x": "e"}, {"heads": 2}, "h"),
-             Step("attention", {"q": "h", "k": "h", "v": "h"}, {}, "i"), Step("join", {"x": "i"}, {}, "j"),
-             Step("pointwise", {"x": "j", "residual": "g"}, {}, "k")]
-    program = Program(steps, {"E": Dense.pack(rows(rng, 26, 32)), "w": Dense.pack(rows(rng, 32, 16))}, "k")
-    home = dict(zip("abcdefghijk", program.schedule.home, strict=True))
-    assert home["a"] == home["b"] == home["c"] != home["d"] == home["e"]     # c is the residual of d
-    assert home["f"] != home["d"] and home["k"] == home["i"]                 # e still shows d; j is a view of all of i
+    write = Writer({})
+    a = write.step("embed", {"fields": "tokens"}, table0="E")
+    b = write.step("pointwise", {"activation": "gelu"}, x=a)                  # over a
+    c = write.step("scale", {"factor": 2.0}, x=b)                             # over b
+    d = write.step("pointwise", x=c, residual=c)                              # not over c, which it adds
+    e = write.step("columns", {"lo": 0, "hi": 16}, x=d)
+    f = write.step("scale", {"factor": 3.0}, x=d)                             # not over d, which e still shows
+    g = write.step("linear", x=f, weight="w")
+    h = write.step("heads", {"heads": 2}, x=e)
+    j = write.step("join", x=write.step("attention", q=h, k=h, v=h))
+    k = write.step("pointwise", x=j, residual=g)                              # over j, a view of all of a buffer
+    program = Program(write.steps, {"E": Dense.pack(rows(rng, 26, 32)), "w": Dense.pack(rows(rng, 32, 16))}, k)
+    home = {step.output: at for step, at in zip(program.steps, program.schedule.home, strict=True)}
+    assert home[a] == home[b] == home[c] != home[d] == home[e]
+    assert home[f] != home[d] and home[k] == home[j] != home[g]
     assert relative(program.run(RAGGED), program.exact(RAGGED)) < 1e-6
+
+
+# ---- what it says
+
+def test_it_prints_as_python(rng):
+    program = alone("linear", rng).replace(model="tiny")
+    assert str(program).splitlines() == [
+        "# tiny: 1 to any number of rows, 8,736 bytes stored",
+        'x = embed(table0=table[dense, 26x24], table1=other[half, 26x24], gain=gain, shift=shift, '
+        'fields="tokens,positions", eps=0.1)',
+        "y = linear(x=x, weight=w[dense, 24x40], bias=b)",
+        "h = heads(x=x, heads=3)",
+        'h3 = linear(x=x, weight=w[dense, 24x40], residual=y, bias=b, gain=g, shift=c, activation="gelu", eps=0.1)',
+        "return h3"]
+    sparse = bert_program(CONFIG, arrays(CONFIG), pack=FORMATS["csr"])
+    assert "weight=encoder.layer.0.intermediate.dense[csr 0.4, 24x40]" in str(sparse)
+
+
+def test_what_it_stores_is_counted_to_the_byte(weights):
+    program = bert_program(CONFIG, weights)
+    assert program.stored_bytes == 4 * sum(array.size for array in weights.values())
+    half = bert_program(CONFIG, weights, pack=Half.approximate)
+    linear = sum(array.size for name, array in weights.items() if array.ndim == 2 and "embeddings" not in name)
+    assert half.stored_bytes == program.stored_bytes - 2 * linear
+
+
+E, W = Dense.pack(np.eye(4, 6, dtype=np.float32)), Dense.pack(np.ones((6, 8), np.float32))
+VECTOR = np.ones(8, np.float32)
+START = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x")]
+
+
+@pytest.mark.parametrize("steps, complaint", [
+    ([Step("conv", {"x": "x"}, {}, "y")], "step 1, y = conv: there is no such kernel; there are linear"),
+    ([Step("scale", {"x": "z"}, {"factor": 2.0}, "y")], "x is 'z', which no earlier step gives"),
+    ([Step("scale", {"x": "x"}, {"factor": 2.0}, "x")], "'x' is already defined"),
+    ([Step("scale", {"x": "x"}, {"factor": 2.0}, "E")], "'E' is already defined"),
+    ([Step("scale", {"x": "x"}, {}, "y")], "factor is missing"),
+    ([Step("scale", {}, {"factor": 2.0}, "y")], "x is missing"),
+    ([Step("scale", {"x": "x"}, {"factor": "two"}, "y")], "factor is 'two'; it must be a finite float"),
+    ([Step("scale", {"x": "x"}, {"factor": float("nan")}, "y")], "factor is nan"),
+    ([Step("scale", {"x": "x"}, {"factor": 2.0, "by": 3}, "y")], "has no by"),
+    ([Step("scale", {"x": "E"}, {"factor": 2.0}, "y")], "it must be Rows: (T, cols)"),
+    ([Step("linear", {"x": "x", "weight": "x"}, {}, "y")], "weight is T×6; it must be Weight"),
+    ([Step("linear", {"x": "x", "weight": "E"}, {}, "y")], "x columns: 6, where 4 is needed"),
+    ([Step("linear", {"x": "x", "weight": "W", "bias": "W"}, {}, "y")], "it must be Vector"),
+    ([Step("linear", {"x": "x", "weight": "W", "residual": "x"}, {}, "y")], "residual columns: 6, where 8 is needed"),
+    ([Step("linear", {"x": "x", "weight": "W", "bias": "v", "bais": "v"}, {}, "y")], "has no bais"),
+    ([Step("linear", {"x": "x", "weight": "W"}, {"activation": "relu"}, "y")],
+     "activation is 'relu'; it may be '' or 'gelu'"),
+    ([Step("pointwise", {"x": "x", "bias": "v"}, {}, "y")], "bias: (8,), where (6,) is needed"),
+    ([Step("embed", {"table0": "E"}, {"fields": "tokens,kinds"}, "y")], "fields: 2, where 1 is needed"),
+    ([Step("embed", {"table1": "E"}, {"fields": "tokens"}, "y")], "table0 is missing"),
+    ([Step("embed", {}, {"fields": "tokens"}, "y")], "table0 is missing"),
+    ([Step("heads", {"x": "x"}, {"heads": 4}, "y")], "4 heads do not divide x of T×6"),
+    ([Step("heads", {"x": "x"}, {"heads": 2.0}, "y")], "heads is 2.0; it must be a finite int"),
+    ([Step("heads", {"x": "x"}, {"heads": 2}, "y")], "output: 'y' is T×2×3; a program gives one row a token"),
+    ([Step("columns", {"x": "x"}, {"lo": 2, "hi": 7}, "y")], "x of T×6 has no columns 2 to 7"),
+    ([Step("columns", {"x": "x"}, {"lo": 0, "hi": 3}, "c"), Step("scale", {"x": "c"}, {"factor": 1.0}, "y")],
+     "x: its rows are columns of a wider value, 6 numbers apart"),
+    ([Step("heads", {"x": "x"}, {"heads": 2}, "q"), Step("heads", {"x": "x"}, {"heads": 3}, "k"),
+      Step("attention", {"q": "q", "k": "k", "v": "k"}, {}, "y")], "k heads: 3, where 2 is needed"),
+    ([Step("heads", {"x": "x"}, {"heads": 2}, "q"),
+      Step("attention", {"q": "q", "k": "q", "v": "q"}, {"where": "causal"}, "y")],
+     "where is 'causal'; it may be 'sequence'"),
+    ([], "output: no step gives 'y'"),
+])
+def test_what_does_not_fit_is_refused(steps, complaint):
+    with pytest.raises(ValueError) as error: Program(START + steps, {"E": E, "W": W, "v": VECTOR}, "y")
+    assert complaint in str(error.value)
+
+
+@pytest.mark.parametrize("batch, complaint", [
+    ([], "no sentences"), ([[1], []], "0 tokens"), ([[1, 2], [3, 4]], "id 4 of sentence 1"), ([[-1]], "id -1"),
+])
+def test_batches_that_cannot_run(batch, complaint):
+    program = Program(START, {"E": E}, "x")
+    with pytest.raises(ValueError, match=complaint): program.run(batch)
+
+
+def test_it_cannot_be_changed(weights):
+    program = bert_program(CONFIG, weights)
+    with pytest.raises(AttributeError): program.steps[0].output = "y"
+    for table in (program.steps[0].operands, program.constants, program.meta):
+        with pytest.raises(TypeError): table["x"] = "y"
+
+
+# ---- measuring
+
+def test_measuring_is_interleaved():
+    seen = []
+    call = lambda name: lambda batch: seen.append((name, batch))
+    taken = measure({"a": call("a"), "b": call("b")}, ["u", "v"], rounds=3, warm=1)
+    assert [len(times) for times in taken.values()] == [3, 3]
+    rounds = [seen[i:i + 4] for i in range(0, 16, 4)]
+    assert all(sorted(round) == [("a", "u"), ("a", "v"), ("b", "u"), ("b", "v")] for round in rounds)
+    assert {round[0][0] for round in rounds} == {"a", "b"}, "whoever comes first changes from round to round"
+    assert gc.isenabled()
+
+
+def test_what_is_made_of_measurements():
+    taken = {"slow": [4.0, 2.0, 8.0], "fast": [2.0, 1.5, 2.0]}
+    assert medians(taken) == {"slow": 4.0, "fast": 2.0}
+    assert ratio(taken, "fast", "slow") == 0.5
+    with pytest.raises(ValueError, match="0 batches"): measure({"a": print}, [])

@@ -1,0 +1,219 @@
+"""Programs on disk: the same bits back, whole or not at all, and one line that names what is wrong with a file."""
+import json
+import shutil
+
+import numpy as np
+import pytest
+from checkpoints import CONFIG, arrays, write_tokenizer
+from programs import bert_program, fused_layer, unfused_layer
+from safetensors.numpy import load_file, save_file
+
+from formats import CSR, NM, Block, Dense, Half, LowRank
+from opmatrix.errors import InputError
+from opmatrix.program import Program
+from opmatrix.storage import PROGRAM, WEIGHTS
+
+RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
+FORMATS = {
+    "dense": Dense.pack, "half": Half.approximate, "csr": lambda W: CSR.approximate(W, density=0.4),
+    "block": lambda W: Block.approximate(W, density=0.5, tile=(4, 8)), "nm": NM.approximate,
+    "lowrank": lambda W: LowRank.approximate(W, rank=7),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    write_tokenizer(path)
+    return path.read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def program(tokenizer):
+    certificate = {"error": 0.1 + 0.2, "rows": [1, 20]}
+    return bert_program(CONFIG, arrays(CONFIG), tokenizer=tokenizer, certificate=certificate, rows=[1, 512])
+
+
+@pytest.fixture
+def saved(program, tmp_path):
+    program.save(tmp_path / "small.opmatrix")
+    return tmp_path / "small.opmatrix"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("layer", [fused_layer, unfused_layer])
+def test_bit_for_bit(tmp_path, format, layer):
+    program = bert_program(CONFIG, arrays(CONFIG), layer, FORMATS[format])
+    program.save(tmp_path / "p")
+    loaded = Program.load(tmp_path / "p")
+    assert loaded.hash == program.hash and str(loaded) == str(program) and loaded.meta == program.meta
+    for (name, array), (other, kept) in zip(program.arrays(), loaded.arrays(), strict=True):
+        assert name == other and array.dtype == kept.dtype and array.tobytes() == kept.tobytes()
+    assert np.array_equal(loaded.run(RAGGED), program.run(RAGGED))
+    assert loaded.stored_bytes == program.stored_bytes
+
+
+def test_every_file_beside_it(saved, program, tokenizer):
+    assert sorted(p.name for p in saved.iterdir()) == [
+        "certificate.json", "config.json", PROGRAM, "tokenizer.json", WEIGHTS]
+    assert (saved / "tokenizer.json").read_text("utf-8") == tokenizer
+    assert json.loads((saved / "config.json").read_text()) == CONFIG
+    assert Program.load(saved).meta == program.meta
+    assert sorted(p.name for p in saved.parent.iterdir()) == ["small.opmatrix"], "nothing temporary is left"
+
+
+def test_it_embeds_texts(saved):
+    program = Program.load(saved)
+    texts = ["the river runs dry", "a bank", "of"]
+    found = program.embed(texts)
+    assert found.shape == (3, 24) and found.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(program.embed(texts, rows=5), found, atol=1e-6)
+    np.testing.assert_allclose(program.embed("a bank"), found[1:2], atol=1e-6)
+    rows = program.exact(program.tokenizer.encode("a bank")).mean(0)
+    np.testing.assert_allclose(found[1], rows / np.linalg.norm(rows), atol=1e-6)
+
+
+@pytest.mark.parametrize("texts, complaint", [
+    ([], "no text"), ("river " * 30, "positions for 20"), ([3], "text 0 is 3"),
+])
+def test_texts_that_cannot_be_embedded(saved, texts, complaint):
+    with pytest.raises(InputError, match=complaint): Program.load(saved).embed(texts)
+
+
+def test_without_a_tokenizer():
+    with pytest.raises(InputError, match="no tokenizer"): bert_program(CONFIG, arrays(CONFIG)).embed("a bank")
+
+
+def test_the_hash_is_of_everything_but_the_certificate(program):
+    assert program.replace(certificate={"other": 1}).hash == program.hash
+    changed = dict(program.constants)
+    changed["word"] = Dense.pack(np.nextafter(program.constants["word"].unpack(), np.float32(9)))
+    others = [program.replace(rows=[1, 511]), program.replace(tokenizer=None),
+              Program(program.steps, changed, program.output, program.meta),
+              Program(program.steps, program.constants, program.steps[0].output, program.meta)]
+    assert len({program.hash, *(other.hash for other in others)}) == 5
+
+
+# ---- what was there before
+
+def test_a_program_is_replaced_and_what_else_was_there_is_kept(saved, program):
+    (saved / "notes.txt").write_text("mine")
+    other = program.replace(model="other", certificate=None)
+    other.save(saved)
+    assert Program.load(saved).hash == other.hash
+    assert (saved / "notes.txt").read_text() == "mine" and not (saved / "certificate.json").exists()
+    assert [p.name for p in saved.parent.iterdir()] == [saved.name]
+
+
+@pytest.mark.parametrize("make", [
+    lambda path: path.write_text("a file"),
+    lambda path: (path.mkdir(), (path / "thesis.tex").write_text("years")),
+    lambda path: (path.mkdir(), (path / PROGRAM).write_text('{"kind": "another"}')),
+])
+def test_anything_else_is_left_alone(program, tmp_path, make):
+    make(path := tmp_path / "taken")
+    with pytest.raises(InputError, match=r"taken: it exists and is no opmatrix program"): program.save(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+def test_an_empty_directory_is_filled(program, tmp_path):
+    (tmp_path / "empty").mkdir()
+    program.save(tmp_path / "empty")
+    assert Program.load(tmp_path / "empty").hash == program.hash
+
+
+def test_a_failed_save_leaves_the_old_one(saved, program, monkeypatch):
+    before = {p.name: p.read_bytes() for p in saved.iterdir()}
+
+    def full(*_): raise OSError(28, "No space left on device")
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    with pytest.raises(InputError, match="No space left on device"): program.replace(model="other").save(saved)
+    assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
+    assert [p.name for p in saved.parent.iterdir()] == [saved.name]
+
+
+# ---- what is wrong with a file
+
+def edit(change):
+    """A way to damage program.json: the object is changed in place."""
+    def damage(directory):
+        found = json.loads((directory / PROGRAM).read_text())
+        change(found)
+        (directory / PROGRAM).write_text(json.dumps(found))
+    return damage
+
+
+def tensors(change):
+    """A way to damage the weights: the arrays are changed in place."""
+    def damage(directory):
+        found = load_file(directory / WEIGHTS)
+        change(found)
+        save_file(found, directory / WEIGHTS)
+    return damage
+
+
+def cut(name, size): return lambda d: (d / name).write_bytes((d / name).read_bytes()[:size])
+
+
+WORD, BIAS = "word.w", "encoder.layer.0.output.dense.bias"
+DAMAGE = {
+    "no directory": (shutil.rmtree, "no program.json in it"),
+    "no program": (lambda d: (d / PROGRAM).unlink(), "no program.json in it"),
+    "no weights": (lambda d: (d / WEIGHTS).unlink(), "weights.safetensors: it is missing"),
+    "program cut": (cut(PROGRAM, 300), "program.json: no JSON"),
+    "program empty": (cut(PROGRAM, 0), "program.json: no JSON"),
+    "program is a list": (lambda d: (d / PROGRAM).write_text("[]"), "program.json: it holds a list, not an object"),
+    "another kind": (edit(lambda p: p.update(kind="cake")), "program.json: kind is 'cake'"),
+    "another version": (edit(lambda p: p.update(version=99)), "program.json: version is 99, but this opmatrix reads 1"),
+    "no steps": (edit(lambda p: p.pop("steps")), "program.json: 'steps' is missing"),
+    "steps are no list": (edit(lambda p: p.update(steps={})), "program.json: 'steps' is a dict, not a list"),
+    "a step is no step": (edit(lambda p: p["steps"].insert(2, ["linear"])), r"program.json: steps\[2\] is \['linear'\]"),
+    "an operand is no name": (edit(lambda p: p["steps"][1][1].update(x=1)), r"program.json: steps\[1\] is \["),
+    "an unknown kernel": (edit(lambda p: p["steps"].insert(1, ["exec", {}, {}, "y"])),
+                          "program.json: steps: step 1, y = exec: there is no such kernel"),
+    "a step undefined": (edit(lambda p: p["steps"].pop(0)), "program.json: steps: step 0"),
+    "no such output": (edit(lambda p: p.update(output="zz")), "program.json: steps: output: no step gives 'zz'"),
+    "output is no name": (edit(lambda p: p.update(output=3)), "program.json: 'output' is a int, not a str"),
+    "a step changed": (edit(lambda p: p["steps"][0][2].update(eps=1e-3)), "program.json: hash is '[0-9a-f]{32}', but"),
+    "meta changed": (edit(lambda p: p["meta"].update(model="other")), "program.json: hash is"),
+    "no hash": (edit(lambda p: p.pop("hash")), "program.json: 'hash' is missing"),
+    "an unknown format": (edit(lambda p: p["constants"]["word"].update(format="zip")),
+                          "program.json: constants: 'word': format 'zip' is unknown"),
+    "a constant is no object": (edit(lambda p: p["constants"].update(word=3)), "'word': format None is unknown"),
+    "a shape changed": (edit(lambda p: p["constants"]["word"].update(shape=[24, 41])),
+                        r"weights.safetensors: constant 'word': dense.w"),
+    "a constant more": (edit(lambda p: p["constants"].update(more={"format": "array"})),
+                        "weights.safetensors: array 'more' is missing"),
+    "weights cut": (cut(WEIGHTS, 5000), "weights.safetensors: 5000 bytes that are no whole safetensors file"),
+    "weights empty": (cut(WEIGHTS, 0), "weights.safetensors: 0 bytes that are no whole"),
+    "weights are text": (lambda d: (d / WEIGHTS).write_text("hello, world"), "weights.safetensors: 12 bytes that are"),
+    "an array lost": (tensors(lambda t: t.pop(WORD)), "weights.safetensors: array 'word.w' is missing"),
+    "an array more": (tensors(lambda t: t.update(extra=t[WORD])), "weights.safetensors: array 'extra' belongs to no"),
+    "an array shorter": (tensors(lambda t: t.update({WORD: t[WORD][1:].copy()})), "safetensors: constant 'word'"),
+    "an array in float64": (tensors(lambda t: t.update({BIAS: t[BIAS].astype("f8")})),
+                            "program.json: steps: step .* must be Vector"),
+    "a table in float64": (tensors(lambda t: t.update({WORD: t[WORD].astype("f8")})), "safetensors: constant 'word'"),
+    "one number changed": (tensors(lambda t: t[WORD].__setitem__((3, 4), 1.5)), "program.json: hash is"),
+    "nan": (tensors(lambda t: t[WORD].__setitem__((3, 4), np.nan)), "weights.safetensors: constant 'word': .*nan"),
+    "config cut": (cut("config.json", 10), "config.json: no JSON"),
+    "tokenizer changed": (lambda d: (d / "tokenizer.json").write_text("{}"), "program.json: hash is"),
+    "tokenizer is no text": (lambda d: (d / "tokenizer.json").write_bytes(b"\xff\xfe"), "tokenizer.json: text: "),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_named(saved, damage):
+    harm, complaint = DAMAGE[damage]
+    harm(saved)
+    with pytest.raises(InputError, match=complaint) as error: Program.load(saved)
+    assert str(saved) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("at", range(0, 1000, 37))
+def test_no_flipped_bit_is_loaded(saved, at):
+    """Wherever a bit of the weights is flipped, loading says so."""
+    raw = bytearray((saved / WEIGHTS).read_bytes())
+    raw[at * (len(raw) - 1) // 999] ^= 16
+    (saved / WEIGHTS).write_bytes(raw)
+    with pytest.raises(InputError): Program.load(saved)
