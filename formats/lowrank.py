@@ -45,7 +45,7 @@ class LowRank(Format):
         R (W V Vᵀ) is the best approximation of R W, and nothing is inverted, so G may be singular."""
         W = matrix(W, "lowrank").astype(np.float64)
         rank = LowRank.counts(*W.shape, rank=rank)[r]
-        V = right_vectors(W, weight)[:rank]
+        V = right_vectors(W, weight, rank)
         return (W @ V.T).astype(np.float32), V.astype(np.float32)
 
     @classmethod
@@ -96,20 +96,41 @@ def product(u, v):
     return u.astype(np.float64) @ v.astype(np.float64)
 
 
-def right_vectors(W, weight):
-    """The right singular vectors of R W, as rows, the leading ones first, where RᵀR is the weight (see `factors`)."""
-    if weight is None: return np.linalg.svd(W, full_matrices=False)[2]
-    weight = np.asarray(weight, np.float64)
-    if not np.isfinite(weight).all(): raise FormatError("lowrank: the weight holds numbers that are not finite")
-    if weight.shape == (len(W),):
-        if weight.min() <= 0: raise FormatError(f"lowrank: weight[{weight.argmin()}] = {weight.min()} is not positive")
-        return np.linalg.svd(weight[:, None] * W, full_matrices=False)[2]
-    if weight.shape != (len(W), len(W)):
-        raise FormatError(f"lowrank: weight has shape {weight.shape}, not ({len(W)},) or ({len(W)}, {len(W)})")
-    if not np.allclose(weight, weight.T, rtol=1e-5, atol=1e-8 * abs(weight).max()):
-        raise FormatError("lowrank: weight is not symmetric; a Gram matrix is XᵀX")
-    values, vectors = np.linalg.eigh(weight)
+def right_vectors(W, weight, rank):
+    """The leading right singular vectors of R W (see `factors`), as rows: eigenvectors of the smaller Gram matrix."""
+    weight = metric(weight, len(W))
+    if W.shape[1] <= len(W):
+        return leading(W.T @ (weight @ W if weight.ndim == 2 else np.square(weight)[:, None] * W), rank).T
+    if weight.ndim == 2:
+        values, vectors = spectrum(weight)
+        R = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
+        W = R @ W
+    else: W = weight[:, None] * W
+    return np.linalg.qr(W.T @ leading(W @ W.T, rank))[0].T
+
+
+def leading(gram, rank):
+    """The eigenvectors of the `rank` largest eigenvalues, as columns, the largest first."""
+    return spectrum(gram)[1][:, :-rank - 1:-1]
+
+
+def spectrum(gram):
+    """Eigenvalues, ascending, and eigenvectors of a Gram matrix; FormatError if it is none."""
+    values, vectors = np.linalg.eigh(gram)
     if values[0] < -1e-6 * abs(values[-1]):
-        raise FormatError(f"lowrank: weight has the eigenvalue {values[0]:.3g}; a Gram matrix XᵀX has none below 0")
-    root = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
-    return np.linalg.svd(root @ W, full_matrices=False)[2]
+        raise FormatError(f"lowrank: weight has an eigenvalue below 0 ({values[0]:.3g}); a Gram matrix XᵀX has none")
+    return values, vectors
+
+
+def metric(weight, inputs):
+    """The weight in float64, ones by default; FormatError unless it is `inputs` positive numbers or symmetric."""
+    if weight is None: return np.ones(inputs)
+    weight = np.asarray(weight, np.float64)
+    if weight.shape not in ((inputs,), (inputs, inputs)):
+        raise FormatError(f"lowrank: weight has shape {weight.shape}, not ({inputs},) or ({inputs}, {inputs})")
+    if not np.isfinite(weight).all(): raise FormatError("lowrank: the weight holds numbers that are not finite")
+    if weight.ndim == 1 and weight.min() <= 0:
+        raise FormatError(f"lowrank: weight[{weight.argmin()}] = {weight.min()} is not positive")
+    if weight.ndim == 2 and not np.allclose(weight, weight.T, rtol=1e-5, atol=1e-8 * abs(weight).max()):
+        raise FormatError("lowrank: weight is not symmetric; a Gram matrix is XᵀX")
+    return weight

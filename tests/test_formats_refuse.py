@@ -34,7 +34,7 @@ WRONG = {
     "weight": (lambda: LowRank.fit(W, weight=G[0]), r"lowrank: weight\[1\] = 0.0 is not positive"),
     "weight shape": (lambda: LowRank.fit(W, weight=G[:3]), r"lowrank: weight has shape \(3, 4\), not \(4,\) or"),
     "not symmetric": (lambda: LowRank.fit(W, weight=G + np.eye(4, k=1)), "lowrank: weight is not symmetric"),
-    "negative": (lambda: LowRank.fit(W, weight=-G), "lowrank: weight has the eigenvalue -1"),
+    "negative": (lambda: LowRank.fit(W, weight=-G), "lowrank: weight has an eigenvalue below 0"),
     "factors": (lambda: LowRank.pack_factors(W, W), r"u is \(4, 3\), v is \(4, 3\): two ranks"),
     "scale": (lambda: NM.fit(W, scale=[1, 2]), r"nm.fit: scale has shape \(2,\); it needs one for each of 4 inputs"),
     "scale value": (lambda: CSR.fit(W, scale=[1, 2, -3, 4]), r"csr.fit: scale\[2\] = -3.0 is not a finite"),
