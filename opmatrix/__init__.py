@@ -1,1 +1,31 @@
-"""The middle floor: operators, monoids, their oracles, models, and programs that run."""
+"""The middle floor: operators, monoids, their oracles, models, and programs that run.
+
+What is public in the modules named below is found here by name; a module is imported when something is first asked for."""
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opmatrix.models import *
+    from opmatrix.monoid import *
+    from opmatrix.operators import *
+    from opmatrix.oracles import *
+    from opmatrix.patterns import *
+    from opmatrix.term import *
+
+MODULES = ("operators", "patterns", "oracles", "term", "monoid", "models")
+OWN = {module.name for module in iter_modules(__path__)}
+
+
+def __getattr__(name: str) -> Any:
+    """A module of the package, or the first public thing of that name in one of MODULES."""
+    if name in OWN: return import_module(f"opmatrix.{name}")
+    if name == "__all__":
+        return ["monoids", *(public for module in MODULES for public in import_module(f"opmatrix.{module}").__all__)]
+    if not name.startswith("_"):
+        for module in MODULES:
+            if name in (found := import_module(f"opmatrix.{module}")).__all__: return getattr(found, name)
+    raise AttributeError(f"module 'opmatrix' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]: return [*globals(), *OWN, *__getattr__("__all__")]

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["Monoid"]
+
 Carrier = tuple[Any, ...]
 
 

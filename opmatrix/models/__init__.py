@@ -8,6 +8,9 @@ from opmatrix.models.bert import bert
 from opmatrix.term import Operator
 
 
+__all__ = ["FAMILIES", "At", "build", "tensors"]
+
+
 class At(Protocol):
     """Gives the array that a checkpoint calls `name`, of that shape."""
     def __call__(self, name: str, *shape: int) -> Data: ...
