@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from opmatrix.checkpoint import Checkpoint, open_model
+from opmatrix.errors import InputError
 from opmatrix.measure import measure, medians, peak
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
@@ -57,6 +58,7 @@ class Result:
     saved: list[tuple[str, float]]
     report: Report
     choices: Choices | None = None
+    fused_s: float | None = None
 
     @property
     def best(self) -> Point:
@@ -76,10 +78,10 @@ class Oracle:
 
 
 def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
-    """The laws but those; KeyError names one that there is not."""
+    """The laws but those; InputError names one that there is not."""
     known = {law.name for law in laws}
     if unknown := [name for name in names if name not in known]:
-        raise KeyError(f"no law {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        raise InputError(f"--without {unknown[0]}: no such law; there are {', '.join(sorted(known))}")
     return tuple(law for law in laws if law.name not in names)
 
 
@@ -239,7 +241,7 @@ class Run:
                              f"{smallest.measured_bytes:.0f} bytes at error {smallest.measured_error:.3g}")
         chosen = min(allowed, key=lambda i: self.points[i].measured_s or 0.0)
         return Result(self.checkpoint, self.machine, self.workload, self.structures, self.points, self.imported, chosen, saved,
-                      self.report, self.choices)
+                      self.report, self.choices, self.fused_s)
 
 
 def described(extraction: Extraction) -> str:

@@ -1,0 +1,89 @@
+"""The commands: optimize, run, laws, explain, spectrum."""
+import json
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from opmatrix.errors import InputError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+                  help="A transformer in; the cheapest equal program that the laws reach comes out, verified, and runs.")
+
+Model = Annotated[str, typer.Argument(help="minilm, or a directory with config.json, model.safetensors and tokenizer.json")]
+Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote")]
+
+
+@app.command()
+def optimize(
+    model: Model,
+    error: Annotated[float, typer.Option(help="relative change of the output on held-out rows; 0 keeps it exact")] = 0.02,
+    memory: Annotated[Optional[float], typer.Option(help="megabytes, stored and working together")] = None,
+    text: Annotated[Optional[Path], typer.Option(help="a file of lines: even ones calibrate, odd ones verify")] = None,
+    tokens: Annotated[Optional[int], typer.Option(help="the workload: one sentence of so many tokens")] = None,
+    without: Annotated[Optional[list[str]], typer.Option(help="a law to leave out (may be given again)")] = None,
+    out: Annotated[Optional[Path], typer.Option(help="where to save; ./MODEL.opmatrix by default")] = None,
+    results: Annotated[Optional[Path], typer.Option("--json", help="where to write all results")] = None,
+) -> None:
+    """Find, verify, measure and save the cheapest program of a MODEL."""
+    from rewrites.optimize import optimize as find
+    from rewrites.report import Report
+    from rewrites.results import as_json, printed, save
+    if not 0 <= error < 1:
+        raise InputError(f"--error {error}: a relative error from 0 to 1, such as 0.02")
+    if memory is not None and memory <= 0:
+        raise InputError(f"--memory {memory}: megabytes, more than 0")
+    target = out or Path(f"{Path(model).name}.opmatrix")
+    result = find(model, error=error, memory=memory and memory * 1e6, text=text and str(text), tokens=tokens,
+                  leave_out=tuple(without or ()), report=Report())
+    where = save(result, target)
+    found = as_json(result, where)
+    (target / "report.json").write_text(json.dumps(found, indent=1))
+    if results is not None:
+        results.write_text(json.dumps(found, indent=1))
+    typer.echo(printed(result, target))
+
+
+@app.command()
+def run(directory: Saved, text: Annotated[list[str], typer.Argument(help="sentences")]) -> None:
+    """Run a saved program on text: one embedding a sentence, and how alike the sentences are."""
+    from opmatrix.program import Program
+    from rewrites.report import table
+    vectors = Program.load(directory).embed(text)
+    for sentence, vector in zip(text, vectors, strict=True):
+        typer.echo(f"{sentence[:60]!r}: [{', '.join(f'{v:.4f}' for v in vector[:6])}, …] ({len(vector)} numbers)")
+    if len(text) > 1:
+        alike = vectors @ vectors.T
+        typer.echo(table([[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
+                         ["cosine", *(str(i + 1) for i in range(len(text)))]))
+
+
+@app.command()
+def laws() -> None:
+    """Every law: what it says, its kind, its guard, its source."""
+    from rewrites.laws import EXACT_LAWS
+    from rewrites.laws.implementation import IMPLEMENTATIONS
+    for entry in (*EXACT_LAWS, *IMPLEMENTATIONS):
+        name, kind, statement, guard, source = entry.row()
+        typer.echo(f"{name} ({kind})\n    {statement}" + (f"\n    where {guard}" if guard else "") + (f"\n    {source}" if source else ""))
+    typer.echo(f"{len(EXACT_LAWS)} exact laws, {len(IMPLEMENTATIONS)} implementation laws")
+
+
+@app.command()
+def explain(directory: Saved) -> None:
+    """A saved program before and after, and what each law saved, measured by leaving it out."""
+    from rewrites.explain import explain as told
+    from rewrites.report import Report
+    typer.echo(told(directory, Report()))
+
+
+@app.command()
+def spectrum(model: Model, out: Annotated[Optional[Path], typer.Option(help="where to draw the picture (needs matplotlib)")] = None) -> None:
+    """Singular values, ranks and energy knees of every weight of a MODEL, printed and drawn."""
+    from opmatrix.checkpoint import open_model
+    from opmatrix.draw import spectrum_figure, spectrum_text
+    from rewrites.spectra import weights
+    found = weights(open_model(model).operator())
+    typer.echo(spectrum_text(found))
+    if out is not None:
+        typer.echo(f"drawn in {spectrum_figure(found, out)}")

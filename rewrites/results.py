@@ -1,0 +1,74 @@
+"""What a run found out, as text, as JSON, and as directories that run."""
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rewrites.optimize import Point, Result
+from rewrites.report import megabytes, ms, percent, table
+
+PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
+
+
+def save(result: Result, target: Path) -> list[Path]:
+    """Saves the chosen program in `target`, every program of the front beside its weights in `target/front`."""
+    result.best.program.save(target)
+    places = [target / "front" / f"{number}" for number in range(len(result.points))]
+    (target / "front").mkdir(exist_ok=True)
+    for place, point in zip(places, result.points, strict=True):
+        point.program.save(place)
+    return places
+
+
+def as_json(result: Result, places: list[Path]) -> dict[str, Any]:
+    """All figures of a run."""
+    exact = result.structures["exact"]
+    return {
+        "model": result.checkpoint.name, "machine": machine_name(result.machine), "workload": result.workload.name,
+        "rows": result.workload.rows, "seeds": [0], "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "phases": result.report.seconds,
+        "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap, "bound": exact.bound, "cut": exact.cut},
+        "baseline": {"measured_s": result.imported.measured_s, "measured_bytes": result.imported.measured_bytes,
+                     "predicted_s": result.imported.predicted_s, "measured_error": result.imported.measured_error},
+        "fused": {"measured_s": result.fused_s, "predicted_s": result.structures["fused"].time},
+        "front": [described(point, place) for point, place in zip(result.points, places, strict=True)],
+        "chosen": result.chosen,
+        "saved": [{"law": name, "seconds": seconds} for name, seconds in result.saved],
+    }
+
+
+def machine_name(machine: Any) -> str:
+    return str(getattr(machine, "name", type(machine).__name__))
+
+
+def described(point: Point, place: Path) -> dict[str, Any]:
+    return {"name": point.name, "predicted_s": point.predicted_s, "measured_s": point.measured_s,
+            "predicted_bytes": point.predicted_bytes, "measured_bytes": point.measured_bytes, "stored_bytes": point.program.stored_bytes,
+            "predicted_error": point.predicted_error, "measured_error": point.measured_error, "gap": point.gap,
+            "verified": point.verified, "program": str(place), "laws": list(point.laws), "methods": point.methods}
+
+
+def row(name: str, point: Point) -> list[str]:
+    return [name, ms(point.predicted_s), ms(point.measured_s), megabytes(point.predicted_bytes), megabytes(point.measured_bytes),
+            percent(point.predicted_error), percent(point.measured_error)]
+
+
+def printed(result: Result, target: Path) -> str:
+    """The report of a run."""
+    exact, chosen = result.points[0], result.best
+    header = ["", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"]
+    rows = [row("imported", result.imported), row("exact", exact), row(f"chosen: {chosen.name}", chosen)]
+    front = [row(("* " if i == result.chosen else "  ") + point.name + ("" if point.verified else " (not verified)"), point)
+             for i, point in enumerate(result.points)]
+    laws = [[name, f"{1e6 * seconds:.1f}"] for name, seconds in result.saved[:5]]
+    search = result.structures["exact"]
+    return "\n\n".join([
+        "phases  " + "  ".join(f"{name} {seconds:.1f} s" for name, seconds in result.report.seconds.items()),
+        f"model     {result.checkpoint.name}\nmachine   {machine_name(result.machine)}\nworkload  {result.workload.name}\n"
+        f"search    {search.nodes} nodes, {search.classes} classes, optimum proved to {100 * search.gap:.2g} %" +
+        "".join(f"\ncut       {cut}" for cut in search.cut),
+        table(rows, header), "front\n" + table(front, header),
+        "laws that save most, by leaving each out\n" + table(laws, ["", "µs predicted"]),
+        f"verified  {sum(p.verified for p in result.points)} of {len(result.points)} programs against the float64 oracle on "
+        f"{result.workload.verify.rows} held-out rows",
+        f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix explain {target}"])
