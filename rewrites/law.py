@@ -61,14 +61,18 @@ over = Sort("over")                                         # a monoid; over[nor
 where = Sort("where")                                       # a pattern; where[reflexive]
 
 
-class Name(str):
+@dataclass(frozen=True)
+class Name:
     """An attribute variable of a law: a monoid or a pattern nobody has chosen yet."""
+
+    name: str
 
     @property
     def __name__(self) -> str:
-        return str(self)
+        return self.name
 
-    name = __name__
+    def __str__(self) -> str:
+        return self.name
 
 
 def stand_in(variable: str, sort: Sort) -> Any:
