@@ -1,0 +1,68 @@
+"""What became of a model: its first layers before and after, and what each law saved, measured by leaving it out."""
+import json
+from pathlib import Path
+from typing import Any
+
+from opmatrix.checkpoint import open_model
+from opmatrix.errors import InputError
+from opmatrix.measure import measure, medians
+from opmatrix.program import Program
+from rewrites.laws import EXACT_LAWS
+from rewrites.optimize import Run, calibrated, without
+from rewrites.report import Report, megabytes, ms, percent, table
+from rewrites.workload import Workload
+
+SHOWN = 14                                                  # steps: about a layer
+
+
+def explain(directory: Path, report: Report, rounds: int = 15) -> str:
+    """The report on a saved program. Raises InputError where the directory or the model it came from is not there."""
+    program = Program.load(directory)
+    found = json.loads(readable(directory / "report.json").read_text())
+    with report.phase("search"):
+        run = again(program)
+        imported, _ = run.structure((), fusion=False).program({})
+        exact = run.structure(run.laws)
+        left = {law.name: run.structure(without(run.laws, [law.name])) for law in run.laws if law.name in exact.fired}
+    useful = {name: structure for name, structure in left.items() if structure.time > exact.time * (1 + 1e-9)}
+    programs = {"imported": imported, "fused": run.structure(()).program({})[0], "exact": exact.program({})[0]}
+    with report.phase("measure") as progress:
+        taken = medians(measure(programs | {f"without {name}": s.program({})[0] for name, s in useful.items()},
+                                [run.workload.timed], rounds, progress=progress))
+    rows = [[name, f"{1e6 * (s.time - exact.time):.1f}", f"{1e6 * (taken[f'without {name}'] - taken['exact']):.1f}"]
+            for name, s in sorted(useful.items(), key=lambda item: -item[1].time)]
+    return "\n\n".join([
+        f"before: one kernel for each operator, {ms(taken['imported'])} ms\n" + shown(imported),
+        f"after: {found['front'][found['chosen']]['name']}\n" + shown(program),
+        gains(taken), "what each law saved\n" + table(rows, ["left out", "µs predicted", "µs measured"]),
+        "front\n" + table([point_row(p, i == found["chosen"]) for i, p in enumerate(found["front"])],
+                          ["", "ms", "MB", "error predicted", "measured"])])
+
+
+def again(program: Program) -> Run:
+    """The search that led to a program, on the model it came from."""
+    report, meta = Report(quiet=True), program.meta
+    checkpoint = open_model(meta["model"] if meta["model"] == "minilm" else meta["source"])
+    return Run(checkpoint, checkpoint.operator(), Workload.of(checkpoint), calibrated(lambda *_: None), tuple(EXACT_LAWS), report)
+
+
+def readable(file: Path) -> Path:
+    if not file.exists():
+        raise InputError(f"{file} is missing: give a directory that `opmatrix optimize` wrote")
+    return file
+
+
+def shown(program: Program) -> str:
+    lines = str(program).splitlines()
+    return "\n".join([*lines[:SHOWN + 1], *([f"… {len(lines) - SHOWN - 2} more steps"] if len(lines) > SHOWN + 2 else [])])
+
+
+def gains(taken: dict[str, float]) -> str:
+    base = taken["imported"]
+    return table([[name, ms(taken[name]), f"{100 * (1 - taken[name] / base):.1f} %"] for name in ("imported", "fused", "exact")],
+                 ["", "ms measured", "saved"])
+
+
+def point_row(point: dict[str, Any], chosen: bool) -> list[str]:
+    return [("* " if chosen else "  ") + point["name"], ms(point["measured_s"]), megabytes(point["measured_bytes"]),
+            percent(point["predicted_error"]), percent(point["measured_error"])]
