@@ -177,7 +177,10 @@ class Format:
         elif out.shape != wanted or by_rows(out) is not out:
             raise ValueError(f"x @ {self!r}: out is {out.dtype} {out.shape}, it must be float32 {wanted} by rows")
         elif np.may_share_memory(x, out): raise ValueError(f"x @ {self!r}: out overlaps x")
-        if epilogue: epilogue.check(*wanted, self)
+        if epilogue:
+            epilogue.check(*wanted, self)
+            if epilogue.residual is not None and np.may_share_memory(epilogue.residual, out):
+                raise ValueError(f"x @ {self!r}: out overlaps the residual, which is still read after out is written")
         if len(x): self.declared.kernel(x, *self._stored, out, epilogue or NOTHING, **self.remembered)
         return out
 
