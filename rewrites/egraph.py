@@ -1,11 +1,12 @@
 """The e-graph: kinds and laws as egglog text, saturated in phases, read back in bulk with freeze()."""
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from formats.shapes import ShapeError
 from opmatrix.term import KINDS, Kind, Operator
 from rewrites import kinds
 from rewrites.law import FLAGS, JOIN, MARK, NORMALISE, RESTRUCTURE, SIMPLIFY, Law
@@ -87,27 +88,41 @@ class Graph:
                 found[node.cls].append(node)
         return dict(found)
 
-    def terms(self, template: Template, values: dict[str, Any] | None = None) -> dict[int, Operator]:
-        """One operator of every class: an imported one where there is one, else the first that can be built."""
-        values = template.values if values is None else values
+    def terms(self, template: Template, make: "Make | None" = None) -> dict[int, Operator]:
+        """One operator of every class: an imported one where there is one, else the first that can be made of its parts.
+        `make` gives a member's operator, or none."""
+        values, make = template.values, make or fitting
         built = {self.named[name]: term for name, term in reversed(template.instance(values).items())}
         todo = [node for node in self.nodes if node.cls not in built]
         while todo:
             rest = []
             for node in todo:
-                if node.cls not in built and all(c in built for c in node.children):
-                    built[node.cls] = build(node, built, values)
-                elif node.cls not in built:
+                if node.cls in built:
+                    continue
+                if not all(child in built for child in node.children):
                     rest.append(node)
+                elif (term := make(node, built, values)) is not None:
+                    built[node.cls] = term
             if len(rest) == len(todo):
                 break
             todo = rest
         return built
 
 
+Make = Callable[[Node, dict[int, Operator], dict[str, Any]], Operator | None]
+
+
 def build(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> Operator:
     """The operator that a node denotes over operators of its child classes."""
     return Operator(KINDS[node.kind], *(terms[c] for c in node.children), *(values[a] for a in node.attributes))
+
+
+def fitting(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> Operator | None:
+    """The same, or none where it does not fit: W @ heads(h) takes one head, though its class, h matrices, takes h."""
+    try:
+        return build(node, terms, values)
+    except ShapeError:
+        return None
 
 
 def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000,

@@ -1,0 +1,104 @@
+"""How far a kernel may be from its meaning on the same operands: one bound for each kernel of the runtime, entry by entry,
+for any order of summation (Higham 2002, sections 3.1 to 3.5). Sums and products of terms cost γ_n |A| |B|; what follows
+carries that error through its derivative."""
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace as Arguments
+from typing import Any
+
+import numpy as np
+
+from formats.epilogue import Epilogue, gamma
+from opmatrix.runtime.meanings import chosen, sentences, squares
+from opmatrix.runtime.schedule import wide
+
+Bound = np.ndarray
+TINY = 2.0 ** -125                                          # what flushing exponentials to zero may lose of one of them
+PARTS = ("bias", "activation", "residual", "eps", "gain", "shift")
+
+
+def epilogue(a: Arguments) -> Epilogue:
+    """What the kernel does after its product."""
+    return Epilogue(**{part: value for part in PARTS if (value := getattr(a, part, None)) is not None})
+
+
+def linear(a: Arguments) -> Bound:
+    """x @ W in any format: what the format says of itself, through the epilogue."""
+    return epilogue(a).bound(a.exact.x @ a.exact.weight, a.weight.bound(a.x))
+
+
+def pointwise(a: Arguments) -> Bound:
+    return epilogue(a).bound(a.x, np.zeros(a.x.shape))
+
+
+def scale(a: Arguments) -> Bound:
+    """The factor is rounded, and the product."""
+    return gamma(2) * abs(a.exact.x * a.factor)
+
+
+def embed(a: Arguments) -> Bound:
+    rows = [table[getattr(a.batch, field)] for field, table in zip(a.fields.split(","), a.exact.tables, strict=True)]
+    return epilogue(a).bound(chosen(a.exact), gamma(len(rows)) * sum(map(abs, rows)))
+
+
+def scores(a: Arguments) -> Bound:
+    """γ_(d+2) |q| |k|ᵀ |scale|: the products, their sum and the factor."""
+    return gamma(a.q.shape[2] + 2) * abs(a.scale) * np.concatenate([doubt.ravel() for doubt in sizes(a)])
+
+
+def sizes(a: Arguments) -> list[Bound]:
+    """|q| |k|ᵀ of each sentence: heads x queries x keys."""
+    return [np.einsum("qhd,khd->hqk", abs(a.exact.q[rows]), abs(a.exact.k[rows])) for rows in sentences(a.batch)]
+
+
+def softmax(a: Arguments) -> Bound:
+    """A share is a quotient of exponentials: see `shares`."""
+    return np.concatenate([shares(part, 0.0)[1].ravel() for _, part in squares(a.exact.x, a.batch)])
+
+
+def values(a: Arguments) -> Bound:
+    parts = [gamma(part.shape[-1]) * np.einsum("hqk,khd->qhd", abs(part), abs(a.exact.v[rows]))
+             for rows, part in squares(a.exact.p, a.batch)]
+    return np.concatenate(parts)
+
+
+def attention(a: Arguments) -> Bound:
+    """The same in one pass: doubtful scores, shares, and their sum over the values, rescaled from tile to tile."""
+    parts = []
+    for rows, size in zip(sentences(a.batch), sizes(a), strict=True):
+        exact = np.einsum("qhd,khd->hqk", a.exact.q[rows], a.exact.k[rows]) * a.scale
+        share, doubt = shares(exact, gamma(a.q.shape[2] + 2) * abs(a.scale) * size)
+        total = doubt + gamma(share.shape[-1] + 4) * (share + doubt)
+        parts.append(np.einsum("hqk,khd->qhd", total, abs(a.exact.v[rows])))
+    return np.concatenate(parts)
+
+
+def shares(s: Bound, doubt: Any) -> tuple[Bound, Bound]:
+    """Softmax of scores known to within `doubt`, and how far off it may be.
+
+    An exponent s - top is off by twice the doubt and a rounding of at most |s - top| <= 2 max |s|, the exponential itself by
+    2 units, the mass by γ of its terms; a share is such a quotient, so it is off by a factor e^(2 wrong)."""
+    share = np.exp(s - s.max(-1, keepdims=True))
+    share /= share.sum(-1, keepdims=True)
+    wrong = 2 * np.max(doubt + np.zeros(s.shape), -1, keepdims=True) + gamma(4) * (1 + abs(s).max(-1, keepdims=True))
+    return share, np.expm1(2 * (wrong + gamma(s.shape[-1] + 4))) * share + TINY
+
+
+def headwise(a: Arguments) -> Bound:
+    size = abs(a.exact.x).swapaxes(0, 1) @ abs(a.exact.weight)
+    return gamma(a.x.shape[2] + 1) * size.swapaxes(0, 1)
+
+
+def view(a: Arguments) -> Bound:
+    return np.zeros(1)
+
+
+BOUNDS: dict[str, Callable[[Arguments], Bound]] = dict(
+    linear=linear, pointwise=pointwise, scale=scale, embed=embed, scores=scores, softmax=softmax, values=values,
+    attention=attention, headwise=headwise, heads=view, join=view, columns=view)
+
+
+def bound(kernel: str, arguments: Mapping[str, Any]) -> Bound:
+    """The bound of a kernel for these operands, which stand in `exact` as float64 too. KeyError for a kernel without one."""
+    exact = Arguments(**{name: wide(value, {}) for name, value in arguments.items() if name != "batch"},
+                      batch=arguments.get("batch"))
+    return BOUNDS[kernel](Arguments(**arguments, exact=exact))

@@ -1,0 +1,60 @@
+"""The numbers of classes: what one member denotes, at one random input for values, at its own for operators."""
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from formats.shapes import Shape
+from opmatrix.oracles import Dense
+from opmatrix.patterns import Batch
+from opmatrix.term import Operator, read
+
+COLUMNS = 12                                                # of an input that may have any: heads divide it
+Exact = np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class AtBorder(Dense):
+    """Whole arrays, where the border of a part stands for the input itself."""
+
+    def symbol(self, name: str, into: Shape, out: Shape) -> "AtBorder":
+        return self
+
+
+class Values:
+    """Terms read at random inputs. One input and one memory serve all values of a graph, so what they share is read once;
+    operators get an input of the size they take."""
+
+    def __init__(self, width: int, batch: Batch, rng: np.random.Generator) -> None:
+        self.width, self.batch, self.rng = width, batch, rng
+        self.inputs: dict[Any, tuple[AtBorder, dict[Any, Any]]] = {}
+
+    def at(self, heads: int, columns: int, number: int = 0) -> tuple[AtBorder, dict[Any, Any]]:
+        """An input of this size and what is known of terms there; another one for each number."""
+        key = heads, columns, number
+        if key not in self.inputs:
+            shape = (heads, self.batch.rows, columns)[heads == 1:]
+            self.inputs[key] = AtBorder(self.rng.normal(size=shape), self.batch), {}
+        return self.inputs[key]
+
+    def of_value(self, term: Operator, number: int = 0) -> Exact:
+        """A value of the graph, at the border."""
+        return self.read(term, *self.at(1, self.width, number))
+
+    def of_operator(self, term: Operator, number: int = 0) -> tuple[Exact, Exact]:
+        """An operator's input and what it gives there."""
+        heads, columns = (size if isinstance(size, int) else free for size, free in
+                          ((term.into.heads, 1), (term.into.cols, COLUMNS)))
+        x, memo = self.at(heads, columns, number)
+        return x.array, self.read(term, x, memo)
+
+    def apply(self, term: Operator, x: Exact) -> Exact:
+        """An operator at this input."""
+        return self.read(term, AtBorder(x, self.batch), {})
+
+    @staticmethod
+    def read(term: Operator, x: AtBorder, memo: dict[Any, Any]) -> Exact:
+        """Heads x rows x columns, in float64."""
+        with np.errstate(all="ignore"):
+            found = read(term, x, memo).array
+        return found.reshape(-1, *found.shape[-2:])
