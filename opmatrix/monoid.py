@@ -131,6 +131,9 @@ class Monoid:
         """Raises AssertionError unless any contiguous split agrees (any order, where commutative), the unit is one, what
         is absent counts as the unit, the closed form is the product and the flags are true."""
         x, w = rng.normal(size=(rows, inner)), rng.normal(size=(inner, cols))
+        u = cls.lifted(x[0], w[:, 0])
+        for side in (cls.merged(cls.unit(), u), cls.merged(u, cls.unit())): same(cls, "identity", side, u)
+        if cls.idempotent: same(cls, "idempotent", cls.merged(u, u), u)
         every, flat = range(inner), lambda r, j, at: [cls.lifted(x[r, i], w[i, j], i) for i in at]
         whole = table(rows, cols, lambda r, j: cls.fold(flat(r, j, every)))
         for tile in range(1, inner + 2): same(cls, "a split by tiles", cls.product(x, w, tile=tile), whole)
@@ -140,9 +143,6 @@ class Monoid:
             if not cls.commutative: continue
             order = rng.permutation(inner)
             same(cls, "commutative", table(rows, cols, lambda r, j: cls.fold(flat(r, j, order))), whole)   # noqa: B023
-        u, v = cls.lifted(x[0], w[:, 0]), cls.lifted(x[1], w[:, 1])
-        for side in (cls.merged(cls.unit(), u), cls.merged(u, cls.unit())): same(cls, "identity", side, u)
-        if cls.idempotent: same(cls, "idempotent", cls.merged(u, u), u)
         for p in (p for p in w.flat if cls.distributes(p)):
             same(cls, "distributes", cls.lifted(cls.merge(x[0], x[1]), p), cls.merged(cls.lifted(x[0], p), cls.lifted(x[1], p)))
             same(cls, "distributes", cls.lifted(cls.identity, p), cls.unit())

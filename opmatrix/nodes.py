@@ -32,7 +32,7 @@ def cut(n, lo, hi, what):
     """The size of a choice of columns, which lie inside where that is known."""
     if not lo < hi or isinstance(n, int) and not 0 <= lo < hi <= n: raise ShapeError(f"{what}: columns {lo} to {hi} of {n}")
 
-def cols_shape(n, lo, hi): return cut(n, lo, hi, f"@ cols({lo}, {hi})") or (n, hi - lo)
+def cols_shape(n, lo, hi, of): return cut(n if of is None else of, lo, hi, f"@ cols({lo}, {hi})") or (n if of is None else of, hi - lo)
 
 def place_shape(k, lo, n): return (k, n) if k is N else cut(n, lo, lo + k, f"@ place({lo}, {n})") or (k, n)
 
@@ -46,7 +46,7 @@ def I(i, j):
     """The identity: x itself."""
     return 1 if i == j else None
 
-@matrix(lambda n: (n, 1), lambda x: x.sum(-1, keepdims=True), adjoint=lambda n: weight(np.ones((1, n))))
+@matrix(lambda n: (n, 1), lambda x: x.sum(-1, keepdims=True), adjoint=lambda n: None if n is N else weight(np.ones((1, n))))
 def ones(i, j):
     """One column of ones: the sum of a row; `over(ones, m)`, or the monoid m alone, reduces a row by m."""
     return 1
@@ -61,12 +61,12 @@ def diag(i, j, g: Data):
     """Every column times its number."""
     return g[i] if i == j else None
 
-@matrix(cols_shape, lambda x, lo, hi: x[..., lo:hi], adjoint=lambda n, lo, hi: place(lo, n))
-def cols(i, j, lo: int, hi: int):
-    """Columns lo to hi, without hi."""
+@matrix(cols_shape, lambda x, lo, hi, of: x[..., lo:hi], adjoint=lambda n, lo, hi, of: None if n is N else place(lo, n))
+def cols(i, j, lo: int, hi: int, of: int | None = None):
+    """Columns lo to hi, without hi; of any number of columns, or of so many."""
     return 1 if i == lo + j else None
 
-@matrix(place_shape, placed, adjoint=lambda k, lo, n: cols(lo, lo + k))
+@matrix(place_shape, placed, adjoint=lambda k, lo, n: None if k is N else cols(lo, lo + k, n))
 def place(i, j, lo: int, n: int):
     """From column lo on in n columns, zeros elsewhere."""
     return 1 if j == lo + i else None
@@ -75,8 +75,12 @@ def spread(x, b):
     """As many rows as x has, and as many heads as either."""
     return (*np.broadcast_shapes(x.shape[:-2], b.shape[:-2]), x.shape[-2], b.shape[-1])
 
-@matrix(lambda n, b: (*b.shape[:-2], n, b.shape[-1]), lambda x, b: np.broadcast_to(b, spread(x, b)),
-        constant=True, linear=lambda b: b.zero)
+def const_shape(n, b):
+    if len(b.shape) > 1 and b.shape[-2] != 1: raise ShapeError(f"const: {b.shape} is no row of numbers: a matrix is weight(..), as in @ W")
+    return (*b.shape[:-2], n, b.shape[-1])
+
+@matrix(const_shape, lambda x, b: np.broadcast_to(b, spread(x, b)),
+        constant=True, linear=lambda b: b.zero, adjoint=lambda n, b: const(np.zeros(n)) if b.zero and n is not N else None)
 def const(i, j, b: Data):
     """The row b whatever x is: constant functions in the first row of the matrix. One number stands for any width."""
     return (lambda u: b[(0, j)[-len(b.shape):]]) if i == 0 else None
@@ -158,8 +162,15 @@ def flag(over: Any, name: str) -> bool:
 def beside(n, a, b):
     """The adjoint of columns side by side: each block of columns through its own adjoint, summed."""
     p, q = (c(Shape(cols=n)).cols for c in (a, b))
-    return cols(0, p) @ adjoint(a, n) + cols(p, p + q) @ adjoint(b, n)
+    return cols(0, p, p + q) @ adjoint(a, n) + cols(p, p + q, p + q) @ adjoint(b, n)
 
+def widened(a, n, p):
+    """The adjoint of a where it spreads to p columns: they are summed first."""
+    return adjoint(a, n) if a(Shape(cols=n)).cols == p else ones() @ adjoint(a, n)
+
+def scaling(n, a, b, p):
+    """The adjoint of a times a constant row: times the row first."""
+    return (I() * b) @ widened(a, n, p) if alike(b) else (I() * a) @ widened(b, n, p) if alike(a) else None
 
 @combinator(spine=True, **every("linear", "additive", "row_wise", "uniform", "diagonal", "entrywise"),
             **every("positively_homogeneous", "maps_zero_to_zero"), constant=lambda a, b: a.constant or b.constant,
@@ -170,7 +181,7 @@ def compose(x, a: Operator, b: Operator):
 
 @combinator(spine=True, **every("linear", "additive", "row_wise", "uniform", "constant", "positively_homogeneous", "maps_zero_to_zero"),
             diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
-            adjoint=lambda n, a, b: adjoint(a, n) + adjoint(b, n))
+            adjoint=lambda n, a, b: widened(a, n, p := (a(x := Shape(cols=n)) + b(x)).cols) + widened(b, n, p))
 def add(x, a: Operator, b: Operator):
     """The sum, entry by entry."""
     return a(x) + b(x)
@@ -180,7 +191,7 @@ def add(x, a: Operator, b: Operator):
             additive=lambda a, b: scaled(a, b, "additive"),
             positively_homogeneous=lambda a, b: scaled(a, b, "positively_homogeneous"),
             maps_zero_to_zero=lambda a, b: a.maps_zero_to_zero or b.maps_zero_to_zero,
-            adjoint=lambda n, a, b: (I() * b) @ adjoint(a, n) if alike(b) else (I() * a) @ adjoint(b, n) if alike(a) else None)
+            adjoint=lambda n, a, b: scaling(n, a, b, (a(x := Shape(cols=n)) * b(x)).cols))
 def mul(x, a: Operator, b: Operator):
     """The product, entry by entry."""
     return a(x) * b(x)
