@@ -5,7 +5,7 @@ import numpy as np
 from numba import njit
 
 from .launch import FAST, OPTIONS, address, step, words
-from .maths import gelu
+from .maths import gelu_row
 from .memory import floats
 
 # bias, residual, gain, shift are addresses (0: absent); across is the step between rows of the residual, in numbers
@@ -34,8 +34,7 @@ def pointwise_part(e, y, row, start):
     if e.bias:
         bias = floats(e.bias + 4 * start, y.size)
         for j in range(y.size): y[j] += bias[j]
-    if e.activation == 1:
-        for j in range(y.size): y[j] = gelu(y[j])
+    if e.activation == 1: gelu_row(e.out + 4 * (row * e.step + start), y.size)
     if e.residual:
         residual = floats(e.residual + 4 * (row * e.across + start), y.size)
         for j in range(y.size): y[j] += residual[j]

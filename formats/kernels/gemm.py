@@ -9,7 +9,7 @@ from .launch import OPTIONS, Kernel
 from .vectors import MANY_REGISTERS, add_outer, fetch, span, write, zeros
 
 # the tile of sums: 24 of 32 registers as wide as a vector, or 12 of 16 half as wide
-ROWS, ACROSS = (8, 3) if MANY_REGISTERS else (6, 1)
+ROWS, ACROSS, MIDDLE = (8, 3, 2) if MANY_REGISTERS else (6, 1, 1)
 ONE, TWO = (12, 6) if MANY_REGISTERS else (4, 2)             # vectors of a tile of one row, of two rows
 
 
@@ -25,12 +25,15 @@ def strip(none, x, along, w, across, depth, y, step, fresh, lanes):
 
 
 @njit(**OPTIONS)
-def band(wide, narrow, x, along, w, across, depth, y, step, columns, fresh):
-    """A band of rows: wide tiles of columns while they fit, then narrow ones, the last one cut."""
-    left = 0
+def band(wide, middle, narrow, row, columns, depth, x, along, w, across, y, step, fresh):
+    """A band of rows: wide tiles of columns while they fit, a middle one, then narrow ones, the last one cut."""
+    x, y, left = x + row * along, y + row * step, 0
     while left + span(wide) <= columns:
         strip(wide, x, along, w + 4 * left, across, depth, y + 4 * left, step, fresh, None)
         left += span(wide)
+    if left + span(middle) <= columns:
+        strip(middle, x, along, w + 4 * left, across, depth, y + 4 * left, step, fresh, None)
+        left += span(middle)
     while left < columns:
         strip(narrow, x, along, w + 4 * left, across, depth, y + 4 * left, step, fresh, min(16, columns - left))
         left += 16
@@ -44,20 +47,17 @@ def gemm(rows, columns, depth, x, along, w, across, y, step, fresh):
     """y (rows, columns) = x (rows, depth) @ w (depth, columns), or += unless fresh: addresses, bytes between rows."""
     row = 0
     while row + ROWS <= rows:
-        band(zeros(ROWS, ACROSS), zeros(ROWS, 1), x + row * along, along, w, across, depth, y + row * step, step,
-             columns, fresh)
+        band(zeros(ROWS, ACROSS), zeros(ROWS, MIDDLE), zeros(ROWS, 1), row, columns, depth, x, along, w, across, y,
+             step, fresh)
         row += ROWS
     if row + 4 <= rows:
-        band(zeros(4, ACROSS), zeros(4, 1), x + row * along, along, w, across, depth, y + row * step, step,
-             columns, fresh)
+        band(zeros(4, ACROSS), zeros(4, MIDDLE), zeros(4, 1), row, columns, depth, x, along, w, across, y, step, fresh)
         row += 4
     if row + 2 <= rows:
-        band(zeros(2, TWO), zeros(2, 1), x + row * along, along, w, across, depth, y + row * step, step,
-             columns, fresh)
+        band(zeros(2, TWO), zeros(2, MIDDLE), zeros(2, 1), row, columns, depth, x, along, w, across, y, step, fresh)
         row += 2
     if row < rows:
-        band(zeros(1, ONE), zeros(1, 1), x + row * along, along, w, across, depth, y + row * step, step,
-             columns, fresh)
+        band(zeros(1, ONE), zeros(1, MIDDLE), zeros(1, 1), row, columns, depth, x, along, w, across, y, step, fresh)
 
 
 @intrinsic

@@ -1,12 +1,15 @@
 """Attention over the softmax carrier (m, l, o), and the same in three kernels: scores, softmax, values.
 
 An item is a tile of queries of one head of one sequence; keys pass by in tiles, so scratch stays small."""
+from functools import lru_cache
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
 from .gemm import gemm, multiply
-from .launch import FAST, LOCK, OPTIONS, ROOM, Kernel, address, launch, words
-from .maths import exp
+from .launch import LOCK, OPTIONS, ROOM, Kernel, address, launch, words
+from .maths import exponentials, fade, largest
 from .memory import floats, longs, record
 from .vectors import turn
 
@@ -16,24 +19,6 @@ PLACES = words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head")
 ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p"), ("scale", "f8")])
 QUERIES, KEYS = 128, 256
 f4 = np.float32
-
-
-@njit(fastmath=FAST | {"nnan"}, **OPTIONS)
-def highest(s, scale):
-    """The largest number of a row, once scaled."""
-    top = scale * s[0]
-    for j in range(s.size): top = max(top, scale * s[j])
-    return top
-
-
-@njit(fastmath=FAST, **OPTIONS)
-def exponentials(s, scale, top):
-    """s becomes e^(scale s - top); their sum."""
-    total = f4(0)
-    for j in range(s.size):
-        s[j] = exp(scale * s[j] - top)
-        total += s[j]
-    return total
 
 
 @njit(**OPTIONS)
@@ -63,6 +48,14 @@ def part(c, item):
 
 
 @njit(**OPTIONS)
+def copy_rows(source, step, rows, columns, target, across):
+    """target (rows, columns) = source; bytes between rows."""
+    for i in range(rows):
+        row, copy = floats(source + i * step, columns), floats(target + i * across, columns)
+        for j in range(columns): copy[j] = row[j]
+
+
+@njit(**OPTIONS)
 def scores_of(c, q, rows, key, keys, head, turned, target, step):
     """target (rows, keys) = q kᵀ for a range of keys of a head; the keys are turned first."""
     k = c.k + 4 * (key * c.k_row + head * c.k_head)
@@ -77,25 +70,26 @@ def attend(item, worker, arguments):
     start, length, head, low, high, _ = part(c, item)
     rows, room, scale = high - low, c.room + worker * c.apart, f4(c.scale)
     tops, masses, scores = floats(room, QUERIES), floats(room + 4 * QUERIES, QUERIES), room + 8 * QUERIES
+    packed = scores + 4 * QUERIES * KEYS                     # keys turned, then values, without gaps
     q = c.q + 4 * ((start + low) * c.q_row + head * c.q_head)
     o = c.o + 4 * ((start + low) * c.o_row + head * c.o_head)
     for key in range(0, length, KEYS):
         keys = min(KEYS, length - key)
-        scores_of(c, q, rows, start + key, keys, head, scores + 4 * QUERIES * KEYS, scores, 4 * KEYS)
+        scores_of(c, q, rows, start + key, keys, head, packed, scores, 4 * KEYS)
         for i in range(rows):
-            s = floats(scores + 4 * i * KEYS, keys)
-            top = highest(s, scale)
+            s = scores + 4 * i * KEYS
+            top = largest(s, keys, scale)
             if key == 0:
-                tops[i], masses[i] = top, exponentials(s, scale, top)
+                tops[i], masses[i] = top, exponentials(s, keys, scale, top)
                 continue
             top = max(top, tops[i])
-            fade = exp(tops[i] - top)
-            tops[i], masses[i] = top, masses[i] * fade + exponentials(s, scale, top)
-            if fade != f4(1):
+            left = fade(tops[i], top)
+            tops[i], masses[i] = top, masses[i] * left + exponentials(s, keys, scale, top)
+            if left != f4(1):
                 y = floats(o + 4 * i * c.o_row, c.e)
-                for j in range(c.e): y[j] *= fade
-        v = c.v + 4 * ((start + key) * c.v_row + head * c.v_head)
-        multiply(c.multiply, rows, c.e, keys, scores, 4 * KEYS, v, 4 * c.v_row, o, 4 * c.o_row, key == 0)
+                for j in range(c.e): y[j] *= left
+        copy_rows(c.v + 4 * ((start + key) * c.v_row + head * c.v_head), 4 * c.v_row, keys, c.e, packed, 4 * c.e)
+        multiply(c.multiply, rows, c.e, keys, scores, 4 * KEYS, packed, 4 * c.e, o, 4 * c.o_row, key == 0)
     for i in range(rows):
         y, share = floats(o + 4 * i * c.o_row, c.e), f4(1) / masses[i]
         for j in range(c.e): y[j] *= share
@@ -131,9 +125,9 @@ def share(item, worker, arguments):
     offset = flat_offset(c, sequence, head, low, length)
     for i in range(high - low):
         x, y = floats(c.q + offset + 4 * i * length, length), floats(c.p + offset + 4 * i * length, length)
-        top = highest(x, f4(1))
         for j in range(length): y[j] = x[j]
-        mass = f4(1) / exponentials(y, f4(1), top)
+        at = c.p + offset + 4 * i * length
+        mass = f4(1) / exponentials(at, length, f4(1), largest(at, length, f4(1)))
         for j in range(length): y[j] *= mass
 
 
@@ -158,14 +152,27 @@ def heads_of(name: str, array: np.ndarray | None, rows: int, heads: int) -> tupl
     return address(array), array.strides[0] // 4, array.strides[1] // 4
 
 
+class Layout(NamedTuple):
+    """Where the sequences of a batch lie: row offsets, query tiles before each, scores of one head before each."""
+    starts: np.ndarray
+    first: np.ndarray
+    before: np.ndarray
+
+
+@lru_cache(64)
+def layout(starts: bytes) -> Layout:
+    """The layout of the sequences that begin at these rows (int64); remembered, as every layer asks for it."""
+    rows = np.frombuffer(starts, np.int64)
+    lengths = np.diff(rows)
+    if not rows.size or rows[0] != 0 or (lengths < 0).any(): raise ValueError(f"starts: must rise from 0, got {rows}")
+    return Layout(rows, *(np.concatenate(([0], np.cumsum(part))) for part in (-(-lengths // QUERIES), lengths ** 2)))
+
+
 def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, np.ndarray | None], scale: float = 1.0,
               flat: np.ndarray | None = None, source: np.ndarray | None = None, room: int = 0) -> None:
     """Launch a kernel over all tiles of queries of all heads of all sequences."""
-    starts = np.ascontiguousarray(starts, np.int64)
-    T, S, lengths = int(starts[-1]), len(starts) - 1, np.diff(starts)
-    if starts[0] != 0 or (lengths < 0).any(): raise ValueError(f"starts: must rise from 0, got {starts}")
-    first, before = (np.concatenate(([0], np.cumsum(part))) for part in (-(-lengths // QUERIES), lengths * lengths))
-    count = heads * int(before[-1])
+    batch = layout(np.asarray(starts, np.int64).tobytes())
+    T, S, count = int(batch.starts[-1]), len(batch.starts) - 1, heads * int(batch.before[-1])
     for array in (flat, source):
         if array is not None and (array.dtype != f4 or not array.flags.c_contiguous or array.size != count):
             raise ValueError(f"scores: expected {count} contiguous float32, got {array.dtype} of {array.shape}")
@@ -175,9 +182,9 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
     if q != k: raise ValueError(f"q and k: widths {q} and {k} differ")
     if v != o: raise ValueError(f"v and out: widths {v} and {o} differ")
     with LOCK:
-        values = (*places, address(starts), address(first), address(before), S, heads, q, v,
+        values = (*places, *map(address, batch), S, heads, q, v,
                   gemm.address, *(ROOM.reserve(room) if room else (0, 0)), address(flat), scale)
-        launch((kernel, np.array([values], ATTENTION), int(first[-1]) * heads))
+        launch((kernel, np.array([values], ATTENTION), int(batch.first[-1]) * heads))
 
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, out: np.ndarray,
@@ -186,7 +193,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, o
 
     q, k (T, h, d) and v (T, h, e) are views with any steps between rows and heads; starts (S + 1) are the rows at which
     sequences begin, and T."""
-    room = 4 * (QUERIES * (KEYS + 2) + KEYS * q.shape[2])
+    room = 4 * (QUERIES * (KEYS + 2) + KEYS * max(q.shape[2], v.shape[2]))
     run_heads(attend, starts, q.shape[1], dict(q=q, k=k, v=v, o=out), scale, room=room)
     return out
 

@@ -122,7 +122,8 @@ ROOM = Room()
 
 def launch(*stages: Stage) -> None:
     """Run stages in order, each on all threads. The caller holds LOCK if it reserved room."""
-    rows = [(kernel.address, address(arguments), items, 0) for kernel, arguments, items in stages]
+    # a record's __array_interface__ spells its fields out, which takes ten times as long
+    rows = [(kernel.address, arguments.ctypes.data, items, 0) for kernel, arguments, items in stages]
     table = np.array(rows, np.int64)
     with LOCK: LAUNCHER.compiled(address(table), len(rows), threads.threads())
 

@@ -59,24 +59,6 @@ def take(typing, address):
 
 
 @intrinsic
-def nearest(typing, x):
-    """The nearest whole number, ties to even, as float32."""
-    def code(context, builder, signature, values):
-        return builder.call(builder.module.declare_intrinsic("llvm.rint", [ir.FloatType()]), values)
-    return types.float32(types.float32), code
-
-
-@intrinsic
-def power_of_two(typing, n):
-    """2 to the n for a whole float32 n from -126 to 127: n is put into the exponent's bits."""
-    def code(context, builder, signature, values):
-        small = ir.IntType(32)
-        biased = builder.add(builder.fptosi(values[0], small), small(127))
-        return builder.bitcast(builder.shl(biased, small(23)), ir.FloatType())
-    return types.float32(types.float32), code
-
-
-@intrinsic
 def widen(typing, bits):
     """The float16 with these 16 bits, as float32."""
     def code(context, builder, signature, values):
