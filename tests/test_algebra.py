@@ -49,7 +49,7 @@ def equal(A, B, x, batch=None):
 def test_equal_terms_are_one(data):
     W = data("W", 6, 4)
     assert weight(W) @ relu is weight(Data(W.array.copy(), "same")) @ relu
-    assert formula(lambda x: x @ relu) is relu and I @ relu is relu and relu @ I is relu
+    assert formula(lambda x: x @ relu) is relu and I @ relu is relu and relu @ I is relu and compose(I, relu, I) is relu
     assert I * 2 is I * 2.0 and weight(W).T.T is weight(W)
 
 def test_plain_arrays_are_weights(rng):
@@ -190,7 +190,7 @@ def test_symbols_have_shapes_and_no_numbers(rng, data):
     (lambda Q: blocks([[None, Q]]), r"blocks: column 0 holds no operator"),
     (lambda Q: attention(I, I, I, 2, sequence), r"a size that is not known yet"),
     (lambda Q: weight(["a"]), r"not made of real numbers"),
-    (lambda Q: compose(relu), r"missing a required argument"),
+    (lambda Q: product(relu), r"missing a required argument"),
     (lambda Q: given("position", 7)(np.ones((2, 3))), r"given\('position', 7\) depends on the batch"),
 ])
 def test_errors_say_what_where_and_which_axis(wrong, words, data):
