@@ -151,7 +151,7 @@ class Run:
         try:
             return search(self.operator, laws, *sizes, fusion=fusion)
         except Infeasible:
-            return search(self.operator, [replace(law, canonical=False) for law in laws], *sizes, fusion=fusion)
+            return search(self.operator, [replace(law, canonical=False) for law in laws], *sizes, fusion=fusion, time_limit=1.0)
 
     def explore(self) -> None:
         """The import with one kernel for each operator, with fused kernels, and the optimum over all laws."""

@@ -1,6 +1,6 @@
 """What a run found out, as text, as JSON, and as directories that run."""
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def as_json(result: Result, places: list[Path]) -> dict[str, Any]:
     exact = result.structures["exact"]
     return {
         "model": result.checkpoint.name, "machine": machine_name(result.machine), "workload": result.workload.name,
-        "rows": result.workload.rows, "seeds": [0], "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "rows": result.workload.rows, "seeds": [0], "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
         "phases": result.report.seconds,
         "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap, "bound": exact.bound, "cut": exact.cut},
         "baseline": {"measured_s": result.imported.measured_s, "measured_bytes": result.imported.measured_bytes,
@@ -35,6 +35,14 @@ def as_json(result: Result, places: list[Path]) -> dict[str, Any]:
         "chosen": result.chosen,
         "saved": [{"law": name, "seconds": seconds} for name, seconds in result.saved],
     }
+
+
+def installed(name: str) -> str:
+    """The version of a package; a checkout that is not installed has none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def machine_name(machine: Any) -> str:

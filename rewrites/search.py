@@ -69,10 +69,10 @@ def search(model: Operator, laws: Sequence[Law], machine: Machine, rows: int, pa
     seconds = {"flatten": time.perf_counter() - start}
     solved: dict[Any, Extraction | None] = {}
     best: dict[int, dict[tuple[str, str], tuple[Lowering, Extraction]]] = {}
+    lowerings = {(number, before): Lowering(explorer.graph(part), part.template, prices, fusion)
+                 for number, by_state in enumerate(found) for before, part in by_state.items()}
     for number, before, after in states(found):
-        part = found[number][before]
-        graph = explorer.graph(part)
-        lowering = Lowering(graph, part.template, prices, fusion)
+        part, lowering = found[number][before], lowerings[number, before]
         key = (part.template.text, after, sizes(part))
         if key not in solved:
             start = time.perf_counter()
