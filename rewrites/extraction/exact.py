@@ -1,10 +1,12 @@
-"""The 0/1 program: a variable for each node, order variables inside strongly connected components alone, and cuts."""
+"""The 0/1 program: a variable for each node, order variables inside strongly connected components alone, and cuts.
+
+All rows are coverings, low <= row . x: choosing more nodes than needed is allowed and never pays.
+"""
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,71 +20,104 @@ class Answer(NamedTuple):
     finished: bool
 
 
-@dataclass
-class Rows:
-    """Sparse constraint rows, low <= row . x <= high, collected one by one."""
-    columns: list[int] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    starts: list[int] = field(default_factory=lambda: [0])
-    low: list[float] = field(default_factory=list)
-    high: list[float] = field(default_factory=list)
+class Relaxation(NamedTuple):
+    """An optimal solution of the linear relaxation, its value, and what choosing each node would add to it at least."""
+    x: np.ndarray
+    value: float
+    spare: np.ndarray
 
-    def add(self, entries: Mapping[int, float], low: float = -np.inf, high: float = np.inf) -> None:
-        self.columns += entries
-        self.values += entries.values()
+
+class Program:
+    """The covering program of a graph, its rows collected one by one; solved by HiGHS."""
+
+    def __init__(self, graph: Graph, budgets: Sequence[float] = ()) -> None:
+        self.graph, self.budgets = graph, budgets
+        self.columns: list[int] = []
+        self.values: list[float] = []
+        self.starts = [0]
+        self.low: list[float] = []
+        self.extra = 0                          # order variables, after the nodes
+        self.scale = 1e3 / (max(graph.price, default=0.0) or 1.0)
+        for c, nodes in enumerate(graph.members):
+            if c in graph.roots:
+                self.add(dict.fromkeys(nodes, 1.0), 1.0)
+            parents: dict[int, list[int]] = defaultdict(list)
+            for i in nodes:
+                for k in graph.kids[i]:
+                    parents[k].append(i)
+            for k, above in parents.items():    # one row for all nodes of a class that need the same child
+                self.add(dict.fromkeys(graph.members[k], 1.0) | dict.fromkeys(above, -1.0))
+
+    def add(self, row: Mapping[int, float], low: float = 0.0) -> None:
+        """Demand low <= row . x."""
+        self.columns += row
+        self.values += row.values()
         self.starts.append(len(self.columns))
         self.low.append(low)
-        self.high.append(high)
 
+    def cut(self, landmark: Iterable[int], c: int | None = None) -> None:
+        """Demand one node of a landmark of the roots, or of class c as far as c is used."""
+        row = dict.fromkeys(landmark, 1.0)
+        if c is None or c in self.graph.roots:
+            self.add(row, 1.0)
+        else:
+            count = Counter(row)
+            count.subtract(self.graph.members[c])
+            self.add({i: float(v) for i, v in count.items() if v})
 
-def cover(rows: Rows, graph: Graph, members: Sequence[Sequence[int]]) -> None:
-    """One node of every root, at most one of any other class, and for each class one row per child that its nodes need."""
-    for c, nodes in enumerate(members):
-        if nodes:
-            rows.add(dict.fromkeys(nodes, 1.0), low=float(c in graph.roots), high=1.0)
-        users: dict[int, list[int]] = defaultdict(list)
-        for i in nodes:
-            for k in graph.kids[i]:
-                users[k].append(i)
-        for k, parents in users.items():
-            rows.add(dict.fromkeys(members[k], 1.0) | dict.fromkeys(parents, -1.0), low=0.0)
+    def order(self) -> None:
+        """Order variables for the classes of cycles: a parent lies above the child it uses."""
+        graph, n = self.graph, len(self.graph.cls)
+        part = components(graph)
+        size = Counter(part)
+        column = {c: n + i for i, c in enumerate(c for c, s in enumerate(part) if size[s] > 1)}
+        parents: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i, (c, kids) in enumerate(zip(graph.cls, graph.kids, strict=True)):
+            for k in kids:
+                if part[k] == part[c]:
+                    parents[c, k].append(i)
+        for (c, k), above in parents.items():
+            step = 1.0 / size[part[c]]
+            self.add({column[c]: 1.0, column[k]: -1.0} | dict.fromkeys(above, -1.0 - step), -1.0)
+        self.extra = len(column)
 
+    def matrix(self) -> tuple[Any, np.ndarray]:
+        """All rows and their lower bounds, those of the budgets (in units of the budget) last."""
+        from scipy.sparse import csr_array, vstack
 
-def ordered(rows: Rows, graph: Graph) -> int:
-    """Order variables for the classes of cycles: a parent lies above the child it uses. Returns their number."""
-    component = components(graph)
-    size: dict[int, int] = defaultdict(int)
-    for s in component:
-        size[s] += 1
-    column = {c: i for i, c in enumerate((c for c, s in enumerate(component) if size[s] > 1), start=len(graph.cls))}
-    users: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for i, (c, kids) in enumerate(zip(graph.cls, graph.kids, strict=True)):
-        for k in kids:
-            if component[k] == component[c]:
-                users[c, k].append(i)
-    for (c, k), parents in users.items():
-        n = size[component[c]]
-        rows.add({column[c]: 1.0, column[k]: -1.0} | dict.fromkeys(parents, -float(n)), low=1.0 - n)
-    return len(column)
+        n = len(self.graph.cls)
+        rows = csr_array((self.values, self.columns, self.starts), shape=(len(self.low), n + self.extra))
+        if not self.budgets:
+            return rows, np.array(self.low)
+        units = [1e-4 * b or 1.0 for b in self.budgets]            # the solver's tolerance is absolute
+        spent = np.zeros((len(units), n + self.extra))
+        spent[:, :n] = -np.array([cost[1:] for cost in self.graph.cost]).T / np.array(units)[:, None]
+        return (vstack([rows, csr_array(spent)], format="csr"),
+                np.r_[self.low, [-b / u for b, u in zip(self.budgets, units, strict=True)]])
 
+    def relax(self, time_limit: float) -> Relaxation | None:
+        """The linear relaxation; None if time runs out."""
+        from scipy.optimize import linprog
 
-def solve(graph: Graph, budgets: Sequence[float], time_limit: float, gap: float) -> Answer:
-    """Minimise the first criterion with the others within their budgets (HiGHS)."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_array
+        rows, low = self.matrix()
+        cost = np.r_[self.graph.price, np.zeros(self.extra)] * self.scale
+        result = linprog(cost, A_ub=-rows, b_ub=-low, bounds=(0, 1), method="highs",
+                         options=dict(time_limit=max(time_limit, 0.01)))
+        if result.x is None or result.status:
+            return None
+        n = len(self.graph.cls)
+        return Relaxation(result.x[:n], result.fun / self.scale, result.lower.marginals[:n] / self.scale)
 
-    rows, n = Rows(), len(graph.cls)
-    cover(rows, graph, graph.members())
-    extra = ordered(rows, graph)
-    cost = np.array(graph.cost, dtype=float).reshape(n, -1)
-    for column, budget in zip(cost.T[1:], budgets, strict=True):
-        unit = budget or 1.0
-        rows.add({int(i): column[i] / unit for i in column.nonzero()[0]}, high=budget / unit)
-    scale = 1e3 / max(cost[:, 0].sum(), 1e-300)
-    matrix = csr_array((rows.values, rows.columns, rows.starts), shape=(len(rows.low), n + extra))
-    result = milp(np.r_[cost[:, 0] * scale, np.zeros(extra)], constraints=LinearConstraint(matrix, rows.low, rows.high),
-                  integrality=np.r_[np.ones(n), np.zeros(extra)], bounds=Bounds(0, np.r_[np.ones(n), np.full(extra, n)]),
-                  options=dict(time_limit=max(time_limit, 1e-3), mip_rel_gap=gap))
-    chosen = None if result.x is None else [i for i in range(n) if result.x[i] > 0.5]
-    bound = getattr(result, "mip_dual_bound", None)
-    return Answer(chosen, 0.0 if bound is None else bound / scale, result.status in (0, 2))
+    def solve(self, time_limit: float, gap: float) -> Answer:
+        """The 0/1 program itself; the chosen nodes of an answer may close cycles where there are no order variables."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
+        n = len(self.graph.cls)
+        rows, low = self.matrix()
+        cost = np.r_[self.graph.price, np.zeros(self.extra)] * self.scale
+        result = milp(cost, constraints=LinearConstraint(rows, low, np.inf),
+                      integrality=np.r_[np.ones(n), np.zeros(self.extra)],
+                      bounds=Bounds(0, 1), options=dict(time_limit=max(time_limit, 0.01), mip_rel_gap=gap))
+        chosen = None if result.x is None else [i for i in range(n) if result.x[i] > 0.5]
+        bound = getattr(result, "mip_dual_bound", None)
+        return Answer(chosen, 0.0 if bound is None else max(bound, 0.0) / self.scale, result.status in (0, 2))

@@ -1,19 +1,23 @@
 """The indexed form of a problem that every stage works on: integers for classes and nodes, a tuple of criteria for costs."""
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from .problem import Node, Problem
+from .problem import Problem
 
 Criteria = tuple[float, ...]
+Choice = dict[int, int]                         # class -> node
 
 
-@dataclass
+@dataclass(frozen=True)
 class Graph:
-    """Nodes by index. The first criterion is the objective, the others are the budgeted resources.
+    """Nodes by index; class `cls[i]` needs one of its nodes, node i needs the classes `kids[i]`.
 
-    `origin[i]` are the nodes of the problem that are chosen when node i is: presolve merges classes into their parents.
+    The first criterion of `cost[i]` is the objective, the others are the budgeted resources. `origin[i]` are the nodes of
+    the original graph that are chosen when node i is: presolve merges classes into their parents.
     """
     cls: list[int]
     kids: list[frozenset[int]]
@@ -22,34 +26,80 @@ class Graph:
     roots: frozenset[int]
     classes: int
 
+    @cached_property
     def members(self) -> list[list[int]]:
-        """The nodes of each class; empty lists for classes that presolve removed."""
+        """The nodes of each class."""
         out: list[list[int]] = [[] for _ in range(self.classes)]
         for i, c in enumerate(self.cls):
             out[c].append(i)
         return out
 
+    @cached_property
+    def users(self) -> list[list[int]]:
+        """The nodes that need each class."""
+        out: list[list[int]] = [[] for _ in range(self.classes)]
+        for i, kids in enumerate(self.kids):
+            for k in kids:
+                out[k].append(i)
+        return out
+
+    @cached_property
+    def price(self) -> list[float]:
+        """The objective of each node."""
+        return [cost[0] for cost in self.cost]
+
     def keep(self, nodes: Iterable[int]) -> Graph:
         """The same graph with these nodes alone."""
         nodes = list(nodes)
-        pick = lambda column: [column[i] for i in nodes]
-        return Graph(pick(self.cls), pick(self.kids), pick(self.cost), pick(self.origin), self.roots, self.classes)
+        return replace(self, cls=[self.cls[i] for i in nodes], kids=[self.kids[i] for i in nodes],
+                       cost=[self.cost[i] for i in nodes], origin=[self.origin[i] for i in nodes])
 
     def total(self, nodes: Iterable[int]) -> Criteria:
         """The criteria of a set of nodes."""
-        return tuple(map(sum, zip(*(self.cost[i] for i in nodes), strict=True)))
+        return tuple(map(sum, zip(*(self.cost[i] for i in nodes), strict=True))) or (0.0,) * len(self.cost[0])
+
+    def walk(self, choice: Mapping[int, int]) -> list[int]:
+        """The chosen nodes that the roots need; a node that nothing needs is dropped."""
+        seen, queue = set(self.roots), list(self.roots)
+        for c in queue:                         # grows while it is read
+            for k in self.kids[choice[c]]:
+                if k not in seen:
+                    seen.add(k)
+                    queue.append(k)
+        return [choice[c] for c in queue]
+
+    def derive(self, nodes: Iterable[int]) -> Choice:
+        """For each class that a set of nodes derives from nothing, the first of them to derive it: no cycles."""
+        users: dict[int, list[int]] = defaultdict(list)
+        missing: dict[int, int] = {}
+        queue = []
+        for i in nodes:
+            missing[i] = len(self.kids[i])
+            for k in self.kids[i]:
+                users[k].append(i)
+            if not missing[i]:
+                queue.append(i)
+        choice: Choice = {}
+        for i in queue:                         # grows while it is read
+            if self.cls[i] not in choice:
+                choice[self.cls[i]] = i
+                for j in users[self.cls[i]]:
+                    missing[j] -= 1
+                    if not missing[j]:
+                        queue.append(j)
+        return choice
 
 
-def index(problem: Problem, criteria: Sequence[Criteria], forbidden: frozenset[object]) -> tuple[Graph, list[Hashable]]:
+def index(problem: Problem, criteria: Sequence[Criteria], forbidden: Iterable[object]) -> tuple[Graph, list[Hashable]]:
     """The graph of a problem and the name of each of its classes; a class without members is one nobody can cover."""
     names: dict[Hashable, int] = {}
+    banned = [node for node in forbidden]
     number = lambda name: names.setdefault(name, len(names))
-    use = [i for i, node in enumerate(problem.nodes) if not forbidden or node not in forbidden]
+    use = [i for i, node in enumerate(problem.nodes) if not banned or node not in banned]
     cls = [number(problem.nodes[i].cls) for i in use]
     kids = [frozenset(map(number, problem.nodes[i].children)) for i in use]
     roots = frozenset(map(number, problem.roots))
-    graph = Graph(cls, kids, [criteria[i] for i in use], [(i,) for i in use], roots, len(names))
-    return graph, list(names)
+    return Graph(cls, kids, [criteria[i] for i in use], [(i,) for i in use], roots, len(names)), list(names)
 
 
 def components(graph: Graph) -> list[int]:
@@ -63,50 +113,55 @@ def components(graph: Graph) -> list[int]:
     for start in range(graph.classes):
         if seen[start]:
             continue
-        path: list[tuple[int, Iterator[int]]] = [(start, iter(below[start]))]
-        clock += 1
-        low[start] = seen[start] = clock
-        stack.append(start)
-        while path:
+        path: list[tuple[int, Iterator[int]]] = []
+        enter = start
+        while enter >= 0 or path:
+            if enter >= 0:
+                clock += 1
+                low[enter] = seen[enter] = clock
+                stack.append(enter)
+                path.append((enter, iter(below[enter])))
             c, rest = path[-1]
+            enter = -1
             for k in rest:
                 if not seen[k]:
-                    clock += 1
-                    low[k] = seen[k] = clock
-                    stack.append(k)
-                    path.append((k, iter(below[k])))
+                    enter = k
                     break
                 if out[k] < 0:
                     low[c] = min(low[c], seen[k])
-            else:
-                path.pop()
-                if path:
-                    low[path[-1][0]] = min(low[path[-1][0]], low[c])
-                if low[c] == seen[c]:
-                    while out[c] < 0:
-                        out[stack.pop()] = count
-                    count += 1
+            if enter >= 0:
+                continue
+            path.pop()
+            if path:
+                low[path[-1][0]] = min(low[path[-1][0]], low[c])
+            if low[c] == seen[c]:
+                while out[c] < 0:
+                    out[stack.pop()] = count
+                count += 1
     return out
 
 
-def derive(problem: Problem, nodes: Iterable[Node]) -> dict[Hashable, Node]:
-    """For each class that a set of nodes derives from nothing, the first node to derive it: a choice without cycles."""
-    users: dict[Hashable, list[Node]] = {}
-    missing: dict[int, int] = {}
-    todo = []
-    for node in nodes:
-        below = set(node.children)
-        missing[id(node)] = len(below)
-        for k in below:
-            users.setdefault(k, []).append(node)
-        if not below:
-            todo.append(node)
-    choice: dict[Hashable, Node] = {}
-    for node in todo:                           # grows while it is read
-        if node.cls not in choice:
-            choice[node.cls] = node
-            for user in users.get(node.cls, ()):
-                missing[id(user)] -= 1
-                if not missing[id(user)]:
-                    todo.append(user)
-    return choice
+def split(graph: Graph) -> list[Graph]:
+    """The parts of a graph that share no class: independent problems, since every class without a user is a root."""
+    leader = list(range(graph.classes))
+
+    def find(c: int) -> int:
+        while leader[c] != c:
+            leader[c] = leader[leader[c]]
+            c = leader[c]
+        return c
+
+    for c, kids in zip(graph.cls, graph.kids, strict=True):
+        for k in kids:
+            leader[find(k)] = find(c)
+    parts: dict[int, list[int]] = defaultdict(list)
+    for i, c in enumerate(graph.cls):
+        parts[find(c)].append(i)
+    out = []
+    for lead, nodes in parts.items():
+        number = {c: j for j, c in enumerate(dict.fromkeys(graph.cls[i] for i in nodes))}
+        out.append(Graph([number[graph.cls[i]] for i in nodes],
+                         [frozenset([number[k] for k in graph.kids[i]]) for i in nodes],
+                         [graph.cost[i] for i in nodes], [graph.origin[i] for i in nodes],
+                         frozenset([number[c] for c in number if c in graph.roots]), len(number)))
+    return out

@@ -1,63 +1,40 @@
 """Greedy extraction: each class takes its cheapest node, by tree cost or by the cost of the set of nodes below it."""
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
 
-from .graph import Graph
-
-Choice = dict[int, int]                         # class -> node
+from .graph import Choice, Graph
 
 
 def trees(graph: Graph, price: Sequence[float]) -> tuple[Choice, list[float]]:
     """The cheapest tree of every class and its cost, shared work counted each time (Knuth 1977, a generalised Dijkstra)."""
-    users: dict[int, list[int]] = defaultdict(list)
-    for i, kids in enumerate(graph.kids):
-        for k in kids:
-            users[k].append(i)
+    cls, users = graph.cls, graph.users
     missing, value = [len(kids) for kids in graph.kids], list(price)
-    heap = [(value[i], i) for i in range(len(value)) if not missing[i]]
-    heap.sort()
+    heap = sorted((value[i], i) for i in range(len(value)) if not missing[i])
     choice: Choice = {}
     cheapest = [inf] * graph.classes
     while heap:
         cost, i = heappop(heap)
-        c = graph.cls[i]
+        c = cls[i]
         if c in choice:
             continue
         choice[c], cheapest[c] = i, cost
         for j in users[c]:
             missing[j] -= 1
             value[j] += cost
-            if not missing[j] and graph.cls[j] not in choice:
+            if not missing[j] and cls[j] not in choice:
                 heappush(heap, (value[j], j))
     return choice, cheapest
 
 
-def walk(graph: Graph, choice: Choice) -> Choice:
-    """The part of a choice that the roots need; nodes that nothing needs are dropped."""
-    out: Choice = {}
-    todo = list(graph.roots)
-    while todo:
-        c = todo.pop()
-        if c not in out:
-            out[c] = choice[c]
-            todo += graph.kids[choice[c]]
-    return out
-
-
 def dag(graph: Graph, price: Sequence[float]) -> Choice:
     """Each class takes the node whose *set* of nodes below is cheapest, to a fixed point: the usual greedy DAG extraction."""
-    users: dict[int, list[int]] = defaultdict(list)
-    for i, kids in enumerate(graph.kids):
-        for k in kids:
-            users[k].append(i)
     sets: dict[int, dict[int, float]] = {}
     total: dict[int, float] = {}
     choice: Choice = {}
-    todo = {i: None for i, kids in enumerate(graph.kids) if not kids}
+    todo = dict.fromkeys(i for i, kids in enumerate(graph.kids) if not kids)
     while todo:
         i = next(iter(todo))
         del todo[i]
@@ -71,5 +48,5 @@ def dag(graph: Graph, price: Sequence[float]) -> Choice:
         cost = sum(below.values())
         if cost < total.get(c, inf) * (1 - 1e-12):
             sets[c], total[c], choice[c] = below, cost, i
-            todo.update(dict.fromkeys(users[c]))
+            todo.update(dict.fromkeys(graph.users[c]))
     return choice

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from operator import add, le
 
@@ -72,7 +73,7 @@ def union(sets: Sequence[int], kids: frozenset[int]) -> int:
     return out
 
 
-def needs(graph: Graph, members: Sequence[Sequence[int]]) -> list[int]:
+def needs(graph: Graph) -> list[int]:
     """For each class the classes of every program of it: the greatest solution of need(c) = c + meet of below(n), n in c."""
     parents: list[set[int]] = [set() for _ in range(graph.classes)]
     for c, kids in zip(graph.cls, graph.kids, strict=True):
@@ -84,7 +85,7 @@ def needs(graph: Graph, members: Sequence[Sequence[int]]) -> list[int]:
         c = next(iter(todo))
         del todo[c]
         meet = -1
-        for i in members[c]:
+        for i in graph.members[c]:
             meet &= union(need, graph.kids[i])
         meet |= 1 << c
         if meet != need[c]:
@@ -93,7 +94,7 @@ def needs(graph: Graph, members: Sequence[Sequence[int]]) -> list[int]:
     return need
 
 
-def dominators(graph: Graph, members: Sequence[Sequence[int]]) -> list[int]:
+def dominators(graph: Graph) -> list[int]:
     """For each class the classes that lie on every path to it from a root, itself included."""
     parents: list[set[int]] = [set() for _ in range(graph.classes)]
     for c, kids in zip(graph.cls, graph.kids, strict=True):
@@ -110,7 +111,7 @@ def dominators(graph: Graph, members: Sequence[Sequence[int]]) -> list[int]:
         meet |= 1 << c
         if meet != over[c]:
             over[c] = meet
-            for i in members[c]:
+            for i in graph.members[c]:
                 todo.update(dict.fromkeys(graph.kids[i]))
     return over
 
@@ -131,19 +132,18 @@ def implied(graph: Graph, need: Sequence[int]) -> Graph:
         if len(after) > 1:
             after = [k for k in after if not any(need[o] >> k & 1 for o in after if o != k)]
         kids.append(frozenset(after))
-    return Graph(graph.cls, kids, graph.cost, graph.origin, roots, graph.classes)
+    return replace(graph, kids=kids, roots=roots)
 
 
-def undominated(graph: Graph, members: Sequence[Sequence[int]], need: Sequence[int]) -> Graph:
+def undominated(graph: Graph, need: Sequence[int]) -> Graph:
     """Without nodes that another of their class replaces: its children are below, or cheap enough to derive anew.
 
     What is derived anew are cheapest trees, so the roots of those trees stay (or a node could help to replace itself).
     """
-    price = [c[0] for c in graph.cost]
     single = all(len(c) == 1 for c in graph.cost)
-    choice, tree = greedy.trees(graph, price) if single else ({}, [])
+    choice, tree = greedy.trees(graph, graph.price) if single else ({}, [])
     keep: list[int] = []
-    for c, nodes in enumerate(members):
+    for c, nodes in enumerate(graph.members):
         often = Counter(k for i in nodes for k in graph.kids[i]) if len(nodes) > 1 else Counter()
         filed: dict[int, list[tuple[int, int]]] = defaultdict(list)     # nodes that stay, each under its rarest child
         drawers, best = 0, []
@@ -170,14 +170,11 @@ def anew(graph: Graph, others: Iterable[int], node: int, rest: int, tree: Sequen
         graph.cost[o][0] + sum(tree[k] for k in graph.kids[o] if rest >> k & 1) <= cost for o in others)
 
 
-def merged(graph: Graph, members: Sequence[Sequence[int]]) -> Graph:
+def merged(graph: Graph) -> Graph:
     """Without classes that can be written into their parents: the choice is one parent's alone, or sharing costs nothing."""
     cls, kids, cost, origin = list(graph.cls), list(graph.kids), list(graph.cost), list(graph.origin)
-    inside = [set(nodes) for nodes in members]
-    users: list[set[int]] = [set() for _ in range(graph.classes)]
-    for i, below in enumerate(kids):
-        for k in below:
-            users[k].add(i)
+    inside = [set(nodes) for nodes in graph.members]
+    users = [set(nodes) for nodes in graph.users]
     for k in range(graph.classes):
         above, below = users[k], inside[k]
         if k in graph.roots or len(above) * len(below) > max(len(above) + len(below), len(above) * (len(below) == 1)):
@@ -198,17 +195,15 @@ def merged(graph: Graph, members: Sequence[Sequence[int]]) -> Graph:
             for j in kids[-1]:
                 users[j].add(len(cls) - 1)
         users[k] = set()
-    whole = Graph(cls, kids, cost, origin, graph.roots, graph.classes)
+    whole = replace(graph, cls=cls, kids=kids, cost=cost, origin=origin)
     return whole.keep(i for nodes in inside for i in sorted(nodes))
 
 
-def presolve(graph: Graph, budgets: Sequence[float]) -> Graph | None:
+def presolve(graph: Graph, budgets: Sequence[float] = ()) -> Graph | None:
     """All reductions to a fixed point; None if no program covers the roots."""
     small, size = prune(graph, budgets), None
     while small is not None and (now := (len(small.cls), sum(map(len, small.kids)), len(small.roots))) != size:
-        size, members = now, small.members()
-        need = needs(small, members)
-        small = implied(acyclic(small, need, dominators(small, members)), need)
-        small = undominated(small, small.members(), need)
-        small = prune(merged(small, small.members()), budgets)
+        size, need = now, needs(small)
+        small = implied(acyclic(small, need, dominators(small)), need)
+        small = prune(merged(undominated(small, need)), budgets)
     return small

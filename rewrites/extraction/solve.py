@@ -1,14 +1,14 @@
-"""Extraction: presolve, greedy incumbent, exact program, and a walk from the roots."""
+"""Extraction: index, presolve, search, and a walk from the roots."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from math import inf
 from time import perf_counter
 
-from . import exact, greedy
-from .graph import Graph, derive, index
+from .graph import index
 from .presolve import presolve
 from .problem import Extraction, Infeasible, Node, Problem, check, order
+from .search import optimise
 
 
 def extract(problem: Problem, *, memory: float | None = None, error: float | None = None,
@@ -28,31 +28,20 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
     criteria = [(weights[0] * n.time + weights[1] * n.memory + weights[2] * n.error,
                  *([n.memory] if memory is not None else []), *([n.error] if error is not None else []))
                 for n in problem.nodes]
-    whole, names = index(problem, criteria, frozenset(forbidden))
+    whole, names = index(problem, criteria, forbidden)
     graph = presolve(whole, budgets)
     if graph is None:
         raise Infeasible("no program covers the roots")
-    price = [c[0] for c in graph.cost]
-    best, best_cost = None, inf
-    for choice in (greedy.trees(graph, price)[0], greedy.dag(graph, price)):
-        nodes = list(greedy.walk(graph, choice).values())
-        total = graph.total(nodes)
-        if total[0] < best_cost and all(t <= b for t, b in zip(total[1:], budgets)):
-            best, best_cost = nodes, total[0]
-    first = best_cost
-    answer = exact.solve(graph, budgets, time_limit - (perf_counter() - start), gap)
-    if answer.nodes is not None:
-        nodes = answer.nodes
-        total = graph.total(nodes)
-        if total[0] < best_cost:
-            best, best_cost = nodes, total[0]
-    if best is None:
-        raise Infeasible("no program fits the budgets") if answer.finished else TimeoutError("no program found in time")
-    picked = derive(problem, [problem.nodes[o] for i in best for o in graph.origin[i]])
-    nodes = order(picked, problem.roots)
+    found = optimise(graph, budgets, start + time_limit, gap)
+    if found.cost == inf:
+        budget = f"memory {memory} and squared error {error}"
+        raise (Infeasible(f"no program fits {budget}") if found.bound == inf else
+               TimeoutError(f"no program that fits {budget} was found in {time_limit} s"))
+    chosen = whole.derive(found.nodes)
+    nodes = order({names[c]: problem.nodes[whole.origin[i][0]] for c, i in chosen.items()}, problem.roots)
     total = [sum(getattr(n, name) for n in nodes) for name in ("time", "memory", "error")]
     cost = sum(w * t for w, t in zip(weights, total, strict=True))
-    bound = min(answer.bound, cost)
+    bound = min(found.bound, cost)
     left = (cost - bound) / cost if cost else 0.0
-    return Extraction(nodes, {n.cls: n for n in nodes}, *total, cost, bound, left, max(first, cost),
+    return Extraction(nodes, {n.cls: n for n in nodes}, *total, cost, bound, left, max(found.greedy, cost),
                       perf_counter() - start, left <= gap * 1.01)
