@@ -67,12 +67,12 @@ def ratio(taken: Seconds, name: str, base: str) -> float:
 def peak(program: Any, batch: Any) -> int:
     """The most bytes that a call holds at a time beyond what was held before, as tracemalloc counts (numpy tells it).
 
-    The program runs once before, so that compiling and first imports are not counted."""
-    program.run(batch)
+    The program runs once before, so that compiling, first imports and what Python itself keeps are not counted."""
     running = tracemalloc.is_tracing()
     if not running: tracemalloc.start()
     try:
         gc.collect()
+        program.run(batch)
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
         kept = program.run(batch)

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.format import Format
-from formats.threads import single_blas
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
-from opmatrix.runtime.kernel import Costs
+from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.schedule import Schedule
 from opmatrix.runtime.values import sizes
 from opmatrix.text import Tokenizer, pool
@@ -63,7 +62,7 @@ class Program:
     def run(self, batch: Given) -> Floats:
         """(T, n): one row a token, sentences one after another. Takes a Batch or a list of rows of token ids; raises
         ValueError where there is no sentence, one is empty, or an id is outside its table."""
-        with single_blas(): return self.schedule.run(batched(batch))
+        return self.schedule.run(batched(batch))
 
     __call__ = run
 
@@ -122,7 +121,7 @@ class Program:
         digest.update(json.dumps(self.described(), sort_keys=True).encode())
         for name, array in self.arrays():
             digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array))
+            digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
     def described(self) -> dict[str, Any]:
@@ -168,7 +167,8 @@ def parts(batch: Batch, rows: int) -> Iterator[Batch]:
     while at < len(batch):
         upto = max(at + 1, int(np.searchsorted(batch.starts, batch.starts[at] + rows, "right")) - 1)
         cuts = batch.starts[at:upto + 1]
-        yield Batch(*([row[a:b] for a, b in pairwise(cuts)] for row in (batch.tokens, batch.kinds)))
+        tokens, kinds = ([row[lo:hi].tolist() for lo, hi in pairwise(cuts)] for row in (batch.tokens, batch.kinds))
+        yield Batch(tokens, kinds)
         at = upto
 
 

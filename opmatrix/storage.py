@@ -60,16 +60,18 @@ def write(program: Program, directory: Path) -> None:
 def spread(value: Any, depth: int = 0) -> str:
     """JSON with a line for each entry of its first two levels: for each step, each constant."""
     if depth == 2 or not value or not isinstance(value, dict | list): return json.dumps(value)
-    named = isinstance(value, dict)
-    names = [json.dumps(name) + ": " for name in value] if named else [""] * len(value)
-    entries = [name + spread(v, depth + 1) for name, v in zip(names, value.values() if named else value, strict=True)]
     line = "\n" + " " * (depth + 1)
-    return "[{"[named] + line + f",{line}".join(entries) + line[:-1] + "]}"[named]
+    if isinstance(value, list):
+        return "[" + line + f",{line}".join(spread(entry, depth + 1) for entry in value) + line[:-1] + "]"
+    entries = (f"{json.dumps(name)}: {spread(v, depth + 1)}" for name, v in value.items())
+    return "{" + line + f",{line}".join(entries) + line[:-1] + "}"
 
 
 def swap(fresh: Path, target: Path) -> None:
     """Put the fresh directory in the target's place. What was there is put back if that fails."""
-    if not target.exists(): return fresh.rename(target)
+    if not target.exists():
+        fresh.rename(target)
+        return
     old = fresh.with_name(fresh.name + ".old")
     target.rename(old)
     try: fresh.rename(target)
@@ -151,7 +153,7 @@ def unpacked(file: Path, described: Mapping[str, Any], arrays: dict[str, NDArray
     """The constants that program.json describes, from the arrays beside it: each array is used, and used once."""
     weights, constants = file.with_name(WEIGHTS), {}
     for name, meta in described.items():
-        kind = meta.get("format") if isinstance(meta, dict) else None
+        kind = str(meta.get("format")) if isinstance(meta, dict) else "None"
         if meta != ARRAY and kind not in FORMATS:
             raise InputError(f"{file}: constants: {name!r}: format {kind!r} is unknown: array, {', '.join(FORMATS)}")
         keys = {name: name} if meta == ARRAY else {f"{name}.{key}": key for key in FORMATS[kind].fields}

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 from formats.format import Format
+from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.values import CONSTANT, Size, Tables, Value
 
-Costs = list[tuple[str, dict[str, float]]]                  # kernels of formats.machine, each with its sizes
 NONE = Parameter.empty
 
 

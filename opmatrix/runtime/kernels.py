@@ -2,11 +2,12 @@
 
 An operand with a default may be absent, and is None then."""
 # ruff: noqa: RUF013
+# mypy: ignore-errors
 from typing import Any, Literal
 
 from formats import kernels as compiled
 from formats.epilogue import Epilogue
-from opmatrix.runtime import meanings, shapes
+from opmatrix.runtime import costs, meanings, shapes
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.values import (
     Heads,
@@ -33,27 +34,28 @@ def kernel(**readings: Any):
 
 # ---- rows
 
-@kernel(gives=shapes.product, means=lambda a: meanings.ending(a.x @ a.weight, a), room=shapes.between)
+@kernel(gives=shapes.product, means=lambda a: meanings.ending(a.x @ a.weight, a), room=shapes.between,
+        cost=costs.linear)
 def linear(out, x: Rows, weight: Weight, bias: Vector = None, residual: Rows = None, gain: Vector = None,
            shift: Vector = None, *, activation: Activation = "", eps: float = None):
     """x @ W in whatever format W has; the epilogue runs on each chunk of rows while it is in cache."""
     weight.matmul(x, out=out, epilogue=Epilogue(bias, activation, residual, eps, gain, shift))
 
 
-@kernel(gives=shapes.along, means=lambda a: meanings.ending(a.x, a), over="x")
+@kernel(gives=shapes.along, means=lambda a: meanings.ending(a.x, a), cost=costs.pointwise, over="x")
 def pointwise(out, x: Rows, bias: Vector = None, residual: Rows = None, gain: Vector = None, shift: Vector = None,
               *, activation: Activation = "", eps: float = None):
     """The epilogue alone, in one pass."""
     compiled.pointwise(x, out, Epilogue(bias, activation, residual, eps, gain, shift))
 
 
-@kernel(gives=shapes.along, means=lambda a: a.x * a.factor, over="x")
+@kernel(gives=shapes.along, means=lambda a: a.x * a.factor, cost=costs.scale, over="x")
 def scale(out, x: Rows, *, factor: float):
     """Every number times a factor."""
     compiled.scale(x, factor, out)
 
 
-@kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a))
+@kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), cost=costs.embed)
 def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None, *, fields: str, eps: float = None):
     """The sum of one row of each table, chosen by that field of the batch, then the epilogue."""
     ids = [batch.field(field, table.shape[0]) for field, table in zip(fields.split(","), tables, strict=True)]
@@ -63,32 +65,33 @@ def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None,
 
 # ---- heads
 
-@kernel(gives=shapes.attended,
+@kernel(gives=shapes.attended, cost=costs.heads("attention", "q"),
         means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch), a.v, a.batch))
 def attention(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: Literal["sequence"] = "sequence"):
     """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022)."""
     compiled.attention(q, k, v, batch.starts, out, scale)
 
 
-@kernel(gives=shapes.matched, means=meanings.scored)
+@kernel(gives=shapes.matched, means=meanings.scored, cost=costs.heads("scores", "q"))
 def scores(out, batch, q: Heads, k: Heads, *, scale: float = 1.0):
     """q kᵀ · scale within each sentence."""
     compiled.scores(q, k, batch.starts, out, scale)
 
 
-@kernel(gives=lambda a: a.x, means=lambda a: meanings.shared(a.x, a.batch), over="x")
+@kernel(gives=lambda a: a.x, means=lambda a: meanings.shared(a.x, a.batch), cost=costs.heads("softmax", "x"),
+        over="x")
 def softmax(out, batch, x: Scores):
     """Each row of scores as positive numbers that sum to one."""
     compiled.softmax(x, batch.starts, len(x) // sizes(batch)[1], out)
 
 
-@kernel(gives=shapes.blended, means=lambda a: meanings.weighed(a.p, a.v, a.batch))
+@kernel(gives=shapes.blended, means=lambda a: meanings.weighed(a.p, a.v, a.batch), cost=costs.heads("values", "v"))
 def values(out, batch, p: Scores, v: Heads):
     """p v within each sentence."""
     compiled.values(p, v, batch.starts, out)
 
 
-@kernel(gives=shapes.headed, means=lambda a: meanings.by_head(a.x, a.weight))
+@kernel(gives=shapes.headed, means=lambda a: meanings.by_head(a.x, a.weight), cost=costs.headwise)
 def headwise(out, x: Heads, weight: Stack):
     """x @ W for each head with its own W; an x of one head serves all."""
     compiled.headwise(x, weight, out)

@@ -14,20 +14,21 @@ Exact = NDArray[np.float64]
 
 def ending(y: Exact, a: Bound) -> Exact:
     """An epilogue's parts, those that the kernel has, in their order."""
-    part = lambda name: getattr(a, name, None)
-    if part("bias") is not None: y = y + a.bias
-    if part("activation") == "gelu": y = gelu(y)
-    if part("residual") is not None: y = y + a.residual
-    if part("eps") is not None:
+    given = {name for name, value in vars(a).items() if value is not None}
+    if "bias" in given: y = y + a.bias
+    if "activation" in given and a.activation == "gelu": y = gelu(y)
+    if "residual" in given: y = y + a.residual
+    if "eps" in given:
         y = y - y.mean(1, keepdims=True)
         y = y / np.sqrt(np.square(y).mean(1, keepdims=True) + a.eps)
-    if part("gain") is not None: y = y * a.gain
-    return y if part("shift") is None else y + a.shift
+    if "gain" in given: y = y * a.gain
+    return y + a.shift if "shift" in given else y
 
 
 def chosen(a: Bound) -> Exact:
     """The sum of one row of each table."""
-    return sum(table[getattr(a.batch, field)] for field, table in zip(a.fields.split(","), a.tables, strict=True))
+    found = [table[getattr(a.batch, field)] for field, table in zip(a.fields.split(","), a.tables, strict=True)]
+    return np.asarray(sum(found))
 
 
 def sentences(batch: Any) -> Iterator[slice]:
@@ -46,7 +47,7 @@ def squares(flat: Exact, batch: Any) -> Iterator[tuple[slice, Exact]]:
 def scored(a: Bound) -> Exact:
     """q kᵀ · scale, flat."""
     parts = [np.einsum("qhd,khd->hqk", a.q[rows], a.k[rows]) for rows in sentences(a.batch)]
-    return np.concatenate([part.ravel() for part in parts]) * a.scale
+    return np.asarray(np.concatenate([part.ravel() for part in parts]) * a.scale)
 
 
 def shared(x: Exact, batch: Any) -> Exact:

@@ -29,9 +29,9 @@ class Plan(NamedTuple):
         return Plan(tuple(at * count for at in self.offsets), self.wall * count, self.end * count)
 
 
-def gaps(busy: list[tuple[int, int]], wall: int) -> Iterator[tuple[int, float]]:
+def gaps(busy: list[tuple[int, int]], wall: int) -> Iterator[tuple[float, float]]:
     """The free intervals between the busy ones, cut at the wall; the last has no end."""
-    at = 0
+    at: float = 0
     for low, high in [*sorted(busy), (inf, inf)]:
         if at < wall < low: yield at, wall; at = wall
         if at < low: yield at, low
@@ -46,7 +46,7 @@ def place(lives: Sequence[Life], result: int) -> Plan:
     for i in sorted(set(range(len(lives))) - {result}, key=lambda i: (-lives[i].size, i)):
         busy = [(at, at + lives[j].size) for j, at in offsets.items() if lives[j].meets(lives[i])]
         fits = [(end - at, at) for at, end in gaps(busy, wall) if end - at >= lives[i].size]
-        offsets[i] = min(fits)[1]
+        offsets[i] = int(min(fits)[1])
     end = max(offsets[i] + lives[i].size for i in offsets)
     return Plan(tuple(offsets[i] for i in range(len(lives))), wall, end)
 

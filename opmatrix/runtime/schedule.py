@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.format import Format
-from opmatrix.runtime.kernel import Costs, Declared
+from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.planner import Life, Plan, place
 from opmatrix.runtime.values import LINE, Rows, Size, Value, sizes
@@ -49,14 +50,19 @@ def call(step: Any, shapes: Mapping[str, Value], number: Mapping[str, int], cons
     return Call(kernel, bound, values, kernel.gives(bound))
 
 
-def homes(calls: Sequence[Call], output: int) -> tuple[list[int], list[int]]:
-    """For each step the step whose buffer its result lies in, and the last step that reads that buffer. A view lies in
-    what it shows; a kernel that may write over an operand does so where nothing reads that buffer later."""
+def last_uses(calls: Sequence[Call], output: int) -> list[int]:
+    """The last step that reads each value; the output is read after all of them."""
     last = list(range(len(calls)))
     for i, call in enumerate(calls):
         for v in call.values.values(): last[v] = i
     last[output] = len(calls)
-    home: list[int] = []
+    return last
+
+
+def homes(calls: Sequence[Call], output: int) -> tuple[list[int], list[int]]:
+    """For each step the step whose buffer its result lies in, and the last step that reads that buffer. A view lies in
+    what it shows; a kernel that may write over an operand does so where nothing reads that buffer later."""
+    last, home = last_uses(calls, output), list[int]()
     for i, call in enumerate(calls):
         base = call.values["x"] if call.kernel.view else over(i, call, calls, home, last)
         home.append(i if base == i else home[base])
@@ -101,6 +107,8 @@ class Schedule:
         self.home = [self.buffers.index(h) for h in home]
         self.spans = tuple(Span(self.calls[b].shape.size, b, last[b]) for b in self.buffers)
         self.scored = any(span.size.pair for span in self.spans)
+        uses = last_uses(self.calls, self.result)
+        self.dropped = [[v for v, last in enumerate(uses) if last == i] for i in range(len(self.calls))]
 
     def plan(self, rows: int, pairs: int) -> Plan:
         """Where the buffers lie for so many rows and pairs of tokens of one sentence. Without scores every buffer grows
@@ -129,6 +137,7 @@ class Schedule:
                 found.append(buffer(i, call.shape.at(rows, pairs)))
                 call.kernel.function(found[i], **arguments)
             yield call, arguments, found[i]
+            for v in self.dropped[i]: found[v] = None
 
     def run(self, batch: Any) -> NDArray[np.float32]:
         """The output's rows. Buffers are of this call alone, so that any number of threads may be in here."""
@@ -139,9 +148,8 @@ class Schedule:
             if (at := plan.offsets[self.home[i]]) < plan.wall: return np.ndarray(shape, np.float32, result, at)
             return np.ndarray(shape, np.float32, arena, at - plan.wall)
 
-        for i, (_, _, value) in enumerate(self.walk(batch, buffer)):
-            if i == self.result: kept = value
-        return kept
+        found = [value for i, (_, _, value) in enumerate(self.walk(batch, buffer)) if i == self.result]
+        return np.asarray(found[0])
 
     def trace(self, batch: Any) -> Iterator[tuple[Any, Any]]:
         """Each step's result and, for the same operands, what its kernel means. No buffer is used twice."""
@@ -154,7 +162,7 @@ class Schedule:
         for call in self.calls:
             arguments = vars(call.bound) | {name: found[v] for name, v in call.values.items()}
             found.append(meaning(call.kernel, arguments, batch, instead))
-        return found[self.result]
+        return np.asarray(found[self.result])
 
 
 def meaning(kernel: Declared, arguments: Mapping[str, Any], batch: Any, instead: Mapping[int, Any]) -> Any:

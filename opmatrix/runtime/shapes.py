@@ -32,7 +32,7 @@ def product(a: Bound) -> Rows:
 
 def between(a: Bound) -> Size:
     """A product of two factors keeps what lies between them."""
-    return Size(FLOAT * a.weight.u.shape[1], 0) if isinstance(a.weight, LowRank) else Size(0, 0)
+    return Size(FLOAT * len(a.weight.arrays()["v"]), 0) if isinstance(a.weight, LowRank) else Size(0, 0)
 
 
 def along(a: Bound) -> Rows:
