@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from formats.shapes import brief
 from opmatrix import monoids
 from opmatrix.data import Data
@@ -21,7 +23,9 @@ class NoMatrix(TypeError):
 def entry(A: Operator, at: tuple[int, ...]) -> Callable[[Any], Any]:
     """A[i, j], or A[h, i, j] of a stack: a function of a number, finished; the unit where there is no entry. Raises IndexError
     outside the matrix, and NoMatrix, a TypeError, naming the factor, where the theorem gives no entry."""
-    *h, i, j = at if isinstance(at, tuple) and len(at) in (2, 3) else fail(A, at)
+    if not (isinstance(at, tuple) and len(at) in (2, 3) and all(isinstance(k, int | np.integer) for k in at)):
+        raise IndexError(f"{brief(A)}[{at}]: an entry is [i, j], or [h, i, j] in a stack")
+    *h, i, j = map(int, at)
     if A.kind.name in ("const", "weight") and len(A.args[0].shape) == 3:
         if not h: raise IndexError(f"{brief(A)} is a stack: [h, i, j] takes the entry of one head")
         A = A.kind(A.args[0].head(inside(A, "head", h.pop(), A.args[0].shape[0])))
@@ -29,8 +33,6 @@ def entry(A: Operator, at: tuple[int, ...]) -> Callable[[Any], Any]:
     i, j = inside(A, "row", i, A.into.cols), inside(A, "column", j, A.out.cols)
     over, f = monoid(A), carried(A, i, j)
     return lambda u: over.finish(*(over.unit() if f is None else f(u)))
-
-def fail(A: Operator, at: Any) -> Any: raise IndexError(f"{brief(A)}[{at}]: an entry is [i, j], or [h, i, j] in a stack")
 
 def inside(A: Operator, axis: str, k: int, size: Any) -> int:
     """The index, counted from the end where it is negative."""
