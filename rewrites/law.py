@@ -206,7 +206,7 @@ class Law:
         assert self.holds(rng), f"{self.name}: the two sides differ"
         for other in self.without:
             said = ", ".join(f"{name}: {sort}" for name, sort in other.items())
-            assert max(self.difference(rng, **other) for _ in range(8)) > 1e-3, f"{self.name}: it holds with {said} too"
+            assert any(self.difference(rng, **other) > 1e-3 for _ in range(8)), f"{self.name}: it holds with {said} too"
 
     def statement(self, notation: Callable[[Operator], str] = str) -> str:
         left, right = self.sides()

@@ -1,17 +1,18 @@
-"""How far a kernel may be from its meaning on the same operands: one bound for each kernel of the runtime, entry by entry,
-for any order of summation (Higham 2002, sections 3.1 to 3.5). Sums and products of terms cost γ_n |A| |B|; what follows
-carries that error through its derivative."""
+"""How far a kernel may be from its meaning on the same operands: one bound for each kernel of the runtime, entry by
+entry, for any order of summation (Higham 2002, sections 3.1 to 3.5). Sums and products of terms cost γ_n |A| |B|; what
+follows carries that error through its derivative."""
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace as Arguments
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.epilogue import Epilogue, gamma
 from opmatrix.runtime.meanings import chosen, sentences, squares
 from opmatrix.runtime.schedule import wide
 
-Bound = np.ndarray
+Bound = NDArray[np.float64]
 TINY = 2.0 ** -125                                          # what flushing exponentials to zero may lose of one of them
 PARTS = ("bias", "activation", "residual", "eps", "gain", "shift")
 
@@ -32,7 +33,8 @@ def pointwise(a: Arguments) -> Bound:
 
 def scale(a: Arguments) -> Bound:
     """The factor is rounded, and the product."""
-    return gamma(2) * abs(a.exact.x * a.factor)
+    size: Bound = abs(a.exact.x * a.factor)
+    return gamma(2) * size
 
 
 def embed(a: Arguments) -> Bound:
@@ -42,7 +44,8 @@ def embed(a: Arguments) -> Bound:
 
 def scores(a: Arguments) -> Bound:
     """γ_(d+2) |q| |k|ᵀ |scale|: the products, their sum and the factor."""
-    return gamma(a.q.shape[2] + 2) * abs(a.scale) * np.concatenate([doubt.ravel() for doubt in sizes(a)])
+    doubt = gamma(a.q.shape[2] + 2) * abs(float(a.scale))
+    return doubt * np.concatenate([size.ravel() for size in sizes(a)])
 
 
 def sizes(a: Arguments) -> list[Bound]:
@@ -75,8 +78,8 @@ def attention(a: Arguments) -> Bound:
 def shares(s: Bound, doubt: Any) -> tuple[Bound, Bound]:
     """Softmax of scores known to within `doubt`, and how far off it may be.
 
-    An exponent s - top is off by twice the doubt and a rounding of at most |s - top| <= 2 max |s|, the exponential itself by
-    2 units, the mass by γ of its terms; a share is such a quotient, so it is off by a factor e^(2 wrong)."""
+    An exponent s - top is off by twice the doubt and a rounding of at most |s - top| <= 2 max |s|, the exponential
+    itself by 2 units, the mass by γ of its terms; a share is such a quotient, so it is off by a factor e^(2 wrong)."""
     share = np.exp(s - s.max(-1, keepdims=True))
     share /= share.sum(-1, keepdims=True)
     wrong = 2 * np.max(doubt + np.zeros(s.shape), -1, keepdims=True) + gamma(4) * (1 + abs(s).max(-1, keepdims=True))
@@ -84,8 +87,8 @@ def shares(s: Bound, doubt: Any) -> tuple[Bound, Bound]:
 
 
 def headwise(a: Arguments) -> Bound:
-    size = abs(a.exact.x).swapaxes(0, 1) @ abs(a.exact.weight)
-    return gamma(a.x.shape[2] + 1) * size.swapaxes(0, 1)
+    size: Bound = abs(a.exact.x).swapaxes(0, 1) @ abs(a.exact.weight)
+    return gamma(a.x.shape[2]) * size.swapaxes(0, 1)
 
 
 def view(a: Arguments) -> Bound:
@@ -98,7 +101,7 @@ BOUNDS: dict[str, Callable[[Arguments], Bound]] = dict(
 
 
 def bound(kernel: str, arguments: Mapping[str, Any]) -> Bound:
-    """The bound of a kernel for these operands, which stand in `exact` as float64 too. KeyError for a kernel without one."""
+    """The bound of a kernel for these operands. KeyError for a kernel that has none."""
     exact = Arguments(**{name: wide(value, {}) for name, value in arguments.items() if name != "batch"},
                       batch=arguments.get("batch"))
     return BOUNDS[kernel](Arguments(**arguments, exact=exact))

@@ -3,7 +3,7 @@ from typing import Any
 
 
 class VerificationError(Exception):
-    """`level` 1: a law, 2: a member of a class, 3: a program; `where` names it, `values` are the numbers that say so."""
+    """`level` 1: a law, 2: a member of a class, 3: a program; `where` names it, `values` are the numbers found."""
 
     def __init__(self, level: int, where: str, what: str, **values: Any) -> None:
         self.level, self.where, self.values = level, where, values

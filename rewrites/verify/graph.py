@@ -1,5 +1,5 @@
-"""Level 2: every member of every class of a saturated graph has the value of its class, and every fact is true of it, in
-float64 at shrunken sizes. So a wrong law is caught even where extraction would never choose it."""
+"""Level 2: every member of every class of a saturated graph has the value of its class, every fact is true of it, every
+kernel computes it, in float64 at shrunken sizes. So a wrong law is caught even where extraction would not choose it."""
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,32 +38,36 @@ class Disagreement:
 
 def check_graph(template: Template, laws: Sequence[Law], seed: int = 0, *, rounds: int = 6,
                 budget: int = 4000) -> list[Disagreement]:
-    """What disagrees in the graph that the laws make of a template, the smallest terms first: there the fault is. Numbers
-    are random and sizes shrunken; nothing is subsumed; each phase runs for a few rounds."""
+    """What disagrees in the graph that the laws make of a template, the smallest terms first: there the fault is.
+    Numbers are random and sizes shrunken; nothing is subsumed; each phase runs for a few rounds."""
     rng = np.random.default_rng(seed)
     small = replace(template, values=shrink(template.values, lambda shape: rng.normal(size=shape)))
     return disagreements(saturate(small, laws, trace=True, rounds=rounds, budget=budget), small, rng)
 
 
-def check_seeded(law: Law, laws: Sequence[Law], seed: int = 0, **other: Sort) -> tuple[list[Disagreement], Graph]:
-    """The same on a graph that starts from the law's own left side, for laws that no model needs."""
+def check_seeded(seeds: Sequence[Law], laws: Sequence[Law], seed: int = 0,
+                 **other: Sort) -> tuple[list[Disagreement], Graph]:
+    """The same on a graph that starts from the left sides of these laws, so that laws are checked that no model needs.
+    `other` widens what variables may be; the graph tells whether a law was then refused."""
     rng = np.random.default_rng(seed)
-    template = seeded(law, rng, **other)
+    template = seeded(seeds, rng, **other)
     graph = saturate(template, laws, trace=True, rounds=3, budget=4000)
     return disagreements(graph, template, rng), graph
 
 
-def seeded(law: Law, rng: np.random.Generator, **other: Sort) -> Template:
-    """A template of a law's left side over drawn operators, with what the law asks of them beside their facts."""
-    border = symbol("border", Shape(1, T, INPUT), Shape(1, T, INPUT))
-    drawn = law.drawn(rng, **other)
-    facts = {name: other.get(name, sort).facts for name, sort in law.variables.items()}
-    over = {name: flat(each, border) if {"act", "constant"} & set(facts[name]) else each for name, each in drawn.items()}
-    left, _ = law.of(over)
-    template = Template.of({f"seed{i}": side for i, side in enumerate(left)}, [border])
+def seeded(seeds: Sequence[Law], rng: np.random.Generator, **other: Sort) -> Template:
+    """A template of the left sides of laws over drawn operators, with what the laws ask of them beside their facts."""
+    border, roots, asked = symbol("border", Shape(1, T, INPUT), Shape(1, T, INPUT)), [], []
+    for law in seeds:
+        sorts = {name: other.get(name, sort) for name, sort in law.variables.items()}
+        over = {name: flat(each, border) if {"act", "constant"} & set(sorts[name].facts) else each
+                for name, each in law.drawn(rng, **other).items()}
+        roots += law.of(over)[0]
+        for fact, *variables in (each.strip("()").split() for each in law.when):
+            asked.append((fact, [over[name] for name in variables]))
+    template = Template.of({f"seed{i}": root for i, root in enumerate(roots)}, [border])
     names = {term: name for name, term in template.instance(template.values).items()}
-    asked = [fact.strip("()").split() for fact in law.when]
-    lines = [f"({fact} {' '.join(names[over[name]] for name in variables)})" for fact, *variables in asked]
+    lines = [f"({fact} {' '.join(names[term] for term in terms)})" for fact, terms in asked]
     return replace(template, text="\n".join([template.text, *lines]))
 
 
@@ -77,11 +81,11 @@ def disagreements(graph: Graph, template: Template, rng: np.random.Generator) ->
 
 
 def represented(graph: Graph, template: Template, values: Values) -> dict[int, Operator]:
-    """The term of every class. What stands for several matrices, one for each head, is those: then it takes as many heads."""
+    """The term of every class. What stands for several matrices, one for a head, is those: it takes several heads."""
     def stack(cls: int, term: Operator) -> Operator:
-        if cls not in graph.facts["stacked"] or term.kind.name == "weight":
-            return term
-        return weight(Data(values.apply(term, np.eye(int(term.into.cols)))))
+        if cls in graph.facts["stacked"] and term.kind.name != "weight":
+            term = weight(Data(values.apply(term, np.eye(int(term.into.cols)))))
+        return term
 
     def make(node: Node, terms: dict[int, Operator], attributes: dict[str, Any]) -> Operator | None:
         if node.kind in SKIPPED or (term := fitting(node, terms, attributes)) is None:
@@ -100,21 +104,20 @@ def members(graph: Graph, terms: dict[int, Operator], template: Template,
         off, said = compared(graph, terms, values, node.cls, lambda n=node: build(n, terms, template.values))
         if not off <= TOLERANCE:
             expected = terms.get(node.cls)
-            yield size(expected), Disagreement(said or f"{node.kind} {node.children}", brief(expected), off, by(graph, node.cls))
+            yield size(expected), Disagreement(said, brief(expected), off, by(graph, node.cls))
 
 
 def compared(graph: Graph, terms: dict[int, Operator], values: Values, cls: int,
              make: Callable[[], Operator]) -> tuple[float, str]:
-    """How far a term is from the value of a class, and the term in words where it is not that; infinite if it fits nowhere."""
-    said = ""
+    """How far a term is from the value of a class, and the term in words; infinite where it does not fit."""
     try:
         term = make()
         if cls not in terms or term is terms[cls]:
-            return 0.0, said
+            return 0.0, ""
         off = difference(term, terms[cls], cls in graph.facts["act"] or cls in graph.facts["constant"], values)
     except (TypeError, ValueError) as error:
         return np.inf, f"a member that does not fit ({brief(error)})"
-    return off, said if off <= TOLERANCE else brief(term)
+    return off, "" if off <= TOLERANCE else brief(term)
 
 
 def difference(term: Operator, expected: Operator, value: bool, values: Values) -> float:
@@ -175,7 +178,8 @@ def level(term: Operator, values: Values, value: bool) -> float:
 
 
 FACTS: dict[str, Callable[[Operator, Values, bool], float]] = dict(
-    linear=linear, additive=additive, stacked=linear, entrywise=entrywise, constant=constant, column=column, level=level)
+    linear=linear, stacked=linear, additive=additive, entrywise=entrywise, constant=constant, column=column,
+    level=level)
 
 
 def kernels(graph: Graph, terms: dict[int, Operator], template: Template,

@@ -1,4 +1,4 @@
-"""Levels 1 and 2 over everything that a search uses: its laws alone, and the graphs that they made of a model's parts."""
+"""Levels 1 and 2 over all that a search uses: its laws alone, and the graphs that they make of a model's parts."""
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +11,7 @@ from rewrites.verify.graph import Disagreement, check_graph, check_seeded
 
 
 def verify_laws(laws: Sequence[Law], seed: int = 0, draws: int = 2) -> dict[str, Any]:
-    """Each law alone, with its counterexamples, then in a graph of all laws that starts from its own left side. Raises
+    """Each law alone, with its counterexamples, then in a graph of all laws that starts from their left sides. Raises
     VerificationError, which names the law."""
     for law in laws:
         for draw in range(draws):
@@ -19,15 +19,14 @@ def verify_laws(laws: Sequence[Law], seed: int = 0, draws: int = 2) -> dict[str,
                 law.check(np.random.default_rng([seed, draw]))
             except (AssertionError, TypeError) as error:
                 raise VerificationError(1, law.name, str(error), seed=seed) from error
-    for law in laws:
-        found, _ = check_seeded(law, laws, seed)
-        blame(found, laws, f"a graph that starts from {law.name}", seed)
+    found, _ = check_seeded(laws, laws, seed)
+    blame(found, laws, "the graph of the laws' left sides", seed)
     return {"laws": len(laws), "draws": draws, "seed": seed}
 
 
 def verify_graphs(templates: Iterable[Template], laws: Sequence[Law], seed: int = 0) -> dict[str, Any]:
-    """Every class, fact and kernel of the graphs of these templates, equal ones once. Raises VerificationError, which names
-    the first member that disagrees and the laws that made it."""
+    """Every class, fact and kernel of the graphs of these templates, equal ones once. Raises VerificationError, which
+    names the first member that disagrees and the laws that made it."""
     distinct = {template.text: template for template in templates}
     for number, template in enumerate(distinct.values()):
         blame(check_graph(template, laws, seed), laws, f"graph {number + 1} of {len(distinct)}", seed)
@@ -35,7 +34,7 @@ def verify_graphs(templates: Iterable[Template], laws: Sequence[Law], seed: int 
 
 
 def blame(found: list[Disagreement], laws: Sequence[Law], where: str, seed: int) -> None:
-    """Raise for the first disagreement; of the laws that may be at fault, those that fail alone are named, if any does."""
+    """Raise for the first disagreement; of the laws that may be at fault, those that fail alone are named."""
     if not found: return
     first = found[0]
     failing = [law.name for law in laws if law.name in first.laws and not law.holds(np.random.default_rng(seed))]

@@ -1,10 +1,11 @@
-"""Level 3: programs. An exact one equals the float64 oracle where no number is rounded, rounds hardly more than the import
-where all are, and each of its steps stays within its bound. An approximate one keeps the error that was stated for it."""
+"""Level 3: programs. An exact one equals the float64 oracle where no number is rounded, rounds hardly more than the
+import where all are, and each of its steps stays within its bound. An approximate one keeps the error stated for it."""
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
@@ -19,7 +20,7 @@ from rewrites.verify.failure import VerificationError
 
 EQUAL = 1e-10                                               # relative, between two float64 readings of one model
 ROUNDING = 4.0                                              # how many times as much as the import a program may round
-Outputs = Sequence[np.ndarray]
+Outputs = Sequence[NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class Errors:
         return cls(float(np.linalg.norm(off) / np.linalg.norm(size)), float((off / size).max()), len(off))
 
 
-def oracle(model: Operator, batches: Sequence[Batch]) -> list[np.ndarray]:
+def oracle(model: Operator, batches: Sequence[Batch]) -> list[NDArray[Any]]:
     """What the model gives in float64, without any kernel."""
     return [dense(model, batch) for batch in batches]
 
 
-def unrounded(structure: Structure, emitter: Emitter) -> dict[str, np.ndarray]:
+def unrounded(structure: Structure, emitter: Emitter) -> dict[str, NDArray[Any]]:
     """The constants of a program in float64, evaluated again from the model's own: by name, weights as matrices."""
     names = {id(constant): name for name, constant in emitter.constants.items()}
     found = {}
@@ -59,10 +60,10 @@ def unrounded(structure: Structure, emitter: Emitter) -> dict[str, np.ndarray]:
 
 
 def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], imported: Program,
-                 constants: Mapping[str, np.ndarray], wanted: Outputs | None = None) -> dict[str, Any]:
-    """An exact program against the model, on batches: in float64 with `constants` unrounded, in float32 beside the imported
-    program, and step by step. `wanted` is the oracle's output where it is at hand. Raises VerificationError, which says what
-    differs; returns what was found."""
+                 constants: Mapping[str, NDArray[Any]], wanted: Outputs | None = None) -> dict[str, Any]:
+    """An exact program against the model, on batches: in float64 with `constants` unrounded, in float32 beside the
+    imported program, and step by step. `wanted` is the oracle's output where it is at hand. Raises VerificationError,
+    which says what differs; returns what was found."""
     wanted = oracle(model, batches) if wanted is None else wanted
     exact = Errors.of([program.exact(batch, constants) for batch in batches], wanted)
     if not exact.worst_row <= EQUAL:
@@ -72,13 +73,14 @@ def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], im
     if not mine.relative <= ROUNDING * theirs.relative:
         raise VerificationError(3, name(program), "it rounds more than the imported program", relative=mine.relative,
                                 imported=theirs.relative, times=ROUNDING)
-    return {"float64": asdict(exact), "float32": asdict(mine), "imported": asdict(theirs), "steps": verify_steps(program, batches)}
+    return {"float64": asdict(exact), "float32": asdict(mine), "imported": asdict(theirs),
+            "steps": verify_steps(program, batches)}
 
 
 def verify_approximate(program: Program, model: Operator, batches: Sequence[Batch], stated: float,
                        wanted: Outputs | None = None) -> dict[str, Any]:
-    """An approximate program on held-out batches: the change of its whole output is at most the stated one, and every step
-    stays within its bound for the numbers that are stored. Raises VerificationError."""
+    """An approximate program on held-out batches: the change of its whole output is at most the stated one, and every
+    step stays within its bound for the numbers that are stored. Raises VerificationError."""
     wanted = oracle(model, batches) if wanted is None else wanted
     found = Errors.of([program.run(batch) for batch in batches], wanted)
     if not found.relative <= stated:
@@ -88,8 +90,8 @@ def verify_approximate(program: Program, model: Operator, batches: Sequence[Batc
 
 
 def verify_steps(program: Program, batches: Sequence[Batch]) -> dict[str, Any]:
-    """Each kernel against its float64 meaning on the same operands, within its bound. Raises VerificationError for the first
-    step that is not; returns which came nearest to its bound, and how near."""
+    """Each kernel against its float64 meaning on the same operands, within its bound. Raises VerificationError for the
+    first step that is not; returns which came nearest to its bound, and how near."""
     nearest, at = 0.0, ""
     for batch in batches:
         run = program.schedule.walk(batch, lambda number, shape: np.empty(shape, np.float32))
@@ -99,7 +101,7 @@ def verify_steps(program: Program, batches: Sequence[Batch]) -> dict[str, Any]:
             if not (off <= allowed).all():
                 worst = np.unravel_index(np.argmax(np.nan_to_num(off - allowed, nan=np.inf)), off.shape)
                 raise VerificationError(3, step.show(program.constants), "it is not what its kernel means",
-                                        entry=[int(i) for i in worst], off=float(off[worst]), allowed=float(allowed[worst]))
+                                        off=off[worst], allowed=allowed[worst], entry=[int(i) for i in worst])
             share = float((off[allowed > 0] / allowed[allowed > 0]).max(initial=0.0))
             nearest, at = max((nearest, at), (share, step.output))
     return {"count": len(program.steps), "nearest": nearest, "step": at}

@@ -3,6 +3,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.shapes import Shape
 from opmatrix.oracles import Dense
@@ -10,7 +11,7 @@ from opmatrix.patterns import Batch
 from opmatrix.term import Operator, read
 
 COLUMNS = 12                                                # of an input that may have any: heads divide it
-Exact = np.ndarray
+Exact = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +23,8 @@ class AtBorder(Dense):
 
 
 class Values:
-    """Terms read at random inputs. One input and one memory serve all values of a graph, so what they share is read once;
-    operators get an input of the size they take."""
+    """Terms read at random inputs. One input and one memory serve all values of a graph, so what they share is read
+    once; operators get an input of the size they take."""
 
     def __init__(self, width: int, batch: Batch, rng: np.random.Generator) -> None:
         self.width, self.batch, self.rng = width, batch, rng
@@ -57,4 +58,4 @@ class Values:
         """Heads x rows x columns, in float64."""
         with np.errstate(all="ignore"):
             found = read(term, x, memo).array
-        return found.reshape(-1, *found.shape[-2:])
+        return np.asarray(found.reshape(-1, *found.shape[-2:]))
