@@ -1,6 +1,7 @@
 """The 0/1 program: a variable for each node, order variables inside strongly connected components alone, and cuts.
 
-All rows are coverings, low <= row . x: choosing more nodes than needed is allowed and never pays.
+All rows are coverings, low <= row . x: choosing more nodes than needed is allowed and never pays. That a class has one
+node at most is said to the integer solver alone, which finds cliques in it.
 """
 from __future__ import annotations
 
@@ -37,6 +38,7 @@ class Program:
         self.starts = [0]
         self.low: list[float] = []
         self.extra = 0                          # order variables, after the nodes
+        self.strict = 1.0                       # the budgets' unit: the solver's tolerance is absolute
         self.scale = 1e3 / (max(graph.price, default=0.0) or 1.0)
         for c, nodes in enumerate(graph.members):
             if c in graph.roots:
@@ -89,7 +91,7 @@ class Program:
         rows = csr_array((self.values, self.columns, self.starts), shape=(len(self.low), n + self.extra))
         if not self.budgets:
             return rows, np.array(self.low)
-        units = [1e-4 * b or 1.0 for b in self.budgets]            # the solver's tolerance is absolute
+        units = [b / self.strict or 1.0 for b in self.budgets]
         spent = np.zeros((len(units), n + self.extra))
         spent[:, :n] = -np.array([cost[1:] for cost in self.graph.cost]).T / np.array(units)[:, None]
         return (vstack([rows, csr_array(spent)], format="csr"),
@@ -111,11 +113,13 @@ class Program:
     def solve(self, time_limit: float, gap: float) -> Answer:
         """The 0/1 program itself; the chosen nodes of an answer may close cycles where there are no order variables."""
         from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
 
         n = len(self.graph.cls)
         rows, low = self.matrix()
+        once = csr_array((np.ones(n), (self.graph.cls, range(n))), shape=(self.graph.classes, n + self.extra))
         cost = np.r_[self.graph.price, np.zeros(self.extra)] * self.scale
-        result = milp(cost, constraints=LinearConstraint(rows, low, np.inf),
+        result = milp(cost, constraints=[LinearConstraint(rows, low, np.inf), LinearConstraint(once, -np.inf, 1.0)],
                       integrality=np.r_[np.ones(n), np.zeros(self.extra)],
                       bounds=Bounds(0, 1), options=dict(time_limit=max(time_limit, 0.01), mip_rel_gap=gap))
         chosen = None if result.x is None else [i for i in range(n) if result.x[i] > 0.5]
