@@ -1,6 +1,7 @@
-"""One pool of threads: numba's. BLAS computes inside it on one thread, and gets its own threads back afterwards."""
+"""How many threads kernels use, and how BLAS is kept from using others beside them."""
+import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
 
@@ -9,26 +10,32 @@ BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS",
 
 def command_line_environment() -> dict[str, str]:
     """What a command line should put into the environment before numpy is imported; a library must not."""
-    return {name: "1" for name in BLAS_VARIABLES} | {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "ACTIVE"}
+    return {name: "1" for name in BLAS_VARIABLES} | {"OPENBLAS_THREAD_TIMEOUT": "4"}
 
 
 @cache
-def pool() -> str:
-    """Choose the pool once: OpenMP where numba has it, unless the user chose, and return the chosen layer's name."""
-    from numba.core import config
-    if config.THREADING_LAYER == "default":
-        try:
-            import numba.np.ufunc.omppool  # noqa: F401
-            config.THREADING_LAYER = "omp"
-        except ImportError:
-            config.THREADING_LAYER = "workqueue"
-    return str(config.THREADING_LAYER)
+def available() -> int:
+    """Threads that the user allows (NUMBA_NUM_THREADS or OMP_NUM_THREADS), otherwise processors that we may use."""
+    for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
+        if (value := os.environ.get(name, "").split(",")[0]).isdecimal() and int(value): return int(value)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+CHOSEN: list[int] = []
 
 
 def threads() -> int:
-    """Threads that a kernel called from here would use."""
-    import numba
-    return int(numba.get_num_threads())
+    """Threads that a kernel uses."""
+    return min(CHOSEN, default=available())
+
+
+@contextmanager
+def limit(count: int) -> Generator[None]:
+    """Kernels inside use at most so many threads, of all callers."""
+    if count < 1: raise ValueError(f"threads: expected at least 1, got {count}")
+    CHOSEN.append(min(count, available()))
+    try: yield
+    finally: CHOSEN.remove(min(count, available()))
 
 
 class SingleBlas:
@@ -54,8 +61,7 @@ class SingleBlas:
 
 @cache
 def libraries() -> tuple[tuple[Callable[[], int], Callable[[int], None]], ...]:
-    """(get, set) of the thread count of every BLAS library that is loaded by the time of the first kernel."""
-    import scipy.linalg.cython_blas  # noqa: F401     # the one that kernels call; loaded now so that it is found
+    """(get, set) of the thread count of every BLAS library that is loaded by the time of the first use."""
     from threadpoolctl import ThreadpoolController
     found = ThreadpoolController().select(user_api="blas").lib_controllers
     return tuple((library.get_num_threads, library.set_num_threads) for library in found)
@@ -65,6 +71,6 @@ SINGLE_BLAS = SingleBlas()
 
 
 @contextmanager
-def single_blas() -> Iterator[None]:
+def single_blas() -> Generator[None]:
     """Limit BLAS to one thread inside; the caller's own setting is restored on leaving."""
     with SINGLE_BLAS: yield

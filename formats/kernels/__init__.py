@@ -18,7 +18,8 @@ __all__ = [*WHERE, "warm"]
 
 def __getattr__(name: str) -> Any:
     if name not in WHERE: raise AttributeError(f"formats.kernels has no {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f".{WHERE[name]}", __name__), name)
+    globals()[name] = found = getattr(import_module(f".{WHERE[name]}", __name__), name)
+    return found
 
 
 def warm(names: list[str] | None = None, progress: Callable[[str, float], None] | None = None) -> float:

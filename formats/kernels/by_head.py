@@ -2,9 +2,10 @@
 import numpy as np
 
 from ..threads import threads
+from .compiled import Kernel
 from .gemm import gemm, multiply
 from .heads import heads_of
-from .launch import Kernel, address, launch, words
+from .launch import address, launch, words
 from .memory import record
 
 HEADWISE = np.dtype(words("x x_row x_head out out_row out_head w T h d n rows multiply"))

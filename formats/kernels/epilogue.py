@@ -4,7 +4,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from .launch import FAST, OPTIONS, address, step, words
+from .compiled import FAST, OPTIONS
+from .launch import address, step, words
 from .maths import gelu_row
 from .memory import floats
 

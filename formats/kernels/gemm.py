@@ -5,7 +5,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from .launch import OPTIONS, Kernel
+from .compiled import OPTIONS, Function
 from .vectors import MANY_REGISTERS, add_outer, fetch, span, write, zeros
 
 # the tile of sums: 24 of 32 registers as wide as a vector, or 12 of 16 half as wide
@@ -39,10 +39,7 @@ def band(wide, middle, narrow, row, columns, depth, x, along, w, across, y, step
         left += 16
 
 
-PRODUCT = "void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)"
-
-
-@Kernel.of(PRODUCT)
+@Function.of(10)
 def gemm(rows, columns, depth, x, along, w, across, y, step, fresh):
     """y (rows, columns) = x (rows, depth) @ w (depth, columns), or += unless fresh: addresses, bytes between rows."""
     row = 0

@@ -7,10 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from .compiled import OPTIONS, Kernel
 from .gemm import gemm, multiply
-from .launch import LOCK, OPTIONS, ROOM, Kernel, address, launch, words
+from .launch import ROOM, address, launch, words
 from .maths import exponentials, fade, largest
 from .memory import floats, longs, record
+from .pool import POOL
 from .vectors import turn
 
 # q (T, h, d), k (T, h, d), v (T, h, e), out (T, h, e): address, step between rows, step between heads, in numbers
@@ -181,7 +183,7 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
     q, k, v, o = (0 if (view := views.get(name)) is None else view.shape[2] for name in "qkvo")
     if q != k: raise ValueError(f"q and k: widths {q} and {k} differ")
     if v != o: raise ValueError(f"v and out: widths {v} and {o} differ")
-    with LOCK:
+    with POOL.lock:
         values = (*places, *map(address, batch), S, heads, q, v,
                   gemm.address, *(ROOM.reserve(room) if room else (0, 0)), address(flat), scale)
         launch((kernel, np.array([values], ATTENTION), int(batch.first[-1]) * heads))

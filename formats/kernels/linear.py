@@ -9,10 +9,12 @@ import numpy as np
 from numba import njit
 
 from ..threads import threads
+from .compiled import OPTIONS, Kernel
 from .epilogue import EPILOGUE, check_rows, epilogue_fields, finish, finish_rows
 from .gemm import gemm, multiply
-from .launch import LOCK, OPTIONS, ROOM, Kernel, Stage, address, launch, step, words
+from .launch import ROOM, Stage, address, launch, step, words
 from .memory import floats, record, shorts, widen
+from .pool import POOL
 
 # x (T, n) and out (T, p) with their steps between rows; an item has so many rows and columns; w is the format's own
 LINEAR = np.dtype([*words("x along out step T n p rows cols multiply room apart w bytes"), *EPILOGUE])
@@ -121,7 +123,7 @@ def product_stored(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any)
     """The product with a contiguous weight in its own kind of number."""
     check_product(x, w.shape, out)
     after = epilogue_fields(epilogue, out.shape)
-    with LOCK: launch(*linear_stages(dense, x, address(w), out, after, ROOM.reserve(4 * DEEP * WIDE), w.itemsize))
+    with POOL.lock: launch(*linear_stages(dense, x, address(w), out, after, ROOM.reserve(4 * DEEP * WIDE), w.itemsize))
     return out
 
 
@@ -131,7 +133,7 @@ def product_lowrank(x: np.ndarray, u: np.ndarray, v: np.ndarray, out: np.ndarray
     check_product(x, (u.shape[0], v.shape[1]), out)
     first, second = np.ascontiguousarray(u, f4), np.ascontiguousarray(v, f4)
     between, after = np.empty((x.shape[0], u.shape[1]), f4), epilogue_fields(epilogue, out.shape)
-    with LOCK:
+    with POOL.lock:
         room = ROOM.reserve(4 * DEEP * WIDE)
         launch(*linear_stages(dense, x, address(first), between, NOTHING, room),
                *linear_stages(dense, between, address(second), out, after, room))

@@ -5,7 +5,7 @@ import numpy as np
 from numba import njit
 
 from .arithmetic import cut, get, highest, keep, larger, magnitude, nearest, power_of_two, smaller, total, zero_below
-from .launch import OPTIONS
+from .compiled import OPTIONS
 from .vectors import zeros
 
 f4 = np.float32

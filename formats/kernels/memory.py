@@ -51,14 +51,6 @@ def call(typing, function, item, worker, arguments):
 
 
 @intrinsic
-def take(typing, address):
-    """The next number of the shared counter at an address: every number is given out once."""
-    def code(context, builder, signature, values):
-        return builder.atomic_rmw("add", builder.inttoptr(values[0], WORD.as_pointer()), WORD(1), "monotonic")
-    return types.int64(types.int64), code
-
-
-@intrinsic
 def widen(typing, bits):
     """The float16 with these 16 bits, as float32."""
     def code(context, builder, signature, values):

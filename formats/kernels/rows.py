@@ -6,8 +6,9 @@ import numpy as np
 from numba import njit
 
 from ..threads import threads
+from .compiled import OPTIONS, Kernel
 from .epilogue import EPILOGUE, check_rows, epilogue_fields, finish, finish_rows
-from .launch import OPTIONS, Kernel, address, launch, step, words
+from .launch import address, launch, step, words
 from .linear import NOTHING
 from .memory import floats, longs, record, shorts, widen
 

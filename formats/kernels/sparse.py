@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
+from .compiled import OPTIONS, Kernel
 from .epilogue import epilogue_fields, finish, finish_rows
-from .launch import LOCK, OPTIONS, ROOM, Kernel, address, launch, words
+from .launch import ROOM, address, launch, words
 from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import floats, pointer, record
+from .pool import POOL
 from .vectors import add_outer, plus, turn, write, zeros
 
 # idx has so many bytes a number (0: block); r, c: tile of a block, or N and M; a turned tile is depth by tokens
@@ -178,7 +180,7 @@ def launch_sparse(x: np.ndarray, weights: tuple[np.ndarray | None, np.ndarray, n
     tokens = min(-(-T // least) * least, 128 if depth <= ROOMY // 512 else 64)
     fields = (address(ptr), address(idx), address(val), size, r, c, tokens, depth, out.shape[1])
     weight = np.array([fields], SPARSE)
-    with LOCK:
+    with POOL.lock:
         room = ROOM.reserve(4 * tokens * (depth + max(COLUMNS, c)))
         after = epilogue_fields(epilogue, out.shape)
         launch(*linear_stages(sparse, x, address(weight), out, after, room, unit=1 if size else c))

@@ -1,0 +1,65 @@
+"""Functions compiled by numba when first needed, or read from a cache that notices any change of these sources."""
+import ctypes
+import hashlib
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from threading import RLock
+from typing import Any, Self
+
+from numba import cfunc
+from numba.core import config
+
+from ..cache import cache_directory
+
+FUNCTIONS: dict[str, "Function"] = {}
+FAST = {"contract", "reassoc", "nsz", "arcp"}               # sums in any order; infinities and NaN keep their meaning
+OPTIONS: dict[str, Any] = dict(boundscheck=False, error_model="numpy")
+COMPILING = RLock()
+
+
+class Function:
+    """A C function, named by its address. Arguments, and the result if there is one, are int64."""
+
+    def __init__(self, body: Callable[..., Any], arguments: int = 3, result: bool = False) -> None:
+        self.body, self.name, self.arguments, self.result = body, body.__name__, arguments, result
+        FUNCTIONS[self.name] = self
+
+    @classmethod
+    def of(cls, arguments: int, result: bool = False) -> Callable[[Callable[..., Any]], Self]:
+        """Decorate a function of so many arguments."""
+        return lambda body: cls(body, arguments, result)
+
+    @cached_property
+    def compiled(self) -> Any:
+        """The compiled function; cache_hits tells whether it was read."""
+        signature = f"{'int64' if self.result else 'void'}({', '.join(['int64'] * self.arguments)})"
+        with COMPILING, cached_here(): return cfunc(signature, cache=True, **OPTIONS)(self.body)
+
+    @cached_property
+    def address(self) -> int:
+        """Where it is in this process."""
+        return int(self.compiled.address)
+
+    @cached_property
+    def call(self) -> Callable[..., Any]:
+        """Call it from Python; the interpreter lock is released meanwhile."""
+        result = ctypes.c_int64 if self.result else None
+        return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * self.arguments)(self.address)
+
+
+class Kernel(Function):
+    """A function of (item, worker, arguments), for launch."""
+
+
+@contextmanager
+def cached_here() -> Generator[None]:
+    """numba's cache in a directory named by a digest of these sources: it would notice a change of one file only."""
+    before = config.CACHE_DIR
+    root = Path(before) if before else cache_directory() / "kernels"
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=8).hexdigest()
+    config.CACHE_DIR = str(root / digest)
+    try: yield
+    finally: config.CACHE_DIR = before
