@@ -63,10 +63,10 @@ class Emitter:
             self.steps.append(Step("softmax", {"x": self._any(bound["s"])}, {}, soft))
             self._step("values", {"p": soft, "v": self._heads(bound["v"])}, {}, cls, heads)
         else:
-            operands, attributes = self._arguments(lowering, call, methods)
+            operands, attributes = self._arguments(lowering, cls, call, methods)
             self._step(kernel, operands, attributes, cls, heads)
 
-    def _arguments(self, lowering: Lowering, call: Call, methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, Any]]:
+    def _arguments(self, lowering: Lowering, gives: int, call: Call, methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, Any]]:
         bound, how = dict(call.bound), layout(call.implementation)
         operands: dict[str, str] = {}
         attributes: dict[str, Any] = dict(call.implementation.attributes)
@@ -80,7 +80,7 @@ class Emitter:
                     operands[name] = self._constant((self.part, Row(cls)), lambda c=cls: lowering.vector(c, self._width(lowering, call, c)))
                 case "matrix":
                     x = bound[name.replace("table", "field")] if name.startswith("table") else bound["x"]
-                    operands[name] = self._weight(lowering, cls, how, methods[Use(x, cls, how)])
+                    operands[name] = self._weight(lowering, cls, how, methods[Use(x, cls, how, gives)])
                 case "value" | "scores" if not name.startswith("field"):
                     operands[name] = self._operand(call.implementation.kernel, name, cls)
         if call.implementation.kernel == "embed":

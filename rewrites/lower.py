@@ -45,11 +45,13 @@ class Call(NamedTuple):
 
 
 class Use(NamedTuple):
-    """x times the weight of a class, laid out for a kernel."""
+    """x times the weight of a class, laid out for a kernel, on the way to the class that the kernel gives: two kernels that
+    read one weight multiply twice, so they may not share a use."""
 
     x: int
     weight: int
     layout: str
+    gives: int
 
 
 class Stored(NamedTuple):
@@ -100,7 +102,7 @@ class Lowering:
         nodes += [Node(cls, (), label="given") for cls in self.graph.facts["given"]]
         made: set[Hashable] = set()
         for cls, call in self.calls:
-            children, uses = self.children(call)
+            children, uses = self.children(cls, call)
             nodes.append(Node(cls, tuple(children), self.prices.kernel(self, cls, call), label=call))
             for use in uses:
                 if use not in made:
@@ -110,7 +112,7 @@ class Lowering:
                       for c in children if isinstance(c, Row) and not (c in made or made.add(c))]
         return Problem(nodes, tuple(roots))
 
-    def children(self, call: Call) -> tuple[list[Hashable], list[Use]]:
+    def children(self, gives: int, call: Call) -> tuple[list[Hashable], list[Use]]:
         """Values as they are, weights as uses of the value they multiply, constants as rows."""
         bound, sorts = dict(call.bound), call.implementation.variables
         children: list[Hashable] = []
@@ -123,7 +125,7 @@ class Lowering:
                     children.append(Row(cls))
                 case "matrix" if name != "key":
                     x = bound[name.replace("table", "field") if name.startswith("table") else "x"]
-                    uses.append(Use(x, cls, layout(call.implementation)))
+                    uses.append(Use(x, cls, layout(call.implementation), gives))
         return children + uses, uses
 
     def representations(self, use: Use, methods: Sequence[Method], made: set[Hashable]) -> Iterator[Node]:

@@ -68,8 +68,10 @@ class Prices:
             names = {"weigh": ("softmax", "values")}.get(kernel, (kernel,))
             return sum(self.machine.seconds(name, **block) for name in names)
         sizes = {"T": self.rows, "p": lowering.columns(cls)}
-        alone = "pointwise." if kernel == "pointwise" else ""
-        return sum(self.machine.seconds(alone + part, **sizes) for part in parts(implementation.variables, implementation.attributes) or [])
+        names = parts(implementation.variables, implementation.attributes)
+        if kernel == "pointwise":                           # a pass costs what its first stage does, the others ride along
+            names[0] = f"pointwise.{names[0]}"
+        return sum(self.machine.seconds(name, **sizes) for name in names)
 
 
 def parts(variables: Any, attributes: Any) -> list[str]:

@@ -8,7 +8,7 @@ Costs = list[tuple[str, dict[str, float]]]
 
 
 def stages(a: Bound, out: Rows, rows: int, before: str = "") -> Costs:
-    """The parts of an epilogue; alone, in a pass of their own, they have names of their own."""
+    """The parts of an epilogue; alone, the first is a pass of its own, and the others ride along."""
     given = {name for name, value in vars(a).items() if value is not None}
     gelu = "activation" in given and a.activation == "gelu"
     present = {"bias": "bias" in given, "gelu": gelu, "residual": "residual" in given, "norm": "eps" in given,

@@ -31,6 +31,7 @@ from rewrites.law import (
 )
 
 selection = Sort("value", ("given",))                       # a one-hot value, by a field of the batch
+joined = Sort("value", ("act", "halves"))                   # what a joined product gives
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,12 @@ def activate(y): return y @ gelu
 def bias_gelu(y, bias): return (y + bias) @ gelu
 def residual(y, residual): return y + residual
 def bias_residual(y, bias, residual): return (y + residual) + bias
+def bias_then_residual(y, bias, residual): return (y + bias) + residual
 def norm(y, eps): return y @ layernorm(eps)
 def bias_norm(y, bias, eps): return (y + bias) @ layernorm(eps)
 def residual_norm(y, residual, eps): return (y + residual) @ layernorm(eps)
 def bias_residual_norm(y, bias, residual, eps): return ((y + residual) + bias) @ layernorm(eps)
+def bias_then_residual_norm(y, bias, residual, eps): return ((y + bias) + residual) @ layernorm(eps)
 
 
 # And after a norm, or alone.
@@ -161,7 +164,7 @@ def last_columns(x, key): return kinds.right(x, key)
 
 split = heads
 QUERY, VALUES = value[h, n], value[h, p]
-SCALED, HALVES = dict(q=QUERY, k=QUERY, scale=scalar), dict(x=value[h, p + q], key=matrix[h, n, p])
+SCALED, HALVES = dict(q=QUERY, k=QUERY, scale=scalar), dict(x=joined[h, p + q], key=matrix[h, n, p])
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
 SQUARE, EACH = "one product for each sentence and head", "one product for each head"
 PASS = "a pass over the scores, then one product for each sentence and head"
