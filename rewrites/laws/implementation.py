@@ -92,8 +92,9 @@ def affine(y, gain, shift): return y @ (I * gain) + shift
 
 FORMS = {linear: dict(x=value[n], weight=matrix[n, p]), linear_to_heads: dict(x=value[n], weight=matrix[h, n, p]),
          linear_from_heads: dict(x=value[h, q], weight=matrix[h, q, p]), itself: dict(x=value[p])}
-PLAIN = plain, bias, activate, bias_gelu, residual, bias_residual
-NORMS, AFTER = (norm, bias_norm, residual_norm, bias_residual_norm), (gained, affine)
+PLAIN = plain, bias, activate, bias_gelu, residual, bias_residual, bias_then_residual
+NORMS = norm, bias_norm, residual_norm, bias_residual_norm, bias_then_residual_norm
+AFTER = gained, affine
 OPERANDS = dict(bias=constant[p], residual=value[p], eps=scalar, gain=constant[p], shift=constant[p])
 SINGLE = {"linear", "linear_to_heads", "linear_from_heads", "bias", "activate", "residual", "norm", "norm_affine",
           "gained", "affine"}
