@@ -1,7 +1,8 @@
 """What a composite is, from what its parts are: class facts as egglog rules. They describe the value a class denotes,
-so they pass through an approximation from its original, never from its replacement."""
+so they pass through an approximation from its original, never from its replacement. `halves` alone is about storage: a
+joined product leaves all heads of its first half, then all of its second."""
 
-UNARY = ("linear", "additive", "constant", "entrywise", "column", "level", "act", "given", "stacked")
+UNARY = ("linear", "additive", "constant", "entrywise", "column", "level", "act", "given", "stacked", "halves")
 
 
 def each(kind: str, *facts: str) -> list[str]:
@@ -42,6 +43,8 @@ FACTS = "\n".join([
 (rule ((= e (K_compose a f)) (column a) (entrywise f)) ((column e)) :ruleset facts)
 (rule ((= e (K_compose a f)) (column f)) ((column e)) :ruleset facts)
 (rule ((= e (K_product a (K_turn c) "sum" w)) (act a) (constant c)) ((level e)) :ruleset facts)
+(rule ((= e (K_compose x (K_row a b))) (act x)) ((halves e)) :ruleset facts)
+(rule ((= e (K_add y (K_row a b))) (halves y)) ((halves e)) :ruleset facts)
 """])
 
 # Who reads products together, stated on the consumers: queries and keys, then both and values.

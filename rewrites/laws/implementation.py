@@ -129,7 +129,7 @@ def passes() -> Iterator[Implementation]:
 def embeddings() -> Iterator[Implementation]:
     """The sum of one row of each table, with or without a norm."""
     for sizes in ((n,), (n, q), (n, q, k)):
-        fields = {f"field{i}": Sort("value", ("given",), (size,)) for i, size in enumerate(sizes)}
+        fields = {f"field{i}": selection[size] for i, size in enumerate(sizes)}
         tables = {f"table{i}": matrix[size, p] for i, size in enumerate(sizes)}
 
         def rows(count=len(sizes), **o: Any) -> Any:

@@ -60,8 +60,8 @@ def seeded(seeds: Sequence[Law], rng: np.random.Generator, **other: Sort) -> Tem
     border, roots, asked = symbol("border", Shape(1, T, INPUT), Shape(1, T, INPUT)), [], []
     for law in seeds:
         sorts = {name: other.get(name, sort) for name, sort in law.variables.items()}
-        over = {name: flat(each, border) if {"act", "constant"} & set(sorts[name].facts) else each
-                for name, each in law.drawn(rng, **other).items()}
+        read = {name for name, sort in sorts.items() if sort.name != "varying" and {"act", "constant"} & {*sort.facts}}
+        over = {name: flat(each, border) if name in read else each for name, each in law.drawn(rng, **other).items()}
         roots += law.of(over)[0]
         for fact, *variables in (each.strip("()").split() for each in law.when):
             asked.append((fact, [over[name] for name in variables]))

@@ -1,0 +1,242 @@
+"""Level 1: every law alone. What it says holds, what guards it is needed, and kernels compute what is said of them."""
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from sympy import sympify
+
+from formats.shapes import Shape, T
+from opmatrix.data import Data
+from opmatrix.monoids import softmax
+from opmatrix.operators import I, const, gelu, given, heads, product, row, square, symbol, tanh, turn, weight
+from opmatrix.oracles import dense, entrywise
+from opmatrix.patterns import Batch, sequence
+from opmatrix.term import substitute
+from rewrites.egraph import saturate
+from rewrites.extraction import Problem, extract
+from rewrites.flat import flat
+from rewrites.law import (
+    FLAGS,
+    INPUT,
+    ROWS,
+    SAMPLE,
+    Sort,
+    constant,
+    find,
+    h,
+    law,
+    matrix,
+    n,
+    operator,
+    p,
+    q,
+    scores,
+    value,
+    varying,
+)
+from rewrites.laws import EXACT_LAWS
+from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.layers import FULL, Part
+from rewrites.lower import Call, Lowering
+from rewrites.price import Prices
+from rewrites.search import Structure, exactly
+from rewrites.template import Template
+from rewrites.verify import Errors, check_seeded, unrounded, verify_steps
+from rewrites.verify.program import EQUAL
+
+LAWS = pytest.mark.parametrize("each", EXACT_LAWS, ids=lambda law: law.name)
+WIDER = {"matrix": operator, "constant": varying, "scalar": varying, "level": scores}
+COUNTEREXAMPLES = [(law, other) for law in EXACT_LAWS for other in law.without]
+
+
+# ---- exact laws
+
+@LAWS
+@pytest.mark.parametrize("seed", range(3))
+def test_declared(each, seed): each.check(np.random.default_rng(seed))
+
+
+class Whole:
+    """Draws whole numbers where others draw any, and always the first of a choice."""
+
+    def __init__(self, seed): self.rng = np.random.default_rng(seed)
+    def normal(self, size): return self.rng.integers(-3, 4, size)
+    def integers(self, count): return 0
+
+
+@pytest.mark.parametrize("each", [law for law in EXACT_LAWS if not {"shift_invariant", "normalised"} & {
+    flag for sort in law.variables.values() for flag in sort.sizes if isinstance(flag, str)}], ids=lambda law: law.name)
+def test_polynomial_laws_hold_exactly(each):
+    """In rationals, without any tolerance, a square for what is not linear."""
+    rng = Whole(0)
+    left, right = each.of(each.drawn(rng))
+    x, batch = rng.normal((sum(ROWS), INPUT)), Batch([np.zeros(length, int) for length in ROWS])
+    for sides in zip(left, right, strict=True):
+        a, b = (entrywise(substitute(side, {tanh: square}), x, batch, Fraction) for side in sides)
+        assert all(isinstance(number, Fraction | int) for number in a.flat)
+        assert (np.broadcast_to(a, np.broadcast_shapes(a.shape, b.shape)) == b).all()
+
+
+def dropped(each, other):
+    """The facts and flags that a counterexample does without."""
+    for name, wide in other.items():
+        old = each.variables[name]
+        yield from set(old.facts) - set(wide.facts) - {"act"}
+        if old.name in ("over", "where"): yield from set(old.sizes) - set(wide.sizes)
+
+
+def test_every_guard_has_its_counterexample():
+    assert {fact for each, other in COUNTEREXAMPLES for fact in dropped(each, other)} == {
+        "linear", "constant", "column", "level", *FLAGS}
+
+
+@LAWS
+def test_a_guard_without_a_counterexample_is_none_of_truth(each):
+    """It keeps rules from running on, or what is stored storable: the law holds without it, and says so."""
+    needed = {name for other in each.without for name in other}
+    for name, sort in each.variables.items():
+        flags = sort.sizes if sort.name in ("over", "where") else ()
+        if name in needed or not (set(sort.facts) - {"act"} or flags): continue
+        wide = Sort(sort.name) if flags else WIDER[sort.name][sort.sizes]
+        for seed in range(3): assert each.holds(np.random.default_rng(seed), **{name: wide}), f"{name} is needed"
+        assert name == "B" or "True of any" in each.doc, f"{each.name} does not say why {name} is guarded"
+
+
+@pytest.mark.parametrize("each, other", COUNTEREXAMPLES, ids=[f"{law.name}-{min(o)}" for law, o in COUNTEREXAMPLES])
+def test_the_graph_refuses_a_counterexample(each, other):
+    """Where no fact says that the guard holds, the law does nothing; a drawn monoid or pattern may have the flag."""
+    refused = 0
+    for seed in range(6):
+        found, graph = check_seeded([each], [each], seed, **other)
+        refused += not graph.matches[each.name]
+        assert not found
+    assert refused
+    assert check_seeded([each], [each])[1].matches[each.name]
+
+
+def test_a_counterexample_that_is_none_is_an_error():
+    each = find(EXACT_LAWS, "factor")
+    with pytest.raises(AssertionError, match=r"factor: it holds with A: operator\[n, p\] too"):
+        replace(each, without=(dict(A=operator[n, p]),)).check(np.random.default_rng(0))
+
+
+# ---- the trap: what is true of matrices is not true of operators
+
+@law()
+def spread_anything(x: value[n], c: constant[n], A: operator[n, p]):
+    """A shift does not go through any operator."""
+    return (x + c) @ A, x @ A + c @ A
+
+
+def test_a_shift_goes_through_a_matrix_and_through_nothing_else():
+    spread, rng = find(EXACT_LAWS, "spread"), np.random.default_rng(0)
+    assert spread.holds(rng) and not spread_anything.holds(rng)
+    assert spread_anything.holds(rng, A=matrix[n, p])        # a test with matrices alone would not have seen it
+    x, c = symbol("border", Shape(1, T, 6), Shape(1, T, 6)), const(Data(np.arange(6.0)))
+    template = Template.of({"full": flat(gelu, x + c)}, [x])
+    assert saturate(template, EXACT_LAWS).matches["spread"] == 0
+    assert saturate(template, [spread_anything]).matches["spread_anything"] == 1
+    found, _ = check_seeded([spread_anything], [*EXACT_LAWS, spread_anything])
+    assert found and "spread_anything" in found[0].laws
+
+
+# ---- what is said of them
+
+@LAWS
+def test_rows_of_the_table(each):
+    name, kind, statement, guard, source = each.row()
+    assert name == each.name and kind == "exact" and source and each.doc
+    assert statement.count(" → ") + statement.count(" ⇄ ") == 1
+    assert all(f"{fact}({variable})" in guard for variable, sort in each.variables.items() for fact in sort.facts)
+
+
+def test_names():
+    names = [each.name for each in (*EXACT_LAWS, *IMPLEMENTATIONS)]
+    assert len(set(names)) == len(names)
+    with pytest.raises(KeyError, match=r"no law 'sread'; there are .*spread"): find(EXACT_LAWS, "sread")
+
+
+# ---- implementation laws: the kernel that runs computes the term
+
+class Flat:
+    """A machine on which everything takes a microsecond."""
+
+    def seconds(self, kernel, **sizes): return 1e-6
+
+
+FIELDS = dict(zip("nqk", ("tokens", "kinds", "positions"), strict=True))         # 6, 3 and 7 rows
+VOCABULARY = SAMPLE[n]
+
+
+def numbers(rng, *sizes): return Data(rng.normal(size=[int(sympify(size).subs(SAMPLE)) for size in sizes]))
+
+
+TOKENS = given("tokens", VOCABULARY)
+
+
+def operand(rng, name, sort):
+    """What kernels can compute from tokens, or is stored, for a variable of an implementation."""
+    tokens = TOKENS @ weight(numbers(rng, VOCABULARY, INPUT))
+    match sort.name, sort.sizes:
+        case "value", (size,) if "given" in sort.facts: return given(FIELDS[str(size)], SAMPLE[size])
+        case "value", (many, _) if "halves" in sort.facts:
+            return tokens @ row(*(weight(numbers(rng, many, INPUT, size)) for size in (p, q)))
+        case "value", (size,): return tokens @ weight(numbers(rng, INPUT, size)) @ gelu
+        case "value", (many, size): return tokens @ weight(numbers(rng, many, INPUT, size))
+        case "scores", (many,):
+            query, key = (operand(rng, side, value[many, n]) for side in "qk")
+            return product(query, turn(key))
+        case "matrix", sizes: return weight(numbers(rng, *sizes))
+        case "constant", (size,): return const(numbers(rng, size))
+        case "constant", (many, size): return const(numbers(rng, many * size)) @ heads(SAMPLE[many])
+        case "scalar", _: return const(Data(np.abs(numbers(rng, 1).array)))
+        case "count", _: return SAMPLE[h]
+    raise TypeError(f"{name}: {sort}")
+
+
+def rows(rng, term):
+    """What is computed as rows of a program: heads are joined, scores weigh some values."""
+    if term.out.cols == T: term = product(term, operand(rng, "v", value[h, p]), over=softmax, where=sequence)
+    return term @ heads(SAMPLE[h]).T if term.out.heads == SAMPLE[h] else term
+
+
+def forced(implementation, rng):
+    """A program in which that implementation computes its own term, and the term of the whole."""
+    seed = implementation.over({name: operand(rng, name, sort) for name, sort in implementation.variables.items()})
+    seed, full = flat(seed, I), flat(rows(rng, seed), I)
+    template = Template.of({"seed": seed, FULL: full})
+    graph = saturate(template, ())
+    lowering = Lowering(graph, template, Prices(Flat(), sum(ROWS), sum(r * r for r in ROWS)))
+    problem, at = lowering.problem([graph.named["$full"]], [], exactly), graph.named["$seed"]
+    found = extract(Problem([node for node in problem.nodes if allowed(node, at, implementation)], problem.roots))
+    part = Part(template, None, {FULL: "$full"})
+    return Structure([lowering], [found], [(FULL, FULL)], [part], found.time, found.bound, found.greedy), full
+
+
+def allowed(node, at, implementation):
+    """That implementation alone at its own class, and elsewhere nothing that would take its place."""
+    if not isinstance(node.label, Call): return True
+    chosen = node.label.implementation
+    return chosen is implementation if node.cls == at else chosen.kernel != "attention"
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda each: each.name)
+def test_a_kernel_computes_its_term(implementation):
+    rng = np.random.default_rng(0)
+    structure, full = forced(implementation, rng)
+    batch = Batch(*([rng.integers(0, limit, length) for length in ROWS] for limit in (VOCABULARY, SAMPLE[q])))
+    program, emitter = structure.program({})
+    kernel = {"weigh": "values", "view": program.steps[-1].kernel}.get(implementation.kernel, implementation.kernel)
+    assert kernel in [step.kernel for step in program.steps]
+    wanted = dense(full, np.zeros((batch.rows, 1)), batch)
+    assert Errors.of([program.exact(batch, unrounded(structure, emitter))], [wanted]).worst_row < EQUAL
+    verify_steps(program, [batch])
+
+
+def test_the_table_of_implementations():
+    assert {each.kernel for each in IMPLEMENTATIONS} == {
+        "linear", "pointwise", "embed", "attention", "scores", "weigh", "headwise", "view", "columns"}
+    name, kind, statement, *_ = find(IMPLEMENTATIONS, "linear_bias_gelu").row()
+    assert (name, kind) == ("linear_bias_gelu", "implementation")
+    assert statement.startswith("linear(x, weight, bias, activation='gelu') = (x") and statement.endswith(") @ gelu")
