@@ -9,13 +9,16 @@ from checkpoints import CONFIG, arrays
 from programs import Writer, bert_program, fused_layer, held, unfused_layer
 
 from formats import CSR, NM, Block, Dense, Half, LowRank
+from formats.machine import evaluate
 from opmatrix.data import Data
 from opmatrix.measure import measure, medians, peak, ratio
 from opmatrix.models import build
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
+from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.values import Rows
 
 RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 LAYERS = [fused_layer, unfused_layer]
@@ -92,6 +95,25 @@ def test_every_kernel_is_its_meaning(kernel, rng):
     assert relative(program.run(RAGGED), program.exact(RAGGED)) < 1e-6
 
 
+def test_a_kernel_is_one_entry(rng, monkeypatch):
+    """A kernel that is declared nowhere but here is checked, planned, run, read in float64, priced and printed."""
+    def largest(out, x: Rows, *, least: float = 0.0):
+        """The largest number of a row, or least."""
+        np.maximum(x.max(1, keepdims=True), least, out=out)
+
+    monkeypatch.setitem(KERNELS, "largest", Declared(
+        largest, gives=lambda a: Rows(1), means=lambda a: np.maximum(a.x.max(1, keepdims=True), a.least),
+        cost=lambda a, out, rows, pairs: [("gather", {"T": rows, "p": a.x.cols})], over="x"))
+    steps = [*START, Step("largest", {"x": "x"}, {"least": 0.5}, "y")]
+    program = Program(steps, {"E": Dense.pack(rows(rng, 4, 6))}, "y")
+    np.testing.assert_array_equal(program.run([[0, 1], [3]]), program.exact([[0, 1], [3]]))
+    assert program.schedule.home == [0, 1], "a result of another shape does not lie over x"
+    assert program.cost([[0]])[-1] == ("gather", {"T": 1, "p": 6})
+    assert "y = largest(x=x, least=0.5)" in str(program)
+    with pytest.raises(ValueError, match=r"largest\(x; least\) has no most"):
+        Program([*START, Step("largest", {"x": "x"}, {"most": 1}, "y")], program.constants, "y")
+
+
 def test_meanings_by_hand():
     """The float64 readings, on numbers that one can check."""
     one = Dense.pack(np.array([[1, 0], [0, 2]], np.float32))
@@ -143,16 +165,16 @@ def test_threads_share_a_program(weights, layer):
 
 # ---- memory
 
-def wide(weights, layer, pack=Dense.pack):
+def wide(layer, pack=Dense.pack):
     """Large enough for Python's own objects not to count."""
     config = CONFIG | {"hidden_size": 240, "intermediate_size": 480, "max_position_embeddings": 400}
     return bert_program(config, arrays(config), layer, pack)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("format", ["dense", "lowrank"])
-def test_the_planned_peak_is_what_a_call_allocates(weights, layer, format):
-    program = wide(weights, layer, FORMATS[format])
+@pytest.mark.parametrize("pack", [Dense.pack, lambda W: LowRank.approximate(W, rank=150)], ids=["dense", "lowrank"])
+def test_the_planned_peak_is_what_a_call_allocates(layer, pack):
+    program = wide(layer, pack)
     batch = Batch([np.full(n, 3) for n in (400, 1, 390, 57, 220)])
     assert abs(peak(program, batch) / program.peak_bytes(batch) - 1) < 0.01
     assert program.peak_bytes(batch) == program.peak_bytes((1068, 400**2 + 1 + 390**2 + 57**2 + 220**2))
@@ -225,6 +247,28 @@ def test_what_it_stores_is_counted_to_the_byte(weights):
     half = bert_program(CONFIG, weights, pack=Half.approximate)
     linear = sum(array.size for name, array in weights.items() if array.ndim == 2 and "embeddings" not in name)
     assert half.stored_bytes == program.stored_bytes - 2 * linear
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_step_has_a_price(weights, layer, format):
+    """The machine knows every kernel that a run calls, and every size that it is priced by."""
+    program = bert_program(CONFIG | {"num_hidden_layers": 1}, weights, layer, FORMATS[format])
+    priced = program.cost(RAGGED)
+    assert priced == program.cost((23, 315))
+    for name, sizes in priced: assert all(0 < feature < np.inf for feature in evaluate(name, sizes)), name
+    products = [sizes for name, sizes in priced if name == f"linear.{format}"]
+    assert sum(sizes["n"] * sizes["p"] for sizes in products) == 24 * 24 * 4 + 2 * 24 * 40
+
+
+def test_a_price_has_every_part(rng):
+    """The product, then what its epilogue does; a pass of its own has other names."""
+    names = [name for name, _ in alone("linear", rng).cost(RAGGED)]
+    parts = ["bias", "gelu", "residual", "norm", "affine"]
+    assert names == ["gather", "gather", "norm", "affine", "linear.dense", "bias", "linear.dense", *parts]
+    assert [name for name, _ in alone("pointwise", rng).cost(RAGGED)][-5:] == [f"pointwise.{part}" for part in parts]
+    sizes = dict(alone("headwise", rng).cost(RAGGED))["headwise"]
+    assert sizes == {"T": 23, "h": 3, "n": 8, "p": 5}
 
 
 E, W = Dense.pack(np.eye(4, 6, dtype=np.float32)), Dense.pack(np.ones((6, 8), np.float32))
