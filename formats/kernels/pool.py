@@ -16,7 +16,7 @@ from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
 from ..threads import threads
-from .compiled import OPTIONS, Function
+from .compiled import HELPER, Function
 from .memory import WORD, call
 
 # offsets in the shared state, on separate lines of the cache; a ticket is the launch (upper half) and its next item
@@ -72,7 +72,7 @@ def pause(typing):
     return types.void(), code
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def work(state, worker):
     """Take items and do them until none is left.
 
@@ -87,7 +87,7 @@ def work(state, worker):
             increase(state + DONE)
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def wait(state, items, patience):
     """Whether so many items are done, after some patience."""
     for _ in range(patience):
@@ -146,7 +146,7 @@ class Pool:
         """Call function(item, worker, arguments) for every item, on as many threads as there are."""
         others = min(threads(), items) - 1
         while len(self.beds) < others: self.employ()
-        for thread in [thread for thread in self.asleep if thread < others]:
+        for thread in [thread for thread in tuple(self.asleep) if thread < others]:     # they lie down meanwhile
             self.asleep.discard(thread)
             self.beds[thread].release()
         if drive.call(self.state, function, arguments, items, others + 1, PATIENCE): return
