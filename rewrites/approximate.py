@@ -15,6 +15,7 @@ from rewrites.emit import Emitter
 from rewrites.extraction import Extraction, Node, Problem, extract
 from rewrites.lower import Method, Stored, Use
 from rewrites.price import Prices, stored_bytes
+from rewrites.representations import forms
 from rewrites.search import Structure
 
 ROOT = "program"
@@ -123,7 +124,8 @@ def candidates(program: Program, structure: Structure, emitter: Emitter, prices:
     total, done = sum(map(len, proposals.values())), 0
     options = {}
     for site in found:
-        rows = [(Method(), *own_price(site, Method(), prices))]
+        exact = dict.fromkeys([site.stored.method, Method(), *(forms(site.matrix) if site.x else ())])
+        rows = [(method, *own_price(site, method, prices)) for method in exact]
         for each in proposals[site.constant]:
             stored = each.approximate(site.matrix, grams.get(site.x or ""))
             changed = Program(program.steps, {**program.constants, site.constant: as_dense(stored)}, program.output)

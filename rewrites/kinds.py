@@ -11,16 +11,18 @@ from opmatrix.oracles import dense
 from opmatrix.term import Child, Operator
 
 
-def array(term: Operator) -> np.ndarray:
-    """The float64 numbers of a linear operator (in x out, or heads x in x out) or of a constant one (1 x columns)."""
+def array(term: Operator, width: Any = None) -> np.ndarray:
+    """The float64 numbers of a linear operator (in x out, or heads x in x out) or of a constant one (1 x columns). A first
+    factor that takes any width, as centring does, is told the `width` of the whole."""
+    width = term.into.cols if width is None else width
     if term.constant:
         return np.asarray(dense(term, np.zeros((1, 1))))
     match term.kind.name:
         case "weight":                                      # no product with an identity where the numbers are at hand
             return np.asarray(term.args[0].array, np.float64)
         case "compose":
-            return np.asarray(dense(term.children[1], array(term.children[0])))
-    return np.asarray(dense(term, np.eye(int(term.into.cols))))
+            return np.asarray(dense(term.children[1], array(term.children[0], width)))
+    return np.asarray(dense(term, np.eye(int(width))))
 
 
 def transposed(term: Operator, x: Any) -> Operator:

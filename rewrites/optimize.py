@@ -18,7 +18,8 @@ from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.price import Prices
 from rewrites.report import Report
-from rewrites.search import Structure, search
+from rewrites.representations import Representable
+from rewrites.search import Structure, exactly, search
 from rewrites.workload import Workload
 
 LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
@@ -137,6 +138,7 @@ class Run:
     points: list[Point] = field(default_factory=list)
     choices: Choices | None = None
     rounding: float = 0.0
+    representable: Representable = field(default_factory=Representable)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -145,13 +147,14 @@ class Run:
                 **({"tokenizer": tokenizer.read_text()} if tokenizer.exists() else {})}
 
     def structure(self, laws: Sequence[Law], fusion: bool = True) -> Structure:
-        """The optimum under some laws. Canonical forms need one another: where a law that makes one is left out, the others
-        keep both their sides."""
-        sizes = (self.machine, self.workload.rows, self.workload.pairs)
+        """The optimum under some laws; under none weights are stored as they are. Canonical forms need one another: where a
+        law that makes one is left out, the others keep both their sides."""
+        sizes, methods = (self.machine, self.workload.rows, self.workload.pairs), self.representable if laws else exactly
         try:
-            return search(self.operator, laws, *sizes, fusion=fusion)
+            return search(self.operator, laws, *sizes, fusion=fusion, methods=methods)
         except Infeasible:
-            return search(self.operator, [replace(law, canonical=False) for law in laws], *sizes, fusion=fusion, time_limit=1.0)
+            return search(self.operator, [replace(law, canonical=False) for law in laws], *sizes, fusion=fusion,
+                          methods=methods, time_limit=1.0)
 
     def explore(self) -> None:
         """The import with one kernel for each operator, with fused kernels, and the optimum over all laws."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from opmatrix.data import Data
 from opmatrix.program import Program
 from opmatrix.term import Operator
 from rewrites.emit import Emitter, Value
@@ -13,6 +14,7 @@ from rewrites.law import Law
 from rewrites.layers import FULL, Explorer, Part, parts, states
 from rewrites.lower import EXACT, Lowering, Method, Use
 from rewrites.price import Machine, Prices
+from rewrites.representations import Representable, content
 
 Methods = Callable[[Lowering, Use], Sequence[Method]]
 
@@ -62,9 +64,11 @@ class Structure:
 
 
 def search(model: Operator, laws: Sequence[Law], machine: Machine, rows: int, pairs: int, *, fusion: bool = True,
-           methods: Methods = exactly, time_limit: float = 10.0) -> Structure:
-    """The cheapest program of a model for a workload of `rows` tokens and `pairs` (sum of squared lengths)."""
+           methods: Methods | None = None, time_limit: float = 10.0) -> Structure:
+    """The cheapest program of a model for a workload of `rows` tokens and `pairs` (sum of squared lengths). `methods` are the
+    representations that a weight may be stored in: by default every one that holds it exactly."""
     start = time.perf_counter()
+    methods = Representable() if methods is None else methods
     explorer, prices, found = Explorer(laws), Prices(machine, rows, pairs), parts(model)
     seconds = {"flatten": time.perf_counter() - start}
     solved: dict[Any, Extraction | None] = {}
@@ -73,7 +77,7 @@ def search(model: Operator, laws: Sequence[Law], machine: Machine, rows: int, pa
                  for number, by_state in enumerate(found) for before, part in by_state.items()}
     for number, before, after in states(found):
         part, lowering = found[number][before], lowerings[number, before]
-        key = (part.template.text, after, sizes(part))
+        key = (part.template.text, after, sizes(part), content(part.template))
         if key not in solved:
             start = time.perf_counter()
             solved[key] = solve(lowering, part, after, methods, time_limit)
@@ -93,7 +97,7 @@ def search(model: Operator, laws: Sequence[Law], machine: Machine, rows: int, pa
 
 def sizes(part: Part) -> tuple[Any, ...]:
     """What a price depends on beside the signature."""
-    return tuple(value.array.shape if hasattr(value, "array") else value for value in part.template.values.values())
+    return tuple(value.shape if isinstance(value, Data) else value for value in part.template.values.values())
 
 
 def solve(lowering: Lowering, part: Part, after: str, methods: Methods, time_limit: float) -> Extraction | None:
