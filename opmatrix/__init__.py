@@ -1,20 +1,20 @@
 """The middle floor: operators, monoids, their oracles, models, and programs that run.
 
-What is public in the modules named below is found here by name; a module is imported when something is first asked for."""
+What is public in the modules named below is found here by name; a module is imported when it is first asked for."""
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from opmatrix.models import *
-    from opmatrix.monoid import *
-    from opmatrix.operators import *
-    from opmatrix.oracles import *
-    from opmatrix.patterns import *
-    from opmatrix.term import *
+    from opmatrix.models import *  # noqa: F403
+    from opmatrix.monoid import *  # noqa: F403
+    from opmatrix.operators import *  # noqa: F403
+    from opmatrix.oracles import *  # noqa: F403
+    from opmatrix.patterns import *  # noqa: F403
+    from opmatrix.term import *  # noqa: F403
 
 MODULES = ("operators", "patterns", "oracles", "term", "monoid", "models")
-OWN = {module.name for module in iter_modules(__path__)}
+OWN = {module.name for module in iter_modules(__spec__.submodule_search_locations)}
 
 
 def __getattr__(name: str) -> Any:

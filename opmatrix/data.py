@@ -15,15 +15,15 @@ from formats.shapes import brief
 class Data:
     """An array as an attribute: equal where its numbers are, so weights shared between layers are one node.
 
-    A single number is kept as float64. The array is a read-only view of what was given: do not write to that afterwards.
+    A single number is kept as float64. The array is a read-only view of what was given: do not write to that later.
     `name` is what it is called where it comes from, `label` that name as a Python identifier."""
     base: Data | None = None
 
     def __init__(self, array: Any, name: str | None = None) -> None:
         array = np.atleast_1d(np.asarray(array))
         if array.dtype.kind not in "fiub":
-            raise TypeError(f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (a size that is not "
-                            "known yet is none: put a matrix of known size before it)")
+            raise TypeError(f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (a size that "
+                            "is not known yet is none: put a matrix of known size before it)")
         self.array: NDArray[Any] = (array.astype(np.float64) if array.shape == (1,) else array).view()
         self.array.flags.writeable = False
         self.name = name
@@ -57,7 +57,7 @@ class Data:
         plain = re.sub(r"\W", "_", self.name)
         return plain if plain.isidentifier() else f"_{plain}"
 
-    def __eq__(self, other: object) -> bool: return self is other or isinstance(other, Data) and self.key == other.key
+    def __eq__(self, other: object) -> bool: return self is other or (isinstance(other, Data) and self.key == other.key)
     def __hash__(self) -> int: return hash(self.key)
     def __repr__(self) -> str: return self.label
     def __getitem__(self, at: Any) -> Any: return self.array[at].item()
@@ -82,19 +82,19 @@ class Promised(Data):
     """An array of which only the name and the shape are known yet; it is equal to itself by its name."""
 
     def __init__(self, name: str, shape: tuple[int, ...], turned: bool = False) -> None:
-        self.name, self._shape, self.turned = name, shape, turned
+        self.name, self.promise, self.turned = name, (name, shape), turned
 
     @property
-    def shape(self) -> tuple[int, ...]: return self._shape[::-1] if self.turned else self._shape
+    def shape(self) -> tuple[int, ...]: return self.promise[1][::-1] if self.turned else self.promise[1]
     @property
-    def zero(self) -> bool: return False                                            # type: ignore[override]
+    def zero(self) -> bool: return False
     @property
-    def key(self) -> str: return f"{self.name}{self.shape}{self.turned}"            # type: ignore[override]
+    def key(self) -> str: return f"{self.promise}{self.turned}"
     @property
     def array(self) -> NDArray[Any]:                                                # type: ignore[override]
         raise TypeError(f"{self.name} is promised, not loaded: only its shape {self.shape} is known")
     @cached_property
     def _turned(self) -> Data:
-        turned = Promised(self.name, self._shape, not self.turned)
+        turned = Promised(*self.promise, not self.turned)
         turned.base = self
         return turned

@@ -1,9 +1,9 @@
-"""A[i, j]: an operator matrix is read entry by entry. A composite has entries where the homomorphism theorem gives them: if
-every entry b of B is one (b(u + v) = b(u) + b(v), b(unit) = unit), the matrix of A @ B is the generalised product of the
-matrices; where A is diagonal, b(unit) = unit is enough."""
+"""A[i, j]: an operator matrix is read entry by entry. A composite has entries where the homomorphism theorem gives
+them: if every entry b of B is one (b(u + v) = b(u) + b(v), b(unit) = unit), the matrix of A @ B is the generalised
+product of the matrices; where A is diagonal, b(unit) = unit is enough."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ class NoMatrix(TypeError):
 
 
 def entry(A: Operator, at: tuple[int, ...]) -> Callable[[Any], Any]:
-    """A[i, j], or A[h, i, j] of a stack: a function of a number, finished; the unit where there is no entry. Raises IndexError
-    outside the matrix, and NoMatrix, a TypeError, naming the factor, where the theorem gives no entry."""
+    """A[i, j], or A[h, i, j] of a stack: a function of a number, finished; the unit where there is no entry. Raises
+    IndexError outside the matrix, and NoMatrix, a TypeError, naming the factor, where the theorem gives no entry."""
     if not (isinstance(at, tuple) and len(at) in (2, 3) and all(isinstance(k, int | np.integer) for k in at)):
         raise IndexError(f"{brief(A)}[{at}]: an entry is [i, j], or [h, i, j] in a stack")
     *h, i, j = map(int, at)
@@ -37,7 +37,7 @@ def entry(A: Operator, at: tuple[int, ...]) -> Callable[[Any], Any]:
 def inside(A: Operator, axis: str, k: int, size: Any) -> int:
     """The index, counted from the end where it is negative."""
     known = isinstance(size, int)
-    if k < -(size if known else 0) or known and k >= size: raise IndexError(f"{brief(A)}: {axis} {k} is outside its {size}")
+    if not (-size <= k < size if known else k >= 0): raise IndexError(f"{brief(A)}: {axis} {k} is outside its {size}")
     return k % size if known else k
 
 
@@ -47,7 +47,8 @@ def monoid(A: Operator) -> Any:
         case "over", (_, over): return over
         case "compose", (_, b): return monoid(b)
         case ("add" | "mul"), (a, b):
-            if worse := next((c for c in (a, b) if monoid(c) is not monoids.sum), None): raise no(A, f"{brief(worse)} is no sum")
+            for c in (a, b):
+                if monoid(c) is not monoids.sum: raise no(A, f"{brief(c)} is no sum")
             return monoids.sum
         case "row", (a, b) if monoid(a) is monoid(b): return monoid(a)
         case _ if A.kind.matrix: return monoids.sum
@@ -63,7 +64,7 @@ def carried(A: Operator, i: int, j: int) -> Entry:
         case _ if A.kind.matrix: return lifted(A, monoids.sum, i, j)
         case "add", (a, b):
             f, g = (carried(c, i, spread(c, j)) for c in (a, b))
-            return f and g and (lambda u: monoids.sum.merged(f(u), g(u))) or f or g
+            return (lambda u: monoids.sum.merged(f(u), g(u))) if f and g else f or g
         case "mul", (a, b): return scaled(A, a, b, i, j)
         case "row", (a, b):
             if not isinstance(w := a.out.cols, int): raise no(A, f"the columns of {brief(a)} are not known")
@@ -80,23 +81,23 @@ def spread(c: Operator, j: int) -> int: return 0 if c.out.cols == 1 else j
 
 def scaled(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Entry:
     """A product of entries: one factor is the same number in every row, or both are diagonal."""
-    for f, g in ((a, b), (b, a)):
-        if g.constant and g.uniform:
-            e, (c,) = carried(f, i, spread(f, j)), (carried(g, 0, spread(g, j)) or (lambda u: (0,)))(0)
-            return e and (lambda u: (e(u)[0] * c,))
-    if not (a.diagonal and b.diagonal): raise no(A, f"neither {brief(a)} nor {brief(b)} is constant, and not both are diagonal")
-    f, g = carried(a, i, j), carried(b, i, j)
-    return f and g and (lambda u: (f(u)[0] * g(u)[0],))
+    constant = next((c for c in (b, a) if c.constant and c.uniform), None)
+    if constant is None and not (a.diagonal and b.diagonal):
+        raise no(A, f"neither {brief(a)} nor {brief(b)} is constant, and not both are diagonal")
+    f, g = (carried(c, 0 if c is constant else i, spread(c, j)) for c in (a, b))
+    return (lambda u: (f(u)[0] * g(u)[0],)) if f and g else None
 
 
 def composed(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Entry:
     """The generalised product of two matrices at (i, j), where the theorem allows it."""
     first, last, inner = monoid(a), monoid(b), a.out.cols if isinstance(a.out.cols, int) else b.into.cols
+    through: Iterable[int] | None
     if not (obstacle := strange(b, first)): through = range(inner) if isinstance(inner, int) else None
     elif not a.diagonal:
         what = "not additive" if first is monoids.sum else f"no homomorphism of {first.__name__}"
         raise no(A, f"{brief(obstacle)} is {what} and {brief(a)} is not diagonal, so their product has no entries")
-    elif not keeps_unit(b, first): raise no(A, f"{brief(b)} does not map the unit of {first.__name__} to that of {last.__name__}")
+    elif not keeps_unit(b, first):
+        raise no(A, f"{brief(b)} does not map the unit of {first.__name__} to that of {last.__name__}")
     else: through = [i]
     if not first.plain(): raise no(A, f"{brief(a)} is finished by {first.__name__} before {brief(b)} can go on")
     through = [i] if a.diagonal else [j] if b.diagonal else through
@@ -114,18 +115,16 @@ def strange(b: Operator, over: Any) -> Operator | None:
     """The first factor of b with an entry that is no homomorphism of the monoid."""
     match b.kind.name, b.args:
         case "compose", (c, d): return strange(c, over) or strange(d, over)
-        case "over", (c, m) if m is over and numbers(c) is not None: return None if all(map(over.distributes, numbers(c))) else b
-        case "over", _: return b
+        case "over", (c, m): return None if m is over and (w := numbers(c)) and all(map(m.distributes, w)) else b
     return None if over is monoids.sum and b.linear else b
 
-def numbers(c: Operator) -> list[float] | None:
-    """The entries of a matrix of numbers, as far as they differ; None where entries are functions."""
-    if c.args and isinstance(c.args[0], Data): return None if c.kind.name == "const" else list(c.args[0].array.flat)
-    e = next((e for at in ((0, 0), (c.args[0] if c.args else 0, 0)) if (e := c.kind.body(*at, *c.args)) is not None), None)
-    return None if e is None or callable(e) else [e]
+def numbers(c: Operator) -> list[float]:
+    """The entries of a matrix of numbers, as far as they differ; none where entries are functions."""
+    if c.args and isinstance(c.args[0], Data): return [] if c.kind.name == "const" else list(c.args[0].array.flat)
+    return [] if callable(c.kind.body(0, 0, *c.args)) else [1]
 
 def keeps_unit(b: Operator, over: Any) -> bool:
     """Whether every entry maps the unit of the one monoid to that of its own."""
     if (last := monoid(b)) is monoids.sum: return over is monoids.sum and b.maps_zero_to_zero
-    if b.kind.name != "over" or (w := numbers(b.args[0])) is None: return False
+    if b.kind.name != "over" or not (w := numbers(b.args[0])): return False
     return all(last.lifted(over.identity, p) == last.unit() for p in w)

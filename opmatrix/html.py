@@ -1,4 +1,5 @@
-"""An operator as a small table, for notebooks: its entries where it is a matrix, its blocks, or its factors with their shapes."""
+"""An operator as a small table, for notebooks: its entries where it is a matrix, its blocks, or its factors and their
+shapes."""
 from __future__ import annotations
 
 from html import escape
@@ -27,7 +28,9 @@ def facts(term: Operator) -> str:
 def rows(term: Operator) -> list[list[str]]:
     """The cells: entries, blocks or factors."""
     n, single = term.into.cols, term(Shape(1, cols=term.into.cols)).heads == 1
-    if term.linear and single and isinstance(n, int): return grid(n, term.out.cols, lambda i, j, row=lines(term, n): number(row[i, j]))
+    if term.linear and single and isinstance(n, int):
+        matrix = dense(term, np.eye(min(n, LIMIT), n))
+        return grid(n, term.out.cols, lambda i, j: number(matrix[i, j]))
     if term.kind.matrix and single: return grid(n, term.out.cols, lambda i, j: word(term, i, j))
     if term.diagonal and single: return grid(n, n, lambda i, j: escape(text(term)) if i == j else "")
     if term.kind.name == "row": return [[escape(brief(text(part), 60)) for part in parts(term)]]
@@ -36,10 +39,6 @@ def rows(term: Operator) -> list[list[str]]:
         shape = factor(shape)
         found.append([escape(brief(text(factor), 120)), str(shape)])
     return found
-
-def lines(term: Operator, n: int) -> Any:
-    """The first rows of the matrix of a linear operator."""
-    return dense(term, np.eye(min(n, LIMIT), n))
 
 def grid(n: Any, p: Any, cell: Any) -> list[list[str]]:
     """As many entries as are shown; dots for the rest, or where nobody knows how many there are."""
@@ -57,4 +56,5 @@ def number(value: Any) -> str: return f"{float(value):.3g}"
 
 def table(cells: list[list[str]]) -> str:
     """Rows of cells as HTML."""
-    return "<table>" + "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in cells) + "</table>"
+    lines = ("".join(f"<td>{cell}</td>" for cell in line) for line in cells)
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"

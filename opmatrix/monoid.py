@@ -16,9 +16,10 @@ Carrier = tuple[Any, ...]
 
 class Monoid:
     """Subclass it with four names, as functions of numbers or arrays alike: `identity` (the unit, a number or a tuple),
-    `lift(x, w)` into the carrier (with the index of x as third argument where `indexed`), `merge(a, b)`, `finish(*carrier)`
-    (the carrier's first number if it is not given), or `finishes`, several by name. `closed(x, w, seen)` is an optional
-    whole-array form; `seen` is a mask of x or None. Flags and closed form are promises, and `check` tries to break them.
+    `lift(x, w)` into the carrier (with the index of x as third argument where `indexed`), `merge(a, b)`,
+    `finish(*carrier)` (the carrier's first number if it is not given), or `finishes`, several by name. `closed(x, w,
+    seen)` is an optional whole-array form; `seen` is a mask of x or None. Flags and closed form are promises, and
+    `check` tries to break them.
 
     `width` is how many columns finish gives: a number, or None for one for each number that was merged."""
     identity: ClassVar[Any]
@@ -50,7 +51,8 @@ class Monoid:
         for name in ("lift", "merge", "finish", "closed", "distributes"):
             if (f := cls.__dict__.get(name)) and not isinstance(f, staticmethod): setattr(cls, name, staticmethod(f))
         for name, finish in cls.__dict__.get("finishes", {}).items():
-            setattr(cls, name, type(f"{cls.__name__}.{name}", (cls,), dict(finish=finish, closed=None, __doc__=cls.__doc__)))
+            body = dict(finish=finish, closed=None, __doc__=cls.__doc__)
+            setattr(cls, name, type(f"{cls.__name__}.{name}", (cls,), body))
 
     @classmethod
     def plain(cls) -> bool:
@@ -81,8 +83,9 @@ class Monoid:
 
         def into(x: Any) -> Carrier:
             found = cls.carry(a(x))
-            if not isinstance(found, tuple) or cls.width and len(found) != len(cls.unit()):
-                raise TypeError(f"an entry {a.__name__} does not give what {cls.__name__} carries: {len(cls.unit())} numbers")
+            if not isinstance(found, tuple) or (cls.width and len(found) != len(cls.unit())):
+                carried = f"{cls.__name__} carries: {len(cls.unit())} numbers"
+                raise TypeError(f"an entry {a.__name__} does not give what {carried}")
             return found
         return into
 
@@ -128,13 +131,16 @@ class Monoid:
 
     @classmethod
     def check(cls, rng: np.random.Generator, rows: int = 3, inner: int = 7, cols: int = 2) -> None:
-        """Raises AssertionError unless any contiguous split agrees (any order, where commutative), the unit is one, what
-        is absent counts as the unit, the closed form is the product and the flags are true."""
+        """Raises AssertionError unless any contiguous split agrees (any order, where commutative), the unit is one,
+        what is absent counts as the unit, the closed form is the product and the flags are true."""
         x, w = rng.normal(size=(rows, inner)), rng.normal(size=(inner, cols))
         u = cls.lifted(x[0], w[:, 0])
         for side in (cls.merged(cls.unit(), u), cls.merged(u, cls.unit())): same(cls, "identity", side, u)
         if cls.idempotent: same(cls, "idempotent", cls.merged(u, u), u)
-        every, flat = range(inner), lambda r, j, at: [cls.lifted(x[r, i], w[i, j], i) for i in at]
+        every = range(inner)
+
+        def flat(r: int, j: int, at: Iterable[int]) -> list[Carrier]:
+            return [cls.lifted(x[r, i], w[i, j], i) for i in at]
         whole = table(rows, cols, lambda r, j: cls.fold(flat(r, j, every)))
         for tile in range(1, inner + 2): same(cls, "a split by tiles", cls.product(x, w, tile=tile), whole)
         for _ in range(8):
@@ -144,7 +150,8 @@ class Monoid:
             order = rng.permutation(inner)
             same(cls, "commutative", table(rows, cols, lambda r, j: cls.fold(flat(r, j, order))), whole)   # noqa: B023
         for p in (p for p in w.flat if cls.distributes(p)):
-            same(cls, "distributes", cls.lifted(cls.merge(x[0], x[1]), p), cls.merged(cls.lifted(x[0], p), cls.lifted(x[1], p)))
+            a, b, both = (cls.lifted(u, p) for u in (x[0], x[1], cls.merge(x[0], x[1])))
+            same(cls, "distributes", both, cls.merged(a, b))
             same(cls, "distributes", cls.lifted(cls.identity, p), cls.unit())
         check_flags(cls, x, w, rng)
         if cls.width is not None: check_absent(cls, x, w, rng)
@@ -154,7 +161,9 @@ def check_absent(cls: type[Monoid], x: NDArray[Any], w: NDArray[Any], rng: np.ra
     """Masked products: a row without anything, tiles without anything, a split of each."""
     seen = rng.random(x.shape) < 0.5
     seen[0], seen[1:, 2:4] = False, False
-    some = table(len(x), w.shape[1], lambda r, j: cls.fold(cls.lifted(x[r, i], w[i, j], i) for i in np.flatnonzero(seen[r])))
+    def lifts(r: int, j: int) -> Iterable[Carrier]:
+        return (cls.lifted(x[r, i], w[i, j], int(i)) for i in np.flatnonzero(seen[r]))
+    some = table(len(x), w.shape[1], lambda r, j: cls.fold(lifts(r, j)))
     for tile in (1, 2, x.shape[1]): same(cls, "absent", cls.product(x, w, seen, tile=tile), some)
     same(cls, "nothing at all", cls.product(x[:, :0], w[:0]), cls.product(x, w, seen[:1] & False))
     if cls.closed:
@@ -175,15 +184,16 @@ def check_flags(cls: type[Monoid], x: NDArray[Any], w: NDArray[Any], rng: np.ran
 def bracketed(cls: type[Monoid], carriers: list[Carrier], rng: np.random.Generator) -> Carrier:
     """Merged in an order nobody chose: neighbours only."""
     if len(carriers) == 1: return carriers[0]
-    cuts = [0, *sorted(rng.choice(range(1, len(carriers)), rng.integers(1, len(carriers)), replace=False)), len(carriers)]
-    total = cls.unit()
+    inner = sorted(rng.choice(range(1, len(carriers)), rng.integers(1, len(carriers)), replace=False))
+    total, cuts = cls.unit(), [0, *inner, len(carriers)]
     for lo, hi in pairwise(cuts): total = cls.merged(total, bracketed(cls, carriers[lo:hi], rng))
     return total
 
 
 def table(rows: int, cols: int, value: Callable[[int, int], Any]) -> NDArray[Any]:
     """Finished values of every row and column, those of one column beside each other."""
-    return np.array([np.concatenate([np.atleast_1d(value(r, j)) for j in range(cols)]) for r in range(rows)], dtype=float)
+    lines = ([np.atleast_1d(value(r, j)) for j in range(cols)] for r in range(rows))
+    return np.array([np.concatenate(line) for line in lines], dtype=float)
 
 
 def same(cls: type[Monoid], promise: str, found: Any, wanted: Any) -> None:

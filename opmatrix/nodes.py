@@ -1,4 +1,5 @@
-"""Every node kind, once. A matrix kind *is* its entry function; an entrywise one *is* its function; a combinator is its body."""
+"""Every node kind, once. A matrix kind *is* its entry function; an entrywise one *is* its function; a combinator *is*
+its body."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -6,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from formats.shapes import N, Shape, ShapeError
+from formats.shapes import N, Shape, ShapeError, brief
 from opmatrix import monoids
 from opmatrix.data import Data
 from opmatrix.patterns import everyone
@@ -30,9 +31,11 @@ def entrywise(**properties):
 
 def cut(n, lo, hi, what):
     """The size of a choice of columns, which lie inside where that is known."""
-    if not lo < hi or isinstance(n, int) and not 0 <= lo < hi <= n: raise ShapeError(f"{what}: columns {lo} to {hi} of {n}")
+    if not 0 <= lo < hi or (isinstance(n, int) and hi > n): raise ShapeError(f"{what}: columns {lo} to {hi} of {n}")
 
-def cols_shape(n, lo, hi, of): return cut(n if of is None else of, lo, hi, f"@ cols({lo}, {hi})") or (n if of is None else of, hi - lo)
+def cols_shape(n, lo, hi, of):
+    n = n if of is None else of
+    return cut(n, lo, hi, f"@ cols({lo}, {hi})") or (n, hi - lo)
 
 def place_shape(k, lo, n): return (k, n) if k is N else cut(n, lo, lo + k, f"@ place({lo}, {n})") or (k, n)
 
@@ -42,11 +45,12 @@ def placed(x, lo, n):
     return out
 
 @matrix(lambda n: (n, n), lambda x: x, entrywise=True, adjoint=lambda n: I())
-def I(i, j):
+def I(i, j):                                                # noqa: E743
     """The identity: x itself."""
     return 1 if i == j else None
 
-@matrix(lambda n: (n, 1), lambda x: x.sum(-1, keepdims=True), adjoint=lambda n: None if n is N else weight(np.ones((1, n))))
+@matrix(lambda n: (n, 1), lambda x: x.sum(-1, keepdims=True),
+        adjoint=lambda n: None if n is N else weight(np.ones((1, n))))
 def ones(i, j):
     """One column of ones: the sum of a row; `over(ones, m)`, or the monoid m alone, reduces a row by m."""
     return 1
@@ -76,18 +80,28 @@ def spread(x, b):
     return (*np.broadcast_shapes(x.shape[:-2], b.shape[:-2]), x.shape[-2], b.shape[-1])
 
 def const_shape(n, b):
-    if len(b.shape) > 1 and b.shape[-2] != 1: raise ShapeError(f"const: {b.shape} is no row of numbers: a matrix is weight(..), as in @ W")
+    if len(b.shape) > 1 and b.shape[-2] != 1:
+        raise ShapeError(f"const: {b.shape} is no row of numbers: a matrix is weight(..), as in @ W")
     return (*b.shape[:-2], n, b.shape[-1])
 
 @matrix(const_shape, lambda x, b: np.broadcast_to(b, spread(x, b)),
-        constant=True, linear=lambda b: b.zero, adjoint=lambda n, b: const(np.zeros(n)) if b.zero and n is not N else None)
+        constant=True, linear=lambda b: b.zero,
+        adjoint=lambda n, b: const(np.zeros(n)) if b.zero and n is not N else None)
 def const(i, j, b: Data):
     """The row b whatever x is: constant functions in the first row of the matrix. One number stands for any width."""
     return (lambda u: b[(0, j)[-len(b.shape):]]) if i == 0 else None
 
-@matrix(lambda n, a, m: (*a.shape(n)[:-1], a.shape(n)[-1] * m.count(n)), None,
-        linear=lambda a, m: a.linear and m.linear, positively_homogeneous=lambda a, m: a.linear and m.homogeneous,
-        adjoint=lambda n, a, m: adjoint(a, n) / (n if m is monoids.mean else 1) if m in (monoids.sum, monoids.mean) else None)
+def over_shape(n, a, m):
+    if not a.kind.matrix: raise TypeError(f"over: {brief(a)} is no matrix of entries, but made of several")
+    *stack, rows, p = a.shape(n)
+    return (*stack, rows, p * m.count(n))
+
+def averaged(n, a, m):
+    """The adjoint over a sum or a mean."""
+    return adjoint(a, n) if m is monoids.sum else adjoint(a, n) / n if m is monoids.mean and n is not N else None
+
+@matrix(over_shape, None, adjoint=averaged, linear=lambda a, m: a.linear and m.linear,
+        positively_homogeneous=lambda a, m: a.linear and m.homogeneous)
 def over(i, j, a: Operator, m: type):
     """The entries of a, merged by the monoid m instead of summed."""
     return a.kind.body(i, j, *a.args)
@@ -138,7 +152,10 @@ def combinator(**more): return lambda body: Kind(body, **more)
 
 def every(*names: str) -> dict[str, Callable[..., bool]]:
     """Each holds where it holds for all operators among the arguments."""
-    return {name: lambda *args, name=name: all(getattr(a, name) for a in args if isinstance(a, Operator)) for name in names}
+    def holds(name): return lambda *args: all(getattr(a, name) for a in args if isinstance(a, Operator))
+    return {name: holds(name) for name in names}
+
+PRESERVED = every("linear", "additive", "row_wise", "uniform", "positively_homogeneous", "maps_zero_to_zero")
 
 def alike(a: Operator) -> bool:
     """The same row, whatever x and the row are."""
@@ -146,13 +163,13 @@ def alike(a: Operator) -> bool:
 
 def scaled(a: Operator, b: Operator, name: str) -> bool:
     """One factor has the property and the other does not depend on x."""
-    return getattr(a, name) and b.constant or getattr(b, name) and a.constant
+    return (getattr(a, name) and b.constant) or (getattr(b, name) and a.constant)
 
 def pointwise(name: str) -> Callable[[Operator, Operator], bool]:
     """Both have the property, or one is a single number that spreads."""
     def holds(a: Operator, b: Operator) -> bool:
         own = [getattr(c, name) for c in (a, b)]
-        return any(own) and all(has or alike(c) and c.out.cols == 1 for has, c in zip(own, (a, b), strict=True))
+        return any(own) and all(has or (alike(c) and c.out.cols == 1) for has, c in zip(own, (a, b), strict=True))
     return holds
 
 def flag(over: Any, name: str) -> bool:
@@ -172,22 +189,22 @@ def scaling(n, a, b, p):
     """The adjoint of a times a constant row: times the row first."""
     return (I() * b) @ widened(a, n, p) if alike(b) else (I() * a) @ widened(b, n, p) if alike(a) else None
 
-@combinator(spine=True, **every("linear", "additive", "row_wise", "uniform", "diagonal", "entrywise"),
-            **every("positively_homogeneous", "maps_zero_to_zero"), constant=lambda a, b: a.constant or b.constant,
+@combinator(spine=True, **PRESERVED, **every("diagonal", "entrywise"), constant=lambda a, b: a.constant or b.constant,
             adjoint=lambda n, a, b: adjoint(b, a(Shape(cols=n)).cols) @ adjoint(a, n))
 def compose(x, a: Operator, b: Operator):
     """a, then b."""
     return b(a(x))
 
-@combinator(spine=True, **every("linear", "additive", "row_wise", "uniform", "constant", "positively_homogeneous", "maps_zero_to_zero"),
+@combinator(spine=True, **PRESERVED, **every("constant"),
             diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
             adjoint=lambda n, a, b: widened(a, n, p := (a(x := Shape(cols=n)) + b(x)).cols) + widened(b, n, p))
 def add(x, a: Operator, b: Operator):
     """The sum, entry by entry."""
     return a(x) + b(x)
 
-@combinator(spine=True, **every("row_wise", "uniform", "constant"), diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
-            linear=lambda a, b: a.linear and alike(b) or b.linear and alike(a),
+@combinator(spine=True, **every("row_wise", "uniform", "constant"),
+            diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
+            linear=lambda a, b: (a.linear and alike(b)) or (b.linear and alike(a)),
             additive=lambda a, b: scaled(a, b, "additive"),
             positively_homogeneous=lambda a, b: scaled(a, b, "positively_homogeneous"),
             maps_zero_to_zero=lambda a, b: a.maps_zero_to_zero or b.maps_zero_to_zero,
@@ -196,8 +213,7 @@ def mul(x, a: Operator, b: Operator):
     """The product, entry by entry."""
     return a(x) * b(x)
 
-@combinator(spine=True, **every("linear", "additive", "row_wise", "uniform", "constant", "positively_homogeneous", "maps_zero_to_zero"),
-            adjoint=beside)
+@combinator(spine=True, **PRESERVED, **every("constant"), adjoint=beside)
 def row(x, a: Operator, b: Operator):
     """Columns side by side."""
     return a(x).beside(b(x))
@@ -207,19 +223,23 @@ def turn(x, a: Operator):
     """The numbers of a value with rows and columns exchanged."""
     return a(x).turn()
 
+def weighted(name: str) -> Callable[..., bool]:
+    """In one operand, where the monoid is linear in it and the other does not depend on x."""
+    return lambda a, b, over, where: ((flag(over, "linear") and scaled(a, b, name))
+                                      or (flag(over, "right_linear") and a.constant and getattr(b, name)))
+
+def kept_zero(a, b, over, where):
+    return ((flag(over, "linear") and a.maps_zero_to_zero) or (flag(over, "right_linear") and b.maps_zero_to_zero))
+
 @combinator(spine=True, **every("constant"), row_wise=lambda a, b, over, where: a.row_wise and b.constant,
-            additive=lambda a, b, over, where: (flag(over, "linear") and scaled(a, b, "additive")
-                                                or flag(over, "right_linear") and a.constant and b.additive),
-            positively_homogeneous=lambda a, b, over, where: flag(over, "linear") and scaled(a, b, "positively_homogeneous")
-            or flag(over, "right_linear") and a.constant and b.positively_homogeneous,
-            maps_zero_to_zero=lambda a, b, over, where: (flag(over, "linear") and a.maps_zero_to_zero
-                                                         or flag(over, "right_linear") and b.maps_zero_to_zero))
+            additive=weighted("additive"), positively_homogeneous=weighted("positively_homogeneous"),
+            maps_zero_to_zero=kept_zero)
 def product(x, a: Operator, b: Operator, over: type = monoids.sum, where: object = everyone):
     """The generalised product of two values: `product(q @ k.T, v, over=softmax, where=sequence)` is attention."""
     return a(x).product(b(x), over, where)
 
-# These three are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum over
-# heads. They are turned into one another all the same.
+# These three are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum
+# over heads. The first two are each other's adjoint all the same.
 @combinator(additive=True, row_wise=True, uniform=True, adjoint=lambda n, h: join(h))
 def heads(x, h: int):
     """Columns into h heads of equal width."""

@@ -1,4 +1,5 @@
 """What the tests of the algebra start from."""
+
 import numpy as np
 import pytest
 
@@ -6,23 +7,36 @@ from opmatrix.models import build
 from opmatrix.patterns import Batch
 from opmatrix.term import Data
 
-CONFIG = dict(model_type="bert", hidden_act="gelu", hidden_size=6, intermediate_size=10, layer_norm_eps=1e-3, num_attention_heads=3,
-              num_hidden_layers=2, max_position_embeddings=7, type_vocab_size=2, vocab_size=11)
+CONFIG = dict(
+    model_type="bert",
+    hidden_act="gelu",
+    hidden_size=6,
+    intermediate_size=10,
+    layer_norm_eps=1e-3,
+    num_attention_heads=3,
+    num_hidden_layers=2,
+    max_position_embeddings=7,
+    type_vocab_size=2,
+    vocab_size=11,
+)
 
 
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
 
+
 @pytest.fixture
 def data(rng):
     """Named arrays of random numbers."""
     return lambda name, *shape: Data(rng.normal(size=shape), name)
 
+
 @pytest.fixture
 def batch():
     """Three sentences of unequal length, one of a single token."""
     return Batch([[3, 1, 4, 1], [5], [9, 2]], [[0, 1, 1, 0], [1], [0, 0]])
+
 
 @pytest.fixture
 def weights(rng):
@@ -31,8 +45,10 @@ def weights(rng):
 
     def at(name, *shape):
         return made.setdefault(name, Data(rng.normal(size=shape), name))
+
     at.made = made
     return at
+
 
 @pytest.fixture
 def small(weights):

@@ -1,7 +1,9 @@
-"""Terms: one node for equal terms, shapes and their errors, block matrices, adjoints, powers, and the classics as small laws."""
+"""Terms: equal ones are one, shapes and their errors, block matrices, adjoints, and the classics as small laws."""
+
 import numpy as np
 import pytest
 import sympy
+from test_monoids import both
 
 from formats.shapes import Shape, ShapeError, T
 from opmatrix import monoids
@@ -39,7 +41,6 @@ from opmatrix.operators import (
 from opmatrix.oracles import dense
 from opmatrix.patterns import causal, sequence
 from opmatrix.term import Data, formula, substitute
-from test_monoids import both
 
 
 def equal(A, B, x, batch=None):
@@ -52,6 +53,7 @@ def test_equal_terms_are_one(data):
     assert formula(lambda x: x @ relu) is relu and I @ relu is relu and relu @ I is relu and compose(I, relu, I) is relu
     assert I * 2 is I * 2.0 and weight(W).T.T is weight(W)
 
+
 def test_plain_arrays_are_weights(rng):
     x, W, V, b = rng.normal(size=(3, 4)), rng.normal(size=(4, 5)), rng.normal(size=(5, 2)), rng.normal(size=5)
     np.testing.assert_allclose(both(W @ relu @ V, x), np.maximum(x @ W, 0) @ V)
@@ -59,10 +61,12 @@ def test_plain_arrays_are_weights(rng):
     np.testing.assert_allclose((weight(W) @ relu)(x), np.maximum(x @ W, 0))
     assert I @ W is weight(W)
 
+
 def test_a_power_is_depth(rng):
     x, W = rng.normal(size=(3, 4)), weight(rng.normal(size=(4, 4)) / 2)
     equal((I + W @ relu) ** 3, (I + W @ relu) @ (I + W @ relu) @ (I + W @ relu), x)
-    assert relu ** 0 is I and relu ** 1 is relu
+    assert relu**0 is I and relu**1 is relu
+
 
 def test_zero_and_identity(rng, data):
     x, W = rng.normal(size=(3, 4)), weight(data("W", 4, 5))
@@ -70,6 +74,7 @@ def test_zero_and_identity(rng, data):
     equal(W * zero, W @ (I - I), x)
     np.testing.assert_array_equal(both(zero @ gelu, x), 0)
     assert zero.linear and zero.maps_zero_to_zero and not const(1.0).linear
+
 
 def test_shapes_are_found(data):
     A = affine(data("Q", 6, 4), data("b", 4)) @ relu
@@ -79,25 +84,31 @@ def test_shapes_are_found(data):
     stack = I + weight(data("S", 2, 6, 3)) @ relu @ weight(data("U", 2, 3, 6)) @ total
     assert stack.into.heads == 1 and stack.out == (1, T, 6)
 
+
 def test_a_long_chain_is_no_deep_one(rng, data):
     """Deeper than Python may recurse: a spine of compositions, one of sums."""
     layer = I + weight(Data(rng.normal(size=(4, 4)) * 1e-4, "W")) @ tanh
-    model, x = layer ** 1500, rng.normal(size=(2, 4))
+    model, x = layer**1500, rng.normal(size=(2, 4))
     assert model.out.cols == 4 and np.isfinite(dense(model, x)).all() and str(model).count("tanh") == 1500
     many = I
-    for _ in range(1500): many = many + layer
+    for _ in range(1500):
+        many = many + layer
     np.testing.assert_allclose(dense(many, x), x + 1500 * dense(layer, x))
     assert str(many).count("tanh") == 1500
+
 
 def test_block_matrices(rng, data):
     x = rng.normal(size=(3, 5))
     A, B, C, D = (data(n, *s).array for n, s in dict(A=(2, 3), B=(2, 4), C=(3, 3), D=(3, 4)).items())
-    np.testing.assert_allclose(both(row(I, I @ relu, centre), x), np.hstack([x, np.maximum(x, 0), x - x.mean(1, keepdims=True)]))
+    np.testing.assert_allclose(
+        both(row(I, I @ relu, centre), x), np.hstack([x, np.maximum(x, 0), x - x.mean(1, keepdims=True)])
+    )
     np.testing.assert_allclose(both(col(A, C), x), x @ np.vstack([A, C]))
     np.testing.assert_allclose(both(blocks([[A, B], [C, D]]), x), x @ np.block([[A, B], [C, D]]))
     np.testing.assert_allclose(both(blocks([[A, None], [None, D]]), x), x @ np.block([[A, B * 0], [C * 0, D]]))
     equal(diagonal(A, D), blocks([[A, None], [None, D]]), x)
     equal(col(weight(A) @ relu, C), row(cols(0, 2) @ A @ relu, cols(2, 5) @ C) @ col(cols(0, 3, 3), np.eye(3)), x)
+
 
 def test_attention_is_row_diagonal_column(rng, data, batch):
     """The paper's heads: [Q K V of head 1, of head 2] @ diagonal(attend, attend) @ [O1; O2]."""
@@ -111,16 +122,32 @@ def test_attention_is_row_diagonal_column(rng, data, batch):
     equal(each @ diagonal(*[attend] * h) @ col(*(O.array[at] for at in parts)), whole, x, batch)
 
 
-@pytest.mark.parametrize("make", [
-    lambda W, V: W, lambda W, V: W @ V, lambda W, V: W * 2 + W, lambda W, V: W * [1.0, 2.0, 3.0, 4.0], lambda W, V: row(W, W @ V),
-    lambda W, V: W @ cols(1, 3), lambda W, V: W @ place(2, 9), lambda W, V: W @ diag([1.0, 2.0, 3.0, 4.0]), lambda W, V: centre @ W,
-    lambda W, V: W @ ones, lambda W, V: cols(1, 4, 5) @ place(2, 6) @ W, lambda W, V: over(W, monoids.sum) - W, lambda W, V: W @ (mean - I),
-    lambda W, V: blocks([[V, None], [None, np.ones((2, 3))]])], ids=lambda f: None)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda W, V: W,
+        lambda W, V: W @ V,
+        lambda W, V: W * 2 + W,
+        lambda W, V: W * [1.0, 2.0, 3.0, 4.0],
+        lambda W, V: row(W, W @ V),
+        lambda W, V: W @ cols(1, 3),
+        lambda W, V: W @ place(2, 9),
+        lambda W, V: W @ diag([1.0, 2.0, 3.0, 4.0]),
+        lambda W, V: centre @ W,
+        lambda W, V: W @ ones,
+        lambda W, V: cols(1, 4, 5) @ place(2, 6) @ W,
+        lambda W, V: over(W, monoids.sum) - W,
+        lambda W, V: W @ (mean - I),
+        lambda W, V: blocks([[V, None], [None, np.ones((2, 3))]]),
+    ],
+    ids=lambda f: None,
+)
 def test_the_adjoint_is_the_transposed_matrix(make, data):
     A = make(weight(data("W", 6, 4)), weight(data("V", 4, 5)))
     matrix = dense(A, np.eye(A.into.cols))
     assert A.linear and A.T.linear
     np.testing.assert_allclose(dense(A.T, np.eye(matrix.shape[1])), matrix.T, atol=1e-15)
+
 
 def test_turned_values_and_turned_operators_are_two_things(rng, data):
     x, W = rng.normal(size=(3, 6)), weight(data("W", 6, 4))
@@ -131,9 +158,12 @@ def test_turned_values_and_turned_operators_are_two_things(rng, data):
 
 def test_layernorm_is_centre_times_rsqrt(rng):
     x = rng.normal(size=(3, 5))
-    np.testing.assert_allclose(both(layernorm(1e-3), x), (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-3))
+    np.testing.assert_allclose(
+        both(layernorm(1e-3), x), (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-3)
+    )
     equal(centre @ square @ mean, over(ones, monoids.moments), x)
     equal(centre @ sumsq * 0.2, centre @ square @ mean, x)
+
 
 def test_the_classics_are_chains_of_small_laws(rng, data, batch):
     """Every step is a rewrite of one or two nodes: nothing here knows attention."""
@@ -142,12 +172,17 @@ def test_the_classics_are_chains_of_small_laws(rng, data, batch):
 
     def attend(score, value):
         return formula(lambda x: product(score(x), value(x), over=softmax, where=sequence & causal))
+
     a = attend(lambda x: (x @ q) @ (x @ k).T * s, lambda x: x @ v) @ o @ total
-    b = attend(lambda x: (x @ q * s) @ (x @ k).T, lambda x: x @ v) @ o @ total              # scale moves into q
-    c = attend(lambda x: (x @ (q @ k.T) * s) @ x.T, lambda x: x @ v) @ o @ total            # (x K)ᵀ = Kᵀ xᵀ, in every head
-    d = attend(lambda x: (x @ q) @ (x @ k).T * s, lambda x: x) @ (v @ o) @ total            # a linear map leaves on the right
-    e = attend(lambda x: (x @ q) @ (x @ (k + const(data("b", 4)))).T * s, lambda x: x @ v) @ o @ total      # a key bias shifts
-    for other in (b, c, d, e): equal(a, other, x, batch)
+    b = attend(lambda x: (x @ q * s) @ (x @ k).T, lambda x: x @ v) @ o @ total  # scale moves into q
+    c = attend(lambda x: (x @ (q @ k.T) * s) @ x.T, lambda x: x @ v) @ o @ total  # (x K)ᵀ = Kᵀ xᵀ, in every head
+    d = attend(lambda x: (x @ q) @ (x @ k).T * s, lambda x: x) @ (v @ o) @ total  # a linear map leaves on the right
+    e = (
+        attend(lambda x: (x @ q) @ (x @ (k + const(data("b", 4)))).T * s, lambda x: x @ v) @ o @ total
+    )  # a key bias shifts
+    for other in (b, c, d, e):
+        equal(a, other, x, batch)
+
 
 def test_stacked_weights_are_split_columns(rng, data):
     W, b = data("W", 6, 8), data("b", 8)
@@ -160,38 +195,58 @@ def test_symbols_have_shapes_and_no_numbers(rng, data):
     n, p, h = sympy.symbols("n p h", integer=True, positive=True)
     x, W, b = symbol("x", None, n), symbol("W", n, p, linear=True), symbol("b", None, p, constant=True, uniform=True)
     A = x @ W + b
-    assert A.out == (1, T, p) and symbol("f", None, None, entrywise=True)(Shape(1, T, 3)).cols == 3 and W.linear and b.constant and not A.linear and str(A) == "x_ @ W + b"
-    assert (x @ symbol("V", n, Shape(h, T, p), linear=True)).out == (h, T, p) and (x @ W @ heads(h)).out == (h, T, p / h)
+    assert (
+        A.out == (1, T, p)
+        and symbol("f", None, None, entrywise=True)(Shape(1, T, 3)).cols == 3
+        and W.linear
+        and b.constant
+        and not A.linear
+        and str(A) == "x_ @ W + b"
+    )
+    assert (x @ symbol("V", n, Shape(h, T, p), linear=True)).out == (h, T, p) and (x @ W @ heads(h)).out == (
+        h,
+        T,
+        p / h,
+    )
     assert (symbol("A", n, p) @ relu).out.cols == p and symbol("f").out == symbol("f").into
-    with pytest.raises(ShapeError, match=r"@ W: \(T × p\) against \(T × n\): columns p ≠ n"): x @ W @ W
-    with pytest.raises(TypeError, match="symbol W stands for an unknown operator"): dense(symbol("W", 3, 4), np.ones((2, 3)))
-    with pytest.raises(TypeError, match="linaer"): symbol("W", n, p, linaer=True)
-    numbers = substitute(symbol("W", 3, 4, linear=True) @ relu, {symbol("W", 3, 4, linear=True): weight(data("w", 3, 4))})
+    with pytest.raises(ShapeError, match=r"@ W: \(T × p\) against \(T × n\): columns p ≠ n"):
+        x @ W @ W
+    with pytest.raises(TypeError, match="symbol W stands for an unknown operator"):
+        dense(symbol("W", 3, 4), np.ones((2, 3)))
+    with pytest.raises(TypeError, match="linaer"):
+        symbol("W", n, p, linaer=True)
+    numbers = substitute(
+        symbol("W", 3, 4, linear=True) @ relu, {symbol("W", 3, 4, linear=True): weight(data("w", 3, 4))}
+    )
     assert numbers is weight(data("w", 3, 4)) @ relu or np.isfinite(dense(numbers, rng.normal(size=(2, 3)))).all()
 
 
-@pytest.mark.parametrize("wrong, words", [
-    (lambda Q: Q @ Q, r"@ \w: \(T × 4\) against \(6 × 4\): columns against rows 4 ≠ 6"),
-    (lambda Q: Q @ relu + cols(0, 3), r"\+: \(T × 4\) against \(T × 3\): columns 4 ≠ 3"),
-    (lambda Q: Q @ heads(3), r"3 heads do not divide"),
-    (lambda Q: Q @ heads(2) @ heads(2), r"heads\(2\): 2·\(T × 2\) .*heads 2 ≠ 1"),
-    (lambda Q: Q @ heads(0), r"heads\(0\)"),
-    (lambda Q: Q @ cols(2, 9), r"@ cols\(2, 9\): columns 2 to 9 of 4"),
-    (lambda Q: Q @ place(2, 5), r"@ place\(2, 5\): columns 2 to 6 of 5"),
-    (lambda Q: Q @ np.ones((2, 5, 3)), r"columns against rows 4 ≠ 5"),
-    (lambda Q: Q + np.ones((6, 4)), r"const: \(6, 4\) is no row of numbers"),
-    (lambda Q: formula(lambda x: x + Q), r"add: a Value meets the Operator \w \+ b: apply it first, x @ A"),
-    (lambda Q: formula(lambda x: (x @ Q) @ (x @ Q)), r"columns against rows 4 ≠ T"),
-    (lambda Q: formula(lambda x: x.T @ Q), r"no tokens"),
-    (lambda Q: Q @ formula(lambda x: x).T.T @ turn(I) @ I @ relu, r"no tokens"),
-    (lambda Q: relu.T, r"\(relu\)\.T: only a linear operator"),
-    (lambda Q: (I @ cols(0, 2) @ Q.T), r"only a linear operator"),
-    (lambda Q: diagonal(relu, Q), r"diagonal: block 0, relu, takes any number of columns"),
-    (lambda Q: blocks([[None, Q]]), r"blocks: column 0 holds no operator"),
-    (lambda Q: attention(I, I, I, 2, sequence), r"a size that is not known yet"),
-    (lambda Q: weight(["a"]), r"not made of real numbers"),
-    (lambda Q: product(relu), r"missing a required argument"),
-    (lambda Q: given("position", 7)(np.ones((2, 3))), r"given\('position', 7\) depends on the batch"),
-])
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (lambda Q: Q @ Q, r"@ \w: \(T × 4\) against \(6 × 4\): columns against rows 4 ≠ 6"),
+        (lambda Q: Q @ relu + cols(0, 3), r"\+: \(T × 4\) against \(T × 3\): columns 4 ≠ 3"),
+        (lambda Q: Q @ heads(3), r"3 heads do not divide"),
+        (lambda Q: Q @ heads(2) @ heads(2), r"heads\(2\): 2·\(T × 2\) .*heads 2 ≠ 1"),
+        (lambda Q: Q @ heads(0), r"heads\(0\)"),
+        (lambda Q: Q @ cols(2, 9), r"@ cols\(2, 9\): columns 2 to 9 of 4"),
+        (lambda Q: Q @ place(2, 5), r"@ place\(2, 5\): columns 2 to 6 of 5"),
+        (lambda Q: Q @ np.ones((2, 5, 3)), r"columns against rows 4 ≠ 5"),
+        (lambda Q: Q + np.ones((6, 4)), r"const: \(6, 4\) is no row of numbers"),
+        (lambda Q: formula(lambda x: x + Q), r"add: a Value meets the Operator \w \+ b: apply it first, x @ A"),
+        (lambda Q: formula(lambda x: (x @ Q) @ (x @ Q)), r"columns against rows 4 ≠ T"),
+        (lambda Q: formula(lambda x: x.T @ Q), r"no tokens"),
+        (lambda Q: Q @ formula(lambda x: x).T.T @ turn(I) @ I @ relu, r"no tokens"),
+        (lambda Q: relu.T, r"\(relu\)\.T: only a linear operator"),
+        (lambda Q: I @ cols(0, 2) @ Q.T, r"only a linear operator"),
+        (lambda Q: diagonal(relu, Q), r"diagonal: block 0, relu, takes any number of columns"),
+        (lambda Q: blocks([[None, Q]]), r"blocks: column 0 holds no operator"),
+        (lambda Q: attention(I, I, I, 2, sequence), r"a size that is not known yet"),
+        (lambda Q: weight(["a"]), r"not made of real numbers"),
+        (lambda Q: product(relu), r"missing a required argument"),
+        (lambda Q: given("position", 7)(np.ones((2, 3))), r"given\('position', 7\) depends on the batch"),
+    ],
+)
 def test_errors_say_what_where_and_which_axis(wrong, words, data):
-    with pytest.raises(TypeError, match=words): wrong(affine(data("Q", 6, 4), data("b", 4)))
+    with pytest.raises(TypeError, match=words):
+        wrong(affine(data("Q", 6, 4), data("b", 4)))

@@ -1,13 +1,14 @@
 """Random terms: both oracles agree, text reads back, declared and derived properties hold, entries are the operator."""
+
 from fractions import Fraction
 
 import numpy as np
 import pytest
+from generate import random_batch, random_term
 from hypothesis import given as forall
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from generate import Grower, random_batch, random_term
 from opmatrix.entries import NoMatrix
 from opmatrix.operators import I, attention, compose, const, diag, product, relu, rsqrt, square, tanh, weight
 from opmatrix.oracles import Dense, dense, entrywise
@@ -25,6 +26,7 @@ def drawn(seed, **more):
     A = random_term(rng, depth=int(rng.integers(1, 4)), **more)
     return A, np.round(rng.normal(size=(6, 5)) * 8) / 8, random_batch(rng), rng
 
+
 def close(found, wanted, digits=1e-9):
     finite = np.isfinite(wanted)
     np.testing.assert_allclose(found, wanted, rtol=digits, atol=digits * (1 + np.abs(wanted[finite]).max(initial=0)))
@@ -36,7 +38,8 @@ def test_both_oracles_agree(seed):
     A, x, batch, _ = drawn(seed)
     one = dense(A, x, batch)
     close(one, entrywise(A, x, batch).reshape(one.shape).astype(float))
-    close(one, read(A, Dense(x, batch), {}).array)          # at once, where dense goes sentence by sentence
+    close(one, read(A, Dense(x, batch), {}).array)  # at once, where dense goes sentence by sentence
+
 
 @few
 @forall(seeds)
@@ -46,6 +49,7 @@ def test_exact_rationals_agree(seed):
     assert all(isinstance(v, Fraction | int) for v in exact.flat)
     one = dense(A, x, batch)
     close(one, exact.reshape(one.shape).astype(float))
+
 
 @few
 @forall(seeds)
@@ -58,13 +62,21 @@ def test_text_reads_back(seed):
 
 class Field(int):
     """Numbers modulo a large prime: what is polynomial can be checked in it without any rounding."""
+
     prime = 2**61 - 1
+
     def __new__(cls, value):
         numerator, denominator = value.as_integer_ratio()
         return super().__new__(cls, numerator * pow(denominator, -1, cls.prime) % cls.prime)
-    def __add__(self, other): return Field(int(self) + int(other))
-    def __mul__(self, other): return Field(int(self) * int(other))
+
+    def __add__(self, other):
+        return Field(int(self) + int(other))
+
+    def __mul__(self, other):
+        return Field(int(self) * int(other))
+
     __radd__, __rmul__ = __add__, __mul__
+
 
 def test_a_prime_field_is_a_number_type(rng, data):
     x, A = np.round(rng.normal(size=(3, 4)), 2), (I + weight(data("W", 4, 4)) @ square) @ weight(data("V", 4, 2))
@@ -76,23 +88,36 @@ def holds(A, name, x, batch, rng):
     """Whether the property is true of the operator at random numbers, in words of its definition."""
     y, c = rng.normal(size=x.shape), 2.5
 
-    def f(v): return dense(A, v, batch)
+    def f(v):
+        return dense(A, v, batch)
+
     whole, bound = f(x), 1e-8 * (1 + abs(f(x)).max() + abs(f(y)).max())
 
-    def same(u, v): return np.allclose(u, v, rtol=1e-8, atol=bound)
+    def same(u, v):
+        return np.allclose(u, v, rtol=1e-8, atol=bound)
+
     match name:
-        case "additive": return same(f(x + y), whole + f(y))
+        case "additive":
+            return same(f(x + y), whole + f(y))
         case "linear":
             matrix = f(np.eye(x.shape[1])[[0, 1, 2, 3, 4, 0]])[:5]
             return same(x @ matrix, whole)
-        case "row_wise": return same(f(np.vstack([x[:3], y[3:]]))[:3], whole[:3])
-        case "uniform": return same(f(x[[0, 0, 0, 0, 0, 0]]), whole[[0, 0, 0, 0, 0, 0]])
-        case "diagonal": return same(f(np.hstack([x[:, :2], y[:, 2:]]))[:, :2], whole[:, :2])
-        case "entrywise": return same(f(x[:, ::-1])[:, ::-1], whole)
-        case "positively_homogeneous": return same(f(c * x), c * whole)
-        case "maps_zero_to_zero": return same(f(0 * x), 0)
-        case "constant": return same(f(y), whole)
+        case "row_wise":
+            return same(f(np.vstack([x[:3], y[3:]]))[:3], whole[:3])
+        case "uniform":
+            return same(f(x[[0, 0, 0, 0, 0, 0]]), whole[[0, 0, 0, 0, 0, 0]])
+        case "diagonal":
+            return same(f(np.hstack([x[:, :2], y[:, 2:]]))[:, :2], whole[:, :2])
+        case "entrywise":
+            return same(f(x[:, ::-1])[:, ::-1], whole)
+        case "positively_homogeneous":
+            return same(f(c * x), c * whole)
+        case "maps_zero_to_zero":
+            return same(f(0 * x), 0)
+        case "constant":
+            return same(f(y), whole)
     raise KeyError(name)
+
 
 @few
 @forall(seeds, st.sampled_from([3, 5]), st.sampled_from(list(PROPERTIES)))
@@ -101,7 +126,9 @@ def test_derived_properties_hold(seed, p, name):
     batch, x = random_batch(rng), rng.normal(size=(6, 5))
     terms = [random_term(rng, p=p, depth=int(rng.integers(0, 3))) for _ in range(20)]
     for A in terms:
-        if getattr(A, name) and np.isfinite(dense(A, x, batch)).all(): assert holds(A, name, x, batch, rng), f"{A} is not {name}"
+        if getattr(A, name) and np.isfinite(dense(A, x, batch)).all():
+            assert holds(A, name, x, batch, rng), f"{A} is not {name}"
+
 
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_random_terms_do_have_each_property_and_not(name):
@@ -110,21 +137,41 @@ def test_random_terms_do_have_each_property_and_not(name):
     claims = [bool(getattr(random_term(rng, p=5, depth=k % 3), name)) for k in range(300)]
     assert 5 < sum(claims) < 295
 
-@pytest.mark.parametrize("name, guarded", [
-    ("linear", relu), ("linear", const([1.0, 2, 3, 4, 5])), ("additive", square), ("row_wise", formula(lambda x: x @ x.T @ x)),
-    ("diagonal", weight(np.ones((5, 5)))), ("entrywise", diag([1.0, 2, 3, 4, 5])), ("positively_homogeneous", square),
-    ("maps_zero_to_zero", I + 1), ("constant", tanh), ("uniform", None)])
+
+@pytest.mark.parametrize(
+    "name, guarded",
+    [
+        ("linear", relu),
+        ("linear", const([1.0, 2, 3, 4, 5])),
+        ("additive", square),
+        ("row_wise", formula(lambda x: x @ x.T @ x)),
+        ("diagonal", weight(np.ones((5, 5)))),
+        ("entrywise", diag([1.0, 2, 3, 4, 5])),
+        ("positively_homogeneous", square),
+        ("maps_zero_to_zero", I + 1),
+        ("constant", tanh),
+        ("uniform", None),
+    ],
+)
 def test_what_refutes_each_property(name, guarded, rng):
     """A guard must refuse something: each definition fails where the property is not claimed."""
     from opmatrix.operators import given
+
     A, batch, x = guarded or given("positions", 5), random_batch(rng), rng.normal(size=(6, 5))
     assert not getattr(A, name) and not holds(A, name, x, batch, rng)
+
 
 def test_a_value_of_the_batch_is_no_matrix(rng):
     """x * given is additive and row-wise, but another matrix for each row: it must not license the adjoint law."""
     from opmatrix.operators import given
+
     A = I * (given("positions", 5) @ np.ones((5, 5)) @ diag(rng.normal(size=5)) + given("kinds", 5))
-    assert A.additive and A.row_wise and not A.linear and not holds(A, "linear", rng.normal(size=(6, 5)), random_batch(rng), rng)
+    assert (
+        A.additive
+        and A.row_wise
+        and not A.linear
+        and not holds(A, "linear", rng.normal(size=(6, 5)), random_batch(rng), rng)
+    )
 
 
 @few
@@ -132,9 +179,11 @@ def test_a_value_of_the_batch_is_no_matrix(rng):
 def test_linear_operators_have_adjoints(seed):
     rng = np.random.default_rng(seed)
     for A in (random_term(rng, depth=int(rng.integers(0, 3)), tokens=False) for _ in range(20)):
-        if not A.linear or A.into.cols != 5 or A.into.heads == A.out.heads != 1: continue
+        if not A.linear or A.into.cols != 5 or A.into.heads == A.out.heads != 1:
+            continue
         matrix = dense(A, np.eye(5))
         close(dense(A.T, np.eye(3)), matrix.T)
+
 
 @few
 @forall(seeds)
@@ -143,28 +192,66 @@ def test_entries_are_the_operator(seed):
     rng = np.random.default_rng(seed)
     x, batch = rng.normal(size=(6, 5)), random_batch(rng)
     for A in (random_term(rng, depth=int(rng.integers(0, 4)), tokens=False) for _ in range(10)):
-        try: entries = [[A[i, j] for j in range(3)] for i in range(5)]
-        except NoMatrix: continue
+        try:
+            entries = [[A[i, j] for j in range(3)] for i in range(5)]
+        except NoMatrix:
+            continue
         from opmatrix import monoids
         from opmatrix.entries import monoid
+
         if monoid(A) is monoids.sum:
-            close(np.stack([sum(entries[i][j](x[:, i]) for i in range(5)) + 0 * x[:, 0] for j in range(3)], -1), dense(A, x, batch))
+            close(
+                np.stack([sum(entries[i][j](x[:, i]) for i in range(5)) + 0 * x[:, 0] for j in range(3)], -1),
+                dense(A, x, batch),
+            )
 
 
 def test_printing_of_odd_terms(data):
     """Terms that operators never make, but kinds do."""
     W, b, I_ = weight(data("lambda", 4, 4)), const(data("I", 4)), weight(data("x", 4, 4))
-    odd = [compose(I, relu), compose(relu, I), const(0.5) + W, W + 0.5, W - 0.5, -W, -(W + b), -const(2.0) + W, W - (b - I_), W * -1 * -1,
-           W @ const(0.5), const(0.5) @ np.ones((1, 4)), const([1.0, 2, 3, 4]) @ diag(data("I", 4)), const(data("W", 1, 4)), weight(data("V", 2, 4, 4)),
-           const(data("V", 4, 1).T), formula(lambda x: (0.5 + x.T).T), formula(lambda x: x.T.T @ W @ (x @ b).T), formula(lambda x: -x.T),
-           formula(lambda x: product(x @ x.T, x @ b, where=sequence)), formula(lambda x: b + x.T.T), formula(lambda x: (x @ W) @ (-x).T),
-           W @ formula(lambda x: x @ x.T @ x), const(np.inf) + W, const(-0.0) + W, attention(W, W @ W.T, W + b, 2, sequence), W @ rsqrt @ (W @ W)]
-    for A in odd: assert eval(str(A), names(A)) is A, str(A)
+    odd = [
+        compose(I, relu),
+        compose(relu, I),
+        const(0.5) + W,
+        W + 0.5,
+        W - 0.5,
+        -W,
+        -(W + b),
+        -const(2.0) + W,
+        W - (b - I_),
+        W * -1 * -1,
+        W @ const(0.5),
+        const(0.5) @ np.ones((1, 4)),
+        const([1.0, 2, 3, 4]) @ diag(data("I", 4)),
+        const(data("W", 1, 4)),
+        weight(data("V", 2, 4, 4)),
+        const(data("V", 4, 1).T),
+        formula(lambda x: (0.5 + x.T).T),
+        formula(lambda x: x.T.T @ W @ (x @ b).T),
+        formula(lambda x: -x.T),
+        formula(lambda x: product(x @ x.T, x @ b, where=sequence)),
+        formula(lambda x: b + x.T.T),
+        formula(lambda x: (x @ W) @ (-x).T),
+        W @ formula(lambda x: x @ x.T @ x),
+        const(np.inf) + W,
+        const(-0.0) + W,
+        attention(W, W @ W.T, W + b, 2, sequence),
+        W @ rsqrt @ (W @ W),
+    ]
+    for A in odd:
+        assert eval(str(A), names(A)) is A, str(A)
+
 
 def test_names_that_are_taken():
     """Two arrays of one name, the name of an operator, a word of Python, no identifier at all."""
     rng = np.random.default_rng(99)
     W, V = Data(rng.normal(size=(4, 4)), "W"), Data(rng.normal(size=(4, 4)), "W")
-    A = weight(W) @ weight(V) @ diag(Data(rng.normal(size=4), "W")) @ weight(Data(rng.normal(size=(4, 4)), "relu")) @ relu
+    A = (
+        weight(W)
+        @ weight(V)
+        @ diag(Data(rng.normal(size=4), "W"))
+        @ weight(Data(rng.normal(size=(4, 4)), "relu"))
+        @ relu
+    )
     A = A @ weight(Data(rng.normal(size=(4, 4)), "if")) @ weight(Data(rng.normal(size=(4, 4)), "0.a/b"))
     assert str(A) == "W @ W_ @ diag(W__) @ relu_ @ relu @ if_ @ _0_a_b" and eval(str(A), names(A)) is A

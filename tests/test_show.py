@@ -1,4 +1,5 @@
 """What is displayed: text by name or in full, LaTeX, small HTML tables, a namespace to read text back in."""
+
 import subprocess
 import sys
 
@@ -7,53 +8,108 @@ import pytest
 
 import opmatrix
 from opmatrix.monoids import max, topk
-from opmatrix.operators import I, attention, centre, cols, const, diag, gelu, heads, layernorm, over, product, relu, row, softmax, tanh, total, weight
+from opmatrix.operators import (
+    I,
+    attention,
+    centre,
+    cols,
+    const,
+    diag,
+    gelu,
+    heads,
+    layernorm,
+    over,
+    product,
+    relu,
+    row,
+    softmax,
+    tanh,
+    total,
+    weight,
+)
 from opmatrix.patterns import causal, mask, sequence
 from opmatrix.show import latex, names, text
 from opmatrix.term import Data, formula, named
 
 
 @pytest.fixture
-def W(data): return weight(Data(np.arange(20.0).reshape(4, 5), "W"))
+def W(data):
+    return weight(Data(np.arange(20.0).reshape(4, 5), "W"))
+
 
 @pytest.fixture
-def b(): return const(Data(np.arange(4.0) + 50, "b"))
+def b():
+    return const(Data(np.arange(4.0) + 50, "b"))
 
 
 def test_text(W, b):
     V = W.T
     for term, said in (
-            (W @ gelu @ V + b, "W @ gelu @ W.T + b"), (W @ (gelu @ V), "W @ (gelu @ W.T)"), ((I + b) * 2 - 1, "(I + b) * 2.0 - 1.0"),
-            (-(I + b), "-(I + b)"), (const([1.0, 2.0]), "const([1.0, 2.0])"), (diag([1.0, 2.0]), "diag([1.0, 2.0])"), (centre, "centre"),
-            (row(I, relu, tanh), "row(I, relu, tanh)"), (cols(1, 3), "cols(1, 3)"), (cols(1, 3, 4), "cols(1, 3, 4)"), (heads(2).T, "heads(2).T"),
-            (W @ opmatrix.mean, "W @ mean"), (over(W, max), "over(W, monoids.max)"), (over(W, topk(3).indices), "over(W, topk(3).indices)"),
-            (layernorm(1e-5), "layernorm(1e-05)"), (W @ I @ total, "W @ total"),
-            (attention(W, W, W, 1, sequence & causal), "attention(W, W, W, 1, sequence & causal)"),
-            (formula(lambda x: (x @ W) @ (x @ W).T @ x), "formula(lambda x: x @ W @ (x @ W).T @ x)"),
-            (formula(lambda x: product(x @ x.T, x, over=softmax, where=mask([[1, 0], [1, 1]]) & sequence)),
-             "formula(lambda x: product(x @ x.T, x, over=softmax, where=mask([[1, 0], [1, 1]]) & sequence))")):
+        (W @ gelu @ V + b, "W @ gelu @ W.T + b"),
+        (W @ (gelu @ V), "W @ (gelu @ W.T)"),
+        ((I + b) * 2 - 1, "(I + b) * 2.0 - 1.0"),
+        (-(I + b), "-(I + b)"),
+        (const([1.0, 2.0]), "const([1.0, 2.0])"),
+        (diag([1.0, 2.0]), "diag([1.0, 2.0])"),
+        (centre, "centre"),
+        (row(I, relu, tanh), "row(I, relu, tanh)"),
+        (cols(1, 3), "cols(1, 3)"),
+        (cols(1, 3, 4), "cols(1, 3, 4)"),
+        (heads(2).T, "heads(2).T"),
+        (W @ opmatrix.mean, "W @ mean"),
+        (over(W, max), "over(W, monoids.max)"),
+        (over(W, topk(3).indices), "over(W, topk(3).indices)"),
+        (layernorm(1e-5), "layernorm(1e-05)"),
+        (W @ I @ total, "W @ total"),
+        (attention(W, W, W, 1, sequence & causal), "attention(W, W, W, 1, sequence & causal)"),
+        (formula(lambda x: (x @ W) @ (x @ W).T @ x), "formula(lambda x: x @ W @ (x @ W).T @ x)"),
+        (
+            formula(lambda x: product(x @ x.T, x, over=softmax, where=mask([[1, 0], [1, 1]]) & sequence)),
+            "formula(lambda x: product(x @ x.T, x, over=softmax, where=mask([[1, 0], [1, 1]]) & sequence))",
+        ),
+    ):
         assert str(term) == said and eval(said, names(term)) is term
+
 
 def test_text_in_full(W):
     average = "(I - mean)"
     assert text(layernorm(0.5), short=False) == f"{average} * (({average} @ square @ mean + 0.5) @ rsqrt)"
     assert "softmax" in text(attention(W, W, W, 1, sequence), short=False)
 
+
 def test_a_name_of_ones_own(W):
     twice = named("twice", W @ W.T @ W @ W.T)
     assert str(twice @ relu) == "twice @ relu" and text(twice, short=False) == "W @ W.T @ W @ W.T"
 
+
 def test_latex(W, b):
-    for term, said in ((W.T @ W @ relu + np.ones(12)[:5], r"W^{\top}\,W\,\mathrm{relu} + \begin{bmatrix}1 & 1 & 1 & 1 & 1\end{bmatrix}"), (I * b, r"I \odot b"), (row(I, relu), r"\begin{bmatrix}I & \mathrm{relu}\end{bmatrix}"),
-                       (W.T, r"W^{\top}"), (layernorm(0.5), r"\mathrm{norm}_{0.5}"), (weight([[1.0, 2.0], [3.0, 4.0]]), r"\begin{bmatrix}1 & 2 \\ 3 & 4\end{bmatrix}"),
-                       (formula(lambda x: product(x @ x.T, x, over=softmax, where=sequence)),
-                        r"x \mapsto x\,x^{\top} \circledast_{\mathrm{softmax}}^{\mathrm{sequence}} x"),
-                       (heads(3), "H_{3}"), (weight(Data(np.ones((9, 9)), "layer.0.W")), r"\mathrm{layer\_0\_W}")):
+    for term, said in (
+        (
+            W.T @ W @ relu + np.ones(12)[:5],
+            r"W^{\top}\,W\,\mathrm{relu} + \begin{bmatrix}1 & 1 & 1 & 1 & 1\end{bmatrix}",
+        ),
+        (I * b, r"I \odot b"),
+        (row(I, relu), r"\begin{bmatrix}I & \mathrm{relu}\end{bmatrix}"),
+        (W.T, r"W^{\top}"),
+        (layernorm(0.5), r"\mathrm{norm}_{0.5}"),
+        (weight([[1.0, 2.0], [3.0, 4.0]]), r"\begin{bmatrix}1 & 2 \\ 3 & 4\end{bmatrix}"),
+        (
+            formula(lambda x: product(x @ x.T, x, over=softmax, where=sequence)),
+            r"x \mapsto x\,x^{\top} \circledast_{\mathrm{softmax}}^{\mathrm{sequence}} x",
+        ),
+        (heads(3), "H_{3}"),
+        (weight(Data(np.ones((9, 9)), "layer.0.W")), r"\mathrm{layer\_0\_W}"),
+    ):
         assert latex(term) == said and term._repr_latex_() == f"${said}$"
+
 
 def test_html(W, b):
     cell = "<td>{}</td>".format
-    assert W._repr_html_().count("<td>") == 20 and cell("19") in W._repr_html_() and "(T × 4) → (T × 5), linear" in W._repr_html_()
+    assert (
+        W._repr_html_().count("<td>") == 20
+        and cell("19") in W._repr_html_()
+        and "(T × 4) → (T × 5), linear" in W._repr_html_()
+    )
     assert relu._repr_html_().count(cell("relu")) == 3 and "⋮" in relu._repr_html_()
     assert (relu @ tanh)._repr_html_().count(cell("relu @ tanh")) == 3
     assert cell("W @ gelu") in row(W @ gelu, I)._repr_html_()
@@ -62,18 +118,25 @@ def test_html(W, b):
     assert weight(np.ones((90, 3)))._repr_html_().count("<tr>") == 9 and cell("7") in const([7.0, 8.0])._repr_html_()
     assert "&lt;" in named("a<b", W @ W.T @ W)._repr_html_()
 
+
 def test_a_whole_model_is_displayed(small):
     assert eval(str(small), names(small)) is small
     assert len(small._repr_html_().split("<tr>")) == 12 and "attention" in small._repr_latex_()
 
 
 def test_public_names():
-    for name in opmatrix.__all__: assert getattr(opmatrix, name) is not None
+    for name in opmatrix.__all__:
+        assert getattr(opmatrix, name) is not None
     assert opmatrix.monoids.softmax is softmax and "relu" in dir(opmatrix)
-    with pytest.raises(AttributeError, match="module 'opmatrix' has no attribute 'relux'"): _ = opmatrix.relux
+    with pytest.raises(AttributeError, match="module 'opmatrix' has no attribute 'relux'"):
+        _ = opmatrix.relux
+
 
 def test_importing_costs_nothing_that_is_not_used():
     """The heavy ones are imported at first use; the algebra itself needs numpy and sympy."""
-    code = ("import sys, opmatrix; opmatrix.relu, opmatrix.dense, opmatrix.build; "
-            "print(*{m.split('.')[0] for m in sys.modules} & {'numba', 'egglog', 'scipy', 'torch', 'rich', 'matplotlib', 'safetensors'})")
+    code = (
+        "import sys, opmatrix; opmatrix.relu, opmatrix.dense, opmatrix.build; "
+        "heavy = {'numba', 'egglog', 'scipy', 'torch', 'rich', 'matplotlib', 'safetensors'}; "
+        "print(*{m.split('.')[0] for m in sys.modules} & heavy)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""

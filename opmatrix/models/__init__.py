@@ -7,7 +7,6 @@ from opmatrix.errors import InputError
 from opmatrix.models.bert import bert
 from opmatrix.term import Operator
 
-
 __all__ = ["FAMILIES", "At", "build", "tensors"]
 
 
@@ -20,8 +19,8 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any], At], Operator]] = {"bert": bert
 
 
 def build(config: Mapping[str, Any], at: At) -> Operator:
-    """The model of a config as an operator, from one-hot tokens to features. Raises InputError where the config names no
-    known family, lacks a key, or chooses something that the family does not have."""
+    """The model of a config as an operator, from one-hot tokens to features. Raises InputError where the config names
+    no known family, lacks a key, or chooses something that the family does not have."""
     family = config.get("model_type")
     if family not in FAMILIES: raise InputError(f"config: model_type {family!r} is not one of {', '.join(FAMILIES)}")
     try: return FAMILIES[family](config, at)
