@@ -55,7 +55,8 @@ class Program:
 
     def __init__(self, steps: Iterable[Step], constants: Mapping[str, Constant], output: str,
                  meta: Mapping[str, Any] | None = None):
-        self.steps, self.constants, self.output = tuple(steps), MappingProxyType(dict(constants)), output
+        held = {name: c if isinstance(c, Format) else np.ascontiguousarray(c) for name, c in constants.items()}
+        self.steps, self.constants, self.output = tuple(steps), MappingProxyType(held), output
         self.meta = MappingProxyType(json.loads(json.dumps(dict(meta or {}))))
         self.schedule = Schedule(self.steps, self.constants, output)
 

@@ -23,7 +23,7 @@ AGAIN = "copy the whole directory again, or make the program anew"
 def save(program: Program, directory: str | Path) -> None:
     """Write the program's directory. It appears by one renaming, complete. A program that was there is replaced; what
     else lay in its directory is kept. InputError where something else is there, or it cannot be written."""
-    target = Path(directory).absolute()
+    target = Path(directory).resolve()
     if target.exists() and not replaceable(target):
         raise InputError(f"{directory}: it exists and is no opmatrix program: choose another directory or remove it")
     fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")

@@ -217,3 +217,22 @@ def test_no_flipped_bit_is_loaded(saved, at):
     raw[at * (len(raw) - 1) // 999] ^= 16
     (saved / WEIGHTS).write_bytes(raw)
     with pytest.raises(InputError): Program.load(saved)
+
+
+def places(value, path=()):
+    """Every path into a JSON value."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in entries: yield from [(*path, key), *places(entry, (*path, key))]
+
+
+@pytest.mark.parametrize("value", [None, True, -1, 2.5, 10**30, "x", "gelu", [], {}, [1, 2], {"a": 1}], ids=repr)
+def test_no_other_error_escapes(saved, program, value):
+    """Whatever takes the place of any entry of program.json, the program is the same or refused in one line."""
+    good = (saved / PROGRAM).read_text()
+    for path in list(places(json.loads(good)))[::7]:
+        found = entry = json.loads(good)
+        for key in path[:-1]: entry = entry[key]
+        entry[path[-1]] = value
+        (saved / PROGRAM).write_text(json.dumps(found))
+        try: assert Program.load(saved).hash == program.hash
+        except InputError as error: assert str(saved) in str(error) and "\n" not in str(error)
