@@ -102,9 +102,9 @@ def shrink(values: dict[str, Any], draw: Callable[[tuple[int, ...]], Any], heads
     counts = {v for v in values.values() if type(v) is int}
     sizes = sorted({s for v in values.values() for s in sizes_of(v)} | counts)
     divisors = {c for c in counts if 1 < c < max(sizes, default=0)}
-    small = {1: 1} | {size: heads for size in divisors if any(s % size == 0 for s in sizes if s != size)}
+    small = {0: 0, 1: 1} | {size: heads for size in divisors if any(s % size == 0 for s in sizes if s != size)}
     for size in sizes:
-        small.setdefault(size, heads * (len(small) + 1))
+        small.setdefault(size, heads * len(small))
     return {name: shrunken(value, small, draw) for name, value in values.items()}
 
 
