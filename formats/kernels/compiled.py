@@ -8,14 +8,17 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Self
 
-from numba import cfunc
-from numba.core import config
+from llvmlite import ir
+from numba import cfunc, types
+from numba.core import cgutils, config
+from numba.extending import intrinsic
 
 from ..cache import cache_directory
 
 FUNCTIONS: dict[str, "Function"] = {}
 FAST = {"contract", "reassoc", "nsz", "arcp"}               # sums in any order; infinities and NaN keep their meaning
 OPTIONS: dict[str, Any] = dict(boundscheck=False, error_model="numpy")
+HELPER = OPTIONS | dict(no_cpython_wrapper=True, no_cfunc_wrapper=True, no_rewrites=True)      # not for Python to call
 COMPILING = RLock()
 
 
@@ -47,6 +50,19 @@ class Function:
         """Call it from Python; the interpreter lock is released meanwhile."""
         result = ctypes.c_int64 if self.result else None
         return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * self.arguments)(self.address)
+
+
+def calling(count: int) -> Any:
+    """An intrinsic that calls the C function at an address with so many arguments."""
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * count)
+    @intrinsic
+    def call(typing, address, *arguments):
+        def code(context, builder, signature, values):
+            function, arguments = values[0], cgutils.unpack_tuple(builder, values[1])
+            builder.call(builder.inttoptr(function, kind.as_pointer()), arguments)
+            return context.get_dummy_value()
+        return types.void(types.int64, types.StarArgTuple([types.int64] * count)), code
+    return call
 
 
 class Kernel(Function):

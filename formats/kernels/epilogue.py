@@ -4,18 +4,20 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from .compiled import FAST, OPTIONS
+from .compiled import FAST, HELPER, Function, calling
 from .launch import address, step, words
 from .maths import gelu_row
-from .memory import floats
+from .memory import floats, record
 
-# bias, residual, gain, shift are addresses (0: absent); across is the step between rows of the residual, in numbers
-EPILOGUE = [*words("bias activation residual across normal gain shift"), ("eps", "f8")]
+# addresses (0: absent) of the two functions below, of the output and of the parts; across: the residual's step
+EPILOGUE = np.dtype([*words("on_block on_rows out step p bias activation residual across normal gain shift"),
+                     ("eps", "f8")])
 ACTIVATIONS = {"": 0, "gelu": 1}
+apply, apply_rows = calling(5), calling(3)
 PARTS = ("bias", "activation", "residual", "eps", "gain", "shift")
 
 
-@njit(fastmath=FAST, **OPTIONS)
+@njit(fastmath=FAST, **HELPER)
 def normalise(y, eps):
     """Subtract the mean, divide by the root of the mean square (Ba et al. 2016, eq. 4)."""
     total = np.float32(0)
@@ -29,7 +31,7 @@ def normalise(y, eps):
     for j in range(y.size): y[j] *= scale
 
 
-@njit(fastmath={"contract"}, **OPTIONS)
+@njit(fastmath={"contract"}, **HELPER)
 def pointwise_part(e, y, row, start):
     """Bias, activation and residual on the columns from start on of one row y."""
     if e.bias:
@@ -41,7 +43,7 @@ def pointwise_part(e, y, row, start):
         for j in range(y.size): y[j] += residual[j]
 
 
-@njit(fastmath={"contract"}, **OPTIONS)
+@njit(fastmath={"contract"}, **HELPER)
 def affine_part(e, y, start):
     """Gain and shift on the columns from start on of one row y."""
     if e.gain:
@@ -52,39 +54,51 @@ def affine_part(e, y, start):
         for j in range(y.size): y[j] += shift[j]
 
 
-@njit(**OPTIONS)
-def finish(e, low, high, left, right):
-    """The epilogue on rows low..high and columns left..right of e.out (a record with out, step, p and EPILOGUE).
-
-    Normalisation, and what follows it, is left to finish_rows."""
-    if not (e.bias or e.activation or e.residual or (not e.normal and (e.gain or e.shift))): return
+@Function.of(5)
+def on_block(after, low, high, left, right):
+    """The epilogue on rows low..high and columns left..right, but for what needs whole rows and what follows that."""
+    e = record(after, EPILOGUE)
     for row in range(low, high):
         y = floats(e.out + 4 * (row * e.step + left), right - left)
         pointwise_part(e, y, row, left)
         if not e.normal: affine_part(e, y, left)
 
 
-@njit(**OPTIONS)
-def finish_rows(e, low, high, left, right):
-    """Normalisation, gain and shift, if columns left..right are whole rows."""
-    if not e.normal or right - left < e.p: return
+@Function.of(3)
+def on_rows(after, low, high):
+    """Normalisation, and then gain and shift, of rows low..high."""
+    e = record(after, EPILOGUE)
     for row in range(low, high):
         y = floats(e.out + 4 * row * e.step, e.p)
         normalise(y, np.float32(e.eps))
         affine_part(e, y, 0)
 
 
-def epilogue_fields(epilogue: Any, shape: tuple[int, int]) -> tuple[Any, ...]:
-    """The values of EPILOGUE for an object with the attributes bias, activation, residual, eps, gain and shift."""
-    if epilogue is None: return 0, 0, 0, 0, 0, 0, 0, 0.0
+@njit(**HELPER)
+def finish_block(after, low, high, left, right):
+    """on_block of the record at an address; nothing for 0."""
+    if after: apply(record(after, EPILOGUE).on_block, after, low, high, left, right)
+
+
+@njit(**HELPER)
+def finish_rows(after, low, high):
+    """on_rows of the record at an address; nothing for 0, or where nothing is normalised."""
+    if after and record(after, EPILOGUE).normal: apply_rows(record(after, EPILOGUE).on_rows, after, low, high)
+
+
+def epilogue_record(epilogue: Any, out: np.ndarray) -> np.ndarray | None:
+    """The EPILOGUE of an object with attributes bias, activation, residual, eps, gain, shift; None for nothing."""
+    if epilogue is None: return None
     bias, activation, residual, eps, gain, shift = (getattr(epilogue, part) for part in PARTS)
     if activation not in ACTIVATIONS:
         raise ValueError(f"epilogue: activation {activation!r} is none of {', '.join(map(repr, ACTIVATIONS))}")
     for name, vector in (("bias", bias), ("gain", gain), ("shift", shift)):
-        if vector is not None: check_rows(name, vector, (shape[1],))
-    if residual is not None: check_rows("residual", residual, shape)
-    return (address(bias), ACTIVATIONS[activation], address(residual), 0 if residual is None else step(residual),
-            eps is not None, address(gain), address(shift), eps or 0.0)
+        if vector is not None: check_rows(name, vector, out.shape[1:])
+    if residual is not None: check_rows("residual", residual, out.shape)
+    across = 0 if residual is None else step(residual)
+    return np.array([(on_block.address, on_rows.address, address(out), step(out), out.shape[1], address(bias),
+                      ACTIVATIONS[activation], address(residual), across, eps is not None, address(gain),
+                      address(shift), eps or 0.0)], EPILOGUE)
 
 
 def check_rows(name: str, array: np.ndarray, shape: tuple[int, ...], kind: type = np.float32) -> np.ndarray:

@@ -1,19 +1,17 @@
 """y = x @ w, or y += x @ w, on one thread: tiles of sums in registers (Goto and van de Geijn 2008).
 
 Kernels are given its address, so it is compiled once. No other BLAS runs inside them, and no other pool of threads."""
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
-from .compiled import OPTIONS, Function
+from .compiled import HELPER, Function, calling
 from .vectors import MANY_REGISTERS, add_outer, fetch, span, write, zeros
 
 # the tile of sums: 24 of 32 registers as wide as a vector, or 12 of 16 half as wide
 ROWS, ACROSS, MIDDLE = (8, 3, 2) if MANY_REGISTERS else (6, 1, 1)
-ONE, TWO = (12, 6) if MANY_REGISTERS else (4, 2)             # vectors of a tile of one row, of two rows
+ONE = 12 if MANY_REGISTERS else 4                            # vectors of a tile of one row
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def strip(none, x, along, w, across, depth, y, step, fresh, lanes):
     """One tile of outputs: rows of x times columns of w, added to what is there unless fresh."""
     sums = none if fresh else fetch(none, y, step, lanes)
@@ -24,7 +22,7 @@ def strip(none, x, along, w, across, depth, y, step, fresh, lanes):
     write(sums, y, step, lanes)
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def band(wide, middle, narrow, row, columns, depth, x, along, w, across, y, step, fresh):
     """A band of rows: wide tiles of columns while they fit, a middle one, then narrow ones, the last one cut."""
     x, y, left = x + row * along, y + row * step, 0
@@ -48,20 +46,12 @@ def gemm(rows, columns, depth, x, along, w, across, y, step, fresh):
              step, fresh)
         row += ROWS
     if row + 4 <= rows:
-        band(zeros(4, ACROSS), zeros(4, MIDDLE), zeros(4, 1), row, columns, depth, x, along, w, across, y, step, fresh)
+        band(zeros(4, ACROSS), zeros(4, ACROSS), zeros(4, 1), row, columns, depth, x, along, w, across, y, step, fresh)
         row += 4
-    if row + 2 <= rows:
-        band(zeros(2, TWO), zeros(2, MIDDLE), zeros(2, 1), row, columns, depth, x, along, w, across, y, step, fresh)
-        row += 2
-    if row < rows:
-        band(zeros(1, ONE), zeros(1, MIDDLE), zeros(1, 1), row, columns, depth, x, along, w, across, y, step, fresh)
+    while row < rows:
+        band(zeros(1, ONE), zeros(1, ONE), zeros(1, 1), row, columns, depth, x, along, w, across, y, step, fresh)
+        row += 1
 
 
-@intrinsic
-def multiply(typing, function, rows, columns, depth, x, along, w, across, y, step, fresh):
-    """Call the product at an address: y (rows, columns) = x (rows, depth) @ w (depth, columns), or += unless fresh."""
-    def code(context, builder, signature, values):
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 10)
-        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
-        return context.get_dummy_value()
-    return types.void(*[types.int64] * 11), code
+# call the product at an address (the first argument): multiply(gemm.address, rows, columns, depth, x, ...)
+multiply = calling(10)

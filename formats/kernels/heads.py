@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from .compiled import OPTIONS, Kernel
+from .compiled import HELPER, Kernel
 from .gemm import gemm, multiply
 from .launch import ROOM, address, launch, words
 from .maths import exponentials, fade, largest
@@ -23,7 +23,7 @@ QUERIES, KEYS = 128, 256
 f4 = np.float32
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def turn_keys(source, step, rows, columns, target, across):
     """target (columns, rows) = the transpose of source (rows, columns); bytes between rows."""
     even, full = rows // 16 * 16, columns // 16 * 16
@@ -34,7 +34,7 @@ def turn_keys(source, step, rows, columns, target, across):
         for j in range(full if i < even else 0, columns): floats(target + j * across, rows)[i] = row[j]
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def part(c, item):
     """(sequence's start, its length, head, first query, end of queries, sequence) of an item."""
     first, starts = longs(c.first, c.S + 1), longs(c.starts, c.S + 1)
@@ -49,7 +49,7 @@ def part(c, item):
     return starts[low], length, head, query, min(query + QUERIES, length), low
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def copy_rows(source, step, rows, columns, target, across):
     """target (rows, columns) = source; bytes between rows."""
     for i in range(rows):
@@ -57,7 +57,7 @@ def copy_rows(source, step, rows, columns, target, across):
         for j in range(columns): copy[j] = row[j]
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def scores_of(c, q, rows, key, keys, head, turned, target, step):
     """target (rows, keys) = q kᵀ for a range of keys of a head; the keys are turned first."""
     k = c.k + 4 * (key * c.k_row + head * c.k_head)
@@ -97,7 +97,7 @@ def attend(item, worker, arguments):
         for j in range(c.e): y[j] *= share
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def flat_offset(c, sequence, head, low, length):
     """Bytes before row low of a head's scores, in the flat array of all sequences and heads."""
     return 4 * (c.h * longs(c.before, c.S + 1)[sequence] + (head * length + low) * length)

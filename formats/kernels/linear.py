@@ -9,16 +9,15 @@ import numpy as np
 from numba import njit
 
 from ..threads import threads
-from .compiled import OPTIONS, Kernel
-from .epilogue import EPILOGUE, check_rows, epilogue_fields, finish, finish_rows
+from .compiled import HELPER, Kernel
+from .epilogue import check_rows, epilogue_record, finish_block, finish_rows
 from .gemm import gemm, multiply
 from .launch import ROOM, Stage, address, launch, step, words
 from .memory import floats, record, shorts, widen
 from .pool import POOL
 
 # x (T, n) and out (T, p) with their steps between rows; an item has so many rows and columns; w is the format's own
-LINEAR = np.dtype([*words("x along out step T n p rows cols multiply room apart w bytes"), *EPILOGUE])
-NOTHING = epilogue_fields(None, (0, 0))
+LINEAR = np.dtype(words("x along out step T n p rows cols multiply room apart w bytes after"))
 f4 = np.float32
 DEEP, WIDE = 512, 192                                        # a block of the weight: 384 KiB, a part of any L2
 REUSED = 16                                                  # rows above which a block is copied to be contiguous
@@ -26,7 +25,7 @@ ENOUGH = 128                                                 # rows for each thr
 CHUNK = 256                                                  # rows of an item, at most
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def tile(c, item):
     """(low, high, left, right): the rows and columns of an item."""
     across = (c.p + c.cols - 1) // c.cols
@@ -34,7 +33,7 @@ def tile(c, item):
     return low, min(low + c.rows, c.T), left, min(left + c.cols, c.p)
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def copy_block(source, target, depth, width, step):
     """A block of float32, step bytes between its rows, to rows of WIDE numbers."""
     for i in range(depth):
@@ -42,7 +41,7 @@ def copy_block(source, target, depth, width, step):
         for j in range(width): kept[j] = stored[j]
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def widen_block(source, target, depth, width, step):
     """A block of float16 to rows of WIDE float32."""
     for i in range(depth):
@@ -65,15 +64,15 @@ def dense(item, worker, arguments):
             if c.bytes == 2 or high - low > REUSED: w, across = room, 4 * WIDE
             multiply(c.multiply, high - low, width, depth, x + 4 * top, 4 * c.along, w, across, out + 4 * start,
                      4 * c.step, top == 0)
-        finish(c, low, high, start, start + width)
-    finish_rows(c, low, high, left, right)
+        finish_block(c.after, low, high, start, start + width)
+    if right - left == c.p: finish_rows(c.after, low, high)
 
 
 @Kernel
 def settle(item, worker, arguments):
     """Normalisation, gain and shift of rows whose columns were computed apart."""
     c = record(arguments, LINEAR)
-    finish_rows(c, item * c.rows, min(item * c.rows + c.rows, c.T), 0, c.p)
+    finish_rows(c.after, item * c.rows, min(item * c.rows + c.rows, c.T))
 
 
 def split(rows: int, columns: int, workers: int, unit: int = 1) -> tuple[int, int]:
@@ -86,15 +85,15 @@ def split(rows: int, columns: int, workers: int, unit: int = 1) -> tuple[int, in
     return rows, min(columns, -(-columns // workers // unit) * unit)
 
 
-def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, epilogue: tuple[Any, ...],
+def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, after: np.ndarray | None,
                   room: tuple[int, int] = (0, 0), size: int = 4, unit: int = 1) -> list[Stage]:
     """The launches of one product; weight: the address of w (size bytes a number), or of a record that describes it."""
     (T, n), p = x.shape, out.shape[1]
     rows, cols = split(T, p, threads(), unit)
     fields = (address(x), step(x), address(out), step(out), T, n, p, rows, cols, gemm.address, *room, weight,
-              size, *epilogue)
+              size, 0 if after is None else after.ctypes.data)
     stages: list[Stage] = [(kernel, np.array([fields], LINEAR), -(-T // rows) * -(-p // cols))]
-    if epilogue[4] and cols < p:
+    if after is not None and after["normal"][0] and cols < p:
         few = -(-T // threads())
         settled = (*fields[:7], few, p, *fields[9:])
         stages.append((settle, np.array([settled], LINEAR), -(-T // few)))
@@ -122,7 +121,7 @@ def product_half(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = 
 def product_stored(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any) -> np.ndarray:
     """The product with a contiguous weight in its own kind of number."""
     check_product(x, w.shape, out)
-    after = epilogue_fields(epilogue, out.shape)
+    after = epilogue_record(epilogue, out)
     with POOL.lock: launch(*linear_stages(dense, x, address(w), out, after, ROOM.reserve(4 * DEEP * WIDE), w.itemsize))
     return out
 
@@ -132,9 +131,9 @@ def product_lowrank(x: np.ndarray, u: np.ndarray, v: np.ndarray, out: np.ndarray
     if u.shape[1:] != v.shape[:1]: raise ValueError(f"u and v: expected (n, r) and (r, p), got {u.shape} and {v.shape}")
     check_product(x, (u.shape[0], v.shape[1]), out)
     first, second = np.ascontiguousarray(u, f4), np.ascontiguousarray(v, f4)
-    between, after = np.empty((x.shape[0], u.shape[1]), f4), epilogue_fields(epilogue, out.shape)
+    between, after = np.empty((x.shape[0], u.shape[1]), f4), epilogue_record(epilogue, out)
     with POOL.lock:
         room = ROOM.reserve(4 * DEEP * WIDE)
-        launch(*linear_stages(dense, x, address(first), between, NOTHING, room),
+        launch(*linear_stages(dense, x, address(first), between, None, room),
                *linear_stages(dense, between, address(second), out, after, room))
     return out

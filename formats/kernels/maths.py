@@ -5,7 +5,7 @@ import numpy as np
 from numba import njit
 
 from .arithmetic import cut, get, highest, keep, larger, magnitude, nearest, power_of_two, smaller, total, zero_below
-from .compiled import OPTIONS
+from .compiled import HELPER
 from .vectors import zeros
 
 f4 = np.float32
@@ -20,7 +20,7 @@ TAIL = f4(10)
     2.727969504e-06, 5.775047984e-06, -7.324271399e-07, 4.050754426e-08, -8.823922158e-10))
 
 
-@njit(forceinline=True, **OPTIONS)
+@njit(forceinline=True, **HELPER)
 def exp(x):
     """e^x for x <= 88 within 2 units in the last place; 0 below -87.3 (no denormal numbers)."""
     bounded = larger(x, SMALLEST)
@@ -30,7 +30,7 @@ def exp(x):
     return zero_below(x, SMALLEST, (q * (r * r) + (r + ONE)) * power_of_two(n))
 
 
-@njit(forceinline=True, **OPTIONS)
+@njit(forceinline=True, **HELPER)
 def gelu(x):
     """x Phi(x) = max(x, 0) - |x| Phi(-|x|) (Hendrycks and Gimpel 2016): 2e-7 absolute, and negative x keep 4 digits."""
     a = smaller(magnitude(x), TAIL)
@@ -40,7 +40,7 @@ def gelu(x):
     return larger(x, ZERO) - a * exp(high * (a2 * a2 * a) + low)
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def gelu_row(y, count):
     """gelu of count numbers at the address y, in place."""
     full = count // 16 * 16
@@ -48,7 +48,7 @@ def gelu_row(y, count):
     if full < count: keep(gelu(get(y + 4 * full, count - full)), y + 4 * full, count - full)
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def largest(s, count, scale):
     """The largest of count numbers at the address s, each scaled."""
     full, top = count // 16 * 16, zeros(1, 1) - INFINITY
@@ -57,7 +57,7 @@ def largest(s, count, scale):
     return highest(top)
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def exponentials(s, count, scale, top):
     """count numbers s become e^(scale s - top), in place; their sum."""
     full, mass = count // 16 * 16, zeros(1, 1)
@@ -72,7 +72,7 @@ def exponentials(s, count, scale, top):
     return total(mass)
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def fade(old, new):
     """e^(old - new), one number."""
     return highest(exp(zeros(1, 1) + (old - new)))

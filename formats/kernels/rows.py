@@ -6,14 +6,13 @@ import numpy as np
 from numba import njit
 
 from ..threads import threads
-from .compiled import OPTIONS, Kernel
-from .epilogue import EPILOGUE, check_rows, epilogue_fields, finish, finish_rows
+from .compiled import HELPER, Kernel
+from .epilogue import check_rows, epilogue_record, finish_block, finish_rows
 from .launch import address, launch, step, words
-from .linear import NOTHING
 from .memory import floats, longs, record, shorts, widen
 
 # out (T, p) from rows of x, or from rows of tables that ids name; fields: rows of 4 numbers, see FIELD
-PASS = np.dtype([*words("x along out step T p rows fields count"), ("factor", "f8"), *EPILOGUE])
+PASS = np.dtype([*words("x along out step T p rows fields count after"), ("factor", "f8")])
 FIELD = 4                                                    # ids (int64), bytes between ids, table, half
 f4 = np.float32
 
@@ -27,11 +26,11 @@ def rowwise(item, worker, arguments):
     for row in range(low, high):
         x, y = floats(c.x + 4 * row * c.along, c.p), floats(c.out + 4 * row * c.step, c.p)
         for j in range(c.p): y[j] = factor * x[j]
-        finish(c, row, row + 1, 0, c.p)
-        finish_rows(c, row, row + 1, 0, c.p)
+        finish_block(c.after, row, row + 1, 0, c.p)
+        finish_rows(c.after, row, row + 1)
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def add_row(y, table, half, index, fresh):
     """Set y to, or add to it, a row of a table of float32 or float16."""
     if half:
@@ -52,19 +51,20 @@ def gathered(item, worker, arguments):
             field = longs(c.fields + 8 * FIELD * k, FIELD)
             index = longs(field[0] + row * field[1], 1)[0]
             add_row(y, field[2], field[3], index, k == 0)
-        finish(c, row, row + 1, 0, c.p)
-        finish_rows(c, row, row + 1, 0, c.p)
+        finish_block(c.after, row, row + 1, 0, c.p)
+        finish_rows(c.after, row, row + 1)
 
 
-def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: tuple[Any, ...], factor: float = 1.0,
+def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: Any = None, factor: float = 1.0,
              fields: np.ndarray | None = None) -> np.ndarray:
     """Launch a pass over chunks of rows."""
     T, p = out.shape
     if not T: return out
     rows = max(1, -(-T // (4 * threads())))
     source = (0, 0) if x is None else (address(x), step(x))
-    count = 0 if fields is None else len(fields)
-    values = (*source, address(out), step(out), T, p, rows, address(fields), count, factor, *epilogue)
+    count, after = 0 if fields is None else len(fields), epilogue_record(epilogue, out)
+    values = (*source, address(out), step(out), T, p, rows, address(fields), count,
+              0 if after is None else after.ctypes.data, factor)
     launch((kernel, np.array([values], PASS), -(-T // rows)))
     return out
 
@@ -73,7 +73,7 @@ def pointwise(x: np.ndarray, out: np.ndarray, epilogue: Any) -> np.ndarray:
     """The epilogue applied to x (T, p) in one pass; out may be x."""
     check_rows("x", x, out.shape)
     check_rows("out", out, out.shape)
-    return run_pass(rowwise, x, out, epilogue_fields(epilogue, out.shape))
+    return run_pass(rowwise, x, out, epilogue)
 
 
 def scale(x: np.ndarray, factor: float, out: np.ndarray) -> np.ndarray:
@@ -82,7 +82,7 @@ def scale(x: np.ndarray, factor: float, out: np.ndarray) -> np.ndarray:
     source, target = (flat_rows(x), flat_rows(out)) if flat else (x, out)
     check_rows("x", source, target.shape)
     check_rows("out", target, target.shape)
-    run_pass(rowwise, source, target, NOTHING, factor)
+    run_pass(rowwise, source, target, None, factor)
     return out
 
 
@@ -113,4 +113,4 @@ def embed(fields: Sequence[tuple[np.ndarray, np.ndarray]], out: np.ndarray, epil
         ids, table = np.asarray(ids, np.int64), np.ascontiguousarray(table)
         held.append((ids, table))
         rows.append((address(ids), ids.strides[0], address(table), table.dtype == np.float16))
-    return run_pass(gathered, None, out, epilogue_fields(epilogue, out.shape), fields=np.array(rows, np.int64))
+    return run_pass(gathered, None, out, epilogue, fields=np.array(rows, np.int64))

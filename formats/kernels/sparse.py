@@ -7,22 +7,23 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
-from .compiled import OPTIONS, Kernel
-from .epilogue import epilogue_fields, finish, finish_rows
+from .compiled import HELPER, Function, Kernel, calling
+from .epilogue import epilogue_record, finish_block, finish_rows
 from .launch import ROOM, address, launch, words
 from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import floats, pointer, record
 from .pool import POOL
 from .vectors import add_outer, plus, turn, write, zeros
 
-# idx has so many bytes a number (0: block); r, c: tile of a block, or N and M; a turned tile is depth by tokens
-SPARSE = np.dtype(words("ptr idx val bytes r c tokens depth p"))
+# columns: the function for the format; r, c: tile of a block, or N and M; a turned tile of tokens is depth by tokens;
+# so many columns are computed at once before they are turned back
+SPARSE = np.dtype(words("columns ptr idx val r c tokens depth p once"))
 ROOMY = 1 << 20                                              # bytes for a turned tile of tokens: a half of an L2
 COLUMNS = 64                                                 # columns computed before they are turned back
 f4, i8 = np.float32, np.int64
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def turn_in(c, first, count, x, tokens, depth):
     """Rows first.. of c.x, turned, at x: (depth, tokens), zero outside (n, count)."""
     across, along = 4 * c.along, 4 * tokens
@@ -38,7 +39,7 @@ def turn_in(c, first, count, x, tokens, depth):
         for k in range(full if t < even else 0, c.n): floats(x + k * along, tokens)[t] = row[k]
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def turn_out(c, y, tokens, first, count, start, width):
     """Columns start.. of rows first.. of c.out from y: (width, tokens)."""
     across, along = 4 * c.step, 4 * tokens
@@ -51,7 +52,7 @@ def turn_out(c, y, tokens, first, count, start, width):
         for j in range(full if t < even else 0, width): row[j] = floats(y + j * along, tokens)[t]
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def csr_column(none, idx, val, k, end, x, along, y):
     """One column for the tokens of a tile: four sums side by side, as an addition takes four cycles."""
     one, two, three, four = none, none, none, none
@@ -67,8 +68,8 @@ def csr_column(none, idx, val, k, end, x, along, y):
     write(plus(plus(one, two), plus(three, four)), y, 0, None)
 
 
-@njit(**OPTIONS)
-def csr_columns(w, idx, start, width, x, y):
+@njit(**HELPER)
+def csr_range(w, idx, start, width, x, y):
     """A range of columns for all tokens, as many at a time as sums fit the registers."""
     ptr, along = carray(pointer(w.ptr, np.uint32), w.p + 1), 4 * w.tokens
     for j in range(width):
@@ -81,7 +82,21 @@ def csr_columns(w, idx, start, width, x, y):
             token += 16
 
 
-@njit(**OPTIONS)
+@Function.of(5)
+def csr_wide(weight, start, width, x, y):
+    """Columns start.. of x @ W at y, tokens contiguous; idx in 32 bits."""
+    w = record(weight, SPARSE)
+    csr_range(w, pointer(w.idx, np.uint32), start, width, x, y)
+
+
+@Function.of(5)
+def csr_short(weight, start, width, x, y):
+    """Columns start.. of x @ W at y, tokens contiguous; idx in 16 bits."""
+    w = record(weight, SPARSE)
+    csr_range(w, pointer(w.idx, np.uint16), start, width, x, y)
+
+
+@njit(**HELPER)
 def nm_column(none, idx, val, kept, group, x, along, y):
     """One column of n:m weights: the groups follow one another, so an index has one byte."""
     even, odd = none, none
@@ -94,9 +109,10 @@ def nm_column(none, idx, val, kept, group, x, along, y):
     write(plus(even, odd), y, 0, None)
 
 
-@njit(**OPTIONS)
-def nm_columns(w, start, width, x, y):
-    """A range of columns for all tokens."""
+@Function.of(5)
+def nm_columns(weight, start, width, x, y):
+    """Columns start.. of x @ W at y, tokens contiguous; every group of c inputs keeps r."""
+    w = record(weight, SPARSE)
     held, along = w.depth // w.c * w.r, 4 * w.tokens
     for j in range(width):
         idx, val = carray(pointer(w.idx + (start + j) * held, np.uint8), held), w.val + 4 * (start + j) * held
@@ -109,7 +125,7 @@ def nm_columns(w, start, width, x, y):
             token += 16
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def block_strip(none, w, ptr, idx, column, j, x, y):
     """Rows j.. of a column of blocks, as many as the sums have, for their tokens."""
     sums, along = none, 4 * w.tokens
@@ -122,7 +138,7 @@ def block_strip(none, w, ptr, idx, column, j, x, y):
     write(sums, y + j * along, along, None)
 
 
-@njit(**OPTIONS)
+@njit(**HELPER)
 def block_column(w, ptr, idx, column, x, y):
     """A column of blocks for all tokens: strips of 8, 4 and 1 outputs by 32 tokens."""
     for token in range(0, w.tokens, 32):
@@ -138,15 +154,15 @@ def block_column(w, ptr, idx, column, x, y):
             j += 1
 
 
-@njit(**OPTIONS)
-def columns(w, start, width, x, y):
-    """Columns start.. of x @ W at y, tokens contiguous; w.bytes tells csr (4, 2), nm (1) and block (0) apart."""
-    if w.bytes == 4: csr_columns(w, pointer(w.idx, np.uint32), start, width, x, y)
-    elif w.bytes == 2: csr_columns(w, pointer(w.idx, np.uint16), start, width, x, y)
-    elif w.bytes == 1: nm_columns(w, start, width, x, y)
-    else:
-        ptr, idx = pointer(w.ptr, np.uint32), pointer(w.idx, np.uint32)
-        for j in range(0, width, w.c): block_column(w, ptr, idx, (start + j) // w.c, x, y + 4 * j * w.tokens)
+@Function.of(5)
+def block_columns(weight, start, width, x, y):
+    """Columns start.. of x @ W at y, tokens contiguous; tiles of r inputs by c outputs."""
+    w = record(weight, SPARSE)
+    ptr, idx = pointer(w.ptr, np.uint32), pointer(w.idx, np.uint32)
+    for j in range(0, width, w.c): block_column(w, ptr, idx, (start + j) // w.c, x, y + 4 * j * w.tokens)
+
+
+columns = calling(5)
 
 
 @Kernel
@@ -157,33 +173,31 @@ def sparse(item, worker, arguments):
     low, high, left, right = tile(c, item)
     x = c.room + worker * c.apart
     y = x + 4 * w.depth * w.tokens
-    once = max(COLUMNS // w.c * w.c, w.c) if w.bytes == 0 else COLUMNS
     for first in range(low, high, w.tokens):
         count = min(w.tokens, high - first)
         turn_in(c, first, count, x, w.tokens, w.depth)
-        for start in range(left, right, once):
-            width = min(once, right - start)
-            columns(w, start, width, x, y)
+        for start in range(left, right, w.once):
+            width = min(w.once, right - start)
+            columns(w.columns, c.w, start, width, x, y)
             turn_out(c, y, w.tokens, first, count, start, width)
-    finish(c, low, high, left, right)
-    finish_rows(c, low, high, left, right)
+    finish_block(c.after, low, high, left, right)
+    if right - left == c.p: finish_rows(c.after, low, high)
 
 
 def launch_sparse(x: np.ndarray, weights: tuple[np.ndarray | None, np.ndarray, np.ndarray], out: np.ndarray,
-                  epilogue: Any, size: int, tile: tuple[int, int] = (1, 1)) -> np.ndarray:
-    """weights: ptr, idx, val; size: bytes of an index, 0 for blocks; tile: of a block, or (N, M)."""
+                  epilogue: Any, function: Function, tile: tuple[int, int] = (1, 1)) -> np.ndarray:
+    """weights: ptr, idx, val; function: computes columns; tile: of a block, or (N, M)."""
     ptr, idx, val = weights
-    (T, n), (r, c) = x.shape, tile
-    group = c if size == 1 else r
+    (T, n), (r, c), block = x.shape, tile, function is block_columns
+    group, least = (r, 32) if block else (c, 16)            # inputs that belong together; tokens of the least strip
     depth = -(-n // group) * group
-    least = 16 if size else 32                               # tokens of the narrowest strip
     tokens = min(-(-T // least) * least, 128 if depth <= ROOMY // 512 else 64)
-    fields = (address(ptr), address(idx), address(val), size, r, c, tokens, depth, out.shape[1])
-    weight = np.array([fields], SPARSE)
+    once = max(COLUMNS // c, 1) * c if block else COLUMNS
+    fields = (function.address, address(ptr), address(idx), address(val), r, c, tokens, depth, out.shape[1], once)
+    weight, after = np.array([fields], SPARSE), epilogue_record(epilogue, out)
     with POOL.lock:
-        room = ROOM.reserve(4 * tokens * (depth + max(COLUMNS, c)))
-        after = epilogue_fields(epilogue, out.shape)
-        launch(*linear_stages(sparse, x, address(weight), out, after, room, unit=1 if size else c))
+        room = ROOM.reserve(4 * tokens * (depth + once))
+        launch(*linear_stages(sparse, x, weight.ctypes.data, out, after, room, unit=c if block else 1))
     return out
 
 
@@ -196,7 +210,7 @@ def product_csr(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray
     arrays = typed("ptr", ptr, np.uint32), typed("idx", idx, np.uint16, np.uint32), typed("val", val, f4)
     if not ptr[-1] == len(idx) == len(val):
         raise ValueError(f"csr: ptr ends at {ptr[-1]}, but idx has {len(idx)} and val {len(val)} numbers")
-    return launch_sparse(x, arrays, out, epilogue, idx.itemsize)
+    return launch_sparse(x, arrays, out, epilogue, csr_short if idx.itemsize == 2 else csr_wide)
 
 
 def product_block(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
@@ -211,7 +225,7 @@ def product_block(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarr
     if len(ptr) - 1 != -(-out.shape[1] // c) or not ptr[-1] == len(idx) == len(val):
         raise ValueError(f"block: ptr of {len(ptr)} ending at {ptr[-1]}, idx of {len(idx)} and val of {val.shape} "
                          f"do not make {out.shape[1]} columns")
-    return launch_sparse(x, arrays, out, epilogue, 0, (r, c))
+    return launch_sparse(x, arrays, out, epilogue, block_columns, (r, c))
 
 
 def product_nm(x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray, group: int = 4,
@@ -224,7 +238,7 @@ def product_nm(x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
     arrays = None, typed("idx", idx, np.uint8), typed("val", val, f4)
     if idx.shape != val.shape or idx.shape[1] % groups:
         raise ValueError(f"nm: idx {idx.shape} and val {val.shape} do not fill {groups} groups of {group} inputs")
-    return launch_sparse(x, arrays, out, epilogue, 1, (idx.shape[1] // groups, group))
+    return launch_sparse(x, arrays, out, epilogue, nm_columns, (idx.shape[1] // groups, group))
 
 
 def typed(name: str, array: np.ndarray, *kinds: type) -> np.ndarray:
