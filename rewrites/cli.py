@@ -9,16 +9,22 @@ def main() -> None:
     """Runs a command. Bad input is one line on stderr and exit status 2."""
     for name, value in ENVIRONMENT.items():                 # one pool of threads: numba's (docs/architecture.md)
         os.environ.setdefault(name, value)
-    from rewrites.commands import app
+    from rewrites.commands import INTERRUPTED, USAGE, app
     from rewrites.errors import BAD_INPUT
     try:
-        app()
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+    except USAGE as error:
+        said(error.format_message(), 2)
     except BAD_INPUT as error:
-        print(f"opmatrix: {' '.join(str(error.args[0] if error.args else error).split())}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("opmatrix: interrupted", file=sys.stderr)
-        sys.exit(130)
+        said(str(error.args[0] if error.args else error), 2)
+    except INTERRUPTED:
+        said("interrupted", 130)
+
+
+def said(message: str, status: int) -> None:
+    """One line on stderr, and the end."""
+    print(f"opmatrix: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

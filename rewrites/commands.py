@@ -1,13 +1,16 @@
 """The commands: optimize, run, laws, explain, spectrum."""
 import json
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
 from opmatrix.errors import InputError
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+USAGE: Any = typer.BadParameter.__mro__[2]                  # click's ClickException, or that of typer's own copy of click
+INTERRUPTED = (KeyboardInterrupt, typer.Abort)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
                   help="A transformer in; the cheapest equal program that the laws reach comes out, verified, and runs.")
 
 Model = Annotated[str, typer.Argument(help="minilm, or a directory with config.json, model.safetensors and tokenizer.json")]
@@ -29,11 +32,8 @@ def optimize(
     from rewrites.optimize import optimize as find
     from rewrites.report import Report
     from rewrites.results import as_json, printed, save
-    if not 0 <= error < 1:
-        raise InputError(f"--error {error}: a relative error from 0 to 1, such as 0.02")
-    if memory is not None and memory <= 0:
-        raise InputError(f"--memory {memory}: megabytes, more than 0")
-    target = out or Path(f"{Path(model).name}.opmatrix")
+    target = out or Path(f"{Path(model).resolve().name}.opmatrix")
+    refuse(error, memory, target, results)
     result = find(model, error=error, memory=memory and memory * 1e6, text=text and str(text), tokens=tokens,
                   leave_out=tuple(without or ()), report=Report())
     where = save(result, target)
@@ -42,6 +42,19 @@ def optimize(
     if results is not None:
         results.write_text(json.dumps(found, indent=1))
     typer.echo(printed(result, target))
+
+
+def refuse(error: float, memory: float | None, target: Path, results: Path | None) -> None:
+    """What can be known to be wrong before the work begins, as an InputError that names the option."""
+    from opmatrix.storage import replaceable
+    if not 0 <= error < 1:
+        raise InputError(f"--error {error}: a relative error from 0 to 1, such as 0.02")
+    if memory is not None and not 0 < memory < float("inf"):
+        raise InputError(f"--memory {memory}: megabytes, more than 0")
+    if target.exists() and not replaceable(target):
+        raise InputError(f"--out {target}: it exists and is no opmatrix program: choose another directory or remove it")
+    if results is not None and (results.is_dir() or not results.absolute().parent.is_dir()):
+        raise InputError(f"--json {results}: it is to be a file in a directory that is there")
 
 
 @app.command()

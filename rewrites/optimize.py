@@ -92,14 +92,14 @@ def optimize(model: str, *, error: float = 0.02, memory: float | None = None, te
     """The cheapest verified program of a model on this machine whose output changes by at most `error`, relative, on held-out
     rows; `memory` bounds stored and working bytes. Raises InputError for what comes from outside, Infeasible where no
     program meets the budgets."""
-    report = Report(quiet=True) if report is None else report
+    report, laws = Report(quiet=True) if report is None else report, without(laws, leave_out)
     with report.phase("model"):
         checkpoint = open_model(model)
         operator, workload = checkpoint.operator(), Workload.of(checkpoint, text, tokens)
     if machine is None:
         with report.phase("machine") as progress:
             machine = calibrated(progress)
-    run = Run(checkpoint, operator, workload, machine, without(laws, leave_out), report)
+    run = Run(checkpoint, operator, workload, machine, laws, report)
     with report.phase("search"):
         run.explore()
     with report.phase("kernels"):

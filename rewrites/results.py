@@ -1,5 +1,6 @@
 """What a run found out, as text, as JSON, and as directories that run."""
 import platform
+import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ def save(result: Result, target: Path) -> list[Path]:
     """Saves the chosen program in `target`, every program of the front beside its weights in `target/front`."""
     result.best.program.save(target)
     places = [target / "front" / f"{number}" for number in range(len(result.points))]
-    (target / "front").mkdir(exist_ok=True)
+    shutil.rmtree(target / "front", ignore_errors=True)     # of an earlier run, which may have had more points
+    (target / "front").mkdir()
     for place, point in zip(places, result.points, strict=True):
         point.program.save(place)
     return places

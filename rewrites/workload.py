@@ -35,14 +35,18 @@ class Workload:
     def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None) -> "Workload":
         """From a file of lines, or the sentences that ship. Timed is one sentence of `tokens` tokens, 128 by default, or
         with a file the file itself. Raises InputError for a length that the model has no positions for."""
+        limit = int(checkpoint.config["max_position_embeddings"])
+        length = min(128, limit) if tokens is None else tokens
+        if not 1 <= length <= limit:
+            raise InputError(f"--tokens {length}: {checkpoint.name} takes 1 to {limit} tokens")
         lines = read_lines(text) if text else sentences()
         tokenizer = checkpoint.tokenizer()
         even, odd = tokenizer.encode(calibration(lines)), tokenizer.encode(verification(lines))
         probe = tokenizer.encode(calibration(lines)[:PROBE])
+        vocabulary = int(checkpoint.config["vocab_size"])
+        if (highest := max(even.tokens.max(), odd.tokens.max())) >= vocabulary:
+            raise InputError(f"{checkpoint.directory / 'tokenizer.json'}: it gives token {highest}, but the model has "
+                             f"{vocabulary} (vocab_size): take the tokenizer that belongs to the weights")
         if text and tokens is None:
             return cls(tokenizer.encode(lines), even, odd, probe, f"{len(lines)} lines of {text}")
-        length = 128 if tokens is None else tokens
-        limit = int(checkpoint.config["max_position_embeddings"])
-        if not 1 <= length <= limit:
-            raise InputError(f"--tokens {length}: {checkpoint.name} takes 1 to {limit} tokens")
         return cls(Batch([np.resize(even.tokens, length)]), even, odd, probe, f"one sentence of {length} tokens")
