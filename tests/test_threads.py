@@ -1,0 +1,142 @@
+"""The pool: several callers, few threads, forks, sleep; BLAS limited and restored; compiled code found again."""
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import formats
+from formats import kernels, threads
+from formats.kernels import pool
+from formats.kernels.compiled import FUNCTIONS, Kernel
+from formats.kernels.launch import launch
+from formats.kernels.memory import longs
+
+
+@Kernel
+def mark(item, worker, arguments):
+    """Count the item, and whoever did it; every third item takes long."""
+    a = longs(arguments, 3)
+    if item % 3 == 0:
+        for _ in range(a[2]): pool.pause()
+    longs(a[0], item + 1)[item] += 1
+    longs(a[1], worker + 1)[worker] += 1
+
+
+def marked(items, slow=0):
+    """(how often each item was done, how many items each worker did)."""
+    done, by = np.zeros(max(items, 1), np.int64), np.zeros(threads.available() + 1, np.int64)
+    launch((mark, np.array([done.ctypes.data, by.ctypes.data, slow]), items))
+    return done[:items], by
+
+
+@pytest.mark.parametrize("items", [0, 1, 2, 3, 1000])
+def test_every_item_is_done_once(items):
+    for slow in (0, 1000):
+        done, by = marked(items, slow)
+        assert (done == 1).all() and by.sum() == items
+
+
+def test_launches_follow_one_another():
+    """Thousands of launches of a few items: none is lost to a thread that still looks at the one before."""
+    for i in range(3000): assert (marked(1 + i % 5)[0] == 1).all()
+
+
+def test_threads_wake_up():
+    for _ in range(5):
+        marked(100)
+        time.sleep(0.02)
+        assert (marked(100, 1000)[0] == 1).all()
+
+
+def test_callers_at_the_same_time():
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((150, 64), np.float32), rng.standard_normal((64, 50), np.float32)
+    want = kernels.product_dense(x, w, np.empty((150, 50), np.float32))
+    with ThreadPoolExecutor(4) as callers:
+        found = list(callers.map(lambda _: kernels.product_dense(x, w, np.empty((150, 50), np.float32)), range(200)))
+    assert all((one == want).all() for one in found)
+
+
+def test_the_number_of_threads_changes_no_bit_of_a_row_split():
+    rng = np.random.default_rng(1)
+    x, w = rng.standard_normal((700, 64), np.float32), rng.standard_normal((64, 50), np.float32)
+    want = kernels.product_dense(x, w, np.empty((700, 50), np.float32))
+    with threads.limit(1):
+        assert threads.threads() == 1
+        assert (kernels.product_dense(x, w, np.empty((700, 50), np.float32)) == want).all()
+        assert marked(100)[1][0] == 100
+    assert threads.threads() == threads.available()
+
+
+def test_limit_refuses_nothing():
+    with pytest.raises(ValueError, match="at least 1, got 0"), threads.limit(0): pass
+
+
+def run(code, **environment):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+USE = """
+import numpy as np
+from formats import kernels
+x = np.ones((300, 40), np.float32)
+def use(): assert (kernels.product_dense(x, x.T.copy(), np.empty((300, 300), np.float32)) == 40).all()
+use()
+"""
+
+
+SCALE = """
+import numpy as np
+from formats import kernels
+from formats.kernels.compiled import FUNCTIONS
+assert (kernels.scale(np.ones(5, np.float32), 2.0, np.empty(5, np.float32)) == 2).all()
+print(FUNCTIONS["rowwise"].compiled.cache_hits)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_has_threads_of_its_own():
+    run(USE + "import os\nif child := os.fork(): assert os.waitpid(child, 0)[1] == 0\nelse: use(); os._exit(0)")
+
+
+def test_threads_may_be_fewer_or_more_than_processors():
+    assert run(USE + "from formats.threads import threads; print(threads())", NUMBA_NUM_THREADS="5") == "5\n"
+    assert run(USE + "from formats.threads import threads; print(threads())", NUMBA_NUM_THREADS="1") == "1\n"
+
+
+def test_compiled_code_is_found_again_until_a_source_changes(tmp_path):
+    """numba alone looks at the file of a kernel only, not at the helpers that it calls from others."""
+    copy, where = tmp_path / "formats", {"PYTHONPATH": str(tmp_path), "OPMATRIX_CACHE": str(tmp_path / "cache")}
+    shutil.copytree(Path(formats.__file__).parent, copy)
+    hits = lambda: run(SCALE, **where)
+    assert hits() == "0\n"
+    assert hits() == "1\n"
+    with (copy / "kernels" / "memory.py").open("a") as helper: helper.write("\n# changed\n")
+    assert hits() == "0\n"
+
+
+def test_blas_is_limited_inside_and_restored():
+    get = [get for get, _ in threads.libraries()]
+    before = [count() for count in get]
+    with threads.single_blas(), threads.single_blas(): assert [count() for count in get] == [1] * len(get)
+    assert [count() for count in get] == before
+
+
+def test_the_command_line_gives_blas_one_thread():
+    given = threads.command_line_environment()
+    code = "from formats.threads import libraries; import numpy; print({get() for get, _ in libraries()})"
+    assert run(code, **given) == "{1}\n"
+
+
+def test_every_kernel_compiles_and_says_so():
+    told = []
+    kernels.warm(progress=lambda name, seconds: told.append(name))
+    assert told == list(FUNCTIONS)
