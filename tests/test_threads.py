@@ -17,6 +17,8 @@ from formats.kernels.compiled import FUNCTIONS, Kernel
 from formats.kernels.launch import launch
 from formats.kernels.memory import longs
 
+ROOT = Path(formats.__file__).parents[1]
+
 
 @Kernel
 def mark(item, worker, arguments):
@@ -78,8 +80,10 @@ def test_limit_refuses_nothing():
     with pytest.raises(ValueError, match="at least 1, got 0"), threads.limit(0): pass
 
 
-def run(code, **environment):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment)
+def run(code, root=ROOT, **environment):
+    """What a Python that imports the packages below root prints."""
+    environment = os.environ | {"PYTHONPATH": str(root)} | environment
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=root)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -114,9 +118,8 @@ def test_threads_may_be_fewer_or_more_than_processors():
 
 def test_compiled_code_is_found_again_until_a_source_changes(tmp_path):
     """numba alone looks at the file of a kernel only, not at the helpers that it calls from others."""
-    copy, where = tmp_path / "formats", {"PYTHONPATH": str(tmp_path), "OPMATRIX_CACHE": str(tmp_path / "cache")}
-    shutil.copytree(Path(formats.__file__).parent, copy)
-    hits = lambda: run(SCALE, **where)
+    shutil.copytree(ROOT / "formats", copy := tmp_path / "formats")
+    hits = lambda: run(SCALE, tmp_path, OPMATRIX_CACHE=str(tmp_path / "cache"))
     assert hits() == "0\n"
     assert hits() == "1\n"
     with (copy / "kernels" / "memory.py").open("a") as helper: helper.write("\n# changed\n")
