@@ -13,6 +13,7 @@ from opmatrix.spectra import Gram, Limits, propose
 from opmatrix.spectra.propose import Proposals
 from rewrites.emit import Emitter
 from rewrites.extraction import Extraction, Node, Problem, extract
+from rewrites.fit import Fitter
 from rewrites.lower import Method, Stored, Use
 from rewrites.price import Prices, stored_bytes
 from rewrites.representations import forms
@@ -44,7 +45,7 @@ class Choices:
     structure: Structure
     sites: list[Site]
     options: dict[tuple[int, int, str], list[tuple[Method, float, float]]]
-    grams: dict[tuple[int, int, str], Gram]
+    fitter: Fitter
     proposals: dict[str, Proposals] = field(default_factory=dict)
     fitted: dict[Any, Any] = field(default_factory=dict)
 
@@ -71,7 +72,7 @@ class Choices:
         def decide(part: int, use: Use, method: Method) -> Method:
             node = chosen.get((part, use.weight, use.layout))
             return method if node is None else node.label
-        return self.structure.program(meta, decide, self.fitted, self.grams)[0]
+        return self.structure.program(meta, decide, self.fitted, self.fitter)[0]
 
 
 def sites(program: Program, structure: Structure, emitter: Emitter) -> list[Site]:
@@ -122,20 +123,21 @@ def candidates(program: Program, structure: Structure, emitter: Emitter, prices:
     wanted = np.asarray(program.run(batch), np.float64)
     proposals = {site.constant: methods(site, grams.get(site.x or ""), prices, limits) for site in found}
     total, done = sum(map(len, proposals.values())), 0
+    fitter = Fitter({site.key: grams[site.x] for site in found if site.x})
     options = {}
     for site in found:
         exact = dict.fromkeys([site.stored.method, Method(), *(forms(site.matrix) if site.x else ())])
         rows = [(method, *own_price(site, method, prices)) for method in exact]
         for each in proposals[site.constant]:
-            stored = each.approximate(site.matrix, grams.get(site.x or ""))
-            changed = Program(program.steps, {**program.constants, site.constant: as_dense(stored)}, program.output)
-            error = difference(changed.run(batch), wanted)
-            method = Method(each.method, tuple(each.parameters.items()), each.fit, error ** 2)
+            method = Method(each.method, tuple(each.parameters.items()), each.fit)
+            stored = as_dense(fitter.store(site.matrix, method, site.key))
+            changed = Program(program.steps, {**program.constants, site.constant: stored}, program.output)
+            method = method._replace(error=difference(changed.run(batch), wanted) ** 2)
             rows.append((method, *own_price(site, method, prices)))
             done += 1
             progress(done, total)
         options[site.key] = rows
-    return Choices(structure, found, options, {site.key: grams[site.x] for site in found if site.x}, proposals)
+    return Choices(structure, found, options, fitter, proposals)
 
 
 def as_dense(stored: Any) -> Any:

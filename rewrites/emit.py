@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from formats import FORMATS
 from opmatrix.program import Step
-from opmatrix.spectra.propose import Candidate
+from rewrites.fit import Fitter
 from rewrites.kinds import array
 from rewrites.lower import Call, Lowering, Method, Row, Stored, Use, layout
 
@@ -26,10 +25,10 @@ class Value:
 @dataclass
 class Emitter:
     """Collects steps and constants, part by part. `decide` picks the method of a use in a part; `fitted` keeps weights that
-    many programs store alike; `grams` holds XᵀX of what a weight multiplies, for the methods that are fitted to it."""
+    many programs store alike."""
 
     fitted: dict[Any, Any] = field(default_factory=dict)
-    grams: dict[tuple[int, int, str], Any] = field(default_factory=dict)
+    fitter: Fitter = field(default_factory=Fitter)
     steps: list[Step] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, tuple[int, Stored]] = field(default_factory=dict)
@@ -104,15 +103,9 @@ class Emitter:
         stored = Stored(cls, how, method._replace(error=0.0))
         if how == "stack":
             return self._constant((self.part, stored), lambda: lowering.matrix(cls, how))
-        name = self._constant((self.part, stored), lambda: self._fit(lowering.matrix(cls, how), method, (self.part, cls, how)))
+        name = self._constant((self.part, stored), lambda: self.fitter.store(lowering.matrix(cls, how), method, (self.part, cls, how)))
         self.sources[name] = (self.part, stored)
         return name
-
-    def _fit(self, numbers: np.ndarray, method: Method, where: tuple[int, int, str]) -> Any:
-        """The weight in its representation; storing it as it is only rounds it."""
-        if method.format == "dense":
-            return FORMATS["dense"].pack(numbers.astype(np.float32))
-        return Candidate(method.format, dict(method.parameters), method.fit).approximate(numbers, self.grams.get(where))
 
     def _constant(self, key: Any, make: Callable[[], Any]) -> str:
         if key not in self.fitted:

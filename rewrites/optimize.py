@@ -24,6 +24,7 @@ from rewrites.workload import Workload
 
 LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
 ROUNDING = 4.0                                              # an exact program may round so many times as much as the import
+GROUP = 256                                                 # rows that the float64 oracle reads at a time
 MOST = 7                                                    # points of the front that are verified and measured
 
 
@@ -74,8 +75,18 @@ class Oracle:
     vocabulary: int
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        parts = [Batch([batch.tokens[a:b]]) for a, b in zip(batch.starts[:-1], batch.starts[1:], strict=True)]
+        parts = pieces(batch, GROUP)
         return np.concatenate([dense(self.model, part.selection("tokens", self.vocabulary), part) for part in parts])
+
+
+def pieces(batch: Batch, rows: int) -> list[Batch]:
+    """Consecutive sentences, about so many rows at a time."""
+    groups: list[list[np.ndarray]] = [[]]
+    for start, end in zip(batch.starts[:-1], batch.starts[1:], strict=True):
+        if groups[-1] and sum(map(len, groups[-1])) + end - start > rows:
+            groups.append([])
+        groups[-1].append(batch.tokens[start:end])
+    return [Batch(group) for group in groups]
 
 
 def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
@@ -232,9 +243,17 @@ class Run:
                 point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed)
 
     def saved(self) -> list[tuple[str, float]]:
-        """Predicted seconds that each law saves, by leaving it out; the most first."""
-        base, fired = self.structures["exact"].time, self.structures["exact"].fired
-        found = [(law.name, self.structure(without(self.laws, [law.name])).time - base) for law in self.laws if law.name in fired]
+        """Predicted seconds that each law saves, by leaving it out, along the chosen border states; the most first. A law
+        whose canonical form the others rest on cannot be left out alone."""
+        exact, found = self.structures["exact"], []
+        for law in self.laws:
+            if law.name in exact.fired:
+                try:
+                    left = search(self.operator, without(self.laws, [law.name]), self.machine, self.workload.rows, self.workload.pairs,
+                                  along=exact.path)
+                except Infeasible:
+                    continue
+                found.append((law.name, left.time - exact.time))
         return sorted(found, key=lambda pair: -pair[1])
 
     def result(self, error: float, memory: float | None, saved: list[tuple[str, float]]) -> Result:

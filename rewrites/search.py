@@ -10,6 +10,7 @@ from opmatrix.program import Program
 from opmatrix.term import Operator
 from rewrites.emit import Emitter, Value
 from rewrites.extraction import Extraction, Infeasible, extract
+from rewrites.fit import Fitter
 from rewrites.law import Law
 from rewrites.layers import FULL, Explorer, Part, parts, states
 from rewrites.lower import EXACT, Lowering, Method, Use
@@ -50,9 +51,9 @@ class Structure:
         return sum(extraction.memory for extraction in self.extractions)
 
     def program(self, meta: dict[str, Any], decide: Callable[[int, Use, Method], Method] = lambda number, use, method: method,
-                fitted: dict[Any, Any] | None = None, grams: dict[Any, Any] | None = None) -> tuple[Program, Emitter]:
+                fitted: dict[Any, Any] | None = None, fitter: Fitter | None = None) -> tuple[Program, Emitter]:
         """The program that runs, and where its constants come from."""
-        emitter = Emitter({} if fitted is None else fitted, {} if grams is None else grams)
+        emitter = Emitter({} if fitted is None else fitted, fitter or Fitter())
         handed: dict[int, Value] = {}
         for number, (lowering, extraction, part) in enumerate(zip(self.lowerings, self.extractions, self.parts, strict=True)):
             named = lowering.graph.named
@@ -74,8 +75,11 @@ def search(model: Operator, laws: Sequence[Law], machine: Machine, rows: int, pa
     solved: dict[Any, Extraction | None] = {}
     best: dict[int, dict[tuple[str, str], tuple[Lowering, Extraction]]] = {}
     lowerings = {(number, before): Lowering(explorer.graph(part), part.template, prices, fusion)
-                 for number, by_state in enumerate(found) for before, part in by_state.items()}
+                 for number, by_state in enumerate(found) for before, part in by_state.items()
+                 if along is None or along[number][0] == before}
     for number, before, after in states(found):
+        if along is not None and along[number] != (before, after):
+            continue
         part, lowering = found[number][before], lowerings[number, before]
         key = (part.template.text, after, sizes(part), content(part.template))
         if key not in solved:

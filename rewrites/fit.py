@@ -1,0 +1,33 @@
+"""Storing a weight by a method. What many methods of one weight share, the directions of low rank, is found once."""
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from formats import FORMATS
+from opmatrix.spectra import Gram
+from opmatrix.spectra.activations import whitened
+from opmatrix.spectra.propose import Candidate
+from rewrites.lower import Method
+
+Key = tuple[int, int, str]                                  # part, class and layout of a weight
+
+
+@dataclass
+class Fitter:
+    """`grams` holds XᵀX of what each weight multiplies, where a method is fitted to it."""
+
+    grams: dict[Key, Gram] = field(default_factory=dict)
+    directions: dict[Key, np.ndarray] = field(default_factory=dict)
+
+    def store(self, numbers: np.ndarray, method: Method, key: Key) -> Any:
+        """The weight (in x out, float64) in its representation; storing it as it is only rounds it."""
+        options, gram = dict(method.parameters), self.grams.get(key)
+        if method.format == "dense":
+            return FORMATS["dense"].pack(numbers.astype(np.float32))
+        if method.format == "lowrank":
+            if key not in self.directions:
+                self.directions[key] = whitened(numbers, gram)[1]
+            right = self.directions[key][:options["rank"]]
+            return FORMATS["lowrank"].pack_factors(numbers @ right.T, right)    # type: ignore[attr-defined]
+        return Candidate(method.format, options, method.fit).approximate(numbers, gram)
