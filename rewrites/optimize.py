@@ -250,7 +250,7 @@ class Run:
             if law.name in exact.fired:
                 try:
                     left = search(self.operator, without(self.laws, [law.name]), self.machine, self.workload.rows, self.workload.pairs,
-                                  along=exact.path)
+                                  methods=self.representable, along=exact.path)
                 except Infeasible:
                     continue
                 found.append((law.name, left.time - exact.time))

@@ -65,9 +65,10 @@ class Structure:
 
 
 def search(model: Operator, laws: Sequence[Law], machine: Machine, rows: int, pairs: int, *, fusion: bool = True,
-           methods: Methods | None = None, time_limit: float = 10.0) -> Structure:
+           methods: Methods | None = None, time_limit: float = 10.0, along: Sequence[tuple[str, str]] | None = None) -> Structure:
     """The cheapest program of a model for a workload of `rows` tokens and `pairs` (sum of squared lengths). `methods` are the
-    representations that a weight may be stored in: by default every one that holds it exactly."""
+    representations that a weight may be stored in: by default every one that holds it exactly. With `along`, the cheapest
+    that hands on these border states."""
     start = time.perf_counter()
     methods = Representable() if methods is None else methods
     explorer, prices, found = Explorer(laws), Prices(machine, rows, pairs), parts(model)
