@@ -59,7 +59,7 @@ def arguments(kind: Kind) -> list[str]:
 
 
 class Node(NamedTuple):
-    """One member of an e-class, over classes."""
+    """One member of an e-class, over classes. Laws no longer look at what is subsumed."""
 
     kind: str
     children: tuple[int, ...]
@@ -89,8 +89,8 @@ class Graph:
         return dict(found)
 
     def terms(self, template: Template, make: "Make | None" = None) -> dict[int, Operator]:
-        """One operator of every class: an imported one where there is one, else the first that can be made of its parts.
-        `make` gives a member's operator, or none."""
+        """One operator of every class: an imported one where there is one, else the first that can be made of its
+        parts. `make` gives a member's operator, or none."""
         values, make = template.values, make or fitting
         built = {self.named[name]: term for name, term in reversed(template.instance(values).items())}
         todo = [node for node in self.nodes if node.cls not in built]
@@ -130,7 +130,7 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
     """Every program that the laws reach from the template, phase by phase. A phase that passes `budget` rows, or is not
     saturated after `rounds`, is stopped, and `Graph.cut` says which law was growing."""
     from egglog.bindings import EGraph
-    engine, graph = EGraph(), Graph()
+    engine, graph, names = EGraph(), Graph(), {each.name + back for each in laws for back in ("", " backwards")}
 
     def run(program: str, phase: str) -> Any:
         start = time.perf_counter()
@@ -145,8 +145,8 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
             run("(run-schedule (saturate (run facts)))", "facts")
             done, sizes = run(f"(run {phase} 1) (print-size)", phase)
             fired = done.report.num_matches_per_rule
-            for name, count in fired.items():
-                graph.matches[name] += count
+            for name in fired.keys() & names:
+                graph.matches[name] += fired[name]
             if not done.report.updated:
                 break
             rows = sum(count for name, count in sizes.sizes if name.startswith("K_"))
@@ -157,6 +157,7 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
     run("(run-schedule (saturate (run facts)))", "facts")
     start = time.perf_counter()
     freeze(engine, graph)
+    keep(graph, template)
     graph.seconds["freeze"] = time.perf_counter() - start
     return graph
 
@@ -180,6 +181,14 @@ def freeze(engine: Any, graph: Graph) -> None:
                 graph.nodes.append(Node(name[2:], inputs[:arity], inputs[arity:], read(row.output, "Op"), row.subsumed))
             else:
                 graph.facts[name].add(inputs[0] if len(inputs) == 1 else inputs)
+
+
+def keep(graph: Graph, template: Template) -> None:
+    """What was imported stays a member whatever subsumed it, so the import itself is among the programs, and no choice
+    of laws leaves a class without one."""
+    imported = {(entry.kind, tuple(graph.named[child] for child in entry.children), entry.attributes)
+                for entry in template.entries}
+    graph.nodes = [node._replace(subsumed=node.subsumed and node[:3] not in imported) for node in graph.nodes]
 
 
 assert kinds                                                # its kinds must be declared before any graph is written

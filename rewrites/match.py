@@ -19,13 +19,15 @@ class Matcher:
         self.heads = {cls: 1 if term.out.heads is H else term.out.heads for cls, term in terms.items()}
         self.sized = {cls for cls, term in terms.items()
                       if all(isinstance(s, int) for s in (term.into.cols, term.out.cols))}
+        self.square = {cls for cls, term in terms.items() if not isinstance(term.out.cols, int)}
 
     def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[dict[str, Any]]:
         """Each substitution: variable to class, or to the name of an attribute. None twice."""
         seen = set()
+        many = [name for name, sort in variables.items() if of_heads(sort)]
         for found in self._node(pattern, cls, {}, variables):
             bound = {name: found[name] for name in variables}
-            if (key := tuple(bound.values())) not in seen:
+            if (key := tuple(bound.values())) not in seen and len({self.heads[found[name]] for name in many}) <= 1:
                 seen.add(key)
                 yield bound
 
@@ -70,10 +72,18 @@ class Matcher:
             return False                                    # centring and diagonals are passes, not kept as matrices
         if name == "value" and "given" not in sort.facts and (cls in facts["constant"] or cls in facts["given"]):
             return False
-        many = len(sort.sizes) == {"matrix": 3, "value": 2, "constant": 2}.get(name, 0) or name == "scores"
-        if name in ("scalar", "column") or (name == "constant" and not many):
+        if name in ("value", "scores") and (name == "scores") != (cls in self.square):
+            return False                                    # scores have a column for each row, values so many
+        if name in ("scalar", "column") or (name == "constant" and not of_heads(sort)):
             return True
-        return many == (self.heads[cls] != 1)
+        if of_heads(sort):                                  # one head is as many as a value may have, not a stack
+            return name in ("value", "scores") or self.heads[cls] != 1
+        return self.heads[cls] == 1
+
+
+def of_heads(sort: Sort) -> bool:
+    """Whether it has a matrix, a row or a value for each of the same heads."""
+    return sort.name == "scores" or len(sort.sizes) == {"matrix": 3, "value": 2, "constant": 2}.get(sort.name)
 
 
 def orders(node: Node) -> list[tuple[int, ...]]:
