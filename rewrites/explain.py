@@ -1,5 +1,4 @@
 """What became of a model: its first layers before and after, and what each law saved, measured by leaving it out."""
-import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +6,7 @@ from opmatrix.checkpoint import open_model
 from opmatrix.errors import InputError
 from opmatrix.measure import measure, medians
 from opmatrix.program import Program
+from opmatrix.storage import blamed, parsed
 from rewrites.laws import EXACT_LAWS
 from rewrites.optimize import Run, calibrated, without
 from rewrites.report import Report, megabytes, ms, percent, table
@@ -16,11 +16,15 @@ SHOWN = 14                                                  # steps: about a lay
 
 
 def explain(directory: Path, report: Report, rounds: int = 15) -> str:
-    """The report on a saved program. Raises InputError where the directory or the model it came from is not there."""
-    program = Program.load(directory)
-    found = json.loads(readable(directory / "report.json").read_text())
+    """The report on a saved program, for the workload that it was made for. Raises InputError where the directory, or the
+    model it came from, is not there or damaged."""
+    program, file = Program.load(directory), readable(directory / "report.json")
+    with blamed(file, "what `opmatrix optimize` found"):
+        found = parsed(file)
+        run = again(program, found)
+        front = [point_row(point, i == found["chosen"]) for i, point in enumerate(found["front"])]
+        name = found["front"][found["chosen"]]["name"]
     with report.phase("search"):
-        run = again(program)
         imported, _ = run.structure((), fusion=False).program({})
         exact = run.structure(run.laws)
         left = {law.name: run.structure(without(run.laws, [law.name])) for law in run.laws if law.name in exact.fired}
@@ -33,17 +37,17 @@ def explain(directory: Path, report: Report, rounds: int = 15) -> str:
             for name, s in sorted(useful.items(), key=lambda item: -item[1].time)]
     return "\n\n".join([
         f"before: one kernel for each operator, {ms(taken['imported'])} ms\n" + shown(imported),
-        f"after: {found['front'][found['chosen']]['name']}\n" + shown(program),
+        f"after: {name}\n" + shown(program),
         gains(taken), "what each law saved\n" + table(rows, ["left out", "µs predicted", "µs measured"]),
-        "front\n" + table([point_row(p, i == found["chosen"]) for i, p in enumerate(found["front"])],
-                          ["", "ms", "MB", "error predicted", "measured"])])
+        "front\n" + table(front, ["", "ms", "MB", "error predicted", "measured"])])
 
 
-def again(program: Program) -> Run:
+def again(program: Program, found: dict[str, Any]) -> Run:
     """The search that led to a program, on the model it came from."""
     report, meta = Report(quiet=True), program.meta
     checkpoint = open_model(meta["model"] if meta["model"] == "minilm" else meta["source"])
-    return Run(checkpoint, checkpoint.operator(), Workload.of(checkpoint), calibrated(lambda *_: None), tuple(EXACT_LAWS), report)
+    return Run(checkpoint, checkpoint.operator(), Workload.of(checkpoint, found["text"], found["tokens"]),
+               calibrated(lambda *_: None), without(EXACT_LAWS, found["without"]), report)
 
 
 def readable(file: Path) -> Path:

@@ -61,6 +61,7 @@ class Result:
     report: Report
     choices: Choices | None = None
     fused_s: float | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def best(self) -> Point:
@@ -154,7 +155,7 @@ class Run:
     @property
     def meta(self) -> dict[str, Any]:
         tokenizer = self.checkpoint.directory / "tokenizer.json"
-        return {"model": self.checkpoint.name, "config": dict(self.checkpoint.config), "source": str(self.checkpoint.directory),
+        return {"model": self.checkpoint.name, "config": dict(self.checkpoint.config), "source": str(self.checkpoint.directory.resolve()),
                 **({"tokenizer": tokenizer.read_text()} if tokenizer.exists() else {})}
 
     def structure(self, laws: Sequence[Law], fusion: bool = True) -> Structure:
@@ -265,11 +266,12 @@ class Run:
                    and (memory is None or (p.measured_bytes or 0.0) <= memory)]
         if not allowed:
             smallest = min(self.points, key=lambda p: p.measured_bytes or 0.0)
-            raise Infeasible(f"no program within --memory {memory} and --error {error}: the smallest needs "
-                             f"{smallest.measured_bytes:.0f} bytes at error {smallest.measured_error:.3g}")
+            raise Infeasible(f"no program within --memory {(memory or 0) / 1e6:g} and --error {error:g}: the smallest needs "
+                             f"{(smallest.measured_bytes or 0) / 1e6:.3g} MB, at error {smallest.measured_error:.3g}")
         chosen = min(allowed, key=lambda i: self.points[i].measured_s or 0.0)
         return Result(self.checkpoint, self.machine, self.workload, self.structures, self.points, self.imported, chosen, saved,
-                      self.report, self.choices, self.fused_s)
+                      self.report, self.choices, self.fused_s,
+                      tuple({law.name: law for law in EXACT_LAWS}.keys() - {law.name for law in self.laws}))
 
 
 def described(extraction: Extraction) -> str:

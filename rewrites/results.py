@@ -27,7 +27,8 @@ def as_json(result: Result, places: list[Path]) -> dict[str, Any]:
     exact = result.structures["exact"]
     return {
         "model": result.checkpoint.name, "machine": machine_name(result.machine), "workload": result.workload.name,
-        "rows": result.workload.rows, "seeds": [0], "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "rows": result.workload.rows, "text": result.workload.text and str(Path(result.workload.text).absolute()),
+        "tokens": result.workload.tokens, "without": sorted(result.left_out), "seeds": [0], "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
         "phases": result.report.seconds,
         "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap, "bound": exact.bound, "cut": exact.cut},
         "baseline": {"measured_s": result.imported.measured_s, "measured_bytes": result.imported.measured_bytes,

@@ -22,6 +22,8 @@ class Workload:
     verify: Batch
     probe: Batch
     name: str
+    text: str | None = None                                 # what it was made of, so that it can be made again
+    tokens: int | None = None
 
     @property
     def rows(self) -> int:
@@ -48,5 +50,6 @@ class Workload:
             raise InputError(f"{checkpoint.directory / 'tokenizer.json'}: it gives token {highest}, but the model has "
                              f"{vocabulary} (vocab_size): take the tokenizer that belongs to the weights")
         if text and tokens is None:
-            return cls(tokenizer.encode(lines), even, odd, probe, f"{len(lines)} lines of {text}")
-        return cls(Batch([np.resize(even.tokens, length)]), even, odd, probe, f"one sentence of {length} tokens")
+            return cls(tokenizer.encode(lines), even, odd, probe, f"{len(lines)} lines of {text}", text)
+        return cls(Batch([np.resize(even.tokens, length)]), even, odd, probe, f"one sentence of {length} tokens",
+                   text, tokens)
