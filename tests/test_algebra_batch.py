@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from conftest import CONFIG
-from test_monoids import both
+from test_monoids import both, minplus
 
 from formats.shapes import ShapeError
 from opmatrix import oracles
-from opmatrix.operators import I, attention, given, product, softmax, weight
+from opmatrix.monoids import MONOIDS
+from opmatrix.operators import I, attention, given, over, product, softmax, weight
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, Pattern, causal, everyone, mask, sequence, window
 from opmatrix.term import Data, formula
@@ -134,4 +135,9 @@ def test_a_row_that_sees_nobody_gets_zeros(rng, data, batch):
 def test_number_types(small, batch):
     exact, rough = dense(small, batch), dense(small, batch, dtype=np.float32)
     assert rough.dtype == np.float32 and 0 < np.abs(exact - rough).max() < 1e-3
+    W, x = weight(np.ones((3, 3))), np.ones((7, 3), np.float32)
+    for m in (*MONOIDS, minplus):
+        for A in (over(W, m), formula(lambda x, m=m: product(x @ x.T, x, over=m, where=sequence & causal))):
+            if m.width is None: continue
+            assert dense(A, x, batch, np.float32).dtype == np.float32, f"{m.__name__} widens"
     assert small(batch).tolist() == exact.tolist() and CONFIG["vocab_size"] == small.into.cols
