@@ -2,10 +2,6 @@
 from formats import FormatError
 from opmatrix.errors import InputError
 from rewrites.extraction import Infeasible
-
-
-class VerificationError(ValueError):
-    """A program that is not what it should be: names the level, the step or law, and the values."""
-
+from rewrites.verify.failure import VerificationError
 
 BAD_INPUT = (InputError, Infeasible, FormatError, VerificationError)

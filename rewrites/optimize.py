@@ -24,6 +24,8 @@ from rewrites.workload import Workload
 
 LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
 ROUNDING = 4.0                                              # an exact program may round so many times as much as the import
+TRUST = 1.3                                                 # times its predicted error a program may be off on held-out rows
+OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))           # weights of seconds, bytes, error: the fastest, the smallest
 GROUP = 256                                                 # rows that the float64 oracle reads at a time
 MOST = 7                                                    # points of the front that are verified and measured
 
@@ -62,22 +64,12 @@ class Result:
     choices: Choices | None = None
     fused_s: float | None = None
     left_out: tuple[str, ...] = ()
+    laws: tuple[Law, ...] = ()
+    dropped: list[Point] = field(default_factory=list)
 
     @property
     def best(self) -> Point:
         return self.points[self.chosen]
-
-
-@dataclass(frozen=True)
-class Oracle:
-    """The float64 reading of a model, a few sentences at a time."""
-
-    model: Operator
-    vocabulary: int
-
-    def __call__(self, batch: Batch) -> np.ndarray:
-        parts = pieces(batch, GROUP)
-        return np.concatenate([dense(self.model, part.selection("tokens", self.vocabulary), part) for part in parts])
 
 
 def pieces(batch: Batch, rows: int) -> list[Batch]:
@@ -149,7 +141,7 @@ class Run:
     programs: dict[str, Program] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
     choices: Choices | None = None
-    rounding: float = 0.0
+    dropped: list[Point] = field(default_factory=list)
     representable: Representable = field(default_factory=Representable)
 
     @property
@@ -184,23 +176,23 @@ class Run:
         prices = Prices(self.machine, self.workload.rows, self.workload.pairs)
         from opmatrix.spectra import Limits
         self.choices = candidates(self.programs["exact"], self.structures["exact"], self.emitter, prices, self.workload.probe,
-                                  Limits(error=max(0.5, error), most=5), progress)
+                                  Limits(error=max(0.5, error), most=4), progress)
 
     def front(self, error: float, memory: float | None) -> None:
         """The exact optimum, and the undominated choices over a ladder of errors."""
         assert self.choices is not None
         exact = self.structures["exact"]
-        self.wanted = np.asarray(self.programs["exact"].run(self.workload.calibrate), np.float64)
+        probed, wanted = (np.asarray(self.programs["exact"].run(rows), np.float64) for rows in (self.workload.probe, self.workload.calibrate))
         self.points = [self.point("exact", self.programs["exact"], exact.time, 0.0, exact.gap)]
-        found = [self.within(limit, weights, memory) for limit in sorted({*LADDER, error} - {0.0}) for weights in ((1, 0, 0), (1e-3, 1e-12, 0))]
-        kept = [each for each in undominated([e for e, _ in filter(None, found)])]
-        for extraction in thin(kept, MOST, error):
+        found = [self.within(limit, weights, memory, probed) for limit in sorted({*LADDER, error} - {0.0}) for weights in OBJECTIVES]
+        for extraction in thin(list(undominated(list(filter(None, found)))), MOST, error):
             program = self.choices.program(dict(extraction.choice), self.meta)
-            joint = difference(program.run(self.workload.calibrate), self.wanted)
+            joint = difference(program.run(self.workload.calibrate), wanted)
             self.points.append(self.point(described(extraction), program, extraction.time, joint, extraction.gap, counted(extraction)))
 
-    def within(self, limit: float, weights: tuple[float, float, float], memory: float | None) -> tuple[Extraction, float] | None:
-        """The cheapest choice whose joint error on calibration rows stays within a limit: tightened by the ratio until it does."""
+    def within(self, limit: float, weights: tuple[float, float, float], memory: float | None, wanted: np.ndarray) -> Extraction | None:
+        """The cheapest choice whose errors together stay within a limit: the budget of their sum of squares is tightened by
+        the ratio until they do."""
         assert self.choices is not None
         budget = limit
         for _ in range(4):
@@ -208,10 +200,9 @@ class Run:
                 extraction = self.choices.choose(budget, memory, weights)
             except Infeasible:
                 return None
-            program = self.choices.program(dict(extraction.choice), self.meta)
-            joint = difference(program.run(self.workload.calibrate), self.wanted)
+            joint = difference(self.choices.program(dict(extraction.choice), self.meta).run(self.workload.probe), wanted)
             if joint <= limit:
-                return extraction, joint
+                return extraction
             budget *= 0.95 * limit / joint
         return None
 
@@ -219,17 +210,29 @@ class Run:
         return Point(name, program, seconds, program.stored_bytes + program.peak_bytes(self.workload.timed), error, gap, methods=methods or {})
 
     def verify(self) -> None:
-        """Errors on held-out rows against the float64 oracle; an exact program may only round."""
-        oracle = Oracle(self.operator, int(self.checkpoint.config["vocab_size"]))
-        wanted = oracle(self.workload.verify)
-        self.imported = self.point("imported", self.programs["imported"], self.structures["imported"].time, 0.0, 0.0)
-        self.imported.measured_error = difference(self.programs["imported"].run(self.workload.verify), wanted)
-        self.rounding = ROUNDING * self.imported.measured_error
-        self.imported.predicted_error = self.imported.measured_error
+        """Laws, graphs, programs (levels 1 to 3), then errors on all held-out rows against the float64 oracle. An exact
+        program that fails ends the run; an approximate one that is further off than 1.3 times what was predicted is dropped."""
+        from rewrites.certificate import certified
+        from rewrites.verify import unrounded, verify_exact, verify_graphs, verify_laws, verify_steps
+        exact, imported = self.programs["exact"], self.programs["imported"]
+        groups = pieces(self.workload.verify, GROUP)
+        wanted = [dense(self.operator, group) for group in groups]
+        whole = np.concatenate(wanted)
+        results: dict[str, Any] = {
+            "laws": verify_laws(self.laws), "graphs": verify_graphs([p.template for p in self.structures["exact"].parts], self.laws),
+            "exact": verify_exact(exact, self.operator, groups[:1], imported, unrounded(self.structures["exact"], self.emitter), wanted[:1])}
+        self.imported = self.point("imported", imported, self.structures["imported"].time, 0.0, 0.0)
+        self.imported.measured_error = self.imported.predicted_error = difference(imported.run(self.workload.verify), whole)
         for point in self.points:
-            point.predicted_error = float(np.hypot(point.predicted_error, self.rounding))
-            point.measured_error = difference(point.program.run(self.workload.verify), wanted)
-            point.verified = bool(point.measured_error <= 1.3 * point.predicted_error)
+            point.predicted_error = float(np.hypot(point.predicted_error, ROUNDING * self.imported.measured_error))
+            point.measured_error = difference(point.program.run(self.workload.verify), whole)
+            point.verified = bool(point.measured_error <= TRUST * point.predicted_error)
+            found = results | {"error": {"relative": point.measured_error, "stated": point.predicted_error, "rows": len(whole)}}
+            if point.methods:
+                found = {**found, "exact": None, "steps": verify_steps(point.program, groups[:1])}
+            point.program = certified(point.program, found, groups[:1], machine=str(getattr(self.machine, "name", "")))
+        self.dropped = [point for point in self.points if not point.verified]
+        self.points = [point for point in self.points if point.verified]
 
     def measure(self, rounds: int, progress: Any) -> None:
         """Medians of interleaved runs, and the bytes that a run needs."""
@@ -262,7 +265,7 @@ class Run:
         helpful = tuple(name for name, seconds in saved if seconds > 0)
         for point in self.points:
             point.laws = helpful
-        allowed = [i for i, p in enumerate(self.points) if p.verified and (not p.methods or (p.measured_error or 0.0) <= error)
+        allowed = [i for i, p in enumerate(self.points) if (not p.methods or (p.measured_error or 0.0) <= error)
                    and (memory is None or (p.measured_bytes or 0.0) <= memory)]
         if not allowed:
             smallest = min(self.points, key=lambda p: p.measured_bytes or 0.0)
@@ -271,7 +274,7 @@ class Run:
         chosen = min(allowed, key=lambda i: self.points[i].measured_s or 0.0)
         return Result(self.checkpoint, self.machine, self.workload, self.structures, self.points, self.imported, chosen, saved,
                       self.report, self.choices, self.fused_s,
-                      tuple({law.name: law for law in EXACT_LAWS}.keys() - {law.name for law in self.laws}))
+                      tuple({law.name: law for law in EXACT_LAWS}.keys() - {law.name for law in self.laws}), self.laws, self.dropped)
 
 
 def described(extraction: Extraction) -> str:

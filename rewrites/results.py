@@ -69,7 +69,7 @@ def printed(result: Result, target: Path) -> str:
     exact, chosen = result.points[0], result.best
     header = ["", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"]
     rows = [row("imported", result.imported), row("exact", exact), row(f"chosen: {chosen.name}", chosen)]
-    front = [row(("* " if i == result.chosen else "  ") + point.name + ("" if point.verified else " (not verified)"), point)
+    front = [row(("* " if i == result.chosen else "  ") + point.name, point)
              for i, point in enumerate(result.points)]
     laws = [[name, f"{1e6 * seconds:.1f}"] for name, seconds in result.saved[:5]]
     search = result.structures["exact"]
@@ -80,6 +80,7 @@ def printed(result: Result, target: Path) -> str:
         "".join(f"\ncut       {cut}" for cut in search.cut),
         table(rows, header), "front\n" + table(front, header),
         "laws that save most, by leaving each out\n" + table(laws, ["", "µs predicted"]),
-        f"verified  {sum(p.verified for p in result.points)} of {len(result.points)} programs against the float64 oracle on "
-        f"{result.workload.verify.rows} held-out rows",
+        f"verified  {len(result.laws)} laws, the graphs they make, and {len(result.points)} programs against the float64 oracle on "
+        f"{result.workload.verify.rows} held-out rows" + "".join(f"\ndropped   {p.name}: {p.measured_error:.3g} off, {p.predicted_error:.3g} predicted"
+                                                                 for p in result.dropped),
         f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix explain {target}"])

@@ -9,7 +9,7 @@ from opmatrix.patterns import Batch
 from opmatrix.runtime.values import sizes
 from opmatrix.text import calibration, read_lines, sentences, verification
 
-PROBE = 24                                                  # sentences
+PROBE = 16                                                  # sentences
 
 
 @dataclass(frozen=True)
