@@ -18,7 +18,7 @@ def thresholds(graph: Graph, x: Sequence[float], most: int = 40) -> Iterable[Cut
     """Landmarks among the nodes that x uses little: landmark cuts at the price of what is missing to a threshold."""
     for least in (1e-4, 0.05, 0.2, 0.5, 1.01):
         price = [max(0.0, 1 - q / least) for q in x]
-        for landmark in bound(graph, price, most=most).landmarks:
+        for landmark in bound(graph, price, 1, most).landmarks:
             if sum(x[i] for i in landmark) < 1 - SLACK:
                 yield tuple(sorted(landmark)), None
 

@@ -30,23 +30,30 @@ def trees(graph: Graph, price: Sequence[float]) -> tuple[Choice, list[float]]:
 
 
 def dag(graph: Graph, price: Sequence[float]) -> Choice:
-    """Each class takes the node whose *set* of nodes below is cheapest, to a fixed point: the usual greedy DAG extraction."""
+    """Each class takes the node whose *set* of nodes below is cheapest, to a fixed point: the usual greedy DAG extraction.
+
+    Classes are visited in the order of their numbers, children mostly first, so that few are visited again.
+    """
     sets: dict[int, dict[int, float]] = {}
     total: dict[int, float] = {}
     choice: Choice = {}
-    todo = dict.fromkeys(i for i, kids in enumerate(graph.kids) if not kids)
-    while todo:
-        i = next(iter(todo))
-        del todo[i]
-        c, kids = graph.cls[i], graph.kids[i]
+    heap = sorted((c, i) for i, c in enumerate(graph.cls) if not graph.kids[i])
+    waiting = {i for _, i in heap}
+    while heap:
+        c, i = heappop(heap)
+        waiting.discard(i)
+        kids = sorted(graph.kids[i], key=lambda k: -len(sets.get(k, ())))
         if any(k not in sets or c in sets[k] for k in kids):
             continue
-        below: dict[int, float] = {}
-        for k in sorted(kids, key=lambda k: -len(sets[k])):
-            below = below | sets[k] if below else dict(sets[k])
+        below = dict(sets[kids[0]]) if kids else {}
+        for k in kids[1:]:
+            below.update(sets[k])
         below[c] = price[i]
         cost = sum(below.values())
         if cost < total.get(c, inf) * (1 - 1e-12):
             sets[c], total[c], choice[c] = below, cost, i
-            todo.update(dict.fromkeys(graph.users[c]))
+            for j in graph.users[c]:
+                if j not in waiting:
+                    waiting.add(j)
+                    heappush(heap, (graph.cls[j], j))
     return choice

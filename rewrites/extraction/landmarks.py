@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
+from time import perf_counter
 from typing import NamedTuple
 
 from .graph import Graph
@@ -67,54 +68,86 @@ class Levels:
                         highest[i] = max(self.kids[i], key=level.__getitem__)
                         self.lower(i, heap)
 
-    def zone(self, tiny: float) -> set[int]:
-        """The classes from which the goal follows at no price through highest children."""
-        zone, queue = {self.goal}, [self.goal]
-        for c in queue:
-            for i in self.members[c]:
-                k = self.highest[i]
-                if self.price[i] <= tiny and k >= 0 and k not in zone:
-                    zone.add(k)
-                    queue.append(k)
-        return zone
 
-    def entrances(self, zone: set[int]) -> list[int]:
-        """The nodes that can be the first to derive a class of the zone: their children follow without it."""
-        missing = [len(kids) for kids in self.kids]
-        out, seen, queue = [], {self.source}, [self.source]
-        for c in queue:
-            for i in self.users[c]:
-                missing[i] -= 1
-                if not missing[i]:
-                    d = self.cls[i]
-                    if d in zone:
-                        out.append(i)
-                    elif d not in seen:
-                        seen.add(d)
-                        queue.append(d)
-        return out
+class Zone:
+    """A zone that grows from the goal, and its entrances: the nodes into it that have no child in it.
+
+    What has been paid for all entrances so far is one number, `offset`; `inside[i]` is the price of entrance i plus the
+    offset at which it came in.
+    """
+
+    def __init__(self, levels: Levels, tiny: float) -> None:
+        self.levels, self.tiny, self.offset = levels, tiny, 0.0
+        self.classes: set[int] = set()
+        self.inside: dict[int, float] = {}
+        self.heap: list[tuple[float, int]] = []
+        self.touched: list[int] = []
+
+    def grow(self, c: int) -> bool:
+        """Take in class c and all from which it follows at no price through highest children. False at the source."""
+        levels, classes, todo = self.levels, self.classes, [c]
+        while todo:
+            c = todo.pop()
+            if c == levels.source:
+                return False
+            if c in classes:
+                continue
+            classes.add(c)
+            for i in levels.users[c]:
+                if i in self.inside:
+                    self.leave(i)
+            for i in levels.members[c]:
+                if levels.highest[i] < 0:
+                    continue
+                if classes.isdisjoint(levels.kids[i]):
+                    self.inside[i] = levels.price[i] + self.offset
+                    heappush(self.heap, (self.inside[i], i))
+                elif levels.price[i] <= self.tiny:
+                    todo.append(levels.highest[i])
+        return True
+
+    def leave(self, i: int) -> None:
+        """Node i is no entrance any more: write down what is left of its price."""
+        self.levels.price[i] = max(0.0, self.inside.pop(i) - self.offset)
+        self.touched.append(i)
+
+    def cheapest(self) -> int:
+        """The entrance with the lowest price."""
+        while self.inside.get(self.heap[0][1]) != self.heap[0][0]:
+            heappop(self.heap)
+        return self.heap[0][1]
 
 
-def bound(graph: Graph, price: Sequence[float], thorough: bool = True, most: int = 10_000) -> Bound:
-    """Landmark cuts (LM-cut: Helmert, Domshlak 2009): pay for the cheapest node of a landmark, until the goal is free.
+def bound(graph: Graph, price: Sequence[float], steps: int = 10, most: int = 10_000, until: float = inf) -> Bound:
+    """Landmark cuts (LM-cut: Helmert, Domshlak 2009): pay for the cheapest entrance of a zone, let the zone grow through it.
 
-    `thorough` takes smaller landmarks at the price of a pass over the graph for each.
+    Levels are mended after `steps` payments: one is usually best and slow, very many are quick.
     """
     levels, value = Levels(graph, price), 0.0
     tiny = 1e-12 * max(price, default=0.0)
     landmarks: list[list[int]] = []
-    while levels.level[levels.goal] > tiny and len(landmarks) < most:
-        zone = levels.zone(tiny)
-        if levels.source in zone:
-            break
-        landmark = levels.entrances(zone) if thorough else [
-            i for c in zone for i in levels.members[c] if levels.highest[i] >= 0 and zone.isdisjoint(levels.kids[i])]
-        paid = min(levels.price[i] for i in landmark)
-        value += paid
+    while levels.level[levels.goal] > tiny and len(landmarks) < most and perf_counter() < until:
+        zone, paid = Zone(levels, tiny), 0
+        growing = zone.grow(levels.goal)
+        while growing:
+            i = zone.cheapest()
+            pay = zone.inside[i] - zone.offset
+            if pay > tiny:
+                if paid == steps:
+                    break
+                paid += 1
+                value += pay
+                zone.offset = zone.inside[i]
+                landmarks.append(list(zone.inside))
+            zone.leave(i)
+            levels.price[i] = 0.0
+            growing = zone.grow(levels.highest[i])
+        for i in list(zone.inside):
+            zone.leave(i)
         heap: list[tuple[float, int]] = []
-        for i in landmark:
-            levels.price[i] = max(0.0, levels.price[i] - paid)
+        for i in zone.touched:
             levels.lower(i, heap)
         levels.settle(heap)
-        landmarks.append(landmark)
+        if not paid:
+            break
     return Bound(value, levels.price[:-1], landmarks)

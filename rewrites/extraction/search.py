@@ -1,13 +1,13 @@
-"""The search for one part of a problem: greedy, landmark bound, relaxation with cuts, 0/1 program, neighbourhoods.
+"""The search for one part of a problem: greedy, landmark bounds, relaxation with cuts, 0/1 program, neighbourhoods.
 
-Every stage ends either with a proof or with a better program, a better bound, and a smaller graph: a node that cannot be in
-any program cheaper than the best so far is dropped, and what is left is presolved again.
+Every stage ends with a proof, or with a better program, a better bound, or a smaller graph: a node that cannot be in any
+program cheaper than the best so far is dropped, and what is left is presolved again.
 """
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from math import inf
+from math import ceil, gcd, inf
 from operator import mul
 from random import Random
 from time import perf_counter
@@ -54,29 +54,54 @@ def optimise(graph: Graph | None, budgets: Sequence[float], until: float, gap: f
 
 
 class Search:
-    """The best program of one connected graph; `floor` is what every program outside the graph that is left costs at least."""
+    """The best program of one graph; `floor` is the least cost of a program outside the part of it that is left."""
 
     def __init__(self, graph: Graph, budgets: Sequence[float], until: float, gap: float, deep: bool) -> None:
-        self.graph, self.budgets, self.until, self.gap, self.deep = graph, budgets, until, gap, deep
+        self.budgets, self.until, self.gap, self.deep = budgets, until, gap, deep
         self.random = Random(len(graph.cls))
         self.best: list[int] = []
-        self.cost, self.bound, self.floor, self.greedy = inf, 0.0, inf, inf
-        self.pool: list[list[int]] = []
+        self.cost, self.floor, self.greedy = inf, inf, inf
+        whole = all(p.is_integer() for p in graph.price)
+        self.grain = float(gcd(*map(int, graph.price))) if whole else 0.0      # costs are multiples of it
+        self.enter(graph)
 
-    @property
-    def proved(self) -> float:
-        return min(self.bound, self.floor, self.cost)
-
-    @property
-    def done(self) -> bool:
-        return self.proved >= self.cost * (1 - self.gap) or perf_counter() >= self.until
+    def enter(self, graph: Graph) -> None:
+        """Search this graph from now on."""
+        self.graph, self.bound = graph, 0.0
+        self.duals: list[landmarks.Bound] = []
+        self.program: Program | None = None
+        self.tried: set[cuts.Cut] = set()
 
     @property
     def left(self) -> float:
+        """Seconds that are left."""
         return self.until - perf_counter()
 
+    @property
+    def proved(self) -> float:
+        """The bound; costs that are multiples of a number round it up."""
+        bound = min(self.bound, self.floor, self.cost)
+        return min(ceil(bound / self.grain - 1e-6) * self.grain, self.cost) if self.grain and bound < inf else bound
+
+    @property
+    def done(self) -> bool:
+        return self.proved >= self.cost * (1 - self.gap) or self.left <= 0
+
+    def run(self) -> Found:
+        """Greedy programs; then bounds, relaxation and improvement, from the start again when the graph has shrunk."""
+        self.first()
+        self.greedy = self.cost
+        while not self.done and (self.cheap() or self.relaxed(self.left / 3) or self.improved()):
+            if not self.budgets and len(split(self.graph)) > 1:
+                part = optimise(self.graph, (), self.until, self.gap, self.deep)
+                if part.cost < self.cost * (1 - ULP):
+                    self.best, self.cost = part.nodes, part.cost
+                self.bound = max(self.bound, part.bound)
+                break
+        return Found(self.best, self.cost, self.proved, self.greedy)
+
     def offer(self, nodes: Iterable[int]) -> bool:
-        """Take a set of nodes as the new best if it derives the roots at less cost."""
+        """Take a set of nodes as the new best if it derives the roots, within the budgets, at less cost."""
         choice = self.graph.derive(nodes)
         if not self.graph.roots <= choice.keys():
             return False
@@ -92,33 +117,6 @@ class Search:
         """Offer the greedy program at these prices."""
         self.offer(greedy.trees(self.graph, price)[0].values())
 
-    def fix(self, value: float, spare: Sequence[float]) -> bool:
-        """Drop the nodes that no better program uses. True if the graph was replaced by a much smaller one."""
-        self.bound = max(self.bound, value)
-        keep = [i for i, s in enumerate(spare) if value + s < self.cost * (1 - ULP)]
-        if len(keep) > 0.9 * len(self.graph.cls):
-            return False
-        self.floor = min(self.floor, self.cost * (1 - ULP))
-        small = presolve(self.graph.keep(keep), self.budgets)
-        if small is None:
-            self.bound = inf
-            return False
-        self.graph, self.pool = small, []
-        return True
-
-    def run(self) -> Found:
-        """Greedy, then bound and shrink as long as that helps, then the programs."""
-        self.first()
-        self.greedy = self.cost
-        while not self.done and (self.cheap() or self.programs()):
-            if not self.budgets and len(split(self.graph)) > 1:
-                part = optimise(self.graph, (), self.until, self.gap, self.deep)
-                if part.cost < self.cost * (1 - ULP):
-                    self.best, self.cost = part.nodes, part.cost
-                self.bound = max(self.bound, part.bound)
-                break
-        return Found(self.best, self.cost, self.proved, self.greedy)
-
     def first(self) -> None:
         """Greedy programs: by trees, by sets, and at prices that charge for the budgets until they are met."""
         for price in self.charged():
@@ -132,70 +130,95 @@ class Search:
         """The prices themselves, then with rising charges for the budgeted resources."""
         yield self.graph.price
         if self.budgets and self.cost == inf:
-            typical = sum(self.graph.price) / (len(self.graph.cls) or 1)
+            size = len(self.graph.cls)
+            typical = sum(self.graph.price) / (size or 1)
             for step in range(-6, 8):
-                charge = [0.0, *(typical * 4.0 ** step * len(self.graph.cls) / (b or 1.0) for b in self.budgets)]
-                yield [cost[0] + sum(map(mul, charge, cost)) for cost in self.graph.cost]
+                charge = [1.0, *(typical * 4.0 ** step * size / (b or 1.0) for b in self.budgets)]
+                yield [sum(map(mul, charge, cost)) for cost in self.graph.cost]
+
+    def shrunk(self) -> bool:
+        """Drop the nodes that no better program uses. True if that made a much smaller graph."""
+        better = self.cost - 0.999 * self.grain if self.grain else self.cost * (1 - ULP)
+        keep = set(range(len(self.graph.cls)))
+        for dual in self.duals:
+            self.bound = max(self.bound, dual.value)
+            keep = {i for i in keep if dual.value + dual.spare[i] < better}
+        if len(keep) > 0.9 * len(self.graph.cls):
+            return False
+        self.floor = min(self.floor, self.cost)
+        small = presolve(self.graph.keep(sorted(keep)), self.budgets)
+        if small is None:
+            self.bound = inf
+            return False
+        self.enter(small)
+        return True
 
     def cheap(self) -> bool:
-        """Landmark bounds and the programs they guide to. True if the graph shrank."""
-        for thorough in (True, False):
-            dual = landmarks.bound(self.graph, self.graph.price, thorough)
-            self.pool += dual.landmarks
+        """Landmark bounds, quick ones first, and the programs they guide to. True if the graph shrank."""
+        if self.duals:
+            return self.shrunk()
+        for steps in (10 ** 9, 10, 3, 1):
+            began = perf_counter()
+            dual = landmarks.bound(self.graph, self.graph.price, steps, until=began + self.left / 4)
+            self.duals.append(dual)
             self.guide([s + 1e-3 * p for s, p in zip(dual.spare, self.graph.price, strict=True)])
-            if self.fix(dual.value, dual.spare):
+            if self.shrunk():
                 return True
-            if self.done:
-                return False
+            if self.done or perf_counter() - began > 0.02 * self.left:
+                break
         return False
 
-    def programs(self) -> bool:
-        """The relaxation with cuts, the 0/1 program and neighbourhoods. True if the graph shrank: start again."""
-        program = Program(self.graph, self.budgets)
-        for landmark in self.pool:
-            program.cut(landmark)
-        if self.relaxed(program):
-            return True
-        if self.deep and len(self.graph.cls) > 1500:
-            before = self.cost
-            self.neighbours(self.left / 2)
-            if self.cost < before:
-                return self.cheap()
-        if not self.done:
-            self.integral(program)
-        if self.deep and not self.done:
-            self.neighbours(self.left)
-        return False
-
-    def relaxed(self, program: Program) -> bool:
-        """Cut the relaxation until that stops helping. True if the graph shrank."""
-        seen: set[cuts.Cut] = set()
+    def relaxed(self, seconds: float) -> bool:
+        """Cut the linear relaxation until that stops helping. True if the graph shrank."""
+        if self.program is None:
+            self.program = Program(self.graph, self.budgets)
+            for dual in self.duals:
+                for landmark in dual.landmarks:
+                    self.program.cut(landmark)
+        if self.budgets and len(self.graph.cls) < 200:
+            return False                        # the 0/1 program is as quick
         values: list[float] = []
-        stop = perf_counter() + self.left / 3
+        stop = perf_counter() + seconds
         while not self.done and perf_counter() < stop:
-            relaxation = program.relax(self.left)
+            relaxation = self.program.relax(stop - perf_counter())
             if relaxation is None:
                 break
-            self.x = x = relaxation.x.tolist()
+            x = relaxation.x.tolist()
             self.guide([p * (1.001 - q) for p, q in zip(self.graph.price, x, strict=True)])
-            if self.fix(relaxation.value, relaxation.spare.tolist()):
+            self.duals = [*self.duals, landmarks.Bound(relaxation.value, relaxation.spare.tolist(), [])][-6:]
+            if self.shrunk():
                 return True
             values.append(relaxation.value)
             if len(values) > 6 and values[-1] - values[-6] < 0.02 * (self.cost - values[-1]):
                 break
-            fresh = {*cuts.thresholds(self.graph, x), *cuts.flows(self.graph, x, self.random)} - seen
+            fresh = {*cuts.thresholds(self.graph, x), *cuts.flows(self.graph, x, self.random)} - self.tried
             if not fresh:
                 break
-            seen |= fresh
+            self.tried |= fresh
             for landmark, c in fresh:
-                program.cut(landmark, c)
+                self.program.cut(landmark, c)
         return False
 
-    def integral(self, program: Program) -> None:
+    def improved(self) -> bool:
+        """The 0/1 program, and neighbourhoods of the best program. True if the graph shrank: start again."""
+        small = len(self.graph.cls) < 800
+        if small or not self.deep:
+            self.integral(self.left * (0.6 if self.deep else 1))
+        while self.deep and not self.done:
+            self.neighbours(self.left / 3)
+            if self.shrunk():
+                return True
+            if not small and not self.done:
+                if self.relaxed(self.left / 3):
+                    return True
+                self.integral(self.left / 3)
+        return False
+
+    def integral(self, seconds: float) -> None:
         """The 0/1 program; cycles that its answers close are cut, and it is solved again."""
-        stop = perf_counter() + (self.left if len(self.graph.cls) < 1000 or not self.deep else self.left / 2)
+        stop = perf_counter() + seconds
         while not self.done and perf_counter() < stop:
-            answer = program.solve(stop - perf_counter(), self.gap / 2)
+            answer = self.program.solve(stop - perf_counter(), self.gap / 2)
             self.bound = max(self.bound, answer.bound)
             if answer.nodes is None:
                 if answer.finished:
@@ -206,11 +229,11 @@ class Search:
             self.guide([p * (1e-3 if i in chosen else 1) for i, p in enumerate(self.graph.price)])
             missing = cuts.cycles(self.graph, answer.nodes)
             if not missing:
-                if self.done or not self.budgets or program.strict > 1:
+                if self.done or not self.budgets or self.program.strict > 1:
                     return
-                program.strict = 1e4            # over a budget by the solver's tolerance
+                self.program.strict = 1e4       # over a budget by the solver's tolerance
             for landmark, c in missing:
-                program.cut(landmark, c)
+                self.program.cut(landmark, c)
 
     def neighbours(self, seconds: float) -> None:
         """Free a few classes around a random one of the best program, hold the others, and solve what is left exactly."""
@@ -222,11 +245,13 @@ class Search:
             area = self.area(now, size)
             price = [p * (1e-6 if i in now else 1) for i, p in enumerate(graph.price)]
             hold = now | set(greedy.trees(graph, price)[0].values())
-            small = presolve(graph.keep(sorted(hold | {i for c in area for i in graph.members[c]})), self.budgets)
+            free = hold.union(*(graph.members[c] for c in area))
+            small = presolve(graph.keep(sorted(free)), self.budgets)
             began = perf_counter()
             found = optimise(small, self.budgets, min(stop, began + seconds / 10), self.gap, deep=False)
             self.offer(found.nodes)
-            size = min(graph.classes, int(size * 1.3) + 1) if perf_counter() - began < seconds / 50 else max(10, size * 2 // 3)
+            quick = perf_counter() - began < seconds / 50
+            size = min(graph.classes, int(size * 1.3) + 1) if quick else max(10, size * 2 // 3)
 
     def area(self, now: set[int], size: int) -> set[int]:
         """About `size` classes around a random one of the chosen nodes, over children and users."""
