@@ -6,27 +6,29 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import sympy
+from sympy import Min, ceiling
 
 from formats.cache import cache_directory
 from formats.sizes import T, blocks, c, group, kept, n, nnz, p, r
 
 S2, h, d = sympy.symbols("S2 h d", positive=True)            # sum of squared lengths; heads and columns of one
-VERSION = 2                                                 # of the features: other files are calibrated anew
+VERSION = 3                                                 # of the features: other files are calibrated anew
 
-# What a kernel's time grows with: its arithmetic, the weight it reads, the rows it reads and writes. 1 is the call itself.
+# What a kernel's time grows with: its arithmetic, the weight it reads, the rows it reads and writes; 1 is the call.
+# Few rows read the weight once for each 8 of them; more copy it once, which costs about as much as reading it thrice.
 FEATURES: dict[str, tuple[sympy.Expr, ...]] = {
-    "linear.dense": (T * n * p, n * p, T * (n + p)),
+    "linear.dense": (T * n * p, n * p * Min(ceiling(T / 8), 3), T * (n + p)),
     "linear.half": (T * n * p, n * p, T * (n + p)),
-    "linear.csr": (T * nnz, nnz, T * (n + p), p),
-    "linear.block": (T * blocks * r * c, blocks * r * c, T * (n + p)),
-    "linear.nm": (T * n * p * kept / group, n * p * kept / group, T * (n + p)),
-    "linear.lowrank": (T * r * (n + p), r * (n + p), T * (n + p + r)),
+    "linear.csr": (nnz * ceiling(T / 16), nnz, T * (n + p), p),
+    "linear.block": (blocks * r * c * ceiling(T / 32), blocks * r * c, T * (n + p)),
+    "linear.nm": (n * p * kept / group * ceiling(T / 16), n * p * kept / group, T * (n + p)),
+    "linear.lowrank": (T * r * (n + p), r * (n + p) * Min(ceiling(T / 8), 3), T * (n + p + r)),
     **{name: (T * p,) for name in ("bias", "gelu", "residual", "norm", "affine")},
     **{f"pointwise.{name}": (T * p,) for name in ("bias", "gelu", "residual", "norm", "affine")},
     "scale": (T * p,), "gather": (T * p,),
@@ -43,21 +45,28 @@ def features(kernel: str) -> tuple[sympy.Expr, ...]:
     return FEATURES[kernel] if kernel in FUSED else (*FEATURES[kernel], sympy.Integer(1))
 
 
+@cache
+def compiled(kernel: str) -> tuple[tuple[str, ...], Callable[..., tuple[float, ...]]]:
+    """The names of the sizes that a kernel's features need, and a function of them."""
+    symbols = sorted({symbol for feature in features(kernel) for symbol in feature.free_symbols}, key=str)
+    return tuple(map(str, symbols)), sympy.lambdify(symbols, features(kernel), "math")
+
+
 def evaluate(kernel: str, sizes: Mapping[str, float]) -> tuple[float, ...]:
-    """The features of a kernel at these sizes."""
-    if kernel not in COMPILED:
-        symbols = sorted({s for f in features(kernel) for s in f.free_symbols}, key=str)
-        COMPILED[kernel] = [str(s) for s in symbols], sympy.lambdify(symbols, features(kernel), "math")
-    names, function = COMPILED[kernel]
-    return tuple(function(*(sizes[name] for name in names)))
+    """The features of a kernel at these sizes; ValueError names a size that is missing."""
+    names, function = compiled(kernel)
+    if missing := [name for name in names if name not in sizes]:
+        raise ValueError(f"the price of {kernel} needs {', '.join(missing)}; given were {', '.join(sizes)}")
+    return tuple(map(float, function(*(sizes[name] for name in names))))
 
 
-COMPILED: dict[str, tuple[list[str], Callable[..., Any]]] = {}
+class NotThisMachine(ValueError):
+    """A file that does not hold the prices of this machine: names the file, and what is wrong with it."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Coefficients of every kernel, in seconds. `interval` is the median relative error on shapes that were not fitted."""
+    """Coefficients of every kernel, in seconds. `interval`: median relative errors on shapes that were not fitted."""
 
     name: str
     threads: int
@@ -72,7 +81,8 @@ class Machine:
 
     def expression(self, kernel: str) -> sympy.Expr:
         """The same as an expression in the sizes."""
-        return sympy.Add(*(sympy.Float(a, 4) * f for a, f in zip(self.coefficients[kernel], features(kernel), strict=True)))
+        terms = zip(self.coefficients[kernel], features(kernel), strict=True)
+        return sympy.Add(*(sympy.Float(a, 4) * feature for a, feature in terms))
 
     def save(self, file: Path) -> None:
         """Written whole or not at all."""
@@ -83,29 +93,42 @@ class Machine:
 
     @classmethod
     def load(cls, file: Path) -> "Machine":
-        """Raises ValueError where the file is not what `save` writes, or is of another machine or other versions."""
-        found = cls(**json.loads(file.read_text()))
-        wrong = [kernel for kernel in FEATURES if len(found.coefficients.get(kernel, [])) != len(features(kernel))]
-        if wrong or found.identity != identity() or found.features != VERSION:
-            raise ValueError(f"{file} does not price {', '.join(wrong) or 'this machine'}")
+        """Raises NotThisMachine where the file is not what `save` writes here: another machine, version, damage."""
+        try:
+            found = cls(**json.loads(file.read_text()))
+            wrong = [kernel for kernel in FEATURES if not prices(found.coefficients[kernel], len(features(kernel)))]
+            here = found.identity == identity() and found.features == VERSION
+        except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+            raise NotThisMachine(f"{file}: {type(error).__name__}: {error}") from None
+        if wrong: raise NotThisMachine(f"{file}: no prices of {', '.join(wrong)}")
+        if not here: raise NotThisMachine(f"{file}: of another machine or other versions")
         return found
 
-    @cached_property
+    @property
     def identity(self) -> tuple[Any, ...]:
+        """What the prices belong to."""
         return self.name, self.threads, tuple(sorted(self.versions.items()))
+
+
+def prices(coefficients: Any, count: int) -> bool:
+    """Whether these are so many coefficients, finite and not negative, and not all zero."""
+    return len(coefficients) == count and all(0 <= float(a) < 1 for a in coefficients) and any(coefficients)
 
 
 def cpu() -> str:
     """The processor's own name."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor() or platform.machine())
+    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return next(iter(models), platform.processor() or platform.machine())
 
 
 def identity() -> tuple[Any, ...]:
-    """What a calibration belongs to: the processor, the threads of the pool, the versions that make code."""
+    """What a calibration belongs to: the processor, the threads, the versions that make code, the kernels."""
+    from formats.kernels import digest
     from formats.threads import threads
-    return cpu(), threads(), tuple(sorted((name, version(name)) for name in ("numba", "llvmlite", "numpy")))
+    versions = [(name, version(name)) for name in ("numba", "llvmlite", "numpy")]
+    return cpu(), threads(), tuple(sorted([*versions, ("kernels", digest())]))
 
 
 def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
@@ -114,10 +137,8 @@ def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
     name = hashlib.blake2b(repr(identity()).encode(), digest_size=8).hexdigest()
     file = cache_directory() / "machines" / f"{name}.json"
     if file.exists():
-        try:
-            return Machine.load(file)
-        except (ValueError, TypeError, OSError) as error:
-            progress(f"measured again: {error}")
+        try: return Machine.load(file)
+        except NotThisMachine as error: progress(f"measured again: {error}")
     from formats.calibrate import calibrate
     machine = calibrate(progress)
     machine.save(file)

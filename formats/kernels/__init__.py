@@ -2,8 +2,11 @@
 
 >>> from formats import kernels
 >>> kernels.product_dense(x, w, out, epilogue)                                                     # doctest: +SKIP"""
+import hashlib
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 WHERE = {name: module for module, names in {
@@ -13,13 +16,20 @@ WHERE = {name: module for module, names in {
     "by_head": ("headwise",),
     "heads": ("attention", "scores", "softmax", "values"),
 }.items() for name in names}
-__all__ = [*WHERE, "warm"]
+__all__ = [*WHERE, "digest", "warm"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in WHERE: raise AttributeError(f"formats.kernels has no {name!r}; it has {', '.join(__all__)}")
     globals()[name] = found = getattr(import_module(f".{WHERE[name]}", __name__), name)
     return found
+
+
+@cache
+def digest() -> str:
+    """A name for these sources: what was compiled from others, or measured with them, is not of these."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=8).hexdigest()
 
 
 def warm(names: list[str] | None = None, progress: Callable[[str, float], None] | None = None) -> float:

@@ -1,6 +1,5 @@
 """Functions compiled by numba when first needed, or read from a cache that notices any change of these sources."""
 import ctypes
-import hashlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cached_property
@@ -14,6 +13,7 @@ from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 from ..cache import cache_directory
+from . import digest
 
 FUNCTIONS: dict[str, "Function"] = {}
 FAST = {"contract", "reassoc", "nsz", "arcp"}               # sums in any order; infinities and NaN keep their meaning
@@ -74,8 +74,6 @@ def cached_here() -> Generator[None]:
     """numba's cache in a directory named by a digest of these sources: it would notice a change of one file only."""
     before = config.CACHE_DIR
     root = Path(before) if before else cache_directory() / "kernels"
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    digest = hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=8).hexdigest()
-    config.CACHE_DIR = str(root / digest)
+    config.CACHE_DIR = str(root / digest())
     try: yield
     finally: config.CACHE_DIR = before

@@ -117,9 +117,9 @@ def nm_columns(weight, start, width, x, y):
     for j in range(width):
         idx, val = carray(pointer(w.idx + (start + j) * held, np.uint8), held), w.val + 4 * (start + j) * held
         token, target = 0, y + j * along
-        while token + 128 <= w.tokens:
-            nm_column(zeros(1, 8), idx, val, w.r, w.c, x + 4 * token, along, target + 4 * token)
-            token += 128
+        while token + 64 <= w.tokens:
+            nm_column(zeros(1, 4), idx, val, w.r, w.c, x + 4 * token, along, target + 4 * token)
+            token += 64
         while token < w.tokens:
             nm_column(zeros(1, 1), idx, val, w.r, w.c, x + 4 * token, along, target + 4 * token)
             token += 16
