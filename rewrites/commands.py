@@ -30,12 +30,13 @@ def optimize(
 ) -> None:
     """Find, verify, measure and save the cheapest program of a MODEL."""
     from rewrites.optimize import optimize as find
-    from rewrites.report import Report
+    from rewrites.report import Report, hushed
     from rewrites.results import as_json, printed, save
     target = out or Path(f"{Path(model).resolve().name}.opmatrix")
     refuse(error, memory, target, results)
-    result = find(model, error=error, memory=memory and memory * 1e6, text=text and str(text), tokens=tokens,
-                  leave_out=tuple(without or ()), report=Report())
+    with hushed():
+        result = find(model, error=error, memory=memory and memory * 1e6, text=text and str(text), tokens=tokens,
+                      leave_out=tuple(without or ()), report=Report())
     where = save(result, target)
     found = as_json(result, where)
     (target / "report.json").write_text(json.dumps(found, indent=1))
@@ -86,8 +87,10 @@ def laws() -> None:
 def explain(directory: Saved) -> None:
     """A saved program before and after, and what each law saved, measured by leaving it out."""
     from rewrites.explain import explain as told
-    from rewrites.report import Report
-    typer.echo(told(directory, Report()))
+    from rewrites.report import Report, hushed
+    with hushed():
+        found = told(directory, Report())
+    typer.echo(found)
 
 
 @app.command()

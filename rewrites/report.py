@@ -1,10 +1,25 @@
 """What a run says while it works and when it is done: phases with seconds, and tables."""
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Without what compiled libraries print to the standard output on their own (HiGHS does)."""
+    sys.stdout.flush()
+    kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nothing)
 
 
 @dataclass
