@@ -1,4 +1,6 @@
 """What became of a model: its first layers before and after, and what each law saved, measured by leaving it out."""
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +9,11 @@ from opmatrix.errors import InputError
 from opmatrix.measure import measure, medians
 from opmatrix.program import Program
 from opmatrix.storage import blamed, parsed
+from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
 from rewrites.optimize import Run, calibrated, without
 from rewrites.report import Report, megabytes, ms, percent, table
+from rewrites.search import Structure, search
 from rewrites.workload import Workload
 
 SHOWN = 14                                                  # steps: about a layer
@@ -23,11 +27,11 @@ def explain(directory: Path, report: Report, rounds: int = 15) -> str:
         found = parsed(file)
         run = again(program, found)
         front = [point_row(point, i == found["chosen"]) for i, point in enumerate(found["front"])]
-        name = found["front"][found["chosen"]]["name"]
+        name = dict(enumerate(found["front"]))[found["chosen"]]["name"]
     with report.phase("search"):
         imported, _ = run.structure((), fusion=False).program({})
         exact = run.structure(run.laws)
-        left = {law.name: run.structure(without(run.laws, [law.name])) for law in run.laws if law.name in exact.fired}
+        left = dict(leaving(run, exact))
     useful = {name: structure for name, structure in left.items() if structure.time > exact.time * (1 + 1e-9)}
     programs = {"imported": imported, "fused": run.structure(()).program({})[0], "exact": exact.program({})[0]}
     with report.phase("measure") as progress:
@@ -40,6 +44,16 @@ def explain(directory: Path, report: Report, rounds: int = 15) -> str:
         f"after: {name}\n" + shown(program),
         gains(taken), "what each law saved\n" + table(rows, ["left out", "µs predicted", "µs measured"]),
         "front\n" + table(front, ["", "ms", "MB", "error predicted", "measured"])])
+
+
+def leaving(run: Run, exact: Structure) -> Iterator[tuple[str, Structure]]:
+    """The optimum without each law that fired, along the same border states. A law whose canonical form the others rest on
+    cannot be left out alone."""
+    for law in run.laws:
+        if law.name in exact.fired:
+            with suppress(Infeasible):
+                yield law.name, search(run.operator, without(run.laws, [law.name]), run.machine, run.workload.rows,
+                                       run.workload.pairs, methods=run.representable, along=exact.path)
 
 
 def again(program: Program, found: dict[str, Any]) -> Run:

@@ -1,4 +1,4 @@
-"""A machine that nobody measured: prices of the right order, the same on every day, so that tests need not calibrate."""
+"""A machine that nobody measured: prices of the right order, the same every day, so that tests need not calibrate."""
 import sympy
 
 from formats.machine import FEATURES, Machine, features

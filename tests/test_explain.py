@@ -1,0 +1,97 @@
+"""What explain says about a saved program: before and after, and each law left out, for the same workload."""
+import json
+import shutil
+
+import checkpoints
+import pytest
+import standin
+
+from opmatrix.program import Program
+from rewrites import explain, optimize, results
+from rewrites.report import Report
+
+LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A small model and the program that was made of it without one law, on given texts."""
+    place = tmp_path_factory.mktemp("explained")
+    model, text = checkpoints.write(place / "model", num_hidden_layers=1), place / "lines.txt"
+    text.write_text("\n".join(LINES))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimize.Run, "saved", lambda run: [])
+        found = optimize.optimize(str(model), error=0.0, text=str(text), leave_out=["scale_scores"],
+                                  machine=standin.machine(), rounds=2)
+    places = results.save(found, place / "out")
+    (place / "out" / "report.json").write_text(json.dumps(results.as_json(found, places)))
+    return place, found
+
+
+@pytest.fixture(scope="module")
+def told(saved):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(explain, "calibrated", lambda progress: standin.machine())
+        return explain.explain(saved[0] / "out", Report(quiet=True), rounds=2)
+
+
+def test_before_and_after_are_programs(saved, told):
+    place, found = saved
+    steps = [str(step.kernel) for step in found.imported.program.steps]
+    before, after = told.index("before: "), told.index("after: exact")
+    assert before < after
+    shown = told[before:after].splitlines()
+    assert [line.split(" = ")[1].split("(")[0] for line in shown if line.startswith("h")] == steps[:explain.SHOWN]
+    assert f"{len(steps) + 2 - explain.SHOWN - 2} more steps" in told[before:after]
+    own = str(Program.load(place / "out")).splitlines()
+    assert own[1] in told[after:] and own[2] in told[after:]
+
+
+def test_every_law_that_saved_something_is_named(saved, told):
+    rows = told[told.index("what each law saved"):told.index("\nfront\n")].splitlines()[3:]
+    named = {row.split()[0]: float(row.split()[1]) for row in rows if row.strip()}
+    assert named and "scale_scores" not in named                # it was left out from the beginning
+    assert all(saving > 0 for saving in named.values())
+    assert list(named.values()) == sorted(named.values(), reverse=True)
+
+
+def test_what_fusion_and_laws_saved_is_told(told):
+    for name in ("imported", "fused", "exact"):
+        row = next(line for line in told.splitlines() if line.startswith(name))
+        assert float(row.split()[1]) > 0 and row.endswith("%")
+    assert "* exact" in told
+
+
+def test_the_front_is_shown_as_it_was_found(saved, told):
+    _, found = saved
+    for point in found.points:
+        assert point.name in told[told.index("\nfront\n"):]
+
+
+def test_the_search_is_for_the_same_workload(saved, monkeypatch):
+    place, found = saved
+    monkeypatch.setattr(explain, "calibrated", lambda progress: standin.machine())
+    report = json.loads((place / "out" / "report.json").read_text())
+    run = explain.again(Program.load(place / "out"), report)
+    assert (run.workload.rows, run.workload.pairs, run.workload.name) == \
+        (found.workload.rows, found.workload.pairs, found.workload.name)
+    assert "scale_scores" not in {law.name for law in run.laws}
+    assert run.structure(run.laws).time == pytest.approx(found.structures["exact"].time, rel=1e-9)
+
+
+@pytest.mark.parametrize("change", ["{", "[]", "{}", {"chosen": 99}, {"front": 3}, {"without": None}], ids=str)
+def test_a_damaged_report_is_named(saved, change, tmp_path, monkeypatch):
+    monkeypatch.setattr(explain, "calibrated", lambda progress: standin.machine())
+    copy = tmp_path / "copy"
+    shutil.copytree(saved[0] / "out", copy)
+    whole = json.loads((copy / "report.json").read_text())
+    (copy / "report.json").write_text(change if isinstance(change, str) else json.dumps(whole | change))
+    with pytest.raises(explain.InputError, match=r"report\.json"): explain.explain(copy, Report(quiet=True))
+    (copy / "report.json").unlink()
+    with pytest.raises(explain.InputError, match=r"report\.json is missing"): explain.explain(copy, Report(quiet=True))
+
+
+def test_a_model_that_is_gone_is_named(saved, tmp_path, monkeypatch):
+    place, _ = saved
+    monkeypatch.setattr(explain, "open_model", lambda name: (_ for _ in ()).throw(explain.InputError(f"{name}: gone")))
+    with pytest.raises(explain.InputError, match="model: gone"): explain.explain(place / "out", Report(quiet=True))

@@ -1,0 +1,260 @@
+"""The search and the whole run: every program is right, bounds and budgets hold, nothing depends on luck."""
+from functools import lru_cache
+from itertools import pairwise
+
+import checkpoints
+import numpy as np
+import pytest
+import standin
+
+from formats import FORMATS
+from opmatrix.checkpoint import open_model
+from opmatrix.data import Data
+from opmatrix.errors import InputError
+from opmatrix.measure import peak
+from opmatrix.models import build
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from rewrites.approximate import difference
+from rewrites.extraction import Infeasible
+from rewrites.laws import EXACT_LAWS
+from rewrites.optimize import Run, optimize, without
+from rewrites.representations import forms
+from rewrites.search import exactly, search
+
+MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 2,
+          "vocab_size": 100}
+BATCH = Batch([[3, 1, 4, 1], [5], [9, 2, 6]])
+MACHINE = standin.machine()
+LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers", "dry dry dry", "a bank runs"] * 5
+
+
+def model(seed=0, change=lambda name, array: array, **config):
+    """A random BERT as an operator."""
+    config = checkpoints.CONFIG | config
+    numbers = checkpoints.arrays(config, seed)
+    return build(config, lambda name, *shape: Data(change(name, numbers[name]), name))
+
+
+@lru_cache
+def structures(**config):
+    """Imported, fused and exact, for a workload of 16 tokens."""
+    operator = model(**config)
+    found = [search(operator, (), MACHINE, 16, 256, fusion=False), search(operator, (), MACHINE, 16, 256),
+             search(operator, EXACT_LAWS, MACHINE, 16, 256)]
+    return operator, dict(zip(("imported", "fused", "exact"), found, strict=True))
+
+
+def oracle(operator, batch=BATCH): return dense(operator, batch)
+
+
+def right(program, operator, batch=BATCH):
+    wanted = oracle(operator, batch)
+    return difference(program.run(batch), wanted) < 2e-6 and difference(program.exact(batch), wanted) < 1e-6
+
+
+# ---- the exact search
+
+@pytest.mark.parametrize("config", [{}, MINILM], ids=["small", "minilm"])
+def test_laws_and_fusion_only_help(config):
+    operator, found = structures(**config)
+    assert found["exact"].time <= found["fused"].time * (1 + 1e-9)
+    assert found["fused"].time <= found["imported"].time * (1 + 1e-9)
+    assert found["exact"].time < found["imported"].time
+    for structure in found.values():
+        assert structure.bound <= structure.time * (1 + 1e-9) and structure.time <= structure.greedy * (1 + 1e-9)
+        assert 0 <= structure.gap < 1e-5 and not structure.cut
+        assert right(structure.program({})[0], operator)
+
+
+@pytest.mark.parametrize("config", [{}, MINILM], ids=["small", "minilm"])
+def test_the_time_is_the_sum_of_the_chosen_nodes(config):
+    for structure in structures(**config)[1].values():
+        nodes = [node for extraction in structure.extractions for node in extraction.nodes]
+        assert structure.time == pytest.approx(sum(node.time for node in nodes), rel=1e-9)
+        program, _ = structure.program({})
+        assert structure.memory == pytest.approx(program.stored_bytes, rel=0.02)
+
+
+def test_borders_fit_one_another():
+    _, found = structures()
+    for structure in found.values():
+        assert structure.path[0][0] == "full" and structure.path[-1][1] == "full"
+        assert all(before[1] == after[0] for before, after in pairwise(structure.path))
+    assert len(found["exact"].path) == len(found["exact"].parts) == len(found["exact"].extractions)
+
+
+@pytest.mark.parametrize("state", ["full", "normed"])
+def test_every_state_of_a_border_gives_a_right_program(state):
+    operator, found = structures()
+    parts = len(found["exact"].path)
+    path = [("full" if n == 0 else state, "full" if n == parts - 1 else state) for n in range(parts)]
+    chosen = search(operator, EXACT_LAWS, MACHINE, 16, 256, along=path)
+    assert chosen.path == path and chosen.time >= found["exact"].time * (1 - 1e-9)
+    assert right(chosen.program({})[0], operator)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_program_of_random_configs_is_right(seed):
+    rng = np.random.default_rng(seed)
+    heads = int(rng.integers(1, 5))
+    config = {"num_attention_heads": heads, "hidden_size": heads * int(rng.integers(1, 9)),
+              "intermediate_size": int(rng.integers(1, 40)), "num_hidden_layers": int(rng.integers(1, 4)),
+              "vocab_size": int(rng.integers(10, 60)), "type_vocab_size": int(rng.integers(1, 4)),
+              "layer_norm_eps": float(10.0 ** -rng.integers(3, 13))}
+    lengths = rng.integers(1, 12, int(rng.integers(1, 5)))
+    batch = Batch([rng.integers(0, config["vocab_size"], length) for length in lengths])
+    rows, pairs = batch.rows, int(np.square(np.diff(batch.starts)).sum())
+    operator = model(seed, **config)
+    for laws, fusion in (((), False), ((), True), (EXACT_LAWS, True), (EXACT_LAWS, False)):
+        program, _ = search(operator, laws, MACHINE, rows, pairs, fusion=fusion).program({})
+        assert right(program, operator, batch), (config, len(laws), fusion)
+
+
+def test_leaving_out_a_law_never_helps():
+    operator, found = structures(num_hidden_layers=1)
+    exact, usual = found["exact"], 0
+    for law in EXACT_LAWS:
+        if law.name in exact.fired:
+            try: left = search(operator, without(EXACT_LAWS, [law.name]), MACHINE, 16, 256, along=exact.path)
+            except Infeasible: continue                     # other canonical forms rest on it
+            usual += 1
+            assert left.time >= exact.time * (1 - 1e-6), law.name
+            assert right(left.program({})[0], operator), law.name
+    assert usual > 5
+
+
+def test_a_search_gives_the_same_again():
+    operator, found = structures(num_hidden_layers=1)
+    again, _ = search(operator, EXACT_LAWS, MACHINE, 16, 256).program({})
+    assert again.hash == found["exact"].program({})[0].hash
+
+
+def test_layers_of_equal_structure_are_explored_once():
+    few, many = (structures(num_hidden_layers=layers)[1]["exact"] for layers in (2, 5))
+    assert few.nodes == many.nodes and many.time > few.time
+
+
+def test_an_unknown_law_is_named():
+    with pytest.raises(InputError, match="gravity"): without(EXACT_LAWS, ["gravity"])
+
+
+# ---- representations that hold a weight exactly
+
+def pruned(density):
+    """Changes the weights of the layers to sparse ones."""
+    rng = np.random.default_rng(5)
+    return lambda name, a: a * (rng.random(a.shape) < density) if a.ndim == 2 and "encoder" in name else a
+
+
+def test_a_pruned_model_is_stored_sparse_and_is_right():
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}
+    operator = model(change=pruned(0.03), **sizes)
+    sparse, stored_dense = (search(operator, EXACT_LAWS, MACHINE, 64, 4096, methods=methods) for methods in (None, exactly))
+    program, plain = sparse.program({})[0], stored_dense.program({})[0]
+    kept = {constant.name for constant in program.constants.values() if hasattr(constant, "unpack")}
+    assert kept & {"csr", "nm", "block"} and sparse.time < stored_dense.time and sparse.memory < 0.5 * stored_dense.memory
+    assert program.stored_bytes == pytest.approx(sparse.memory, rel=0.02)
+    assert right(program, operator) and right(plain, operator)
+    assert peak(program, BATCH) < 4 * 128 * 512                 # never a dense weight
+
+
+def test_layers_pruned_differently_are_different_problems():
+    numbers = np.random.default_rng(6)
+    def change(name, array):
+        if array.ndim != 2 or "encoder" not in name: return array
+        return array * (numbers.random(array.shape) < (0.02 if "layer.0" in name else 0.2))
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}
+    operator = model(change=change, **sizes)
+    program, _ = search(operator, EXACT_LAWS, MACHINE, 64, 4096).program({})
+    assert right(program, operator)
+
+
+@pytest.mark.parametrize("matrix, names", [
+    (np.random.default_rng(0).normal(size=(64, 48)), set()),
+    (np.zeros((64, 48)), {"half", "csr", "block", "nm"}),
+    (np.kron(np.eye(4, 3), np.random.default_rng(1).normal(size=(16, 16))), {"csr", "block"}),
+    (np.where(np.arange(64)[:, None] % 4 == 1, np.random.default_rng(2).normal(size=(64, 48)), 0), {"csr", "nm"}),
+    (np.random.default_rng(3).normal(size=(64, 48)).astype(np.float16), {"half"}),
+    (np.full((64, 48), 1e6), set()), (np.where(np.arange(50)[:, None] % 4 == 1, 1 / 3, np.zeros((50, 7))), {"csr"})])
+def test_forms_are_exact_and_priced_by_their_true_sizes(matrix, names):
+    found = list(forms(matrix))
+    assert {method.format for method in found} == names
+    for method in found:
+        stored = FORMATS[method.format].approximate(matrix, **dict(method.parameters))
+        assert np.array_equal(stored.unpack(), matrix.astype(np.float32))
+        sizes = FORMATS[method.format].expected(*matrix.shape, **dict(method.parameters))
+        assert int(FORMATS[method.format].bytes.subs(sizes)) == stored.nbytes
+
+
+# ---- the whole run
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
+    (directory / "lines.txt").write_text("\n".join(LINES))
+    return checkpoints.write(directory / "model", **sizes), directory / "lines.txt"
+
+
+def ran(place, **options):
+    """A run that does not ask what each law saves."""
+    given = {"error": 0.1, "machine": MACHINE, "rounds": 1, "text": str(place[1])}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "saved", lambda run: [])
+        return optimize(str(place[0]), **given | options)
+
+
+@pytest.fixture(scope="module")
+def result(place): return ran(place)
+
+
+def test_no_point_of_the_front_is_dominated(result):
+    costs = [(p.predicted_s, p.program.stored_bytes, p.predicted_error) for p in result.points]
+    for i, one in enumerate(costs):
+        for j, other in enumerate(costs):
+            better = all(a < b * (1 - 2e-3) for a, b in zip(other, one, strict=True))
+            assert i == j or not better, (result.points[i].name, result.points[j].name)
+    assert len(costs) >= 2 and result.points[0].name == "exact"
+
+
+def test_errors_are_those_on_rows_held_out(result, place):
+    operator = open_model(place[0]).operator()
+    held_out = result.workload.verify
+    wanted = np.concatenate([oracle(operator, Batch([row])) for row in np.split(held_out.tokens, held_out.starts[1:-1])])
+    for point in result.points:
+        assert point.measured_error == pytest.approx(difference(point.program.run(held_out), wanted), rel=1e-6)
+        assert point.verified and point.measured_error <= 1.3 * point.predicted_error
+    assert result.points[0].measured_error < 1e-6
+
+
+def test_every_point_says_what_it_stores(result):
+    for point in result.points:
+        formats = [constant.name for constant in point.program.constants.values() if hasattr(constant, "unpack")]
+        assert point.methods == {name: formats.count(name) for name in point.methods}
+        assert sum(point.methods.values()) == len([name for name in formats if name != "dense"])
+        assert point.measured_bytes >= point.program.stored_bytes and point.measured_s > 0
+
+
+def test_the_chosen_point_meets_the_error(result): assert result.best.measured_error <= 0.1 and result.best.verified
+
+
+def test_no_error_allowed_means_an_exact_program(place):
+    found = ran(place, error=0.0)
+    assert not found.best.methods and found.best.measured_error < 1e-6
+
+
+def test_memory_is_kept_to(place, result):
+    sizes = sorted(point.program.stored_bytes + peak(point.program, result.workload.timed) for point in result.points)
+    assert sizes[0] < sizes[-1]
+    found = ran(place, error=0.9, memory=(sizes[0] + sizes[-1]) / 2)
+    assert found.best.measured_bytes <= (sizes[0] + sizes[-1]) / 2
+    assert found.best.program.stored_bytes + peak(found.best.program, found.workload.timed) <= (sizes[0] + sizes[-1]) / 2
+
+
+def test_a_run_gives_the_same_programs_again(place, result):
+    again = ran(place)
+    assert [p.name for p in again.points] == [p.name for p in result.points]
+    for one, other in zip(again.points, result.points, strict=True):
+        assert one.predicted_s == other.predicted_s and one.measured_error == other.measured_error
+        assert np.array_equal(one.program.run(BATCH), other.program.run(BATCH))
