@@ -36,5 +36,6 @@ def test_it_runs(stored, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     again = nbformat.from_dict(stored.copy())
     for cell in cells(again): cell.outputs, cell.execution_count = [], None
-    nbclient.NotebookClient(again, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    place = {"metadata": {"path": tmp_path}}
+    nbclient.NotebookClient(again, timeout=300, kernel_name="python3", resources=place).execute()
     assert pictures(again) == pictures(stored) and sum(pictures(again)) >= 5
