@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from formats.shapes import Shape, T
+from formats.shapes import H, Shape, T
 from opmatrix.data import Data
 from opmatrix.operators import cols, combinator, const, symbol, weight
 from opmatrix.oracles import dense
@@ -73,7 +73,7 @@ def right(x, y: Operator, a: Operator):
 @combinator(constant=True, uniform=True)
 def blank(x, a: Operator):
     """Zeros, as wide as what `a` gives: the bias of a product that has none."""
-    wide = a.term.out
-    if not isinstance(x, Shape):
-        return x.act(const(Data(np.zeros((int(wide.heads), 1, int(wide.cols)) if wide.heads != 1 else int(wide.cols)))))
-    return Shape(wide.heads, x.rows, wide.cols)
+    heads, columns = 1 if a.term.out.heads is H else a.term.out.heads, a.term.out.cols
+    if isinstance(x, Shape):
+        return Shape(heads, x.rows, columns)
+    return x.act(const(Data(np.zeros(int(columns) if heads == 1 else (int(heads), 1, int(columns))))))
