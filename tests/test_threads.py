@@ -1,5 +1,6 @@
 """The pool: several callers, few threads, forks, sleep; BLAS limited and restored; compiled code found again."""
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -143,3 +144,24 @@ def test_every_kernel_compiles_and_says_so():
     told = []
     kernels.warm(progress=lambda name, seconds: told.append(name))
     assert told == list(FUNCTIONS)
+
+
+NARROW = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+avx,+fma,+f16c,+sse4.2,+bmi,+bmi2,+lzcnt,+popcnt"}
+BOTH = """
+import numpy as np
+from formats import kernels
+from formats.kernels.vectors import MANY_REGISTERS
+assert not MANY_REGISTERS
+rng = np.random.default_rng(0)
+for T, n, p in ((1, 40, 70), (7, 40, 33), (300, 64, 96)):
+    x, w = (rng.integers(-3, 4, size).astype(np.float32) for size in ((T, n), (n, p)))
+    assert (kernels.product_dense(x, w, np.empty((T, p), np.float32)) == x @ w).all()
+    same, starts = np.ones((T, 2, 20), np.float32), np.array([0, T])
+    assert abs(kernels.attention(same, same, same, starts, np.empty_like(same)) - 1).max() < 1e-6
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="code for another processor cannot run here")
+def test_a_processor_with_fewer_and_narrower_registers(tmp_path):
+    """Other tiles of sums are used there; whole numbers have exact products."""
+    run(BOTH, OPMATRIX_CACHE=str(tmp_path), **NARROW)

@@ -12,6 +12,7 @@ from .memory import floats, record
 # addresses (0: absent) of the two functions below, of the output and of the parts; across: the residual's step
 EPILOGUE = np.dtype([*words("on_block on_rows out step p bias activation residual across normal gain shift"),
                      ("eps", "f8")])
+SINGLE = np.dtype(np.float32)                                # numpy compares types of numbers faster than classes
 ACTIVATIONS = {"": 0, "gelu": 1}
 apply, apply_rows = calling(5), calling(3)
 PARTS = ("bias", "activation", "residual", "eps", "gain", "shift")
@@ -101,11 +102,10 @@ def epilogue_record(epilogue: Any, out: np.ndarray) -> np.ndarray | None:
                       address(shift), eps or 0.0)], EPILOGUE)
 
 
-def check_rows(name: str, array: np.ndarray, shape: tuple[int, ...], kind: type = np.float32) -> np.ndarray:
-    """The array, if it has this shape and kind of number and its rows are contiguous; otherwise an error in words."""
-    if array.shape != shape or array.dtype != kind:
-        wanted = f"{np.dtype(kind).name} of shape {shape}"
-        raise ValueError(f"{name}: expected {wanted}, got {array.dtype} of shape {array.shape}")
+def check_rows(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The array, if it is float32 of this shape and its rows are contiguous; otherwise an error in words."""
+    if array.shape != shape or array.dtype != SINGLE:
+        raise ValueError(f"{name}: expected float32 of shape {shape}, got {array.dtype} of shape {array.shape}")
     if array.size > 1 and array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
         raise ValueError(f"{name}: rows must be contiguous, got steps of {array.strides} bytes")
     return array

@@ -6,11 +6,13 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import config
 from numba.core.cgutils import get_or_insert_function
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic, models, register_model
 
-MANY_REGISTERS = "+avx512f" in get_host_cpu_features()       # 32 registers of 16 float32 each
+FEATURES = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+MANY_REGISTERS = "+avx512f" in FEATURES                      # 32 registers of 16 float32 each
 WIDE, FLOAT = 16, ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, WIDE)
 LANE, MASK = ir.IntType(32), ir.VectorType(ir.IntType(1), WIDE)
