@@ -184,20 +184,21 @@ class Run:
         exact = self.structures["exact"]
         probed, wanted = (np.asarray(self.programs["exact"].run(rows), np.float64) for rows in (self.workload.probe, self.workload.calibrate))
         self.points = [self.point("exact", self.programs["exact"], exact.time, 0.0, exact.gap)]
-        found = [self.within(limit, weights, memory, probed) for limit in sorted({*LADDER, error} - {0.0}) for weights in OBJECTIVES]
+        room = None if memory is None else memory - self.programs["exact"].peak_bytes(self.workload.timed)
+        found = [self.within(limit, weights, room, probed) for limit in sorted({*LADDER, error} - {0.0}) for weights in OBJECTIVES]
         for extraction in thin(list(undominated(list(filter(None, found)))), MOST, error):
             program = self.choices.program(dict(extraction.choice), self.meta)
             joint = difference(program.run(self.workload.calibrate), wanted)
             self.points.append(self.point(described(extraction), program, extraction.time, joint, extraction.gap, counted(extraction)))
 
-    def within(self, limit: float, weights: tuple[float, float, float], memory: float | None, wanted: np.ndarray) -> Extraction | None:
-        """The cheapest choice whose errors together stay within a limit: the budget of their sum of squares is tightened by
+    def within(self, limit: float, weights: tuple[float, float, float], room: float | None, wanted: np.ndarray) -> Extraction | None:
+        """The cheapest choice that fits into `room` bytes and whose errors together stay within a limit: the budget of their sum of squares is tightened by
         the ratio until they do."""
         assert self.choices is not None
         budget = limit
         for _ in range(4):
             try:
-                extraction = self.choices.choose(budget, memory, weights)
+                extraction = self.choices.choose(budget, room, weights)
             except Infeasible:
                 return None
             joint = difference(self.choices.program(dict(extraction.choice), self.meta).run(self.workload.probe), wanted)
