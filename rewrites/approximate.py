@@ -1,5 +1,5 @@
-"""Approximations of a chosen structure: spectra propose them, the model itself says what each costs in error, and a program
-over all uses chooses them for a budget of error and memory."""
+"""Approximations of a chosen structure: spectra propose them, the model itself says what each costs in error, and a
+program over all uses chooses them for a budget of error and memory."""
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +24,8 @@ ROOT = "program"
 
 @dataclass(frozen=True)
 class Site:
-    """A weight where a program stores it: the constant's name, its class in its part, what it multiplies (a value's name, or
-    none for a table that is gathered from), its float64 numbers."""
+    """A weight where a program stores it: the constant's name, its class in its part, what it multiplies (a value's
+    name, or none for a table that is gathered from), its float64 numbers."""
 
     constant: str
     part: int
@@ -40,7 +40,8 @@ class Site:
 
 @dataclass
 class Choices:
-    """For every site the methods it may be stored by, each with seconds, bytes and the squared error it was measured at."""
+    """For every site the methods it may be stored by, each with seconds, bytes and the squared error it was measured
+    at."""
 
     structure: Structure
     sites: list[Site]
@@ -63,7 +64,8 @@ class Choices:
                   for method, seconds, size in rows]
         return Problem(nodes, (ROOT,))
 
-    def choose(self, error: float, memory: float | None = None, weights: tuple[float, float, float] = (1, 0, 0)) -> Extraction:
+    def choose(self, error: float, memory: float | None = None,
+               weights: tuple[float, float, float] = (1, 0, 0)) -> Extraction:
         """The cheapest methods whose errors, squared, add to at most `error` squared. Raises Infeasible."""
         return extract(self.problem(), error=error ** 2, memory=memory, weights=weights, time_limit=2.0, gap=1e-4)
 
@@ -71,7 +73,7 @@ class Choices:
         """The structure with these methods."""
         def decide(part: int, use: Use, method: Method) -> Method:
             node = chosen.get((part, use.weight, use.layout))
-            return method if node is None else node.label
+            return node.label if node is not None and isinstance(node.label, Method) else method
         return self.structure.program(meta, decide, self.fitted, self.fitter)[0]
 
 
@@ -89,7 +91,8 @@ def sites(program: Program, structure: Structure, emitter: Emitter) -> list[Site
 def upto(program: Program, name: str) -> Program:
     """The same program, ending at one of its values."""
     steps = program.steps[:1 + next(i for i, step in enumerate(program.steps) if step.output == name)]
-    return Program(steps, {ref: program.constants[ref] for step in steps for ref in step.operands.values() if ref in program.constants}, name)
+    read = {ref for step in steps for ref in step.operands.values()}
+    return Program(steps, {ref: constant for ref, constant in program.constants.items() if ref in read}, name)
 
 
 def observe(program: Program, names: Sequence[str | None], batch: Batch) -> dict[str, Gram]:
@@ -103,21 +106,23 @@ def difference(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def methods(site: Site, gram: Gram | None, prices: Prices, limits: Limits) -> Proposals:
-    """What the spectra propose for a weight, and the cost repays, in the metric of its inputs' norms: the model itself says
-    later what each really costs. A table that is gathered from may be stored narrower."""
+    """What the spectra propose for a weight, and the cost repays, in the metric of its inputs' norms: the model itself
+    says later what each really costs. A table that is gathered from may be stored narrower."""
     def price(name: str, parameters: dict[str, Any], n: int, p: int) -> tuple[float, float]:
         key = tuple(parameters.items())
         if site.x is None:
             return prices.machine.seconds("gather", T=prices.rows, p=p), stored_bytes(name, n, p, key)
         return prices.linear(name, n, p, key), stored_bytes(name, n, p, key)
     if site.x is None:
-        return Proposals(tuple(each for each in propose(site.matrix[:512], None, limits, price) if each.method == "half"))
+        sample = propose(site.matrix[:512], None, limits, price)
+        return Proposals(tuple(each for each in sample if each.method == "half"))
     return propose(site.matrix, None if gram is None else np.diagonal(np.asarray(gram)), limits, price)
 
 
 def candidates(program: Program, structure: Structure, emitter: Emitter, prices: Prices, batch: Batch, limits: Limits,
                progress: Callable[[int, int], None] = lambda done, of: None) -> Choices:
-    """Proposes methods for every weight and measures each alone: the relative change of the output on calibration rows."""
+    """Proposes methods for every weight and measures each alone: the relative change of the output on calibration
+    rows."""
     found = sites(program, structure, emitter)
     grams = observe(program, [site.x for site in found], batch)
     wanted = np.asarray(program.run(batch), np.float64)
@@ -158,6 +163,7 @@ def undominated(points: Sequence[Extraction]) -> Iterator[Extraction]:
     """Points that no other is at least as good as in time, memory and error."""
     seen: list[Extraction] = []
     for point in sorted(points, key=lambda e: (e.time, e.memory, e.error)):
-        if not any(o.time <= point.time * 1.001 and o.memory <= point.memory * 1.001 and o.error <= point.error * 1.001 + 1e-18 for o in seen):
+        if not any(o.time <= point.time * 1.001 and o.memory <= point.memory * 1.001
+                   and o.error <= point.error * 1.001 + 1e-18 for o in seen):
             seen.append(point)
             yield point

@@ -1,6 +1,8 @@
-"""From chosen nodes to a program: steps in the vocabulary of the runtime, constants evaluated in float64 and rounded once."""
+"""From chosen nodes to a program: steps in the vocabulary of the runtime, constants evaluated in float64 and rounded
+once."""
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,8 +26,8 @@ class Value:
 
 @dataclass
 class Emitter:
-    """Collects steps and constants, part by part. `decide` picks the method of a use in a part; `fitted` keeps weights that
-    many programs store alike."""
+    """Collects steps and constants, part by part. `decide` picks the method of a use in a part; `fitted` keeps weights
+    that many programs store alike."""
 
     fitted: dict[Any, Any] = field(default_factory=dict)
     fitter: Fitter = field(default_factory=Fitter)
@@ -65,7 +67,8 @@ class Emitter:
             operands, attributes = self._arguments(lowering, cls, call, methods)
             self._step(kernel, operands, attributes, cls, heads)
 
-    def _arguments(self, lowering: Lowering, gives: int, call: Call, methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, Any]]:
+    def _arguments(self, lowering: Lowering, gives: int, call: Call,
+                   methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, Any]]:
         bound, how = dict(call.bound), layout(call.implementation)
         operands: dict[str, str] = {}
         attributes: dict[str, Any] = dict(call.implementation.attributes)
@@ -76,14 +79,16 @@ class Emitter:
                 case "where":
                     attributes[name] = str(cls)
                 case "constant":
-                    operands[name] = self._constant((self.part, Row(cls)), lambda c=cls: lowering.vector(c, self._width(lowering, call, c)))
+                    width = self._width(lowering, call, cls)
+                    operands[name] = self._constant((self.part, Row(cls)), partial(lowering.vector, cls, width))
                 case "matrix":
                     x = bound[name.replace("table", "field")] if name.startswith("table") else bound["x"]
                     operands[name] = self._weight(lowering, cls, how, methods[Use(x, cls, how, gives)])
                 case "value" | "scores" if not name.startswith("field"):
                     operands[name] = self._operand(call.implementation.kernel, name, cls)
         if call.implementation.kernel == "embed":
-            attributes["fields"] = ",".join(lowering.graph.members[cls][0].attributes[0] for name, cls in call.bound if name.startswith("field"))
+            fields = [cls for name, cls in call.bound if name.startswith("field")]
+            attributes["fields"] = ",".join(lowering.graph.members[cls][0].attributes[0] for cls in fields)
         return operands, attributes
 
     def _operand(self, kernel: str, name: str, cls: int) -> str:
@@ -103,7 +108,8 @@ class Emitter:
         stored = Stored(cls, how, method._replace(error=0.0))
         if how == "stack":
             return self._constant((self.part, stored), lambda: lowering.matrix(cls, how))
-        name = self._constant((self.part, stored), lambda: self.fitter.store(lowering.matrix(cls, how), method, (self.part, cls, how)))
+        where = (self.part, cls, how)
+        name = self._constant((self.part, stored), lambda: self.fitter.store(lowering.matrix(cls, how), method, where))
         self.sources[name] = (self.part, stored)
         return name
 

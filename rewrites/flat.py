@@ -15,7 +15,7 @@ def flat(term: Operator, x: Operator, memo: dict[Any, Operator] | None = None) -
     return memo[term, x]
 
 
-def _flat(term: Operator, x: Operator, memo: dict[Any, Operator]) -> Operator:
+def _flat(term: Operator, x: Operator, memo: dict[Any, Operator]) -> Any:
     match term.kind.name:
         case "I":
             return x

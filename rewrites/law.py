@@ -80,18 +80,18 @@ def stand_in(variable: str, sort: Sort) -> Any:
     *heads, last = sort.sizes or (None,)
     match sort.name:
         case "value":
-            return symbol(variable, None, Shape(*(heads or [1]), T, last))
+            return symbol(variable, None, Shape((heads or [1])[0], T, last))
         case "scores" | "level":
             return symbol(variable, None, Shape(last, T, T))
         case "constant":
-            return symbol(variable, None, Shape(*(heads or [1]), T, last), constant=True, uniform=True)
+            return symbol(variable, None, Shape((heads or [1])[0], T, last), constant=True, uniform=True)
         case "column":
             return symbol(variable, None, 1)
         case "scalar":
             return symbol(variable, None, 1, constant=True, uniform=True)
         case "matrix" | "operator":
             *stack, rows, cols = sort.sizes
-            return symbol(variable, rows, Shape(*(stack or [1]), T, cols), linear=sort.name == "matrix")
+            return symbol(variable, rows, Shape((stack or [1])[0], T, cols), linear=sort.name == "matrix")
         case "entrywise":
             return symbol(variable, last, last, entrywise=True)
         case "count":

@@ -1,6 +1,7 @@
-"""From the saturated graph to an extraction problem: kernels are members of the classes they compute, a stored weight in
-one of its representations is a member of the class `use(x, W)`, "x times W in some stored form". Methods and kernels add
-instead of multiplying: product time and error sit on the use, epilogue time on the kernel, bytes on the stored form."""
+"""From the saturated graph to an extraction problem: kernels are members of the classes they compute, a stored weight
+in one of its representations is a member of the class `use(x, W)`, "x times W in some stored form". Methods and kernels
+add instead of multiplying: product time and error sit on the use, epilogue time on the kernel, bytes on the stored
+form."""
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,8 +22,8 @@ VIEWS = ("view", "columns")
 
 
 class Method(NamedTuple):
-    """A representation of a weight: format, its parameters, the metric it is fitted in (plain, wanda or whitened), and the
-    squared error that storing it so adds to the output."""
+    """A representation of a weight: format, its parameters, the metric it is fitted in (plain, wanda or whitened), and
+    the squared error that storing it so adds to the output."""
 
     format: str = "dense"
     parameters: tuple[tuple[str, Any], ...] = ()
@@ -45,8 +46,8 @@ class Call(NamedTuple):
 
 
 class Use(NamedTuple):
-    """x times the weight of a class, laid out for a kernel, on the way to the class that the kernel gives: two kernels that
-    read one weight multiply twice, so they may not share a use."""
+    """x times the weight of a class, laid out for a kernel, on the way to the class that the kernel gives: two kernels
+    that read one weight multiply twice, so they may not share a use."""
 
     x: int
     weight: int
@@ -70,8 +71,8 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Lowering:
-    """A graph with sizes and prices. `methods` gives the representations that a weight may be stored in, by the names of
-    the leaves it is made of; without fusion only implementations of single operators are used."""
+    """A graph with sizes and prices. `methods` gives the representations that a weight may be stored in, by the names
+    of the leaves it is made of; without fusion only implementations of single operators are used."""
 
     graph: Graph
     template: Template
@@ -96,7 +97,8 @@ class Lowering:
                 for implementation, pattern in kernels
                 for found in self.matcher.find(pattern, cls, implementation.variables)]
 
-    def problem(self, roots: Sequence[int], given: Sequence[int], methods: Callable[["Lowering", Use], Sequence[Method]]) -> Problem:
+    def problem(self, roots: Sequence[int], given: Sequence[int],
+                methods: Callable[["Lowering", Use], Sequence[Method]]) -> Problem:
         """The extraction problem of these root classes, with the borders `given` for nothing."""
         nodes = [Node(cls, (), label="given") for cls in given]
         nodes += [Node(cls, (), label="given") for cls in self.graph.facts["given"]]
@@ -108,8 +110,10 @@ class Lowering:
                 if use not in made:
                     made.add(use)
                     nodes += self.representations(use, methods(self, use), made)
-            nodes += [Node(c, (), memory=4.0 * self.columns(c.constant), label=c)
-                      for c in children if isinstance(c, Row) and not (c in made or made.add(c))]
+            for child in children:
+                if isinstance(child, Row) and child not in made:
+                    made.add(child)
+                    nodes.append(Node(child, (), memory=4.0 * self.columns(child.constant), label=child))
         return Problem(nodes, tuple(roots))
 
     def children(self, gives: int, call: Call) -> tuple[list[Hashable], list[Use]]:
@@ -148,7 +152,8 @@ class Lowering:
         return tuple(self.template.names[t.args[0]] for t in self.terms[cls.weight].walk() if t.kind.name == "weight")
 
     def matrix(self, cls: int, how: str) -> np.ndarray:
-        """The float64 numbers of a weight as a kernel wants them: in x out, heads side by side or one above the other."""
+        """The float64 numbers of a weight as a kernel wants them: in x out, heads side by side or one above the
+        other."""
         if halves := self.halves(cls):
             return np.concatenate([self.matrix(half, how) for half in halves], axis=-1)
         numbers = array(self.terms[cls])
@@ -160,7 +165,8 @@ class Lowering:
         """The float64 numbers of a constant row, heads side by side."""
         if halves := self.halves(cls):
             return np.concatenate([self.vector(half, self.columns(half)) for half in halves])
-        return np.broadcast_to(array(self.terms[cls]).reshape(-1), (columns,)) if self.columns(cls) == 1 else array(self.terms[cls]).reshape(-1)
+        numbers = array(self.terms[cls]).reshape(-1)
+        return np.broadcast_to(numbers, (columns,)) if self.columns(cls) == 1 else numbers
 
     def halves(self, cls: int) -> tuple[int, ...]:
         """The parts of a joined weight or bias: these stand side by side, each with its own heads."""

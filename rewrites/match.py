@@ -41,9 +41,11 @@ class Matcher:
                 yield {**found, pattern: cls, name: cls}
         else:
             for node in self.members.get(cls, ()):
-                if node.kind == pattern.kind.name:
-                    start = self._attributes(pattern.attributes, node.attributes, {**found, pattern: cls})
-                    for children in orders(node) if start is not None else ():
+                if node.kind != pattern.kind.name:
+                    continue
+                start = self._attributes(pattern.attributes, node.attributes, {**found, pattern: cls})
+                if start is not None:
+                    for children in orders(node):
                         yield from self._children(pattern.children, children, start, variables)
 
     def _children(self, patterns: tuple[Operator, ...], classes: tuple[int, ...], found: Found,

@@ -61,21 +61,21 @@ class Prices:
         if kernel in ("view", "columns"):
             return 0.0
         if kernel in BLOCK:
-            first = bound.get("q", bound.get("v"))
+            first = bound["q" if "q" in bound else "v"]
             heads = int(lowering.matcher.heads[first])
             width = lowering.columns(first) // heads
             block = {"T": self.rows, "S2": self.pairs, "h": heads, "d": width}
             names = {"weigh": ("softmax", "values")}.get(kernel, (kernel,))
             return sum(self.machine.seconds(name, **block) for name in names)
         sizes = {"T": self.rows, "p": lowering.columns(cls)}
-        names = parts(implementation.variables, implementation.attributes)
-        if kernel == "pointwise":                           # a pass costs what its first stage does, the others ride along
-            names[0] = f"pointwise.{names[0]}"
-        return sum(self.machine.seconds(name, **sizes) for name in names)
+        stages = parts(implementation.variables, implementation.attributes)
+        if kernel == "pointwise":                           # a pass costs what its first stage does: the others ride
+            stages[0] = f"pointwise.{stages[0]}"
+        return sum(self.machine.seconds(name, **sizes) for name in stages)
 
 
 def parts(variables: Any, attributes: Any) -> list[str]:
     """The stages of an epilogue, as the machine prices them."""
-    stages = [("bias", "bias" in variables), ("gelu", attributes.get("activation") == "gelu"), ("residual", "residual" in variables),
-              ("norm", "eps" in variables), ("affine", "gain" in variables)]
+    stages = [("bias", "bias" in variables), ("gelu", attributes.get("activation") == "gelu"),
+              ("residual", "residual" in variables), ("norm", "eps" in variables), ("affine", "gain" in variables)]
     return [name for name, present in stages if present]

@@ -50,12 +50,15 @@ class Structure:
     def memory(self) -> float:
         return sum(extraction.memory for extraction in self.extractions)
 
-    def program(self, meta: dict[str, Any], decide: Callable[[int, Use, Method], Method] = lambda number, use, method: method,
+    def program(self, meta: dict[str, Any],
+                decide: Callable[[int, Use, Method], Method] = lambda number, use, method: method,
                 fitted: dict[Any, Any] | None = None, fitter: Fitter | None = None) -> tuple[Program, Emitter]:
         """The program that runs, and where its constants come from."""
         emitter = Emitter({} if fitted is None else fitted, fitter or Fitter())
         handed: dict[int, Value] = {}
-        for number, (lowering, extraction, part) in enumerate(zip(self.lowerings, self.extractions, self.parts, strict=True)):
+        result = Value({}, 1)                               # nothing is handed on yet
+        chosen = zip(self.lowerings, self.extractions, self.parts, strict=True)
+        for number, (lowering, extraction, part) in enumerate(chosen):
             named = lowering.graph.named
             if part.border is not None:
                 handed = {named[part.border]: result}
@@ -65,10 +68,11 @@ class Structure:
 
 
 def search(model: Operator, laws: Sequence[Law], machine: Machine, rows: int, pairs: int, *, fusion: bool = True,
-           methods: Methods | None = None, time_limit: float = 10.0, along: Sequence[tuple[str, str]] | None = None) -> Structure:
-    """The cheapest program of a model for a workload of `rows` tokens and `pairs` (sum of squared lengths). `methods` are the
-    representations that a weight may be stored in: by default every one that holds it exactly. With `along`, the cheapest
-    that hands on these border states."""
+           methods: Methods | None = None, time_limit: float = 10.0,
+           along: Sequence[tuple[str, str]] | None = None) -> Structure:
+    """The cheapest program of a model for a workload of `rows` tokens and `pairs` (sum of squared lengths). `methods`
+    are the representations that a weight may be stored in: by default every one that holds it exactly. With `along`,
+    the cheapest that hands on these border states."""
     start = time.perf_counter()
     methods = Representable() if methods is None else methods
     explorer, prices, found = Explorer(laws), Prices(machine, rows, pairs), parts(model)
@@ -93,11 +97,14 @@ def search(model: Operator, laws: Sequence[Law], machine: Machine, rows: int, pa
     chosen = [best[n][pair] for n, pair in enumerate(path)]
     bound = lowest([{pair: e.bound for pair, (_, e) in best[n].items()} for n in range(len(found))])
     graphs = explorer.graphs.values()
-    return Structure([low for low, _ in chosen], [e for _, e in chosen], path, [found[n][pair[0]] for n, pair in enumerate(path)],
+    fired = frozenset(name.removesuffix(" backwards") for g in graphs for name, count in g.matches.items() if count)
+    return Structure([low for low, _ in chosen], [e for _, e in chosen], path,
+                     [found[n][pair[0]] for n, pair in enumerate(path)],
                      sum(e.cost for _, e in chosen), bound, sum(e.greedy for _, e in chosen),
-                     seconds | explorer.seconds(), sum(len(g.nodes) for g in graphs), sum(len(g.members) for g in graphs),
+                     seconds | explorer.seconds(),
+                     sum(len(g.nodes) for g in graphs), sum(len(g.members) for g in graphs),
                      [cut for g in graphs for cut in g.cut],
-                     frozenset(name.removesuffix(" backwards") for g in graphs for name, count in g.matches.items() if count))
+                     fired)
 
 
 def sizes(part: Part) -> tuple[Any, ...]:

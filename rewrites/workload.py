@@ -14,8 +14,8 @@ PROBE = 16                                                  # sentences
 
 @dataclass(frozen=True)
 class Workload:
-    """`timed` is the batch whose seconds and bytes count; even lines calibrate, odd lines verify; `probe`, the first of the
-    even ones, is what single approximations are measured on."""
+    """`timed` is the batch whose seconds and bytes count; even lines calibrate, odd lines verify; `probe`, the first of
+    the even ones, is what single approximations are measured on."""
 
     timed: Batch
     calibrate: Batch
@@ -35,8 +35,8 @@ class Workload:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None) -> "Workload":
-        """From a file of lines, or the sentences that ship. Timed is one sentence of `tokens` tokens, 128 by default, or
-        with a file the file itself. Raises InputError for a length that the model has no positions for."""
+        """From a file of lines, or the sentences that ship. Timed is one sentence of `tokens` tokens, 128 by default,
+        or with a file the file itself. Raises InputError for a length that the model has no positions for."""
         limit = int(checkpoint.config["max_position_embeddings"])
         length = min(128, limit) if tokens is None else tokens
         if not 1 <= length <= limit:

@@ -4,13 +4,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from random import Random
+from typing import Any
 
 import numpy as np
 
 from .graph import Graph
 from .landmarks import bound
 
-Cut = tuple[tuple[int, ...], int | None]        # one of these nodes for every program of this class (None: of the roots)
+Cut = tuple[tuple[int, ...], int | None]        # one of these for every program of this class (None: of the roots)
 SLACK = 1e-3                                    # how much a cut must be violated to be worth a row
 
 
@@ -24,7 +25,8 @@ def thresholds(graph: Graph, x: Sequence[float], most: int = 40) -> Iterable[Cut
 
 
 def widest(graph: Graph, x: Sequence[float]) -> tuple[list[float], list[int]]:
-    """For each class the most of it that x derives if sums counted as maxima, and its rank in that order, widest first."""
+    """For each class the most of it that x derives if sums counted as maxima, and its rank in that order, widest
+    first."""
     width, rank = [0.0] * graph.classes, [graph.classes] * graph.classes
     missing = [len(kids) for kids in graph.kids]
     heap = sorted((-x[i], i) for i in range(len(x)) if not missing[i])
@@ -44,9 +46,11 @@ def widest(graph: Graph, x: Sequence[float]) -> tuple[list[float], list[int]]:
 
 
 def flows(graph: Graph, x: Sequence[float], random: Random, rounds: int = 12, targets: int = 3) -> Iterable[Cut]:
-    """Minimum cuts in the graph where each node keeps the child that x derives least: each cut is a landmark of its class.
+    """Minimum cuts in the graph where each node keeps the child that x derives least: each cut is a landmark of its
+    class.
 
-    Nested (Koch, Martin 1998): what a cut contains counts as used in the next round, so the cuts of a call are disjoint.
+    Nested (Koch, Martin 1998): what a cut contains counts as used in the next round, so the cuts of a call are
+    disjoint.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
@@ -77,7 +81,7 @@ def flows(graph: Graph, x: Sequence[float], random: Random, rounds: int = 12, ta
             return
 
 
-def reached(pipes: object, source: int) -> np.ndarray:
+def reached(pipes: Any, source: int) -> np.ndarray:
     """Whether each vertex can be reached from the source through what capacity is left."""
     from scipy.sparse.csgraph import breadth_first_order
 

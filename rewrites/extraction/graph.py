@@ -1,4 +1,5 @@
-"""The indexed form of a problem that every stage works on: integers for classes and nodes, a tuple of criteria for costs."""
+"""The indexed form of a problem that every stage works on: integers for classes and nodes, a tuple of criteria for
+costs."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -16,8 +17,8 @@ Choice = dict[int, int]                         # class -> node
 class Graph:
     """Nodes by index; class `cls[i]` needs one of its nodes, node i needs the classes `kids[i]`.
 
-    The first criterion of `cost[i]` is the objective, the others are the budgeted resources. `origin[i]` are the nodes of
-    the original graph that are chosen when node i is: presolve merges classes into their parents.
+    The first criterion of `cost[i]` is the objective, the others are the budgeted resources. `origin[i]` are the nodes
+    of the original graph that are chosen when node i is: presolve merges classes into their parents.
     """
     cls: list[int]
     kids: list[frozenset[int]]
@@ -94,7 +95,10 @@ def index(problem: Problem, criteria: Sequence[Criteria], forbidden: Iterable[ob
     """The graph of a problem and the name of each of its classes; a class without members is one nobody can cover."""
     names: dict[Hashable, int] = {}
     banned = [node for node in forbidden]
-    number = lambda name: names.setdefault(name, len(names))
+
+    def number(name: Hashable) -> int:
+        return names.setdefault(name, len(names))
+
     use = [i for i, node in enumerate(problem.nodes) if not banned or node not in banned]
     cls = [number(problem.nodes[i].cls) for i in use]
     kids = [frozenset(map(number, problem.nodes[i].children)) for i in use]
@@ -158,7 +162,7 @@ def split(graph: Graph) -> list[Graph]:
     for i, c in enumerate(graph.cls):
         parts[find(c)].append(i)
     out = []
-    for lead, nodes in parts.items():
+    for nodes in parts.values():
         number = {c: j for j, c in enumerate(dict.fromkeys(graph.cls[i] for i in nodes))}
         out.append(Graph([number[graph.cls[i]] for i in nodes],
                          [frozenset([number[k] for k in graph.kids[i]]) for i in nodes],

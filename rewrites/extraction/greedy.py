@@ -9,7 +9,8 @@ from .graph import Choice, Graph
 
 
 def trees(graph: Graph, price: Sequence[float]) -> tuple[Choice, list[float]]:
-    """The cheapest tree of every class and its cost, shared work counted each time (Knuth 1977, a generalised Dijkstra)."""
+    """The cheapest tree of every class and its cost, shared work counted each time (Knuth 1977, a generalised
+    Dijkstra)."""
     cls, users = graph.cls, graph.users
     missing, value = [len(kids) for kids in graph.kids], list(price)
     heap = sorted((value[i], i) for i in range(len(value)) if not missing[i])
@@ -30,7 +31,8 @@ def trees(graph: Graph, price: Sequence[float]) -> tuple[Choice, list[float]]:
 
 
 def dag(graph: Graph, price: Sequence[float]) -> Choice:
-    """Each class takes the node whose *set* of nodes below is cheapest, to a fixed point: the usual greedy DAG extraction.
+    """Each class takes the node whose *set* of nodes below is cheapest, to a fixed point: the usual greedy DAG
+    extraction.
 
     Classes are visited in the order of their numbers, children mostly first, so that few are visited again.
     """

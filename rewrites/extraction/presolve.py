@@ -1,8 +1,9 @@
 """Presolve: smaller problems with the same optimum.
 
 Read a solution as a *set of nodes from which every root can be derived*, children first: adding nodes never harms, so a
-node may be replaced by anything that derives its class at no more cost from what is below it. Sets of classes are integers, one
-bit a class. `below(n)` are the classes in every program that uses node n (landmarks: Keyder, Richter, Helmert 2010).
+node may be replaced by anything that derives its class at no more cost from what is below it. Sets of classes are
+integers, one bit a class. `below(n)` are the classes in every program that uses node n (landmarks: Keyder, Richter,
+Helmert 2010).
 """
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def prune(graph: Graph, budgets: Sequence[float]) -> Graph | None:
     Classes are numbered anew, children mostly before parents.
     """
     nodes = [i for i, (c, kids) in enumerate(zip(graph.cls, graph.kids, strict=True))
-             if c not in kids and all(x <= b for x, b in zip(graph.cost[i][1:], budgets))]
+             if c not in kids and all(x <= b for x, b in zip(graph.cost[i][1:], budgets, strict=False))]
     users: dict[int, list[int]] = {}
     members: dict[int, list[int]] = {}
     missing = {}
@@ -74,7 +75,8 @@ def union(sets: Sequence[int], kids: frozenset[int]) -> int:
 
 
 def needs(graph: Graph) -> list[int]:
-    """For each class the classes of every program of it: the greatest solution of need(c) = c + meet of below(n), n in c."""
+    """For each class the classes of every program of it: the greatest solution of need(c) = c + meet of below(n), n in
+    c."""
     parents: list[set[int]] = [set() for _ in range(graph.classes)]
     for c, kids in zip(graph.cls, graph.kids, strict=True):
         for k in kids:
@@ -123,7 +125,8 @@ def acyclic(graph: Graph, need: Sequence[int], over: Sequence[int]) -> Graph:
 
 
 def implied(graph: Graph, need: Sequence[int]) -> Graph:
-    """Without children that another child needs anyway; a class that every program needs becomes a root, and no child."""
+    """Without children that another child needs anyway; a class that every program needs becomes a root, and no
+    child."""
     roots = frozenset(bits(union(need, graph.roots)))
     part = components(graph)
     kids = []
@@ -146,7 +149,8 @@ def undominated(graph: Graph, need: Sequence[int]) -> Graph:
     for c, nodes in enumerate(graph.members):
         often = Counter(k for i in nodes for k in graph.kids[i]) if len(nodes) > 1 else Counter()
         filed: dict[int, list[tuple[int, int]]] = defaultdict(list)     # nodes that stay, each under its rarest child
-        drawers, best = 0, []
+        best: list[int] = []
+        drawers = 0
         for i in sorted(nodes, key=lambda i: (graph.cost[i], len(graph.kids[i]), choice.get(c) != i)):
             kids, cost = graph.kids[i], graph.cost[i]
             below = union(need, kids)
@@ -164,14 +168,16 @@ def undominated(graph: Graph, need: Sequence[int]) -> Graph:
 
 
 def anew(graph: Graph, others: Iterable[int], node: int, rest: int, tree: Sequence[float]) -> bool:
-    """Whether one of the others with the cheapest trees of its children among the classes `rest` costs no more than `node`."""
+    """Whether one of the others with the cheapest trees of its children among the classes `rest` costs no more than
+    `node`."""
     cost = graph.cost[node][0]
     return tree[graph.cls[node]] < cost or any(
         graph.cost[o][0] + sum(tree[k] for k in graph.kids[o] if rest >> k & 1) <= cost for o in others)
 
 
 def merged(graph: Graph) -> Graph:
-    """Without classes that can be written into their parents: the choice is one parent's alone, or sharing costs nothing."""
+    """Without classes that can be written into their parents: the choice is one parent's alone, or sharing costs
+    nothing."""
     cls, kids, cost, origin = list(graph.cls), list(graph.kids), list(graph.cost), list(graph.origin)
     inside = [set(nodes) for nodes in graph.members]
     users = [set(nodes) for nodes in graph.users]

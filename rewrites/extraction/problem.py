@@ -48,12 +48,14 @@ class Extraction:
 
     def __str__(self) -> str:
         proof = "optimal" if self.optimal else f"gap {self.gap:.2%}"
-        return (f"{len(self.nodes)} nodes, cost {self.cost:.6g} ({proof}, greedy {self.greedy:.6g}), time {self.time:.6g}, "
-                f"memory {self.memory:.6g}, squared error {self.error:.6g}, in {1e3 * self.seconds:.0f} ms")
+        return (f"{len(self.nodes)} nodes, cost {self.cost:.6g} ({proof}, greedy {self.greedy:.6g}), "
+                f"time {self.time:.6g}, memory {self.memory:.6g}, squared error {self.error:.6g}, "
+                f"in {1e3 * self.seconds:.0f} ms")
 
 
 def check(problem: Problem) -> None:
-    """Raise ValueError for a cost that is negative or not a number: an optimum would not exist or would be meaningless."""
+    """Raise ValueError for a cost that is negative or not a number: an optimum would not exist or would be
+    meaningless."""
     for node in problem.nodes:
         for name in ("time", "memory", "error"):
             value = getattr(node, name)
@@ -84,7 +86,8 @@ def order(choice: Mapping[Hashable, Node], roots: Sequence[Hashable]) -> tuple[N
 
 
 def verify(problem: Problem, extraction: Extraction, memory: float | None = None, error: float | None = None) -> None:
-    """Check an extraction against the definition alone: members, covered, children first, one node a class, sums, budgets.
+    """Check an extraction against the definition alone: members, covered, children first, one node a class, sums,
+    budgets.
 
     Raises AssertionError naming the first thing that is wrong.
     """
@@ -103,7 +106,8 @@ def verify(problem: Problem, extraction: Extraction, memory: float | None = None
     assert above == dict(extraction.choice), "choice and nodes disagree"
     for name in ("time", "memory", "error"):
         total = sum(getattr(node, name) for node in extraction.nodes)
-        assert isclose(total, getattr(extraction, name), rel_tol=1e-9), f"{name} is {total}, not {getattr(extraction, name)}"
+        stated = getattr(extraction, name)
+        assert isclose(total, stated, rel_tol=1e-9), f"{name} is {total}, not {stated}"
     assert memory is None or extraction.memory <= memory * (1 + 1e-9), f"memory {extraction.memory} over {memory}"
     assert error is None or extraction.error <= error * (1 + 1e-9), f"squared error {extraction.error} over {error}"
     assert extraction.bound <= extraction.cost <= extraction.greedy, "bound <= cost <= greedy fails"

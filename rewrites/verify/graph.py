@@ -2,6 +2,7 @@
 kernel computes it, in float64 at shrunken sizes. So a wrong law is caught even where extraction would not choose it."""
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,9 @@ def check_seeded(seeds: Sequence[Law], laws: Sequence[Law], seed: int = 0,
 
 def seeded(seeds: Sequence[Law], rng: np.random.Generator, **other: Sort) -> Template:
     """A template of the left sides of laws over drawn operators, with what the laws ask of them beside their facts."""
-    border, roots, asked = symbol("border", Shape(1, T, INPUT), Shape(1, T, INPUT)), [], []
+    border = symbol("border", Shape(1, T, INPUT), Shape(1, T, INPUT))
+    roots: list[Operator] = []
+    asked: list[tuple[str, list[Operator]]] = []
     for law in seeds:
         sorts = {name: other.get(name, sort) for name, sort in law.variables.items()}
         read = {name for name, sort in sorts.items() if sort.name != "varying" and {"act", "constant"} & {*sort.facts}}
@@ -101,7 +104,7 @@ def members(graph: Graph, terms: dict[int, Operator], template: Template,
     for node in graph.nodes:
         if node.kind in SKIPPED or not all(child in terms for child in node.children):
             continue
-        off, said = compared(graph, terms, values, node.cls, lambda n=node: build(n, terms, template.values))
+        off, said = compared(graph, terms, values, node.cls, partial(build, node, terms, template.values))
         if not off <= TOLERANCE:
             expected = terms.get(node.cls)
             yield size(expected), Disagreement(said, brief(expected), off, by(graph, node.cls))
@@ -189,7 +192,7 @@ def kernels(graph: Graph, terms: dict[int, Operator], template: Template,
     for cls, call in lowering.calls:
         sorts = call.implementation.variables
         operands = {name: template.values[at] if sorts[name].name == "count" else terms[at] for name, at in call.bound}
-        off, said = compared(graph, terms, values, cls, lambda c=call, o=operands: c.implementation.over(o))
+        off, said = compared(graph, terms, values, cls, partial(call.implementation.over, operands))
         if not off <= TOLERANCE:
             words = f"{call.implementation.name}: {said}"
             yield size(terms[cls]), Disagreement(words, brief(terms[cls]), off, (call.implementation.name,))
