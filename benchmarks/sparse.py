@@ -1,0 +1,100 @@
+"""A pruned BERT: the exact search stores its weights sparse, and the program is timed against the same one stored dense.
+
+    python benchmarks/sparse.py [--model minilm] [--densities 0.5 0.25 0.1 0.05] [--pattern csr block nm] [--tokens 128]
+                                [--rounds 15] [--csv OUT]
+
+Every weight of the layers is pruned by magnitude to the density; what is left is the model, and all programs are exact for
+it. That nothing is made dense is shown by the most bytes that a run allocates beyond its planned buffers, against the bytes
+of the smallest weight that is stored sparse, were it dense."""
+import argparse
+import csv
+import os
+import sys
+from pathlib import Path
+
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_THREAD_TIMEOUT": "4"}
+sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
+
+import numpy as np  # noqa: E402
+
+from formats import FORMATS  # noqa: E402
+from formats.machine import this_machine  # noqa: E402
+from opmatrix.checkpoint import open_model  # noqa: E402
+from opmatrix.data import Data  # noqa: E402
+from opmatrix.measure import measure, medians, peak, ratio  # noqa: E402
+from opmatrix.models import build  # noqa: E402
+from opmatrix.oracles import dense  # noqa: E402
+from opmatrix.patterns import Batch  # noqa: E402
+from rewrites.approximate import difference  # noqa: E402
+from rewrites.laws import EXACT_LAWS  # noqa: E402
+from rewrites.lower import Method  # noqa: E402
+from rewrites.report import table  # noqa: E402
+from rewrites.search import exactly, search  # noqa: E402
+
+COLUMNS = ("pattern", "density", "kernels", "sparse_ms", "same_dense_ms", "best_dense_ms", "times_same_dense",
+           "times_best_dense", "stored", "stored_dense", "allocated", "planned", "smallest_dense", "error")
+SPARSE = "csr", "block", "nm"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="minilm")
+    parser.add_argument("--densities", type=float, nargs="+", default=[0.5, 0.25, 0.1, 0.05])
+    parser.add_argument("--pattern", nargs="+", choices=SPARSE, default=["csr", "block", "nm"])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--csv", type=Path, help="write the table there, too")
+    given = parser.parse_args()
+    checkpoint, machine, rows = open_model(given.model), this_machine(), []
+    for pattern in given.pattern:
+        for density in given.densities:
+            rows.append(measured(pruned(checkpoint, pattern, density), checkpoint, machine, pattern, density, given))
+            show(rows[-1])
+    if given.csv:
+        with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *rows])
+
+
+def pruned(checkpoint, pattern, density):
+    """The model with the weights of its layers pruned."""
+    group = max(4, round(1 / density))
+    options = {"nm": {"n": round(density * group), "m": group}}.get(pattern, {"density": density})
+
+    def at(name, *shape):
+        data = checkpoint.at(name, *shape)
+        if len(shape) != 2 or "encoder" not in name: return data
+        return Data(np.ascontiguousarray(FORMATS[pattern].fit(data.array.T, **options).T), name)    # they lie out by in
+    return build(checkpoint.config, at)
+
+
+def measured(model, checkpoint, machine, pattern, density, given):
+    """A row of the table."""
+    rng = np.random.default_rng(0)
+    batch = Batch([rng.integers(0, checkpoint.config["vocab_size"], given.tokens)])
+    sizes = machine, given.tokens, given.tokens ** 2
+    chosen, best = search(model, EXACT_LAWS, *sizes), search(model, EXACT_LAWS, *sizes, methods=exactly)
+    programs = {"sparse": chosen.program({})[0], "best dense": best.program({})[0],
+                "same dense": chosen.program({}, lambda part, use, method: Method())[0]}
+    times = measure(programs, [batch], given.rounds)
+    middle, program = medians(times), programs["sparse"]
+    held = [weight for weight in program.constants.values() if getattr(weight, "name", "") in SPARSE]
+    kernels = {name: sum(weight.name == name for weight in held) for name in SPARSE}
+    return (pattern, density, " ".join(f"{name}×{count}" for name, count in kernels.items() if count) or "none",
+            *(1e3 * middle[name] for name in ("sparse", "same dense", "best dense")), ratio(times, "sparse", "same dense"),
+            ratio(times, "sparse", "best dense"), program.stored_bytes, programs["best dense"].stored_bytes,
+            peak(program, batch), program.peak_bytes(batch), min((4 * int(np.prod(w.shape)) for w in held), default=0),
+            difference(program.run(batch), dense(model, batch)))
+
+
+def show(row):
+    """A row as a paragraph."""
+    pattern, density, kernels, ours, same, best, by_same, by_best, stored, plain, allocated, planned, smallest, error = row
+    print(f"\n{pattern} at density {density:g}: sparse kernels {kernels}; {stored / 1e6:.1f} MB stored, dense {plain / 1e6:.1f}; "
+          f"error {error:.1g}")
+    print(table([["chosen", f"{ours:.2f}", ""], ["the same, dense", f"{same:.2f}", f"{by_same:.3f}"],
+                 ["the best dense", f"{best:.2f}", f"{by_best:.3f}"]], ["", "ms", "chosen / this (paired)"]))
+    if smallest:
+        print(f"a run allocates {(allocated - planned) / 1e3:.0f} kB beyond its planned {planned / 1e3:.0f} kB; "
+              f"the smallest of these weights is {smallest / 1e3:.0f} kB dense")
+
+
+if __name__ == "__main__": main()
