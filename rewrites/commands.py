@@ -1,32 +1,33 @@
 """The commands: optimize, run, laws, explain, spectrum."""
 import json
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
 from opmatrix.errors import InputError
 
-USAGE: Any = typer.BadParameter.__mro__[2]                  # click's ClickException, or that of typer's own copy of click
+USAGE: Any = typer.BadParameter.__mro__[2]                # click's ClickException, or that of typer's own copy of click
 INTERRUPTED = (KeyboardInterrupt, typer.Abort)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
-                  help="A transformer in; the cheapest equal program that the laws reach comes out, verified, and runs.")
+                  help="A transformer in; the cheapest equal program that laws reach comes out, verified, and runs.")
 
-Model = Annotated[str, typer.Argument(help="minilm, or a directory with config.json, model.safetensors and tokenizer.json")]
+Model = Annotated[str, typer.Argument(
+    help="minilm, or a directory with config.json, model.safetensors and tokenizer.json")]
 Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote")]
 
 
 @app.command()
 def optimize(
     model: Model,
-    error: Annotated[float, typer.Option(help="relative change of the output on held-out rows; 0 keeps it exact")] = 0.02,
-    memory: Annotated[Optional[float], typer.Option(help="megabytes, stored and working together")] = None,
-    text: Annotated[Optional[Path], typer.Option(help="a file of lines: even ones calibrate, odd ones verify")] = None,
-    tokens: Annotated[Optional[int], typer.Option(help="the workload: one sentence of so many tokens")] = None,
-    without: Annotated[Optional[list[str]], typer.Option(help="a law to leave out (may be given again)")] = None,
-    out: Annotated[Optional[Path], typer.Option(help="where to save; ./MODEL.opmatrix by default")] = None,
-    results: Annotated[Optional[Path], typer.Option("--json", help="where to write all results")] = None,
+    error: Annotated[float, typer.Option(help="relative change of the output on held-out rows; 0: none")] = 0.02,
+    memory: Annotated[float | None, typer.Option(help="megabytes, stored and working together")] = None,
+    text: Annotated[Path | None, typer.Option(help="a file of lines: even ones calibrate, odd ones verify")] = None,
+    tokens: Annotated[int | None, typer.Option(help="the workload: one sentence of so many tokens")] = None,
+    without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
+    out: Annotated[Path | None, typer.Option(help="where to save; ./MODEL.opmatrix by default")] = None,
+    results: Annotated[Path | None, typer.Option("--json", help="where to write all results")] = None,
 ) -> None:
     """Find, verify, measure and save the cheapest program of a MODEL."""
     from rewrites.optimize import optimize as find
@@ -35,8 +36,8 @@ def optimize(
     target = out or Path(f"{Path(model).resolve().name}.opmatrix")
     refuse(error, memory, target, results)
     with hushed():
-        result = find(model, error=error, memory=memory and memory * 1e6, text=text and str(text), tokens=tokens,
-                      leave_out=tuple(without or ()), report=Report())
+        result = find(model, error=error, memory=memory and memory * 1e6, text=str(text) if text else None,
+                      tokens=tokens, leave_out=tuple(without or ()), report=Report())
     where = save(result, target)
     found = as_json(result, where)
     (target / "report.json").write_text(json.dumps(found, indent=1))
@@ -77,9 +78,11 @@ def laws() -> None:
     """Every law: what it says, its kind, its guard, its source."""
     from rewrites.laws import EXACT_LAWS
     from rewrites.laws.implementation import IMPLEMENTATIONS
-    for entry in (*EXACT_LAWS, *IMPLEMENTATIONS):
+    entries: list[Any] = [*EXACT_LAWS, *IMPLEMENTATIONS]
+    for entry in entries:
         name, kind, statement, guard, source = entry.row()
-        typer.echo(f"{name} ({kind})\n    {statement}" + (f"\n    where {guard}" if guard else "") + (f"\n    {source}" if source else ""))
+        said = [f"{name} ({kind})", statement, *([f"where {guard}"] if guard else []), *([source] if source else [])]
+        typer.echo("\n    ".join(said))
     typer.echo(f"{len(EXACT_LAWS)} exact laws, {len(IMPLEMENTATIONS)} implementation laws")
 
 
@@ -94,7 +97,10 @@ def explain(directory: Saved) -> None:
 
 
 @app.command()
-def spectrum(model: Model, out: Annotated[Optional[Path], typer.Option(help="where to draw the picture (needs matplotlib)")] = None) -> None:
+def spectrum(
+    model: Model,
+    out: Annotated[Path | None, typer.Option(help="where to draw the picture (needs matplotlib)")] = None,
+) -> None:
     """Singular values, ranks and energy knees of every weight of a MODEL, printed and drawn."""
     from opmatrix.checkpoint import open_model
     from opmatrix.draw import spectrum_figure, spectrum_text
