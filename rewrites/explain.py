@@ -20,8 +20,8 @@ SHOWN = 14                                                  # steps: about a lay
 
 
 def explain(directory: Path, report: Report, rounds: int = 15) -> str:
-    """The report on a saved program, for the workload that it was made for. Raises InputError where the directory, or the
-    model it came from, is not there or damaged."""
+    """The report on a saved program, for the workload that it was made for. Raises InputError where the directory, or
+    the model it came from, is not there or damaged."""
     program, file = Program.load(directory), readable(directory / "report.json")
     with blamed(file, "what `opmatrix optimize` found"):
         found = parsed(file)
@@ -47,8 +47,8 @@ def explain(directory: Path, report: Report, rounds: int = 15) -> str:
 
 
 def leaving(run: Run, exact: Structure) -> Iterator[tuple[str, Structure]]:
-    """The optimum without each law that fired, along the same border states. A law whose canonical form the others rest on
-    cannot be left out alone."""
+    """The optimum without each law that fired, along the same border states. A law whose canonical form the others rest
+    on cannot be left out alone."""
     for law in run.laws:
         if law.name in exact.fired:
             with suppress(Infeasible):
@@ -72,13 +72,15 @@ def readable(file: Path) -> Path:
 
 def shown(program: Program) -> str:
     lines = str(program).splitlines()
-    return "\n".join([*lines[:SHOWN + 1], *([f"… {len(lines) - SHOWN - 2} more steps"] if len(lines) > SHOWN + 2 else [])])
+    more = [f"… {len(lines) - SHOWN - 2} more steps"] if len(lines) > SHOWN + 2 else []
+    return "\n".join([*lines[:SHOWN + 1], *more])
 
 
 def gains(taken: dict[str, float]) -> str:
     base = taken["imported"]
-    return table([[name, ms(taken[name]), f"{100 * (1 - taken[name] / base):.1f} %"] for name in ("imported", "fused", "exact")],
-                 ["", "ms measured", "saved"])
+    names = "imported", "fused", "exact"
+    rows = [[name, ms(taken[name]), f"{100 * (1 - taken[name] / base):.1f} %"] for name in names]
+    return table(rows, ["", "ms measured", "saved"])
 
 
 def point_row(point: dict[str, Any], chosen: bool) -> list[str]:

@@ -28,9 +28,11 @@ def as_json(result: Result, places: list[Path]) -> dict[str, Any]:
     return {
         "model": result.checkpoint.name, "machine": machine_name(result.machine), "workload": result.workload.name,
         "rows": result.workload.rows, "text": result.workload.text and str(Path(result.workload.text).absolute()),
-        "tokens": result.workload.tokens, "without": sorted(result.left_out), "seeds": [0], "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "tokens": result.workload.tokens, "without": sorted(result.left_out), "seeds": [0],
+        "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
         "phases": result.report.seconds,
-        "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap, "bound": exact.bound, "cut": exact.cut},
+        "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap,
+                   "bound": exact.bound, "cut": exact.cut},
         "baseline": {"measured_s": result.imported.measured_s, "measured_bytes": result.imported.measured_bytes,
                      "predicted_s": result.imported.predicted_s, "measured_error": result.imported.measured_error},
         "fused": {"measured_s": result.fused_s, "predicted_s": result.structures["fused"].time},
@@ -54,13 +56,15 @@ def machine_name(machine: Any) -> str:
 
 def described(point: Point, place: Path) -> dict[str, Any]:
     return {"name": point.name, "predicted_s": point.predicted_s, "measured_s": point.measured_s,
-            "predicted_bytes": point.predicted_bytes, "measured_bytes": point.measured_bytes, "stored_bytes": point.program.stored_bytes,
+            "predicted_bytes": point.predicted_bytes, "measured_bytes": point.measured_bytes,
+            "stored_bytes": point.program.stored_bytes,
             "predicted_error": point.predicted_error, "measured_error": point.measured_error, "gap": point.gap,
             "verified": point.verified, "program": str(place), "laws": list(point.laws), "methods": point.methods}
 
 
 def row(name: str, point: Point) -> list[str]:
-    return [name, ms(point.predicted_s), ms(point.measured_s), megabytes(point.predicted_bytes), megabytes(point.measured_bytes),
+    return [name, ms(point.predicted_s), ms(point.measured_s),
+            megabytes(point.predicted_bytes), megabytes(point.measured_bytes),
             percent(point.predicted_error), percent(point.measured_error)]
 
 
@@ -75,12 +79,14 @@ def printed(result: Result, target: Path) -> str:
     search = result.structures["exact"]
     return "\n\n".join([
         "phases  " + "  ".join(f"{name} {seconds:.1f} s" for name, seconds in result.report.seconds.items()),
-        f"model     {result.checkpoint.name}\nmachine   {machine_name(result.machine)}\nworkload  {result.workload.name}\n"
+        f"model     {result.checkpoint.name}\nmachine   {machine_name(result.machine)}\n"
+        f"workload  {result.workload.name}\n"
         f"search    {search.nodes} nodes, {search.classes} classes, optimum proved to {100 * search.gap:.2g} %" +
         "".join(f"\ncut       {cut}" for cut in search.cut),
         table(rows, header), "front\n" + table(front, header),
         "laws that save most, by leaving each out\n" + table(laws, ["", "µs predicted"]),
-        f"verified  {len(result.laws)} laws, the graphs they make, and {len(result.points)} programs against the float64 oracle on "
-        f"{result.workload.verify.rows} held-out rows" + "".join(f"\ndropped   {p.name}: {p.measured_error:.3g} off, {p.predicted_error:.3g} predicted"
-                                                                 for p in result.dropped),
+        f"verified  {len(result.laws)} laws, the graphs they make, and {len(result.points)} programs against the "
+        f"float64 oracle on {result.workload.verify.rows} held-out rows" + "".join(
+            f"\ndropped   {p.name}: {p.measured_error:.3g} off, {p.predicted_error:.3g} predicted"
+            for p in result.dropped),
         f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix explain {target}"])
