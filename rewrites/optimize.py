@@ -16,6 +16,7 @@ from rewrites.approximate import Choices, candidates, difference, undominated
 from rewrites.extraction import Extraction, Infeasible
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower import Method
 from rewrites.price import Prices
 from rewrites.report import Report
 from rewrites.representations import Representable
@@ -27,6 +28,7 @@ ROUNDING = 4.0                                              # an exact program m
 TRUST = 1.3                                                 # times its predicted error a program may be off on held-out rows
 OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))           # weights of seconds, bytes, error: the fastest, the smallest
 GROUP = 256                                                 # rows that the float64 oracle reads at a time
+FEW = 64                                                    # rows that every step is checked on
 MOST = 7                                                    # points of the front that are verified and measured
 
 
@@ -182,18 +184,21 @@ class Run:
         """The exact optimum, and the undominated choices over a ladder of errors."""
         assert self.choices is not None
         exact = self.structures["exact"]
-        probed, wanted = (np.asarray(self.programs["exact"].run(rows), np.float64) for rows in (self.workload.probe, self.workload.calibrate))
+        batches = self.workload.probe, self.workload.calibrate
+        probed, wanted = (np.asarray(self.programs["exact"].run(batch), np.float64) for batch in batches)
         self.points = [self.point("exact", self.programs["exact"], exact.time, 0.0, exact.gap)]
         room = None if memory is None else memory - self.programs["exact"].peak_bytes(self.workload.timed)
-        found = [self.within(limit, weights, room, probed) for limit in sorted({*LADDER, error} - {0.0}) for weights in OBJECTIVES]
+        found = [self.within(limit, weights, room, probed)
+                 for limit in sorted({*LADDER, error} - {0.0}) for weights in OBJECTIVES]
         for extraction in thin(list(undominated(list(filter(None, found)))), MOST, error):
             program = self.choices.program(dict(extraction.choice), self.meta)
             joint = difference(program.run(self.workload.calibrate), wanted)
             self.points.append(self.point(described(extraction), program, extraction.time, joint, extraction.gap, counted(extraction)))
 
-    def within(self, limit: float, weights: tuple[float, float, float], room: float | None, wanted: np.ndarray) -> Extraction | None:
-        """The cheapest choice that fits into `room` bytes and whose errors together stay within a limit: the budget of their sum of squares is tightened by
-        the ratio until they do."""
+    def within(self, limit: float, weights: tuple[float, float, float], room: float | None,
+               wanted: np.ndarray) -> Extraction | None:
+        """The cheapest choice that fits into `room` bytes and whose errors together stay within a limit: the budget of
+        their sum of squares is tightened by the ratio until they do."""
         assert self.choices is not None
         budget = limit
         for _ in range(4):
@@ -207,8 +212,10 @@ class Run:
             budget *= 0.95 * limit / joint
         return None
 
-    def point(self, name: str, program: Program, seconds: float, error: float, gap: float, methods: dict[str, int] | None = None) -> Point:
-        return Point(name, program, seconds, program.stored_bytes + program.peak_bytes(self.workload.timed), error, gap, methods=methods or {})
+    def point(self, name: str, program: Program, seconds: float, error: float, gap: float,
+              methods: dict[str, int] | None = None) -> Point:
+        size = program.stored_bytes + program.peak_bytes(self.workload.timed)
+        return Point(name, program, seconds, size, error, gap, methods=methods or {})
 
     def verify(self) -> None:
         """Laws, graphs, programs (levels 1 to 3), then errors on all held-out rows against the float64 oracle. An exact
@@ -216,12 +223,12 @@ class Run:
         from rewrites.certificate import certified
         from rewrites.verify import unrounded, verify_exact, verify_graphs, verify_laws, verify_steps
         exact, imported = self.programs["exact"], self.programs["imported"]
-        groups = pieces(self.workload.verify, GROUP)
+        groups, few = pieces(self.workload.verify, GROUP), pieces(self.workload.verify, FEW)[:1]
         wanted = [dense(self.operator, group) for group in groups]
         whole = np.concatenate(wanted)
         results: dict[str, Any] = {
             "laws": verify_laws(self.laws), "graphs": verify_graphs([p.template for p in self.structures["exact"].parts], self.laws),
-            "exact": verify_exact(exact, self.operator, groups[:1], imported, unrounded(self.structures["exact"], self.emitter), wanted[:1])}
+            "exact": verify_exact(exact, self.operator, few, imported, unrounded(self.structures["exact"], self.emitter))}
         self.imported = self.point("imported", imported, self.structures["imported"].time, 0.0, 0.0)
         self.imported.measured_error = self.imported.predicted_error = difference(imported.run(self.workload.verify), whole)
         for point in self.points:
@@ -230,22 +237,20 @@ class Run:
             point.verified = bool(point.measured_error <= TRUST * point.predicted_error)
             found = results | {"error": {"relative": point.measured_error, "stated": point.predicted_error, "rows": len(whole)}}
             if point.methods:
-                found = {**found, "exact": None, "steps": verify_steps(point.program, groups[:1])}
-            point.program = certified(point.program, found, groups[:1], machine=str(getattr(self.machine, "name", "")))
+                found = {**found, "exact": None, "steps": verify_steps(point.program, few)}
+            point.program = certified(point.program, found, few, machine=str(getattr(self.machine, "name", "")))
         self.dropped = [point for point in self.points if not point.verified]
         self.points = [point for point in self.points if point.verified]
 
     def measure(self, rounds: int, progress: Any) -> None:
         """Medians of interleaved runs, and the bytes that a run needs."""
-        entries = {"imported": self.imported, "fused": None} | {str(i): point for i, point in enumerate(self.points)}
-        programs = {"imported": self.imported.program, "fused": self.programs["fused"]} | {str(i): p.program for i, p in enumerate(self.points)}
-        self.times = measure(programs, [self.workload.timed], rounds, progress=progress)
-        middle = medians(self.times)
+        points = {"imported": self.imported} | {str(i): point for i, point in enumerate(self.points)}
+        programs = {"fused": self.programs["fused"]} | {name: point.program for name, point in points.items()}
+        middle = medians(measure(programs, [self.workload.timed], rounds, progress=progress))
         self.fused_s = middle["fused"]
-        for name, point in entries.items():
-            if point is not None:
-                point.measured_s = middle[name]
-                point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed)
+        for name, point in points.items():
+            point.measured_s = middle[name]
+            point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed)
 
     def saved(self) -> list[tuple[str, float]]:
         """Predicted seconds that each law saves, by leaving it out, along the chosen border states; the most first. A law
@@ -286,7 +291,7 @@ def described(extraction: Extraction) -> str:
 
 def counted(extraction: Extraction) -> dict[str, int]:
     """How many weights each format other than dense stores."""
-    formats = [node.label.format for node in extraction.nodes if node.label is not None]
+    formats = [node.label.format for node in extraction.nodes if isinstance(node.label, Method)]
     return {name: formats.count(name) for name in dict.fromkeys(formats) if name != "dense"}
 
 
