@@ -1,9 +1,9 @@
 """Peers: other runtimes for the same model, each in a process of its own on the same processors with as many threads.
 
-    python benchmarks/peers.py NAME MODEL        serves: a line of JSON with rows of token ids in, a line with seconds out
+    python benchmarks/peers.py NAME MODEL       serves: a line of JSON with rows of token ids in, a line with seconds out
 
-`Peer(name, directory)` starts such a process; `Peer.seconds(rows)` is one forward pass, timed inside the process. All rows
-of a batch have equal length, so that no peer computes on padding. A peer that cannot be had says why: `Absent`."""
+`Peer(name, directory)` starts such a process; `Peer.seconds(rows)` is one forward pass, timed inside the process. All
+rows of a batch have equal length, so that no peer computes on padding. A peer that cannot be had says why: `Absent`."""
 import json
 import os
 import subprocess
@@ -40,6 +40,7 @@ def torch_eager(directory):
 
 
 def torch_compile(directory):
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()                # what another process left half written
     torch, model = torch_model(directory)
     compiled = torch.compile(model, dynamic=False)
 
@@ -53,7 +54,7 @@ def onnxruntime(directory):
     torch, model = torch_model(directory)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = cores()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")    # it shares the processors with the others
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")    # others use these processors, too
 
     class Hidden(torch.nn.Module):
         """Token ids in, hidden states out: all that is exported."""
@@ -100,8 +101,9 @@ class Peer:
         threads = dict.fromkeys(THREADS, str(cores()))
         command = [sys.executable, str(Path(__file__).resolve()), name, str(directory)]
         self.errors = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-                                        env=os.environ | threads | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"})
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+            env=os.environ | threads | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"})
         self.answer()
 
     def answer(self):

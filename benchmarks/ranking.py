@@ -2,8 +2,8 @@
 
     python benchmarks/ranking.py [--model minilm] [--tokens 128] [--rounds 15] [--apart 1.1] [--csv OUT]
 
-Alternatives are the import, fusion, the optimum, optima without some laws, and approximations over a ladder of errors. Of
-these the most are kept whose predicted times differ by a factor of `--apart` from one to the next."""
+Alternatives are the import, fusion, the optimum, optima without some laws, and approximations over a ladder of errors.
+Of these the most are kept whose predicted times differ by a factor of `--apart` from one to the next."""
 import argparse
 import csv
 import os
@@ -37,8 +37,8 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="write the table there, too")
     given = parser.parse_args()
     checkpoint = open_model(given.model)
-    run = Run(checkpoint, checkpoint.operator(), Workload.of(checkpoint, tokens=given.tokens), this_machine(), EXACT_LAWS,
-              Report(quiet=True))
+    workload = Workload.of(checkpoint, tokens=given.tokens)
+    run = Run(checkpoint, checkpoint.operator(), workload, this_machine(), EXACT_LAWS, Report(quiet=True))
     kept = apart(alternatives(run), given.apart)
     taken = medians(measure({name: program for name, _, program in kept}, [run.workload.timed], given.rounds))
     rows = [(name, 1e3 * ahead, 1e3 * taken[name], taken[name] / ahead) for name, ahead, _ in kept]

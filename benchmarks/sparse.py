@@ -1,11 +1,11 @@
-"""A pruned BERT: the exact search stores its weights sparse, and the program is timed against the same one stored dense.
+"""A pruned BERT: the exact search stores its weights sparse, and the program is timed against the same one, dense.
 
     python benchmarks/sparse.py [--model minilm] [--densities 0.5 0.25 0.1 0.05] [--pattern csr block nm] [--tokens 128]
                                 [--rounds 15] [--csv OUT]
 
-Every weight of the layers is pruned by magnitude to the density; what is left is the model, and all programs are exact for
-it. That nothing is made dense is shown by the most bytes that a run allocates beyond its planned buffers, against the bytes
-of the smallest weight that is stored sparse, were it dense."""
+Every weight of the layers is pruned by magnitude to the density; what is left is the model, and all programs are exact
+for it. That nothing is made dense is shown by the most bytes that a run allocates beyond its planned buffers, against
+the bytes of the smallest weight that is stored sparse, were it dense."""
 import argparse
 import csv
 import os
@@ -79,17 +79,18 @@ def measured(model, checkpoint, machine, pattern, density, given):
     held = [weight for weight in program.constants.values() if getattr(weight, "name", "") in SPARSE]
     kernels = {name: sum(weight.name == name for weight in held) for name in SPARSE}
     return (pattern, density, " ".join(f"{name}×{count}" for name, count in kernels.items() if count) or "none",
-            *(1e3 * middle[name] for name in ("sparse", "same dense", "best dense")), ratio(times, "sparse", "same dense"),
-            ratio(times, "sparse", "best dense"), program.stored_bytes, programs["best dense"].stored_bytes,
+            *(1e3 * middle[name] for name in ("sparse", "same dense", "best dense")),
+            ratio(times, "sparse", "same dense"), ratio(times, "sparse", "best dense"), program.stored_bytes, programs["best dense"].stored_bytes,
             peak(program, batch), program.peak_bytes(batch), min((4 * int(np.prod(w.shape)) for w in held), default=0),
             difference(program.run(batch), dense(model, batch)))
 
 
 def show(row):
     """A row as a paragraph."""
-    pattern, density, kernels, ours, same, best, by_same, by_best, stored, plain, allocated, planned, smallest, error = row
-    print(f"\n{pattern} at density {density:g}: sparse kernels {kernels}; {stored / 1e6:.1f} MB stored, dense {plain / 1e6:.1f}; "
-          f"error {error:.1g}")
+    pattern, density, kernels, ours, same, best, by_same, by_best, *sizes, error = row
+    stored, plain, allocated, planned, smallest = sizes
+    print(f"\n{pattern} at density {density:g}: sparse kernels {kernels}; {stored / 1e6:.1f} MB stored, "
+          f"dense {plain / 1e6:.1f}; error {error:.1g}")
     print(table([["chosen", f"{ours:.2f}", ""], ["the same, dense", f"{same:.2f}", f"{by_same:.3f}"],
                  ["the best dense", f"{best:.2f}", f"{by_best:.3f}"]], ["", "ms", "chosen / this (paired)"]))
     if smallest:

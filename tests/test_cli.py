@@ -157,8 +157,8 @@ def test_no_tokenizer(command, tmp_path):
 
 @pytest.mark.parametrize("option, value", [
     ("--error", "-0.1"), ("--error", "1"), ("--error", "nan"), ("--error", "some"), ("--memory", "0"),
-    ("--memory", "-3"), ("--memory", "nan"), ("--tokens", "0"), ("--tokens", "-1"), ("--tokens", "21"), ("--tokens", "2.5"),
-    ("--without", "gravity"), ("--json", "absent/found.json"), ("--json", ".")])
+    ("--memory", "-3"), ("--memory", "nan"), ("--tokens", "0"), ("--tokens", "-1"), ("--tokens", "21"),
+    ("--tokens", "2.5"), ("--without", "gravity"), ("--json", "absent/found.json"), ("--json", ".")])
 def test_options_out_of_range(command, tmp_path, option, value):
     small(tmp_path / "model")
     refused(command("optimize", "model", f"{option}={value}"), option)
@@ -324,8 +324,8 @@ def test_a_directory_without_a_program(command, tmp_path):
     (["laws"], 0), (["optimize", "absent"], 2), (["optimise"], 2)], ids=str)
 def test_exit_status(tmp_path, arguments, status):
     root = Path(__file__).parents[1]
-    ran = subprocess.run([sys.executable, "-m", "rewrites.cli", *arguments], cwd=tmp_path, capture_output=True, text=True,
-                         env=os.environ | {"PYTHONPATH": str(root)})
+    ran = subprocess.run([sys.executable, "-m", "rewrites.cli", *arguments], cwd=tmp_path, capture_output=True,
+                         text=True, env=os.environ | {"PYTHONPATH": str(root)})
     assert ran.returncode == status
     assert len(ran.stderr.splitlines()) == (1 if status else 0), ran.stderr
     assert not list(tmp_path.iterdir())

@@ -26,7 +26,7 @@ MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 
           "vocab_size": 100}
 BATCH = Batch([[3, 1, 4, 1], [5], [9, 2, 6]])
 MACHINE = standin.machine()
-LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers", "dry dry dry", "a bank runs"] * 5
+LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers", "dry dry dry", "a bank"] * 5
 
 
 def model(seed=0, change=lambda name, array: array, **config):
@@ -150,10 +150,11 @@ def pruned(density):
 def test_a_pruned_model_is_stored_sparse_and_is_right():
     sizes = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}
     operator = model(change=pruned(0.03), **sizes)
-    sparse, stored_dense = (search(operator, EXACT_LAWS, MACHINE, 64, 4096, methods=methods) for methods in (None, exactly))
+    sparse, stored_dense = (search(operator, EXACT_LAWS, MACHINE, 64, 4096, methods=how) for how in (None, exactly))
     program, plain = sparse.program({})[0], stored_dense.program({})[0]
     kept = {constant.name for constant in program.constants.values() if hasattr(constant, "unpack")}
-    assert kept & {"csr", "nm", "block"} and sparse.time < stored_dense.time and sparse.memory < 0.5 * stored_dense.memory
+    assert kept & {"csr", "nm", "block"}
+    assert sparse.time < stored_dense.time and sparse.memory < 0.5 * stored_dense.memory
     assert program.stored_bytes == pytest.approx(sparse.memory, rel=0.02)
     assert right(program, operator) and right(plain, operator)
     assert peak(program, BATCH) < 4 * 128 * 512                 # never a dense weight
@@ -221,7 +222,8 @@ def test_no_point_of_the_front_is_dominated(result):
 def test_errors_are_those_on_rows_held_out(result, place):
     operator = open_model(place[0]).operator()
     held_out = result.workload.verify
-    wanted = np.concatenate([oracle(operator, Batch([row])) for row in np.split(held_out.tokens, held_out.starts[1:-1])])
+    sentences = np.split(held_out.tokens, held_out.starts[1:-1])
+    wanted = np.concatenate([oracle(operator, Batch([sentence])) for sentence in sentences])
     for point in result.points:
         assert point.measured_error == pytest.approx(difference(point.program.run(held_out), wanted), rel=1e-6)
         assert point.verified and point.measured_error <= 1.3 * point.predicted_error
@@ -247,9 +249,10 @@ def test_no_error_allowed_means_an_exact_program(place):
 def test_memory_is_kept_to(place, result):
     sizes = sorted(point.program.stored_bytes + peak(point.program, result.workload.timed) for point in result.points)
     assert sizes[0] < sizes[-1]
-    found = ran(place, error=0.9, memory=(sizes[0] + sizes[-1]) / 2)
-    assert found.best.measured_bytes <= (sizes[0] + sizes[-1]) / 2
-    assert found.best.program.stored_bytes + peak(found.best.program, found.workload.timed) <= (sizes[0] + sizes[-1]) / 2
+    budget = (sizes[0] + sizes[-1]) / 2
+    found = ran(place, error=0.9, memory=budget)
+    assert found.best.measured_bytes <= budget
+    assert found.best.program.stored_bytes + peak(found.best.program, found.workload.timed) <= budget
 
 
 def test_a_run_gives_the_same_programs_again(place, result):

@@ -1,4 +1,4 @@
-"""MiniLM made cheapest, end to end, against transformers' own BertModel: every program of the front on texts and ids."""
+"""MiniLM made cheapest, end to end, against transformers' own BertModel: all of the front, on texts and on ids."""
 import numpy as np
 import pytest
 import standin
