@@ -18,17 +18,17 @@ from formats.cache import cache_directory
 from formats.sizes import T, blocks, c, group, kept, n, nnz, p, r
 
 S2, h, d = sympy.symbols("S2 h d", positive=True)            # sum of squared lengths; heads and columns of one
-VERSION = 3                                                 # of the features: other files are calibrated anew
+VERSION = 5                                                 # of the features: other files are calibrated anew
 
 # What a kernel's time grows with: its arithmetic, the weight it reads, the rows it reads and writes; 1 is the call.
-# Few rows read the weight once for each 8 of them; more copy it once, which costs about as much as reading it thrice.
+# Few rows read a weight again for every 8 of them, from a nearer cache; more copy it once, at the price of 4 readings.
 FEATURES: dict[str, tuple[sympy.Expr, ...]] = {
-    "linear.dense": (T * n * p, n * p * Min(ceiling(T / 8), 3), T * (n + p)),
+    "linear.dense": (T * n * p, n * p * Min(1 + ceiling(T / 8), 4), T * (n + p)),
     "linear.half": (T * n * p, n * p, T * (n + p)),
     "linear.csr": (nnz * ceiling(T / 16), nnz, T * (n + p), p),
     "linear.block": (blocks * r * c * ceiling(T / 32), blocks * r * c, T * (n + p)),
     "linear.nm": (n * p * kept / group * ceiling(T / 16), n * p * kept / group, T * (n + p)),
-    "linear.lowrank": (T * r * (n + p), r * (n + p) * Min(ceiling(T / 8), 3), T * (n + p + r)),
+    "linear.lowrank": (T * r * (n + p), r * (n + p) * Min(1 + ceiling(T / 8), 4), T * (n + p + r)),
     **{name: (T * p,) for name in ("bias", "gelu", "residual", "norm", "affine")},
     **{f"pointwise.{name}": (T * p,) for name in ("bias", "gelu", "residual", "norm", "affine")},
     "scale": (T * p,), "gather": (T * p,),
