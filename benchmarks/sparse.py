@@ -80,7 +80,8 @@ def measured(model, checkpoint, machine, pattern, density, given):
     kernels = {name: sum(weight.name == name for weight in held) for name in SPARSE}
     return (pattern, density, " ".join(f"{name}×{count}" for name, count in kernels.items() if count) or "none",
             *(1e3 * middle[name] for name in ("sparse", "same dense", "best dense")),
-            ratio(times, "sparse", "same dense"), ratio(times, "sparse", "best dense"), program.stored_bytes, programs["best dense"].stored_bytes,
+            ratio(times, "sparse", "same dense"), ratio(times, "sparse", "best dense"),
+            program.stored_bytes, programs["best dense"].stored_bytes,
             peak(program, batch), program.peak_bytes(batch), min((4 * int(np.prod(w.shape)) for w in held), default=0),
             difference(program.run(batch), dense(model, batch)))
 
