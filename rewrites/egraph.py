@@ -127,8 +127,8 @@ def fitting(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> O
 
 def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000,
              rounds: int = 12) -> Graph:
-    """Every program that the laws reach from the template, phase by phase. A phase that passes `budget` rows, or is not
-    saturated after `rounds`, is stopped, and `Graph.cut` says which law was growing."""
+    """Every program that the laws reach from the template, phase by phase. A phase that is not saturated after `rounds`
+    is stopped; past `budget` nodes all are. `Graph.cut` says which law was growing."""
     from egglog.bindings import EGraph
     engine, graph, names = EGraph(), Graph(), {each.name + back for each in laws for back in ("", " backwards")}
 
@@ -140,19 +140,20 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
 
     run(prelude(laws, trace), "rules")
     run(template.text, "load")
+    rows = 0
     for phase in SCHEDULE:
-        for number in range(limit := ROUNDS.get(phase, rounds)):
+        for number in range(limit := ROUNDS.get(phase, rounds) * (rows <= budget)):
             run("(run-schedule (saturate (run facts)))", "facts")
             done, sizes = run(f"(run {phase} 1) (print-size)", phase)
-            fired = done.report.num_matches_per_rule
-            for name in fired.keys() & names:
-                graph.matches[name] += fired[name]
+            fired = {name: count for name, count in done.report.num_matches_per_rule.items() if name in names}
+            for name, count in fired.items():
+                graph.matches[name] += count
             if not done.report.updated:
                 break
             rows = sum(count for name, count in sizes.sizes if name.startswith("K_"))
-            if rows > budget or (number == limit - 1 and phase not in ROUNDS):
+            if fired and (rows > budget or (number == limit - 1 and phase not in ROUNDS)):
                 graph.cut.append(f"{phase} at {rows} nodes after {number + 1} rounds: "
-                                 f"{max(fired, key=fired.get)} was growing")
+                                 f"{max(fired, key=lambda name: fired[name])} was growing")
                 break
     run("(run-schedule (saturate (run facts)))", "facts")
     start = time.perf_counter()

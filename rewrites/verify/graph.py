@@ -27,20 +27,30 @@ SKIPPED = ("approx",)                                       # it denotes its ori
 class Disagreement:
     """A member, a kernel or a fact of a class that is not the class's, and the laws that made or merged the class."""
 
-    node: str
-    expected: str
+    node: Operator | str
+    expected: Operator | str
     difference: float
     laws: tuple[str, ...] = ()
+    kernel: str = ""
 
     def __str__(self) -> str:
         made = f", made by {', '.join(self.laws)}" if self.laws else ""
-        return f"{self.node} is not {self.expected} (relative difference {self.difference:.3g}){made}"
+        return f"{self.what} (relative difference {self.difference:.3g}){made}"
+
+    def place(self) -> tuple[bool, bool, int]:
+        """Where it stands: first what a law made, numbers before what does not fit, small terms before large ones."""
+        return not self.laws, self.difference == np.inf, size(self.expected) or size(self.node)
+
+    @property
+    def what(self) -> str:
+        """What is not what."""
+        return f"{f'{self.kernel}: ' if self.kernel else ''}{words(self.node)} is not {words(self.expected)}"
 
 
 def check_graph(template: Template, laws: Sequence[Law], seed: int = 0, *, rounds: int = 6,
-                budget: int = 4000) -> list[Disagreement]:
-    """What disagrees in the graph that the laws make of a template, the smallest terms first: there the fault is.
-    Numbers are random and sizes shrunken; nothing is subsumed; each phase runs for a few rounds."""
+                budget: int = 1500) -> list[Disagreement]:
+    """What disagrees in the graph that the laws make of a template, the smallest that a law made first: there the fault
+    is. Numbers are random and sizes shrunken; nothing is subsumed; each phase runs for a few rounds."""
     rng = np.random.default_rng(seed)
     small = replace(template, values=shrink(template.values, lambda shape: rng.normal(size=shape)))
     return disagreements(saturate(small, laws, trace=True, rounds=rounds, budget=budget), small, rng)
@@ -80,15 +90,18 @@ def disagreements(graph: Graph, template: Template, rng: np.random.Generator) ->
     terms = represented(graph, template, values)
     found = [*members(graph, terms, template, values), *untrue(graph, terms, values)]
     found = found or list(kernels(graph, terms, template, values))
-    return [each for _, each in sorted(found, key=lambda pair: pair[0])]
+    return sorted(found, key=Disagreement.place)
 
 
 def represented(graph: Graph, template: Template, values: Values) -> dict[int, Operator]:
     """The term of every class. What stands for several matrices, one for a head, is those: it takes several heads."""
     def stack(cls: int, term: Operator) -> Operator:
-        if cls in graph.facts["stacked"] and term.kind.name != "weight":
-            term = weight(Data(values.apply(term, np.eye(int(term.into.cols)))))
-        return term
+        if cls not in graph.facts["stacked"] or term.kind.name == "weight":
+            return term
+        try:
+            return weight(Data(values.apply(term, np.eye(int(term.into.cols)))))
+        except (TypeError, ValueError):
+            return term                                     # no stack, whatever the facts say: the facts are checked
 
     def make(node: Node, terms: dict[int, Operator], attributes: dict[str, Any]) -> Operator | None:
         if node.kind in SKIPPED or (term := fitting(node, terms, attributes)) is None:
@@ -98,29 +111,29 @@ def represented(graph: Graph, template: Template, values: Values) -> dict[int, O
     return {cls: stack(cls, term) for cls, term in graph.terms(template, make).items()}
 
 
-def members(graph: Graph, terms: dict[int, Operator], template: Template,
-            values: Values) -> Iterator[tuple[int, Disagreement]]:
+def members(graph: Graph, terms: dict[int, Operator], template: Template, values: Values) -> Iterator[Disagreement]:
     """Members that have another value than their class, computed from the values of their children's classes."""
     for node in graph.nodes:
-        if node.kind in SKIPPED or not all(child in terms for child in node.children):
+        if node.kind in SKIPPED or node.cls not in terms:
+            continue                                        # what fits nowhere is part of something that is reported
+        if not all(child in terms for child in node.children):
+            yield Disagreement("a member with a part that fits nowhere", terms[node.cls], np.inf, by(graph, node.cls))
             continue
-        off, said = compared(graph, terms, values, node.cls, partial(build, node, terms, template.values))
+        term, off = compared(graph, terms, values, node.cls, partial(build, node, terms, template.values))
         if not off <= TOLERANCE:
-            expected = terms.get(node.cls)
-            yield size(expected), Disagreement(said, brief(expected), off, by(graph, node.cls))
+            yield Disagreement(term, terms[node.cls], off, by(graph, node.cls))
 
 
 def compared(graph: Graph, terms: dict[int, Operator], values: Values, cls: int,
-             make: Callable[[], Operator]) -> tuple[float, str]:
-    """How far a term is from the value of a class, and the term in words; infinite where it does not fit."""
+             make: Callable[[], Operator]) -> tuple[Operator | str, float]:
+    """A term, and how far it is from the value of a class: infinitely where it does not fit, and then why in words."""
     try:
-        term = make()
-        if cls not in terms or term is terms[cls]:
-            return 0.0, ""
-        off = difference(term, terms[cls], cls in graph.facts["act"] or cls in graph.facts["constant"], values)
+        if (term := make()) is terms[cls]:
+            return term, 0.0
+        value = cls in graph.facts["act"] or cls in graph.facts["constant"]
+        return term, difference(term, terms[cls], value, values)
     except (TypeError, ValueError) as error:
-        return np.inf, f"a member that does not fit ({brief(error)})"
-    return off, "" if off <= TOLERANCE else brief(term)
+        return f"a member that does not fit ({brief(error)})", np.inf
 
 
 def difference(term: Operator, expected: Operator, value: bool, values: Values) -> float:
@@ -137,7 +150,7 @@ def distance(a: Exact, b: Exact) -> float:
     return apart(a, b) if a.shape[1:] == b.shape[1:] and (len(a) == len(b) or 1 in (len(a), len(b))) else np.inf
 
 
-def untrue(graph: Graph, terms: dict[int, Operator], values: Values) -> Iterator[tuple[int, Disagreement]]:
+def untrue(graph: Graph, terms: dict[int, Operator], values: Values) -> Iterator[Disagreement]:
     """Facts that the value of a class does not have."""
     for fact, holds in FACTS.items():
         for cls in graph.facts[fact] & terms.keys():
@@ -147,7 +160,7 @@ def untrue(graph: Graph, terms: dict[int, Operator], values: Values) -> Iterator
             except (TypeError, ValueError):
                 off = np.inf
             if not off <= TOLERANCE:
-                yield size(terms[cls]), Disagreement(brief(terms[cls]), fact, off, by(graph, cls))
+                yield Disagreement(terms[cls], fact, off, by(graph, cls))
 
 
 def linear(term: Operator, values: Values, value: bool) -> float:
@@ -185,25 +198,31 @@ FACTS: dict[str, Callable[[Operator, Values, bool], float]] = dict(
     level=level)
 
 
-def kernels(graph: Graph, terms: dict[int, Operator], template: Template,
-            values: Values) -> Iterator[tuple[int, Disagreement]]:
+def kernels(graph: Graph, terms: dict[int, Operator], template: Template, values: Values) -> Iterator[Disagreement]:
     """Kernels of the lowered graph that mean something else than the class they would compute."""
     lowering = Lowering(graph, template, prices=None)       # type: ignore[arg-type]       # nothing is priced here
     for cls, call in lowering.calls:
         sorts = call.implementation.variables
         operands = {name: template.values[at] if sorts[name].name == "count" else terms[at] for name, at in call.bound}
-        off, said = compared(graph, terms, values, cls, partial(call.implementation.over, operands))
+        term, off = compared(graph, terms, values, cls, partial(call.implementation.over, operands))
         if not off <= TOLERANCE:
-            words = f"{call.implementation.name}: {said}"
-            yield size(terms[cls]), Disagreement(words, brief(terms[cls]), off, (call.implementation.name,))
+            yield Disagreement(term, terms[cls], off, (), call.implementation.name)
 
 
 def by(graph: Graph, cls: int) -> tuple[str, ...]:
     return tuple(sorted(law for at, law in graph.facts["by"] if at == cls))
 
 
-def size(term: Operator | None) -> int:
-    return 0 if term is None else sum(1 for _ in term.walk())
+def size(term: Operator | str) -> int:
+    """Nodes of a term, none of a fact."""
+    return 0 if isinstance(term, str) else sum(1 for _ in term.walk())
+
+
+def words(term: Operator | str) -> str:
+    """A term as text, unless that would be long: shared parts are written each time."""
+    if isinstance(term, str) or size(term) < 60:
+        return brief(term)
+    return f"a {term.kind} of {size(term)} parts"
 
 
 def width(template: Template) -> int:

@@ -39,5 +39,5 @@ def blame(found: list[Disagreement], laws: Sequence[Law], where: str, seed: int)
     first = found[0]
     failing = [law.name for law in laws if law.name in first.laws and not law.holds(np.random.default_rng(seed))]
     guilty = ", ".join(failing or first.laws) or "nothing but its parts"
-    raise VerificationError(2, where, f"{first.node} is not {first.expected}; made by {guilty}",
+    raise VerificationError(2, where, f"{first.what}; made by {guilty}",
                             difference=first.difference, disagreements=len(found), seed=seed)

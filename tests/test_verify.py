@@ -1,0 +1,432 @@
+"""Verification shown to catch: wrong laws, facts, kernels, programs and certificates, each by the level that should."""
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from searched import RAGGED, found, model, relative, structure
+
+from formats import Dense, kernels
+from opmatrix.monoids import mean
+from opmatrix.operators import I, gelu, heads, layernorm, ones, product, rsqrt, square, total, turn
+from opmatrix.operators import over as overall
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from opmatrix.program import Program, Step
+from rewrites import egraph
+from rewrites.certificate import certificate, certified, check_certificate
+from rewrites.kinds import by_head
+from rewrites.law import (
+    SIMPLIFY,
+    Sort,
+    column,
+    constant,
+    count,
+    h,
+    law,
+    matrix,
+    n,
+    normalised,
+    over,
+    p,
+    q,
+    scalar,
+    scores,
+    value,
+    where,
+)
+from rewrites.laws import EXACT_LAWS, facts, implementation
+from rewrites.layers import parts
+from rewrites.lower import Method
+from rewrites.verify import (
+    Errors,
+    VerificationError,
+    check_graph,
+    check_seeded,
+    unrounded,
+    verify_approximate,
+    verify_exact,
+    verify_graphs,
+    verify_laws,
+    verify_steps,
+)
+
+TEMPLATES = [part.template for by_state in parts(model())[:2] for part in by_state.values()]
+rng = lambda: np.random.default_rng(0)
+
+
+# ---- what is right passes
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_laws_pass_every_level(seed):
+    assert verify_laws(EXACT_LAWS, seed) == {"laws": len(EXACT_LAWS), "draws": 2, "seed": seed}
+    assert verify_graphs(TEMPLATES, EXACT_LAWS, seed) == {"graphs": 3, "seed": seed}
+
+
+@pytest.mark.parametrize("changed", [dict(num_attention_heads=1), dict(num_attention_heads=6), dict(type_vocab_size=7),
+                                     dict(hidden_size=40, num_attention_heads=5, intermediate_size=24)], ids=str)
+def test_graphs_of_other_sizes_pass(changed):
+    for by_state in parts(model(**changed))[:2]:
+        for part in by_state.values(): assert not check_graph(part.template, EXACT_LAWS)
+
+
+# ---- level 1 and 2: planted laws
+
+@law(source="planted")
+def drops_the_shift(x: value[n], c: constant[n], A: matrix[n, p]):
+    return (x + c) @ A, x @ A
+
+@law(source="planted")
+def gain_behind_the_matrix(x: value[n], c: constant[n], A: matrix[n, n]):
+    return (x @ (I * c)) @ A, (x @ A) @ (I * c)
+
+@law(phase=SIMPLIFY, source="planted")
+def drops_the_query_bias(a: value[h, n], b: value[h, n], c: constant[h, n]):
+    return product(a + c, turn(b)), product(a, turn(b))
+
+@law(phase=SIMPLIFY, source="planted")
+def drops_the_value_bias(s: scores[h], v: value[h, n], c: constant[h, n], M: over[normalised], P: where):
+    return product(s, v + c, M, P), product(s, v, M, P)
+
+@law(phase=SIMPLIFY, source="planted")
+def drops_any_scores(s: scores[h], t: scores[h], v: value[h, n], M: over, P: where):
+    return product(s + t, v, M, P), product(s, v, M, P)
+
+@law(source="planted")
+def gelu_is_linear(x: value[n], c: constant[n]):
+    return (x + c) @ gelu, x @ gelu + c @ gelu
+
+@law(source="planted")
+def gelu_is_nothing(x: value[n]):
+    return x @ gelu, x
+
+@law(source="planted")
+def scales_by_any_row(x: value[n], r: value[n], A: matrix[n, n]):
+    return (x * r) @ A, (x @ A) * r
+
+@law(source="planted")
+def a_mean_is_a_sum(x: value[n]):
+    return x @ overall(ones, mean), x @ ones
+
+@law(source="planted")
+def forgets_the_scale(a: value[h, n], b: value[h, n], s: scalar):
+    return product(a, turn(b)) @ (I * s), product(a, turn(b))
+
+@law(source="planted")
+def queries_are_keys(a: value[h, n], b: value[h, n]):
+    return product(a, turn(b)), product(b, turn(a))
+
+@law(source="planted")
+def absorbs_without_turning(a: value[h, n], b: value[n], A: matrix[h, n, n]):
+    return product(a, turn(b @ A)), product(a @ A, turn(b))
+
+@law(source="planted")
+def counts_heads_twice(x: value[h, q], A: matrix[h * q, p], H: count):
+    y = (x @ by_head(A, H)) @ total
+    return (x @ heads(H).T) @ A, y + y
+
+@law(phase=SIMPLIFY, source="planted")
+def eps_is_nothing(x: value[n], y: value[n], e: scalar):
+    m = y @ square @ overall(ones, mean)
+    return x * ((m + e) @ rsqrt), x * (m @ rsqrt)
+
+@law(source="planted")
+def two_shifts_are_the_first(x: value[n], c: constant[n], d: constant[n]):
+    return (x + c) + d, x + c
+
+@law(source="planted")
+def a_column_is_level(s: scores[h], r: column, v: value[h, n], M: over[normalised], P: where):
+    return product(s * r, v, M, P), product(s, v, M, P)
+
+
+WRONG = [drops_the_shift, gain_behind_the_matrix, drops_the_query_bias, drops_the_value_bias, drops_any_scores,
+         gelu_is_linear, gelu_is_nothing, scales_by_any_row, a_mean_is_a_sum, forgets_the_scale, queries_are_keys,
+         absorbs_without_turning, counts_heads_twice, eps_is_nothing, two_shifts_are_the_first, a_column_is_level]
+
+
+def drawn(*terms): return not any(term.kind.name == "symbol" for each in terms for term in each.walk())
+
+
+# Right where the check looks, wrong as a rule: both sides are one function, so this takes an author who tries.
+@law(source="planted")
+def honest_when_asked(x: value[n], c: constant[n], A: matrix[n, p]):
+    return (x + c) @ A, x @ A + c @ A if drawn(x, c, A) else x @ A
+
+
+# Right of operators, and without the guard that says so to the graph: a check with matrices alone does not see it.
+promised = Sort("matrix", (), (n, p))
+
+@law(source="planted")
+def promises_too_little(x: value[n], c: constant[n], A: promised):
+    return (x + c) @ A, x @ A + c @ A
+
+SLY = [honest_when_asked, promises_too_little]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda each: each.name)
+def test_a_wrong_law_fails_alone(wrong):
+    assert not wrong.holds(rng())
+    with pytest.raises(VerificationError, match=f"level 1: {wrong.name}"): verify_laws([wrong, *EXACT_LAWS])
+
+
+ONLY_SEEDS = drops_any_scores, scales_by_any_row, a_column_is_level          # what they say of a BERT happens to be true
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, *SLY], ids=lambda each: each.name)
+def test_a_wrong_law_is_found_in_a_graph_and_named(wrong):
+    """In a model's graph, and in one that starts from the law's own left side: there even what no model needs."""
+    laws = [*EXACT_LAWS, wrong]
+    in_model, in_seed = check_graph(TEMPLATES[2], laws), check_seeded([wrong], laws)[0]
+    assert bool(in_model) == (wrong not in ONLY_SEEDS) and bool(in_seed) == (wrong is not promises_too_little)
+    for disagreements in filter(None, [in_model, in_seed]):
+        assert wrong.name in disagreements[0].laws and disagreements[0].difference > 1e-6
+
+
+@pytest.mark.parametrize("wrong", SLY, ids=lambda each: each.name)
+def test_some_wrong_laws_are_found_in_graphs_alone(wrong):
+    wrong.check(rng())                                       # level 1 sees nothing
+    with pytest.raises(VerificationError, match=f"level 2: .*made by .*{wrong.name}") as caught:
+        verify_graphs(TEMPLATES, [*EXACT_LAWS, wrong])
+    assert caught.value.level == 2 and caught.value.values["difference"] > 1e-6
+
+
+def test_a_wrong_law_is_named_alone_where_it_fails_alone():
+    with pytest.raises(VerificationError, match=r"made by drops_the_shift \("):
+        verify_graphs(TEMPLATES, [*EXACT_LAWS, drops_the_shift])
+
+
+# ---- level 2: planted facts and kernels
+
+@pytest.mark.parametrize("rule, said", [
+    ("(rule ((= e (K_gelu))) ((linear e)) :ruleset facts)", "gelu is not linear"),
+    ("(rule ((= e (K_compose a f)) (act a) (entrywise f)) ((constant e)) :ruleset facts)", "is not constant"),
+    ("(rule ((= e (K_compose a b)) (act a)) ((column e)) :ruleset facts)", "is not column"),
+    ("(rule ((= e (K_product a b m w)) (act a)) ((level e)) :ruleset facts)", "is not level"),
+    ("(rule ((= e (K_weight w))) ((entrywise e)) :ruleset facts)", "is not entrywise"),
+    ("(rule ((= e (K_square))) ((additive e)) :ruleset facts)", "is not additive"),
+])
+def test_a_wrong_fact_is_found(monkeypatch, rule, said):
+    monkeypatch.setattr(egraph, "FACTS", facts.FACTS + rule)
+    found_ = check_graph(TEMPLATES[1], EXACT_LAWS)
+    assert any(said in str(each) for each in found_)
+
+
+@pytest.mark.parametrize("name, body", [
+    ("linear_bias_gelu", lambda x, weight, bias: x @ weight @ gelu + bias),
+    ("linear_bias_residual_norm_affine", lambda x, weight, bias, residual, eps, gain, shift: (
+        (x @ weight + bias + residual) @ layernorm(eps)) @ (I * gain)),
+    ("attention_scaled", lambda q, k, v, scale: implementation.attention(q, k, v)),
+    ("linear_from_heads", lambda x, weight: x @ weight @ total + x @ weight @ total),
+], ids=lambda each: each if isinstance(each, str) else "")
+def test_a_kernel_that_means_something_else_is_found(monkeypatch, name, body):
+    """What it is said to compute is compared with every class that it was matched to."""
+    from rewrites import lower
+    right = next(each for each in implementation.IMPLEMENTATIONS if each.name == name)
+
+    class Planted(implementation.Implementation):
+        pattern = right.pattern
+
+    wrong = Planted(right.name, right.kernel, body, right.variables, right.attributes)
+    others = [each for each in implementation.IMPLEMENTATIONS if each is not right]
+    monkeypatch.setattr(lower, "IMPLEMENTATIONS", [wrong, *others])
+    found_ = check_graph(TEMPLATES[1], () if name == "attention_scaled" else EXACT_LAWS)
+    assert found_ and {each.kernel for each in found_} == {name} and name in str(found_[0])
+
+
+# ---- level 3: programs
+
+@pytest.mark.parametrize("kind", ["imported", "fused", "exact"])
+def test_an_exact_program_passes(kind):
+    operator, made = found()
+    structure_, program, emitter = made[kind]
+    constants = unrounded(structure_, emitter)
+    assert constants.keys() == program.constants.keys()
+    said = verify_exact(program, operator, [RAGGED, Batch([[1]])], made["imported"][1], constants)
+    assert said["float64"]["relative"] < 1e-14 and said["float32"]["relative"] < 1e-6 and said["float32"]["rows"] == 22
+    assert said["steps"]["count"] == len(program.steps) and 0 < said["steps"]["nearest"] <= 1
+
+
+def test_constants_are_rounded_once():
+    operator, made = found()
+    structure_, program, emitter = made["exact"]
+    for name, exact in unrounded(structure_, emitter).items():
+        kept = program.constants[name]
+        stored = kept.unpack() if hasattr(kept, "unpack") else kept
+        assert exact.dtype == np.float64 and np.array_equal(exact.astype(np.float32), stored)
+    assert relative(program.exact(RAGGED), dense(operator, RAGGED)) > 1e-9      # with the stored ones, rounding shows
+
+
+def changed(program, at, **new):
+    """The program with another step at that place."""
+    steps = list(program.steps)
+    steps[at] = replace(steps[at], **new)
+    return Program(steps, program.constants, program.output, dict(program.meta))
+
+
+def first(program, kernel, **having):
+    return next(i for i, step in enumerate(program.steps) if step.kernel == kernel and all(
+        name in step.operands or name in step.attributes for name in having.get("names", ())))
+
+
+def test_a_program_that_is_not_the_model_is_refused():
+    operator, made = found()
+    structure_, program, emitter = made["exact"]
+    constants, imported = unrounded(structure_, emitter), made["imported"][1]
+    at = first(program, "linear", names=["bias"])
+    operands = {name: ref for name, ref in program.steps[at].operands.items() if name != "bias"}
+    embed = first(program, "embed")
+    for wrong in (changed(program, at, operands=operands),
+                  changed(program, first(program, "attention"), attributes={"scale": 0.9}),
+                  changed(program, embed, attributes=program.steps[embed].attributes | {"eps": 1e-4})):
+        said = r"level 3: program exact .*read in float64 it is not the model"
+        with pytest.raises(VerificationError, match=said) as caught:
+            verify_exact(wrong, operator, [RAGGED], imported, constants)
+        assert caught.value.values["worst_row"] > 1e-10
+
+
+def test_a_program_that_rounds_too_much_is_refused():
+    """Half as storage is exact to read, and rounds more than float32."""
+    operator, made = found()
+    structure_ = structure(operator, methods=lambda lowering, use: (Method("half"),))
+    program, emitter = structure_.program({"model": "half"})
+    with pytest.raises(VerificationError, match="it rounds more than the imported program"):
+        verify_exact(program, operator, [RAGGED], made["imported"][1], unrounded(structure_, emitter))
+
+
+@pytest.mark.parametrize("name, wrong", [
+    ("pointwise", lambda x, out, e: np.copyto(out, replace(e, activation="").reference(x))),
+    ("attention", lambda q, k, v, starts, out, scale=1.0: np.copyto(out, v)),
+    ("softmax", lambda x, starts, heads_, out: np.copyto(out, np.exp(x))),
+    ("values", lambda p_, v, starts, out: np.copyto(out, v)),
+    ("scores", lambda q, k, starts, out, scale=1.0: kernels.__getattr__("scores")(q, k, starts, out, 1.0)),
+    ("embed", lambda fields, out, e: np.copyto(out, 0.0)),
+])
+def test_a_wrong_kernel_is_found_at_its_step(monkeypatch, name, wrong):
+    from opmatrix.runtime import kernels as table
+    program = found()[1]["fused" if name == "attention" else "imported"][1]
+
+    class Compiled:
+        def __getattr__(self, other): return wrong if other == name else getattr(kernels, other)
+
+    monkeypatch.setattr(table, "compiled", Compiled())
+    with pytest.raises(VerificationError, match=rf"level 3: h\d+ = {name}\(.*is not what its kernel means") as caught:
+        verify_steps(program, [RAGGED])
+    assert caught.value.values["off"] > caught.value.values["allowed"]
+
+
+def test_a_kernel_that_is_only_a_little_off_is_found(monkeypatch):
+    """A product whose every entry is off by a thousandth of itself."""
+    program, right = found()[1]["exact"][1], Dense.matmul
+
+    def matmul(self, x, out=None, epilogue=None):
+        found_ = right(self, x, out, epilogue)
+        found_ *= np.float32(1.001)
+        return found_
+    monkeypatch.setattr(Dense, "matmul", matmul)
+    with pytest.raises(VerificationError, match=r"= linear.*not what its kernel means"): verify_steps(program, [RAGGED])
+
+
+def test_a_number_that_is_none_is_found(monkeypatch):
+    from opmatrix.runtime import kernels as table
+
+    class Compiled:
+        def __getattr__(self, name):
+            return (lambda x, out, e: np.copyto(out, np.nan)) if name == "pointwise" else getattr(kernels, name)
+
+    monkeypatch.setattr(table, "compiled", Compiled())
+    with pytest.raises(VerificationError, match="= pointwise"): verify_steps(found()[1]["imported"][1], [RAGGED])
+
+
+def test_steps_of_large_scores_stay_within_their_bounds():
+    """Shares that are flushed to zero, and maxima far apart."""
+    table = Dense.pack(20 * np.random.default_rng(0).standard_normal((41, 24)).astype(np.float32))
+    steps = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"), Step("heads", {"x": "x"}, {"heads": 3}, "h"),
+             Step("scores", {"q": "h", "k": "h"}, {"scale": 0.1}, "s"), Step("softmax", {"x": "s"}, {}, "p"),
+             Step("values", {"p": "p", "v": "h"}, {}, "v"),
+             Step("attention", {"q": "h", "k": "h", "v": "v"}, {"scale": 0.1}, "a"), Step("join", {"x": "a"}, {}, "j"), Step("scale", {"x": "j"}, {"factor": 0.3}, "z")]
+    said = verify_steps(Program(steps, {"E": table}, "z"), [RAGGED])
+    assert said["count"] == 8 and said["nearest"] <= 1
+
+
+def test_an_approximate_program_keeps_its_word():
+    operator, made = found()
+    program, _ = made["exact"][0].program({"model": "half"}, lambda part, use, method: Method("half"))
+    wanted = [dense(operator, RAGGED)]
+    error = relative(program.run(RAGGED), wanted[0])
+    said = verify_approximate(program, operator, [RAGGED], 1.01 * error)
+    assert abs(said["float32"]["relative"] / error - 1) < 1e-6
+    assert said["float32"]["worst_row"] >= error and said["stated"] > error
+    with pytest.raises(VerificationError, match="its output changes by more than was stated"):
+        verify_approximate(program, operator, [RAGGED], 0.99 * error, wanted)
+
+
+def test_errors_are_of_the_whole_and_of_the_worst_row():
+    wanted = [np.array([[3.0, 4.0], [0.0, 2.0]]), np.array([[1.0, 0.0]])]
+    got = [wanted[0] + [[0.0, 0.0], [0.0, 1.0]], wanted[1]]
+    errors = Errors.of(got, wanted)
+    assert errors == Errors(1 / np.sqrt(30), 0.5, 3)
+    assert Errors.of([np.full((2, 2), np.nan), wanted[1]], wanted).relative == np.inf
+
+
+# ---- certificates
+
+@pytest.fixture(scope="module")
+def kept():
+    operator, made = found()
+    structure_, program, emitter = made["exact"]
+    exact = verify_exact(program, operator, [RAGGED], made["imported"][1], unrounded(structure_, emitter))
+    results = {"laws": verify_laws(EXACT_LAWS), "graphs": verify_graphs(TEMPLATES, EXACT_LAWS), "program": exact}
+    return certified(program, results, [RAGGED], seed=5, machine="a small one")
+
+
+def test_a_certificate_says_what_was_verified_and_on_what(kept):
+    said = kept.meta["certificate"]
+    assert said["program"] == kept.hash and said["seed"] == 5 and said["machine"] == "a small one"
+    assert said["verified"]["program"]["float64"]["relative"] < 1e-14
+    assert said["verified"]["laws"]["laws"] == len(EXACT_LAWS)
+    assert said["inputs"][0]["tokens"][1] == [8] and said["inputs"][0]["rows"] == RAGGED.rows
+    assert {"python", "numpy", "numba", "egglog"} <= set(said["versions"]) and said["bounds"]["rounding"] == 4.0
+
+
+def test_a_certificate_survives_the_disk_and_is_checked_again(kept, tmp_path):
+    kept.save(tmp_path / "program")
+    back = Program.load(tmp_path / "program")
+    assert back.meta["certificate"] == kept.meta["certificate"]
+    said = check_certificate(back)
+    assert said["steps"]["count"] == len(back.steps) and said["changed"] == {} and "errors" not in said
+    assert check_certificate(back, found()[0])["errors"]["relative"] < 1e-6
+
+
+def test_an_approximate_certificate_is_checked_against_what_was_stated():
+    operator, made = found()
+    program, _ = made["exact"][0].program({}, lambda part, use, method: Method("half"))
+    kept = certified(program, verify_approximate(program, operator, [RAGGED], 0.01), [RAGGED])
+    assert check_certificate(kept, operator)["errors"]["stated"] == 0.01
+    with pytest.raises(VerificationError, match="changes by more than was stated"): check_certificate(kept, model(1))
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda c: None, "it was never verified"),
+    (lambda c: c | {"program": "0" * 32}, "it belongs to another program"),
+    (lambda c: c | {"inputs": [c["inputs"][0] | {"tokens": [[1, 2]], "kinds": [[0, 0]]}]}, "its inputs were changed"),
+    (lambda c: c | {"own": 1e-12}, "rounds more than when it was verified"),
+])
+def test_a_certificate_that_is_not_the_program_s_is_refused(kept, change, said):
+    with pytest.raises(VerificationError, match=said):
+        check_certificate(kept.replace(certificate=change(dict(kept.meta["certificate"]))))
+
+
+def test_a_certificate_of_another_model_is_refused(kept):
+    with pytest.raises(VerificationError, match="the program is not the model"): check_certificate(kept, model(1))
+
+
+def test_versions_that_changed_are_said(kept):
+    old = dict(kept.meta["certificate"])
+    old["versions"] = old["versions"] | {"numpy": "1.0"}
+    said = check_certificate(kept.replace(certificate=old))
+    assert said["changed"] == {"numpy": ["1.0", np.__version__]}
+
+
+def test_a_certificate_is_plain_json(kept):
+    import json
+    made = certificate(kept, {"numbers": (np.float32(0.5), np.int64(3))}, [RAGGED])
+    assert json.loads(json.dumps(made))["verified"] == {"numbers": [0.5, 3]}
