@@ -196,21 +196,24 @@ def test_ids_outside_the_table_are_named(rng):
     with pytest.raises(IndexError, match="-1 is outside"): kernels.gather(np.array([-1, 0]), table, room(2, 3))
 
 
+def attended(q, k, v, scale):
+    """(softmax(scale q kᵀ) v, a bound on its error) in float64, of some queries against all keys of their sequence."""
+    q, k, v = (part.astype(np.float64).swapaxes(0, 1) for part in (q, k, v))
+    s = scale * q @ k.swapaxes(1, 2)
+    doubt = gamma(q.shape[2] + 2) * abs(scale) * (abs(q) @ abs(k).swapaxes(1, 2))
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    # e^s is off by a factor e^(2 doubt) at most, exp by 2 units, s - top by a rounding of |s - top| <= 2 max|s|
+    wrong = 2 * doubt.max(-1, keepdims=True) + gamma(4) * (1 + abs(s).max(-1, keepdims=True)) + gamma(k.shape[1] + 4)
+    bound = (2 * np.expm1(2 * wrong) + gamma(k.shape[1] + 4)) * (p @ abs(v))
+    return (p @ v).swapaxes(0, 1), bound.swapaxes(0, 1)
+
+
 def oracle(q, k, v, starts, scale):
-    """(attention, its bound) in float64, head by head and sequence by sequence."""
-    want, bound = np.zeros((len(q), q.shape[1], v.shape[2])), np.zeros((len(q), q.shape[1], v.shape[2]))
-    for a, b in pairwise(starts):
-        if a == b: continue
-        Q, K, V = (part[a:b].astype(np.float64).swapaxes(0, 1) for part in (q, k, v))
-        s = scale * Q @ K.swapaxes(1, 2)
-        doubt = gamma(q.shape[2] + 2) * abs(scale) * (abs(Q) @ abs(K).swapaxes(1, 2))
-        p = np.exp(s - s.max(-1, keepdims=True))
-        p /= p.sum(-1, keepdims=True)
-        # e^s is off by a factor e^(2 doubt) at most, exp by 2 units, s - top by a rounding of |s - top| <= 2 max|s|
-        wrong = 2 * doubt.max(-1, keepdims=True) + gamma(4) * (1 + abs(s).max(-1, keepdims=True)) + gamma(b - a + 4)
-        want[a:b] = (p @ V).swapaxes(0, 1)
-        bound[a:b] = (2 * np.expm1(2 * wrong) * (p @ abs(V)) + gamma(b - a + 4) * (p @ abs(V))).swapaxes(0, 1)
-    return want, bound
+    """(attention, a bound on its error), sequence by sequence."""
+    parts = [attended(q[a:b], k[a:b], v[a:b], scale) for a, b in pairwise(starts) if a < b]
+    nothing = np.zeros((0, q.shape[1], v.shape[2]))
+    return tuple(np.concatenate([nothing, *part]) for part in zip(*parts, strict=True)) or (nothing, nothing)
 
 
 def in_parts(q, k, v, starts, scale, out):
@@ -241,6 +244,13 @@ def test_attention_over_large_scores_and_long_rows(rng):
     k *= np.linspace(0, 20, T, dtype=np.float32)[:, None, None]
     want, bound = oracle(q, k, v, starts, 1.0)
     within(kernels.attention(q, k, v, starts, room(T, 2, 16)), want, bound)
+
+
+def test_attention_over_a_long_sequence(rng):
+    """4096 tokens, checked for a query here and there."""
+    q, k, v = (numbers(rng, 4096, 2, 8) for _ in range(3))
+    out, some = kernels.attention(q, k, v, np.array([0, 4096]), room(4096, 2, 8), 0.35), [0, 127, 128, 4095]
+    within(out[some], *attended(q[some], k, v, 0.35))
 
 
 @settings(max_examples=30, deadline=None)

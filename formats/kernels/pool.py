@@ -88,10 +88,10 @@ def work(state, worker):
 
 
 @njit(**HELPER)
-def wait(state, items, patience):
-    """Whether so many items are done, after some patience."""
+def wait(state, patience):
+    """Whether all items of the last launch are done, after some patience."""
     for _ in range(patience):
-        if load(state + DONE) == items: return 1
+        if load(state + DONE) == load(state + ITEMS): return 1
         pause()
     return 0
 
@@ -108,7 +108,7 @@ def drive(state, function, arguments, items, workers, patience):
     store(state + WORKERS, workers)
     store(state + TICKET, launch << 32)
     work(state, 0)
-    return wait(state, items, patience)
+    return wait(state, patience)
 
 
 @Function
@@ -122,10 +122,10 @@ def serve(state, worker, patience):
         pause()
 
 
-@Function.of(3, result=True)
-def finished(state, items, patience):
-    """Whether all items of a launch are done, after some patience."""
-    return wait(state, items, patience)
+@Function.of(2, result=True)
+def finished(state, patience):
+    """Whether all items of the last launch are done, after some patience."""
+    return wait(state, patience)
 
 
 class Pool:
@@ -149,8 +149,14 @@ class Pool:
         for thread in [thread for thread in tuple(self.asleep) if thread < others]:     # they lie down meanwhile
             self.asleep.discard(thread)
             self.beds[thread].release()
-        if drive.call(self.state, function, arguments, items, others + 1, PATIENCE): return
-        while not finished.call(self.state, items, PATIENCE): time.sleep(2e-5)
+        done = False
+        try:
+            done = drive.call(self.state, function, arguments, items, others + 1, PATIENCE)
+            while not done:
+                time.sleep(2e-5)
+                done = finished.call(self.state, PATIENCE)
+        finally:                                             # an interrupt must not free what threads still work on
+            while not done: done = finished.call(self.state, PATIENCE)
 
     def employ(self) -> None:
         """One more thread."""
