@@ -1,6 +1,7 @@
 """Approximations of a chosen structure: spectra propose them, the model itself says what each costs in error, and a
 program over all uses chooses them for a budget of error and memory."""
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from rewrites.extraction import Extraction, Node, Problem, extract
 from rewrites.fit import Fitter
 from rewrites.lower import Method, Stored, Use
 from rewrites.price import Prices, stored_bytes
+from rewrites.remember import Measured, keep, place, recall
 from rewrites.representations import forms
 from rewrites.search import Structure
 
@@ -47,7 +49,6 @@ class Choices:
     sites: list[Site]
     options: dict[tuple[int, int, str], list[tuple[Method, float, float]]]
     fitter: Fitter
-    proposals: dict[str, Proposals] = field(default_factory=dict)
     fitted: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -122,27 +123,40 @@ def methods(site: Site, gram: Gram | None, prices: Prices, limits: Limits) -> Pr
 def candidates(program: Program, structure: Structure, emitter: Emitter, prices: Prices, batch: Batch, limits: Limits,
                progress: Callable[[int, int], None] = lambda done, of: None) -> Choices:
     """Proposes methods for every weight and measures each alone: the relative change of the output on calibration
-    rows."""
+    rows. What was measured before for the same program, rows, limits and prices is recalled."""
     found = sites(program, structure, emitter)
     grams = observe(program, [site.x for site in found], batch)
-    wanted = np.asarray(program.run(batch), np.float64)
-    proposals = {site.constant: methods(site, grams.get(site.x or ""), prices, limits) for site in found}
-    total, done = sum(map(len, proposals.values())), 0
     fitter = Fitter({site.key: grams[site.x] for site in found if site.x})
+    file = place(program, batch, limits, prices)
+    if (measured := recall(file)) is None:
+        measured = proposed(program, found, grams, prices, batch, limits, fitter, progress)
+        keep(file, measured)
     options = {}
     for site in found:
         exact = dict.fromkeys([site.stored.method, Method(), *(forms(site.matrix) if site.x else ())])
-        rows = [(method, *own_price(site, method, prices)) for method in exact]
-        for each in proposals[site.constant]:
+        options[site.key] = [(method, *own_price(site, method, prices)) for method in (*exact, *measured[site.constant])]
+    return Choices(structure, found, options, fitter)
+
+
+def proposed(program: Program, found: Sequence[Site], grams: dict[str, Gram], prices: Prices, batch: Batch, limits: Limits,
+             fitter: Fitter, progress: Callable[[int, int], None]) -> Measured:
+    """The methods that spectra propose for each weight, with the squared error that each alone brings about."""
+    wanted = np.asarray(program.run(batch), np.float64)
+    with ThreadPoolExecutor() as pool:
+        proposals = list(pool.map(lambda site: methods(site, grams.get(site.x or ""), prices, limits), found))
+    total, done = sum(map(len, proposals)), 0
+    measured: Measured = {}
+    for site, offered in zip(found, proposals, strict=True):
+        measured[site.constant] = []
+        for each in offered:
             method = Method(each.method, tuple(each.parameters.items()), each.fit)
             stored = as_dense(fitter.store(site.matrix, method, site.key))
             changed = Program(program.steps, {**program.constants, site.constant: stored}, program.output)
-            method = method._replace(error=difference(changed.run(batch), wanted) ** 2)
-            rows.append((method, *own_price(site, method, prices)))
+            error = difference(changed.run(batch), wanted) ** 2
+            measured[site.constant].append(method._replace(error=error))
             done += 1
             progress(done, total)
-        options[site.key] = rows
-    return Choices(structure, found, options, fitter, proposals)
+    return measured
 
 
 def as_dense(stored: Any) -> Any:

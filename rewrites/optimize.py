@@ -93,7 +93,7 @@ def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
 
 
 def optimize(model: str, *, error: float = 0.02, memory: float | None = None, text: str | None = None, tokens: int | None = None,
-             leave_out: Sequence[str] = (), laws: Sequence[Law] = EXACT_LAWS, machine: Any = None, rounds: int = 15,
+             leave_out: Sequence[str] = (), laws: Sequence[Law] = EXACT_LAWS, machine: Any = None, rounds: int = 11,
              report: Report | None = None) -> Result:
     """The cheapest verified program of a model on this machine whose output changes by at most `error`, relative, on held-out
     rows; `memory` bounds stored and working bytes. Raises InputError for what comes from outside, Infeasible where no
