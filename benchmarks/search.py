@@ -36,7 +36,7 @@ class Shared(Data):
     key = ""
 
     def __init__(self, name, shape):
-        super().__init__(np.broadcast_to(np.float32(0.5), shape), name)
+        super().__init__(np.broadcast_to(np.float32(1 / 3), shape), name)
         self.key = f"{name}{shape}"
 
 
