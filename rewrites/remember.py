@@ -22,8 +22,8 @@ Measured = dict[str, list[Method]]                          # name of a constant
 def place(program: Program, batch: Batch, limits: Limits, prices: Prices) -> Path:
     """The file of these inputs."""
     digest = hashlib.blake2b(program.hash.encode(), digest_size=12)
-    digest.update(np.ascontiguousarray(batch.tokens))
-    digest.update(np.ascontiguousarray(batch.starts))
+    digest.update(np.ascontiguousarray(batch.tokens).tobytes())
+    digest.update(np.ascontiguousarray(batch.starts).tobytes())
     digest.update(repr((VERSION, limits, prices.rows, prices.pairs, getattr(prices.machine, "coefficients", None))).encode())
     return cache_directory() / "errors" / f"{digest.hexdigest()}.json"
 

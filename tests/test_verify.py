@@ -342,7 +342,8 @@ def test_steps_of_large_scores_stay_within_their_bounds():
     steps = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"), Step("heads", {"x": "x"}, {"heads": 3}, "h"),
              Step("scores", {"q": "h", "k": "h"}, {"scale": 0.1}, "s"), Step("softmax", {"x": "s"}, {}, "p"),
              Step("values", {"p": "p", "v": "h"}, {}, "v"),
-             Step("attention", {"q": "h", "k": "h", "v": "v"}, {"scale": 0.1}, "a"), Step("join", {"x": "a"}, {}, "j"), Step("scale", {"x": "j"}, {"factor": 0.3}, "z")]
+             Step("attention", {"q": "h", "k": "h", "v": "v"}, {"scale": 0.1}, "a"),
+             Step("join", {"x": "a"}, {}, "j"), Step("scale", {"x": "j"}, {"factor": 0.3}, "z")]
     said = verify_steps(Program(steps, {"E": table}, "z"), [RAGGED])
     assert said["count"] == 8 and said["nearest"] <= 1
 

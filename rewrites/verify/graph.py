@@ -99,7 +99,8 @@ def represented(graph: Graph, template: Template, values: Values) -> dict[int, O
         if cls not in graph.facts["stacked"] or term.kind.name == "weight":
             return term
         try:
-            return weight(Data(values.apply(term, np.eye(int(term.into.cols)))))
+            matrices: Operator = weight(Data(values.apply(term, np.eye(int(term.into.cols)))))
+            return matrices
         except (TypeError, ValueError):
             return term                                     # no stack, whatever the facts say: the facts are checked
 
