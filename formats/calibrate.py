@@ -104,12 +104,16 @@ def timed(call: Callable[[], Any], seconds: float = SECONDS) -> list[float]:
     return clean or taken
 
 
-def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None) -> Measured:
-    """The lower quartile of all runs of each case: what else the machine does only ever adds."""
+def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None, most: float = 10.0) -> Measured:
+    """The lower quartile of all runs of each case: what else the machine does only ever adds. After the first round, no
+    more are begun than `most` seconds allow."""
     runs: list[list[float]] = [[] for _ in cases]
-    for done in range(ROUNDS * len(cases)):
+    end, steps = time.perf_counter() + most, ROUNDS * len(cases)
+    for done in range(steps):
+        if done >= len(cases) and time.perf_counter() > end: break
         runs[done % len(cases)] += timed(cases[done % len(cases)][2])
-        progress(done + 1, ROUNDS * len(cases))
+        progress(done + 1, steps)
+    progress(steps, steps)
     return [(kernel, sizes, sorted(taken)[len(taken) // 4])
             for (kernel, sizes, _), taken in zip(cases, runs, strict=True)]
 
@@ -160,6 +164,6 @@ def judged(machine: Machine, numbers: Numbers) -> dict[str, float]:
     cases = [*products(JUDGED_SHAPES, DENSE + SPARSE, JUDGED_ROWS, numbers), *passes((384,), JUDGED_ROWS, numbers),
              *heads(JUDGED_BATCHES, numbers)]
     wrong: dict[str, list[float]] = {}
-    for kernel, sizes, taken in measured(cases):
+    for kernel, sizes, taken in measured(cases, most=4.0):
         wrong.setdefault(kernel, []).append(abs(machine.seconds(kernel, **sizes) / taken - 1))
     return {kernel: float(median(errors)) for kernel, errors in wrong.items()}

@@ -71,7 +71,7 @@ def test_a_fit_finds_what_made_the_data(kernel):
 def test_calibration_recovers_a_machine(monkeypatch):
     """Every case runs; with a clock that follows the features, nothing is mispriced, not even new shapes."""
     truth, ran = known(), set()
-    def measured(cases, progress=lambda *_: None):
+    def measured(cases, progress=lambda *_: None, most=0):
         for kernel, _, call in cases:
             if kernel not in ran: call()
             ran.add(kernel)
@@ -136,3 +136,14 @@ def test_a_change_of_kernels_is_another_machine(cache, monkeypatch):
     known().save(file := cache / "machine.json")
     monkeypatch.setattr("formats.kernels.digest", lambda: "changed")
     with pytest.raises(NotThisMachine, match="other versions"): Machine.load(file)
+
+
+def test_a_slow_machine_measures_fewer_rounds(monkeypatch):
+    """The first round is whole, the rest end with the time; progress still reaches its end."""
+    now, told = [0.0], []
+    monkeypatch.setattr(calibration.time, "perf_counter", lambda: now[0])
+    def slow(): now[0] += 1.0
+    cases = [("scale", {"T": T, "p": 1}, slow) for T in range(1, 6)]
+    rows = calibration.measured(cases, lambda *what: told.append(what), most=3.0)
+    assert [taken for *_, taken in rows] == [1.0] * 5 and told[-1] == (15, 15)
+    assert [done for done, _ in told[:-1]] == [1, 2, 3, 4, 5]
