@@ -23,7 +23,7 @@ HEADS = ((6, 32), (3, 64))                                  # heads, columns of 
 DENSE: tuple[tuple[str, dict[str, Any]], ...] = (("dense", {}), ("half", {}))
 SPARSE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("csr", {"density": 0.1}), ("csr", {"density": 0.4}), ("block", {"density": 0.25}), ("block", {"density": 0.6}),
-    ("nm", {}), ("lowrank", {"rank": 64}))
+    ("nm", {}), ("lowrank", {"rank": 24}), ("lowrank", {"rank": 160}))
 LEAST = 5e-12                                               # seconds a number: nothing is free, whatever the noise says
 ROUNDS, SECONDS = 3, 0.004                                  # of one case in one round, or three calls if that is longer
 
@@ -46,7 +46,7 @@ def products(shapes: Iterable[tuple[int, int]], formats: Any, rows: Iterable[int
         W = numbers.fresh(n, p)
         for name, options in formats:
             form = FORMATS[name]
-            packed = form.approximate(W, **options) if name != "lowrank" else form.pack_factors(W[:, :64], W[:64])
+            packed = form.approximate(W, **options) if name != "lowrank" else form.pack_factors(W[:, :options["rank"]], W[:options["rank"]])
             for T in rows:
                 sizes = {"T": T} | {str(size): float(value) for size, value in packed.sizes.items()}
                 x, out = numbers.some(T, n), numbers.room(T, p)

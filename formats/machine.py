@@ -18,7 +18,7 @@ from formats.cache import cache_directory
 from formats.sizes import T, blocks, c, group, kept, n, nnz, p, r
 
 S2, h, d = sympy.symbols("S2 h d", positive=True)            # sum of squared lengths; heads and columns of one
-VERSION = 5                                                 # of the features: other files are calibrated anew
+VERSION = 6                                                 # of the features: other files are calibrated anew
 
 # What a kernel's time grows with: its arithmetic, the weight it reads, the rows it reads and writes; 1 is the call.
 # Few rows read a weight again for every 8 of them, from a nearer cache; more copy it once, at the price of 4 readings.

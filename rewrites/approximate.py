@@ -22,6 +22,7 @@ from rewrites.representations import forms
 from rewrites.search import Structure
 
 ROOT = "program"
+RIDGE = 0.1                                                 # share of the energy of the rows that is spread over all directions
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,15 @@ def upto(program: Program, name: str) -> Program:
 
 
 def observe(program: Program, names: Sequence[str | None], batch: Batch) -> dict[str, Gram]:
-    """XᵀX of each of these values on a batch."""
-    return {name: Gram.of(upto(program, name).run(batch), name) for name in dict.fromkeys(names) if name is not None}
+    """XᵀX of each of these values on a batch, with a ridge: few rows say nothing of most directions, which is no reason to
+    drop those."""
+    return {name: Gram.of(ridged(upto(program, name).run(batch)), name) for name in dict.fromkeys(names) if name is not None}
+
+
+def ridged(rows: np.ndarray) -> np.ndarray:
+    """The rows, and below them a multiple of the identity with a share of their energy."""
+    width = rows.shape[1]
+    return np.vstack([rows, np.sqrt(RIDGE / width) * np.linalg.norm(rows) * np.eye(width, dtype=rows.dtype)])
 
 
 def difference(found: np.ndarray, wanted: np.ndarray) -> float:
@@ -120,14 +128,14 @@ def methods(site: Site, gram: Gram | None, prices: Prices, limits: Limits) -> Pr
     return propose(site.matrix, None if gram is None else np.diagonal(np.asarray(gram)), limits, price)
 
 
-def candidates(program: Program, structure: Structure, emitter: Emitter, prices: Prices, batch: Batch, limits: Limits,
-               progress: Callable[[int, int], None] = lambda done, of: None) -> Choices:
-    """Proposes methods for every weight and measures each alone: the relative change of the output on calibration
-    rows. What was measured before for the same program, rows, limits and prices is recalled."""
+def candidates(program: Program, structure: Structure, emitter: Emitter, prices: Prices, fit: Batch, batch: Batch,
+               limits: Limits, progress: Callable[[int, int], None] = lambda done, of: None) -> Choices:
+    """Proposes methods for every weight, fitted to the rows `fit`, and measures each alone: the relative change of the
+    output on the rows of `batch`. What was measured before for the same program, rows, limits and prices is recalled."""
     found = sites(program, structure, emitter)
-    grams = observe(program, [site.x for site in found], batch)
+    grams = observe(program, [site.x for site in found], fit)
     fitter = Fitter({site.key: grams[site.x] for site in found if site.x})
-    file = place(program, batch, limits, prices)
+    file = place(program, (fit, batch), limits, prices)
     if (measured := recall(file)) is None:
         measured = proposed(program, found, grams, prices, batch, limits, fitter, progress)
         keep(file, measured)

@@ -177,7 +177,8 @@ class Run:
         """Measures what each proposed method does to the output, on calibration rows."""
         prices = Prices(self.machine, self.workload.rows, self.workload.pairs)
         from opmatrix.spectra import Limits
-        self.choices = candidates(self.programs["exact"], self.structures["exact"], self.emitter, prices, self.workload.probe,
+        self.choices = candidates(self.programs["exact"], self.structures["exact"], self.emitter, prices,
+                                  self.workload.fit, self.workload.probe,
                                   Limits(error=max(0.5, error), most=4), progress)
 
     def front(self, error: float, memory: float | None) -> None:

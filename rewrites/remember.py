@@ -3,6 +3,7 @@ and the prices alone, and these name the file."""
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,16 @@ from opmatrix.spectra import Limits
 from rewrites.lower import Method
 from rewrites.price import Prices
 
-VERSION = 1                                                 # of what is kept and how it is found
+VERSION = 2                                                 # of what is kept and how it is found
 Measured = dict[str, list[Method]]                          # name of a constant to its methods with their errors
 
 
-def place(program: Program, batch: Batch, limits: Limits, prices: Prices) -> Path:
+def place(program: Program, batches: Sequence[Batch], limits: Limits, prices: Prices) -> Path:
     """The file of these inputs."""
     digest = hashlib.blake2b(program.hash.encode(), digest_size=12)
-    digest.update(np.ascontiguousarray(batch.tokens).tobytes())
-    digest.update(np.ascontiguousarray(batch.starts).tobytes())
+    for batch in batches:
+        digest.update(np.ascontiguousarray(batch.tokens).tobytes())
+        digest.update(np.ascontiguousarray(batch.starts).tobytes())
     digest.update(repr((VERSION, limits, prices.rows, prices.pairs, getattr(prices.machine, "coefficients", None))).encode())
     return cache_directory() / "errors" / f"{digest.hexdigest()}.json"
 

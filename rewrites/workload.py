@@ -1,4 +1,5 @@
 """What a program is made cheapest for, and the rows that calibrate and verify it."""
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,12 @@ from opmatrix.text import calibration, read_lines, sentences, verification
 PROBE = 16                                                  # sentences
 
 
+def apart(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The lines that approximations are measured on, and those that they are fitted to; one line alone is both."""
+    count = min(PROBE, max(1, len(lines) // 2))
+    return lines[:count], lines[count:] or lines
+
+
 @dataclass(frozen=True)
 class Workload:
     """`timed` is the batch whose seconds and bytes count; even lines calibrate, odd lines verify; `probe`, the first of
@@ -20,6 +27,7 @@ class Workload:
     timed: Batch
     calibrate: Batch
     verify: Batch
+    fit: Batch
     probe: Batch
     name: str
     text: str | None = None                                 # what it was made of, so that it can be made again
@@ -44,12 +52,12 @@ class Workload:
         lines = read_lines(text) if text else sentences()
         tokenizer = checkpoint.tokenizer()
         even, odd = tokenizer.encode(calibration(lines)), tokenizer.encode(verification(lines))
-        probe = tokenizer.encode(calibration(lines)[:PROBE])
+        probe, fit = (tokenizer.encode(some) for some in apart(calibration(lines)))
         vocabulary = int(checkpoint.config["vocab_size"])
         if (highest := max(even.tokens.max(), odd.tokens.max())) >= vocabulary:
             raise InputError(f"{checkpoint.directory / 'tokenizer.json'}: it gives token {highest}, but the model has "
                              f"{vocabulary} (vocab_size): take the tokenizer that belongs to the weights")
         if text and tokens is None:
-            return cls(tokenizer.encode(lines), even, odd, probe, f"{len(lines)} lines of {text}", text)
-        return cls(Batch([np.resize(even.tokens, length)]), even, odd, probe, f"one sentence of {length} tokens",
+            return cls(tokenizer.encode(lines), even, odd, fit, probe, f"{len(lines)} lines of {text}", text)
+        return cls(Batch([np.resize(even.tokens, length)]), even, odd, fit, probe, f"one sentence of {length} tokens",
                    text, tokens)
