@@ -1,6 +1,12 @@
-"""Extraction: the cheapest program of an e-graph, with a proof, from plain data."""
-from .files import read
+"""Extraction: the cheapest program of an e-graph, with a proof, from plain data.
+
+`extract` is the whole of it: presolve (presolve.py), greedy programs (greedy.py), landmark bounds (landmarks.py), a linear
+relaxation with cuts (exact.py, cuts.py), the 0/1 program, and neighbourhoods of the best program (search.py).
+"""
+from .files import from_json, read, to_json, write
+from .front import front, undominated
 from .problem import Extraction, Infeasible, Node, Problem, verify
 from .solve import extract
 
-__all__ = ["Extraction", "Infeasible", "Node", "Problem", "extract", "read", "verify"]
+__all__ = ["Extraction", "Infeasible", "Node", "Problem", "extract", "from_json", "front", "read", "to_json", "undominated",
+           "verify", "write"]

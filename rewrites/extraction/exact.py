@@ -14,6 +14,9 @@ import numpy as np
 from .graph import Graph, components
 
 
+RESTING, PATIENCE = -1, 5                       # the age of a row that is not in use; when a row that is slack is rested
+
+
 class Answer(NamedTuple):
     """What the solver says: chosen nodes (None: no solution found), a proved lower bound, and whether it finished."""
     nodes: list[int] | None
@@ -29,7 +32,11 @@ class Relaxation(NamedTuple):
 
 
 class Program:
-    """The covering program of a graph, its rows collected one by one; solved by HiGHS."""
+    """The covering program of a graph, solved by HiGHS.
+
+    Rows are kept in a pool. The relaxation works with those that have been violated lately, `age` counts for how many of its
+    solutions a row was slack (RESTING: it is not in use); the 0/1 program takes every row that is not a resting cut.
+    """
 
     def __init__(self, graph: Graph, budgets: Sequence[float] = ()) -> None:
         self.graph, self.budgets = graph, budgets
@@ -37,35 +44,38 @@ class Program:
         self.values: list[float] = []
         self.starts = [0]
         self.low: list[float] = []
+        self.age: list[int] = []
         self.extra = 0                          # order variables, after the nodes
         self.strict = 1.0                       # the budgets' unit: the solver's tolerance is absolute
         self.scale = 1e3 / (max(graph.price, default=0.0) or 1.0)
-        for c, nodes in enumerate(graph.members):
-            if c in graph.roots:
-                self.add(dict.fromkeys(nodes, 1.0), 1.0)
+        for nodes in graph.members:
             parents: dict[int, list[int]] = defaultdict(list)
             for i in nodes:
                 for k in graph.kids[i]:
                     parents[k].append(i)
             for k, above in parents.items():    # one row for all nodes of a class that need the same child
-                self.add(dict.fromkeys(graph.members[k], 1.0) | dict.fromkeys(above, -1.0))
+                self.add(dict.fromkeys(graph.members[k], 1.0) | dict.fromkeys(above, -1.0), 0.0, RESTING)
+        self.first = len(self.low)
+        for c in graph.roots:
+            self.add(dict.fromkeys(graph.members[c], 1.0), 1.0)
 
-    def add(self, row: Mapping[int, float], low: float = 0.0) -> None:
+    def add(self, row: Mapping[int, float], low: float = 0.0, age: int = 0) -> None:
         """Demand low <= row . x."""
         self.columns += row
         self.values += row.values()
         self.starts.append(len(self.columns))
         self.low.append(low)
+        self.age.append(age)
 
-    def cut(self, landmark: Iterable[int], c: int | None = None) -> None:
+    def cut(self, landmark: Iterable[int], c: int | None = None, age: int = 0) -> None:
         """Demand one node of a landmark of the roots, or of class c as far as c is used."""
         row = dict.fromkeys(landmark, 1.0)
         if c is None or c in self.graph.roots:
-            self.add(row, 1.0)
+            self.add(row, 1.0, age)
         else:
             count = Counter(row)
             count.subtract(self.graph.members[c])
-            self.add({i: float(v) for i, v in count.items() if v})
+            self.add({i: float(v) for i, v in count.items() if v}, 0.0, age)
 
     def order(self) -> None:
         """Order variables for the classes of cycles: a parent lies above the child it uses."""
@@ -83,32 +93,49 @@ class Program:
             self.add({column[c]: 1.0, column[k]: -1.0} | dict.fromkeys(above, -1.0 - step), -1.0)
         self.extra = len(column)
 
-    def matrix(self) -> tuple[Any, np.ndarray]:
-        """All rows and their lower bounds, those of the budgets (in units of the budget) last."""
+    def matrix(self) -> Any:
+        """All rows of the pool."""
+        from scipy.sparse import csr_array
+
+        return csr_array((self.values, self.columns, self.starts), shape=(len(self.low), len(self.graph.cls) + self.extra))
+
+    def within(self, rows: Any, low: np.ndarray) -> tuple[Any, np.ndarray]:
+        """The rows with those of the budgets, in units of the budget."""
         from scipy.sparse import csr_array, vstack
 
-        n = len(self.graph.cls)
-        rows = csr_array((self.values, self.columns, self.starts), shape=(len(self.low), n + self.extra))
         if not self.budgets:
-            return rows, np.array(self.low)
+            return rows, low
         units = [b / self.strict or 1.0 for b in self.budgets]
-        spent = np.zeros((len(units), n + self.extra))
-        spent[:, :n] = -np.array([cost[1:] for cost in self.graph.cost]).T / np.array(units)[:, None]
+        spent = np.zeros((len(units), len(self.graph.cls) + self.extra))
+        spent[:, :len(self.graph.cls)] = -np.array([cost[1:] for cost in self.graph.cost]).T / np.array(units)[:, None]
         return (vstack([rows, csr_array(spent)], format="csr"),
-                np.r_[self.low, [-b / u for b, u in zip(self.budgets, units, strict=True)]])
+                np.r_[low, [-b / u for b, u in zip(self.budgets, units, strict=True)]])
 
     def relax(self, time_limit: float) -> Relaxation | None:
-        """The linear relaxation; None if time runs out."""
+        """The linear relaxation under the rows in use; None if time runs out. Rows that were slack for long are rested."""
         from scipy.optimize import linprog
 
-        rows, low = self.matrix()
+        use = np.array(self.age) >= 0
+        rows, low = self.within(self.matrix()[use], np.array(self.low)[use])
         cost = np.r_[self.graph.price, np.zeros(self.extra)] * self.scale
         result = linprog(cost, A_ub=-rows, b_ub=-low, bounds=(0, 1), method="highs",
                          options=dict(time_limit=max(time_limit, 0.01)))
         if result.x is None or result.status:
             return None
+        for row, slack in zip(np.flatnonzero(use).tolist(), (result.slack > 1e-6).tolist()):
+            older = self.age[row] + 1 if slack else 0
+            self.age[row] = RESTING if older > PATIENCE else older
         n = len(self.graph.cls)
         return Relaxation(result.x[:n], result.fun / self.scale, result.lower.marginals[:n] / self.scale)
+
+    def wake(self, x: np.ndarray, most: int = 300) -> int:
+        """Use the resting rows that x violates most; how many."""
+        short = np.array(self.low) - self.matrix()[:, :len(x)] @ x
+        short[np.array(self.age) >= 0] = 0.0
+        worst = [row for row in np.argsort(-short)[:most].tolist() if short[row] > 1e-3]
+        for row in worst:
+            self.age[row] = 0
+        return len(worst)
 
     def solve(self, time_limit: float, gap: float) -> Answer:
         """The 0/1 program itself; the chosen nodes of an answer may close cycles where there are no order variables."""
@@ -116,7 +143,8 @@ class Program:
         from scipy.sparse import csr_array
 
         n = len(self.graph.cls)
-        rows, low = self.matrix()
+        use = (np.array(self.age) >= 0) | (np.arange(len(self.low)) < self.first)
+        rows, low = self.within(self.matrix()[use], np.array(self.low)[use])
         once = csr_array((np.ones(n), (self.graph.cls, range(n))), shape=(self.graph.classes, n + self.extra))
         cost = np.r_[self.graph.price, np.zeros(self.extra)] * self.scale
         result = milp(cost, constraints=[LinearConstraint(rows, low, np.inf), LinearConstraint(once, -np.inf, 1.0)],

@@ -1,7 +1,8 @@
 """Landmarks: sets of nodes of which every program uses one. They bound the cost, and cut the linear relaxation.
 
-Extraction is delete-free planning: a class is a fact, a node an action that makes it from its children. A *zone* is a set of
-classes around a root; the first class of it to be derived takes a node without children in it, so those nodes are a landmark.
+Extraction is delete-free planning: a class is a fact, a node an action that makes it from its children. A *zone* is a
+set of classes around a root; the first class of it to be derived takes a node without children in it, so those nodes
+are a landmark.
 """
 from __future__ import annotations
 
@@ -119,7 +120,8 @@ class Zone:
 
 
 def bound(graph: Graph, price: Sequence[float], steps: int = 10, most: int = 10_000, until: float = inf) -> Bound:
-    """Landmark cuts (LM-cut: Helmert, Domshlak 2009): pay for the cheapest entrance of a zone, let the zone grow through it.
+    """Landmark cuts (LM-cut: Helmert, Domshlak 2009): pay for the cheapest entrance of a zone, let the zone grow
+    through it.
 
     Levels are mended after `steps` payments: one is usually best and slow, very many are quick.
     """
@@ -151,3 +153,22 @@ def bound(graph: Graph, price: Sequence[float], steps: int = 10, most: int = 10_
         if not paid:
             break
     return Bound(value, levels.price[:-1], landmarks)
+
+
+def detours(graph: Graph, spare: Sequence[float]) -> list[float]:
+    """What a program that uses node i pays at least at these prices: below i, for it, and on a way from it up to a root."""
+    levels = Levels(graph, spare)
+    above = [inf] * graph.classes
+    heap = [(0.0, c) for c in graph.roots]
+    for c in graph.roots:
+        above[c] = 0.0
+    while heap:
+        up, c = heappop(heap)
+        if up <= above[c]:
+            for i in graph.members[c]:
+                for k in graph.kids[i]:
+                    if up + spare[i] < above[k]:
+                        above[k] = up + spare[i]
+                        heappush(heap, (above[k], k))
+    return [levels.level[levels.highest[i]] + spare[i] + above[c] if levels.highest[i] >= 0 else inf
+            for i, c in enumerate(graph.cls)]

@@ -25,7 +25,7 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def prune(graph: Graph, budgets: Sequence[float]) -> Graph | None:
+def prune(graph: Graph, budgets: Sequence[float] = ()) -> Graph | None:
     """Productive and reachable nodes alone, no self-loops, none that breaks a budget by itself; None if a root is lost.
 
     Classes are numbered anew, children mostly before parents.

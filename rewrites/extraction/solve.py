@@ -1,27 +1,29 @@
-"""Extraction: index, presolve, search, and a walk from the roots."""
+"""Extraction from end to end: index, greedy incumbent, presolve, search, and a walk from the roots."""
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import inf
 from time import perf_counter
 
-from .graph import index
-from .presolve import presolve
+from . import greedy
+from .graph import Graph, index
+from .presolve import presolve, prune
 from .problem import Extraction, Infeasible, Node, Problem, check, order
-from .search import optimise
+from .search import Found, optimise
 
 
 def extract(problem: Problem, *, memory: float | None = None, error: float | None = None,
             weights: tuple[float, float, float] = (1, 0, 0),
             families: Callable[[Hashable], Iterable[str]] | None = None,
             time_limit: float = 10.0, gap: float = 1e-6, forbidden: Iterable[Node] = ()) -> Extraction:
-    """The cheapest program: minimise weights . (time, memory, error), each chosen node counted once, within the
-    budgets.
+    """The cheapest program: minimise weights . (time, memory, error), each chosen node counted once, within the budgets.
 
-    `memory` and `error` (squared) bound the sums over the chosen nodes. `families` names, for a class, the weight
-    leaves that its value is derived from: hints for cuts that never change the answer. After `time_limit` seconds the
-    best program so far is returned with its proved bound. Raises Infeasible if no program exists, TimeoutError if none
-    was found in time, ValueError for a cost that is negative.
+    `memory` and `error` (squared) bound the sums over the chosen nodes; None is no budget. `families` names, for a class,
+    the weight leaves that its value is derived from: hints for cuts that never change the answer. After `time_limit`
+    seconds the best program so far is returned with its proved bound. `forbidden` nodes are left out.
+
+    Raises Infeasible if no program exists, TimeoutError if none that fits was found in time, ValueError for a cost that is
+    negative or not finite.
     """
     start = perf_counter()
     check(problem)
@@ -30,19 +32,47 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
                  *([n.memory] if memory is not None else []), *([n.error] if error is not None else []))
                 for n in problem.nodes]
     whole, names = index(problem, criteria, forbidden)
-    graph = presolve(whole, budgets)
+    graph = prune(whole, budgets)
     if graph is None:
-        raise Infeasible("no program covers the roots")
-    found = optimise(graph, budgets, start + time_limit, gap)
+        raise uncovered(problem, memory, error, forbidden)
+    first = plain(graph, budgets)
+    leaves = {} if families is None else {
+        i: leaf for i, node in enumerate(problem.nodes) if (leaf := tuple(families(node.cls) or ()))}
+    found = optimise(presolve(graph, budgets), budgets, start + time_limit, gap, families=leaves)
+    if first.cost < found.cost:
+        found = found._replace(nodes=first.nodes, cost=first.cost)
     if found.cost == inf:
         budget = f"memory {memory} and squared error {error}"
         raise (Infeasible(f"no program fits {budget}") if found.bound == inf else
                TimeoutError(f"no program that fits {budget} was found in {time_limit} s"))
-    chosen = whole.derive(found.nodes)
+    position = {origin: i for i, (origin,) in enumerate(whole.origin)}
+    chosen = whole.derive(position[o] for o in found.nodes)
     nodes = order({names[c]: problem.nodes[whole.origin[i][0]] for c, i in chosen.items()}, problem.roots)
-    time, memory, error = (sum(getattr(n, name) for n in nodes) for name in ("time", "memory", "error"))
-    cost = sum(w * t for w, t in zip(weights, (time, memory, error), strict=True))
+    total = [sum(getattr(n, name) for n in nodes) for name in ("time", "memory", "error")]
+    cost = sum(w * t for w, t in zip(weights, total, strict=True))
     bound = min(found.bound, cost)
     left = (cost - bound) / cost if cost else 0.0
-    return Extraction(nodes, {n.cls: n for n in nodes}, time, memory, error, cost, bound, left, max(found.greedy, cost),
-                      perf_counter() - start, left <= gap * 1.01)
+    return Extraction(nodes, {n.cls: n for n in nodes}, *total, cost, bound, left,
+                      max(min(first.cost, found.greedy) if budgets else first.cost, cost),
+                      perf_counter() - start, left <= gap * (1 + 1e-6))
+
+
+def plain(graph: Graph, budgets: Sequence[float]) -> Found:
+    """Greedy DAG extraction, if it meets the budgets; its cost is infinite if not."""
+    nodes = graph.walk(graph.derive(greedy.dag(graph, graph.price).values()))
+    cost, *spent = graph.total(nodes)
+    if any(s > b for s, b in zip(spent, budgets, strict=True)):
+        return Found([], inf, 0.0, inf)
+    return Found([o for i in nodes for o in graph.origin[i]], cost, 0.0, cost)
+
+
+def uncovered(problem: Problem, memory: float | None, error: float | None, forbidden: Iterable[Node]) -> Infeasible:
+    """Why no program covers the roots: a class without members, only cycles, or nodes that are over a budget alone."""
+    whole, names = index(problem, [()] * len(problem.nodes), forbidden)
+    have = whole.derive(range(len(whole.cls)))
+    missing = [names[c] for c in whole.roots if c not in have]
+    if not missing:
+        return Infeasible(f"no program of nodes that fit memory {memory} and squared error {error} each covers the roots")
+    members = whole.members[names.index(missing[0])]
+    why = "all its nodes need themselves or a class that nothing derives" if members else "it has no node"
+    return Infeasible(f"no program covers root {missing[0]!r}: {why}")
