@@ -85,7 +85,8 @@ def test_flat_is_the_same_operator():
 
 def test_shrunken_tables_keep_what_sizes_say():
     table = {"vocabulary": 30522, "heads": 12, "lo": 0, "w": numbers(384, 1536), "v": numbers(1536, 384),
-             "b": numbers(384), "eps": Data(1e-12), "scale": Data(0.35), "shape": Shape(1, T, 384), "factor": 0.5, "sum": "sum"}
+             "b": numbers(384), "eps": Data(1e-12), "scale": Data(0.35), "shape": Shape(1, T, 384), "factor": 0.5,
+             "sum": "sum"}
     small = shrink(table, lambda shape: np.ones(shape))
     hidden, wide = small["w"].shape
     assert small["v"].shape == (wide, hidden) and small["b"].shape == (hidden,)
