@@ -20,11 +20,12 @@ from opmatrix.checkpoint import open_model  # noqa: E402
 from opmatrix.measure import measure, medians  # noqa: E402
 from rewrites.extraction import Infeasible  # noqa: E402
 from rewrites.laws import EXACT_LAWS  # noqa: E402
-from rewrites.optimize import LADDER, Run, without  # noqa: E402
+from rewrites.optimize import Run, without  # noqa: E402
 from rewrites.report import Report, table  # noqa: E402
 from rewrites.workload import Workload  # noqa: E402
 
 COLUMNS = "program", "predicted_ms", "measured_ms", "measured_over_predicted"
+ERRORS = [0.01 * 1.25 ** step for step in range(24)]
 LEFT = ["join"], ["join", "stack_columns", "stack_rows"], ["absorb_keys"]        # names of laws that there are
 
 
@@ -60,12 +61,12 @@ def alternatives(run):
         found.append((f"without {', '.join(names)}", structure.time, structure.program({})[0]))
     plain = run.structure(run.laws, fusion=False)
     found.append(("laws without fusion", plain.time, plain.program({})[0]))
-    run.approximate(max(LADDER), lambda *_: None)
-    for error in (0.02, *LADDER, 0.7):
+    run.approximate(max(ERRORS), lambda *_: None)
+    for error in ERRORS:
         for weights in ((1, 0, 0), (1e-3, 1e-12, 0)):
             try: choice = run.choices.choose(error, None, weights)
             except Infeasible: continue
-            name = f"{'fastest' if weights[0] == 1 else 'smallest'} at {error:g}"
+            name = f"{'fastest' if weights[0] == 1 else 'smallest'} at {error:.3g}"
             found.append((name, choice.time, run.choices.program(dict(choice.choice), {})))
     return found
 
