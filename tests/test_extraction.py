@@ -166,7 +166,7 @@ def test_sharing_cycles_and_budgets():
     assert extract(shared(), memory=4.0).cost == 4.0
     assert extract(shared(), forbidden=[shared().nodes[4]], error=0.0).cost == 4.0
     assert extract(shared(), weights=(0, 1, 0)).cost == 2.0
-    with pytest.raises(Infeasible, match="memory 1.5"):
+    with pytest.raises(Infeasible, match=r"memory 1\.5"):
         extract(shared(), memory=1.5)
 
 

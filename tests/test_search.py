@@ -1,4 +1,4 @@
-"""The exact search: equal programs, from the import with one kernel for each operator to the cheapest that the laws reach."""
+"""The exact search: equal programs, from the import with one kernel an operator to the cheapest that the laws reach."""
 import numpy as np
 import pytest
 from searched import KINDS, RAGGED, Round, found, model, relative, structure
@@ -42,8 +42,9 @@ def test_any_batch(kind):
 
 
 @pytest.mark.parametrize("changed", [
-    dict(num_hidden_layers=1), dict(num_attention_heads=1), dict(num_attention_heads=6), dict(hidden_size=36, num_attention_heads=4),
-    dict(intermediate_size=24), dict(type_vocab_size=1), dict(layer_norm_eps=0.1), dict(num_hidden_layers=4)], ids=str)
+    dict(num_hidden_layers=1), dict(num_hidden_layers=4), dict(num_attention_heads=1), dict(num_attention_heads=6),
+    dict(hidden_size=36, num_attention_heads=4), dict(intermediate_size=24), dict(type_vocab_size=1),
+    dict(layer_norm_eps=0.1)], ids=str)
 def test_a_bert_of_any_configuration(changed):
     operator = model(1, **changed)
     batch = Batch([[3, 4, 5], [6, 7]])
@@ -104,7 +105,8 @@ def test_shared_constants_are_stored_once():
 @pytest.mark.parametrize("kind", KINDS)
 def test_extractions_are_what_they_say(kind):
     each, _, _ = found()[1][kind]
-    for lowering, extraction, part, (_, after) in zip(each.lowerings, each.extractions, each.parts, each.path, strict=True):
+    rows = zip(each.lowerings, each.extractions, each.parts, each.path, strict=True)
+    for lowering, extraction, part, (_, after) in rows:
         named = lowering.graph.named
         problem = lowering.problem([named[part.roots[after]]], [named[part.border]] if part.border else [], exactly)
         verify(problem, extraction)

@@ -13,7 +13,6 @@ import numpy as np
 
 from .graph import Graph, components
 
-
 RESTING, PATIENCE = -1, 5                       # the age of a row that is not in use; when a row that is slack is rested
 
 
@@ -122,7 +121,7 @@ class Program:
                          options=dict(time_limit=max(time_limit, 0.01)))
         if result.x is None or result.status:
             return None
-        for row, slack in zip(np.flatnonzero(use).tolist(), (result.slack > 1e-6).tolist()):
+        for row, slack in zip(np.flatnonzero(use).tolist(), (result.slack > 1e-6).tolist(), strict=False):
             older = self.age[row] + 1 if slack else 0
             self.age[row] = RESTING if older > PATIENCE else older
         n = len(self.graph.cls)
