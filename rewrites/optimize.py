@@ -236,7 +236,7 @@ class Run:
             point.predicted_error = float(np.hypot(point.predicted_error, ROUNDING * self.imported.measured_error))
             point.measured_error = difference(point.program.run(self.workload.verify), whole)
             point.verified = bool(point.measured_error <= TRUST * point.predicted_error)
-            found = results | {"error": {"relative": point.measured_error, "stated": point.predicted_error, "rows": len(whole)}}
+            found = results | {"error": {"relative": point.measured_error, "stated": TRUST * point.predicted_error, "rows": len(whole)}}
             if point.methods:
                 found = {**found, "exact": None, "steps": verify_steps(point.program, few)}
             point.program = certified(point.program, found, few, machine=str(getattr(self.machine, "name", "")))
