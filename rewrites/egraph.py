@@ -3,7 +3,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from formats.shapes import ShapeError
@@ -30,8 +30,13 @@ def attribute(value: Any) -> str:
     return quoted(getattr(value, "__name__", None) or str(value))
 
 
-def rules(law: Law, trace: bool = False) -> Iterator[str]:
+@cache
+def rules(law: Law, trace: bool = False) -> tuple[str, ...]:
     """The law as egglog rules, one for each direction; `trace` records the law of each class it made or merged."""
+    return tuple(written(law, trace))
+
+
+def written(law: Law, trace: bool) -> Iterator[str]:
     left, right = law.sides()
     for before, after in [(left, right)] + [(right, left)] * law.both:
         query = [f"(= e{i} {text(side)})" for i, side in enumerate(before)] + list(law.guards)
@@ -125,20 +130,30 @@ def fitting(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> O
         return None
 
 
-def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000,
-             rounds: int = 12) -> Graph:
-    """Every program that the laws reach from the template, phase by phase. A phase that is not saturated after `rounds`
-    is stopped; past `budget` nodes all are. `Graph.cut` says which law was growing."""
+def engine(laws: Sequence[Law], trace: bool = False) -> Any:
+    """An egglog engine that knows these laws and holds no term yet: graphs may share it, one after another."""
     from egglog.bindings import EGraph
-    engine, graph, names = EGraph(), Graph(), {each.name + back for each in laws for back in ("", " backwards")}
+    made = EGraph()
+    made.run_program(*made.parse_program(prelude(laws, trace)))
+    return made
+
+
+def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000, rounds: int = 12,
+             shared: Any = None) -> Graph:
+    """Every program that the laws reach from the template, phase by phase. A phase that is not saturated after `rounds`
+    is stopped; past `budget` nodes all are. `Graph.cut` says which law was growing. `shared` is an engine of these laws."""
+    graph, names = Graph(), {each.name + back for each in laws for back in ("", " backwards")}
+    start = time.perf_counter()
+    shared = engine(laws, trace) if shared is None else shared
+    graph.seconds["rules"] = time.perf_counter() - start
 
     def run(program: str, phase: str) -> Any:
         start = time.perf_counter()
-        outputs = engine.run_program(*engine.parse_program(program))
+        outputs = shared.run_program(*shared.parse_program(program))
         graph.seconds[phase] += time.perf_counter() - start
         return outputs
 
-    run(prelude(laws, trace), "rules")
+    run("(push)", "load")
     run(template.text, "load")
     rows = 0
     for phase in SCHEDULE:
@@ -157,21 +172,22 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
                 break
     run("(run-schedule (saturate (run facts)))", "facts")
     start = time.perf_counter()
-    freeze(engine, graph)
+    freeze(shared, graph)
     keep(graph, template)
+    run("(pop)", "freeze")
     graph.seconds["freeze"] = time.perf_counter() - start
     return graph
 
 
-def freeze(engine: Any, graph: Graph) -> None:
+def freeze(shared: Any, graph: Graph) -> None:
     """Reads all rows at once; classes are numbered from 0 in the order they are met."""
     numbers: dict[Any, int] = {}
-    string = engine.value_to_string
+    string = shared.value_to_string
 
     def read(value: Any, sort: str) -> Any:
         return numbers.setdefault(value, len(numbers)) if sort == "Op" else string(value)
 
-    for name, function in engine.freeze().functions.items():
+    for name, function in shared.freeze().functions.items():
         sorts = function.input_sorts
         for row in function.rows:
             inputs = tuple(read(value, sort) for value, sort in zip(row.inputs, sorts, strict=True))

@@ -139,7 +139,7 @@ def chosen(rng: np.random.Generator, among: Sequence[Any], flags: Sequence[str])
     return able[rng.integers(len(able))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Law:
     """One law. `both`: it holds as a rewrite in both directions. `canonical`: the left side is never needed again.
     `without`: counterexamples, each what variables may be instead, without the guard, so that the law fails."""

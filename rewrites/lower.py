@@ -2,6 +2,7 @@
 in one of its representations is a member of the class `use(x, W)`, "x times W in some stored form". Methods and kernels
 add instead of multiplying: product time and error sit on the use, epilogue time on the kernel, bytes on the stored
 form."""
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,12 +91,16 @@ class Lowering:
     @cached_property
     def calls(self) -> list[tuple[int, Call]]:
         """Every kernel that computes a class, with what it reads."""
-        facts = self.graph.facts
-        kernels = [(i, i.pattern) for i in IMPLEMENTATIONS if self.fusion or i.single]
+        facts, members = self.graph.facts, self.graph.members
+        kernels: dict[str, list[Implementation]] = defaultdict(list)
+        for implementation in IMPLEMENTATIONS:
+            if self.fusion or implementation.single:
+                kernels[implementation.pattern.kind.name].append(implementation)
         return [(cls, Call(implementation, tuple(found.items())))
                 for cls in self.terms if cls in facts["act"] and cls not in facts["constant"]
-                for implementation, pattern in kernels
-                for found in self.matcher.find(pattern, cls, implementation.variables)]
+                for kind in sorted({node.kind for node in members.get(cls, ())})
+                for implementation in kernels[kind]
+                for found in self.matcher.find(implementation.pattern, cls, implementation.variables)]
 
     def problem(self, roots: Sequence[int], given: Sequence[int],
                 methods: Callable[["Lowering", Use], Sequence[Method]]) -> Problem:

@@ -1,4 +1,5 @@
 """A small matcher over a frozen graph, where costs and shapes live: all ways in which a class holds a pattern."""
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,56 +8,59 @@ from opmatrix.term import Operator
 from rewrites.egraph import Graph, Node
 from rewrites.law import Sort
 
-Found = dict[Any, Any]                                      # pattern node or attribute -> class or attribute name
+Found = dict[str, Any]                                      # variable -> class, or name of an attribute
 COMMUTES = ("add", "mul")
 
 
 class Matcher:
-    """Patterns against one graph. `heads` tells how many heads the values of a class have."""
+    """Patterns against one graph, from the leaves up: patterns that share a part match it once in each class. `heads`
+    tells how many heads the values of a class have."""
 
     def __init__(self, graph: Graph, terms: dict[int, Operator], values: dict[str, Any]) -> None:
-        self.graph, self.members, self.values = graph, graph.members, values
+        self.graph, self.values = graph, values
+        self.members: dict[tuple[int, str], list[Node]] = defaultdict(list)
+        for cls, nodes in graph.members.items():
+            for node in nodes:
+                self.members[cls, node.kind].append(node)
         self.heads = {cls: 1 if term.out.heads is H else term.out.heads for cls, term in terms.items()}
         self.sized = {cls for cls, term in terms.items()
                       if all(isinstance(s, int) for s in (term.into.cols, term.out.cols))}
         self.square = {cls for cls, term in terms.items() if not isinstance(term.out.cols, int)}
+        self.known: dict[tuple[Operator, int], list[Found]] = {}
+        self.sorts: dict[Operator, Sort] = {}
 
-    def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[dict[str, Any]]:
-        """Each substitution: variable to class, or to the name of an attribute. None twice."""
-        seen = set()
-        many = [name for name, sort in variables.items() if of_heads(sort)]
-        for found in self._node(pattern, cls, {}, variables):
+    def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[Found]:
+        """Each substitution, none twice. Raises TypeError where one symbol is given two sorts."""
+        seen, many = set(), [name for name, sort in variables.items() if of_heads(sort)]
+        for found in self._matches(pattern, cls, variables):
             bound = {name: found[name] for name in variables}
             if (key := tuple(bound.values())) not in seen and len({self.heads[found[name]] for name in many}) <= 1:
                 seen.add(key)
                 yield bound
 
-    def _node(self, pattern: Operator, cls: int, found: Found, variables: dict[str, Sort]) -> Iterator[Found]:
-        if pattern in found:
-            if found[pattern] == cls:
-                yield found
-        elif pattern.kind.name == "symbol":
+    def _matches(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> list[Found]:
+        if (pattern, cls) not in self.known:
+            self.known[pattern, cls] = [*self._match(pattern, cls, variables)]
+        return self.known[pattern, cls]
+
+    def _match(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[Found]:
+        if pattern.kind.name == "symbol":
             name = str(pattern.args[0])
+            if self.sorts.setdefault(pattern, variables[name]) != variables[name]:
+                raise TypeError(f"symbol {name} is a {self.sorts[pattern]} of one pattern and a {variables[name]} of another")
             if self._fits(cls, variables[name]):
-                yield {**found, pattern: cls, name: cls}
-        else:
-            for node in self.members.get(cls, ()):
-                if node.kind != pattern.kind.name:
-                    continue
-                start = self._attributes(pattern.attributes, node.attributes, {**found, pattern: cls})
-                if start is not None:
-                    for children in orders(node):
-                        yield from self._children(pattern.children, children, start, variables)
-
-    def _children(self, patterns: tuple[Operator, ...], classes: tuple[int, ...], found: Found,
-                  variables: dict[str, Sort]) -> Iterator[Found]:
-        if not patterns:
-            yield found
+                yield {name: cls}
             return
-        for more in self._node(patterns[0], classes[0], found, variables):
-            yield from self._children(patterns[1:], classes[1:], more, variables)
+        for node in self.members.get((cls, pattern.kind.name), ()):
+            if (start := self._attributes(pattern.attributes, node.attributes)) is not None:
+                for children in orders(node):
+                    found = [start]
+                    for part, child in zip(pattern.children, children, strict=True):
+                        found = found and [*joined(found, self._matches(part, child, variables))]
+                    yield from found
 
-    def _attributes(self, wanted: tuple[Any, ...], own: tuple[str, ...], found: Found) -> Found | None:
+    def _attributes(self, wanted: tuple[Any, ...], own: tuple[str, ...]) -> Found | None:
+        found: Found = {}
         for want, have in zip(wanted, own, strict=True):
             if type(want).__name__ in ("Name", "Symbol"):
                 if found.setdefault(attribute_variable(want), have) != have:
@@ -81,6 +85,14 @@ class Matcher:
         if of_heads(sort):                                  # one head is as many as a value may have, not a stack
             return name in ("value", "scores") or self.heads[cls] != 1
         return self.heads[cls] == 1
+
+
+def joined(ours: list[Found], theirs: list[Found]) -> Iterator[Found]:
+    """Every two that agree on the variables they share, as one."""
+    for one in ours:
+        for other in theirs:
+            if all(one[name] == other[name] for name in one.keys() & other.keys()):
+                yield one | other
 
 
 def of_heads(sort: Sort) -> bool:
