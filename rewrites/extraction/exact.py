@@ -125,7 +125,10 @@ class Program:
             older = self.age[row] + 1 if slack else 0
             self.age[row] = RESTING if older > PATIENCE else older
         n = len(self.graph.cls)
-        return Relaxation(result.x[:n], result.fun / self.scale, result.lower.marginals[:n] / self.scale)
+        price = np.maximum(-result.ineqlin.marginals, 0.0)          # the bound holds whatever the solver's tolerances
+        spare = cost - rows.T @ price
+        value = price @ low + np.minimum(spare, 0.0).sum()
+        return Relaxation(result.x[:n], value / self.scale, np.maximum(spare[:n], 0.0) / self.scale)
 
     def wake(self, x: np.ndarray, most: int = 300) -> int:
         """Use the resting rows that x violates most; how many."""
