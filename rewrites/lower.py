@@ -102,24 +102,28 @@ class Lowering:
                 for implementation in kernels[kind]
                 for found in self.matcher.find(implementation.pattern, cls, implementation.variables)]
 
+    @cached_property
+    def kernels(self) -> tuple[list[Node], list[Use]]:
+        """The nodes that no method changes, and the uses of weights that they need."""
+        nodes = [Node(cls, (), label="given") for cls in self.graph.facts["given"]]
+        uses: dict[Use, None] = {}
+        rows: set[Hashable] = set()
+        for cls, call in self.calls:
+            children, own = self.children(cls, call)
+            nodes.append(Node(cls, tuple(children), self.prices.kernel(self, cls, call), label=call))
+            nodes += [Node(child, (), memory=4.0 * self.columns(child.constant), label=child)
+                      for child in children if isinstance(child, Row) and child not in rows]
+            rows.update(children)
+            uses |= dict.fromkeys(own)
+        return nodes, [*uses]
+
     def problem(self, roots: Sequence[int], given: Sequence[int],
                 methods: Callable[["Lowering", Use], Sequence[Method]]) -> Problem:
         """The extraction problem of these root classes, with the borders `given` for nothing."""
-        nodes = [Node(cls, (), label="given") for cls in given]
-        nodes += [Node(cls, (), label="given") for cls in self.graph.facts["given"]]
-        made: set[Hashable] = set()
-        for cls, call in self.calls:
-            children, uses = self.children(cls, call)
-            nodes.append(Node(cls, tuple(children), self.prices.kernel(self, cls, call), label=call))
-            for use in uses:
-                if use not in made:
-                    made.add(use)
-                    nodes += self.representations(use, methods(self, use), made)
-            for child in children:
-                if isinstance(child, Row) and child not in made:
-                    made.add(child)
-                    nodes.append(Node(child, (), memory=4.0 * self.columns(child.constant), label=child))
-        return Problem(nodes, tuple(roots))
+        nodes, uses = self.kernels
+        made: set[Stored] = set()
+        stored = [node for use in uses for node in self.representations(use, methods(self, use), made)]
+        return Problem([*(Node(cls, (), label="given") for cls in given), *nodes, *stored], tuple(roots))
 
     def children(self, gives: int, call: Call) -> tuple[list[Hashable], list[Use]]:
         """Values as they are, weights as uses of the value they multiply, constants as rows."""
@@ -137,7 +141,7 @@ class Lowering:
                     uses.append(Use(x, cls, layout(call.implementation), gives))
         return children + uses, uses
 
-    def representations(self, use: Use, methods: Sequence[Method], made: set[Hashable]) -> Iterator[Node]:
+    def representations(self, use: Use, methods: Sequence[Method], made: set[Stored]) -> Iterator[Node]:
         for method in methods:
             stored = Stored(use.weight, use.layout, method)
             seconds, size = self.prices.product(self, use, method)

@@ -18,6 +18,7 @@ from rewrites.price import Machine, Prices
 from rewrites.representations import Representable, content
 
 Methods = Callable[[Lowering, Use], Sequence[Method]]
+TIE = 1e-15                                                 # seconds a byte: of equally fast programs the smaller one
 
 
 def exactly(lowering: Lowering, use: Use) -> Sequence[Method]:
@@ -98,9 +99,10 @@ def search(model: Operator, laws: Sequence[Law], machine: Machine, rows: int, pa
     bound = lowest([{pair: e.bound for pair, (_, e) in best[n].items()} for n in range(len(found))])
     graphs = explorer.graphs.values()
     fired = frozenset(name.removesuffix(" backwards") for g in graphs for name, count in g.matches.items() if count)
+    fastest = sum(e.time for _, e in chosen)
     return Structure([low for low, _ in chosen], [e for _, e in chosen], path,
                      [found[n][pair[0]] for n, pair in enumerate(path)],
-                     sum(e.cost for _, e in chosen), bound, sum(e.greedy for _, e in chosen),
+                     fastest, min(bound, fastest), sum(e.greedy for _, e in chosen),
                      seconds | explorer.seconds(),
                      sum(len(g.nodes) for g in graphs), sum(len(g.members) for g in graphs),
                      [cut for g in graphs for cut in g.cut],
@@ -118,7 +120,7 @@ def solve(lowering: Lowering, part: Part, after: str, methods: Methods, time_lim
     given = [named[part.border]] if part.border else []
     problem = lowering.problem([named[part.roots[after]]], given, methods)
     try:
-        return extract(problem, families=lowering.leaves, time_limit=time_limit)
+        return extract(problem, weights=(1, TIE, 0), families=lowering.leaves, time_limit=time_limit)
     except Infeasible:
         return None
 
