@@ -73,12 +73,14 @@ class Row(NamedTuple):
 @dataclass(frozen=True)
 class Lowering:
     """A graph with sizes and prices. `methods` gives the representations that a weight may be stored in, by the names
-    of the leaves it is made of; without fusion only implementations of single operators are used."""
+    of the leaves it is made of; without fusion only implementations of single operators are used. `like` is another of the
+    same graph and sizes: it has the same kernels."""
 
     graph: Graph
     template: Template
     prices: Prices
     fusion: bool = True
+    like: "Lowering | None" = None
 
     @cached_property
     def terms(self) -> dict[int, Operator]:
@@ -105,6 +107,8 @@ class Lowering:
     @cached_property
     def kernels(self) -> tuple[list[Node], list[Use]]:
         """The nodes that no method changes, and the uses of weights that they need."""
+        if self.like is not None:
+            return self.like.kernels
         nodes = [Node(cls, (), label="given") for cls in self.graph.facts["given"]]
         uses: dict[Use, None] = {}
         rows: set[Hashable] = set()

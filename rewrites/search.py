@@ -9,7 +9,7 @@ from opmatrix.data import Data
 from opmatrix.program import Program
 from opmatrix.term import Operator
 from rewrites.emit import Emitter, Value
-from rewrites.extraction import Extraction, Infeasible, extract
+from rewrites.extraction import Extraction, Infeasible, Problem, extract
 from rewrites.fit import Fitter
 from rewrites.law import Law
 from rewrites.layers import FULL, Explorer, Part, parts, states
@@ -68,45 +68,85 @@ class Structure:
         return Program(emitter.steps, emitter.constants, emitter.rows(result), meta), emitter
 
 
+@dataclass
+class Space:
+    """Every program of a model that laws reach, part by part and between any two border states, for a workload of `rows`
+    tokens and `pairs` (sum of squared lengths): what all searches of it share."""
+
+    model: Operator
+    laws: Sequence[Law]
+    machine: Machine
+    rows: int
+    pairs: int
+    fusion: bool = True
+    lowerings: dict[tuple[int, str], Lowering] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        start = time.perf_counter()
+        self.found = parts(self.model)
+        self.seconds["flatten"] = time.perf_counter() - start
+        self.explorer, self.prices = Explorer(self.laws), Prices(self.machine, self.rows, self.pairs)
+        self.first: dict[Any, Lowering] = {}
+
+    def lowering(self, number: int, before: str) -> Lowering:
+        """The lowered graph of a part behind a border state; parts of equal structure and sizes share their kernels."""
+        if (number, before) not in self.lowerings:
+            part = self.found[number][before]
+            like = self.first.get(key := (part.template.text, sizes(part)))
+            made = Lowering(self.explorer.graph(part), part.template, self.prices, self.fusion, like)
+            self.first.setdefault(key, made)
+            self.lowerings[number, before] = made
+        return self.lowerings[number, before]
+
+    def problem(self, number: int, before: str, after: str, methods: Methods) -> Problem:
+        """The programs of a part from one border state to another."""
+        part, lowering = self.found[number][before], self.lowering(number, before)
+        named = lowering.graph.named
+        return lowering.problem([named[part.roots[after]]], [named[part.border]] if part.border else [], methods)
+
+    def structure(self, path: Sequence[tuple[str, str]], chosen: list[Extraction], bound: float, greedy: float,
+                  seconds: dict[str, float]) -> Structure:
+        """One program for every part along a path of border states."""
+        graphs, total = self.explorer.graphs.values(), sum(e.time for e in chosen)
+        fired = frozenset(name.removesuffix(" backwards") for g in graphs for name, count in g.matches.items() if count)
+        return Structure([self.lowering(n, before) for n, (before, _) in enumerate(path)], chosen, [*path],
+                         [self.found[n][before] for n, (before, _) in enumerate(path)],
+                         total, min(bound, total), greedy, self.seconds | seconds | self.explorer.seconds(),
+                         sum(len(g.nodes) for g in graphs), sum(len(g.members) for g in graphs),
+                         [cut for g in graphs for cut in g.cut], fired)
+
+
 def search(model: Operator, laws: Sequence[Law], machine: Machine, rows: int, pairs: int, *, fusion: bool = True,
            methods: Methods | None = None, time_limit: float = 10.0,
            along: Sequence[tuple[str, str]] | None = None) -> Structure:
-    """The cheapest program of a model for a workload of `rows` tokens and `pairs` (sum of squared lengths). `methods`
-    are the representations that a weight may be stored in: by default every one that holds it exactly. With `along`,
-    the cheapest that hands on these border states."""
-    start = time.perf_counter()
+    """The cheapest program of a model for a workload. `methods` are the representations that a weight may be stored in: by
+    default every one that holds it exactly. With `along`, the cheapest that hands on these border states."""
+    return cheapest(Space(model, laws, machine, rows, pairs, fusion), methods, time_limit, along)
+
+
+def cheapest(space: Space, methods: Methods | None = None, time_limit: float = 10.0,
+             along: Sequence[tuple[str, str]] | None = None) -> Structure:
+    """The fastest program of a space where nothing is approximated: equal parts are solved once."""
     methods = Representable() if methods is None else methods
-    explorer, prices, found = Explorer(laws), Prices(machine, rows, pairs), parts(model)
-    seconds = {"flatten": time.perf_counter() - start}
     solved: dict[Any, Extraction | None] = {}
-    best: dict[int, dict[tuple[str, str], tuple[Lowering, Extraction]]] = {}
-    lowerings = {(number, before): Lowering(explorer.graph(part), part.template, prices, fusion)
-                 for number, by_state in enumerate(found) for before, part in by_state.items()
-                 if along is None or along[number][0] == before}
-    for number, before, after in states(found):
+    best: list[dict[tuple[str, str], Extraction]] = [{} for _ in space.found]
+    taken = 0.0
+    for number, before, after in states(space.found):
         if along is not None and along[number] != (before, after):
             continue
-        part, lowering = found[number][before], lowerings[number, before]
+        part, lowering = space.found[number][before], space.lowering(number, before)
         key = (part.template.text, after, sizes(part), content(part.template))
+        start = time.perf_counter()
         if key not in solved:
-            start = time.perf_counter()
-            solved[key] = solve(lowering, part, after, methods, time_limit)
-            seconds["extract"] = seconds.get("extract", 0.0) + time.perf_counter() - start
+            solved[key] = solve(space.problem(number, before, after, methods), lowering, time_limit)
+        taken += time.perf_counter() - start
         if (extraction := solved[key]) is not None:
-            best.setdefault(number, {})[before, after] = (lowering, extraction)
-    path = shortest([{pair: found[1].cost for pair, found in best.get(n, {}).items()} for n in range(len(found))])
-    chosen = [best[n][pair] for n, pair in enumerate(path)]
-    bound = lowest([{pair: e.bound for pair, (_, e) in best[n].items()} for n in range(len(found))])
-    graphs = explorer.graphs.values()
-    fired = frozenset(name.removesuffix(" backwards") for g in graphs for name, count in g.matches.items() if count)
-    fastest = sum(e.time for _, e in chosen)
-    return Structure([low for low, _ in chosen], [e for _, e in chosen], path,
-                     [found[n][pair[0]] for n, pair in enumerate(path)],
-                     fastest, min(bound, fastest), sum(e.greedy for _, e in chosen),
-                     seconds | explorer.seconds(),
-                     sum(len(g.nodes) for g in graphs), sum(len(g.members) for g in graphs),
-                     [cut for g in graphs for cut in g.cut],
-                     fired)
+            best[number][before, after] = extraction
+    path = shortest([{pair: e.cost for pair, e in stage.items()} for stage in best])
+    chosen = [best[number][pair] for number, pair in enumerate(path)]
+    bound = lowest([{pair: e.bound for pair, e in stage.items()} for stage in best])
+    return space.structure(path, chosen, bound, sum(e.greedy for e in chosen), {"extract": taken})
 
 
 def sizes(part: Part) -> tuple[Any, ...]:
@@ -114,13 +154,11 @@ def sizes(part: Part) -> tuple[Any, ...]:
     return tuple(value.shape if isinstance(value, Data) else value for value in part.template.values.values())
 
 
-def solve(lowering: Lowering, part: Part, after: str, methods: Methods, time_limit: float) -> Extraction | None:
+def solve(problem: Problem, lowering: Lowering, time_limit: float, weights: tuple[float, float, float] = (1, TIE, 0),
+          ) -> Extraction | None:
     """The cheapest program of a part between two states; None where no program leads from one to the other."""
-    named = lowering.graph.named
-    given = [named[part.border]] if part.border else []
-    problem = lowering.problem([named[part.roots[after]]], given, methods)
     try:
-        return extract(problem, weights=(1, TIE, 0), families=lowering.leaves, time_limit=time_limit)
+        return extract(problem, weights=weights, families=lowering.leaves, time_limit=time_limit)
     except Infeasible:
         return None
 
