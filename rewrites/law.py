@@ -54,6 +54,7 @@ scalar = Sort("scalar", ("constant", "column"))             # one number
 scores = Sort("scores", ("act",))                           # a value with a column for each row: [heads]
 level = Sort("level", ("act", "level"))                     # scores whose columns are all the same: [heads]
 operator = Sort("operator")                                 # anything
+array = Sort("array")                                       # numbers of any rows and columns: [rows, columns]
 varying = Sort("varying", ("act",))                         # a value that can be read at any width, but no constant
 entrywise = Sort("entrywise", ("entrywise",))
 count = Sort("count")                                       # a number of heads
@@ -81,6 +82,8 @@ def stand_in(variable: str, sort: Sort) -> Any:
     match sort.name:
         case "value":
             return symbol(variable, None, Shape((heads or [1])[0], T, last))
+        case "array":
+            return symbol(variable, None, Shape(1, *sort.sizes))
         case "scores" | "level":
             return symbol(variable, None, Shape(last, T, T))
         case "constant":
@@ -107,6 +110,9 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
     match sort.name:
         case "value":
             return weight(numbers(*heads, INPUT, last)) @ tanh
+        case "array":
+            rows, columns = (weight(numbers(INPUT, size)) for size in sort.sizes)
+            return product(turn(rows), columns)
         case "varying":
             return ones @ weight(numbers(*heads, 1, last)) @ tanh
         case "constant":
