@@ -1,0 +1,78 @@
+"""The derivation of a whole model: one for each part, layers of equal structure by the same steps."""
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from rewrites import wording
+from rewrites.derivation import Derivation
+from rewrites.derive import derive
+from rewrites.law import Law
+from rewrites.layers import FULL
+from rewrites.lower import Call
+from rewrites.search import Structure
+from rewrites.trees import Forest
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The parts of a model in order. `like[k]` is the first part whose steps part k repeats with other numbers."""
+
+    parts: tuple[Derivation, ...]
+    like: tuple[int, ...]
+    states: tuple[tuple[str, str], ...]
+    laws: tuple[Law, ...] = field(repr=False)
+
+    @cached_property
+    def checked(self) -> float:
+        """The largest relative difference that any step of any part makes, in float64. Raises VerificationError."""
+        return max(self.parts[number].check(self.laws) for number in sorted(set(self.like)))
+
+    def approximated(self, methods: dict[int, Any]) -> "Chain":
+        """With the steps that store weights otherwise: by part, by class and layout."""
+        parts = [part.approximated(methods.get(number, {})) for number, part in enumerate(self.parts)]
+        like = tuple(number if methods.get(number) or methods.get(first) else first for number, first in enumerate(self.like))
+        return replace(self, parts=tuple(parts), like=like)
+
+    def title(self, number: int) -> str:
+        before, after = self.states[number]
+        borders = [f"{what} the {state} value" for what, state in (("takes", before), ("hands on", after)) if state != FULL]
+        first, count = self.like[number], len(self.parts[number].steps)
+        return ", ".join([f"part {number + 1} of {len(self.parts)}: {count} step{'s' * (count != 1)}", *borders,
+                          *([f"as part {first + 1}"] if first != number else [])])
+
+    def __str__(self) -> str:
+        said = [f"{sum(len(part.steps) for part in self.parts)} steps, every one checked in float64 to {self.checked:.0e}"]
+        for number, part in enumerate(self.parts):
+            said.append(self.title(number))
+            if self.like[number] == number:
+                said.append(wording.text(part, self.laws))
+        return "\n".join(said)
+
+    def _repr_html_(self) -> str:
+        """Folds in a notebook: parts, and in them steps."""
+        return "".join(f"<details><summary>{self.title(number)}</summary>{wording.html(part, self.laws)}</details>"
+                       for number, part in enumerate(self.parts))
+
+
+def chain(structure: Structure, laws: Sequence[Law]) -> Chain:
+    """The derivation of an extracted program from the imported model. Raises Underivable where a part has none."""
+    found: list[Derivation] = []
+    like: list[int] = []
+    known: dict[Any, int] = {}
+    chosen = zip(structure.lowerings, structure.extractions, structure.parts, structure.path, strict=True)
+    for number, (lowering, extraction, part, (_, after)) in enumerate(chosen):
+        key = part.template.text, after, tuple((node.cls, chosen_as(node.label)) for node in extraction.nodes)
+        first = known.setdefault(key, number)
+        like.append(first)
+        if first == number:
+            found.append(derive(lowering, extraction, part.roots[after], laws))
+        else:                                               # the same graph, so the same trees: only numbers differ
+            same = found[first]
+            found.append(replace(same, forest=Forest(lowering, same.forest.made)))
+    return Chain(tuple(found), tuple(like), tuple(structure.path), tuple(laws))
+
+
+def chosen_as(label: Any) -> Any:
+    """What a chosen node stands for, as a key."""
+    return (label.implementation.name, label.bound) if isinstance(label, Call) else label
