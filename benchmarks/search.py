@@ -2,7 +2,7 @@
 
     python benchmarks/search.py [--layers 1 2 6 12 24 48] [--tokens 128] [--rounds 3] [--width 768] [--csv OUT]
 
-Only sizes count, so every weight is one shared number spread over its shape, with a key of its own. Imports are done
+Only sizes count, so weights are promised, not made. Imports are done
 before the clock starts; figures are medians of rounds."""
 import argparse
 import csv
@@ -16,11 +16,10 @@ os.environ |= {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_TH
 sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
 
 import egglog.bindings  # noqa: E402, F401
-import numpy as np  # noqa: E402
 import scipy.optimize  # noqa: E402, F401
 
 from formats.machine import this_machine  # noqa: E402
-from opmatrix.data import Data  # noqa: E402
+from opmatrix.data import Promised  # noqa: E402
 from opmatrix.models import build  # noqa: E402
 from rewrites.laws import EXACT_LAWS  # noqa: E402
 from rewrites.report import table  # noqa: E402
@@ -29,15 +28,6 @@ from rewrites.search import search  # noqa: E402
 COLUMNS = "layers", "laws", "phase", "seconds", "nodes", "classes", "time_s", "bound_s", "greedy_s"
 HEADER = "seconds", "of processor", "nodes", "classes", "ms predicted", "bound", "greedy", "gap", "by phase"
 PUBLISHED = {"Tensat": 1.4, "TASO": 13.6}                   # seconds on BERT (Yang et al. 2021, MLSys, table 2)
-
-
-class Shared(Data):
-    """An array that costs no memory and is equal to itself by its name."""
-    key = ""
-
-    def __init__(self, name, shape):
-        super().__init__(np.broadcast_to(np.float32(1 / 3), shape), name)
-        self.key = f"{name}{shape}"
 
 
 def main() -> None:
@@ -80,7 +70,7 @@ def bert(layers, width):
     config = dict(model_type="bert", hidden_size=width, intermediate_size=4 * width, layer_norm_eps=1e-12,
                   num_attention_heads=width // 64, num_hidden_layers=layers, max_position_embeddings=512,
                   type_vocab_size=2, vocab_size=30522, hidden_act="gelu")
-    return build(config, lambda name, *shape: Shared(name, shape))
+    return build(config, lambda name, *shape: Promised(name, shape))
 
 
 def measured(model, laws, machine, tokens, rounds):
