@@ -1,17 +1,24 @@
-"""What became of a model: its first layers before and after, and what each law saved, measured by leaving it out."""
+"""What became of a model: its first layers before and after, the laws that lead from one to the other, step by step, and what
+each law saved, measured by leaving it out."""
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from opmatrix.checkpoint import open_model
 from opmatrix.errors import InputError
 from opmatrix.measure import measure, medians
-from opmatrix.program import Program
+from opmatrix.program import Program, kind
 from opmatrix.storage import blamed, parsed
+from rewrites.approximate import difference
+from rewrites.chain import chain
+from rewrites.derive import Underivable
+from rewrites.emit import Emitter
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
-from rewrites.optimize import Run, calibrated, without
+from rewrites.optimize import FEW, Run, calibrated, pieces, without
 from rewrites.report import Report, megabytes, ms, percent, table
 from rewrites.search import Structure, search
 from rewrites.workload import Workload
@@ -33,6 +40,8 @@ def explain(directory: Path, report: Report, rounds: int = 15) -> str:
         exact = run.structure(run.laws)
         left = dict(leaving(run, exact))
     useful = {name: structure for name, structure in left.items() if structure.time > exact.time * (1 + 1e-9)}
+    with report.phase("derivation"):
+        steps = derived(run, exact, program)
     programs = {"imported": imported, "fused": run.structure(()).program({})[0], "exact": exact.program({})[0]}
     with report.phase("measure") as progress:
         taken = medians(measure(programs | {f"without {name}": s.program({})[0] for name, s in useful.items()},
@@ -42,7 +51,8 @@ def explain(directory: Path, report: Report, rounds: int = 15) -> str:
     return "\n\n".join([
         f"before: one kernel for each operator, {ms(taken['imported'])} ms\n" + shown(imported),
         f"after: {name}\n" + shown(program),
-        gains(taken), "what each law saved\n" + table(rows, ["left out", "µs predicted", "µs measured"]),
+        gains(taken), "derivation: every step is one law\n" + steps,
+        "what each law saved\n" + table(rows, ["left out", "µs predicted", "µs measured"]),
         "front\n" + table(front, ["", "ms", "MB", "error predicted", "measured"])])
 
 
@@ -54,6 +64,32 @@ def leaving(run: Run, exact: Structure) -> Iterator[tuple[str, Structure]]:
             with suppress(Infeasible):
                 yield law.name, search(run.operator, without(run.laws, [law.name]), run.machine, run.workload.rows,
                                        run.workload.pairs, methods=run.representable, along=exact.path)
+
+
+def derived(run: Run, exact: Structure, program: Program) -> str:
+    """The steps from the imported model to the saved program. Raises VerificationError for one that does not hold."""
+    own, emitter = exact.program({})
+    try:
+        steps = chain(exact, run.laws)
+    except Underivable as error:
+        return f"none was found: {error}"
+    if own.steps != program.steps:
+        return f"of the exact program; the prices have changed since the saved one was found\n{steps}"
+    return str(steps.approximated(otherwise(run, own, emitter, program)))
+
+
+def otherwise(run: Run, own: Program, emitter: Emitter, program: Program) -> dict[int, Any]:
+    """What the saved program stores in another way than the exact one: by part, by class and layout, in words, with the
+    change of the output that it alone brings about on calibration rows and on held-out ones."""
+    batches = run.workload.probe, pieces(run.workload.verify, FEW)[0]
+    wanted = [np.asarray(own.run(batch), np.float64) for batch in batches]
+    found: dict[int, Any] = {}
+    for name, (part, stored) in emitter.sources.items():
+        if (words := kind(program.constants[name]).strip("[]")) != kind(own.constants[name]).strip("[]"):
+            changed = Program(own.steps, {**own.constants, name: program.constants[name]}, own.output)
+            errors = [difference(changed.run(batch), rows) for batch, rows in zip(batches, wanted, strict=True)]
+            found.setdefault(part, {})[stored.weight, stored.layout] = (words.split(",")[0], *errors)
+    return found
 
 
 def again(program: Program, found: dict[str, Any]) -> Run:

@@ -8,13 +8,14 @@ from formats.shapes import ShapeError
 from opmatrix.data import Data
 from opmatrix.term import KINDS, NAMES, Operator
 from rewrites.derivation import Derivation, Step, unify
-from rewrites.law import Law
+from rewrites.law import APPROXIMATE, Law
 from rewrites.trees import CALLS, STORED, Forest, Path, Tree
 
 INFIX = {"add": (1, " + "), "mul": (2, " * "), "compose": (2, " @ ")}
 NAMED = 12                                                  # nodes of an operator that may have a name of its own
 LONG = 44                                                   # characters of what is said in full
 DEPTH = 5
+TRUST, ROUNDED = 1.3, 1e-6                                  # times the stated error, and what float32 rounds
 
 
 class Writer:
@@ -135,9 +136,17 @@ def lines(derivation: Derivation, laws: Sequence[Law]) -> list[tuple[str, str, s
     for program, step in zip(derivation.programs(), derivation.steps, strict=False):
         before, after, where = sides(derivation.forest, step, declared)
         name = f"{step.law} backwards" if step.backwards else step.law
-        head = f"{name} at {place(program, step)}" + (f", error {step.error:.2g}" if step.kind == "approximate" else "")
+        head = f"{name} at {place(program, step)}" + stated(step)
         found.append((head, before, after, where))
     return found
+
+
+def stated(step: Step) -> str:
+    """The error of an approximation, and whether held-out rows keep it."""
+    if step.kind != APPROXIMATE:
+        return ""
+    kept = "" if step.held_out <= TRUST * step.error + ROUNDED else ", which is more than stated"
+    return f": error {step.error:.2g} on calibration rows, {step.held_out:.2g} on held-out ones{kept}"
 
 
 def text(derivation: Derivation, laws: Sequence[Law]) -> str:

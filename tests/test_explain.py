@@ -3,11 +3,14 @@ import json
 import shutil
 
 import checkpoints
+import numpy as np
 import pytest
 import standin
 
+from formats import FORMATS
 from opmatrix.program import Program
 from rewrites import explain, optimize, results
+from rewrites.lower import Call
 from rewrites.report import Report
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers"]
@@ -60,6 +63,34 @@ def test_what_fusion_and_laws_saved_is_told(told):
         row = next(line for line in told.splitlines() if line.startswith(name))
         assert float(row.split()[1]) > 0 and row.endswith("%")
     assert "* exact" in told
+
+
+def test_the_derivation_is_told(saved, told):
+    _, found = saved
+    exact = found.structures["exact"]
+    said = told[told.index("derivation"):told.index("what each law saved")]
+    assert "every one checked in float64" in said and f"part {len(exact.parts)} of {len(exact.parts)}" in said
+    assert "scale_scores" not in said and "stack_columns at" in said
+    for extraction in exact.extractions:
+        for node in extraction.nodes:
+            if isinstance(node.label, Call): assert f" {node.label.implementation.name} at " in said
+
+
+def test_approximations_are_steps_with_errors(saved, monkeypatch):
+    place, _ = saved
+    monkeypatch.setattr(explain, "calibrated", lambda progress: standin.machine())
+    run = explain.again(Program.load(place / "out"), json.loads((place / "out" / "report.json").read_text()))
+    exact = run.structure(run.laws)
+    own, emitter = exact.program({})
+    name, (part, stored) = next((name, at) for name, at in emitter.sources.items() if at[1].layout == "rows")
+    weight = own.constants[name].unpack()
+    pruned = FORMATS["csr"].pack(np.where(abs(weight) > np.median(abs(weight)), weight, 0))
+    saved_program = Program(own.steps, {**own.constants, name: pruned}, own.output)
+    changes = explain.otherwise(run, own, emitter, saved_program)
+    words, error, held_out = changes[part][stored.weight, stored.layout]
+    assert list(changes) == [part] and words == "csr 0.5" and 1e-3 < error < 1 and 1e-3 < held_out < 1
+    said = explain.derived(run, exact, saved_program)
+    assert "csr 0.5 at" in said and f"error {error:.2g} on calibration rows, {held_out:.2g} on held-out ones" in said
 
 
 def test_the_front_is_shown_as_it_was_found(saved, told):
