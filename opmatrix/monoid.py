@@ -48,6 +48,7 @@ class Monoid:
     def __init_subclass__(cls) -> None:
         cls.single = not isinstance(cls.identity, tuple)
         if cls.linear: cls.right_linear = cls.homogeneous = True
+        if cls.normalised: cls.right_linear = True
         for name in ("lift", "merge", "finish", "closed", "distributes"):
             if (f := cls.__dict__.get(name)) and not isinstance(f, staticmethod): setattr(cls, name, staticmethod(f))
         for name, finish in cls.__dict__.get("finishes", {}).items():
