@@ -1,4 +1,5 @@
 """What a product does to its rows before it lets them go: one declaration, read by every kernel and by both checks."""
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,8 +9,10 @@ from numpy.typing import NDArray
 from .arrays import by_rows
 
 UNIT = 2.0 ** -24                                            # unit roundoff of float32 (Higham 2002, section 2.1)
-GELU_ERROR = 1e-6                                            # what a kernel's gelu may add, per max(1, |x|)
+GELU_ERROR = 1e-6                                            # what a kernel's activation may add, per max(1, |y|)
 VECTORS = ("bias", "gain", "shift")
+ROWS = ("times", "residual")
+NORMS = ("layer", "rms")
 
 
 def gamma(k: int) -> float:
@@ -23,30 +26,65 @@ def gelu(x: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(x * ndtr(x))
 
 
+def gelu_tanh(x: NDArray[Any]) -> NDArray[Any]:
+    """Its approximation by a tanh, which some checkpoints were trained with."""
+    return np.asarray(x * 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x ** 3))))
+
+
+def silu(x: NDArray[Any]) -> NDArray[Any]:
+    """x times its logistic function (Elfwing et al. 2018, arXiv:1702.03118)."""
+    return np.asarray(x * 0.5 * (1 + np.tanh(x / 2)))
+
+
+def relu(x: NDArray[Any]) -> NDArray[Any]: return np.maximum(x, 0)
+def rsqrt(x: NDArray[Any]) -> NDArray[Any]: return np.asarray(1 / np.sqrt(x))
+
+
+def steady(most: float) -> Callable[..., NDArray[Any]]:
+    """The spread of an error through a function whose derivative is at most this."""
+    return lambda y, error: most * error
+
+
+def root_spread(y: NDArray[Any], error: NDArray[Any]) -> NDArray[Any]:
+    """1 / sqrt is steepest at the lower end of what y may be."""
+    with np.errstate(invalid="ignore", divide="ignore"): return np.asarray(error / (2 * np.maximum(y - error, 0) ** 1.5))
+
+
+# Each activation in float64, and how it passes an error of its input on; gelu' and silu' lie within (-0.13, 1.13).
+ACTIVATIONS: dict[str, tuple[Callable[..., NDArray[Any]], Callable[..., NDArray[Any]]]] = {
+    "": (lambda x: x, steady(1.0)), "gelu": (gelu, steady(1.13)), "gelu_tanh": (gelu_tanh, steady(1.13)),
+    "silu": (silu, steady(1.13)), "relu": (relu, steady(1.0)), "tanh": (np.tanh, steady(1.0)),
+    "square": (np.square, lambda y, error: (2 * abs(y) + error) * error), "rsqrt": (rsqrt, root_spread)}
+
+
 @dataclass(frozen=True, eq=False)
 class Epilogue:
-    """y + bias, activation, + residual, normalised along the row, * gain, + shift: in this order, each optional.
+    """y + bias, activation, * times, + residual, normalised along the row, * gain, + shift: in this order, each optional.
 
-    `bias`, `gain` and `shift` are (p,), `residual` is (T, p), all float32 (others are cast). `activation` is "" or
-    "gelu". `eps` switches on LayerNorm without its affine part (Ba et al. 2016, eq. 4): the mean of the row is
-    subtracted and the rest multiplied by 1 / sqrt(mean square + eps).
-    Raises ValueError, which names the field, for another activation, a negative eps, a wrong number of axes."""
+    `bias`, `gain` and `shift` are (p,), `times` and `residual` are (T, p), all float32 (others are cast). `activation` is
+    a name of ACTIVATIONS. `eps` switches on normalisation without gain and shift: `norm` is "layer" (Ba et al. 2016,
+    eq. 4: the mean of the row is subtracted and the rest multiplied by 1 / sqrt(mean square + eps)) or "rms" (Zhang and
+    Sennrich 2019, eq. 4: the same without the mean).
+    Raises ValueError, which names the field, for another activation or norm, a negative eps, a wrong number of axes."""
     bias: NDArray[np.float32] | None = None
     activation: str = ""
     residual: NDArray[np.float32] | None = None
     eps: float | None = None
     gain: NDArray[np.float32] | None = None
     shift: NDArray[np.float32] | None = None
-    ACTIVATIONS: ClassVar[tuple[str, ...]] = ("", "gelu")
+    times: NDArray[np.float32] | None = None
+    norm: str = "layer"
+    ACTIVATIONS: ClassVar[tuple[str, ...]] = (*ACTIVATIONS,)
 
     def __post_init__(self) -> None:
         if self.activation not in self.ACTIVATIONS:
             raise ValueError(f"epilogue: activation {self.activation!r} is unknown; choose from {self.ACTIVATIONS}")
+        if self.norm not in NORMS: raise ValueError(f"epilogue: norm {self.norm!r} is unknown; choose from {NORMS}")
         if self.eps is not None and not 0 <= self.eps < np.inf:
             raise ValueError(f"epilogue: eps = {self.eps} is not a finite number >= 0")
-        for name in (*VECTORS, "residual"):
+        for name in (*VECTORS, *ROWS):
             if (value := getattr(self, name)) is None: continue
-            axes = 2 if name == "residual" else 1
+            axes = 2 if name in ROWS else 1
             value = by_rows(value)
             if value.ndim != axes:
                 raise ValueError(f"epilogue: {name} has shape {value.shape}; it needs {axes} axes")
@@ -54,7 +92,7 @@ class Epilogue:
 
     def __bool__(self) -> bool:
         """Whether it does anything."""
-        parts = self.bias, self.residual, self.eps, self.gain, self.shift
+        parts = self.bias, self.times, self.residual, self.eps, self.gain, self.shift
         return bool(self.activation) or any(part is not None for part in parts)
 
     def check(self, rows: int, columns: int, before: object = "y") -> None:
@@ -63,17 +101,19 @@ class Epilogue:
             value = getattr(self, name)
             if value is not None and len(value) != columns:
                 raise ValueError(f"after {before}: {name} has {len(value)} entries, the output has {columns} columns")
-        if self.residual is not None and self.residual.shape != (rows, columns):
-            raise ValueError(f"after {before}: residual is {self.residual.shape}, the output is {(rows, columns)}")
+        for name in ROWS:
+            if (value := getattr(self, name)) is not None and value.shape != (rows, columns):
+                raise ValueError(f"after {before}: {name} is {value.shape}, the output is {(rows, columns)}")
 
     def reference(self, y: NDArray[Any]) -> NDArray[Any]:
         """The same in plain float64 numpy: y (T, p) -> (T, p). The oracle that every kernel is compared with."""
         y = np.asarray(y, np.float64)
         if self.bias is not None: y = y + self.bias
-        if self.activation == "gelu": y = gelu(y)
+        if self.activation: y = ACTIVATIONS[self.activation][0](y)
+        if self.times is not None: y = y * self.times
         if self.residual is not None: y = y + self.residual
         if self.eps is not None:
-            y = y - y.mean(1, keepdims=True)
+            if self.norm == "layer": y = y - y.mean(1, keepdims=True)
             y = y / np.sqrt(np.square(y).mean(1, keepdims=True) + self.eps)
         if self.gain is not None: y = y * self.gain
         if self.shift is not None: y = y + self.shift
@@ -83,11 +123,14 @@ class Epilogue:
         """Entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`.
 
         A running error analysis (Higham 2002, section 3.3): every operation carries the error of its input through
-        its derivative and adds its own rounding. gelu' lies within (-0.13, 1.13)."""
+        its derivative and adds its own rounding."""
         y, error = np.asarray(y, np.float64), np.asarray(error, np.float64)
         if self.bias is not None: y, error = y + self.bias, error + UNIT * (abs(y + self.bias) + error)
-        if self.activation == "gelu":
-            y, error = gelu(y), 1.13 * error + GELU_ERROR * np.maximum(1, abs(y))
+        if self.activation:
+            function, spread = ACTIVATIONS[self.activation]
+            error, y = spread(y, error), function(y)
+            error = error + GELU_ERROR * np.maximum(1, abs(y))
+        if self.times is not None: y, error = y * self.times, (error + UNIT * (abs(y) + error)) * abs(self.times)
         if self.residual is not None:
             y, error = y + self.residual, error + UNIT * abs(y + self.residual) + UNIT * error
         if self.eps is not None: y, error = self._normalised(y, error)
@@ -99,7 +142,7 @@ class Epilogue:
         # d z_i = (d_i - mean(d) - z_i mean(z d)) / s and |mean(z d)| <= rms(d); the mean and the mean square are sums
         # of p terms, the second of squares, so their own roundings act like a d of gamma(p + 4) (|y| + mean |y|).
         columns = y.shape[1]
-        z = y - y.mean(1, keepdims=True)
+        z = y - y.mean(1, keepdims=True) if self.norm == "layer" else y
         deviation = np.sqrt(np.square(z).mean(1, keepdims=True) + self.eps)
         z = z / deviation
         d = error + gamma(columns + 4) * (abs(y) + abs(y).mean(1, keepdims=True))

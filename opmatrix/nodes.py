@@ -238,7 +238,7 @@ def product(x, a: Operator, b: Operator, over: type = monoids.sum, where: object
     """The generalised product of two values: `product(q @ k.T, v, over=softmax, where=sequence)` is attention."""
     return a(x).product(b(x), over, where)
 
-# These three are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum
+# These are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum
 # over heads. The first two are each other's adjoint all the same.
 @combinator(additive=True, row_wise=True, uniform=True, adjoint=lambda n, h: join(h))
 def heads(x, h: int):
@@ -249,6 +249,12 @@ def heads(x, h: int):
 def join(x, h: int):
     """Heads into columns, side by side."""
     return x.join(h)
+
+@combinator(additive=True, row_wise=True, uniform=True)
+def repeat(x, h: int):
+    """As many heads as h, each head so many times in a row as they are to one of x: keys and values that groups of
+    queries share (Ainslie et al. 2023, GQA)."""
+    return x.repeat(h)
 
 @combinator(additive=True, row_wise=True, uniform=True)
 def total(x):

@@ -7,20 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from formats.epilogue import ACTIVATIONS
 from opmatrix.program import Step
 from rewrites.fit import Fitter
 from rewrites.kinds import array
 from rewrites.lower import Call, Lowering, Method, Row, Stored, Use, layout
 
-ROWS, HEADS = "rows", "heads"
-GIVES_HEADS = ("attention", "values", "headwise")
+ROWS = 0                                                    # a view as plain rows, not as so many heads
+GIVES_HEADS = ("attention", "values", "headwise", "repeat")
 
 
 @dataclass
 class Value:
-    """A buffer of the program: its name as rows, or as heads; each view is made when first asked for."""
+    """A buffer of the program: its name as rows, and as so many heads; each view is made when first asked for."""
 
-    names: dict[str, str]
+    names: dict[int, str]
     heads: int
 
 
@@ -54,14 +55,14 @@ class Emitter:
         bound, kernel = dict(call.bound), call.implementation.kernel
         heads = int(lowering.matcher.heads[cls])
         if kernel == "view":
-            self.values[cls] = Value(self.values[bound["x"]].names, max(heads, self.values[bound["x"]].heads))
+            self.values[cls] = Value(self.values[bound["x"]].names, heads)
         elif kernel == "columns":
             key, width = lowering.columns(bound["key"]), lowering.columns(bound["x"])
             lo, hi = (0, key) if call.implementation.name == "first_columns" else (key, width)
             self._step("columns", {"x": self._rows(bound["x"])}, {"lo": lo, "hi": hi}, cls, heads)
         elif kernel == "weigh":
             soft = self._name()
-            self.steps.append(Step("softmax", {"x": self._any(bound["s"])}, {}, soft))
+            self.steps.append(Step("softmax", {"x": self._any(bound["s"])}, {"where": bound["where"]}, soft))
             self._step("values", {"p": soft, "v": self._heads(bound["v"])}, {}, cls, heads)
         else:
             operands, attributes = self._arguments(lowering, cls, call, methods)
@@ -78,6 +79,10 @@ class Emitter:
                     attributes[name] = float(array(lowering.terms[cls]).item())
                 case "where":
                     attributes[name] = str(cls)
+                case "count" if call.implementation.kernel == "repeat":
+                    attributes[name] = int(lowering.template.values[cls])
+                case "entrywise":
+                    attributes[name] = next(node.kind for node in lowering.graph.members[cls] if node.kind in ACTIVATIONS)
                 case "constant":
                     width = self._width(lowering, call, cls)
                     operands[name] = self._constant((self.part, Row(cls)), partial(lowering.vector, cls, width))
@@ -92,7 +97,7 @@ class Emitter:
         return operands, attributes
 
     def _operand(self, kernel: str, name: str, cls: int) -> str:
-        if kernel in ("attention", "scores", "values", "headwise"):
+        if kernel in ("attention", "scores", "headwise", "repeat"):
             return self._heads(cls)
         return self._rows(cls)
 
@@ -126,7 +131,7 @@ class Emitter:
     def _step(self, kernel: str, operands: dict[str, str], attributes: dict[str, Any], cls: int, heads: int) -> None:
         name = self._name()
         self.steps.append(Step(kernel, operands, attributes, name))
-        self.values[cls] = Value({HEADS if kernel in GIVES_HEADS else ROWS: name}, heads)
+        self.values[cls] = Value({heads if kernel in GIVES_HEADS else ROWS: name}, heads)
 
     def _name(self) -> str:
         return f"h{len(self.steps)}"
@@ -142,14 +147,15 @@ class Emitter:
         return self.rows(self.values[cls])
 
     def _heads(self, cls: int) -> str:
-        return self._view(self.values[cls], HEADS, "heads", {"heads": self.values[cls].heads})
+        value = self.values[cls]
+        if value.heads not in value.names:
+            self.rows(value)
+        return self._view(value, value.heads, "heads", {"heads": value.heads})
 
-    def _view(self, value: Value, wanted: str, kernel: str, attributes: dict[str, Any]) -> str:
+    def _view(self, value: Value, wanted: int, kernel: str, attributes: dict[str, Any]) -> str:
         if wanted not in value.names:
             name = self._name()
-            self.steps.append(Step(kernel, {"x": self._other(value, wanted)}, attributes, name))
+            source = value.names.get(ROWS) or next(iter(value.names.values()))
+            self.steps.append(Step(kernel, {"x": source}, attributes, name))
             value.names[wanted] = name
         return value.names[wanted]
-
-    def _other(self, value: Value, wanted: str) -> str:
-        return value.names[ROWS if wanted == HEADS else HEADS]

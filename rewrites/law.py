@@ -5,7 +5,7 @@ variable is its guard: `W: matrix[n, p]` promises a linear operator, `A: operato
 other fact is, unless the law's docstring says so; then the law has a counterexample in `without`."""
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,14 +41,16 @@ earlier = Pattern("earlier", lambda query, key: key.position < query.position)  
 
 @dataclass(frozen=True)
 class Sort:
-    """What a variable may stand for: facts that its class must have, and the sizes, heads first if it has several."""
+    """What a variable may stand for: facts that its class must have, and the sizes, heads first if it has several.
+    `spread`: to a kernel one head will do for several."""
 
     name: str
     facts: tuple[str, ...] = ()
     sizes: tuple[Any, ...] = ()
+    spread: bool = False
 
     def __getitem__(self, sizes: Any) -> "Sort":
-        return Sort(self.name, self.facts, sizes if isinstance(sizes, tuple) else (sizes,))
+        return replace(self, sizes=sizes if isinstance(sizes, tuple) else (sizes,))
 
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(map(str, self.sizes))}]" if self.sizes else self.name

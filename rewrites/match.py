@@ -3,6 +3,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from formats.epilogue import ACTIVATIONS
 from formats.shapes import H
 from opmatrix.term import Operator
 from rewrites.egraph import Graph, Node
@@ -23,6 +24,7 @@ class Matcher:
             for node in nodes:
                 self.members[cls, node.kind].append(node)
         self.heads = {cls: 1 if term.out.heads is H else term.out.heads for cls, term in terms.items()}
+        self.columns = {cls: (term.into.cols, term.out.cols) for cls, term in terms.items()}
         self.sized = {cls for cls, term in terms.items()
                       if all(isinstance(s, int) for s in (term.into.cols, term.out.cols))}
         self.square = {cls for cls, term in terms.items() if not isinstance(term.out.cols, int)}
@@ -31,12 +33,33 @@ class Matcher:
 
     def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[Found]:
         """Each substitution, none twice. Raises TypeError where one symbol is given two sorts."""
-        seen, many = set(), [name for name, sort in variables.items() if of_heads(sort)]
+        seen = set()
         for found in self._matches(pattern, cls, variables):
             bound = {name: found[name] for name in variables}
-            if (key := tuple(bound.values())) not in seen and len({self.heads[found[name]] for name in many}) <= 1:
+            if (key := tuple(bound.values())) not in seen and self._agree(bound, variables):
                 seen.add(key)
                 yield bound
+
+    def _agree(self, bound: Found, variables: dict[str, Sort]) -> bool:
+        """Sizes of one name are equal, and patterns have the flags that are asked for."""
+        sizes: dict[Any, int] = {}
+        for name, sort in variables.items():
+            if sort.name == "where" and not all(getattr(self.values[bound[name]], flag) for flag in sort.sizes):
+                return False
+            if any(sizes.setdefault(symbol, size) != size for symbol, size in self._sizes(bound[name], sort)):
+                return False
+        return True
+
+    def _sizes(self, cls: Any, sort: Sort) -> Iterator[tuple[Any, int]]:
+        """The sizes that a class gives to the names in its sort; what spreads gives none."""
+        if of_heads(sort) and not (sort.spread and self.heads[cls] == 1):
+            yield sort.sizes[0], self.heads[cls]
+        if sort.name in ("value", "constant", "matrix") and sort.sizes:
+            rows, columns = self.columns[cls]
+            if isinstance(columns, int) and (sort.name != "constant" or columns != 1):
+                yield sort.sizes[-1], columns
+            if sort.name == "matrix":
+                yield sort.sizes[-2], rows
 
     def _matches(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> list[Found]:
         if (pattern, cls) not in self.known:
@@ -80,6 +103,8 @@ class Matcher:
             return False
         if name in ("value", "scores") and (name == "scores") != (cls in self.square):
             return False                                    # scores have a column for each row, values so many
+        if name == "entrywise":
+            return any((cls, kind) in self.members for kind in ACTIVATIONS)
         if name in ("scalar", "column") or (name == "constant" and not of_heads(sort)):
             return True
         if of_heads(sort):                                  # one head is as many as a value may have, not a stack

@@ -61,21 +61,23 @@ class Prices:
         if kernel in ("view", "columns"):
             return 0.0
         if kernel in BLOCK:
-            first = bound["q" if "q" in bound else "v"]
-            heads = int(lowering.matcher.heads[first])
-            width = lowering.columns(first) // heads
-            block = {"T": self.rows, "S2": self.pairs, "h": heads, "d": width}
+            operands = [bound[name] for name in ("q", "k", "v") if name in bound]
+            widths = [lowering.columns(each) / int(lowering.matcher.heads[each]) for each in operands]
+            block = {"T": self.rows, "S2": self.pairs, "h": int(lowering.matcher.heads[cls]),
+                     "d": (widths[0] + widths[-1]) / 2}
             names = {"weigh": ("softmax", "values")}.get(kernel, (kernel,))
             return sum(self.machine.seconds(name, **block) for name in names)
+        if kernel == "repeat":
+            return self.machine.seconds("scale", T=self.rows, p=lowering.columns(cls))
         sizes = {"T": self.rows, "p": lowering.columns(cls)}
-        stages = parts(implementation.variables, implementation.attributes)
+        stages = parts(implementation.variables)
         if kernel == "pointwise":                           # a pass costs what its first stage does: the others ride
             stages[0] = f"pointwise.{stages[0]}"
         return sum(self.machine.seconds(name, **sizes) for name in stages)
 
 
-def parts(variables: Any, attributes: Any) -> list[str]:
-    """The stages of an epilogue, as the machine prices them."""
-    stages = [("bias", "bias" in variables), ("gelu", attributes.get("activation") == "gelu"),
+def parts(variables: Any) -> list[str]:
+    """The stages of an epilogue, as the machine prices them: any activation like gelu, a factor like a residual."""
+    stages = [("bias", "bias" in variables), ("gelu", "activation" in variables), ("residual", "times" in variables),
               ("residual", "residual" in variables), ("norm", "eps" in variables), ("affine", "gain" in variables)]
     return [name for name, present in stages if present]

@@ -11,7 +11,7 @@ from opmatrix.data import Data
 from opmatrix.monoids import softmax
 from opmatrix.operators import I, const, gelu, given, heads, product, row, square, symbol, tanh, turn, weight
 from opmatrix.oracles import dense, entrywise
-from opmatrix.patterns import Batch, sequence
+from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.term import substitute
 from rewrites.egraph import saturate
 from rewrites.extraction import Problem, extract
@@ -25,6 +25,7 @@ from rewrites.law import (
     constant,
     find,
     h,
+    k,
     law,
     matrix,
     n,
@@ -169,6 +170,9 @@ FIELDS = dict(zip("nqk", ("tokens", "kinds", "positions"), strict=True))        
 VOCABULARY = SAMPLE[n]
 
 
+GROUPS = {k: 1}                                             # heads of keys that serve all SAMPLE[h] of queries
+
+
 def numbers(rng, *sizes): return Data(rng.normal(size=[int(sympify(size).subs(SAMPLE)) for size in sizes]))
 
 
@@ -183,7 +187,7 @@ def operand(rng, name, sort):
         case "value", (many, _) if "halves" in sort.facts:
             return tokens @ row(*(weight(numbers(rng, many, INPUT, size)) for size in (p, q)))
         case "value", (size,): return tokens @ weight(numbers(rng, INPUT, size)) @ gelu
-        case "value", (many, size): return tokens @ weight(numbers(rng, many, INPUT, size))
+        case "value", (many, size): return tokens @ weight(numbers(rng, GROUPS.get(many, many), INPUT, size))
         case "scores", (many,):
             query, key = (operand(rng, side, value[many, n]) for side in "qk")
             return product(query, turn(key))
@@ -192,6 +196,8 @@ def operand(rng, name, sort):
         case "constant", (many, size): return const(numbers(rng, many * size)) @ heads(SAMPLE[many])
         case "scalar", _: return const(Data(np.abs(numbers(rng, 1).array)))
         case "count", _: return SAMPLE[h]
+        case "entrywise", _: return gelu
+        case "where", _: return sequence & causal
     raise TypeError(f"{name}: {sort}")
 
 
@@ -236,7 +242,8 @@ def test_a_kernel_computes_its_term(implementation):
 
 def test_the_table_of_implementations():
     assert {each.kernel for each in IMPLEMENTATIONS} == {
-        "linear", "pointwise", "embed", "attention", "scores", "weigh", "headwise", "view", "columns"}
-    name, kind, statement, *_ = find(IMPLEMENTATIONS, "linear_bias_gelu").row()
-    assert (name, kind) == ("linear_bias_gelu", "implementation")
-    assert statement.startswith("linear(x, weight, bias, activation='gelu') = (x") and statement.endswith(") @ gelu")
+        "linear", "pointwise", "embed", "attention", "scores", "weigh", "headwise", "repeat", "view",
+        "columns"}
+    name, kind, statement, *_ = find(IMPLEMENTATIONS, "linear_bias_rms").row()
+    assert (name, kind) == ("linear_bias_rms", "implementation")
+    assert statement.startswith("linear(x, weight, bias, eps, norm='rms') = (x") and statement.endswith("rsqrt)")

@@ -79,6 +79,7 @@ def alone(kernel, rng):
         case "scale": last = write.step("scale", {"factor": -0.5}, x="y")
         case "columns": last = write.step("columns", {"lo": 8, "hi": 24}, x="y")
         case "headwise": last = write.step("join", x=write.step("headwise", x="h", weight="stack"))
+        case "repeat": last = write.step("join", x=write.step("repeat", {"heads": 6}, x="h"))
         case "attention": last = write.step("join", x=write.step("attention", {"scale": 0.3}, q="h", k="h", v="h"))
         case _:
             p = write.step("softmax", x=write.step("scores", {"scale": 0.3}, q="h", k="h"))
@@ -292,8 +293,8 @@ START = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x")]
     ([Step("linear", {"x": "x", "weight": "W", "bias": "W"}, {}, "y")], "it must be Vector"),
     ([Step("linear", {"x": "x", "weight": "W", "residual": "x"}, {}, "y")], "residual columns: 6, where 8 is needed"),
     ([Step("linear", {"x": "x", "weight": "W", "bias": "v", "bais": "v"}, {}, "y")], "has no bais"),
-    ([Step("linear", {"x": "x", "weight": "W"}, {"activation": "relu"}, "y")],
-     "activation is 'relu'; it may be '' or 'gelu'"),
+    ([Step("linear", {"x": "x", "weight": "W"}, {"activation": "sine"}, "y")],
+     "activation is 'sine'; it may be '' or 'gelu' or"),
     ([Step("pointwise", {"x": "x", "bias": "v"}, {}, "y")], "bias: (8,), where (6,) is needed"),
     ([Step("embed", {"table0": "E"}, {"fields": "tokens,kinds"}, "y")], "fields: 2, where 1 is needed"),
     ([Step("embed", {"table1": "E"}, {"fields": "tokens"}, "y")], "table0 is missing"),
@@ -305,10 +306,12 @@ START = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x")]
     ([Step("columns", {"x": "x"}, {"lo": 0, "hi": 3}, "c"), Step("scale", {"x": "c"}, {"factor": 1.0}, "y")],
      "x: its rows are columns of a wider value, 6 numbers apart"),
     ([Step("heads", {"x": "x"}, {"heads": 2}, "q"), Step("heads", {"x": "x"}, {"heads": 3}, "k"),
-      Step("attention", {"q": "q", "k": "k", "v": "k"}, {}, "y")], "k heads: 3, where 2 is needed"),
+      Step("attention", {"q": "q", "k": "k", "v": "k"}, {}, "y")], "q heads: 2, which do not divide 3"),
     ([Step("heads", {"x": "x"}, {"heads": 2}, "q"),
       Step("attention", {"q": "q", "k": "q", "v": "q"}, {"where": "causal"}, "y")],
-     "where is 'causal'; it may be 'sequence'"),
+     "where: 'causal' looks beyond sequences"),
+    ([Step("heads", {"x": "x"}, {"heads": 2}, "q"),
+      Step("attention", {"q": "q", "k": "q", "v": "q"}, {"where": "sequence & often"}, "y")], "'often' of 'sequence & often'"),
     ([], "output: no step gives 'y'"),
 ])
 def test_what_does_not_fit_is_refused(steps, complaint):

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 from searched import KINDS, RAGGED, Round, found, model, relative, structure
 
-from opmatrix.operators import layernorm, relu
+from opmatrix.operators import attention, layernorm, relu
 from opmatrix.oracles import dense
-from opmatrix.patterns import Batch
+from opmatrix.patterns import Batch, causal, everyone, sequence, window
 from rewrites.emit import Emitter
 from rewrites.extraction import Infeasible, verify
 from rewrites.law import find
@@ -164,11 +164,18 @@ def test_the_cheapest_chain_of_states():
 
 # ---- what has no kernel
 
-@pytest.mark.parametrize("changed", [{"is_decoder": True}, {"hidden_act": "relu"}], ids=str)
-def test_a_model_without_kernels_is_refused_in_words(changed):
-    """Causal attention and relu have no kernel here; nothing else is run in their place."""
+@pytest.mark.parametrize("where", [everyone, sequence & (causal | window(1))], ids=str)
+def test_a_model_without_kernels_is_refused_in_words(where):
+    """These patterns have no kernel; nothing else is run in their place."""
+    sees = attention(*(np.eye(24) for _ in range(3)), 2, where)
     with pytest.raises(Infeasible, match="part 1 of the model has no program: no kernel computes one of its operators"):
-        structure(model(**changed))
+        structure(OPERATOR @ sees)
+
+
+@pytest.mark.parametrize("changed", [{"is_decoder": True}, {"hidden_act": "relu"}], ids=str)
+def test_masks_and_activations_are_those_of_the_model(changed):
+    operator = model(**changed)
+    assert relative(structure(operator).program({})[0].run(RAGGED), dense(operator, RAGGED)) < 1e-6
 
 
 # ---- prices and methods

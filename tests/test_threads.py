@@ -157,7 +157,7 @@ def test_the_command_line_gives_blas_one_thread():
 def test_every_kernel_compiles_and_says_so():
     told = []
     kernels.warm(progress=lambda name, seconds: told.append(name))
-    assert told == list(FUNCTIONS)
+    assert told == [name for name, function in FUNCTIONS.items() if not function.rare]
 
 
 NARROW = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+avx,+fma,+f16c,+sse4.2,+bmi,+bmi2,+lzcnt,+popcnt"}

@@ -210,10 +210,10 @@ def test_a_wrong_fact_is_found(monkeypatch, rule, said):
 
 
 @pytest.mark.parametrize("name, body", [
-    ("linear_bias_gelu", lambda x, weight, bias: x @ weight @ gelu + bias),
+    ("linear_bias_activate", lambda x, weight, bias, activation: x @ weight @ activation + bias),
     ("linear_bias_residual_norm_affine", lambda x, weight, bias, residual, eps, gain, shift: (
         (x @ weight + bias + residual) @ layernorm(eps)) @ (I * gain)),
-    ("attention_scaled", lambda q, k, v, scale: implementation.attention(q, k, v)),
+    ("attention_scaled", lambda q, k, v, scale, where: implementation.attention(q, k, v, where)),
     ("linear_from_heads", lambda x, weight: x @ weight @ total + x @ weight @ total),
 ], ids=lambda each: each if isinstance(each, str) else "")
 def test_a_kernel_that_means_something_else_is_found(monkeypatch, name, body):
@@ -293,8 +293,8 @@ def test_a_program_that_rounds_too_much_is_refused():
 
 @pytest.mark.parametrize("name, wrong", [
     ("pointwise", lambda x, out, e: np.copyto(out, replace(e, activation="").reference(x))),
-    ("attention", lambda q, k, v, starts, out, scale=1.0: np.copyto(out, v)),
-    ("softmax", lambda x, starts, heads_, out: np.copyto(out, np.exp(x))),
+    ("attention", lambda q, k, v, starts, out, scale, reach: np.copyto(out, v)),
+    ("softmax", lambda x, starts, heads_, out, reach: np.copyto(out, np.exp(x))),
     ("values", lambda p_, v, starts, out: np.copyto(out, v)),
     ("scores", lambda q, k, starts, out, scale=1.0: kernels.__getattr__("scores")(q, k, starts, out, 1.0)),
     ("embed", lambda fields, out, e: np.copyto(out, 0.0)),

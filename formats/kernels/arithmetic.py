@@ -34,11 +34,12 @@ def define(symbol: Any, emit: Emit) -> None:
 
 
 def arithmetic(name: str) -> Emit:
-    """fadd, fsub, fmul; a product and a sum may become one operation."""
+    """fadd, fsub, fmul, fdiv; a product and a sum may become one operation."""
     return lambda builder, x, y: getattr(builder, name)(x, y, flags=("contract",))
 
 
-for symbol, name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
+for symbol, name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul"),
+                     (operator.truediv, "fdiv")):
     define(symbol, arithmetic(name))
 
 

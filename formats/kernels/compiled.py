@@ -23,16 +23,18 @@ COMPILING = RLock()
 
 
 class Function:
-    """A C function, named by its address. Arguments, and the result if there is one, are int64."""
+    """A C function, named by its address. Arguments, and the result if there is one, are int64. A rare one is compiled
+    only when it is used."""
 
-    def __init__(self, body: Callable[..., Any], arguments: int = 3, result: bool = False) -> None:
+    def __init__(self, body: Callable[..., Any], arguments: int = 3, result: bool = False, rare: bool = False) -> None:
         self.body, self.name, self.arguments, self.result = body, body.__name__, arguments, result
+        self.rare = rare
         FUNCTIONS[self.name] = self
 
     @classmethod
-    def of(cls, arguments: int, result: bool = False) -> Callable[[Callable[..., Any]], Self]:
+    def of(cls, arguments: int, result: bool = False, rare: bool = False) -> Callable[[Callable[..., Any]], Self]:
         """Decorate a function of so many arguments."""
-        return lambda body: cls(body, arguments, result)
+        return lambda body: cls(body, arguments, result, rare)
 
     @cached_property
     def compiled(self) -> Any:

@@ -1,28 +1,29 @@
-"""What may follow a product while its rows are in cache: bias, gelu, residual, normalisation, gain and shift."""
+"""What may follow a product while its rows are in cache: bias, activation, residual, normalisation, gain and shift."""
 from typing import Any
 
 import numpy as np
 from numba import njit
 
+from .activations import ACTIVATIONS
 from .compiled import FAST, HELPER, Function, calling
 from .launch import address, step, words
-from .maths import gelu_row
 from .memory import floats, record
 
-# addresses (0: absent) of the two functions below, of the output and of the parts; across: the residual's step
-EPILOGUE = np.dtype([*words("on_block on_rows out step p bias activation residual across normal gain shift"),
+# addresses (0: absent) of the two functions below, of the output, of a function of a row, and of the parts; beside,
+# across: the steps of times and residual; normal: 1 after the mean, 2 without it
+EPILOGUE = np.dtype([*words("on_block on_rows out step p bias activation times beside residual across normal gain shift"),
                      ("eps", "f8")])
 SINGLE = np.dtype(np.float32)                                # numpy compares types of numbers faster than classes
-ACTIVATIONS = {"": 0, "gelu": 1}
-apply, apply_rows = calling(5), calling(3)
-PARTS = ("bias", "activation", "residual", "eps", "gain", "shift")
+apply, apply_rows, activate = calling(5), calling(3), calling(2)
+PARTS = ("bias", "activation", "times", "residual", "eps", "norm", "gain", "shift")
 
 
 @njit(fastmath=FAST, **HELPER)
-def normalise(y, eps):
-    """Subtract the mean, divide by the root of the mean square (Ba et al. 2016, eq. 4)."""
+def normalise(y, centred, eps):
+    """Subtract the mean if asked to, divide by the root of the mean square (Ba et al. 2016, eq. 4)."""
     total = np.float32(0)
-    for j in range(y.size): total += y[j]
+    if centred:
+        for j in range(y.size): total += y[j]
     mean = total / np.float32(y.size)
     square = np.float32(0)
     for j in range(y.size):
@@ -34,11 +35,14 @@ def normalise(y, eps):
 
 @njit(fastmath={"contract"}, **HELPER)
 def pointwise_part(e, y, row, start):
-    """Bias, activation and residual on the columns from start on of one row y."""
+    """Bias, activation, factor and residual on the columns from start on of one row y."""
     if e.bias:
         bias = floats(e.bias + 4 * start, y.size)
         for j in range(y.size): y[j] += bias[j]
-    if e.activation == 1: gelu_row(e.out + 4 * (row * e.step + start), y.size)
+    if e.activation: activate(e.activation, e.out + 4 * (row * e.step + start), y.size)
+    if e.times:
+        times = floats(e.times + 4 * (row * e.beside + start), y.size)
+        for j in range(y.size): y[j] *= times[j]
     if e.residual:
         residual = floats(e.residual + 4 * (row * e.across + start), y.size)
         for j in range(y.size): y[j] += residual[j]
@@ -71,7 +75,7 @@ def on_rows(after, low, high):
     e = record(after, EPILOGUE)
     for row in range(low, high):
         y = floats(e.out + 4 * row * e.step, e.p)
-        normalise(y, np.float32(e.eps))
+        normalise(y, e.normal == 1, np.float32(e.eps))
         affine_part(e, y, 0)
 
 
@@ -88,18 +92,20 @@ def finish_rows(after, low, high):
 
 
 def epilogue_record(epilogue: Any, out: np.ndarray) -> np.ndarray | None:
-    """The EPILOGUE of an object with attributes bias, activation, residual, eps, gain, shift; None for nothing."""
+    """The EPILOGUE of an object with the attributes PARTS; None for nothing."""
     if epilogue is None: return None
-    bias, activation, residual, eps, gain, shift = (getattr(epilogue, part) for part in PARTS)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"epilogue: activation {activation!r} is none of {', '.join(map(repr, ACTIVATIONS))}")
+    bias, activation, times, residual, eps, norm, gain, shift = (getattr(epilogue, part) for part in PARTS)
+    if activation and activation not in ACTIVATIONS:
+        raise ValueError(f"epilogue: activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
     for name, vector in (("bias", bias), ("gain", gain), ("shift", shift)):
         if vector is not None: check_rows(name, vector, out.shape[1:])
-    if residual is not None: check_rows("residual", residual, out.shape)
-    across = 0 if residual is None else step(residual)
+    for name, rows in (("times", times), ("residual", residual)):
+        if rows is not None: check_rows(name, rows, out.shape)
+    beside, across = (0 if rows is None else step(rows) for rows in (times, residual))
+    normal = 0 if eps is None else 1 if norm == "layer" else 2
     return np.array([(on_block.address, on_rows.address, address(out), step(out), out.shape[1], address(bias),
-                      ACTIVATIONS[activation], address(residual), across, eps is not None, address(gain),
-                      address(shift), eps or 0.0)], EPILOGUE)
+                      ACTIVATIONS[activation].address if activation else 0, address(times), beside,
+                      address(residual), across, normal, address(gain), address(shift), eps or 0.0)], EPILOGUE)
 
 
 def check_rows(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

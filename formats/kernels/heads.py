@@ -1,6 +1,8 @@
 """Attention over the softmax carrier (m, l, o), and the same in three kernels: scores, softmax, values.
 
-An item is a tile of queries of one head of one sequence; keys pass by in tiles, so scratch stays small."""
+An item is a tile of queries of one head of one sequence; keys pass by in tiles, so scratch stays small, and tiles that no
+query of the item sees are left out. A query sees the keys from so many positions behind it to so many before it; a row
+without keys gives zeros. Heads may share: with fewer heads of q, k or v than of the others, each serves a group."""
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,9 +19,11 @@ from .vectors import turn
 
 # q (T, h, d), k (T, h, d), v (T, h, e), out (T, h, e): address, step between rows, step between heads, in numbers
 PLACES = words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head")
-# first[s]: query tiles before sequence s; before[s]: scores (of one head) before it; p: flat scores
-ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p"), ("scale", "f8")])
-QUERIES, KEYS = 128, 256
+# first[s]: query tiles before sequence s; before[s]: scores (of one head) before it; p: flat scores; q_of: how many heads
+# one of q serves; behind, ahead: the keys that a query sees
+ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p q_of k_of v_of behind ahead"),
+                      ("scale", "f8")])
+QUERIES, KEYS, ALL = 128, 256, 2 ** 40
 f4 = np.float32
 
 
@@ -60,9 +64,23 @@ def copy_rows(source, step, rows, columns, target, across):
 @njit(**HELPER)
 def scores_of(c, q, rows, key, keys, head, turned, target, step):
     """target (rows, keys) = q kᵀ for a range of keys of a head; the keys are turned first."""
-    k = c.k + 4 * (key * c.k_row + head * c.k_head)
+    k = c.k + 4 * (key * c.k_row + head // c.k_of * c.k_head)
     turn_keys(k, 4 * c.k_row, keys, c.d, turned, 4 * KEYS)
     multiply(c.multiply, rows, keys, c.d, q, 4 * c.q_row, turned, 4 * KEYS, target, step, 1)
+
+
+@njit(**HELPER)
+def seen(c, query, key, keys):
+    """(from, to): which of the keys that begin at key a query sees; none where to is not behind from."""
+    low, high = max(0, query - c.behind - key), min(keys, query + c.ahead + 1 - key)
+    return min(low, keys), max(high, 0)
+
+
+@njit(**HELPER)
+def blank(s, low, high, count):
+    """Zeros before low and from high on, in a row of so many numbers."""
+    for j in range(low): s[j] = 0
+    for j in range(max(low, high), count): s[j] = 0
 
 
 @Kernel
@@ -73,27 +91,35 @@ def attend(item, worker, arguments):
     rows, room, scale = high - low, c.room + worker * c.apart, f4(c.scale)
     tops, masses, scores = floats(room, QUERIES), floats(room + 4 * QUERIES, QUERIES), room + 8 * QUERIES
     packed = scores + 4 * QUERIES * KEYS                     # keys turned, then values, without gaps
-    q = c.q + 4 * ((start + low) * c.q_row + head * c.q_head)
+    q = c.q + 4 * ((start + low) * c.q_row + head // c.q_of * c.q_head)
     o = c.o + 4 * ((start + low) * c.o_row + head * c.o_head)
-    for key in range(0, length, KEYS):
-        keys = min(KEYS, length - key)
+    first, last = max(0, low - c.behind), min(length, high + c.ahead)
+    for i in range(rows):
+        tops[i], masses[i] = 0, 0
+        if first >= last: blank(floats(o + 4 * i * c.o_row, c.e), c.e, c.e, c.e)
+    for key in range(first, last, KEYS):
+        keys = min(KEYS, last - key)
         scores_of(c, q, rows, start + key, keys, head, packed, scores, 4 * KEYS)
         for i in range(rows):
-            s = scores + 4 * i * KEYS
-            top = largest(s, keys, scale)
-            if key == 0:
-                tops[i], masses[i] = top, exponentials(s, keys, scale, top)
+            left, right = seen(c, low + i, key, keys)
+            if left > 0 or right < keys: blank(floats(scores + 4 * i * KEYS, keys), left, right, keys)
+            if left >= right: continue
+            s = scores + 4 * (i * KEYS + left)
+            top = largest(s, right - left, scale)
+            if masses[i] == 0:
+                tops[i], masses[i] = top, exponentials(s, right - left, scale, top)
                 continue
             top = max(top, tops[i])
-            left = fade(tops[i], top)
-            tops[i], masses[i] = top, masses[i] * left + exponentials(s, keys, scale, top)
-            if left != f4(1):
+            kept = fade(tops[i], top)
+            tops[i], masses[i] = top, masses[i] * kept + exponentials(s, right - left, scale, top)
+            if kept != f4(1):
                 y = floats(o + 4 * i * c.o_row, c.e)
-                for j in range(c.e): y[j] *= left
-        copy_rows(c.v + 4 * ((start + key) * c.v_row + head * c.v_head), 4 * c.v_row, keys, c.e, packed, 4 * c.e)
-        multiply(c.multiply, rows, c.e, keys, scores, 4 * KEYS, packed, 4 * c.e, o, 4 * c.o_row, key == 0)
+                for j in range(c.e): y[j] *= kept
+        v = c.v + 4 * ((start + key) * c.v_row + head // c.v_of * c.v_head)
+        copy_rows(v, 4 * c.v_row, keys, c.e, packed, 4 * c.e)
+        multiply(c.multiply, rows, c.e, keys, scores, 4 * KEYS, packed, 4 * c.e, o, 4 * c.o_row, key == first)
     for i in range(rows):
-        y, share = floats(o + 4 * i * c.o_row, c.e), f4(1) / masses[i]
+        y, share = floats(o + 4 * i * c.o_row, c.e), f4(0) if masses[i] == 0 else f4(1) / masses[i]
         for j in range(c.e): y[j] *= share
 
 
@@ -109,7 +135,7 @@ def score(item, worker, arguments):
     c = record(arguments, ATTENTION)
     start, length, head, low, high, sequence = part(c, item)
     p, room = c.p + flat_offset(c, sequence, head, low, length), c.room + worker * c.apart
-    q = c.q + 4 * ((start + low) * c.q_row + head * c.q_head)
+    q = c.q + 4 * ((start + low) * c.q_row + head // c.q_of * c.q_head)
     for key in range(0, length, KEYS):
         keys = min(KEYS, length - key)
         scores_of(c, q, high - low, start + key, keys, head, room, p + 4 * key, 4 * length)
@@ -121,16 +147,19 @@ def score(item, worker, arguments):
 
 @Kernel
 def share(item, worker, arguments):
-    """Softmax of a tile of rows of scores, from q to p (flat; the same layout)."""
+    """Softmax of what a tile of rows of scores sees, from q to p (flat; the same layout); zeros elsewhere."""
     c = record(arguments, ATTENTION)
     _, length, head, low, high, sequence = part(c, item)
     offset = flat_offset(c, sequence, head, low, length)
     for i in range(high - low):
         x, y = floats(c.q + offset + 4 * i * length, length), floats(c.p + offset + 4 * i * length, length)
         for j in range(length): y[j] = x[j]
-        at = c.p + offset + 4 * i * length
-        mass = f4(1) / exponentials(at, length, f4(1), largest(at, length, f4(1)))
-        for j in range(length): y[j] *= mass
+        left, right = seen(c, low + i, 0, length)
+        blank(y, left, right, length)
+        if left >= right: continue
+        at, count = c.p + offset + 4 * (i * length + left), right - left
+        mass = f4(1) / exponentials(at, count, f4(1), largest(at, count, f4(1)))
+        for j in range(left, right): y[j] *= mass
 
 
 @Kernel
@@ -139,8 +168,12 @@ def weigh(item, worker, arguments):
     c = record(arguments, ATTENTION)
     start, length, head, low, high, sequence = part(c, item)
     multiply(c.multiply, high - low, c.e, length, c.p + flat_offset(c, sequence, head, low, length), 4 * length,
-             c.v + 4 * (start * c.v_row + head * c.v_head), 4 * c.v_row,
+             c.v + 4 * (start * c.v_row + head // c.v_of * c.v_head), 4 * c.v_row,
              c.o + 4 * ((start + low) * c.o_row + head * c.o_head), 4 * c.o_row, 1)
+
+
+Reach = tuple[int, int]                                      # keys behind a query that it sees, and ahead of it
+EVERY: Reach = (ALL, ALL)
 
 
 def heads_of(name: str, array: np.ndarray | None, rows: int, heads: int) -> tuple[int, int, int]:
@@ -170,49 +203,62 @@ def layout(starts: bytes) -> Layout:
     return Layout(rows, *(np.concatenate(([0], np.cumsum(part))) for part in (-(-lengths // QUERIES), lengths ** 2)))
 
 
+def served(name: str, array: np.ndarray | None, heads: int) -> int:
+    """How many of so many heads one head of a (rows, its heads, width) view serves."""
+    own = heads if array is None or array.ndim != 3 else array.shape[1]
+    if own < 1 or heads % own: raise ValueError(f"{name}: its {own} heads do not divide {heads}")
+    return heads // own
+
+
 def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, np.ndarray | None], scale: float = 1.0,
-              flat: np.ndarray | None = None, source: np.ndarray | None = None, room: int = 0) -> None:
+              flat: np.ndarray | None = None, source: np.ndarray | None = None, room: int = 0,
+              reach: Reach = EVERY) -> None:
     """Launch a kernel over all tiles of queries of all heads of all sequences."""
     batch = layout(np.asarray(starts, np.int64).tobytes())
     T, S, count = int(batch.starts[-1]), len(batch.starts) - 1, heads * int(batch.before[-1])
     for array in (flat, source):
         if array is not None and (array.dtype != f4 or not array.flags.c_contiguous or array.size != count):
             raise ValueError(f"scores: expected {count} contiguous float32, got {array.dtype} of {array.shape}")
-    places = [number for name in "qkvo" for number in heads_of(name, views.get(name), T, heads)]
+    serves = [served(name, views.get(name), heads) for name in "qkv"]
+    places = [number for name, many in zip("qkvo", (*serves, 1), strict=True)
+              for number in heads_of(name, views.get(name), T, heads // many)]
     if source is not None: places[0] = address(source)
     q, k, v, o = (0 if (view := views.get(name)) is None else view.shape[2] for name in "qkvo")
     if q != k: raise ValueError(f"q and k: widths {q} and {k} differ")
     if v != o: raise ValueError(f"v and out: widths {v} and {o} differ")
+    behind, ahead = (max(-ALL, min(number, ALL)) for number in reach)
     with POOL.lock:
-        values = (*places, *map(address, batch), S, heads, q, v,
-                  gemm.address, *(ROOM.reserve(room) if room else (0, 0)), address(flat), scale)
+        values = (*places, *map(address, batch), S, heads, q, v, gemm.address,
+                  *(ROOM.reserve(room) if room else (0, 0)), address(flat), *serves, behind, ahead, scale)
         launch((kernel, np.array([values], ATTENTION), int(batch.first[-1]) * heads))
 
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, out: np.ndarray,
-              scale: float = 1.0) -> np.ndarray:
+              scale: float = 1.0, reach: Reach = EVERY) -> np.ndarray:
     """out (T, h, e) = softmax(scale q kᵀ) v within each sequence and head (Dao et al. 2022, algorithm 1).
 
-    q, k (T, h, d) and v (T, h, e) are views with any steps between rows and heads; starts (S + 1) are the rows at which
-    sequences begin, and T."""
+    q, k (T, ·, d) and v (T, ·, e) are views with any steps between rows and heads, each of as many heads as out or of a
+    divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0] keys
+    behind it and reach[1] ahead."""
     room = 4 * (QUERIES * (KEYS + 2) + KEYS * max(q.shape[2], v.shape[2]))
-    run_heads(attend, starts, q.shape[1], dict(q=q, k=k, v=v, o=out), scale, room=room)
+    run_heads(attend, starts, out.shape[1], dict(q=q, k=k, v=v, o=out), scale, room=room, reach=reach)
     return out
 
 
 def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, scale: float = 1.0) -> np.ndarray:
-    """out: flat, for each sequence (h, length, length): scale q kᵀ."""
-    run_heads(score, starts, q.shape[1], dict(q=q, k=k), scale, out, room=4 * KEYS * q.shape[2])
+    """out: flat, for each sequence (h, length, length): scale q kᵀ; h is the larger number of heads of q and k."""
+    heads = max(q.shape[1], k.shape[1])
+    run_heads(score, starts, heads, dict(q=q, k=k), scale, out, room=4 * KEYS * q.shape[2])
     return out
 
 
-def softmax(x: np.ndarray, starts: np.ndarray, heads: int, out: np.ndarray) -> np.ndarray:
-    """Softmax along the keys of flat scores; out may be x."""
-    run_heads(share, starts, heads, {}, 1.0, out, x)
+def softmax(x: np.ndarray, starts: np.ndarray, heads: int, out: np.ndarray, reach: Reach = EVERY) -> np.ndarray:
+    """Softmax along the keys of flat scores that each query sees, zeros elsewhere; out may be x."""
+    run_heads(share, starts, heads, {}, 1.0, out, x, reach=reach)
     return out
 
 
 def values(p: np.ndarray, v: np.ndarray, starts: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """out (T, h, e) = p v, p flat as softmax leaves it."""
-    run_heads(weigh, starts, v.shape[1], dict(v=v, o=out), 1.0, p)
+    """out (T, h, e) = p v, p flat as softmax leaves it; v may have fewer heads."""
+    run_heads(weigh, starts, out.shape[1], dict(v=v, o=out), 1.0, p)
     return out

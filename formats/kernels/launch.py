@@ -51,9 +51,10 @@ def launch(*stages: Stage) -> None:
 
 
 def warm(names: list[str] | None = None, progress: Callable[[str, float], None] | None = None) -> float:
-    """Compile these kernels (all by default), or read them from the cache; progress(name, seconds); seconds in all."""
+    """Compile these kernels (by default all but rare ones), or read them from the cache; progress(name, seconds); seconds
+    in all."""
     started = time.perf_counter()
-    for name in names or FUNCTIONS:
+    for name in names or [name for name, function in FUNCTIONS.items() if not function.rare]:
         begun = time.perf_counter()
         _ = FUNCTIONS[name].address
         if progress: progress(name, time.perf_counter() - begun)

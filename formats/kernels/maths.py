@@ -1,4 +1,4 @@
-"""Exponential and gelu in float32, 16 numbers at a time, and the passes over a row that use them.
+"""Exponential and what is made of it in float32, 16 numbers at a time, and the passes over a row that use them.
 
 Coefficients are minimax fits (weighted least squares, iterated); tests hold the errors stated here."""
 import numpy as np
@@ -11,6 +11,10 @@ from .vectors import zeros
 f4 = np.float32
 LOG2_E, LN2_HIGH, LN2_LOW = f4(1.4426950408889634), f4(0.693145751953125), f4(1.42860682030941723212e-6)
 SMALLEST, ZERO, ONE, INFINITY = f4(-87.3), f4(0), f4(1), f4(np.inf)
+FAR, BOUND, TWO, HALF = f4(87), f4(20), f4(2), f4(0.5)
+LINEAR, CUBIC = f4(2 * (2 / np.pi) ** 0.5), f4(2 * (2 / np.pi) ** 0.5 * 0.044715)
+SWITCH, T0, T1, T2, T3, T4 = (f4(c) for c in (
+    0.625, -3.33332819422e-1, 1.33314422036e-1, -5.37397155531e-2, 2.06390887954e-2, -5.70498872745e-3))
 # (e^r - 1 - r) / r^2 on |r| <= ln(2) / 2
 E2, E3, E4, E5, E6 = (f4(c) for c in (4.999999341e-1, 1.666652011e-1, 4.166839419e-2, 8.368780387e-3, 1.381446806e-3))
 # ln Phi(-a), a from 0 to 10: the logarithm of the normal distribution's tail is nearly a parabola
@@ -40,12 +44,34 @@ def gelu(x):
     return larger(x, ZERO) - a * exp(high * (a2 * a2 * a) + low)
 
 
-@njit(**HELPER)
-def gelu_row(y, count):
-    """gelu of count numbers at the address y, in place."""
-    full = count // 16 * 16
-    for at in range(y, y + 4 * full, 64): keep(gelu(get(at, None)), at, None)
-    if full < count: keep(gelu(get(y + 4 * full, count - full)), y + 4 * full, count - full)
+@njit(forceinline=True, **HELPER)
+def logistic(x, u):
+    """x / (1 + e^-u), where x is u times something positive; 0 where u is far below 0."""
+    return zero_below(u, -FAR, x / (exp(smaller(ZERO - u, FAR)) + ONE))
+
+
+@njit(forceinline=True, **HELPER)
+def silu(x):
+    """x times its logistic function."""
+    return logistic(x, x)
+
+
+@njit(forceinline=True, **HELPER)
+def gelu_tanh(x):
+    """x (1 + tanh z) / 2 = x / (1 + e^-2z), z = √(2/π) (x + 0.044715 x³)."""
+    near = larger(smaller(x, BOUND), ZERO - BOUND)          # beyond, its cube would be no number, and nothing changes
+    return logistic(x, near * ((near * near) * CUBIC + LINEAR))
+
+
+@njit(forceinline=True, **HELPER)
+def tanh(x):
+    """A polynomial below 5/8 (Cephes), above it (1 - e^-2x) / (1 + e^-2x)."""
+    a = smaller(magnitude(x), TAIL)
+    near, e = larger(smaller(x, TAIL), ZERO - TAIL), exp(a * (ZERO - TWO))
+    z = smaller(a, ONE) * smaller(a, ONE)
+    small = near + near * z * ((((z * T4 + T3) * z + T2) * z + T1) * z + T0)
+    large = near / larger(a, HALF) * ((ONE - e) / (e + ONE))
+    return zero_below(a, SWITCH, large) + (small - zero_below(a, SWITCH, small))
 
 
 @njit(**HELPER)

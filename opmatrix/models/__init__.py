@@ -5,6 +5,7 @@ from typing import Any, Protocol
 from opmatrix.data import Data, Promised
 from opmatrix.errors import InputError
 from opmatrix.models.bert import bert
+from opmatrix.models.transformer import transformer
 from opmatrix.term import Operator
 
 __all__ = ["FAMILIES", "At", "build", "tensors"]
@@ -15,7 +16,8 @@ class At(Protocol):
     def __call__(self, name: str, *shape: int) -> Data: ...
 
 
-FAMILIES: dict[str, Callable[[Mapping[str, Any], At], Operator]] = {"bert": bert}       # by the config's model_type
+FAMILIES: dict[str, Callable[[Mapping[str, Any], At], Operator]] = {
+    "bert": bert, "transformer": transformer}               # by the config's model_type
 
 
 def build(config: Mapping[str, Any], at: At) -> Operator:

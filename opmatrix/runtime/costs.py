@@ -10,10 +10,10 @@ Costs = list[tuple[str, dict[str, float]]]
 def stages(a: Bound, out: Rows, rows: int, before: str = "") -> Costs:
     """The parts of an epilogue; alone, the first is a pass of its own, and the others ride along."""
     given = {name for name, value in vars(a).items() if value is not None}
-    gelu = "activation" in given and a.activation == "gelu"
-    present = {"bias": "bias" in given, "gelu": gelu, "residual": "residual" in given, "norm": "eps" in given,
-               "affine": bool(given & {"gain", "shift"})}
-    return [(before + name, {"T": rows, "p": out.cols}) for name, found in present.items() if found]
+    present = [("bias", "bias" in given), ("gelu", bool("activation" in given and a.activation)),
+               ("residual", "times" in given), ("residual", "residual" in given), ("norm", "eps" in given),
+               ("affine", bool(given & {"gain", "shift"}))]     # any activation costs about what gelu does
+    return [(before + name, {"T": rows, "p": out.cols}) for name, found in present if found]
 
 
 def linear(a: Bound, out: Rows, rows: int, pairs: int) -> Costs:
@@ -32,12 +32,18 @@ def embed(a: Bound, out: Rows, rows: int, pairs: int) -> Costs:
     return gathered + stages(a, out, rows)
 
 
-def heads(name: str, of: str) -> Any:
-    """A kernel whose work grows with pairs of tokens; `of` is the operand that has its heads and columns."""
+def heads(name: str, *of: str) -> Any:
+    """A kernel whose work grows with pairs of tokens; `of` are the operands that have its heads and columns."""
     def cost(a: Bound, out: Rows, rows: int, pairs: int) -> Costs:
-        operand = getattr(a, of)
-        return [(name, {"T": rows, "S2": pairs, "h": operand.heads, "d": getattr(operand, "cols", 1)})]
+        operands = [getattr(a, each) for each in of]
+        widths = [each.cols for each in operands if hasattr(each, "cols")] or [1]
+        most = max(each.heads for each in operands)
+        return [(name, {"T": rows, "S2": pairs, "h": most, "d": sum(widths) / len(widths)})]
     return cost
+
+
+def copied(a: Bound, out: Any, rows: int, pairs: int) -> Costs:
+    return [("scale", {"T": rows, "p": out.heads * out.cols})]
 
 
 def headwise(a: Bound, out: Rows, rows: int, pairs: int) -> Costs:

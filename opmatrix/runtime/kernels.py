@@ -6,7 +6,8 @@ An operand with a default may be absent, and is None then."""
 from typing import Any, Literal
 
 from formats import kernels as compiled
-from formats.epilogue import Epilogue
+from formats.epilogue import ACTIVATIONS, NORMS, Epilogue
+from opmatrix.patterns import parse
 from opmatrix.runtime import costs, meanings, shapes
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.values import (
@@ -21,7 +22,8 @@ from opmatrix.runtime.values import (
 )
 
 KERNELS: dict[str, Declared] = {}
-Activation = Literal["", "gelu"]
+Activation = Literal[*ACTIVATIONS]
+Norm = Literal[NORMS]
 
 
 def kernel(**readings: Any):
@@ -36,17 +38,18 @@ def kernel(**readings: Any):
 
 @kernel(gives=shapes.product, means=lambda a: meanings.ending(a.x @ a.weight, a), room=shapes.between,
         cost=costs.linear)
-def linear(out, x: Rows, weight: Weight, bias: Vector = None, residual: Rows = None, gain: Vector = None,
-           shift: Vector = None, *, activation: Activation = "", eps: float = None):
+def linear(out, x: Rows, weight: Weight, bias: Vector = None, times: Rows = None, residual: Rows = None,
+           gain: Vector = None, shift: Vector = None, *, activation: Activation = "", eps: float = None,
+           norm: Norm = "layer"):
     """x @ W in whatever format W has; the epilogue runs on each chunk of rows while it is in cache."""
-    weight.matmul(x, out=out, epilogue=Epilogue(bias, activation, residual, eps, gain, shift))
+    weight.matmul(x, out=out, epilogue=Epilogue(bias, activation, residual, eps, gain, shift, times, norm))
 
 
 @kernel(gives=shapes.along, means=lambda a: meanings.ending(a.x, a), cost=costs.pointwise, over="x")
-def pointwise(out, x: Rows, bias: Vector = None, residual: Rows = None, gain: Vector = None, shift: Vector = None,
-              *, activation: Activation = "", eps: float = None):
+def pointwise(out, x: Rows, bias: Vector = None, times: Rows = None, residual: Rows = None, gain: Vector = None,
+              shift: Vector = None, *, activation: Activation = "", eps: float = None, norm: Norm = "layer"):
     """The epilogue alone, in one pass."""
-    compiled.pointwise(x, out, Epilogue(bias, activation, residual, eps, gain, shift))
+    compiled.pointwise(x, out, Epilogue(bias, activation, residual, eps, gain, shift, times, norm))
 
 
 @kernel(gives=shapes.along, means=lambda a: a.x * a.factor, cost=costs.scale, over="x")
@@ -56,39 +59,46 @@ def scale(out, x: Rows, *, factor: float):
 
 
 @kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), cost=costs.embed)
-def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None, *, fields: str, eps: float = None):
+def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None, *, fields: str, eps: float = None,
+          norm: Norm = "layer"):
     """The sum of one row of each table, chosen by that field of the batch, then the epilogue."""
     ids = [batch.field(field, table.shape[0]) for field, table in zip(fields.split(","), tables, strict=True)]
     arrays = [array for table in tables for array in table.arrays().values()]
-    compiled.embed(list(zip(ids, arrays, strict=True)), out, Epilogue(eps=eps, gain=gain, shift=shift))
+    compiled.embed(list(zip(ids, arrays, strict=True)), out, Epilogue(eps=eps, gain=gain, shift=shift, norm=norm))
 
 
-# ---- heads
+# ---- heads: with fewer of k and v, or of q, each serves a group of the others; `where` is a pattern within sequences
 
-@kernel(gives=shapes.attended, cost=costs.heads("attention", "q"),
-        means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch), a.v, a.batch))
-def attention(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: Literal["sequence"] = "sequence"):
+@kernel(gives=shapes.attended, cost=costs.heads("attention", "q", "v"),
+        means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch, a.where), a.v, a.batch))
+def attention(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence"):
     """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022)."""
-    compiled.attention(q, k, v, batch.starts, out, scale)
+    compiled.attention(q, k, v, batch.starts, out, scale, parse(where).reach)
 
 
-@kernel(gives=shapes.matched, means=meanings.scored, cost=costs.heads("scores", "q"))
+@kernel(gives=shapes.matched, means=meanings.scored, cost=costs.heads("scores", "q", "k"))
 def scores(out, batch, q: Heads, k: Heads, *, scale: float = 1.0):
     """q kᵀ · scale within each sentence."""
     compiled.scores(q, k, batch.starts, out, scale)
 
 
-@kernel(gives=lambda a: a.x, means=lambda a: meanings.shared(a.x, a.batch), cost=costs.heads("softmax", "x"),
+@kernel(gives=shapes.masked, means=lambda a: meanings.shared(a.x, a.batch, a.where), cost=costs.heads("softmax", "x"),
         over="x")
-def softmax(out, batch, x: Scores):
-    """Each row of scores as positive numbers that sum to one."""
-    compiled.softmax(x, batch.starts, len(x) // sizes(batch)[1], out)
+def softmax(out, batch, x: Scores, *, where: str = "sequence"):
+    """Each row of scores as positive numbers that sum to one over whom it sees, and zeros."""
+    compiled.softmax(x, batch.starts, len(x) // sizes(batch)[1], out, parse(where).reach)
 
 
-@kernel(gives=shapes.blended, means=lambda a: meanings.weighed(a.p, a.v, a.batch), cost=costs.heads("values", "v"))
+@kernel(gives=shapes.blended, means=lambda a: meanings.weighed(a.p, a.v, a.batch), cost=costs.heads("values", "p", "v"))
 def values(out, batch, p: Scores, v: Heads):
     """p v within each sentence."""
     compiled.values(p, v, batch.starts, out)
+
+
+@kernel(gives=shapes.repeated, means=lambda a: meanings.grouped(a.x, a.heads), cost=costs.copied)
+def repeat(out, x: Heads, *, heads: int):
+    """Each head so many times in a row that there are `heads` of them."""
+    out.reshape(len(x), x.shape[1], -1, x.shape[2])[...] = x[:, :, None]
 
 
 @kernel(gives=shapes.headed, means=lambda a: meanings.by_head(a.x, a.weight), cost=costs.headwise)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.epilogue import gelu
+from formats.epilogue import ACTIVATIONS
+from opmatrix.patterns import parse
 
 Exact = NDArray[np.float64]
 
@@ -16,10 +17,11 @@ def ending(y: Exact, a: Bound) -> Exact:
     """An epilogue's parts, those that the kernel has, in their order."""
     given = {name for name, value in vars(a).items() if value is not None}
     if "bias" in given: y = y + a.bias
-    if "activation" in given and a.activation == "gelu": y = gelu(y)
+    if "activation" in given: y = ACTIVATIONS[a.activation][0](y)
+    if "times" in given: y = y * a.times
     if "residual" in given: y = y + a.residual
     if "eps" in given:
-        y = y - y.mean(1, keepdims=True)
+        if a.norm == "layer": y = y - y.mean(1, keepdims=True)
         y = y / np.sqrt(np.square(y).mean(1, keepdims=True) + a.eps)
     if "gain" in given: y = y * a.gain
     return y + a.shift if "shift" in given else y
@@ -44,21 +46,41 @@ def squares(flat: Exact, batch: Any) -> Iterator[tuple[slice, Exact]]:
     for rows, part, n in zip(sentences(batch), parts, lengths, strict=True): yield rows, part.reshape(heads, n, n)
 
 
+def grouped(x: Exact, heads: int) -> Exact:
+    """Each head so many times in a row that there are so many."""
+    return x.repeat(heads // x.shape[1], 1)
+
+
 def scored(a: Bound) -> Exact:
     """q kᵀ · scale, flat."""
-    parts = [np.einsum("qhd,khd->hqk", a.q[rows], a.k[rows]) for rows in sentences(a.batch)]
+    heads = max(a.q.shape[1], a.k.shape[1], *([a.v.shape[1]] if hasattr(a, "v") else []))
+    q, k = grouped(a.q, heads), grouped(a.k, heads)
+    parts = [np.einsum("qhd,khd->hqk", q[rows], k[rows]) for rows in sentences(a.batch)]
     return np.asarray(np.concatenate([part.ravel() for part in parts]) * a.scale)
 
 
-def shared(x: Exact, batch: Any) -> Exact:
-    """Softmax along the keys, flat."""
-    parts = [np.exp(part - part.max(-1, keepdims=True)) for _, part in squares(x, batch)]
-    return np.concatenate([(part / part.sum(-1, keepdims=True)).ravel() for part in parts])
+def unseen(batch: Any, rows: slice, where: str) -> NDArray[np.bool_]:
+    """Which tokens of a sentence do not see which."""
+    at = np.arange(rows.start, rows.stop)
+    return np.broadcast_to(~parse(where).sees(batch.token(at[:, None]), batch.token(at)), (len(at), len(at)))
+
+
+def shared(x: Exact, batch: Any, where: str) -> Exact:
+    """Softmax along the keys that are seen, flat."""
+    found = []
+    for rows, part in squares(x, batch):
+        part = np.where(unseen(batch, rows, where), -np.inf, part)
+        top = part.max(-1, keepdims=True)
+        part = np.exp(part - np.where(top > -np.inf, top, 0))
+        mass = part.sum(-1, keepdims=True)
+        found.append((part / np.where(mass == 0, 1, mass)).ravel())
+    return np.concatenate(found)
 
 
 def weighed(p: Exact, v: Exact, batch: Any) -> Exact:
     """p v, sentence by sentence."""
-    return np.concatenate([np.einsum("hqk,khd->qhd", part, v[rows]) for rows, part in squares(p, batch)])
+    return np.concatenate([np.einsum("hqk,khd->qhd", part, grouped(v[rows], len(part)))
+                           for rows, part in squares(p, batch)])
 
 
 def by_head(x: Exact, weight: Exact) -> Exact:

@@ -3,6 +3,7 @@ from types import SimpleNamespace as Bound
 from typing import Any
 
 from formats import LowRank
+from opmatrix.patterns import parse
 from opmatrix.runtime.values import FLOAT, Heads, Rows, Scores, Size
 
 
@@ -18,9 +19,10 @@ def after(a: Bound, cols: int) -> Rows:
     """An epilogue keeps the shape: its vectors have one number a column, its residual the same columns."""
     for name in ("bias", "gain", "shift"):
         if (vector := getattr(a, name, None)) is not None: same(name, vector.shape, (cols,))
-    if (residual := getattr(a, "residual", None)) is not None:
-        same("residual columns", residual.cols, cols)
-        packed("residual", residual)
+    for name in ("times", "residual"):
+        if (rows := getattr(a, name, None)) is not None:
+            same(f"{name} columns", rows.cols, cols)
+            packed(name, rows)
     return Rows(cols)
 
 
@@ -54,19 +56,45 @@ def headed(a: Bound) -> Heads:
 
 
 def matched(a: Bound) -> Scores:
-    same("k heads", a.k.heads, a.q.heads)
+    heads = heads_of(q=a.q, k=a.k)
     same("k columns", a.k.cols, a.q.cols)
-    return Scores(a.q.heads)
+    return Scores(heads)
 
 
 def attended(a: Bound) -> Heads:
-    same("v heads", a.v.heads, matched(a).heads)
-    return Heads(a.v.heads, a.v.cols)
+    heads = heads_of(q=a.q, k=a.k, v=a.v)
+    same("k columns", a.k.cols, a.q.cols)
+    reach(a)
+    return Heads(heads, a.v.cols)
 
 
 def blended(a: Bound) -> Heads:
-    same("v heads", a.v.heads, a.p.heads)
-    return Heads(a.v.heads, a.v.cols)
+    if a.p.heads % a.v.heads: raise ValueError(f"v heads: {a.v.heads}, which do not divide the {a.p.heads} of p")
+    return Heads(a.p.heads, a.v.cols)
+
+
+def masked(a: Bound) -> Scores:
+    reach(a)
+    return Scores(a.x.heads)
+
+
+def repeated(a: Bound) -> Heads:
+    if a.heads < 1 or a.heads % a.x.heads: raise ValueError(f"x heads: {a.x.heads}, which do not divide {a.heads}")
+    return Heads(a.heads, a.x.cols)
+
+
+def heads_of(**values: Heads) -> int:
+    """The most heads that one of them has; those of the others divide it."""
+    most = max(value.heads for value in values.values())
+    for name, value in values.items():
+        if most % value.heads: raise ValueError(f"{name} heads: {value.heads}, which do not divide {most}")
+    return most
+
+
+def reach(a: Bound) -> None:
+    """The kernels know patterns within sequences by which everybody sees a range of positions."""
+    found = parse(a.where)
+    if not (found.within and found.reach): raise ValueError(f"where: {a.where!r} looks beyond sequences")
 
 
 def divided(a: Bound) -> Heads:

@@ -29,6 +29,7 @@ FACTS = "\n".join([
 (rule ((= e (K_total))) ((additive e)) :ruleset facts)
 (rule ((= e (K_heads n))) ((additive e)) :ruleset facts)
 (rule ((= e (K_join n))) ((additive e)) :ruleset facts)
+(rule ((= e (K_repeat n))) ((additive e)) :ruleset facts)
 (rule ((= e (K_mul a c)) (linear a) (constant c)) ((linear e)) :ruleset facts)
 (rule ((= e (K_compose a (K_heads n))) (linear a)) ((linear e)) :ruleset facts)
 (rule ((= e (K_compose a (K_heads n))) (linear a)) ((stacked e)) :ruleset facts)

@@ -1,15 +1,16 @@
 """Implementation laws: which kernel computes which term. The left side is the kernel's meaning, read by the float64
 oracle too; the right side is a kernel of the runtime with operands named as the variables are."""
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from inspect import signature
 from operator import add
 from typing import Any
 
 from opmatrix.monoids import softmax
-from opmatrix.operators import I, gelu, heads, layernorm, product, total, turn
-from opmatrix.patterns import sequence
+from opmatrix.operators import I, heads, layernorm, product, rmsnorm, total, turn
+from opmatrix.operators import repeat as repeated
 from opmatrix.term import Operator
 from rewrites import kinds
 from rewrites.flat import flat
@@ -18,6 +19,7 @@ from rewrites.law import (
     Sort,
     constant,
     count,
+    entrywise,
     h,
     k,
     matrix,
@@ -28,6 +30,7 @@ from rewrites.law import (
     scores,
     stand_in,
     value,
+    where,
 )
 
 selection = Sort("value", ("given",))                       # a one-hot value, by a field of the batch
@@ -73,16 +76,20 @@ def itself(x): return x
 # What may follow in the same pass over a row.
 def plain(y): return y
 def bias(y, bias): return y + bias
-def activate(y): return y @ gelu
-def bias_gelu(y, bias): return (y + bias) @ gelu
+def activate(y, activation): return y @ activation
+def bias_activate(y, bias, activation): return (y + bias) @ activation
+def times(y, times): return y * times
+def bias_times(y, bias, times): return (y + bias) * times
+def activate_times(y, activation, times): return (y @ activation) * times
+def bias_activate_times(y, bias, activation, times): return ((y + bias) @ activation) * times
 def residual(y, residual): return y + residual
 def bias_residual(y, bias, residual): return (y + residual) + bias
 def bias_then_residual(y, bias, residual): return (y + bias) + residual
+
+
+# Then a norm.
 def norm(y, eps): return y @ layernorm(eps)
-def bias_norm(y, bias, eps): return (y + bias) @ layernorm(eps)
-def residual_norm(y, residual, eps): return (y + residual) @ layernorm(eps)
-def bias_residual_norm(y, bias, residual, eps): return ((y + residual) + bias) @ layernorm(eps)
-def bias_then_residual_norm(y, bias, residual, eps): return ((y + bias) + residual) @ layernorm(eps)
+def rms(y, eps): return y @ rmsnorm(eps)
 
 
 # And after a norm, or alone.
@@ -92,12 +99,14 @@ def affine(y, gain, shift): return y @ (I * gain) + shift
 
 FORMS = {linear: dict(x=value[n], weight=matrix[n, p]), linear_to_heads: dict(x=value[n], weight=matrix[h, n, p]),
          linear_from_heads: dict(x=value[h, q], weight=matrix[h, q, p]), itself: dict(x=value[p])}
-PLAIN = plain, bias, activate, bias_gelu, residual, bias_residual, bias_then_residual
-NORMS = norm, bias_norm, residual_norm, bias_residual_norm, bias_then_residual_norm
+SUMS = plain, bias, residual, bias_residual, bias_then_residual
+GATES = activate, bias_activate, times, bias_times, activate_times, bias_activate_times
+NORMS = norm, rms
 AFTER = gained, affine
-OPERANDS = dict(bias=constant[p], residual=value[p], eps=scalar, gain=constant[p], shift=constant[p])
-SINGLE = {"linear", "linear_to_heads", "linear_from_heads", "bias", "activate", "residual", "norm", "norm_affine",
-          "gained", "affine"}
+OPERANDS = dict(bias=constant[p], times=value[p], residual=value[p], activation=entrywise[p], eps=scalar,
+                gain=constant[p], shift=constant[p])
+SINGLE = {"linear", "linear_to_heads", "linear_from_heads", "bias", "activate", "times", "residual", "norm", "norm_affine",
+          "rms", "rms_gained", "gained", "affine"}
 
 
 def chain(*stages: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,7 +122,8 @@ def chain(*stages: Callable[..., Any]) -> Callable[..., Any]:
 
 def passes() -> Iterator[Implementation]:
     """Every product with every epilogue, and every epilogue as a pass of its own."""
-    epilogues = [(e,) for e in (*PLAIN, *NORMS, *AFTER)] + [(e, a) for e in NORMS for a in AFTER]
+    epilogues = [*((e,) for e in (*SUMS, *GATES, *AFTER)), *itertools.product(SUMS, NORMS),
+                 *itertools.product(SUMS, NORMS, AFTER)]
     for form, variables in FORMS.items():
         for stages in epilogues:
             if (form, stages) == (itself, (plain,)) or (form is linear_to_heads and stages not in ((plain,), (bias,))):
@@ -123,7 +133,7 @@ def passes() -> Iterator[Implementation]:
             name = "_".join(s.__name__ for s in (form, *stages) if s not in (plain, itself))
             yield Implementation(name, "pointwise" if form is itself else "linear", chain(form, *stages),
                                  variables | {name: shapes[name] for name in wanted},
-                                 {"activation": "gelu"} if {activate, bias_gelu} & set(stages) else {}, name in SINGLE)
+                                 {"norm": "rms"} if rms in stages else {}, name in SINGLE)
 
 
 def embeddings() -> Iterator[Implementation]:
@@ -134,11 +144,12 @@ def embeddings() -> Iterator[Implementation]:
 
         def rows(count=len(sizes), **o: Any) -> Any:
             return reduce(add, [o[f"field{i}"] @ o[f"table{i}"] for i in range(count)])
-        for stages in ((plain,), (norm,), (norm, gained), (norm, affine)):
+        for stages in ((plain,), *itertools.product(NORMS), *itertools.product(NORMS, AFTER)):
             wanted = [name for stage in stages for name in signature(stage).parameters if name != "y"]
             name = "_".join([f"embed{len(sizes)}", *(s.__name__ for s in stages if s is not plain)])
             yield Implementation(name, "embed", after(rows, (*fields, *tables), *stages),
-                                 fields | tables | {name: OPERANDS[name] for name in wanted}, single=name == "embed1")
+                                 fields | tables | {name: OPERANDS[name] for name in wanted},
+                                 {"norm": "rms"} if rms in stages else {}, name == "embed1")
 
 
 def after(first: Callable[..., Any], own: tuple[str, ...], *stages: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,29 +164,50 @@ def after(first: Callable[..., Any], own: tuple[str, ...], *stages: Callable[...
 
 def score(q, k): return product(q, turn(k))
 def score_scaled(q, k, scale): return product(q, turn(k)) @ (I * scale)
-def weigh(s, v): return product(s, v, over=softmax, where=sequence)
-def attention(q, k, v): return weigh(score(q, k), v)
-def attention_scaled(q, k, v, scale): return weigh(score_scaled(q, k, scale), v)
+def score_grouped(q, k, heads): return score(q, k @ repeated(heads))
+def score_scaled_grouped(q, k, scale, heads): return score_scaled(q, k @ repeated(heads), scale)
+def weigh(s, v, where): return product(s, v, over=softmax, where=where)
+def weigh_grouped(s, v, where, heads): return weigh(s, v @ repeated(heads), where)
+def attention(q, k, v, where): return weigh(score(q, k), v, where)
+def attention_scaled(q, k, v, scale, where): return weigh(score_scaled(q, k, scale), v, where)
+def attention_grouped(q, k, v, where, heads): return weigh_grouped(score_grouped(q, k, heads), v, where, heads)
+
+
+def attention_scaled_grouped(q, k, v, scale, where, heads):
+    return weigh_grouped(score_scaled_grouped(q, k, scale, heads), v, where, heads)
+
+
 def headwise(x, weight): return x @ weight
 def to_heads(x, heads): return x @ split(heads)
 def from_heads(x, heads): return x @ split(heads).T
+def repeat(x, heads): return x @ repeated(heads)
 def first_columns(x, key): return kinds.left(x, key)
 def last_columns(x, key): return kinds.right(x, key)
 
 
 split = heads
-QUERY, VALUES = value[h, n], value[h, p]
-SCALED, HALVES = dict(q=QUERY, k=QUERY, scale=scalar), dict(x=joined[h, p + q], key=matrix[h, n, p])
+shared = replace(value, spread=True)                        # one head of it may serve all of the others
+QUERY, KEYS = dict(q=shared[h, n], k=shared[h, n]), dict(q=shared[h, n], k=value[k, n], heads=count)
+SEEN = dict(where=where["within", "reach"])                 # patterns that the kernels know
+WEIGHED, GROUPED = dict(s=scores[h], v=shared[h, p], **SEEN), dict(s=scores[h], v=value[k, p], heads=count, **SEEN)
+SCALE, HALVES = dict(scale=scalar), dict(x=joined[h, p + q], key=matrix[h, n, p])
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
 SQUARE, EACH = "one product for each sentence and head", "one product for each head"
 PASS = "a pass over the scores, then one product for each sentence and head"
+GQA = "groups of queries share keys and values (Ainslie et al. 2023)"
 OTHERS = (
-    (attention, "attention", dict(q=QUERY, k=QUERY, v=VALUES), False, FLASH),
-    (attention_scaled, "attention", SCALED | dict(v=VALUES), False, FLASH),
-    (score, "scores", dict(q=QUERY, k=QUERY), True, SQUARE),
-    (score_scaled, "scores", SCALED, True, SQUARE),
-    (weigh, "weigh", dict(s=scores[h], v=VALUES), True, PASS),
-    (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
+    (attention, "attention", QUERY | dict(v=shared[h, p]) | SEEN, False, FLASH),
+    (attention_scaled, "attention", QUERY | dict(v=shared[h, p]) | SCALE | SEEN, False, FLASH),
+    (attention_grouped, "attention", KEYS | dict(v=value[k, p]) | SEEN, False, GQA),
+    (attention_scaled_grouped, "attention", KEYS | dict(v=value[k, p]) | SCALE | SEEN, False, GQA),
+    (score, "scores", QUERY, True, SQUARE),
+    (score_scaled, "scores", QUERY | SCALE, True, SQUARE),
+    (score_grouped, "scores", KEYS, False, GQA),
+    (score_scaled_grouped, "scores", KEYS | SCALE, False, GQA),
+    (weigh, "weigh", WEIGHED, True, PASS),
+    (weigh_grouped, "weigh", GROUPED, False, GQA),
+    (headwise, "headwise", dict(x=shared[h, n], weight=matrix[h, n, p]), False, EACH),
+    (repeat, "repeat", dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
     (to_heads, "view", dict(x=value[h * p], heads=count), True, "no copy"),
     (from_heads, "view", dict(x=value[h, p], heads=count), True, "no copy"),
     (first_columns, "columns", HALVES, True, "no copy"),

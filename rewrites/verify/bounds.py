@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.epilogue import Epilogue, gamma
-from opmatrix.runtime.meanings import chosen, sentences, squares
+from opmatrix.runtime.meanings import chosen, grouped, sentences, squares, unseen
 from opmatrix.runtime.schedule import wide
 
 Bound = NDArray[np.float64]
 TINY = 2.0 ** -125                                          # what flushing exponentials to zero may lose of one of them
-PARTS = ("bias", "activation", "residual", "eps", "gain", "shift")
+PARTS = ("bias", "activation", "times", "residual", "eps", "norm", "gain", "shift")
 
 
 def epilogue(a: Arguments) -> Epilogue:
@@ -50,40 +50,50 @@ def scores(a: Arguments) -> Bound:
 
 def sizes(a: Arguments) -> list[Bound]:
     """|q| |k|ᵀ of each sentence: heads x queries x keys."""
-    return [np.einsum("qhd,khd->hqk", abs(a.exact.q[rows]), abs(a.exact.k[rows])) for rows in sentences(a.batch)]
+    return [np.einsum("qhd,khd->hqk", *(abs(part[rows]) for part in pair(a))) for rows in sentences(a.batch)]
+
+
+def pair(a: Arguments) -> tuple[Bound, Bound]:
+    """q and k, each with as many heads as there are."""
+    heads = max(operand.shape[1] for name in "qkv" if (operand := getattr(a, name, None)) is not None)
+    return grouped(a.exact.q, heads), grouped(a.exact.k, heads)
 
 
 def softmax(a: Arguments) -> Bound:
     """A share is a quotient of exponentials: see `shares`."""
-    return np.concatenate([shares(part, 0.0)[1].ravel() for _, part in squares(a.exact.x, a.batch)])
+    return np.concatenate([shares(part, 0.0, unseen(a.batch, rows, a.where))[1].ravel()
+                           for rows, part in squares(a.exact.x, a.batch)])
 
 
 def values(a: Arguments) -> Bound:
-    parts = [gamma(part.shape[-1]) * np.einsum("hqk,khd->qhd", abs(part), abs(a.exact.v[rows]))
+    parts = [gamma(part.shape[-1]) * np.einsum("hqk,khd->qhd", abs(part), abs(grouped(a.exact.v[rows], len(part))))
              for rows, part in squares(a.exact.p, a.batch)]
     return np.concatenate(parts)
 
 
 def attention(a: Arguments) -> Bound:
     """The same in one pass: doubtful scores, shares, and their sum over the values, rescaled from tile to tile."""
-    parts = []
+    parts, (q, k) = [], pair(a)
     for rows, size in zip(sentences(a.batch), sizes(a), strict=True):
-        exact = np.einsum("qhd,khd->hqk", a.exact.q[rows], a.exact.k[rows]) * a.scale
-        share, doubt = shares(exact, gamma(a.q.shape[2] + 2) * abs(a.scale) * size)
+        exact = np.einsum("qhd,khd->hqk", q[rows], k[rows]) * a.scale
+        doubt = gamma(a.q.shape[2] + 2) * abs(a.scale) * size
+        share, doubt = shares(exact, doubt, unseen(a.batch, rows, a.where))
         total = doubt + gamma(share.shape[-1] + 4) * (share + doubt)
-        parts.append(np.einsum("hqk,khd->qhd", total, abs(a.exact.v[rows])))
+        parts.append(np.einsum("hqk,khd->qhd", total, abs(grouped(a.exact.v[rows], len(share)))))
     return np.concatenate(parts)
 
 
-def shares(s: Bound, doubt: Any) -> tuple[Bound, Bound]:
-    """Softmax of scores known to within `doubt`, and how far off it may be.
+def shares(s: Bound, doubt: Any, unseen: NDArray[np.bool_]) -> tuple[Bound, Bound]:
+    """Softmax of the scores that are seen, known to within `doubt`, and how far off it may be.
 
     An exponent s - top is off by twice the doubt and a rounding of at most |s - top| <= 2 max |s|, the exponential
     itself by 2 units, the mass by γ of its terms; a share is such a quotient, so it is off by a factor e^(2 wrong)."""
-    share = np.exp(s - s.max(-1, keepdims=True))
-    share /= share.sum(-1, keepdims=True)
-    wrong = 2 * np.max(doubt + np.zeros(s.shape), -1, keepdims=True) + gamma(4) * (1 + abs(s).max(-1, keepdims=True))
-    return share, np.expm1(2 * (wrong + gamma(s.shape[-1] + 4))) * share + TINY
+    doubt, size = np.where(unseen, 0.0, doubt), np.where(unseen, 0.0, abs(s))
+    top = np.where(unseen, -np.inf, s).max(-1, keepdims=True)
+    share = np.where(unseen, 0.0, np.exp(np.minimum(s - np.where(top > -np.inf, top, 0.0), 0.0)))
+    share /= np.maximum(share.sum(-1, keepdims=True), TINY)
+    wrong = 2 * np.max(doubt, -1, keepdims=True) + gamma(4) * (1 + size.max(-1, keepdims=True))
+    return share, np.expm1(2 * (wrong + gamma(s.shape[-1] + 4))) * share + np.where(unseen, 0.0, TINY)
 
 
 def headwise(a: Arguments) -> Bound:
@@ -97,7 +107,7 @@ def view(a: Arguments) -> Bound:
 
 BOUNDS: dict[str, Callable[[Arguments], Bound]] = dict(
     linear=linear, pointwise=pointwise, scale=scale, embed=embed, scores=scores, softmax=softmax, values=values,
-    attention=attention, headwise=headwise, heads=view, join=view, columns=view)
+    attention=attention, headwise=headwise, repeat=view, heads=view, join=view, columns=view)
 
 
 def bound(kernel: str, arguments: Mapping[str, Any]) -> Bound:
