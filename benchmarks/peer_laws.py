@@ -198,7 +198,7 @@ def judged(prover: Prover, lhs: str, rhs: str) -> tuple[bool, float, str]:
     start = time.perf_counter()
     try:
         proof = prover.prove(*Reader().sides(lhs, rhs))
-        proved, why = proof.proved, "; ".join(proof.cut)
+        proved, why = proof.proved, proof.cut
     except InputError as error:
         proved, why = False, str(error)
     return proved, time.perf_counter() - start, why

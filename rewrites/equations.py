@@ -1,5 +1,6 @@
 """Equality by the laws: two operators are equal where both end in one class of the e-graph. No number is evaluated."""
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -9,39 +10,52 @@ import sympy
 
 from formats.shapes import N
 from opmatrix.term import Operator
-from rewrites.egraph import engine, rules, saturate
-from rewrites.law import Law
+from rewrites.egraph import engine, rules
+from rewrites.law import RESTRUCTURE, SIMPLIFY, Law
 from rewrites.laws import values
 from rewrites.template import Template
 
 BASE = 1 << 32                                              # above any number of equal sizes in a sum
 
-# The size of a class, as one whole number: a size is a sum of monomials, and every monomial has a power of BASE.
-SIZES = """
-(function tall (Op) BigInt :merge old)
-(function wide (Op) BigInt :merge old)
-(rule ((= e (K_add a b)) (= m (tall a)) (= m (tall b)) (= n (wide a)) (= n (wide b))) ((set (tall e) m) (set (wide e) n)) :ruleset facts)
-(rule ((= e (K_mul a b)) (= m (tall a)) (= m (tall b)) (= n (wide a)) (= n (wide b))) ((set (tall e) m) (set (wide e) n)) :ruleset facts)
-(rule ((= e (K_compose a f)) (entrywise f) (= m (tall a)) (= n (wide a))) ((set (tall e) m) (set (wide e) n)) :ruleset facts)
-(rule ((= e (K_product a b o w)) (= m (tall a)) (= n (wide b))) ((set (tall e) m) (set (wide e) n)) :ruleset facts)
-(rule ((= e (K_turn a)) (= m (tall a)) (= n (wide a))) ((set (tall e) n) (set (wide e) m)) :ruleset facts)
-(rule ((= e (K_row a b)) (= m (tall a)) (= n (wide a)) (= p (wide b))) ((set (tall e) m) (set (wide e) (+ n p))) :ruleset facts)
-(rule ((= e (K_below a b)) (= m (tall a)) (= p (tall b)) (= n (wide a))) ((set (tall e) (+ m p)) (set (wide e) n)) :ruleset facts)
-(rule ((= e (K_left a c)) (= m (tall a)) (= n (wide c))) ((set (tall e) m) (set (wide e) n)) :ruleset facts)
-(rule ((= e (K_right a c)) (= m (tall a)) (= n (wide a)) (= p (wide c))) ((set (tall e) m) (set (wide e) (- n p))) :ruleset facts)
-(rule ((= e (K_unit a)) (= n (wide a))) ((set (tall e) n) (set (wide e) n)) :ruleset facts)
-(rule ((= e (K_mul f s)) (entrywise f) (constant s) (column s)) ((entrywise e)) :ruleset facts)
-"""
+
+def read(node: str) -> str:
+    """The sizes of the operands of a node."""
+    second = "(= k (tall b)) (= p (wide b))" if " b" in node else ""
+    return f"(= m (tall a)) (= n (wide a)) {second}"
+
+
+# Rows and columns of a class as whole numbers, from those of its parts: m by n and k by p. What spreads has none.
+SIZED = {
+    "add a b": ("(= m k) (= n p)", "m", "n"),
+    "mul a b": ("(= m k) (= n p)", "m", "n"),
+    "row a b": ("(= m k)", "m", "(+ n p)"),
+    "below a b": ("(= n p)", "(+ m k)", "n"),
+    "left a b": ("", "m", "p"),
+    "right a b": ("", "m", "(- n p)"),
+    "product a b o w": ("", "m", "p"),
+    "compose a f": ("(entrywise f)", "m", "n"),
+    "turn a": ("", "n", "m"),
+    "unit a": ("", "n", "n"),
+}
+DERIVED = {node.split()[0] for node in SIZED}
+FACTS = "\n".join([
+    "(function tall (Op) BigInt :merge old) (function wide (Op) BigInt :merge old)",
+    "(rule ((= e (K_mul f s)) (entrywise f) (constant s) (column s)) ((entrywise e)) :ruleset facts)",
+    *(f"(rule ((= e (K_{node})) {read(node)} {where}) ((set (tall e) {rows}) (set (wide e) {columns})) :ruleset facts)"
+      for node, (where, rows, columns) in SIZED.items())])
+PHASES = SIMPLIFY, RESTRUCTURE
+ROUND = "(run-schedule (saturate (run facts))) (run {} 1) (print-size)"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether two operators are equal by laws: which fired, how often; what was cut by a budget, so that nothing is
-    said where `proved` is false; the seconds it took."""
+    """Whether two operators are equal by laws; how often each matched; nodes; which law was growing when the budget was
+    spent, so that nothing is said where `proved` is false; the seconds it took."""
 
     proved: bool
-    laws: dict[str, int]
-    cut: tuple[str, ...]
+    matches: dict[str, int]
+    nodes: int
+    cut: str
     seconds: float
 
     def __bool__(self) -> bool:
@@ -49,22 +63,45 @@ class Proof:
 
 
 class Prover:
-    """An engine that knows these laws; each proof has a graph of its own."""
+    """An engine that knows these laws. Every proof has a graph of its own."""
 
     def __init__(self, laws: Sequence[Law] = values.LAWS) -> None:
         self.laws, self.engine = tuple(laws), engine(())
-        self.run("\n".join([SIZES, *(rule for law in laws for rule in rules(law))]))
+        self.run("\n".join([FACTS, *(rule for law in laws for rule in rules(law))]))
+        self.rounds = {phase: self.engine.parse_program(ROUND.format(phase)) for phase in PHASES}
 
-    def run(self, program: str) -> Any:
-        return self.engine.run_program(*self.engine.parse_program(program))
+    def run(self, program: str) -> None:
+        self.engine.run_program(*self.engine.parse_program(program))
 
-    def prove(self, left: Operator, right: Operator, *, budget: int = 3000, rounds: int = 50) -> Proof:
-        """Whether both end in one class within so many nodes, and rounds a phase."""
-        start = time.perf_counter()
-        template = sized(Template.of(roots := {"left": left, "right": right}), roots)
-        graph = saturate(template, self.laws, budget=budget, rounds=rounds, shared=self.engine)
-        return Proof(graph.named["$left"] == graph.named["$right"], dict(graph.matches), tuple(graph.cut),
+    def prove(self, left: Operator, right: Operator, budget: int = 3000) -> Proof:
+        """Whether both end in one class before the graph has more nodes than the budget."""
+        start, roots = time.perf_counter(), {"left": left, "right": right}
+        self.run("(push)\n" + sized(Template.of(roots), roots).text)
+        try:
+            proved, matches, nodes = self.saturate(budget)
+        finally:
+            self.run("(pop)")
+        growing = max(matches, key=lambda law: matches[law], default="") if nodes > budget and not proved else ""
+        return Proof(proved, dict(matches), nodes, growing and f"at {nodes} nodes {growing} was growing",
                      time.perf_counter() - start)
+
+    def saturate(self, budget: int) -> tuple[bool, Counter[str], int]:
+        """Rounds of each phase until nothing changes in any; whether left is right, matches by law, nodes."""
+        matches, nodes, still = Counter[str](), 0, 0
+        while still < len(PHASES):
+            for phase in PHASES:
+                still += 1
+                while nodes <= budget and not self.equal():
+                    _, done, sizes = self.engine.run_program(*self.rounds[phase])
+                    matches.update(done.report.num_matches_per_rule)
+                    nodes = sum(count for name, count in sizes.sizes if name.startswith("K_"))
+                    if not done.report.updated:
+                        break
+                    still = 0
+        return self.equal(), matches, nodes
+
+    def equal(self) -> bool:
+        return bool(self.engine.lookup_function("$left", []) == self.engine.lookup_function("$right", []))
 
 
 def sized(template: Template, roots: dict[str, Operator]) -> Template:
@@ -72,6 +109,8 @@ def sized(template: Template, roots: dict[str, Operator]) -> Template:
     names, powers, lines = dict[Any, int | None](), {1: 0}, list[str]()
     terms = dict.fromkeys(term for root in roots.values() for term in root.walk())
     for entry, term in zip(template.entries, terms, strict=True):
+        if term.kind.name in DERIVED and (term.kind.name != "compose" or term.children[1].entrywise):
+            continue                                        # the engine finds them
         for fact, size in (("tall", term.out.rows), ("wide", term.out.cols)):
             if size not in names:
                 names[size] = number(size, powers)
@@ -95,6 +134,7 @@ def prover() -> Prover:
     return Prover()
 
 
-def prove(left: Operator, right: Operator, **limits: int) -> Proof:
-    """Whether two operators are equal by the laws of values; `limits` are those of Prover.prove."""
-    return prover().prove(left, right, **limits)
+def prove(left: Operator, right: Operator, budget: int = 3000) -> Proof:
+    """Whether two operators are equal by the laws of values: both end in one class before the graph has more nodes than
+    the budget."""
+    return prover().prove(left, right, budget)

@@ -31,7 +31,7 @@ SORTED = ("(= a (ordering-max a b))", "(!= a b)")           # a and b stand in t
 
 def law(**declared):
     """A law of values is canonical, unless it says otherwise: its left side is never needed again."""
-    return declare(**{"phase": SIMPLIFY, "canonical": True} | declared)
+    return declare(**{"phase": SIMPLIFY, "canonical": False} | declared)
 
 
 # ---- transposes go to the leaves
