@@ -148,11 +148,23 @@ class Lowering:
     def representations(self, use: Use, methods: Sequence[Method], made: set[Stored]) -> Iterator[Node]:
         for method in methods:
             stored = Stored(use.weight, use.layout, method)
-            seconds, size = self.prices.product(self, use, method)
+            seconds, size = self.price(use, method)
             yield Node(use, (stored,), seconds, error=method.error, label=method)
             if stored not in made:
                 made.add(stored)
                 yield Node(stored, (), memory=size, label=stored)
+
+    @cached_property
+    def priced(self) -> dict[Any, tuple[float, float]]:
+        """Seconds and bytes of uses so far: the same for every part of this structure and these sizes."""
+        return {} if self.like is None else self.like.priced
+
+    def price(self, use: Use, method: Method) -> tuple[float, float]:
+        """Seconds of x times a weight in this representation, and the bytes of the weight."""
+        key = use, method[:2]
+        if key not in self.priced:
+            self.priced[key] = self.prices.product(self, use, method)
+        return self.priced[key]
 
     def columns(self, cls: int) -> int:
         """Numbers in a row of a value, all heads together."""
@@ -160,9 +172,16 @@ class Lowering:
 
     def leaves(self, cls: Hashable) -> tuple[str, ...]:
         """The weight leaves that a use or a stored weight is made of: the family that cuts are about."""
-        if not isinstance(cls, Use):
-            return ()
-        return tuple(self.template.names[t.args[0]] for t in self.terms[cls.weight].walk() if t.kind.name == "weight")
+        return self.families.get(cls, ()) if isinstance(cls, Use) else ()
+
+    @cached_property
+    def families(self) -> dict[Hashable, tuple[str, ...]]:
+        """The names of the leaves of every use."""
+        if self.like is not None:
+            return self.like.families
+        names = self.template.names
+        return {use: tuple(names[t.args[0]] for t in self.terms[use.weight].walk() if t.kind.name == "weight")
+                for use in self.kernels[1]}
 
     def matrix(self, cls: int, how: str) -> np.ndarray:
         """The float64 numbers of a weight as a kernel wants them: in x out, heads side by side or one above the

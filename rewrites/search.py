@@ -28,13 +28,15 @@ def exactly(lowering: Lowering, use: Use) -> Sequence[Method]:
 
 @dataclass
 class Structure:
-    """One program for every part, with the states between them. `time` in seconds, `memory` in stored bytes."""
+    """One program for every part, with the states between them. `time` in seconds, `memory` in stored bytes; `cost` is what was
+    minimised, the time where no budgets weigh in, and no program costs less than `bound`."""
 
     lowerings: list[Lowering]
     extractions: list[Extraction]
     path: list[tuple[str, str]]
     parts: list[Part]
     time: float
+    cost: float
     bound: float
     greedy: float
     seconds: dict[str, float] = field(default_factory=dict)
@@ -45,7 +47,7 @@ class Structure:
 
     @property
     def gap(self) -> float:
-        return (self.time - self.bound) / self.time if self.time else 0.0
+        return (self.cost - self.bound) / self.cost if self.cost else 0.0
 
     @property
     def memory(self) -> float:
@@ -106,13 +108,14 @@ class Space:
         return lowering.problem([named[part.roots[after]]], [named[part.border]] if part.border else [], methods)
 
     def structure(self, path: Sequence[tuple[str, str]], chosen: list[Extraction], bound: float, greedy: float,
-                  seconds: dict[str, float]) -> Structure:
+                  seconds: dict[str, float], cost: float | None = None) -> Structure:
         """One program for every part along a path of border states."""
         graphs, total = self.explorer.graphs.values(), sum(e.time for e in chosen)
+        cost = total if cost is None else cost
         fired = frozenset(name.removesuffix(" backwards") for g in graphs for name, count in g.matches.items() if count)
         return Structure([self.lowering(n, before) for n, (before, _) in enumerate(path)], chosen, [*path],
                          [self.found[n][before] for n, (before, _) in enumerate(path)],
-                         total, min(bound, total), greedy, self.seconds | seconds | self.explorer.seconds(),
+                         total, cost, min(bound, cost), greedy, self.seconds | seconds | self.explorer.seconds(),
                          sum(len(g.nodes) for g in graphs), sum(len(g.members) for g in graphs),
                          [cut for g in graphs for cut in g.cut], fired)
 

@@ -1,0 +1,129 @@
+"""The cheapest program of a whole model within budgets of error and memory. A linear program over columns prices the
+budgets, each part answers with the program that is cheapest at these prices (Dantzig and Wolfe 1960), and what all parts
+answer to one price proves a bound for every program (Geoffrion 1974)."""
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from rewrites.columns import Column, Dual, Master, Price, Shape, Stage
+from rewrites.extraction import Infeasible
+from rewrites.layers import states
+from rewrites.lower import Lowering, Method, Use
+from rewrites.search import Methods, Space, Structure, lowest
+
+SEEDS = 3                                                   # times that one part of each structure is asked before all are
+ROUNDS = 40                                                 # of pricing out columns of shapes that are known
+SLACK = 1e-4                                                # relative, between the relaxation and its bound
+UNITS: tuple[Price, ...] = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+
+
+def within(space: Space, methods: Methods, *, error: float | None = None, memory: float | None = None,
+           weights: Price = (1, 0, 0), time_limit: float = 10.0, gap: float = 1e-3) -> Structure:
+    """The cheapest program, by weights of seconds, bytes and squared error, whose squared errors add to at most `error` and
+    whose weights take at most `memory` bytes; every program costs at least its `bound`. `methods` gives what each use of a
+    weight may be stored by. Stops at a relative `gap`, or at the time limit with the best so far. Raises Infeasible where no
+    program was found within the budgets."""
+    start = time.perf_counter()
+    limits = {criterion: limit for criterion, limit in ((2, error), (1, memory)) if limit is not None}
+    found = Budgeted(stages(space, methods, error), weights, limits, start + time_limit).run(gap)
+    cost, best = found.master.cost(found.best), found.best
+    if best is None:
+        raise Infeasible(f"no program within squared error {error} and {memory} bytes of weights: the closest is over by "
+                         f"{found.over:.3g} of a budget")
+    chosen = [found.stages[column.stage].extraction(column, weights) for column in best]
+    return space.structure([found.stages[column.stage].pair for column in best], chosen, found.bound, inf,
+                           {"within": time.perf_counter() - start}, cost)
+
+
+def stages(space: Space, methods: Methods, error: float | None) -> list[Stage]:
+    """Every part between every two border states, with the methods that alone keep the error."""
+    def allowed(lowering: Lowering, use: Use) -> Sequence[Method]:
+        return [method for method in methods(lowering, use) if error is None or method.error <= error]
+    return [Stage(number, (before, after), space.problem(number, before, after, allowed), space.lowering(number, before))
+            for number, before, after in states(space.found)]
+
+
+@dataclass
+class Budgeted:
+    """A search within budgets. Parts of equal structure share the shapes of programs that are known."""
+
+    stages: list[Stage]
+    weights: Price
+    limits: dict[int, float]                                # criterion -> budget
+    until: float
+    pool: dict[Any, dict[Any, Shape]] = field(default_factory=dict)
+    best: list[Column] | None = None
+    bound: float = -inf
+    over: float = 0.0
+
+    def run(self, gap: float) -> "Budgeted":
+        """One stage of each structure is asked until prices settle, then all of them until the bound meets the best."""
+        first = [*{stage.key: at for at, stage in enumerate(self.stages)}.values()]
+        cost = sum(least for _, least in self.asked(self.weights, first))
+        self.master = Master(self.stages, self.weights, self.limits, cost or 1.0)
+        for _ in range(SEEDS):
+            dual = self.filled()
+            if not dict(self.asked(dual.price, first)):
+                break
+        while True:
+            dual = self.filled()
+            self.over = dual.over
+            self.improve()
+            proved = dual.value - self.bound <= SLACK * dual.value   # of the relaxation; what is left is whole numbers
+            if proved or self.closed(gap) or time.perf_counter() > self.until:
+                return self
+            self.bound = max(self.bound, self.least(dual.price))
+
+    @property
+    def shapes(self) -> int:
+        return sum(map(len, self.pool.values()))
+
+    def closed(self, gap: float) -> bool:
+        return (cost := self.master.cost(self.best)) - self.bound <= gap * cost < inf
+
+    def asked(self, price: Price, ats: Sequence[int]) -> Iterator[tuple[int, float]]:
+        """These stages with the least that each costs at these prices; what it answers joins the pool."""
+        for at in ats:
+            try:
+                answer = self.stages[at].answer(price, max(0.05, self.until - time.perf_counter()))
+            except Infeasible:
+                continue
+            shape = self.stages[at].shape(answer)
+            self.pool.setdefault(self.stages[at].key, {}).setdefault(shape.key, shape)
+            yield at, answer.bound
+
+    def least(self, price: Price) -> float:
+        """What no program within the budgets can cost less than, by what every stage answers to these prices."""
+        answers: dict[int, dict[tuple[str, str], float]] = {stage.number: {} for stage in self.stages}
+        for at, least in self.asked(price, range(len(self.stages))):
+            answers[self.stages[at].number][self.stages[at].pair] = least
+        paid = sum((price[criterion] - self.weights[criterion]) * limit for criterion, limit in self.limits.items())
+        return lowest([answers[number] for number in sorted(answers)]) - paid
+
+    def filled(self) -> Dual:
+        """The relaxation over every column that the known shapes make: priced out until none would lower it."""
+        for price in UNITS:
+            for column in self.columns(price):
+                self.master.add(column)
+        for _ in range(ROUNDS):
+            dual = self.master.relax()
+            better = [column for column in self.columns(dual.price) if self.master.reduced(column, dual) < -1e-7]
+            if not sum([self.master.add(column) for column in better]):
+                break
+        return dual
+
+    def columns(self, price: Price) -> Iterator[Column]:
+        """Every known shape of every stage, with the methods that are cheapest at these prices."""
+        for at, stage in enumerate(self.stages):
+            for shape in self.pool.get(stage.key, {}).values():
+                if all(use in stage.offers for use in shape.uses):
+                    yield stage.column(at, shape, price)
+
+    def improve(self) -> None:
+        """A better program of whole columns, and with the methods of all its weights chosen anew."""
+        path = self.master.integer(0.5)
+        for tried in (path, path and self.master.polished(path, 0.5), self.best and self.master.polished(self.best, 0.5)):
+            if self.master.cost(tried) < self.master.cost(self.best):
+                self.best = tried
