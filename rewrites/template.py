@@ -1,6 +1,6 @@
 """A layer without its numbers: the text that enters the graph, and a table of the numbers by name. Layers of equal
 structure have equal text and share one graph."""
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -75,6 +75,16 @@ class Template:
         return built
 
 
+    def splits(self) -> set[tuple[int, int]]:
+        """Every number of heads that columns are cut into or joined from, with the columns of one."""
+        terms, found = self.instance(self.values), set[tuple[Any, Any]]()
+        for entry in self.entries:
+            if entry.kind == "compose" and terms[entry.children[1]].kind.name in ("heads", "join"):
+                which = entry.name if terms[entry.children[1]].kind.name == "heads" else entry.children[0]
+                found.add((terms[which].out.heads, terms[which].out.cols))
+        return {(heads, columns) for heads, columns in found if isinstance(heads, int) and isinstance(columns, int)}
+
+
 def made(entry: Entry) -> str:
     return f"({' '.join([f'K_{entry.kind}', *entry.children, *(quoted(a) for a in entry.attributes)])})"
 
@@ -96,16 +106,32 @@ def known(term: Operator, leaves: Sequence[Operator]) -> Iterator[str]:
         yield "column"
 
 
-def shrink(values: dict[str, Any], draw: Callable[[tuple[int, ...]], Any], heads: int = 2) -> dict[str, Any]:
-    """The same table at sizes of at most 16 or so: equal sizes stay equal, different ones different, and what divides
-    another, as heads do, becomes the number of heads."""
+def shrink(values: dict[str, Any], draw: Callable[[tuple[int, ...]], Any],
+           splits: Iterable[tuple[int, int]] = ()) -> dict[str, Any]:
+    """The same table at sizes of at most 16 or so: equal sizes stay equal, different ones different. `splits` are the
+    numbers of heads, each with the columns of one, whose product stays a product; where nobody says, a number that divides
+    a size is one of heads."""
     counts = {v for v in values.values() if type(v) is int}
     sizes = sorted({s for v in values.values() for s in sizes_of(v)} | counts)
-    divisors = {c for c in counts if 1 < c < max(sizes, default=0)}
-    small = {0: 0, 1: 1} | {size: heads for size in divisors if any(s % size == 0 for s in sizes if s != size)}
+    small = products([*splits] or [(c, size // c) for c in counts for size in sizes if 1 < c < size and size % c == 0])
     for size in sizes:
-        small.setdefault(size, heads * len(small))
+        if size not in small:
+            small[size] = next(even for even in range(4, 2 * len(small) + 8, 2) if even not in small.values())
     return {name: shrunken(value, small, draw) for name, value in values.items()}
+
+
+def products(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Small numbers for heads, for the columns of one and for both together; the numbers themselves where heads, columns
+    and products are so much alike that no smaller ones are."""
+    small = {0: 0, 1: 1}
+    for power, heads in enumerate(sorted({heads for heads, _ in pairs} - {1})):
+        small[heads] = 2 ** (power + 1)
+    for number, columns in enumerate(sorted({columns for _, columns in pairs})):
+        small.setdefault(columns, 3 + 2 * number)
+    for heads, columns in pairs:
+        if small.setdefault(heads * columns, small[heads] * small[columns]) != small[heads] * small[columns]:
+            return {0: 0, 1: 1} | {size: size for pair in pairs for size in (*pair, pair[0] * pair[1])}
+    return small
 
 
 def sizes_of(value: Any) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ MASKS = ("sequence", "sequence & causal", "sequence & window({})", "sequence & c
 
 def random_config(rng):
     """A small configuration: 1 to 3 layers, width at most 96."""
-    pick = lambda *among: among[rng.integers(len(among))]   # noqa: E731
+    pick = lambda *among: among[rng.integers(len(among))]
     h, d = int(rng.integers(1, 7)), int(pick(2, 4, 5, 8, 12, 16))
     shared = [g for g in range(1, h + 1) if h % g == 0]
     return dict(

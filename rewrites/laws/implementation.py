@@ -206,7 +206,7 @@ OTHERS = (
     (score_scaled_grouped, "scores", KEYS | SCALE, False, GQA),
     (weigh, "weigh", WEIGHED, True, PASS),
     (weigh_grouped, "weigh", GROUPED, False, GQA),
-    (headwise, "headwise", dict(x=shared[h, n], weight=matrix[h, n, p]), False, EACH),
+    (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
     (repeat, "repeat", dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
     (to_heads, "view", dict(x=value[h * p], heads=count), True, "no copy"),
     (from_heads, "view", dict(x=value[h, p], heads=count), True, "no copy"),
