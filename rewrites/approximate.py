@@ -12,6 +12,7 @@ from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Gram, Limits, propose
 from opmatrix.spectra.propose import Proposals
+from rewrites.approximation import Approximation
 from rewrites.emit import Emitter
 from rewrites.extraction import Extraction, Node, Problem, extract
 from rewrites.fit import Fitter
@@ -129,16 +130,19 @@ def methods(site: Site, gram: Gram | None, prices: Prices, limits: Limits) -> Pr
 
 
 def candidates(program: Program, structure: Structure, emitter: Emitter, prices: Prices, fit: Batch, batch: Batch,
-               limits: Limits, progress: Callable[[int, int], None] = lambda done, of: None) -> Choices:
+               limits: Limits, progress: Callable[[int, int], None] = lambda done, of: None,
+               own: Sequence[Approximation] = ()) -> Choices:
     """Proposes methods for every weight, fitted to the rows `fit`, and measures each alone: the relative change of the
-    output on the rows of `batch`. What was measured before for the same program, rows, limits and prices is recalled."""
+    output on the rows of `batch`. What was measured before for the same program, rows, limits and prices is recalled. `own`
+    are approximations that a user declared: these are proposed for every weight, and never recalled."""
     found = sites(program, structure, emitter)
     grams = observe(program, [site.x for site in found], fit)
-    fitter = Fitter({site.key: grams[site.x] for site in found if site.x})
+    fitter = Fitter({site.key: grams[site.x] for site in found if site.x}, own={each.name: each for each in own})
     file = place(program, (fit, batch), limits, prices)
-    if (measured := recall(file)) is None:
+    if (measured := None if own else recall(file)) is None:
         measured = proposed(program, found, grams, prices, batch, limits, fitter, progress)
-        keep(file, measured)
+        if not own:
+            keep(file, measured)
     options = {}
     for site in found:
         exact = dict.fromkeys([site.stored.method, Method(), *(forms(site.matrix) if site.x else ())])
@@ -156,8 +160,8 @@ def proposed(program: Program, found: Sequence[Site], grams: dict[str, Gram], pr
     measured: Measured = {}
     for site, offered in zip(found, proposals, strict=True):
         measured[site.constant] = []
-        for each in offered:
-            method = Method(each.method, tuple(each.parameters.items()), each.fit)
+        declared = [method for each in fitter.own.values() if site.x for method in each.methods(site.matrix)]
+        for method in (*(Method(each.method, tuple(each.parameters.items()), each.fit) for each in offered), *declared):
             stored = as_dense(fitter.store(site.matrix, method, site.key))
             changed = Program(program.steps, {**program.constants, site.constant: stored}, program.output)
             error = difference(changed.run(batch), wanted) ** 2

@@ -15,6 +15,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
 
 Model = Annotated[str, typer.Argument(
     help="minilm, or a directory with config.json, model.safetensors and tokenizer.json")]
+Laws = Annotated[Path | None, typer.Option(
+    "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you trust")]
 Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote")]
 
 
@@ -25,25 +27,35 @@ def optimize(
     memory: Annotated[float | None, typer.Option(help="megabytes, stored and working together")] = None,
     text: Annotated[Path | None, typer.Option(help="a file of lines: even ones calibrate, odd ones verify")] = None,
     tokens: Annotated[int | None, typer.Option(help="the workload: one sentence of so many tokens")] = None,
+    own: Laws = None,
     without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
     out: Annotated[Path | None, typer.Option(help="where to save; ./MODEL.opmatrix by default")] = None,
     results: Annotated[Path | None, typer.Option("--json", help="where to write all results")] = None,
 ) -> None:
     """Find, verify, measure and save the cheapest program of a MODEL."""
+    from rewrites.laws import EXACT_LAWS
     from rewrites.optimize import optimize as find
     from rewrites.report import Report, hushed
     from rewrites.results import as_json, printed, save
     target = out or Path(f"{Path(model).resolve().name}.opmatrix")
     refuse(error, memory, target, results)
+    declared = declarations(own)
     with hushed():
         result = find(model, error=error, memory=memory and memory * 1e6, text=str(text) if text else None,
-                      tokens=tokens, leave_out=tuple(without or ()), report=Report())
+                      tokens=tokens, leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws),
+                      approximations=declared.approximations, report=Report())
     where = save(result, target)
-    found = as_json(result, where)
+    found = as_json(result, where) | {"laws": str(own.absolute()) if own else None}
     (target / "report.json").write_text(json.dumps(found, indent=1))
     if results is not None:
         results.write_text(json.dumps(found, indent=1))
     typer.echo(printed(result, target))
+
+
+def declarations(file: Path | None) -> Any:
+    """What a user's file declares; nothing without one."""
+    from rewrites.user import Declared, load
+    return Declared() if file is None else load(file)
 
 
 def refuse(error: float, memory: float | None, target: Path, results: Path | None) -> None:
@@ -74,16 +86,19 @@ def run(directory: Saved, text: Annotated[list[str], typer.Argument(help="senten
 
 
 @app.command()
-def laws() -> None:
+def laws(own: Laws = None) -> None:
     """Every law: what it says, its kind, its guard, its source."""
     from rewrites.laws import EXACT_LAWS
     from rewrites.laws.implementation import IMPLEMENTATIONS
-    entries: list[Any] = [*EXACT_LAWS, *IMPLEMENTATIONS]
+    declared = declarations(own)
+    exact = *EXACT_LAWS, *declared.laws
+    entries: list[Any] = [*exact, *IMPLEMENTATIONS, *declared.approximations]
     for entry in entries:
         name, kind, statement, guard, source = entry.row()
         said = [f"{name} ({kind})", statement, *([f"where {guard}"] if guard else []), *([source] if source else [])]
         typer.echo("\n    ".join(said))
-    typer.echo(f"{len(EXACT_LAWS)} exact laws, {len(IMPLEMENTATIONS)} implementation laws")
+    counts = [f"{len(exact)} exact laws", f"{len(IMPLEMENTATIONS)} implementation laws"]
+    typer.echo(", ".join(counts + [f"{len(declared.approximations)} approximations"] * bool(declared.approximations)))
 
 
 @app.command()

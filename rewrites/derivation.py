@@ -12,7 +12,7 @@ from opmatrix.term import Operator
 from rewrites.egraph import Node, build
 from rewrites.law import APPROXIMATE, Law
 from rewrites.template import shrink, sizes_of
-from rewrites.trees import CALLS, STORED, Forest, Path, Tree
+from rewrites.trees import CALLS, OPEN, STORED, Forest, Path, Tree
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graph import batch, difference, width
 from rewrites.verify.values import Values
@@ -140,7 +140,7 @@ class Reading:
         rng = np.random.default_rng(seed)
         small = template = forest.lowering.template
         if max((size for value in template.values.values() for size in sizes_of(value)), default=0) > SMALL:
-            small = replace(template, values=shrink(template.values, lambda shape: rng.normal(size=shape)))
+            small = replace(template, values=shrink(template.values, lambda shape: rng.normal(size=shape), template.splits()))
         return cls(forest, small.values, Values(width(small), batch(small, rng), rng), {})
 
     def apart(self, a: Tree, b: Tree) -> float:
@@ -161,7 +161,7 @@ class Reading:
             return parts[0]
         if tree.kind in CALLS:
             operands, others = iter(parts), iter(tree.attributes)
-            return CALLS[tree.kind].over({name: self.values[next(others)] if sort.name == "count" else next(operands)
+            return CALLS[tree.kind].over({name: self.values[next(others)] if sort.name in OPEN else next(operands)
                                           for name, sort in CALLS[tree.kind].variables.items()})
         places = dict(enumerate(parts))
         term = build(Node(tree.kind, tuple(places), tree.attributes, tree.cls, False), places, self.values)

@@ -21,6 +21,7 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.optimize import FEW, Run, calibrated, pieces, without
 from rewrites.report import Report, megabytes, ms, percent, table
 from rewrites.search import Structure, search
+from rewrites.user import load
 from rewrites.workload import Workload
 
 SHOWN = 14                                                  # steps: about a layer
@@ -96,8 +97,9 @@ def again(program: Program, found: dict[str, Any]) -> Run:
     """The search that led to a program, on the model it came from."""
     report, meta = Report(quiet=True), program.meta
     checkpoint = open_model(meta["model"] if meta["model"] == "minilm" else meta["source"])
+    declared = load(found["laws"]).laws if found.get("laws") else ()
     return Run(checkpoint, checkpoint.operator(), Workload.of(checkpoint, found["text"], found["tokens"]),
-               calibrated(lambda *_: None), without(EXACT_LAWS, found["without"]), report)
+               calibrated(lambda *_: None), without((*EXACT_LAWS, *declared), found["without"]), report)
 
 
 def readable(file: Path) -> Path:

@@ -8,6 +8,7 @@ from formats import FORMATS
 from opmatrix.spectra import Gram
 from opmatrix.spectra.activations import whitened
 from opmatrix.spectra.propose import Candidate
+from rewrites.approximation import Approximation
 from rewrites.lower import Method
 
 Key = tuple[int, int, str]                                  # part, class and layout of a weight
@@ -15,14 +16,18 @@ Key = tuple[int, int, str]                                  # part, class and la
 
 @dataclass
 class Fitter:
-    """`grams` holds XᵀX of what each weight multiplies, where a method is fitted to it."""
+    """`grams` holds XᵀX of what each weight multiplies, where a method is fitted to it; `own` the approximations that a user
+    declared, by name."""
 
     grams: dict[Key, Gram] = field(default_factory=dict)
+    own: dict[str, Approximation] = field(default_factory=dict)
     directions: dict[Key, np.ndarray] = field(default_factory=dict)
 
     def store(self, numbers: np.ndarray, method: Method, key: Key) -> Any:
         """The weight (in x out, float64) in its representation; storing it as it is only rounds it."""
         options, gram = dict(method.parameters), self.grams.get(key)
+        if (declared := self.own.get(method.fit.partition("(")[0])) is not None:
+            return declared.store(numbers, method)
         if method.format == "dense":
             return FORMATS["dense"].pack(numbers.astype(np.float32))
         if method.format == "lowrank":

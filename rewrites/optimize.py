@@ -13,6 +13,7 @@ from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.term import Operator
 from rewrites.approximate import Choices, candidates, difference, undominated
+from rewrites.approximation import Approximation
 from rewrites.extraction import Extraction, Infeasible
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
@@ -93,7 +94,8 @@ def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
 
 
 def optimize(model: str, *, error: float = 0.02, memory: float | None = None, text: str | None = None, tokens: int | None = None,
-             leave_out: Sequence[str] = (), laws: Sequence[Law] = EXACT_LAWS, machine: Any = None, rounds: int = 11,
+             leave_out: Sequence[str] = (), laws: Sequence[Law] = EXACT_LAWS, approximations: Sequence[Approximation] = (),
+             machine: Any = None, rounds: int = 11,
              report: Report | None = None) -> Result:
     """The cheapest verified program of a model on this machine whose output changes by at most `error`, relative, on held-out
     rows; `memory` bounds stored and working bytes. Raises InputError for what comes from outside, Infeasible where no
@@ -105,7 +107,7 @@ def optimize(model: str, *, error: float = 0.02, memory: float | None = None, te
     if machine is None:
         with report.phase("machine") as progress:
             machine = calibrated(progress)
-    run = Run(checkpoint, operator, workload, machine, laws, report)
+    run = Run(checkpoint, operator, workload, machine, laws, report, approximations=approximations)
     with report.phase("search"):
         run.explore()
     with report.phase("kernels"):
@@ -145,6 +147,7 @@ class Run:
     choices: Choices | None = None
     dropped: list[Point] = field(default_factory=list)
     representable: Representable = field(default_factory=Representable)
+    approximations: Sequence[Approximation] = ()
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -179,7 +182,7 @@ class Run:
         from opmatrix.spectra import Limits
         self.choices = candidates(self.programs["exact"], self.structures["exact"], self.emitter, prices,
                                   self.workload.fit, self.workload.probe,
-                                  Limits(error=max(0.5, error), most=4), progress)
+                                  Limits(error=max(0.5, error), most=4), progress, self.approximations)
 
     def front(self, error: float, memory: float | None) -> None:
         """The exact optimum, and the undominated choices over a ladder of errors."""

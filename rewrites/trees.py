@@ -14,6 +14,7 @@ from rewrites.lower import Call, Lowering, Use, layout
 from rewrites.match import attribute_variable, orders
 
 CALLS = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
+OPEN = "count", "where", "over"                             # sorts of variables that stand for attributes
 STORED = "stored"                                           # a weight in a representation: as logical, the weight itself
 Key = tuple[str, tuple[int, ...], tuple[str, ...]]          # a member: kind, classes of its children, attributes
 Path = tuple[int, ...]                                      # which child, from the root down

@@ -9,7 +9,7 @@ from opmatrix.data import Data
 from opmatrix.term import KINDS, NAMES, Operator
 from rewrites.derivation import Derivation, Step, unify
 from rewrites.law import APPROXIMATE, Law
-from rewrites.trees import CALLS, STORED, Forest, Path, Tree
+from rewrites.trees import CALLS, OPEN, STORED, Forest, Path, Tree
 
 INFIX = {"add": (1, " + "), "mul": (2, " * "), "compose": (2, " @ ")}
 NAMED = 12                                                  # nodes of an operator that may have a name of its own
@@ -97,7 +97,7 @@ def sides(forest: Forest, step: Step, laws: dict[str, Law]) -> tuple[str, str, d
             if unify(left, step.before, found := {}) and unify(right, step.after, found):
                 break
     elif step.law in CALLS:
-        names = [name for name, sort in CALLS[step.law].variables.items() if sort.name != "count"]
+        names = [name for name, sort in CALLS[step.law].variables.items() if sort.name not in OPEN]
         found = dict(zip(names, (child.children[0] if child.kind == STORED else child for child in step.after.children), strict=True))
     said = {name: (tree, plain.text(tree)) for name, tree in found.items() if isinstance(tree, Tree)}
     long = {name: (tree, text) for name, (tree, text) in said.items() if len(text) > LONG or "…" in text}
