@@ -1,7 +1,7 @@
 """Equality by the laws: two operators are equal where both end in one class of the e-graph. No number is evaluated."""
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 
 from formats.shapes import N
-from opmatrix.term import Operator
+from opmatrix.term import Kind, Operator
 from rewrites.egraph import engine, rules
 from rewrites.law import RESTRUCTURE, SIMPLIFY, Law
 from rewrites.laws import values
@@ -43,6 +43,45 @@ FACTS = "\n".join([
     "(rule ((= e (K_mul f s)) (entrywise f) (constant s) (column s)) ((entrywise e)) :ruleset facts)",
     *(f"(rule ((= e (K_{node})) {read(node)} {where}) ((set (tall e) {rows}) (set (wide e) {columns})) :ruleset facts)"
       for node, (where, rows, columns) in SIZED.items())])
+# What a kind that commutes and associates makes of its operands, whatever their order: a bag of what it did not make.
+BAGS = "(sort Bag (MultiSet Op))"
+BAG = """
+(constructor bag_{0} (Bag) Op)
+(function made_{0} (Op) bool :merge (or old new))
+(rule ((= e (K_{0} a b))) ((set (made_{0} e) true) (set (made_{0} a) false) (set (made_{0} b) false)) :ruleset facts)
+(rule ((= false (made_{0} a))) ((union a (bag_{0} (multiset-of a)))) :ruleset {1} :name "{2}")
+(rule ((= e (K_{0} a b)) (= a (bag_{0} A)) (= b (bag_{0} B))) ((union e (bag_{0} (multiset-sum A B)))) :ruleset {1} :name "{3}")
+"""
+
+
+def both(law: Law) -> Iterator[tuple[Operator, Operator]]:
+    """The two sides of a law without guards about a kind of node with two operands and nothing else."""
+    (left, *more), (right, *_) = law.sides()
+    if left.kind is right.kind and left.kind.arity == 2 == len(left.args) and not more and not law.guards:
+        yield left, right
+
+
+def commuting(laws: Sequence[Law]) -> dict[Kind, Law]:
+    """The kinds of node whose operands may stand in any order, and the laws that say so."""
+    return {a.kind: law for law in laws for a, b in both(law) if a.args == b.args[::-1]}
+
+
+def associating(laws: Sequence[Law]) -> dict[Kind, Law]:
+    """The kinds of node whose operands may be grouped anyhow, and the laws that say so."""
+    return {a.kind: law for law in laws for a, b in both(law) if a.kind is a.args[0].kind is b.args[1].kind
+            and (*a.args[0].args, a.args[1]) == (b.args[0], *b.args[1].args)}
+
+
+def written(laws: Sequence[Law]) -> Iterator[str]:
+    """The laws as rules. Two that make a kind commute and associate are one, over bags of operands."""
+    orders, chains = commuting(laws), associating(laws)
+    bags = [kind for kind in orders if kind in chains]
+    yield BAGS
+    yield from (BAG.format(kind.name, chains[kind].phase, orders[kind].name, chains[kind].name) for kind in bags)
+    inside = {law.name for kind in bags for law in (orders[kind], chains[kind])}
+    yield from (rule for law in laws if law.name not in inside for rule in rules(law))
+
+
 PHASES = SIMPLIFY, RESTRUCTURE
 ROUND = "(run-schedule (saturate (run facts))) (run {} 1) (print-size)"
 
@@ -67,7 +106,7 @@ class Prover:
 
     def __init__(self, laws: Sequence[Law] = values.LAWS) -> None:
         self.laws, self.engine = tuple(laws), engine(())
-        self.run("\n".join([FACTS, *(rule for law in laws for rule in rules(law))]))
+        self.run("\n".join([FACTS, *written(laws)]))
         self.rounds = {phase: self.engine.parse_program(ROUND.format(phase)) for phase in PHASES}
 
     def run(self, program: str) -> None:
