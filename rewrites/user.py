@@ -41,8 +41,9 @@ def load(file: str | Path) -> Declared:
     file = Path(file)
     own = [found for found in vars(run(file)).values()
            if isinstance(found, Law | Approximation) and found.body.__code__.co_filename == str(file.absolute())]
-    once = list({id(each): each for each in own}.values())
-    found = Declared(tuple(each for each in once if isinstance(each, Law)), tuple(each for each in once if isinstance(each, Approximation)))
+    once = sorted({id(each): each for each in own}.values(), key=lambda each: each.body.__code__.co_firstlineno)
+    found = Declared(tuple(each for each in once if isinstance(each, Law)),
+                     tuple(each for each in once if isinstance(each, Approximation)))
     if not own:
         raise InputError(f"{file}: it declares no law: put @law(...) or @approximation(...) before a function (see README, To add)")
     distinct(file, (*found.laws, *found.approximations))
