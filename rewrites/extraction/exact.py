@@ -117,7 +117,7 @@ class Program:
         use = np.array(self.age) >= 0
         rows, low = self.within(self.matrix()[use], np.array(self.low)[use])
         cost = np.r_[self.graph.price, np.zeros(self.extra)] * self.scale
-        result = linprog(cost, A_ub=-rows, b_ub=-low, bounds=(0, 1), method="highs",
+        result = linprog(cost, A_ub=-rows, b_ub=-low, bounds=(0, 1), method="highs-ipm",
                          options=dict(time_limit=max(time_limit, 0.01)))
         if result.x is None or result.status:
             return None

@@ -91,6 +91,22 @@ class Graph:
         return choice
 
 
+def bits(mask: int) -> Iterator[int]:
+    """The elements of a set of classes."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def union(sets: Sequence[int], kids: frozenset[int]) -> int:
+    """The classes in any of the children's sets."""
+    out = 0
+    for k in kids:
+        out |= sets[k]
+    return out
+
+
 def index(problem: Problem, criteria: Sequence[Criteria], forbidden: Iterable[object]) -> tuple[Graph, list[Hashable]]:
     """The graph of a problem and the name of each of its classes; a class without members is one nobody can cover."""
     names: dict[Hashable, int] = {}

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
 
-from .graph import Choice, Graph
+import numpy as np
+
+from .graph import Choice, Graph, bits, union
 
 
 def trees(graph: Graph, price: Sequence[float]) -> tuple[Choice, list[float]]:
@@ -34,28 +36,40 @@ def dag(graph: Graph, price: Sequence[float]) -> Choice:
     """Each class takes the node whose *set* of nodes below is cheapest, to a fixed point: the usual greedy DAG
     extraction.
 
-    Classes are visited in the order of their numbers, children mostly first, so that few are visited again.
+    Sets of classes are integers, one bit a class. Classes are visited in the order of their numbers, children mostly
+    first, so that few are visited again.
     """
-    sets: dict[int, dict[int, float]] = {}
-    total: dict[int, float] = {}
-    choice: Choice = {}
+    sets, total = [0] * graph.classes, [inf] * graph.classes
+    paid, choice = np.zeros(graph.classes), Choice()
     heap = sorted((c, i) for i, c in enumerate(graph.cls) if not graph.kids[i])
     waiting = {i for _, i in heap}
     while heap:
         c, i = heappop(heap)
         waiting.discard(i)
-        kids = sorted(graph.kids[i], key=lambda k: -len(sets.get(k, ())))
-        if any(k not in sets or c in sets[k] for k in kids):
+        kids = graph.kids[i]
+        if any(not sets[k] or sets[k] >> c & 1 for k in kids):
             continue
-        below = dict(sets[kids[0]]) if kids else {}
-        for k in kids[1:]:
-            below.update(sets[k])
-        below[c] = price[i]
-        cost = sum(below.values())
-        if cost < total.get(c, inf) * (1 - 1e-12):
-            sets[c], total[c], choice[c] = below, cost, i
+        cost, below, better = price[i], 1 << c, total[c] * (1 - 1e-12)
+        if kids:
+            first = max(kids, key=total.__getitem__)
+            cost += total[first]
+            if cost < better and len(kids) > 1:
+                rest = union(sets, kids) & ~sets[first]
+                cost += weigh(rest, paid)
+                below |= rest
+            below |= sets[first]
+        if cost < better:
+            sets[c], total[c], choice[c], paid[c] = below, cost, i, price[i]
             for j in graph.users[c]:
                 if j not in waiting:
                     waiting.add(j)
                     heappush(heap, (graph.cls[j], j))
     return choice
+
+
+def weigh(classes: int, paid: np.ndarray) -> float:
+    """The sum over a set of classes."""
+    if classes.bit_count() < 50:
+        return sum(map(paid.item, bits(classes)))
+    inside = np.frombuffer(classes.to_bytes(len(paid) // 8 + 1, "little"), dtype=np.uint8)
+    return float(paid[np.unpackbits(inside, count=len(paid), bitorder="little").view(bool)].sum())

@@ -8,21 +8,15 @@ Helmert 2010).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
+from math import inf
 from operator import add, le
+from time import perf_counter
 
 from . import greedy
-from .graph import Graph, components
-
-
-def bits(mask: int) -> Iterator[int]:
-    """The elements of a set of classes."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+from .graph import Graph, bits, components, union
 
 
 def prune(graph: Graph, budgets: Sequence[float] = ()) -> Graph | None:
@@ -66,14 +60,6 @@ def prune(graph: Graph, budgets: Sequence[float] = ()) -> Graph | None:
                  frozenset([number[c] for c in graph.roots]), len(number))
 
 
-def union(sets: Sequence[int], kids: frozenset[int]) -> int:
-    """The classes in any of the children's sets."""
-    out = 0
-    for k in kids:
-        out |= sets[k]
-    return out
-
-
 def needs(graph: Graph) -> list[int]:
     """For each class the classes of every program of it: the greatest solution of need(c) = c + meet of below(n), n in
     c."""
@@ -82,17 +68,17 @@ def needs(graph: Graph) -> list[int]:
         for k in kids:
             parents[k].add(c)
     need = [(1 << graph.classes) - 1] * graph.classes
-    todo = dict.fromkeys(range(graph.classes))
-    while todo:
-        c = next(iter(todo))
-        del todo[c]
+    dirty, c = bytearray([1]) * graph.classes, -1
+    while (c := dirty.find(1, c + 1)) >= 0 or (c := dirty.find(1)) >= 0:       # upwards, again and again
+        dirty[c] = 0
         meet = -1
         for i in graph.members[c]:
             meet &= union(need, graph.kids[i])
         meet |= 1 << c
         if meet != need[c]:
             need[c] = meet
-            todo.update(dict.fromkeys(parents[c]))
+            for p in parents[c]:
+                dirty[p] = 1
     return need
 
 
@@ -103,10 +89,9 @@ def dominators(graph: Graph) -> list[int]:
         for k in kids:
             parents[k].add(c)
     over = [(1 << graph.classes) - 1] * graph.classes
-    todo = dict.fromkeys(reversed(range(graph.classes)))
-    while todo:
-        c = next(iter(todo))
-        del todo[c]
+    dirty, c = bytearray([1]) * graph.classes, graph.classes
+    while (c := dirty.rfind(1, 0, c)) >= 0 or (c := dirty.rfind(1)) >= 0:      # downwards, again and again
+        dirty[c] = 0
         meet = 0 if c in graph.roots else -1
         for p in parents[c]:
             meet &= over[p]
@@ -114,7 +99,8 @@ def dominators(graph: Graph) -> list[int]:
         if meet != over[c]:
             over[c] = meet
             for i in graph.members[c]:
-                todo.update(dict.fromkeys(graph.kids[i]))
+                for k in graph.kids[i]:
+                    dirty[k] = 1
     return over
 
 
@@ -205,11 +191,16 @@ def merged(graph: Graph) -> Graph:
     return whole.keep(i for nodes in inside for i in sorted(nodes))
 
 
-def presolve(graph: Graph, budgets: Sequence[float] = ()) -> Graph | None:
-    """All reductions to a fixed point; None if no program covers the roots."""
-    small, size = prune(graph, budgets), None
-    while small is not None and (now := (len(small.cls), sum(map(len, small.kids)), len(small.roots))) != size:
-        size, need = now, needs(small)
+def presolve(graph: Graph, budgets: Sequence[float] = (), until: float = inf) -> Graph | None:
+    """All reductions, again as long as they take away one part in a hundred; None if no program covers the roots."""
+    small, before = prune(graph, budgets), inf
+    while small is not None and (size := len(small.cls) + sum(map(len, small.kids))) < 0.99 * before:
+        before = size
+        if perf_counter() > until:
+            break
+        need = needs(small)
         small = implied(acyclic(small, need, dominators(small)), need)
-        small = prune(merged(undominated(small, need)), budgets)
+        if perf_counter() < until:
+            small = merged(undominated(small, need))
+        small = prune(small, budgets)
     return small
