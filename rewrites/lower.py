@@ -13,6 +13,7 @@ import numpy as np
 from opmatrix.term import Operator
 from rewrites.egraph import Graph
 from rewrites.extraction import Node, Problem
+from rewrites.interpret import interpreted
 from rewrites.kinds import array
 from rewrites.laws.implementation import IMPLEMENTATIONS, Implementation
 from rewrites.match import Matcher
@@ -30,6 +31,12 @@ class Method(NamedTuple):
     parameters: tuple[tuple[str, Any], ...] = ()
     fit: str = "plain"
     error: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Its format, or the approximation of a user's that it was fitted by."""
+        own, called, _ = self.fit.partition("(")
+        return own if called else self.format
 
     def __str__(self) -> str:
         inside = ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.parameters)
@@ -74,13 +81,15 @@ class Row(NamedTuple):
 class Lowering:
     """A graph with sizes and prices. `methods` gives the representations that a weight may be stored in, by the names
     of the leaves it is made of; without fusion only implementations of single operators are used. `like` is another of the
-    same graph and sizes: it has the same kernels."""
+    same graph and sizes: it has the same kernels. `near` is one whose sizes are equal where those of this one are: the same
+    patterns match."""
 
     graph: Graph
     template: Template
     prices: Prices
     fusion: bool = True
     like: "Lowering | None" = None
+    near: "Lowering | None" = None
 
     @cached_property
     def terms(self) -> dict[int, Operator]:
@@ -92,7 +101,15 @@ class Lowering:
 
     @cached_property
     def calls(self) -> list[tuple[int, Call]]:
-        """Every kernel that computes a class, with what it reads."""
+        """Every kernel that computes a class, with what it reads; what none reaches is read as a term."""
+        return [*self.matched, *((cls, Call(term, tuple(bound.items())))
+                                 for cls, term, bound in interpreted(self, self.matched))]
+
+    @cached_property
+    def matched(self) -> list[tuple[int, Call]]:
+        """Every match of an implementation."""
+        if self.near is not None:
+            return self.near.matched
         facts, members = self.graph.facts, self.graph.members
         kernels: dict[str, list[Implementation]] = defaultdict(list)
         for implementation in IMPLEMENTATIONS:

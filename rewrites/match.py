@@ -1,6 +1,6 @@
 """A small matcher over a frozen graph, where costs and shapes live: all ways in which a class holds a pattern."""
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from formats.epilogue import ACTIVATIONS
@@ -61,10 +61,12 @@ class Matcher:
             if sort.name == "matrix":
                 yield sort.sizes[-2], rows
 
-    def _matches(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> list[Found]:
-        if (pattern, cls) not in self.known:
-            self.known[pattern, cls] = [*self._match(pattern, cls, variables)]
-        return self.known[pattern, cls]
+    def _matches(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Found]:
+        if (kind := pattern.kind.name) != "symbol" and (cls, kind) not in self.members:
+            return ()
+        if (found := self.known.get((pattern, cls))) is None:
+            found = self.known[pattern, cls] = [*self._match(pattern, cls, variables)]
+        return found
 
     def _match(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[Found]:
         if pattern.kind.name == "symbol":
@@ -74,10 +76,10 @@ class Matcher:
             if self._fits(cls, variables[name]):
                 yield {name: cls}
             return
-        for node in self.members.get((cls, pattern.kind.name), ()):
+        for node in self.members[cls, pattern.kind.name]:
             if (start := self._attributes(pattern.attributes, node.attributes)) is not None:
                 for children in orders(node):
-                    found = [start]
+                    found: Sequence[Found] = [start]
                     for part, child in zip(pattern.children, children, strict=True):
                         found = found and [*joined(found, self._matches(part, child, variables))]
                     yield from found
@@ -112,7 +114,7 @@ class Matcher:
         return self.heads[cls] == 1
 
 
-def joined(ours: list[Found], theirs: list[Found]) -> Iterator[Found]:
+def joined(ours: Sequence[Found], theirs: Sequence[Found]) -> Iterator[Found]:
     """Every two that agree on the variables they share, as one."""
     for one in ours:
         for other in theirs:

@@ -95,9 +95,11 @@ class Space:
         """The lowered graph of a part behind a border state; parts of equal structure and sizes share their kernels."""
         if (number, before) not in self.lowerings:
             part = self.found[number][before]
-            like = self.first.get(key := (part.template.text, sizes(part)))
-            made = Lowering(self.explorer.graph(part), part.template, self.prices, self.fusion, like)
-            self.first.setdefault(key, made)
+            same, near = (part.template.text, own := sizes(part)), (part.template.text, ranked(own))
+            made = Lowering(self.explorer.graph(part), part.template, self.prices, self.fusion,
+                            self.first.get(same), self.first.get(near))
+            for key in (same, near):
+                self.first.setdefault(key, made)
             self.lowerings[number, before] = made
         return self.lowerings[number, before]
 
@@ -155,6 +157,14 @@ def cheapest(space: Space, methods: Methods | None = None, time_limit: float = 1
 def sizes(part: Part) -> tuple[Any, ...]:
     """What a price depends on beside the signature."""
     return tuple(value.shape if isinstance(value, Data) else value for value in part.template.values.values())
+
+
+def ranked(sizes: Any, seen: dict[Any, int] | None = None) -> Any:
+    """The same sizes, each replaced by when it first appears: what is equal to what; but 1 stays 1."""
+    seen = {1: -1} if seen is None else seen
+    if isinstance(sizes, tuple):
+        return tuple(ranked(size, seen) for size in sizes)
+    return seen.setdefault(sizes, len(seen)) if isinstance(sizes, int) else sizes
 
 
 def solve(problem: Problem, lowering: Lowering, time_limit: float, weights: tuple[float, float, float] = (1, TIE, 0),
