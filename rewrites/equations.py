@@ -10,8 +10,8 @@ import sympy
 
 from formats.shapes import N
 from opmatrix.term import Kind, Operator
-from rewrites.egraph import engine, rules
-from rewrites.law import RESTRUCTURE, SIMPLIFY, Law
+from rewrites.egraph import SCHEDULE, engine, rules
+from rewrites.law import Law
 from rewrites.laws import values
 from rewrites.template import Template
 
@@ -82,7 +82,6 @@ def written(laws: Sequence[Law]) -> Iterator[str]:
     yield from (rule for law in laws if law.name not in inside for rule in rules(law))
 
 
-PHASES = SIMPLIFY, RESTRUCTURE
 ROUND = "(run-schedule (saturate (run facts))) (run {} 1) (print-size)"
 
 
@@ -107,7 +106,8 @@ class Prover:
     def __init__(self, laws: Sequence[Law] = values.LAWS) -> None:
         self.laws, self.engine = tuple(laws), engine(())
         self.run("\n".join([FACTS, *written(laws)]))
-        self.rounds = {phase: self.engine.parse_program(ROUND.format(phase)) for phase in PHASES}
+        phases = {law.phase for law in laws}
+        self.rounds = [self.engine.parse_program(ROUND.format(phase)) for phase in dict.fromkeys(SCHEDULE) if phase in phases]
 
     def run(self, program: str) -> None:
         self.engine.run_program(*self.engine.parse_program(program))
@@ -127,11 +127,11 @@ class Prover:
     def saturate(self, budget: int) -> tuple[bool, Counter[str], int]:
         """Rounds of each phase until nothing changes in any; whether left is right, matches by law, nodes."""
         matches, nodes, still = Counter[str](), 0, 0
-        while still < len(PHASES):
-            for phase in PHASES:
+        while still < len(self.rounds):
+            for commands in self.rounds:
                 still += 1
                 while nodes <= budget and not self.equal():
-                    _, done, sizes = self.engine.run_program(*self.rounds[phase])
+                    _, done, sizes = self.engine.run_program(*commands)
                     matches.update(done.report.num_matches_per_rule)
                     nodes = sum(count for name, count in sizes.sizes if name.startswith("K_"))
                     if not done.report.updated:

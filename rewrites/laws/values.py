@@ -1,36 +1,28 @@
 """The ring of values: numbers in rows and columns, whatever operator gives them. Directed, so that equal values come to
-the same form: transposes at the leaves, blocks outermost, then sums, then numbers, then products from the right. They
-serve proofs (rewrites/equations.py), not the search: a program is none the cheaper for them.
+the same form: transposes at the leaves, blocks outermost (rewrites/laws/blocks.py), then sums, then numbers, then
+products from the right. They serve proofs (rewrites/equations.py), not the search: no program is cheaper for them.
 
-Sums and entrywise products are sorted, not saturated: of all orders of n terms one is kept, which commutativity and
-associativity allow. `ordering-max` is the order in which the engine met two classes; any total order would do."""
+None subsumes its left side: what a class is told not to look at is still needed once that class is found to be another."""
 from opmatrix.nodes import compose
-from opmatrix.operators import I, product, relu, row, turn
-from rewrites.blocks import below, unit
-from rewrites.kinds import left, right
+from opmatrix.operators import I, product, relu, turn
+from rewrites.blocks import unit
 from rewrites.law import (
-    RESTRUCTURE,
-    SIMPLIFY,
+    JOIN,
     array,
     collect,
     entrywise,
     k,
+    law,
     matrix,
     n,
     operator,
     p,
     q,
     scalar,
-    varying,
 )
-from rewrites.law import law as declare
+from rewrites.laws import blocks
 
-BLOCKS, TRANSPOSE, RING, LINEAR = "block matrices", "(a b)ᵀ = bᵀ aᵀ", "ring axioms", "linearity"
-
-
-def law(**declared):
-    """A law of values is canonical, unless it says otherwise: its left side is never needed again."""
-    return declare(**{"phase": SIMPLIFY, "canonical": False} | declared)
+TRANSPOSE, RING, LINEAR = "(a b)ᵀ = bᵀ aᵀ", "ring axioms", "linearity"
 
 
 # ---- transposes go to the leaves
@@ -65,126 +57,10 @@ def turn_entrywise(a: array[k, n], f: entrywise):
     return turn(compose(a, f)), compose(turn(a), f)
 
 
-@law(source=BLOCKS)
-def turn_row(a: array[k, n], b: array[k, p]):
-    """What stood side by side stands one above the other."""
-    return turn(row(a, b)), below(turn(a), turn(b))
-
-
-@law(source=BLOCKS)
-def turn_below(a: array[k, n], b: array[p, n]):
-    """What stood one above the other stands side by side."""
-    return turn(below(a, b)), row(turn(a), turn(b))
-
-
 @law(source="the identity is symmetric")
 def turn_unit(a: array[k, n]):
     """The identity matrix is its own transpose."""
     return turn(unit(a)), unit(a)
-
-
-# ---- blocks come out
-
-@law(canonical=False, both=True, source=BLOCKS)
-def beside(a: array[k, n], b: array[k, p], c: array[k, q]):
-    """Side by side is associative: a part may be cut out anywhere."""
-    return row(row(a, b), c), row(a, row(b, c))
-
-
-@law(canonical=False, both=True, source=BLOCKS)
-def above(a: array[k, n], b: array[p, n], c: array[q, n]):
-    """One above the other is associative too."""
-    return below(below(a, b), c), below(a, below(b, c))
-
-
-@law(source=BLOCKS, when=("(= (tall a) (tall c))",))
-def block_matrix(a: array[k, n], b: array[p, n], c: array[k, q], d: array[p, q]):
-    """Two columns of blocks are two rows of blocks, where the blocks are equally tall."""
-    return row(below(a, b), below(c, d)), below(row(a, c), row(b, d))
-
-
-@law(source=BLOCKS, when=("(= (wide a) (wide c))",))
-def row_sum(a: array[k, n], b: array[k, p], c: array[k, n], d: array[k, p]):
-    """Blocks are added block by block, where they are equally wide."""
-    return row(a, b) + row(c, d), row(a + c, b + d)
-
-
-@law(source=BLOCKS, when=("(= (wide a) (wide c))",))
-def row_entries(a: array[k, n], b: array[k, p], c: array[k, n], d: array[k, p]):
-    """Blocks are multiplied entry by entry block by block, where they are equally wide."""
-    return row(a, b) * row(c, d), row(a * c, b * d)
-
-
-@law(source=BLOCKS, when=("(= (tall a) (tall c))",))
-def below_sum(a: array[k, n], b: array[p, n], c: array[k, n], d: array[p, n]):
-    """Blocks are added block by block, where they are equally tall."""
-    return below(a, b) + below(c, d), below(a + c, b + d)
-
-
-@law(source=BLOCKS, when=("(= (tall a) (tall c))",))
-def below_entries(a: array[k, n], b: array[p, n], c: array[k, n], d: array[p, n]):
-    """Blocks are multiplied entry by entry block by block, where they are equally tall."""
-    return below(a, b) * below(c, d), below(a * c, b * d)
-
-
-@law(source=BLOCKS, without=(dict(f=varying[1]),))
-def row_entrywise(a: array[k, n], b: array[k, p], f: entrywise):
-    """A function of single entries does not see what stands beside them."""
-    return compose(row(a, b), f), row(compose(a, f), compose(b, f))
-
-
-@law(source=BLOCKS)
-def below_entrywise(a: array[k, n], b: array[p, n], f: entrywise):
-    """A function of single entries does not see what stands below them. True of any f that acts on single rows."""
-    return compose(below(a, b), f), below(compose(a, f), compose(b, f))
-
-
-@law(source=BLOCKS)
-def columns_of_product(a: array[k, n], b: array[n, p], c: array[n, q]):
-    """A column of a product needs one column of the right factor."""
-    return product(a, row(b, c)), row(product(a, b), product(a, c))
-
-
-@law(source=BLOCKS)
-def rows_of_product(a: array[k, n], b: array[p, n], c: array[n, q]):
-    """A row of a product needs one row of the left factor."""
-    return product(below(a, b), c), below(product(a, c), product(b, c))
-
-
-@law(source=BLOCKS, when=("(= (wide a) (tall c))",))
-def inner_blocks(a: array[k, n], b: array[k, p], c: array[n, q], d: array[p, q]):
-    """A product is the sum of those of its blocks, where they fit."""
-    return product(row(a, b), below(c, d)), product(a, c) + product(b, d)
-
-
-@law(source=BLOCKS, when=("(= (wide a) (wide c))",))
-def first_part(a: array[k, n], b: array[k, p], c: array[q, n]):
-    """As many columns as the first part has are the first part."""
-    return left(row(a, b), c), a
-
-
-@law(source=BLOCKS, when=("(= (wide a) (wide c))",))
-def last_part(a: array[k, n], b: array[k, p], c: array[q, n]):
-    """The columns behind as many as the first part has are the last part."""
-    return right(row(a, b), c), b
-
-
-@law(source=BLOCKS)
-def first_of_below(a: array[k, n + p], b: array[p, n + p], c: array[q, n]):
-    """Columns are cut in every row."""
-    return left(below(a, b), c), below(left(a, c), left(b, c))
-
-
-@law(source=BLOCKS)
-def last_of_below(a: array[k, n + p], b: array[p, n + p], c: array[q, n]):
-    """Columns are cut in every row."""
-    return right(below(a, b), c), below(right(a, c), right(b, c))
-
-
-@law(source=BLOCKS)
-def parts(a: array[k, n + p], c: array[q, n]):
-    """A value is its two parts side by side."""
-    return row(left(a, c), right(a, c)), a
 
 
 # ---- sums come out of products
@@ -251,6 +127,12 @@ def scales(a: array[k, n], s: scalar, t: scalar):
     return compose(compose(a, I * s), I * t), compose(a, I * (s * t))
 
 
+@law(source=RING)
+def scale_sum(a: array[k, n], s: scalar, t: scalar):
+    """A sum of numbers is multiplied number by number."""
+    return compose(a, I * (s + t)), compose(a, I * s) + compose(a, I * t)
+
+
 # ---- products stand from the right; what is there twice goes
 
 @law(source="associativity")
@@ -271,6 +153,12 @@ def unit_right(a: array[k, n], b: array[k, n]):
     return product(a, unit(b)), a
 
 
+@law(source="no entry of the identity is negative")
+def unit_relu(a: array[k, n]):
+    """Ones and zeros are no negative numbers."""
+    return compose(unit(a), relu), unit(a)
+
+
 @law(source="relu(relu(u)) = relu(u)")
 def relu_once(a: array[k, n]):
     """What is not negative stays."""
@@ -279,28 +167,28 @@ def relu_once(a: array[k, n]):
 
 # ---- sums and products of entries are bags: what commutes and associates needs no order (rewrites/equations.py)
 
-@law(phase=RESTRUCTURE, source="commutativity of +")
+@law(phase=JOIN, source="commutativity of +")
 def sum_order(a: array[k, n], b: array[k, n]):
     """A sum has no order."""
     return a + b, b + a
 
 
-@law(phase=RESTRUCTURE, source="associativity of +")
+@law(phase=JOIN, source="associativity of +")
 def sum_chain(a: array[k, n], b: array[k, n], c: array[k, n]):
     """A sum of three may begin at either end."""
     return (a + b) + c, a + (b + c)
 
 
-@law(phase=RESTRUCTURE, source="commutativity of *")
+@law(phase=JOIN, source="commutativity of *")
 def entries_order(a: array[k, n], b: array[k, n]):
     """A product of entries has no order."""
     return a * b, b * a
 
 
-@law(phase=RESTRUCTURE, source="associativity of *")
+@law(phase=JOIN, source="associativity of *")
 def entries_chain(a: array[k, n], b: array[k, n], c: array[k, n]):
     """A product of three entries may begin at either end."""
     return (a * b) * c, a * (b * c)
 
 
-LAWS = collect(globals())
+LAWS = collect(globals()) + blocks.LAWS
