@@ -86,3 +86,9 @@ def approximation(source: str = "", **grid: Any) -> Callable[[Callable[..., Any]
     """Declares an approximation; each parameter with the values worth trying: `@approximation(density=(0.25, 0.5))`."""
     choices = {key: value if isinstance(value, tuple | list) else (value,) for key, value in grid.items()}
     return lambda body: Approximation(body, {key: tuple(values) for key, values in choices.items()}, source)
+
+
+def by(method: Method) -> str:
+    """The format of a method, or the approximation of a user's that it was fitted by."""
+    own, called, _ = method.fit.partition("(")
+    return own if called else method.format

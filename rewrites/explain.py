@@ -1,6 +1,6 @@
 """What became of a model: its first layers before and after, the laws that lead from one to the other, step by step, and what
 each law saved, measured by leaving it out."""
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from opmatrix.measure import measure, medians
 from opmatrix.program import Program, kind
 from opmatrix.storage import blamed, parsed
 from rewrites.approximate import difference
+from rewrites.approximation import Approximation
 from rewrites.chain import chain
 from rewrites.derive import Underivable
 from rewrites.emit import Emitter
@@ -21,7 +22,7 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.optimize import FEW, Run, calibrated, pieces, without
 from rewrites.report import Report, megabytes, ms, percent, table
 from rewrites.search import Structure, search
-from rewrites.user import load
+from rewrites.user import Declared, load
 from rewrites.workload import Workload
 
 SHOWN = 14                                                  # steps: about a layer
@@ -76,30 +77,38 @@ def derived(run: Run, exact: Structure, program: Program) -> str:
         return f"none was found: {error}"
     if own.steps != program.steps:
         return f"of the exact program; the prices have changed since the saved one was found\n{steps}"
-    return str(steps.approximated(otherwise(run, own, emitter, program)))
+    return str(steps.approximated(otherwise(run, exact, emitter, own, program)))
 
 
-def otherwise(run: Run, own: Program, emitter: Emitter, program: Program) -> dict[int, Any]:
+def otherwise(run: Run, exact: Structure, emitter: Emitter, own: Program, program: Program) -> dict[int, Any]:
     """What the saved program stores in another way than the exact one: by part, by class and layout, in words, with the
     change of the output that it alone brings about on calibration rows and on held-out ones."""
     batches = run.workload.probe, pieces(run.workload.verify, FEW)[0]
     wanted = [np.asarray(own.run(batch), np.float64) for batch in batches]
     found: dict[int, Any] = {}
     for name, (part, stored) in emitter.sources.items():
-        if (words := kind(program.constants[name]).strip("[]")) != kind(own.constants[name]).strip("[]"):
-            changed = Program(own.steps, {**own.constants, name: program.constants[name]}, own.output)
+        if (words := kind(stands := program.constants[name])) != kind(own.constants[name]):
+            changed = Program(own.steps, {**own.constants, name: stands}, own.output)
             errors = [difference(changed.run(batch), rows) for batch, rows in zip(batches, wanted, strict=True)]
-            found.setdefault(part, {})[stored.weight, stored.layout] = (words.split(",")[0], *errors)
+            by = fitted_by(run.approximations, exact.lowerings[part].matrix(stored.weight, stored.layout), stands)
+            found.setdefault(part, {})[stored.weight, stored.layout] = (by + words.strip("[]").split(",")[0], *errors)
     return found
+
+
+def fitted_by(own: Sequence[Approximation], matrix: np.ndarray, stored: Any) -> str:
+    """Which approximation of a user's makes what is stored of a weight, in words; nothing where none does."""
+    return next((f"{method.fit} as " for each in own for method in each.methods(matrix)
+                 if method.format == stored.name and np.array_equal(each.store(matrix, method).unpack(), stored.unpack())), "")
 
 
 def again(program: Program, found: dict[str, Any]) -> Run:
     """The search that led to a program, on the model it came from."""
     report, meta = Report(quiet=True), program.meta
     checkpoint = open_model(meta["model"] if meta["model"] == "minilm" else meta["source"])
-    declared = load(found["laws"]).laws if found.get("laws") else ()
+    declared = load(found["laws"]) if found.get("laws") else Declared()
     return Run(checkpoint, checkpoint.operator(), Workload.of(checkpoint, found["text"], found["tokens"]),
-               calibrated(lambda *_: None), without((*EXACT_LAWS, *declared), found["without"]), report)
+               calibrated(lambda *_: None), without((*EXACT_LAWS, *declared.laws), found["without"]), report,
+               approximations=declared.approximations)
 
 
 def readable(file: Path) -> Path:

@@ -32,12 +32,6 @@ class Method(NamedTuple):
     fit: str = "plain"
     error: float = 0.0
 
-    @property
-    def name(self) -> str:
-        """Its format, or the approximation of a user's that it was fitted by."""
-        own, called, _ = self.fit.partition("(")
-        return own if called else self.format
-
     def __str__(self) -> str:
         inside = ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.parameters)
         return f"{self.format}[{inside}]" if inside else self.format

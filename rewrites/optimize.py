@@ -13,7 +13,7 @@ from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.term import Operator
 from rewrites.approximate import Choices, candidates, difference, undominated
-from rewrites.approximation import Approximation
+from rewrites.approximation import Approximation, by
 from rewrites.extraction import Extraction, Infeasible
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
@@ -231,7 +231,8 @@ class Run:
         wanted = [dense(self.operator, group) for group in groups]
         whole = np.concatenate(wanted)
         results: dict[str, Any] = {
-            "laws": verify_laws(self.laws), "graphs": verify_graphs([p.template for p in self.structures["exact"].parts], self.laws),
+            "laws": verify_laws(self.laws) | {"own": [law.name for law in self.laws if law not in EXACT_LAWS]},
+            "graphs": verify_graphs([p.template for p in self.structures["exact"].parts], self.laws),
             "exact": verify_exact(exact, self.operator, few, imported, unrounded(self.structures["exact"], self.emitter))}
         self.imported = self.point("imported", imported, self.structures["imported"].time, 0.0, 0.0)
         self.imported.measured_error = self.imported.predicted_error = difference(imported.run(self.workload.verify), whole)
@@ -294,8 +295,8 @@ def described(extraction: Extraction) -> str:
 
 
 def counted(extraction: Extraction) -> dict[str, int]:
-    """How many weights each format other than dense stores."""
-    formats = [node.label.format for node in extraction.nodes if isinstance(node.label, Method)]
+    """How many weights each format other than dense, or approximation of a user, stores."""
+    formats = [by(node.label) for node in extraction.nodes if isinstance(node.label, Method)]
     return {name: formats.count(name) for name in dict.fromkeys(formats) if name != "dense"}
 
 

@@ -85,7 +85,8 @@ def at(file: Path, each: Law | Approximation) -> str:
 
 def distinct(file: Path, declared: Sequence[Law | Approximation]) -> None:
     """No name is taken."""
-    taken: dict[str, str] = {str(each.name): "opmatrix has one" for each in [*EXACT_LAWS, *IMPLEMENTATIONS]}
+    ours: list[Any] = [*EXACT_LAWS, *IMPLEMENTATIONS]
+    taken = {each.name: "opmatrix has one" for each in ours}
     for each in declared:
         if each.name in taken:
             raise InputError(f"{at(file, each)}: {taken[each.name]} of that name: give it another")

@@ -86,7 +86,7 @@ def test_approximations_are_steps_with_errors(saved, monkeypatch):
     weight = own.constants[name].unpack()
     pruned = FORMATS["csr"].pack(np.where(abs(weight) > np.median(abs(weight)), weight, 0))
     saved_program = Program(own.steps, {**own.constants, name: pruned}, own.output)
-    changes = explain.otherwise(run, own, emitter, saved_program)
+    changes = explain.otherwise(run, exact, emitter, own, saved_program)
     words, error, held_out = changes[part][stored.weight, stored.layout]
     assert list(changes) == [part] and words == "csr 0.5" and 1e-3 < error < 1 and 1e-3 < held_out < 1
     said = explain.derived(run, exact, saved_program)

@@ -1,6 +1,7 @@
 """Laws and approximations from a user's file: what is wrong in it is refused with file, line and an example; what is right takes
 part in the search, the front, the list of laws and the derivation."""
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from searched import model, structure
 from test_cli import LINES, command, patched, refused, small  # noqa: F401
 
 from opmatrix.errors import InputError
+from opmatrix.program import Program
 from rewrites.approximation import approximation
 from rewrites.chain import chain
 from rewrites.fit import Fitter
@@ -108,8 +110,15 @@ def test_they_take_part_in_a_run(command, tmp_path, monkeypatch):  # noqa: F811
     assert f"{len(EXACT_LAWS) + 2} laws" in ran.out
     assert {"largest(density=0.25)", "largest(density=0.5)", "thin(rank=4)"} <= set(tried)
     assert json.loads((tmp_path / "out" / "report.json").read_text())["laws"] == str(file)
-    ran = command("explain", "out")
+    front = json.loads((tmp_path / "out" / "report.json").read_text())["front"]
+    assert any({"largest", "thin"} & point["methods"].keys() for point in front)
+    certificate = Program.load(tmp_path / "out").meta["certificate"]
+    assert certificate["verified"]["laws"]["own"] == ["relu_twice", "bias_from_both"]
+    mine = next(point["program"] for point in front if {"largest", "thin"} & point["methods"].keys())
+    shutil.copy(tmp_path / "out" / "report.json", mine)
+    ran = command("explain", mine)
     assert ran.status == 0 and "every one checked in float64" in ran.out, ran.err
+    assert "largest(density=" in ran.out or "thin(rank=4) as lowrank" in ran.out
     file.unlink()
     ran = command("explain", "out")
     assert ran.status == 2 and str(file) in ran.err
