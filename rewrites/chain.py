@@ -69,7 +69,7 @@ def chain(structure: Structure, laws: Sequence[Law]) -> Chain:
             found.append(derive(lowering, extraction, part.roots[after], laws))
         else:                                               # the same graph, so the same trees: only numbers differ
             same = found[first]
-            found.append(replace(same, forest=Forest(lowering, same.forest.made)))
+            found.append(replace(same, forest=Forest(lowering, same.forest.made, same.forest.read)))
     return Chain(tuple(found), tuple(like), tuple(structure.path), tuple(laws))
 
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from opmatrix.data import Data
 from opmatrix.operators import weight
-from opmatrix.term import Operator
+from opmatrix.term import Operator, substitute
 from rewrites.egraph import Node, build
 from rewrites.law import APPROXIMATE, Law
 from rewrites.template import shrink, sizes_of
-from rewrites.trees import CALLS, OPEN, STORED, Forest, Path, Tree
+from rewrites.trees import CALLS, OPEN, READ, STORED, Forest, Path, Tree
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graph import batch, difference, width
 from rewrites.verify.values import Values
@@ -159,6 +159,9 @@ class Reading:
         parts = [self.terms[child] for child in tree.children]
         if tree.kind == STORED:
             return parts[0]
+        if tree.kind == READ:
+            whole, *operands = map(self.term, self.forest.read[tree.cls])
+            return substitute(whole, dict(zip(operands, parts, strict=True)))
         if tree.kind in CALLS:
             operands, others = iter(parts), iter(tree.attributes)
             return CALLS[tree.kind].over({name: self.values[next(others)] if sort.name in OPEN else next(operands)

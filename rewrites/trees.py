@@ -15,6 +15,7 @@ from rewrites.match import attribute_variable, orders
 
 CALLS = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
 OPEN = "count", "where", "over"                             # sorts of variables that stand for attributes
+READ = "interpreted"                                        # what no kernel computes: a term, read over its operands
 STORED = "stored"                                           # a weight in a representation: as logical, the weight itself
 Key = tuple[str, tuple[int, ...], tuple[str, ...]]          # a member: kind, classes of its children, attributes
 Path = tuple[int, ...]                                      # which child, from the root down
@@ -56,6 +57,7 @@ class Forest:
 
     lowering: Lowering
     made: dict[Any, Tree] = field(default_factory=dict)
+    read: dict[int, tuple[Tree, ...]] = field(default_factory=dict)     # class that is interpreted: its tree, and its operands'
 
     @property
     def graph(self) -> Graph:
@@ -142,12 +144,23 @@ class Forest:
                 return self.representatives[cls]
             if cls not in found:
                 call = calls[cls]
+                if call.implementation.name == READ:
+                    return interpreted(cls, [at for _, at in call.bound])
                 operands = {name: operand(call, name, at) for name, at in call.bound}
                 found[cls] = self.instance(call, cls, operands)
                 children = tuple(held(call, cls, name, t) for name, t in operands.items() if isinstance(t, Tree))
                 attributes = tuple(t for t in operands.values() if isinstance(t, str))
                 called[found[cls]] = self.tree(call.implementation.name, children, attributes, cls)
             return found[cls]
+
+        def interpreted(cls: int, operands: list[int]) -> Tree:
+            own = tuple(self.representatives[at] for at in (cls, *operands))
+            self.read[cls], parts, tree = own, tuple(map(value, operands)), own[0]
+            for before, after in sorted(zip(own[1:], parts, strict=True), key=lambda pair: -pair[0].size):
+                tree = self.replace(tree, before, after)
+            found[cls] = tree
+            called[tree] = self.tree(READ, parts, (str(cls),), cls)
+            return tree
 
         def operand(call: Call, name: str, at: Any) -> Any:
             sort = call.implementation.variables[name].name

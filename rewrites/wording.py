@@ -9,7 +9,7 @@ from opmatrix.data import Data
 from opmatrix.term import KINDS, NAMES, Operator
 from rewrites.derivation import Derivation, Step, unify
 from rewrites.law import APPROXIMATE, Law
-from rewrites.trees import CALLS, OPEN, STORED, Forest, Path, Tree
+from rewrites.trees import CALLS, OPEN, READ, STORED, Forest, Path, Tree
 
 INFIX = {"add": (1, " + "), "mul": (2, " * "), "compose": (2, " @ ")}
 NAMED = 12                                                  # nodes of an operator that may have a name of its own
@@ -56,6 +56,8 @@ class Writer:
                 return others[0]
             case "over" if tree.children[0].kind == "ones":
                 return others[0]
+            case kind if kind == READ:
+                return f"interpreted({', '.join(parts)})"
             case kind if kind == STORED:
                 return f"{tree.attributes[0]}({parts[0]})"
         said = [*parts, *others]
