@@ -3,7 +3,7 @@ once."""
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,10 +11,17 @@ from formats.epilogue import ACTIVATIONS
 from opmatrix.program import Step
 from rewrites.fit import Fitter
 from rewrites.kinds import array
-from rewrites.lower import Call, Lowering, Method, Row, Stored, Use, layout
+from rewrites.lower import Call, Lowering, Method, Stored, Use, layout
 
 ROWS = 0                                                    # a view as plain rows, not as so many heads
 GIVES_HEADS = ("attention", "values", "headwise", "repeat")
+
+
+class Spread(NamedTuple):
+    """A constant row over so many columns."""
+
+    constant: int
+    width: int
 
 
 @dataclass
@@ -64,6 +71,12 @@ class Emitter:
             soft = self._name()
             self.steps.append(Step("softmax", {"x": self._any(bound["s"])}, {"where": bound["where"]}, soft))
             self._step("values", {"p": soft, "v": self._heads(bound["v"])}, {}, cls, heads)
+        elif kernel == "interpret":
+            operands = {name: (self._heads if lowering.matcher.heads[at] > 1 else self._rows)(at) for name, at in call.bound}
+            arrays = call.implementation.data(lowering.template.values)
+            operands |= {f"c{k}": self._constant((self.part, data), partial(np.asarray, data.array))
+                         for k, data in enumerate(arrays)}
+            self._step(kernel, operands, call.implementation.attributes, cls, heads)
         else:
             operands, attributes = self._arguments(lowering, cls, call, methods)
             self._step(kernel, operands, attributes, cls, heads)
@@ -85,7 +98,7 @@ class Emitter:
                     attributes[name] = next(node.kind for node in lowering.graph.members[cls] if node.kind in ACTIVATIONS)
                 case "constant":
                     width = self._width(lowering, call, cls)
-                    operands[name] = self._constant((self.part, Row(cls)), partial(lowering.vector, cls, width))
+                    operands[name] = self._constant((self.part, Spread(cls, width)), partial(lowering.vector, cls, width))
                 case "matrix":
                     x = bound[name.replace("table", "field")] if name.startswith("table") else bound["x"]
                     operands[name] = self._weight(lowering, cls, how, methods[Use(x, cls, how, gives)])
@@ -131,7 +144,8 @@ class Emitter:
     def _step(self, kernel: str, operands: dict[str, str], attributes: dict[str, Any], cls: int, heads: int) -> None:
         name = self._name()
         self.steps.append(Step(kernel, operands, attributes, name))
-        self.values[cls] = Value({heads if kernel in GIVES_HEADS else ROWS: name}, heads)
+        split = kernel in GIVES_HEADS or (kernel == "interpret" and heads > 1)
+        self.values[cls] = Value({heads if split else ROWS: name}, heads)
 
     def _name(self) -> str:
         return f"h{len(self.steps)}"

@@ -28,9 +28,9 @@ def _flat(term: Operator, x: Operator, memo: dict[Any, Operator]) -> Any:
             return flat(after, flat(before, x, memo), memo)
         case "diag":
             return x @ (I * const(term.args[0]))
-        case "mul" if term.children[1].constant and not term.linear:
+        case "mul" if term.children[1].constant and term.children[1].uniform and not term.linear:
             return flat(term.children[0], x, memo) @ (I * flat(term.children[1], x, memo))
-    if term.linear or not term.children:
+    if term.linear or not term.children or term.kind.matrix:
         return x @ term
     return term.kind(*(flat(child, x, memo) for child in term.children), *term.attributes)
 

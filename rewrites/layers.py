@@ -74,7 +74,7 @@ def parts(model: Operator) -> list[dict[str, Part]]:
             roots = {FULL: full} | ({NORMED: before_this[0]} if before_this else {})
             leaf = next((t for t in full.walk() if t.kind.name == "symbol"), None)
             states[state] = Part(Template.of(roots | ({"border": leaf} if leaf else {}), [leaf] if leaf else []),
-                                 "$border" if number else None, {name: f"${name}" for name in roots})
+                                 "$border" if leaf is not None else None, {name: f"${name}" for name in roots})
         width, before = full, before_this
         found.append(states)
     return found

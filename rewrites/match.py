@@ -55,7 +55,7 @@ class Matcher:
         if of_heads(sort) and not (sort.spread and self.heads[cls] == 1):
             yield sort.sizes[0], self.heads[cls]
         if sort.name in ("value", "constant", "matrix") and sort.sizes:
-            rows, columns = self.columns[cls]
+            rows, columns = self.columns.get(cls, (None, None))
             if isinstance(columns, int) and (sort.name != "constant" or columns != 1):
                 yield sort.sizes[-1], columns
             if sort.name == "matrix":
@@ -97,7 +97,7 @@ class Matcher:
     def _fits(self, cls: int, sort: Sort) -> bool:
         """The facts of the guard, and one head or many as the sizes say."""
         facts, name = self.graph.facts, sort.name
-        if any(cls not in facts[fact] for fact in sort.facts) or (name != "constant" and cls not in self.heads):
+        if any(cls not in facts[fact] for fact in sort.facts) or cls not in self.heads:
             return False
         if name == "matrix" and (cls not in self.sized or cls in facts["entrywise"]):
             return False                                    # centring and diagonals are passes, not kept as matrices

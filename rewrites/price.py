@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from formats import FORMATS
+from opmatrix.runtime.costs import READING
 
 if TYPE_CHECKING:
     from rewrites.lower import Call, Lowering, Method, Use
@@ -67,6 +68,8 @@ class Prices:
                      "d": (widths[0] + widths[-1]) / 2}
             names = {"weigh": ("softmax", "values")}.get(kernel, (kernel,))
             return sum(self.machine.seconds(name, **block) for name in names)
+        if kernel == "interpret":
+            return READING * self.machine.seconds("pointwise.norm", T=self.rows, p=lowering.columns(cls))
         if kernel == "repeat":
             return self.machine.seconds("scale", T=self.rows, p=lowering.columns(cls))
         sizes = {"T": self.rows, "p": lowering.columns(cls)}

@@ -217,7 +217,7 @@ def forced(implementation, rng):
     problem, at = lowering.problem([graph.named["$full"]], [], exactly), graph.named["$seed"]
     found = extract(Problem([node for node in problem.nodes if allowed(node, at, implementation)], problem.roots))
     part = Part(template, None, {FULL: "$full"})
-    return Structure([lowering], [found], [(FULL, FULL)], [part], found.time, found.bound, found.greedy), full
+    return Structure([lowering], [found], [(FULL, FULL)], [part], found.time, found.cost, found.bound, found.greedy), full
 
 
 def allowed(node, at, implementation):

@@ -13,9 +13,11 @@ from formats.machine import evaluate
 from opmatrix.data import Data
 from opmatrix.measure import measure, medians, peak, ratio
 from opmatrix.models import build
+from opmatrix.operators import relu, symbol, weight
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
+from opmatrix.runtime.interpret import written
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.values import Rows
@@ -80,6 +82,11 @@ def alone(kernel, rng):
         case "columns": last = write.step("columns", {"lo": 8, "hi": 24}, x="y")
         case "headwise": last = write.step("join", x=write.step("headwise", x="h", weight="stack"))
         case "repeat": last = write.step("join", x=write.step("repeat", {"heads": 6}, x="h"))
+        case "interpret":
+            y = symbol("y", None, 40)
+            term, arrays = written(y @ relu @ weight(constants["w"].unpack().T), {y: 0})
+            last = write.step("interpret", {"term": term}, x0="y", c0="turned")
+            constants["turned"] = arrays[0].array
         case "attention": last = write.step("join", x=write.step("attention", {"scale": 0.3}, q="h", k="h", v="h"))
         case _:
             p = write.step("softmax", x=write.step("scores", {"scale": 0.3}, q="h", k="h"))

@@ -5,7 +5,7 @@ from searched import KINDS, RAGGED, Round, found, model, relative, structure
 
 from opmatrix.operators import attention, layernorm, relu
 from opmatrix.oracles import dense
-from opmatrix.patterns import Batch, causal, everyone, sequence, window
+from opmatrix.patterns import Batch, causal, everyone, mask, sequence, window
 from rewrites.emit import Emitter
 from rewrites.extraction import Infeasible, verify
 from rewrites.law import find
@@ -164,12 +164,14 @@ def test_the_cheapest_chain_of_states():
 
 # ---- what has no kernel
 
-@pytest.mark.parametrize("where", [everyone, sequence & (causal | window(1))], ids=str)
-def test_a_model_without_kernels_is_refused_in_words(where):
-    """These patterns have no kernel; nothing else is run in their place."""
-    sees = attention(*(np.eye(24) for _ in range(3)), 2, where)
-    with pytest.raises(Infeasible, match="part 1 of the model has no program: no kernel computes one of its operators"):
-        structure(OPERATOR @ sees)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", [everyone, sequence & (causal | window(1)), mask(np.eye(15)) & sequence], ids=str)
+def test_what_has_no_kernel_is_read_as_a_term(where, kind):
+    """These patterns have no kernel; as much of the model as needs them, and no more, is one step."""
+    operator = OPERATOR @ attention(*(np.eye(24) for _ in range(3)), 2, where)
+    program, _ = structure(operator, *KINDS[kind]).program({})
+    assert kernels(program).count("interpret") == 1
+    assert relative(program.run(RAGGED), dense(operator, RAGGED)) < 1e-6
 
 
 @pytest.mark.parametrize("changed", [{"is_decoder": True}, {"hidden_act": "relu"}], ids=str)

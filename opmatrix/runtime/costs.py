@@ -5,6 +5,7 @@ from typing import Any
 from opmatrix.runtime.values import Rows
 
 Costs = list[tuple[str, dict[str, float]]]
+READING = 50                                                # passes that reading a term is taken to cost
 
 
 def stages(a: Bound, out: Rows, rows: int, before: str = "") -> Costs:
@@ -44,6 +45,11 @@ def heads(name: str, *of: str) -> Any:
 
 def copied(a: Bound, out: Any, rows: int, pairs: int) -> Costs:
     return [("scale", {"T": rows, "p": out.heads * out.cols})]
+
+
+def interpreted(a: Bound, out: Any, rows: int, pairs: int) -> Costs:
+    """Many passes; what it really costs nobody has measured, but it is the last resort."""
+    return [("pointwise.norm", {"T": rows, "p": getattr(out, "heads", 1) * out.cols})] * READING
 
 
 def headwise(a: Bound, out: Rows, rows: int, pairs: int) -> Costs:

@@ -54,7 +54,8 @@ class Declared:
     def _typed(self, name: str, wanted: Any, given: Any) -> Any:
         if wanted.holds(given) if wanted in CONSTANT else isinstance(given, wanted): return given
         said = given if isinstance(given, Value | Format) else f"an array {given.dtype}{list(given.shape)}"
-        raise ValueError(f"{self}: {name} is {said}; it must be {wanted.__name__}: {wanted.__doc__}")
+        needed = f"{wanted.__name__}: {wanted.__doc__}" if isinstance(wanted, type) else wanted
+        raise ValueError(f"{self}: {name} is {said}; it must be {needed}")
 
     def _attribute(self, name: str, parameter: Parameter, value: Any) -> Any:
         if value is NONE: raise ValueError(f"{self}: {name} is missing")

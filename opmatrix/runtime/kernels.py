@@ -3,14 +3,17 @@
 An operand with a default may be absent, and is None then."""
 # ruff: noqa: RUF013
 # mypy: ignore-errors
+from types import SimpleNamespace as Bound
 from typing import Any, Literal
 
 from formats import kernels as compiled
 from formats.epilogue import ACTIVATIONS, NORMS, Epilogue
 from opmatrix.patterns import parse
 from opmatrix.runtime import costs, meanings, shapes
+from opmatrix.runtime import interpret as reading
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.values import (
+    Array,
     Heads,
     Rows,
     Scores,
@@ -105,6 +108,19 @@ def repeat(out, x: Heads, *, heads: int):
 def headwise(out, x: Heads, weight: Stack):
     """x @ W for each head with its own W; an x of one head serves all."""
     compiled.headwise(x, weight, out)
+
+
+# ---- anything
+
+@kernel(gives=shapes.interpreted, means=lambda a: reading.exact(a), cost=costs.interpreted)
+def interpret(out, batch, x0: Rows | Heads = None, x1: Rows | Heads = None, x2: Rows | Heads = None,
+              x3: Rows | Heads = None, x4: Rows | Heads = None, x5: Rows | Heads = None, x6: Rows | Heads = None,
+              x7: Rows | Heads = None, c0: Array = None, c1: Array = None, c2: Array = None, c3: Array = None,
+              c4: Array = None, c5: Array = None, c6: Array = None, c7: Array = None, *, term: str):
+    """What no other kernel computes: a term of the algebra over these values and arrays, in float64, rounded once."""
+    a = Bound(batch=batch, term=term, x0=x0, x1=x1, x2=x2, x3=x3, x4=x4, x5=x5, x6=x6, x7=x7,
+              c0=c0, c1=c1, c2=c2, c3=c3, c4=c4, c5=c5, c6=c6, c7=c7)
+    out[...] = reading.exact(a)
 
 
 # ---- views: nothing is copied

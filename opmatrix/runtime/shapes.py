@@ -4,6 +4,7 @@ from typing import Any
 
 from formats import LowRank
 from opmatrix.patterns import parse
+from opmatrix.runtime import interpret
 from opmatrix.runtime.values import FLOAT, Heads, Rows, Scores, Size
 
 
@@ -95,6 +96,11 @@ def reach(a: Bound) -> None:
     """The kernels know patterns within sequences by which everybody sees a range of positions."""
     found = parse(a.where)
     if not (found.within and found.reach): raise ValueError(f"where: {a.where!r} looks beyond sequences")
+
+
+def interpreted(a: Bound) -> Rows | Heads:
+    found = interpret.shape(a)
+    return Rows(found.cols) if found.heads == 1 else Heads(found.heads, found.cols)
 
 
 def divided(a: Bound) -> Heads:

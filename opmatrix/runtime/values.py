@@ -82,6 +82,12 @@ class Stack:
     def holds(constant: Any) -> bool: return numbers(constant, 3)
 
 
+class Array:
+    """A constant float32 array of any shape."""
+    @staticmethod
+    def holds(constant: Any) -> bool: return isinstance(constant, np.ndarray) and constant.dtype == np.float32
+
+
 class Tables:
     """As many constants as are given, named table0, table1, …: rows to choose from, dense or half."""
     @staticmethod
@@ -92,4 +98,4 @@ def numbers(constant: Any, axes: int) -> bool:
     return isinstance(constant, np.ndarray) and constant.dtype == np.float32 and constant.ndim == axes
 
 
-CONSTANT = (Weight, Vector, Stack, Tables)
+CONSTANT = (Weight, Vector, Stack, Array, Tables)

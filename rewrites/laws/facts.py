@@ -22,7 +22,7 @@ FACTS = "\n".join([
     *each("row", "linear", "constant"),
     *any_of("compose", "a b", "a"), *any_of("add", "a b", "a", "b"), *any_of("mul", "a b", "a", "b"),
     *any_of("product", "a b m w", "a", "b"), *any_of("turn", "a", "a"),
-    *any_of("left", "a b", "a"), *any_of("right", "a b", "a"),
+    *any_of("row", "a b", "a", "b"), *any_of("left", "a b", "a"), *any_of("right", "a b", "a"),
     """
 (rule ((linear e)) ((additive e)) :ruleset facts)
 (rule ((= e (K_I))) ((linear e)) :ruleset facts)

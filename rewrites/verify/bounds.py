@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.epilogue import Epilogue, gamma
+from formats.epilogue import UNIT, Epilogue, gamma
+from opmatrix.runtime.interpret import exact
 from opmatrix.runtime.meanings import chosen, grouped, sentences, squares, unseen
 from opmatrix.runtime.schedule import wide
 
@@ -101,13 +102,19 @@ def headwise(a: Arguments) -> Bound:
     return gamma(a.x.shape[2]) * size.swapaxes(0, 1)
 
 
+def interpret(a: Arguments) -> Bound:
+    """Computed in float64 and rounded once."""
+    return 2 * UNIT * abs(exact(a)) + TINY
+
+
 def view(a: Arguments) -> Bound:
     return np.zeros(1)
 
 
 BOUNDS: dict[str, Callable[[Arguments], Bound]] = dict(
     linear=linear, pointwise=pointwise, scale=scale, embed=embed, scores=scores, softmax=softmax, values=values,
-    attention=attention, headwise=headwise, repeat=view, heads=view, join=view, columns=view)
+    attention=attention, headwise=headwise, interpret=interpret,
+    repeat=view, heads=view, join=view, columns=view)
 
 
 def bound(kernel: str, arguments: Mapping[str, Any]) -> Bound:

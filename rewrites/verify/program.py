@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.data import Data
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
@@ -54,8 +55,8 @@ def unrounded(structure: Structure, emitter: Emitter) -> dict[str, NDArray[Any]]
     for (part, key), constant in emitter.fitted.items():
         if (name := names.get(id(constant))) is not None:
             lowering = structure.lowerings[part]
-            found[name] = (lowering.matrix(key.weight, key.layout) if isinstance(key, Stored)
-                           else lowering.vector(key.constant, constant.shape[0]))
+            found[name] = (lowering.matrix(key.weight, key.layout) if isinstance(key, Stored) else key.array
+                           if isinstance(key, Data) else lowering.vector(key.constant, constant.shape[0]))
     return found
 
 

@@ -1,0 +1,124 @@
+"""What no kernel computes is read: a term as text that a program can hold, evaluated in float64 and rounded once.
+
+A text is JSON: nodes in order, children first, each [kind, children by number, attributes]; `["value", k]` is the k-th value
+that the step reads, an attribute {"array": k} its k-th array. Only kinds of the algebra can be named."""
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from types import SimpleNamespace as Bound
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.shapes import H, Shape, ShapeError, T
+from opmatrix import monoids
+from opmatrix.data import Data
+from opmatrix.operators import symbol
+from opmatrix.oracles import Dense
+from opmatrix.patterns import Pattern, parse
+from opmatrix.term import KINDS, Operator, read
+
+Exact = NDArray[np.float64]
+MOST = 8                                                    # values of a step, and arrays
+
+
+def written(term: Operator, values: Mapping[Operator, int]) -> tuple[str, list[Data]]:
+    """A term as text over values that stand for some of its parts, and the arrays that it speaks of."""
+    nodes: list[list[Any]] = []
+    arrays: list[Data] = []
+    numbers: dict[Operator, int] = {}
+
+    def attribute(given: Any) -> Any:
+        if isinstance(given, Data):
+            if given not in arrays: arrays.append(given)
+            return {"array": arrays.index(given)}
+        if isinstance(given, Pattern):
+            return {"pattern": given.form, "arrays": [attribute(data)["array"] for data in given.data]}
+        return {"over": given.__name__} if isinstance(given, type) else given
+
+    def add(node: Operator) -> int:
+        if node not in numbers:
+            made = (["value", values[node]] if node in values else
+                    [node.kind.name, [add(child) for child in node.children], [attribute(a) for a in node.attributes]])
+            nodes.append(made)
+            numbers[node] = len(nodes) - 1
+        return numbers[node]
+
+    add(term)
+    return json.dumps(nodes, separators=(",", ":")), arrays
+
+
+@cache
+def monoid(name: str) -> Any:
+    """A monoid by its name, as `topk(2).indices`; ValueError for another."""
+    base, _, finish = name.partition(".")
+    count = base.removeprefix("topk(").removesuffix(")")
+    found = (monoids.topk(int(count)) if base == f"topk({count})" and count.isdecimal() and 0 < len(count) < 4 else
+             next((each for each in monoids.MONOIDS if each.__name__ == base), None))
+    found = getattr(found, finish, None) if finish and found is not None and finish in found.finishes else found
+    if found is None or found.__name__ != name: raise ValueError(f"term: {name!r} is no monoid")
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class AtValues(Dense):
+    """Whole arrays, where symbols stand for the values of a step."""
+    values: Sequence[Exact] = field(default=())
+
+    def symbol(self, name: str, into: Shape, out: Shape) -> "AtValues":
+        return self.of(self.values[int(name[1:])])
+
+
+def operator(text: str, shapes: Sequence[Shape], arrays: Sequence[Any]) -> Operator:
+    """The term of a text over values of these shapes. ValueError says what is wrong with it."""
+    def attribute(given: Any) -> Any:
+        match given:
+            case {"array": int(k)}: return Data(arrays[k])
+            case {"pattern": str(form), "arrays": list(places)}: return parse(form, [arrays[k] for k in places])
+            case {"over": str(name)}: return monoid(name)
+            case int() | str() | None: return given
+        raise ValueError(f"term: {given!r} is no attribute")
+
+    try:
+        nodes: list[Operator] = []
+        for entry in json.loads(text):
+            match entry:
+                case ["value", int(k)]: nodes.append(symbol(f"x{k}", Shape(), shapes[k]))
+                case [str(kind), list(children), list(attributes)] if kind != "symbol":
+                    nodes.append(Operator(KINDS[kind], *(nodes[c] for c in children), *map(attribute, attributes)))
+                case _: raise ValueError(f"term: {entry!r} is no node")
+        return nodes[-1]
+    except (KeyError, IndexError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"term: {type(error).__name__}: {error}") from None
+
+
+def given(a: Bound) -> tuple[list[Any], list[Any]]:
+    """The values and the arrays of a step, those that it has."""
+    values, arrays = ([getattr(a, f"{letter}{k}") for k in range(MOST)] for letter in "xc")
+    return [v for v in values if v is not None], [c for c in arrays if c is not None]
+
+
+def shape(a: Bound) -> Shape:
+    """What a step gives, of shapes of its values."""
+    values, arrays = given(a)
+    shapes = [Shape(getattr(value, "heads", 1), T, value.cols) for value in values]
+    found = operator(a.term, shapes, arrays).out
+    if found.heads is H: found = found._replace(heads=1)
+    if not isinstance(found.heads, int) or not isinstance(found.cols, int) or found.rows is not T:
+        raise ShapeError(f"term: it gives {found}, no rows of known size")
+    return found
+
+
+def exact(a: Bound) -> Exact:
+    """What a step means: rows x columns, or rows x heads x columns."""
+    values, arrays = given(a)
+    turned = [value if value.ndim == 2 else value.swapaxes(0, 1) for value in map(wide, values)]
+    shapes = [Shape(len(value) if value.ndim == 3 else 1, T, value.shape[-1]) for value in turned]
+    x = AtValues(np.zeros((a.batch.rows, 1)), a.batch, values=turned)
+    found = read(operator(a.term, shapes, arrays), x, {}).array
+    return np.asarray(found.swapaxes(0, 1) if found.ndim == 3 and len(found) > 1 else found.reshape(found.shape[-2:]))
+
+
+def wide(value: Any) -> Exact: return np.asarray(value, np.float64)
