@@ -2,7 +2,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -43,18 +43,21 @@ FACTS = "\n".join([
     "(rule ((= e (K_mul f s)) (entrywise f) (constant s) (column s)) ((entrywise e)) :ruleset facts)",
     *(f"(rule ((= e (K_{node})) {read(node)} {where}) ((set (tall e) {rows}) (set (wide e) {columns})) :ruleset facts)"
       for node, (where, rows, columns) in SIZED.items())])
-# What a kind that commutes and associates makes of its operands, whatever their order: a bag of what it did not make.
-BAGS = "(sort Bag (MultiSet Op))"
+# A kind that commutes and associates makes a bag of its operands, which has no order. Operands are what it did not make
+# itself, as far as is known: so bags are made after every phase anew.
 BAG = """
-(constructor bag_{0} (Bag) Op)
-(function made_{0} (Op) bool :merge (or old new))
-(rule ((= e (K_{0} a b))) ((set (made_{0} e) true) (set (made_{0} a) false) (set (made_{0} b) false)) :ruleset facts)
-(rule ((= false (made_{0} a))) ((union a (bag_{0} (multiset-of a)))) :ruleset {1} :name "{2}")
-(rule ((= e (K_{0} a b)) (= a (bag_{0} A)) (= b (bag_{0} B))) ((union e (bag_{0} (multiset-sum A B)))) :ruleset {1} :name "{3}")
+(constructor {bag} (Bag) Op)
+(rule ((= false (made_{kind} a))) ((union a ({bag} (multiset-of a)))) :ruleset {phase}_bags :name "{order} {phase}")
+(rule ((= e (K_{kind} a b)) (= a ({bag} A)) (= b ({bag} B))) ((union e ({bag} (multiset-sum A B))))
+      :ruleset {phase}_bags :name "{chain} {phase}")
+"""
+MADE = """
+(function made_{kind} (Op) bool :merge (or old new))
+(rule ((= e (K_{kind} a b))) ((set (made_{kind} e) true) (set (made_{kind} a) false) (set (made_{kind} b) false)) :ruleset facts)
 """
 
 
-def both(law: Law) -> Iterator[tuple[Operator, Operator]]:
+def alone(law: Law) -> Iterator[tuple[Operator, Operator]]:
     """The two sides of a law without guards about a kind of node with two operands and nothing else."""
     (left, *more), (right, *_) = law.sides()
     if left.kind is right.kind and left.kind.arity == 2 == len(left.args) and not more and not law.guards:
@@ -63,22 +66,30 @@ def both(law: Law) -> Iterator[tuple[Operator, Operator]]:
 
 def commuting(laws: Sequence[Law]) -> dict[Kind, Law]:
     """The kinds of node whose operands may stand in any order, and the laws that say so."""
-    return {a.kind: law for law in laws for a, b in both(law) if a.args == b.args[::-1]}
+    return {a.kind: law for law in laws for a, b in alone(law) if a.args == b.args[::-1]}
 
 
 def associating(laws: Sequence[Law]) -> dict[Kind, Law]:
     """The kinds of node whose operands may be grouped anyhow, and the laws that say so."""
-    return {a.kind: law for law in laws for a, b in both(law) if a.kind is a.args[0].kind is b.args[1].kind
+    return {a.kind: law for law in laws for a, b in alone(law) if a.kind is a.args[0].kind is b.args[1].kind
             and (*a.args[0].args, a.args[1]) == (b.args[0], *b.args[1].args)}
 
 
-def written(laws: Sequence[Law]) -> Iterator[str]:
-    """The laws as rules. Two that make a kind commute and associate are one, over bags of operands."""
+def bagged(laws: Sequence[Law]) -> dict[Kind, tuple[Law, Law]]:
+    """The kinds that commute and associate, and the two laws that say so."""
     orders, chains = commuting(laws), associating(laws)
-    bags = [kind for kind in orders if kind in chains]
-    yield BAGS
-    yield from (BAG.format(kind.name, chains[kind].phase, orders[kind].name, chains[kind].name) for kind in bags)
-    inside = {law.name for kind in bags for law in (orders[kind], chains[kind])}
+    return {kind: (orders[kind], chains[kind]) for kind in orders if kind in chains}
+
+
+def written(laws: Sequence[Law], phases: Sequence[str]) -> Iterator[str]:
+    """The laws as rules: bags for what commutes and associates, and each other as it stands."""
+    bags = bagged(laws)
+    yield "\n".join([FACTS, "(sort Bag (MultiSet Op))", *(f"(ruleset {phase}_bags)" for phase in phases)])
+    for kind, (order, chain) in bags.items():
+        yield MADE.format(kind=kind.name)
+        yield from (BAG.format(bag=f"{phase}_{kind.name}", kind=kind.name, phase=phase, order=order.name,
+                               chain=chain.name) for phase in phases)
+    inside = {law.name for pair in bags.values() for law in pair}
     yield from (rule for law in laws if law.name not in inside for rule in rules(law))
 
 
@@ -87,8 +98,8 @@ ROUND = "(run-schedule (saturate (run facts))) (run {} 1) (print-size)"
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether two operators are equal by laws; how often each matched; nodes; which law was growing when the budget was
-    spent, so that nothing is said where `proved` is false; the seconds it took."""
+    """Whether two operators are equal by laws; how often each rule matched; nodes; which was growing when the budget
+    was spent, so that nothing is said where `proved` is false; the seconds it took."""
 
     proved: bool
     matches: dict[str, int]
@@ -104,10 +115,13 @@ class Prover:
     """An engine that knows these laws. Every proof has a graph of its own."""
 
     def __init__(self, laws: Sequence[Law] = values.LAWS) -> None:
+        inside = {law.name for pair in bagged(laws).values() for law in pair}
+        used = {law.phase for law in laws if law.name not in inside}
+        phases = [phase for phase in dict.fromkeys(SCHEDULE) if phase in used]
         self.laws, self.engine = tuple(laws), engine(())
-        self.run("\n".join([FACTS, *written(laws)]))
-        phases = {law.phase for law in laws}
-        self.rounds = [self.engine.parse_program(ROUND.format(phase)) for phase in dict.fromkeys(SCHEDULE) if phase in phases]
+        self.run("\n".join(written(laws, phases)))
+        rounds = {name: self.engine.parse_program(ROUND.format(name)) for each in phases for name in (each, f"{each}_bags")}
+        self.passes = [[rounds[phase] for phase in (*phases[:i + 1], f"{phases[i]}_bags")] for i in range(len(phases))]
 
     def run(self, program: str) -> None:
         self.engine.run_program(*self.engine.parse_program(program))
@@ -117,30 +131,44 @@ class Prover:
         start, roots = time.perf_counter(), {"left": left, "right": right}
         self.run("(push)\n" + sized(Template.of(roots), roots).text)
         try:
-            proved, matches, nodes = self.saturate(budget)
+            search = Search(self.engine, budget)
+            for phases in self.passes:
+                search.saturate(phases)
+            proved, growing = search.equal(), search.growing()
         finally:
             self.run("(pop)")
-        growing = max(matches, key=lambda law: matches[law], default="") if nodes > budget and not proved else ""
-        return Proof(proved, dict(matches), nodes, growing and f"at {nodes} nodes {growing} was growing",
-                     time.perf_counter() - start)
+        return Proof(proved, dict(search.matches), search.nodes, "" if proved else growing, time.perf_counter() - start)
 
-    def saturate(self, budget: int) -> tuple[bool, Counter[str], int]:
-        """Rounds of each phase until nothing changes in any; whether left is right, matches by law, nodes."""
-        matches, nodes, still = Counter[str](), 0, 0
-        while still < len(self.rounds):
-            for commands in self.rounds:
-                still += 1
-                while nodes <= budget and not self.equal():
-                    _, done, sizes = self.engine.run_program(*commands)
-                    matches.update(done.report.num_matches_per_rule)
-                    nodes = sum(count for name, count in sizes.sizes if name.startswith("K_"))
-                    if not done.report.updated:
-                        break
-                    still = 0
-        return self.equal(), matches, nodes
+
+@dataclass
+class Search:
+    """One proof under way: matches by rule, nodes, and how many nodes there may be."""
+
+    engine: Any
+    budget: int
+    matches: Counter[str] = field(default_factory=Counter)
+    nodes: int = 0
 
     def equal(self) -> bool:
         return bool(self.engine.lookup_function("$left", []) == self.engine.lookup_function("$right", []))
+
+    def saturate(self, phases: Sequence[Any]) -> None:
+        """Rounds of the first phase that is not still, until all are, both sides are equal, or the budget is spent."""
+        at = 0
+        while at < len(phases) and self.nodes <= self.budget and not self.equal():
+            at = 0 if self.changed(phases[at]) else at + 1
+
+    def changed(self, phase: Any) -> bool:
+        """Whether one round of a phase changes anything."""
+        _, done, sizes = self.engine.run_program(*phase)
+        self.matches.update(done.report.num_matches_per_rule)
+        self.nodes = sum(count for name, count in sizes.sizes if name.startswith("K_"))
+        return bool(done.report.updated)
+
+    def growing(self) -> str:
+        """What the budget cut, in words."""
+        most = max(self.matches, key=lambda name: self.matches[name], default="")
+        return f"at {self.nodes} nodes {most} was growing" if self.nodes > self.budget else ""
 
 
 def sized(template: Template, roots: dict[str, Operator]) -> Template:

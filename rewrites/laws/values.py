@@ -2,12 +2,13 @@
 the same form: transposes at the leaves, blocks outermost (rewrites/laws/blocks.py), then sums, then numbers, then
 products from the right. They serve proofs (rewrites/equations.py), not the search: no program is cheaper for them.
 
-None subsumes its left side: what a class is told not to look at is still needed once that class is found to be another."""
+A sum is taken apart only where no column spreads (SAME). No law subsumes its left side: what a class is told not to look at is still needed once that class is found to be another."""
 from opmatrix.nodes import compose
 from opmatrix.operators import I, product, relu, turn
 from rewrites.blocks import unit
 from rewrites.law import (
     JOIN,
+    SIMPLIFY,
     array,
     collect,
     entrywise,
@@ -21,43 +22,44 @@ from rewrites.law import (
     scalar,
 )
 from rewrites.laws import blocks
+from rewrites.laws.blocks import SAME
 
 TRANSPOSE, RING, LINEAR = "(a b)ᵀ = bᵀ aᵀ", "ring axioms", "linearity"
 
 
 # ---- transposes go to the leaves
 
-@law(source=TRANSPOSE)
+@law(phase=SIMPLIFY, source=TRANSPOSE)
 def turn_back(a: array[k, n]):
     """Rows and columns exchanged twice are as they were."""
     return turn(turn(a)), a
 
 
-@law(source=TRANSPOSE)
+@law(phase=SIMPLIFY, source=TRANSPOSE, when=SAME)
 def turn_sum(a: array[k, n], b: array[k, n]):
     """A transpose moves entries and leaves their sums alone."""
     return turn(a + b), turn(a) + turn(b)
 
 
-@law(source=TRANSPOSE)
+@law(phase=SIMPLIFY, source=TRANSPOSE, when=SAME)
 def turn_entries(a: array[k, n], b: array[k, n]):
     """A transpose moves entries and leaves their products alone."""
     return turn(a * b), turn(a) * turn(b)
 
 
-@law(source=TRANSPOSE)
+@law(phase=SIMPLIFY, source=TRANSPOSE)
 def turn_product(a: array[k, n], b: array[n, p]):
     """(a b)ᵀ = bᵀ aᵀ, since multiplying numbers is commutative."""
     return turn(product(a, b)), product(turn(b), turn(a))
 
 
-@law(source=TRANSPOSE, without=(dict(a=array[n, n], f=operator[n, n]),))
+@law(phase=SIMPLIFY, source=TRANSPOSE, without=(dict(a=array[n, n], f=operator[n, n]),))
 def turn_entrywise(a: array[k, n], f: entrywise):
     """A function of single entries does not see where they stand."""
     return turn(compose(a, f)), compose(turn(a), f)
 
 
-@law(source="the identity is symmetric")
+@law(phase=SIMPLIFY, source="the identity is symmetric")
 def turn_unit(a: array[k, n]):
     """The identity matrix is its own transpose."""
     return turn(unit(a)), unit(a)
@@ -65,9 +67,9 @@ def turn_unit(a: array[k, n]):
 
 # ---- sums come out of products
 
-@law(source=RING, when=("(= (wide a) (wide b))",))
+@law(source=RING, when=SAME)
 def sum_left(a: array[k, n], b: array[k, n], c: array[n, p]):
-    """A product is linear in its left factor. Columns are multiplied with rows, so none may spread."""
+    """A product is linear in its left factor."""
     return product(a + b, c), product(a, c) + product(b, c)
 
 
@@ -89,7 +91,7 @@ def entries_sum(a: array[k, n], b: array[k, n], c: array[k, n]):
     return c * (a + b), c * a + c * b
 
 
-@law(source=LINEAR, without=(dict(A=operator[n, p]),))
+@law(source=LINEAR, when=SAME, without=(dict(A=operator[n, p]),))
 def sum_through(a: array[k, n], b: array[k, n], A: matrix[n, p]):
     """A matrix is additive."""
     return compose(a + b, A), compose(a, A) + compose(b, A)
@@ -97,31 +99,31 @@ def sum_through(a: array[k, n], b: array[k, n], A: matrix[n, p]):
 
 # ---- numbers and matrices come out of products of values
 
-@law(source=LINEAR)
+@law(phase=SIMPLIFY, source=LINEAR)
 def scale_left(a: array[k, n], b: array[n, p], s: scalar):
     """A number may be multiplied last."""
     return product(compose(a, I * s), b), compose(product(a, b), I * s)
 
 
-@law(source="associativity", without=(dict(A=operator[p, q]),))
+@law(phase=SIMPLIFY, source="associativity", without=(dict(A=operator[p, q]),))
 def late(a: array[k, n], b: array[n, p], A: matrix[p, q]):
     """A matrix on the right, or a number, may be multiplied last."""
     return product(a, compose(b, A)), compose(product(a, b), A)
 
 
-@law(source=LINEAR)
+@law(phase=SIMPLIFY, source=LINEAR)
 def scale_entries(a: array[k, n], b: array[k, n], s: scalar):
     """A number is multiplied after the entries."""
     return compose(a, I * s) * b, compose(a * b, I * s)
 
 
-@law(source=LINEAR)
+@law(phase=SIMPLIFY, source=LINEAR)
 def entries_scale(a: array[k, n], b: array[k, n], s: scalar):
     """The same from the other side."""
     return a * compose(b, I * s), compose(a * b, I * s)
 
 
-@law(source="associativity")
+@law(phase=SIMPLIFY, source="associativity")
 def scales(a: array[k, n], s: scalar, t: scalar):
     """Two numbers are one."""
     return compose(compose(a, I * s), I * t), compose(a, I * (s * t))
@@ -135,31 +137,31 @@ def scale_sum(a: array[k, n], s: scalar, t: scalar):
 
 # ---- products stand from the right; what is there twice goes
 
-@law(source="associativity")
+@law(phase=SIMPLIFY, source="associativity")
 def chain(a: array[k, n], b: array[n, p], c: array[p, q]):
     """A product of three may begin at either end."""
     return product(product(a, b), c), product(a, product(b, c))
 
 
-@law(source="the identity matrix")
+@law(phase=SIMPLIFY, source="the identity matrix")
 def unit_left(a: array[k, n], b: array[n, k]):
     """The identity times a value is the value."""
     return product(unit(b), a), a
 
 
-@law(source="the identity matrix")
+@law(phase=SIMPLIFY, source="the identity matrix")
 def unit_right(a: array[k, n], b: array[k, n]):
     """A value times the identity is the value."""
     return product(a, unit(b)), a
 
 
-@law(source="no entry of the identity is negative")
+@law(phase=SIMPLIFY, source="no entry of the identity is negative")
 def unit_relu(a: array[k, n]):
     """Ones and zeros are no negative numbers."""
     return compose(unit(a), relu), unit(a)
 
 
-@law(source="relu(relu(u)) = relu(u)")
+@law(phase=SIMPLIFY, source="relu(relu(u)) = relu(u)")
 def relu_once(a: array[k, n]):
     """What is not negative stays."""
     return compose(compose(a, relu), relu), compose(a, relu)
