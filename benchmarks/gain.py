@@ -24,7 +24,7 @@ from opmatrix.checkpoint import open_model  # noqa: E402
 from opmatrix.measure import seconds, turned, undisturbed  # noqa: E402
 from opmatrix.patterns import Batch  # noqa: E402
 from rewrites.laws import EXACT_LAWS  # noqa: E402
-from rewrites.optimize import Run  # noqa: E402
+from rewrites.run import Run  # noqa: E402
 from rewrites.report import Report, table  # noqa: E402
 from rewrites.workload import Workload  # noqa: E402
 
@@ -63,7 +63,7 @@ def measured(name, checkpoint, machine, peers, given):
     sentences, tokens = map(int, name.split("x"))
     workload = Workload.of(checkpoint, tokens=tokens)
     timed = Batch([np.resize(workload.calibrate.tokens, tokens)] * sentences)
-    run = Run(checkpoint, checkpoint.operator(), replace(workload, timed=timed), machine, EXACT_LAWS,
+    run = Run(checkpoint.operator(), replace(workload, timed=timed), machine, EXACT_LAWS,
               Report(quiet=True))
     best = chosen(run, given.error)
     programs = {"baseline": run.programs["imported"], "+ fusion": run.programs["fused"],

@@ -20,7 +20,7 @@ from opmatrix.checkpoint import open_model  # noqa: E402
 from opmatrix.measure import measure, medians  # noqa: E402
 from rewrites.extraction import Infeasible  # noqa: E402
 from rewrites.laws import EXACT_LAWS  # noqa: E402
-from rewrites.optimize import Run, without  # noqa: E402
+from rewrites.run import Run, without  # noqa: E402
 from rewrites.report import Report, table  # noqa: E402
 from rewrites.workload import Workload  # noqa: E402
 
@@ -39,7 +39,7 @@ def main() -> None:
     given = parser.parse_args()
     checkpoint = open_model(given.model)
     workload = Workload.of(checkpoint, tokens=given.tokens)
-    run = Run(checkpoint, checkpoint.operator(), workload, this_machine(), EXACT_LAWS, Report(quiet=True))
+    run = Run(checkpoint.operator(), workload, this_machine(), EXACT_LAWS, Report(quiet=True))
     kept = apart(alternatives(run), given.apart)
     taken = medians(measure({name: program for name, _, program in kept}, [run.workload.timed], given.rounds))
     rows = [(name, 1e3 * ahead, 1e3 * taken[name], taken[name] / ahead) for name, ahead, _ in kept]
@@ -67,7 +67,7 @@ def alternatives(run):
             try: choice = run.choices.choose(error, None, weights)
             except Infeasible: continue
             name = f"{'fastest' if weights[0] == 1 else 'smallest'} at {error:.3g}"
-            found.append((name, choice.time, run.choices.program(dict(choice.choice), {})))
+            found.append((name, choice.time, run.choices.program(choice, {})))
     return found
 
 

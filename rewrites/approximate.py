@@ -3,6 +3,8 @@ program over all uses chooses them for a budget of error and memory."""
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -13,16 +15,15 @@ from opmatrix.program import Program
 from opmatrix.spectra import Gram, Limits, propose
 from opmatrix.spectra.propose import Proposals
 from rewrites.approximation import Approximation
+from rewrites.budgets import Budgets
 from rewrites.emit import Emitter
-from rewrites.extraction import Extraction, Node, Problem, extract
 from rewrites.fit import Fitter
-from rewrites.lower import Method, Stored, Use
+from rewrites.lower import Lowering, Method, Stored, Use
 from rewrites.price import Prices, stored_bytes
 from rewrites.remember import Measured, keep, place, recall
-from rewrites.representations import forms
-from rewrites.search import Structure
+from rewrites.representations import Representable
+from rewrites.search import Space, Structure
 
-ROOT = "program"
 RIDGE = 0.1                                                 # share of the energy of the rows that is spread over all directions
 
 
@@ -44,40 +45,74 @@ class Site:
 
 @dataclass
 class Choices:
-    """For every site the methods it may be stored by, each with seconds, bytes and the squared error it was measured
-    at."""
+    """All programs of a space where a weight may be stored by what was `measured` for the leaves that it is made of, each
+    method with the squared error that it alone brings about."""
 
-    structure: Structure
-    sites: list[Site]
-    options: dict[tuple[int, int, str], list[tuple[Method, float, float]]]
-    fitter: Fitter
-    fitted: dict[Any, Any] = field(default_factory=dict)
+    space: Space
+    measured: dict[frozenset[str], Sequence[Method]]
+    fit: Batch
+    representable: Representable
+    own: dict[str, Approximation] = field(default_factory=dict)
+    fitters: dict[Any, Fitter] = field(default_factory=dict)
+    fitted: dict[Any, dict[Any, Any]] = field(default_factory=dict)
 
-    @property
-    def fixed(self) -> tuple[float, float]:
-        """Seconds and bytes of what no choice changes."""
-        exact = [rows[0] for rows in self.options.values()]
-        return (self.structure.time - sum(seconds for _, seconds, _ in exact),
-                self.structure.memory - sum(size for _, _, size in exact))
+    @cached_property
+    def budgets(self) -> Budgets:
+        return Budgets(self.space, self.methods)
 
-    def problem(self) -> Problem:
-        """A knapsack: one node for each method of each site, under one root."""
-        nodes = [Node(ROOT, tuple(self.options), self.fixed[0], self.fixed[1])]
-        nodes += [Node(key, (), seconds, size, method.error, method) for key, rows in self.options.items()
-                  for method, seconds, size in rows]
-        return Problem(nodes, (ROOT,))
+    def methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
+        """What holds a weight exactly, and what was measured for its leaves: as it is where these leaves were measured
+        together, else the sum of errors over the sets that make it up."""
+        exact = self.representable(lowering, use)
+        if use.layout == "stack":
+            return exact
+        leaves = frozenset(keys(lowering, use.weight))
+        if (own := self.measured.get(leaves)) is None:
+            within = [methods for those, methods in self.measured.items() if those and those < leaves]
+            whole = frozenset().union(*(those for those in self.measured if those and those < leaves)) == leaves
+            own = [*summed(within)] if whole else ()
+        gathered = use.x in lowering.graph.facts["given"]
+        return *exact, *(method for method in own if not gathered or method.format == "half")
 
-    def choose(self, error: float, memory: float | None = None,
-               weights: tuple[float, float, float] = (1, 0, 0)) -> Extraction:
-        """The cheapest methods whose errors, squared, add to at most `error` squared. Raises Infeasible."""
-        return extract(self.problem(), error=error ** 2, memory=memory, weights=weights, time_limit=2.0, gap=1e-4)
+    def choose(self, error: float, memory: float | None = None, weights: tuple[float, float, float] = (1, 0, 0),
+               prove: bool = False) -> Structure:
+        """The cheapest program whose errors, squared, add to at most `error` squared. Raises Infeasible. Where nothing is to
+        be proved its bound is none."""
+        return self.budgets.within(error ** 2, memory, weights, gap=1e-3 if prove else inf)
 
-    def program(self, chosen: dict[Any, Node], meta: dict[str, Any]) -> Program:
-        """The structure with these methods."""
-        def decide(part: int, use: Use, method: Method) -> Method:
-            node = chosen.get((part, use.weight, use.layout))
-            return node.label if node is not None and isinstance(node.label, Method) else method
-        return self.structure.program(meta, decide, self.fitted, self.fitter)[0]
+    def program(self, structure: Structure, meta: dict[str, Any]) -> Program:
+        """A structure with its methods, fitted to what its exact program multiplies each weight by."""
+        kept, shape = self.fitted.setdefault(tuple(structure.path), {}), uses(structure)
+        if shape not in self.fitters:
+            exact, emitter = structure.program(meta, lambda number, use, method: Method(), kept)
+            self.fitters[shape] = fitter(exact, sites(exact, structure, emitter), self.fit, self.own)
+        return structure.program(meta, fitted=kept, fitter=self.fitters[shape])[0]
+
+
+def keys(lowering: Lowering, cls: int) -> Iterator[str]:
+    """The contents of the leaves that a weight is made of."""
+    return (term.args[0].key for term in lowering.terms[cls].walk() if term.kind.name == "weight")
+
+
+def summed(sets: Sequence[Sequence[Method]]) -> Iterator[Method]:
+    """The methods that were measured for every set, each with the sum of its errors."""
+    errors: dict[Method, list[float]] = {}
+    for methods in sets:
+        for method in methods:
+            errors.setdefault(method._replace(error=0.0), []).append(method.error)
+    return (method._replace(error=sum(each)) for method, each in errors.items() if len(each) == len(sets))
+
+
+def uses(structure: Structure) -> tuple[Any, ...]:
+    """The border states and the uses of weights of a program, whatever they are stored by."""
+    return (*structure.path, *((number, node.cls) for number, extraction in enumerate(structure.extractions)
+                               for node in extraction.nodes if isinstance(node.cls, Use)))
+
+
+def chosen(structure: Structure) -> Iterator[Method]:
+    """The method of every weight of a program."""
+    return (node.label for extraction in structure.extractions for node in extraction.nodes
+            if isinstance(node.cls, Use) and isinstance(node.label, Method))
 
 
 def sites(program: Program, structure: Structure, emitter: Emitter) -> list[Site]:
@@ -91,17 +126,21 @@ def sites(program: Program, structure: Structure, emitter: Emitter) -> list[Site
     return found
 
 
-def upto(program: Program, name: str) -> Program:
-    """The same program, ending at one of its values."""
-    steps = program.steps[:1 + next(i for i, step in enumerate(program.steps) if step.output == name)]
-    read = {ref for step in steps for ref in step.operands.values()}
-    return Program(steps, {ref: constant for ref, constant in program.constants.items() if ref in read}, name)
-
-
 def observe(program: Program, names: Sequence[str | None], batch: Batch) -> dict[str, Gram]:
     """XᵀX of each of these values on a batch, with a ridge: few rows say nothing of most directions, which is no reason to
     drop those."""
-    return {name: Gram.of(ridged(upto(program, name).run(batch)), name) for name in dict.fromkeys(names) if name is not None}
+    wanted, found = set(names) - {None}, {}
+    walk = program.schedule.walk(batch, lambda number, shape: np.empty(shape, np.float32))
+    for step, (_, _, value) in zip(program.steps, walk, strict=True):
+        if step.output in wanted:
+            found[step.output] = Gram.of(ridged(value.reshape(len(value), -1)), step.output)
+    return found
+
+
+def fitter(program: Program, found: Sequence[Site], batch: Batch, own: dict[str, Approximation]) -> Fitter:
+    """What fits the weights of a program to the rows that it multiplies them by."""
+    grams = observe(program, [site.x for site in found], batch)
+    return Fitter({site.key: grams[site.x] for site in found if site.x}, own)
 
 
 def ridged(rows: np.ndarray) -> np.ndarray:
@@ -129,33 +168,34 @@ def methods(site: Site, gram: Gram | None, prices: Prices, limits: Limits) -> Pr
     return propose(site.matrix, None if gram is None else np.diagonal(np.asarray(gram)), limits, price)
 
 
-def candidates(program: Program, structure: Structure, emitter: Emitter, prices: Prices, fit: Batch, batch: Batch,
-               limits: Limits, progress: Callable[[int, int], None] = lambda done, of: None,
-               own: Sequence[Approximation] = ()) -> Choices:
-    """Proposes methods for every weight, fitted to the rows `fit`, and measures each alone: the relative change of the
-    output on the rows of `batch`. What was measured before for the same program, rows, limits and prices is recalled. `own`
-    are approximations that a user declared: these are proposed for every weight, and never recalled."""
-    found = sites(program, structure, emitter)
-    grams = observe(program, [site.x for site in found], fit)
-    fitter = Fitter({site.key: grams[site.x] for site in found if site.x}, own={each.name: each for each in own})
+def candidates(space: Space, structure: Structure, representable: Representable, fit: Batch, batch: Batch, limits: Limits,
+               progress: Callable[[int, int], None] = lambda done, of: None, own: Sequence[Approximation] = ()) -> Choices:
+    """Proposes methods for every weight of an exact structure, fitted to the rows `fit`, and measures each alone: the
+    relative change of the output on the rows of `batch`. What was measured before for the same program, rows, limits and
+    prices is recalled. `own` are approximations that a user declared: these are proposed for every weight, and never
+    recalled."""
+    program, emitter = structure.program({})
+    found, prices = sites(program, structure, emitter), space.prices
+    choices = Choices(space, {}, fit, representable, {each.name: each for each in own})
     file = place(program, (fit, batch), limits, prices)
     if (measured := None if own else recall(file)) is None:
-        measured = proposed(program, found, grams, prices, batch, limits, fitter, progress)
+        fitting = fitter(program, found, fit, choices.own)
+        measured = proposed(program, found, prices, batch, limits, fitting, progress)
+        choices.fitters[uses(structure)] = fitting
         if not own:
             keep(file, measured)
-    options = {}
     for site in found:
-        exact = dict.fromkeys([site.stored.method, Method(), *(forms(site.matrix) if site.x else ())])
-        options[site.key] = [(method, *own_price(site, method, prices)) for method in (*exact, *measured[site.constant])]
-    return Choices(structure, found, options, fitter)
+        leaves = frozenset(keys(structure.lowerings[site.part], site.stored.weight))
+        choices.measured.setdefault(leaves, measured[site.constant])
+    return choices
 
 
-def proposed(program: Program, found: Sequence[Site], grams: dict[str, Gram], prices: Prices, batch: Batch, limits: Limits,
-             fitter: Fitter, progress: Callable[[int, int], None]) -> Measured:
+def proposed(program: Program, found: Sequence[Site], prices: Prices, batch: Batch, limits: Limits, fitter: Fitter,
+             progress: Callable[[int, int], None]) -> Measured:
     """The methods that spectra propose for each weight, with the squared error that each alone brings about."""
     wanted = np.asarray(program.run(batch), np.float64)
     with ThreadPoolExecutor() as pool:
-        proposals = list(pool.map(lambda site: methods(site, grams.get(site.x or ""), prices, limits), found))
+        proposals = list(pool.map(lambda site: methods(site, fitter.grams.get(site.key), prices, limits), found))
     total, done = sum(map(len, proposals)), 0
     measured: Measured = {}
     for site, offered in zip(found, proposals, strict=True):
@@ -176,18 +216,9 @@ def as_dense(stored: Any) -> Any:
     return stored if stored.name in ("dense", "half") else FORMATS["dense"].pack(stored.unpack())
 
 
-def own_price(site: Site, method: Method, prices: Prices) -> tuple[float, float]:
-    """Seconds and bytes of a site stored by a method."""
-    n, p = site.matrix.shape
-    size = stored_bytes(method.format, n, p, method.parameters)
-    if site.x is None:
-        return prices.machine.seconds("gather", T=prices.rows, p=p), size
-    return prices.linear(method.format, n, p, method.parameters), size
-
-
-def undominated(points: Sequence[Extraction]) -> Iterator[Extraction]:
+def undominated(points: Sequence[Structure]) -> Iterator[Structure]:
     """Points that no other is at least as good as in time, memory and error."""
-    seen: list[Extraction] = []
+    seen: list[Structure] = []
     for point in sorted(points, key=lambda e: (e.time, e.memory, e.error)):
         if not any(o.time <= point.time * 1.001 and o.memory <= point.memory * 1.001
                    and o.error <= point.error * 1.001 + 1e-18 for o in seen):

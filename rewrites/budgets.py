@@ -1,16 +1,16 @@
 """The cheapest program of a whole model within budgets of error and memory. A linear program over columns prices the
 budgets, each part answers with the program that is cheapest at these prices (Dantzig and Wolfe 1960), and what all parts
 answer to one price proves a bound for every program (Geoffrion 1974)."""
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 from rewrites.columns import Column, Dual, Master, Price, Shape, Stage
 from rewrites.extraction import Infeasible
 from rewrites.layers import states
-from rewrites.lower import Lowering, Method, Use
 from rewrites.search import Methods, Space, Structure, lowest
 
 SEEDS = 3                                                   # times that one part of each structure is asked before all are
@@ -19,30 +19,35 @@ SLACK = 1e-4                                                # relative, between 
 UNITS: tuple[Price, ...] = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
 
 
-def within(space: Space, methods: Methods, *, error: float | None = None, memory: float | None = None,
-           weights: Price = (1, 0, 0), time_limit: float = 10.0, gap: float = 1e-3) -> Structure:
-    """The cheapest program, by weights of seconds, bytes and squared error, whose squared errors add to at most `error` and
-    whose weights take at most `memory` bytes; every program costs at least its `bound`. `methods` gives what each use of a
-    weight may be stored by. Stops at a relative `gap`, or at the time limit with the best so far. Raises Infeasible where no
-    program was found within the budgets."""
-    start = time.perf_counter()
-    limits = {criterion: limit for criterion, limit in ((2, error), (1, memory)) if limit is not None}
-    found = Budgeted(stages(space, methods, error), weights, limits, start + time_limit).run(gap)
-    cost, best = found.master.cost(found.best), found.best
-    if best is None:
-        raise Infeasible(f"no program within squared error {error} and {memory} bytes of weights: the closest is over by "
-                         f"{found.over:.3g} of a budget")
-    chosen = [found.stages[column.stage].extraction(column, weights) for column in best]
-    return space.structure([found.stages[column.stage].pair for column in best], chosen, found.bound, inf,
-                           {"within": time.perf_counter() - start}, cost)
+def within(space: Space, methods: Methods, **budgets: Any) -> Structure:
+    """The cheapest program of a space within budgets: see Budgets.within."""
+    return Budgets(space, methods).within(**budgets)
 
 
-def stages(space: Space, methods: Methods, error: float | None) -> list[Stage]:
-    """Every part between every two border states, with the methods that alone keep the error."""
-    def allowed(lowering: Lowering, use: Use) -> Sequence[Method]:
-        return [method for method in methods(lowering, use) if error is None or method.error <= error]
-    return [Stage(number, (before, after), space.problem(number, before, after, allowed), space.lowering(number, before))
-            for number, before, after in states(space.found)]
+class Budgets:
+    """The programs of a space where `methods` gives what each use of a weight may be stored by. Searches share the shapes of
+    programs that they find."""
+
+    def __init__(self, space: Space, methods: Methods) -> None:
+        self.space, self.pool = space, dict[Any, dict[Any, Shape]]()
+        self.stages = [Stage(number, (before, after), space.problem(number, before, after, methods),
+                             space.lowering(number, before)) for number, before, after in states(space.found)]
+
+    def within(self, error: float | None = None, memory: float | None = None, weights: Price = (1, 0, 0),
+               time_limit: float = 10.0, gap: float = 1e-3) -> Structure:
+        """The cheapest program, by weights of seconds, bytes and squared error, whose squared errors add to at most `error`
+        and whose weights take at most `memory` bytes; every program costs at least its `bound`. Stops at a relative `gap`
+        (infinite: nothing is proved), or at the time limit with the best so far. Raises Infeasible where no program was
+        found within the budgets."""
+        start = time.perf_counter()
+        limits = {criterion: limit for criterion, limit in ((2, error), (1, memory)) if limit is not None}
+        found = Budgeted(self.stages, weights, limits, start + time_limit, self.pool).run(gap)
+        if found.best is None:
+            raise Infeasible(f"no program within squared error {error} and {memory} bytes of weights: the closest is over "
+                             f"by {found.over:.3g} of a budget")
+        chosen = [self.stages[column.stage].extraction(column, weights) for column in found.best]
+        return self.space.structure([self.stages[column.stage].pair for column in found.best], chosen, found.bound, inf,
+                                    {"within": time.perf_counter() - start}, found.master.cost(found.best))
 
 
 @dataclass
@@ -53,16 +58,21 @@ class Budgeted:
     weights: Price
     limits: dict[int, float]                                # criterion -> budget
     until: float
-    pool: dict[Any, dict[Any, Shape]] = field(default_factory=dict)
+    pool: dict[Any, dict[Any, Shape]]
     best: list[Column] | None = None
     bound: float = -inf
     over: float = 0.0
+
+    @property
+    def most(self) -> float:
+        """The error of any one method: what is more is over budget alone. Infinite is none at all."""
+        return self.limits.get(2, sys.float_info.max)
 
     def run(self, gap: float) -> "Budgeted":
         """One stage of each structure is asked until prices settle, then all of them until the bound meets the best."""
         first = [*{stage.key: at for at, stage in enumerate(self.stages)}.values()]
         cost = sum(least for _, least in self.asked(self.weights, first))
-        self.master = Master(self.stages, self.weights, self.limits, cost or 1.0)
+        self.master = Master(self.stages, self.weights, self.limits, cost or 1.0, self.most)
         for _ in range(SEEDS):
             dual = self.filled()
             if not dict(self.asked(dual.price, first)):
@@ -72,7 +82,7 @@ class Budgeted:
             self.over = dual.over
             self.improve()
             proved = dual.value - self.bound <= SLACK * dual.value   # of the relaxation; what is left is whole numbers
-            if proved or self.closed(gap) or time.perf_counter() > self.until:
+            if proved or self.closed(gap) or gap == inf or time.perf_counter() > self.until:
                 return self
             self.bound = max(self.bound, self.least(dual.price))
 
@@ -87,7 +97,7 @@ class Budgeted:
         """These stages with the least that each costs at these prices; what it answers joins the pool."""
         for at in ats:
             try:
-                answer = self.stages[at].answer(price, max(0.05, self.until - time.perf_counter()))
+                answer = self.stages[at].answer(price, self.most, max(0.05, self.until - time.perf_counter()))
             except Infeasible:
                 continue
             shape = self.stages[at].shape(answer)
@@ -118,8 +128,7 @@ class Budgeted:
         """Every known shape of every stage, with the methods that are cheapest at these prices."""
         for at, stage in enumerate(self.stages):
             for shape in self.pool.get(stage.key, {}).values():
-                if all(use in stage.offers for use in shape.uses):
-                    yield stage.column(at, shape, price)
+                yield stage.column(at, shape, price, self.most)
 
     def improve(self) -> None:
         """A better program of whole columns, and with the methods of all its weights chosen anew."""

@@ -61,13 +61,14 @@ class Stage:
         """What programs have the same shape: the structure and the states."""
         return id(self.lowering.like or self.lowering), self.pair
 
-    def reduced(self, price: Price) -> Problem:
-        """The problem with the offers alone that may be the cheapest at these prices: one of equal bytes at least costs."""
+    def reduced(self, price: Price, most: float) -> Problem:
+        """The problem with the offers alone that may be the cheapest at these prices: with an error of at most `most`, and less
+        costly than any that takes fewer bytes."""
         nodes, kept = list(self.rest), dict[Any, Node]()
         for offers in self.offers.values():
             least = inf
             by_size = sorted((price[1] * s.memory, price[0] * u.time + price[2] * u.error, at)
-                             for at, (u, s) in enumerate(offers))
+                             for at, (u, s) in enumerate(offers) if u.error <= most)
             for _, cost, at in by_size:
                 if cost < least:
                     least, (use, stored) = cost, offers[at]
@@ -75,10 +76,10 @@ class Stage:
                     kept[stored.cls] = stored
         return Problem([*nodes, *kept.values()], self.problem.roots)
 
-    def answer(self, price: Price, time_limit: float) -> Extraction:
+    def answer(self, price: Price, most: float, time_limit: float) -> Extraction:
         """The cheapest program at these prices, with its bound. Raises Infeasible where no program leads from one state to
         the other."""
-        return extract(self.reduced(price), weights=price, families=self.lowering.leaves, time_limit=time_limit, gap=1e-5)
+        return extract(self.reduced(price, most), weights=price, families=self.lowering.leaves, time_limit=time_limit, gap=1e-5)
 
     def shape(self, extraction: Extraction) -> Shape:
         return Shape(tuple(node for node in extraction.nodes if not isinstance(node.cls, (Use, Stored))),
@@ -94,10 +95,11 @@ class Stage:
             self.tables[shape] = fixed, offers
         return self.tables[shape]
 
-    def column(self, at: int, shape: Shape, price: Price) -> Column:
-        """The program of this shape with the methods that are cheapest at these prices."""
+    def column(self, at: int, shape: Shape, price: Price, most: float) -> Column:
+        """The program of this shape with the methods that are cheapest at these prices, each with an error of at most `most`."""
         _, offers = self.table(shape)
-        return self.made(at, shape, tuple(np.argmin(np.nan_to_num(offers, posinf=1e300) @ price, axis=1).tolist()))
+        costs = np.where(offers[..., 2] <= most, np.nan_to_num(offers, posinf=0.0) @ price, inf)
+        return self.made(at, shape, tuple(np.argmin(costs, axis=1).tolist()))
 
     def made(self, at: int, shape: Shape, methods: tuple[int, ...]) -> Column:
         fixed, offers = self.table(shape)
@@ -132,6 +134,7 @@ class Master:
     weights: Price
     limits: dict[int, float]                                # criterion -> budget
     scale: float
+    most: float                                             # error of one method
     columns: list[Column] = field(default_factory=list)
     seen: set[Any] = field(default_factory=set)
 
@@ -218,7 +221,7 @@ class Master:
         from scipy.sparse import csr_array
         tables = [self.stages[column.stage].table(column.shape) for column in path]
         offers = [(at, use, method, spent) for at, (_, table) in enumerate(tables) for use, row in enumerate(table)
-                  for method, spent in enumerate(row) if np.isfinite(spent[0])]
+                  for method, spent in enumerate(row) if spent[2] <= self.most]
         if not offers:
             return list(path)
         one = {key: row for row, key in enumerate(dict.fromkeys(offer[:2] for offer in offers))}

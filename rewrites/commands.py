@@ -34,7 +34,7 @@ def optimize(
 ) -> None:
     """Find, verify, measure and save the cheapest program of a MODEL."""
     from rewrites.laws import EXACT_LAWS
-    from rewrites.optimize import optimize as find
+    from rewrites.run import optimize as find
     from rewrites.report import Report, hushed
     from rewrites.results import as_json, printed, save
     target = out or Path(f"{Path(model).resolve().name}.opmatrix")

@@ -19,7 +19,7 @@ from rewrites.derive import Underivable
 from rewrites.emit import Emitter
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
-from rewrites.optimize import FEW, Run, calibrated, pieces, without
+from rewrites.run import FEW, Run, calibrated, pieces, source, without
 from rewrites.report import Report, megabytes, ms, percent, table
 from rewrites.search import Structure, search
 from rewrites.user import Declared, load
@@ -106,9 +106,9 @@ def again(program: Program, found: dict[str, Any]) -> Run:
     report, meta = Report(quiet=True), program.meta
     checkpoint = open_model(meta["model"] if meta["model"] == "minilm" else meta["source"])
     declared = load(found["laws"]) if found.get("laws") else Declared()
-    return Run(checkpoint, checkpoint.operator(), Workload.of(checkpoint, found["text"], found["tokens"]),
+    return Run(checkpoint.operator(), Workload.of(checkpoint, found["text"], found["tokens"]),
                calibrated(lambda *_: None), without((*EXACT_LAWS, *declared.laws), found["without"]), report,
-               approximations=declared.approximations)
+               source(checkpoint), approximations=declared.approximations)
 
 
 def readable(file: Path) -> Path:

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rewrites.optimize import Point, Result
+from rewrites.run import Point, Result
 from rewrites.report import megabytes, ms, percent, table
 
 PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
@@ -26,7 +26,7 @@ def as_json(result: Result, places: list[Path]) -> dict[str, Any]:
     """All figures of a run."""
     exact = result.structures["exact"]
     return {
-        "model": result.checkpoint.name, "machine": machine_name(result.machine), "workload": result.workload.name,
+        "model": result.model, "machine": machine_name(result.machine), "workload": result.workload.name,
         "rows": result.workload.rows, "text": result.workload.text and str(Path(result.workload.text).absolute()),
         "tokens": result.workload.tokens, "without": sorted(result.left_out), "seeds": [0],
         "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
@@ -79,7 +79,7 @@ def printed(result: Result, target: Path) -> str:
     search = result.structures["exact"]
     return "\n\n".join([
         "phases  " + "  ".join(f"{name} {seconds:.1f} s" for name, seconds in result.report.seconds.items()),
-        f"model     {result.checkpoint.name}\nmachine   {machine_name(result.machine)}\n"
+        f"model     {result.model}\nmachine   {machine_name(result.machine)}\n"
         f"workload  {result.workload.name}\n"
         f"search    {search.nodes} nodes, {search.classes} classes, optimum proved to {100 * search.gap:.2g} %" +
         "".join(f"\ncut       {cut}" for cut in search.cut),

@@ -53,6 +53,11 @@ class Structure:
     def memory(self) -> float:
         return sum(extraction.memory for extraction in self.extractions)
 
+    @property
+    def error(self) -> float:
+        """The squared errors of its methods, added up."""
+        return sum(extraction.error for extraction in self.extractions)
+
     def program(self, meta: dict[str, Any],
                 decide: Callable[[int, Use, Method], Method] = lambda number, use, method: method,
                 fitted: dict[Any, Any] | None = None, fitter: Fitter | None = None) -> tuple[Program, Emitter]:

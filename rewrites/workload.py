@@ -8,6 +8,7 @@ from opmatrix.checkpoint import Checkpoint
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
 from opmatrix.runtime.values import sizes
+from opmatrix.term import Operator
 from opmatrix.text import calibration, read_lines, sentences, verification
 
 PROBE = 16                                                  # sentences
@@ -61,3 +62,14 @@ class Workload:
             return cls(tokenizer.encode(lines), even, odd, fit, probe, f"{len(lines)} lines of {text}", text)
         return cls(Batch([np.resize(even.tokens, length)]), even, odd, fit, probe, f"one sentence of {length} tokens",
                    text, tokens)
+
+    @classmethod
+    def drawn(cls, model: Operator, timed: Batch, seed: int = 0, sentences: int = 48) -> "Workload":
+        """For an operator without text: random tokens, in sentences as long as those of the batch whose seconds and bytes
+        count, calibrate and verify it."""
+        rng, lengths = np.random.default_rng(seed), np.diff(timed.starts)
+
+        def some(count: int) -> Batch:
+            return Batch([rng.integers(0, int(model.into.cols), length) for length in rng.choice(lengths, count)])
+        half = some(sentences // 2)
+        return cls(timed, half, some(sentences), some(sentences), half, f"{len(lengths)} sequences of random tokens")

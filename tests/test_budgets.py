@@ -8,7 +8,7 @@ from searched import RAGGED, Round, model, relative
 
 from opmatrix.oracles import dense
 from opmatrix.runtime.values import sizes
-from rewrites.budgets import stages, within
+from rewrites.budgets import Budgets, within
 from rewrites.extraction import Infeasible, Node, Problem, extract, verify
 from rewrites.laws import EXACT_LAWS
 from rewrites.layers import FULL
@@ -63,12 +63,12 @@ def ends():
 def test_nothing_within_the_budgets_is_cheaper(error, room, ends):
     memory = None if room is None else ends[1].memory + room * (ends[0].memory - ends[1].memory)
     one = space()
-    found, best = within(one, offered, error=error, memory=memory), whole(stages(one, offered, error), error, memory)
+    found, best = within(one, offered, error=error, memory=memory), whole(Budgets(one, offered).stages, error, memory)
     assert found.bound <= best * (1 + 1e-6) and best <= found.cost * (1 + 1e-6)
     assert found.cost <= best * 1.01 and found.gap < 0.05
     assert error is None or sum(e.error for e in found.extractions) <= error * (1 + 1e-9)
     assert memory is None or found.memory <= memory * (1 + 1e-9)
-    for stage in stages(one, offered, error):
+    for stage in Budgets(one, offered).stages:
         if found.path[stage.number] == stage.pair:
             verify(stage.problem, replace(found.extractions[stage.number], greedy=found.extractions[stage.number].cost))
 

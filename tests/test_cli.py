@@ -15,7 +15,7 @@ from opmatrix.program import Program
 from rewrites import cli
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.optimize import Run
+from rewrites.run import Run
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers", "dry dry dry", "a bank runs"]
 QUERY = "encoder.layer.0.attention.self.query.weight"
@@ -47,7 +47,7 @@ class Ran:
 def patched():
     """No test calibrates."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("rewrites.optimize", "rewrites.explain"):
+        for module in ("rewrites.run", "rewrites.explain"):
             patch.setattr(f"{module}.calibrated", lambda progress: standin.machine())
         yield patch
 
@@ -215,8 +215,9 @@ def test_the_results_hold_all_that_is_promised(saved):
     assert {"measured_s", "measured_bytes"} <= found["baseline"].keys()
     assert all(seconds >= 0 for seconds in found["search"]["seconds"].values()) and found["search"]["nodes"] > 100
     assert found == json.loads((out / "report.json").read_text())
+    assert found["front"][0]["name"] == "exact" and found["front"][0]["gap"] < 1e-5
     for point in found["front"]:
-        assert POINT <= point.keys() and 0 <= point["gap"] < 1e-3
+        assert POINT <= point.keys() and (point["gap"] is None or 0 <= point["gap"] < 0.05)
         assert point["verified"] == (point["measured_error"] <= 1.3 * point["predicted_error"])
         assert {"measured_s", "measured_bytes"} <= {key for key in point if point[key] is not None}
         assert set(point["laws"]) <= {law.name for law in EXACT_LAWS}

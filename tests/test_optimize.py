@@ -18,7 +18,7 @@ from opmatrix.patterns import Batch
 from rewrites.approximate import difference
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
-from rewrites.optimize import Run, optimize, without
+from rewrites.run import Run, optimize, without
 from rewrites.representations import forms
 from rewrites.search import exactly, search
 

@@ -14,7 +14,7 @@ from rewrites.approximation import approximation
 from rewrites.chain import chain
 from rewrites.fit import Fitter
 from rewrites.laws import EXACT_LAWS
-from rewrites.optimize import Run
+from rewrites.run import Run
 from rewrites.user import load
 
 HEAD = """import numpy as np

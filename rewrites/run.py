@@ -1,6 +1,7 @@
 """The main job: a model in; out come the cheapest equal program, and a verified front of cheaper ones with their errors."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,25 +13,21 @@ from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.term import Operator
-from rewrites.approximate import Choices, candidates, difference, undominated
-from rewrites.approximation import Approximation, by
-from rewrites.extraction import Extraction, Infeasible
+from rewrites.approximate import Choices, candidates, difference
+from rewrites.approximation import Approximation
+from rewrites.extraction import Infeasible
+from rewrites.front import Front, counted, described
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower import Method
-from rewrites.price import Prices
 from rewrites.report import Report
 from rewrites.representations import Representable
-from rewrites.search import Structure, exactly, search
+from rewrites.search import Space, Structure, cheapest, exactly, search
 from rewrites.workload import Workload
 
-LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
 ROUNDING = 4.0                                              # an exact program may round so many times as much as the import
 TRUST = 1.3                                                 # times its predicted error a program may be off on held-out rows
-OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))           # weights of seconds, bytes, error: the fastest, the smallest
 GROUP = 256                                                 # rows that the float64 oracle reads at a time
 FEW = 64                                                    # rows that every step is checked on
-MOST = 7                                                    # points of the front that are verified and measured
 
 
 @dataclass
@@ -42,7 +39,7 @@ class Point:
     predicted_s: float
     predicted_bytes: float
     predicted_error: float
-    gap: float = 0.0
+    gap: float | None = 0.0                                 # None: nothing was proved
     measured_s: float | None = None
     measured_bytes: float | None = None
     measured_error: float | None = None
@@ -55,7 +52,7 @@ class Point:
 class Result:
     """Everything that a run found out; `points[chosen]` is the answer."""
 
-    checkpoint: Checkpoint
+    model: str
     machine: Any
     workload: Workload
     structures: dict[str, Structure]
@@ -93,21 +90,21 @@ def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
     return tuple(law for law in laws if law.name not in names)
 
 
-def optimize(model: str, *, error: float = 0.02, memory: float | None = None, text: str | None = None, tokens: int | None = None,
-             leave_out: Sequence[str] = (), laws: Sequence[Law] = EXACT_LAWS, approximations: Sequence[Approximation] = (),
-             machine: Any = None, rounds: int = 11,
-             report: Report | None = None) -> Result:
+def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None = None, text: str | None = None,
+             tokens: int | None = None, workload: Workload | Batch | None = None, leave_out: Sequence[str] = (),
+             laws: Sequence[Law] = EXACT_LAWS, approximations: Sequence[Approximation] = (), machine: Any = None,
+             rounds: int = 11, report: Report | None = None) -> Result:
     """The cheapest verified program of a model on this machine whose output changes by at most `error`, relative, on held-out
-    rows; `memory` bounds stored and working bytes. Raises InputError for what comes from outside, Infeasible where no
-    program meets the budgets."""
+    rows; `memory` bounds stored and working bytes. `model` is the name or the directory of a checkpoint, with a workload of
+    `text` or `tokens`, or an operator on tokens, with a `workload`: a batch is one, beside random rows. Raises InputError for
+    what comes from outside, Infeasible where no program meets the budgets."""
     report, laws = Report(quiet=True) if report is None else report, without(laws, leave_out)
     with report.phase("model"):
-        checkpoint = open_model(model)
-        operator, workload = checkpoint.operator(), Workload.of(checkpoint, text, tokens)
+        operator, workload, meta = opened(model, workload, text, tokens)
     if machine is None:
         with report.phase("machine") as progress:
             machine = calibrated(progress)
-    run = Run(checkpoint, operator, workload, machine, laws, report, approximations=approximations)
+    run = Run(operator, workload, machine, laws, report, meta, approximations=approximations)
     with report.phase("search"):
         run.explore()
     with report.phase("kernels"):
@@ -125,6 +122,30 @@ def optimize(model: str, *, error: float = 0.02, memory: float | None = None, te
     return run.result(error, memory, saved)
 
 
+def opened(model: str | Operator, workload: Workload | Batch | None, text: str | None,
+           tokens: int | None) -> tuple[Operator, Workload, dict[str, Any]]:
+    """The operator, what it is made cheapest for, and what its programs keep of where it comes from."""
+    if not isinstance(model, Operator):
+        checkpoint = open_model(model)
+        operator = checkpoint.operator()
+        return operator, drawn(workload or Workload.of(checkpoint, text, tokens), operator), source(checkpoint)
+    if workload is None:
+        workload = Batch([np.arange(tokens or 128) % int(model.into.cols)])
+    return model, drawn(workload, model), {"model": "operator"}
+
+
+def drawn(workload: Workload | Batch, operator: Operator) -> Workload:
+    """A batch with random rows beside it."""
+    return workload if isinstance(workload, Workload) else Workload.drawn(operator, workload)
+
+
+def source(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Where a checkpoint is, and what its programs need to read text."""
+    tokenizer = checkpoint.directory / "tokenizer.json"
+    return {"model": checkpoint.name, "config": dict(checkpoint.config), "source": str(checkpoint.directory.resolve()),
+            **({"tokenizer": tokenizer.read_text()} if tokenizer.exists() else {})}
+
+
 def calibrated(progress: Any) -> Any:
     """This machine's model, from the cache or measured now."""
     from formats.machine import this_machine
@@ -135,12 +156,12 @@ def calibrated(progress: Any) -> Any:
 class Run:
     """The state of one optimisation, phase by phase."""
 
-    checkpoint: Checkpoint
     operator: Operator
     workload: Workload
     machine: Any
     laws: tuple[Law, ...]
     report: Report
+    meta: dict[str, Any] = field(default_factory=dict)
     structures: dict[str, Structure] = field(default_factory=dict)
     programs: dict[str, Program] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
@@ -149,11 +170,10 @@ class Run:
     representable: Representable = field(default_factory=Representable)
     approximations: Sequence[Approximation] = ()
 
-    @property
-    def meta(self) -> dict[str, Any]:
-        tokenizer = self.checkpoint.directory / "tokenizer.json"
-        return {"model": self.checkpoint.name, "config": dict(self.checkpoint.config), "source": str(self.checkpoint.directory.resolve()),
-                **({"tokenizer": tokenizer.read_text()} if tokenizer.exists() else {})}
+    @cached_property
+    def space(self) -> Space:
+        """Every program that the laws reach."""
+        return Space(self.operator, self.laws, self.machine, self.workload.rows, self.workload.pairs)
 
     def structure(self, laws: Sequence[Law], fusion: bool = True) -> Structure:
         """The optimum under some laws; under none weights are stored as they are. Canonical forms need one another: where a
@@ -167,7 +187,13 @@ class Run:
 
     def explore(self) -> None:
         """The import with one kernel for each operator, with fused kernels, and the optimum over all laws."""
-        self.structures = {"imported": self.structure((), fusion=False), "fused": self.structure(()), "exact": self.structure(self.laws)}
+        try:
+            exact = cheapest(self.space, self.representable)
+        except Infeasible:
+            self.space = Space(self.operator, [replace(law, canonical=False) for law in self.laws], self.machine,
+                               self.workload.rows, self.workload.pairs)
+            exact = cheapest(self.space, self.representable, time_limit=1.0)
+        self.structures = {"imported": self.structure((), fusion=False), "fused": self.structure(()), "exact": exact}
         for name, structure in self.structures.items():
             self.programs[name], emitter = structure.program(self.meta)
         self.emitter = emitter
@@ -178,45 +204,23 @@ class Run:
 
     def approximate(self, error: float, progress: Any) -> None:
         """Measures what each proposed method does to the output, on calibration rows."""
-        prices = Prices(self.machine, self.workload.rows, self.workload.pairs)
         from opmatrix.spectra import Limits
-        self.choices = candidates(self.programs["exact"], self.structures["exact"], self.emitter, prices,
-                                  self.workload.fit, self.workload.probe,
+        self.choices = candidates(self.space, self.structures["exact"], self.representable, self.workload.fit, self.workload.probe,
                                   Limits(error=max(0.5, error), most=4), progress, self.approximations)
 
     def front(self, error: float, memory: float | None) -> None:
-        """The exact optimum, and the undominated choices over a ladder of errors."""
+        """The exact optimum, and the undominated programs over a ladder of errors."""
         assert self.choices is not None
-        exact = self.structures["exact"]
-        batches = self.workload.probe, self.workload.calibrate
-        probed, wanted = (np.asarray(self.programs["exact"].run(batch), np.float64) for batch in batches)
-        self.points = [self.point("exact", self.programs["exact"], exact.time, 0.0, exact.gap)]
-        room = None if memory is None else memory - self.programs["exact"].peak_bytes(self.workload.timed)
-        found = [self.within(limit, weights, room, probed)
-                 for limit in sorted({*LADDER, error} - {0.0}) for weights in OBJECTIVES]
-        for extraction in thin(list(undominated(list(filter(None, found)))), MOST, error):
-            program = self.choices.program(dict(extraction.choice), self.meta)
-            joint = difference(program.run(self.workload.calibrate), wanted)
-            self.points.append(self.point(described(extraction), program, extraction.time, joint, extraction.gap, counted(extraction)))
+        exact, program = self.structures["exact"], self.programs["exact"]
+        wanted = np.asarray(program.run(self.workload.calibrate), np.float64)
+        front = Front(self.choices, program, self.workload.probe, self.workload.timed, self.meta)
+        self.points = [self.point("exact", program, exact.time, 0.0, exact.gap)]
+        for structure in front.points(error, memory):
+            found = front.programs[id(structure)]
+            joint = difference(found.run(self.workload.calibrate), wanted)
+            self.points.append(self.point(described(structure), found, structure.time, joint, proved(structure), counted(structure)))
 
-    def within(self, limit: float, weights: tuple[float, float, float], room: float | None,
-               wanted: np.ndarray) -> Extraction | None:
-        """The cheapest choice that fits into `room` bytes and whose errors together stay within a limit: the budget of
-        their sum of squares is tightened by the ratio until they do."""
-        assert self.choices is not None
-        budget = limit
-        for _ in range(4):
-            try:
-                extraction = self.choices.choose(budget, room, weights)
-            except Infeasible:
-                return None
-            joint = difference(self.choices.program(dict(extraction.choice), self.meta).run(self.workload.probe), wanted)
-            if joint <= limit:
-                return extraction
-            budget *= 0.95 * limit / joint
-        return None
-
-    def point(self, name: str, program: Program, seconds: float, error: float, gap: float,
+    def point(self, name: str, program: Program, seconds: float, error: float, gap: float | None,
               methods: dict[str, int] | None = None) -> Point:
         size = program.stored_bytes + program.peak_bytes(self.workload.timed)
         return Point(name, program, seconds, size, error, gap, methods=methods or {})
@@ -283,28 +287,11 @@ class Run:
             raise Infeasible(f"no program within --memory {(memory or 0) / 1e6:g} and --error {error:g}: the smallest needs "
                              f"{(smallest.measured_bytes or 0) / 1e6:.3g} MB, at error {smallest.measured_error:.3g}")
         chosen = min(allowed, key=lambda i: self.points[i].measured_s or 0.0)
-        return Result(self.checkpoint, self.machine, self.workload, self.structures, self.points, self.imported, chosen, saved,
+        return Result(self.meta.get("model", ""), self.machine, self.workload, self.structures, self.points, self.imported, chosen, saved,
                       self.report, self.choices, self.fused_s,
                       tuple({law.name: law for law in EXACT_LAWS}.keys() - {law.name for law in self.laws}), self.laws, self.dropped)
 
 
-def described(extraction: Extraction) -> str:
-    """What methods a choice uses, the most frequent first."""
-    counts = counted(extraction)
-    return " + ".join(f"{name} x{count}" for name, count in sorted(counts.items(), key=lambda item: -item[1])) or "exact"
-
-
-def counted(extraction: Extraction) -> dict[str, int]:
-    """How many weights each format other than dense, or approximation of a user, stores."""
-    formats = [by(node.label) for node in extraction.nodes if isinstance(node.label, Method)]
-    return {name: formats.count(name) for name in dict.fromkeys(formats) if name != "dense"}
-
-
-def thin(points: Sequence[Extraction], most: int, error: float) -> list[Extraction]:
-    """At most so many points: the fastest and the smallest within the error first, then spread over the errors."""
-    points = [p for p in points if p.error > 0]
-    inside = [p for p in points if p.error <= error ** 2]
-    first = [min(inside, key=key) for key in ((lambda p: p.time), (lambda p: p.memory))] if inside else []
-    rest = [p for p in sorted(points, key=lambda p: p.error) if all(p is not f for f in first)]
-    step = max(1, -(-len(rest) // max(1, most - len(first))))
-    return list({id(p): p for p in [*first, *rest[::step]]}.values())[:most]
+def proved(structure: Structure) -> float | None:
+    """The gap of a structure, if any was proved."""
+    return structure.gap if np.isfinite(structure.gap) else None

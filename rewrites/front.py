@@ -1,0 +1,84 @@
+"""The front: programs that nothing beats in time, memory and error at once, found over a ladder of errors."""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from rewrites.approximate import Choices, chosen, difference, undominated
+from rewrites.approximation import by
+from rewrites.extraction import Infeasible
+from rewrites.search import Structure
+
+LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
+OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))           # weights of seconds, bytes, error: the fastest, the smallest
+MOST = 7                                                    # points of the front that are verified and measured
+TRIES = 4                                                   # of tightening budgets that a program turns out to exceed
+
+
+@dataclass
+class Front:
+    """Programs of a space within budgets that hold for the program itself, not for a sum over its parts: its error on the
+    rows of `probe`, and stored and working bytes for the batch `timed`."""
+
+    choices: Choices
+    exact: Program
+    probe: Batch
+    timed: Batch
+    meta: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.wanted = np.asarray(self.exact.run(self.probe), np.float64)
+        self.programs: dict[int, Program] = {}
+
+    def points(self, error: float, memory: float | None) -> list[Structure]:
+        """The fastest and the smallest at every error of the ladder and at the one asked for, whose bound is proved."""
+        limits = sorted({*LADDER, error} - {0.0})
+        found = [self.within(limit, memory, weights, limit == error and memory is None) for limit in limits for weights in OBJECTIVES]
+        if memory is not None:                              # the fastest that fits, whatever its error
+            found += [self.within(1.0, memory, OBJECTIVES[0], False), self.within(0.0, memory, OBJECTIVES[0], False)]
+        return thin([*undominated([each for each in found if each is not None])], MOST, error)
+
+    def within(self, error: float, memory: float | None, weights: tuple[float, float, float], prove: bool) -> Structure | None:
+        """The cheapest that keeps both: squares of errors add only about, and a plan is known when it is made, so the budgets
+        of the search are tightened by what the program exceeds them."""
+        budget = error
+        room = None if memory is None else memory - self.exact.peak_bytes(self.timed)
+        for _ in range(TRIES):
+            try:
+                structure = self.choices.choose(budget, room, weights, prove)
+            except Infeasible:
+                return None
+            program = self.choices.program(structure, self.meta)
+            joint = difference(program.run(self.probe), self.wanted) if structure.error else 0.0
+            over = 0.0 if memory is None else program.stored_bytes + program.peak_bytes(self.timed) - memory
+            if joint <= error and over <= 0:
+                self.programs[id(structure)] = program
+                return structure
+            budget *= min(1.0, 0.95 * error / joint if joint else 1.0)
+            room = None if room is None else room - max(0.0, over)
+        return None
+
+
+def described(structure: Structure) -> str:
+    """What methods a program uses, the most frequent first."""
+    counts = counted(structure)
+    return " + ".join(f"{name} x{count}" for name, count in sorted(counts.items(), key=lambda item: -item[1])) or "exact"
+
+
+def counted(structure: Structure) -> dict[str, int]:
+    """How many weights each format other than dense, or approximation of a user, stores."""
+    formats = [by(method) for method in chosen(structure)]
+    return {name: formats.count(name) for name in dict.fromkeys(formats) if name != "dense"}
+
+
+def thin(points: Sequence[Structure], most: int, error: float) -> list[Structure]:
+    """At most so many points: the fastest and the smallest within the error first, then spread over the errors."""
+    points = [p for p in points if p.error > 0]
+    inside = [p for p in points if p.error <= error ** 2]
+    first = [min(inside, key=key) for key in ((lambda p: p.time), (lambda p: p.memory))] if inside else []
+    rest = [p for p in sorted(points, key=lambda p: p.error) if all(p is not f for f in first)]
+    step = max(1, -(-len(rest) // max(1, most - len(first))))
+    return list({id(p): p for p in [*first, *rest[::step]]}.values())[:most]
