@@ -9,7 +9,7 @@ import standin
 
 from formats import FORMATS
 from opmatrix.program import Program
-from rewrites import explain, optimize, results
+from rewrites import explain, results, run
 from rewrites.lower import Call
 from rewrites.report import Report
 
@@ -23,8 +23,8 @@ def saved(tmp_path_factory):
     model, text = checkpoints.write(place / "model", num_hidden_layers=1), place / "lines.txt"
     text.write_text("\n".join(LINES))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimize.Run, "saved", lambda run: [])
-        found = optimize.optimize(str(model), error=0.0, text=str(text), leave_out=["scale_scores"],
+        patch.setattr(run.Run, "saved", lambda self: [])
+        found = run.optimize(str(model), error=0.0, text=str(text), leave_out=["scale_scores"],
                                   machine=standin.machine(), rounds=2)
     places = results.save(found, place / "out")
     (place / "out" / "report.json").write_text(json.dumps(results.as_json(found, places)))

@@ -17,7 +17,8 @@ from opmatrix.term import Operator
 from rewrites.extraction import Extraction, Node, Problem, extract
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.run import Point, Result, optimize
+from rewrites import optimize
+from rewrites.run import Point, Result
 
 
 def stored(W: NDArray[np.float32], x: NDArray[np.float32]) -> NDArray[np.float32]:
