@@ -97,7 +97,7 @@ class Emitter:
                 case "entrywise":
                     attributes[name] = next(node.kind for node in lowering.graph.members[cls] if node.kind in ACTIVATIONS)
                 case "constant":
-                    width = self._width(lowering, call, cls)
+                    width = lowering.columns(gives if lowering.columns(cls) == 1 else cls)
                     operands[name] = self._constant((self.part, Spread(cls, width)), partial(lowering.vector, cls, width))
                 case "matrix":
                     x = bound[name.replace("table", "field")] if name.startswith("table") else bound["x"]
@@ -113,14 +113,6 @@ class Emitter:
         if kernel in ("attention", "scores", "headwise", "repeat"):
             return self._heads(cls)
         return self._rows(cls)
-
-    def _width(self, lowering: Lowering, call: Call, cls: int) -> int:
-        """The columns that a constant row is spread over: those of the product, or of the value it is added to."""
-        bound = dict(call.bound)
-        if lowering.columns(cls) != 1:
-            return lowering.columns(cls)
-        weight = bound.get("weight", bound.get("table0"))
-        return lowering.columns(weight if weight is not None else bound["x"])
 
     def _weight(self, lowering: Lowering, cls: int, how: str, method: Method) -> str:
         stored = Stored(cls, how, method._replace(error=0.0))

@@ -14,9 +14,9 @@ from opmatrix.term import Child, Operator
 def array(term: Operator, width: Any = None) -> np.ndarray:
     """The float64 numbers of a linear operator (in x out, or heads x in x out) or of a constant one (1 x columns). A first
     factor that takes any width, as centring does, is told the `width` of the whole."""
-    width = term.into.cols if width is None else width
-    if term.constant:
+    if term.constant and width is None:
         return np.asarray(dense(term, np.zeros((1, 1))))
+    width = term.into.cols if width is None else width
     match term.kind.name:
         case "weight":                                      # no product with an identity where the numbers are at hand
             return np.asarray(term.args[0].array, np.float64)

@@ -194,12 +194,13 @@ class Lowering:
         return {use: tuple(names[t.args[0]] for t in self.terms[use.weight].walk() if t.kind.name == "weight")
                 for use in self.kernels[1]}
 
-    def matrix(self, cls: int, how: str) -> np.ndarray:
+    def matrix(self, cls: int, how: str, width: int | None = None) -> np.ndarray:
         """The float64 numbers of a weight as a kernel wants them: in x out, heads side by side or one above the
         other."""
         if halves := self.halves(cls):
-            return np.concatenate([self.matrix(half, how) for half in halves], axis=-1)
-        numbers = array(self.terms[cls])
+            rows = width or int(self.terms[cls].into.cols)
+            return np.concatenate([self.matrix(half, how, rows) for half in halves], axis=-1)
+        numbers = array(self.terms[cls], width)
         if how == "stack" or numbers.ndim == 2:
             return numbers
         return numbers.reshape(-1, numbers.shape[-1]) if how == "rows" else np.hstack(list(numbers))

@@ -107,7 +107,7 @@ class Matcher:
             return False                                    # scores have a column for each row, values so many
         if name == "entrywise":
             return any((cls, kind) in self.members for kind in ACTIVATIONS)
-        if name in ("scalar", "column") or (name == "constant" and not of_heads(sort)):
+        if name in ("scalar", "column"):
             return True
         if of_heads(sort):                                  # one head is as many as a value may have, not a stack
             return name in ("value", "scores") or self.heads[cls] != 1

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from formats.shapes import Shape
+from formats.shapes import H, Shape
 from opmatrix.data import Data
 from opmatrix.term import KINDS, Operator
 from rewrites.law import FLAGS
@@ -100,6 +100,8 @@ def known(term: Operator, leaves: Sequence[Operator]) -> Iterator[str]:
     if term.kind.name == "given":
         yield "given"
     yield from (fact for fact in ("linear", "additive", "entrywise") if getattr(term, fact))
+    if term.linear and term.out.heads in (1, H):
+        yield "single"
     if term.constant and term.uniform:
         yield "constant"
     if term.out.cols == 1:

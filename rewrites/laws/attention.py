@@ -73,7 +73,8 @@ def stack_columns(x: value[n], A: matrix[n, h * p], H: count):
     return (x @ A) @ heads(H), x @ (A @ heads(H))
 
 
-@law(phase=SIMPLIFY, canonical=True, source="block structure of the rows", without=(dict(A=operator[h * q, p]),))
+@law(phase=SIMPLIFY, canonical=True, when=("(single A)",), source="block structure of the rows",
+     without=(dict(A=operator[h * q, p]),))
 def stack_rows(x: value[h, q], A: matrix[h * q, p], H: count):
     """Joining heads before a product is a sum over heads of one matrix each."""
     return (x @ heads(H).T) @ A, (x @ by_head(A, H)) @ total

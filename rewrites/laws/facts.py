@@ -1,8 +1,8 @@
 """What a composite is, from what its parts are: class facts as egglog rules. They describe the value a class denotes,
-so they pass through an approximation from its original, never from its replacement. `halves` alone is about storage: a
-joined product leaves all heads of its first half, then all of its second."""
+so they pass through an approximation from its original, never from its replacement. A `single` matrix is no stack of one for
+each head. `halves` alone is about storage: a joined product leaves all heads of its first half, then all of its second."""
 
-UNARY = ("linear", "additive", "constant", "entrywise", "column", "level", "act", "given", "stacked", "halves")
+UNARY = ("linear", "single", "additive", "constant", "entrywise", "column", "level", "act", "given", "stacked", "halves")
 
 
 def each(kind: str, *facts: str) -> list[str]:
@@ -16,10 +16,10 @@ def any_of(kind: str, arguments: str, *parts: str) -> list[str]:
 
 
 FACTS = "\n".join([
-    *each("compose", "linear"),
-    *each("add", "linear", "constant", "column"),
+    *each("compose", "linear", "single"),
+    *each("add", "linear", "single", "constant", "column"),
     *each("mul", "constant", "column"),
-    *each("row", "linear", "constant"),
+    *each("row", "linear", "single", "constant"),
     *any_of("compose", "a b", "a"), *any_of("add", "a b", "a", "b"), *any_of("mul", "a b", "a", "b"),
     *any_of("product", "a b m w", "a", "b"), *any_of("turn", "a", "a"),
     *any_of("row", "a b", "a", "b"), *any_of("left", "a b", "a"), *any_of("right", "a b", "a"),
