@@ -1,4 +1,8 @@
-"""Equality by the laws: two operators are equal where both end in one class of the e-graph. No number is evaluated."""
+"""Equality by the laws: two operators are equal where both end in one class of the e-graph. No number is evaluated.
+
+    proof = prove(product(turn(a), b), turn(product(turn(b), a)))
+
+Where there is no proof nothing is said: the laws may not reach, or the budget was spent, which `cut` then tells."""
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,7 +13,8 @@ from typing import Any
 import sympy
 
 from formats.shapes import N
-from opmatrix.term import Kind, Operator
+from opmatrix import monoids
+from opmatrix.term import KINDS, Kind, Operator
 from rewrites.egraph import SCHEDULE, engine, rules
 from rewrites.law import Law
 from rewrites.laws import values
@@ -18,7 +23,7 @@ from rewrites.template import Template
 BASE = 1 << 32                                              # above any number of equal sizes in a sum
 
 
-def read(node: str) -> str:
+def operands(node: str) -> str:
     """The sizes of the operands of a node."""
     second = "(= k (tall b)) (= p (wide b))" if " b" in node else ""
     return f"(= m (tall a)) (= n (wide a)) {second}"
@@ -32,7 +37,7 @@ SIZED = {
     "below a b": ("(= n p)", "(+ m k)", "n"),
     "left a b": ("", "m", "p"),
     "right a b": ("", "m", "(- n p)"),
-    "product a b o w": ("", "m", "p"),
+    'product a b "sum" w': ("", "m", "p"),
     "compose a f": ("(entrywise f)", "m", "n"),
     "turn a": ("", "n", "m"),
     "unit a": ("", "n", "n"),
@@ -41,15 +46,15 @@ DERIVED = {node.split()[0] for node in SIZED}
 FACTS = "\n".join([
     "(function tall (Op) BigInt :merge old) (function wide (Op) BigInt :merge old)",
     "(rule ((= e (K_mul f s)) (entrywise f) (constant s) (column s)) ((entrywise e)) :ruleset facts)",
-    *(f"(rule ((= e (K_{node})) {read(node)} {where}) ((set (tall e) {rows}) (set (wide e) {columns})) :ruleset facts)"
+    *(f"(rule ((= e (K_{node})) {operands(node)} {where}) ((set (tall e) {rows}) (set (wide e) {columns})) :ruleset facts)"
       for node, (where, rows, columns) in SIZED.items())])
 # A kind that commutes and associates makes a bag of its operands, which has no order. Operands are what it did not make
 # itself, as far as is known: so bags are made after every phase anew.
 BAG = """
 (constructor {bag} (Bag) Op)
-(rule ((= false (made_{kind} a))) ((union a ({bag} (multiset-of a)))) :ruleset {phase}_bags :name "{order} {phase}")
+(rule ((= false (made_{kind} a))) ((union a ({bag} (multiset-of a)))) :ruleset {phase}_bags :name "{order} ({phase})")
 (rule ((= e (K_{kind} a b)) (= a ({bag} A)) (= b ({bag} B))) ((union e ({bag} (multiset-sum A B))))
-      :ruleset {phase}_bags :name "{chain} {phase}")
+      :ruleset {phase}_bags :name "{chain} ({phase})")
 """
 MADE = """
 (function made_{kind} (Op) bool :merge (or old new))
@@ -119,6 +124,7 @@ class Prover:
         used = {law.phase for law in laws if law.name not in inside}
         phases = [phase for phase in dict.fromkeys(SCHEDULE) if phase in used]
         self.laws, self.engine = tuple(laws), engine(())
+        self.acts = any("act" in sort.facts for law in laws for sort in law.variables.values())
         self.run("\n".join(written(laws, phases)))
         rounds = {name: self.engine.parse_program(ROUND.format(name)) for each in phases for name in (each, f"{each}_bags")}
         self.passes = [[rounds[phase] for phase in (*phases[:i + 1], f"{phases[i]}_bags")] for i in range(len(phases))]
@@ -129,7 +135,7 @@ class Prover:
     def prove(self, left: Operator, right: Operator, budget: int = 3000) -> Proof:
         """Whether both end in one class before the graph has more nodes than the budget."""
         start, roots = time.perf_counter(), {"left": left, "right": right}
-        self.run("(push)\n" + sized(Template.of(roots), roots).text)
+        self.run("(push)\n" + sized(Template.of(roots, inputs(left, right) if self.acts else ()), roots).text)
         try:
             search = Search(self.engine, budget)
             for phases in self.passes:
@@ -161,7 +167,7 @@ class Search:
     def changed(self, phase: Any) -> bool:
         """Whether one round of a phase changes anything."""
         _, done, sizes = self.engine.run_program(*phase)
-        self.matches.update(done.report.num_matches_per_rule)
+        self.matches.update(Counter({name: n for name, n in done.report.num_matches_per_rule.items() if n}))
         self.nodes = sum(count for name, count in sizes.sizes if name.startswith("K_"))
         return bool(done.report.updated)
 
@@ -171,37 +177,53 @@ class Search:
         return f"at {self.nodes} nodes {most} was growing" if self.nodes > self.budget else ""
 
 
+def inputs(*terms: Operator) -> list[Operator]:
+    """The leaves that depend on x, for laws that ask for `act`."""
+    return [leaf for term in terms for leaf in term.walk() if not leaf.children and not leaf.constant]
+
+
 def sized(template: Template, roots: dict[str, Operator]) -> Template:
-    """The template of these operators, with the rows and columns of all their terms."""
-    names, powers, lines = dict[Any, int | None](), {1: 0}, list[str]()
+    """The template of these operators, with the rows and columns that the engine does not find itself."""
+    found: dict[Any, int | None] = {}
+    powers, lines = {sympy.S.One: 0}, []
     terms = dict.fromkeys(term for root in roots.values() for term in root.walk())
     for entry, term in zip(template.entries, terms, strict=True):
-        if term.kind.name in DERIVED and (term.kind.name != "compose" or term.children[1].entrywise):
-            continue                                        # the engine finds them
-        for fact, size in (("tall", term.out.rows), ("wide", term.out.cols)):
-            if size not in names:
-                names[size] = number(size, powers)
-            if names[size] is not None:
-                lines.append(f'(set ({fact} {entry.name}) (from-string "{names[size]}"))')
+        for fact, size in () if derived(term) else (("tall", term.out.rows), ("wide", term.out.cols)):
+            if size not in found:
+                found[size] = number(size, powers)
+            if found[size] is not None:
+                lines.append(f'(set ({fact} {entry.name}) (from-string "{found[size]}"))')
     return replace(template, text="\n".join([template.text, *lines]))
 
 
+def derived(term: Operator) -> bool:
+    """Whether the engine finds its sizes from those of its parts, by SIZED."""
+    match term.kind.name, term.args:
+        case "compose", (_, f):
+            return bool(f.entrywise)
+        case "product", (_, _, over, _):
+            return over is monoids.sum
+    return term.kind.name in DERIVED
+
+
 def number(size: Any, powers: dict[Any, int]) -> int | None:
-    """A size as a whole number, different for different sizes; none for one that is not known."""
-    terms = sympy.expand(size).as_coefficients_dict() if isinstance(size, sympy.Expr) else {1: size}
-    if N in getattr(size, "free_symbols", ()):
+    """A size as a whole number, another for every other size; none where it is not known."""
+    expression = sympy.expand(size)
+    if expression.has(N):
         return None
-    if not all(isinstance(c, int) or c.is_Integer for c in terms.values()):
-        terms = {size: 1}
-    return sum(int(c) * BASE ** powers.setdefault(m, len(powers)) for m, c in terms.items())
+    terms = expression.as_coefficients_dict()
+    if not all(count.is_Integer for count in terms.values()):
+        terms = {expression: 1}
+    return int(sum(int(count) * BASE ** powers.setdefault(one, len(powers)) for one, count in terms.items()))
 
 
 @cache
-def prover() -> Prover:
+def prover(kinds: int) -> Prover:
+    """The engine that knows the laws of values, and so many kinds of node."""
     return Prover()
 
 
 def prove(left: Operator, right: Operator, budget: int = 3000) -> Proof:
     """Whether two operators are equal by the laws of values: both end in one class before the graph has more nodes than
     the budget."""
-    return prover().prove(left, right, budget)
+    return prover(len(KINDS)).prove(left, right, budget)

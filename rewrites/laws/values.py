@@ -2,7 +2,8 @@
 the same form: transposes at the leaves, blocks outermost (rewrites/laws/blocks.py), then sums, then numbers, then
 products from the right. They serve proofs (rewrites/equations.py), not the search: no program is cheaper for them.
 
-A sum is taken apart only where no column spreads (SAME). No law subsumes its left side: what a class is told not to look at is still needed once that class is found to be another."""
+A sum is taken apart only where no column spreads (SAME). No law subsumes its left side: what is no longer looked at is
+still needed once its class is found to be another."""
 from opmatrix.nodes import compose
 from opmatrix.operators import I, product, relu, turn
 from rewrites.blocks import unit
