@@ -6,17 +6,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from sympy import Symbol
 
 from formats.shapes import Shape, T, brief
 from opmatrix.data import Data
 from opmatrix.operators import symbol, weight
 from opmatrix.patterns import Batch
 from opmatrix.term import Operator
-from rewrites.egraph import Graph, Node, build, fitting, saturate
+from rewrites.egraph import Graph, Node, attribute, build, fitting, saturate
 from rewrites.flat import flat
-from rewrites.law import INPUT, ROWS, Law, Sort, apart
+from rewrites.law import INPUT, ROWS, Law, Name, Sort, apart
 from rewrites.lower import Lowering
-from rewrites.template import Template, shrink
+from rewrites.template import Template, quoted, shrink
 from rewrites.verify.values import Exact, Values
 
 TOLERANCE = 1e-9
@@ -52,7 +53,7 @@ def check_graph(template: Template, laws: Sequence[Law], seed: int = 0, *, round
     """What disagrees in the graph that the laws make of a template, the smallest that a law made first: there the fault
     is. Numbers are random and sizes shrunken; nothing is subsumed; each phase runs for a few rounds."""
     rng = np.random.default_rng(seed)
-    small = replace(template, values=shrink(template.values, lambda shape: rng.normal(size=shape)))
+    small = replace(template, values=shrink(template.values, lambda shape: rng.normal(size=shape), template.splits()))
     return disagreements(saturate(small, laws, trace=True, rounds=rounds, budget=budget), small, rng)
 
 
@@ -78,10 +79,24 @@ def seeded(seeds: Sequence[Law], rng: np.random.Generator, **other: Sort) -> Tem
         roots += law.of(over)[0]
         for fact, *variables in (each.strip("()").split() for each in law.when):
             asked.append((fact, [over[name] for name in variables]))
-    template = Template.of({f"seed{i}": root for i, root in enumerate(roots)}, [border])
+    template = spelled(Template.of({f"seed{i}": root for i, root in enumerate(roots)}, [border]), seeds)
     names = {term: name for name, term in template.instance(template.values).items()}
     lines = [f"({fact} {' '.join(names[term] for term in terms)})" for fact, terms in asked]
     return replace(template, text="\n".join([template.text, *lines]))
+
+
+def spelled(template: Template, laws: Sequence[Law]) -> Template:
+    """The template with the numbers, monoids and patterns that laws speak of called as they call them."""
+    spoken = {attribute(value).strip('"'): value for law in laws for side in law.sides() for root in side
+              for term in root.walk() if term.kind.name != "symbol" for value in term.attributes
+              if not isinstance(value, Name | Symbol)}
+    text, entries = template.text, template.entries
+    for label in [label for label, value in template.values.items() if isinstance(value, Data) and str(value) in spoken]:
+        called = str(template.values[label])
+        text = text.replace(quoted(label), quoted(called))
+        entries = tuple(entry._replace(attributes=tuple(called if a == label else a for a in entry.attributes))
+                        for entry in entries)
+    return Template(text, template.values | spoken, entries)
 
 
 def disagreements(graph: Graph, template: Template, rng: np.random.Generator) -> list[Disagreement]:
@@ -204,7 +219,8 @@ def kernels(graph: Graph, terms: dict[int, Operator], template: Template, values
     lowering = Lowering(graph, template, prices=None)       # type: ignore[arg-type]       # nothing is priced here
     for cls, call in lowering.calls:
         sorts = call.implementation.variables
-        operands = {name: template.values[at] if sorts[name].name == "count" else terms[at] for name, at in call.bound}
+        operands = {name: template.values[at] if sorts[name].name in ("count", "where") else terms[at]
+                    for name, at in call.bound}
         term, off = compared(graph, terms, values, cls, partial(call.implementation.over, operands))
         if not off <= TOLERANCE:
             yield Disagreement(term, terms[cls], off, (), call.implementation.name)

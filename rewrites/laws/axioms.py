@@ -1,0 +1,114 @@
+"""What sums, products and compositions mean, as laws of any values and operators, stored or not. They serve the proof that
+two statements are equal (rewrites/verify/equal.py), not the search."""
+from opmatrix.operators import I, product, row, turn
+from opmatrix.term import KINDS
+from rewrites.kinds import blank, left, right
+from rewrites.law import Sort, collect, column, constant, k, law, n, operator, over, p, q, right_linear, where
+
+value = Sort("value")                                       # any value, whether or not it depends on the input
+additive = Sort("matrix", ("additive",))
+number = Sort("scalar", ("constant", "column"))
+
+
+@law(both=True)
+def associative(x: value[n], A: operator[n, k], B: operator[k, p]):
+    """Composition of maps."""
+    return (x @ A) @ B, x @ (A @ B)
+
+@law()
+def identity(x: value[n]):
+    """The identity follows without effect."""
+    return KINDS["compose"](x, I), x
+
+@law()
+def whatever(x: value[n], c: constant[n]):
+    """A constant is the same behind anything."""
+    return x @ c, c
+
+@law()
+def add_commutes(x: value[n], y: value[n]):
+    """Numbers add in any order."""
+    return x + y, y + x
+
+@law(both=True)
+def add_associates(x: value[n], y: value[n], z: value[n]):
+    """Numbers add in any grouping."""
+    return (x + y) + z, x + (y + z)
+
+@law()
+def mul_commutes(x: value[n], y: value[n]):
+    """Numbers multiply in any order."""
+    return x * y, y * x
+
+@law(both=True)
+def sum_behind(x: value[n], A: operator[n, p], B: operator[n, p]):
+    """The sum of operators, by definition."""
+    return x @ (A + B), x @ A + x @ B
+
+@law(both=True)
+def product_behind(x: value[n], A: operator[n, p], B: operator[n, p]):
+    """The entrywise product of operators, by definition."""
+    return x @ (A * B), (x @ A) * (x @ B)
+
+@law(both=True)
+def row_behind(x: value[n], A: operator[n, p], B: operator[n, q]):
+    """Operators side by side, by definition."""
+    return x @ row(A, B), row(x @ A, x @ B)
+
+@law(both=True, without=(dict(A=operator[n, p]),))
+def additivity(x: value[n], y: value[n], A: additive[n, p]):
+    """What additive means."""
+    return (x + y) @ A, x @ A + y @ A
+
+@law(both=True)
+def scaled_rows(x: value[n], y: value[n], r: column):
+    """Multiplication distributes over addition."""
+    return (x + y) * r, x * r + y * r
+
+@law(both=True)
+def turned_sum(x: value[n], y: value[n]):
+    """Numbers are turned one by one."""
+    return turn(x + y), turn(x) + turn(y)
+
+@law(both=True, without=(dict(M=over),))
+def weighted_sum(s: Sort("scores")[k], v: value[k, n], w: value[k, n], M: over[right_linear], P: where):
+    """What right-linear means."""
+    return product(s, v + w, M, P), product(s, v, M, P) + product(s, w, M, P)
+
+@law(both=True)
+def factor_out(a: value[n], b: value[n], s: number):
+    """A number leaves a sum of products."""
+    return product(a * s, turn(b)), product(a, turn(b)) * s
+
+@law(when=("(alike x z)",))
+def added_rows(x: value[n], y: value[p], z: value[n], w: value[p]):
+    """Side by side, each with its own."""
+    return row(x, y) + row(z, w), row(x + z, y + w)
+
+@law(both=True)
+def scaled_row(x: value[n], y: value[p], s: number):
+    """A number multiplies both."""
+    return row(x, y) * s, row(x * s, y * s)
+
+@law(when=("(alike x A)",))
+def first_columns(x: value[n], y: value[p], A: operator[k, n]):
+    """As many as A gives."""
+    return left(row(x, y), A), x
+
+@law(when=("(alike x A)",))
+def last_columns(x: value[n], y: value[p], A: operator[k, n]):
+    """Those behind as many as A gives."""
+    return right(row(x, y), A), y
+
+@law(when=("(alike x A)",))
+def adds_nothing(x: value[n], A: operator[k, n]):
+    """Zeros."""
+    return x + blank(A), x
+
+@law()
+def stays_nothing(A: operator[k, n], s: number):
+    """Zeros."""
+    return blank(A) * s, blank(A)
+
+
+LAWS = collect(globals())

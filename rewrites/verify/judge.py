@@ -1,0 +1,72 @@
+"""What becomes of a mutant: named by the test of its law, named in a graph that starts from its own left side, or shown to be
+no mutant at all."""
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rewrites.law import Law
+from rewrites.laws.implementation import Implementation
+from rewrites.verify import kernels
+from rewrites.verify.equal import proved
+from rewrites.verify.graph import TOLERANCE, check_seeded
+from rewrites.verify.mutants import Mutant, of_kernel, stated
+
+SEEDS = range(6)
+STORED = "act keeps rules from rewriting what is only stored, and the statement is the law's"
+AXIOMS = "both sides are one class by the axioms and the laws"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which check named the mutant, and why it is equal where none did; `equal` is empty for a survivor."""
+
+    mutant: Mutant
+    law: bool
+    graph: bool
+    equal: str = ""
+
+    @property
+    def survived(self) -> bool:
+        return not (self.law or self.graph or self.equal)
+
+
+def judge(mutant: Mutant, laws: Sequence[Law] = ()) -> Verdict:
+    """Run the checks on a mutant, without a look at any program; what no check names is proved from the axioms and
+    `laws`, or has survived."""
+    if isinstance(mutant.law, Implementation):
+        return of_implementation(mutant, mutant.law, laws)
+    law = mutant.law
+    alone = any(not law.holds(np.random.default_rng([1, seed])) for seed in SEEDS)
+    graph = any(named(law, seed) for seed in (SEEDS if alone else SEEDS[:3]))
+    if alone or graph:
+        return Verdict(mutant, alone, graph)
+    return Verdict(mutant, False, False, AXIOMS if at_place(mutant, law, laws) or proved(law, laws) else "")
+
+
+def at_place(mutant: Mutant, law: Law, laws: Sequence[Law]) -> bool:
+    """Whether what stands at the changed place equals what stood there: then so does the whole."""
+    if mutant.place is None:
+        return False
+    before, after = mutant.place
+    return proved(stated(law, law.variables, ((before,), (after,))), laws)
+
+
+def named(law: Law, seed: int) -> bool:
+    """Whether a graph of the law alone, from its own left side, holds a disagreement that names it."""
+    found, _ = check_seeded([law], [law], seed)
+    return bool(found) and law.name in found[0].laws
+
+
+def of_implementation(mutant: Mutant, made: Implementation, laws: Sequence[Law]) -> Verdict:
+    """The same for a kernel and its term."""
+    alone = any(not kernels.difference(made, np.random.default_rng(seed)) <= TOLERANCE for seed in SEEDS[:3])
+    graph = any(not kernels.misfit(made, np.random.default_rng(seed))[1] <= TOLERANCE for seed in SEEDS[:2])
+    if alone or graph:
+        return Verdict(mutant, alone, graph)
+    if mutant.change.endswith("need not be act"):
+        return Verdict(mutant, False, False, STORED)
+    if made.variables != mutant.original.variables and made.body == mutant.original.body:
+        return Verdict(mutant, False, False)
+    equal = at_place(mutant, of_kernel(made), laws)
+    return Verdict(mutant, False, False, AXIOMS if equal else "")

@@ -1,0 +1,128 @@
+"""Mutants: what the checks of a law are worth. Every one is named by a check, or both its sides are proved to be one."""
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from opmatrix.operators import I, product, relu, turn
+from rewrites.law import column, constant, find, law, matrix, n, p, stand_in, value
+from rewrites.laws import EXACT_LAWS
+from rewrites.laws.axioms import LAWS as AXIOMS
+from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.verify import kernels
+from rewrites.verify.equal import proved
+from rewrites.verify.judge import STORED, judge
+from rewrites.verify.mutants import Mutant, kernel_mutants, mutants
+
+KINDS = {"guard", "linear", "operand", "transpose", "sign", "scale", "order", "index", "term"}
+MUTANTS, KERNELS = list(mutants(EXACT_LAWS)), list(kernel_mutants(IMPLEMENTATIONS[::12]))
+seeds = pytest.mark.parametrize("seed", range(3))
+
+
+# ---- mutants are made of every law, in every way
+
+def test_every_law_has_mutants_of_every_kind_that_fits_it():
+    assert len(MUTANTS) >= 300 and {each.kind for each in MUTANTS} == KINDS
+    assert {each.original.name for each in MUTANTS} == {each.name for each in EXACT_LAWS}
+    assert {each.original.name for each in KERNELS} == {each.name for each in IMPLEMENTATIONS[::12]}
+
+
+def test_a_mutant_is_the_law_with_one_thing_changed():
+    late_scale = find(EXACT_LAWS, "late_scale")
+    said = {each.change: each.law for each in mutants([late_scale])}
+    assert said["A need not be linear"].guards == ("(act x)", "(act r)", "(column r)")
+    assert said["r need not be column"].variables["r"].sizes and "(column r)" not in said["r need not be column"].guards
+    negated = said["(x_ @ A) is negated on the right"]
+    assert negated.statement() == "x_ * r @ A → -(x_ @ A) * r" and negated.guards == late_scale.guards
+    assert all(each.sides() != late_scale.sides() or each.guards != late_scale.guards for each in said.values())
+
+
+def test_what_is_no_rule_is_no_mutant():
+    """A variable from nowhere, a value behind a matrix, sides of different sizes."""
+    spread = find(EXACT_LAWS, "spread")
+    for each in mutants([spread]):
+        left, right = each.law.sides()
+        assert left[0].out.cols == right[0].out.cols
+        names = [{term.args[0] for term in side[0].walk() if term.kind.name == "symbol"} for side in (left, right)]
+        assert names[1] <= names[0]
+
+
+# ---- every one is caught or equal
+
+@pytest.mark.parametrize("part", range(8))
+def test_every_mutant_of_a_law_is_caught_or_equal(part):
+    verdicts = [judge(each, EXACT_LAWS) for each in MUTANTS[part * 5::40]]
+    assert not [str(v.mutant) for v in verdicts if v.survived]
+    assert all(v.graph for v in verdicts if v.law), "a graph does not see what the law's test sees"
+    assert Counter(v.law for v in verdicts)[True] > len(verdicts) / 2
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_every_mutant_of_a_kernel_is_caught_or_equal(part):
+    verdicts = [judge(each, EXACT_LAWS) for each in KERNELS[part * 5::40]]
+    assert not [str(v.mutant) for v in verdicts if v.survived]
+    assert Counter(v.law for v in verdicts)[True] > len(verdicts) / 2
+
+
+@seeds
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[::5], ids=lambda each: each.name)
+def test_a_kernel_is_its_term_alone_and_in_a_graph(implementation, seed):
+    assert kernels.difference(implementation, np.random.default_rng(seed)) < 1e-9
+    matched, worst = kernels.misfit(implementation, np.random.default_rng(seed))
+    assert matched and worst < 1e-9
+
+
+# ---- what proves them equal
+
+@seeds
+@pytest.mark.parametrize("axiom", AXIOMS, ids=lambda each: each.name)
+def test_axioms(axiom, seed):
+    axiom.check(np.random.default_rng(seed))
+    assert axiom.doc
+
+
+def test_a_law_is_proved_by_the_others_and_a_wrong_one_is_not():
+    @law()
+    def twice(x: value[n], c: constant[n], A: matrix[n, p]):
+        return (x + (c + c)) @ A, c @ A + (x @ A + c @ A)
+
+    @law()
+    def once(x: value[n], c: constant[n], A: matrix[n, p]):
+        return (x + (c + c)) @ A, x @ A + c @ A
+
+    @law()
+    def unguarded(x: value[n], y: value[n], r: value[n], A: matrix[n, n]):
+        return (x * r) @ A, (x @ A) * r
+    assert proved(twice) and not proved(once, EXACT_LAWS) and not proved(unguarded, EXACT_LAWS)
+
+
+@pytest.mark.parametrize("each", EXACT_LAWS, ids=lambda each: each.name)
+def test_most_laws_follow_from_the_axioms(each):
+    """What is proved is true: of the mutants that fail, none."""
+    wrong = [mutant for mutant in MUTANTS if mutant.original is each][::9]
+    for mutant in wrong:
+        fails = any(not mutant.law.holds(np.random.default_rng(seed)) for seed in range(6))
+        assert not (fails and proved(mutant.law, EXACT_LAWS)), str(mutant)
+
+
+def test_a_survivor_is_one():
+    """True, but nothing says so: neither caught nor proved."""
+    @law()
+    def again(x: value[n], r: column):
+        return x @ relu @ relu, x @ relu
+    assert again.holds(np.random.default_rng(0))
+    assert judge(Mutant(again, again, "term", "none"), EXACT_LAWS).survived
+
+
+def test_a_mutant_of_a_guard_that_is_about_storage_says_so():
+    stored = next(each for each in KERNELS if each.change == "x need not be act")
+    assert judge(stored).equal == STORED
+
+
+def test_numbers_monoids_and_patterns_of_a_law_are_known_to_the_graph():
+    @law()
+    def halves(a: value[n], b: value[n]):
+        return product(a, turn(b)) * 2.0, product(a @ (I * 2.0), turn(b))
+    verdict = judge(Mutant(halves, halves, "scale", "none"), EXACT_LAWS)
+    assert not verdict.law and not verdict.graph
+    assert stand_in("a", value[n]) in set(halves.sides()[0][0].walk())
