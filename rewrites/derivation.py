@@ -160,8 +160,8 @@ class Reading:
         if tree.kind == STORED:
             return parts[0]
         if tree.kind == READ:
-            whole, *operands = map(self.term, self.forest.read[tree.cls])
-            return substitute(whole, dict(zip(operands, parts, strict=True)))
+            whole, *inside = map(self.term, self.forest.read[tree.cls])
+            return substitute(whole, dict(zip(inside, parts, strict=True)))
         if tree.kind in CALLS:
             operands, others = iter(parts), iter(tree.attributes)
             return CALLS[tree.kind].over({name: self.values[next(others)] if sort.name in OPEN else next(operands)

@@ -53,7 +53,7 @@ def prelude(laws: Sequence[Law], trace: bool = False) -> str:
     """Sort, constructors, facts and laws: parsed once for each graph."""
     sorts = " ".join(f"(K_{kind.name} {' '.join(arguments(kind))})" for kind in KINDS.values())
     relations = [f"(relation {fact} (Op))" for fact in UNARY] + [f"(relation {flag} (String))" for flag in FLAGS]
-    rulesets = [f"(ruleset {name})" for name in dict.fromkeys(("facts", *SCHEDULE))]
+    rulesets = [f"(ruleset {name})" for name in dict.fromkeys(("facts", *SCHEDULE, *(law.phase for law in laws)))]
     bodies = [rule for law in laws for rule in rules(law, trace)]
     return "\n".join([f"(datatype Op {sorts})", *relations, "(relation by (Op String))", *rulesets, FACTS, *bodies])
 

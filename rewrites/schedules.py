@@ -1,0 +1,365 @@
+"""Schedules by hand (Halide: Ragan-Kelley et al. 2013): `schedule("minilm") | join_qkv | prune(0.5)`. A stage applies laws to
+the program wherever they fit, or stores its weights by an approximation; what comes out is priced, verified and runs as what
+the search finds does, because it is made of the same parts."""
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from formats import FORMATS, FormatError
+from opmatrix.checkpoint import open_model
+from opmatrix.errors import InputError
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from opmatrix.runtime.values import sizes
+from opmatrix.term import Operator
+from rewrites.applying import Applied, Kinds, Rewrite, apply, refusal
+from rewrites.approximate import difference, observe, sites
+from rewrites.chain import Chain
+from rewrites.derivation import Derivation
+from rewrites.derive import lowered
+from rewrites.emit import Emitter
+from rewrites.extraction import Extraction, Infeasible, extract
+from rewrites.fit import Fitter
+from rewrites.law import Law, find
+from rewrites.laws import EXACT_LAWS
+from rewrites.layers import FULL, Part, parts
+from rewrites.lower import Call, Lowering, Method, Use
+from rewrites.price import Machine, Prices
+from rewrites.report import megabytes, ms, percent, table
+from rewrites.run import TRUST, pieces, source
+from rewrites.search import Structure, exactly, search
+from rewrites.trees import READ, Forest, Tree
+from rewrites.verify import unrounded, verify_approximate, verify_exact, verify_laws
+from rewrites.wording import Writer
+from rewrites.workload import Workload
+
+FEW, ROUNDED = 256, 1e-6                                    # rows that are verified; what float32 rounds
+Site = tuple[int, int, str]                                 # part, class and layout of a weight
+
+
+@dataclass(frozen=True)
+class Store:
+    """A stage that stores weights in a format; `only` those of whose names one of these is a part."""
+
+    name: str
+    format: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+
+
+Stage = Rewrite | Store
+
+
+def rewrite(name: str, *laws: str, needed: tuple[str, ...] = (), kinds: dict[str, Kinds] | None = None) -> Rewrite:
+    """A composition of laws, by their names; `kinds` narrows where one applies: choices of what kinds its variables may be."""
+    return Rewrite(name, tuple(find(EXACT_LAWS, law) for law in laws), needed, kinds or {})
+
+
+def prune(density: float, *only: str) -> Store:
+    """The largest entries of weights, a share `density` of them."""
+    return Store(f"prune({density:g})", "csr", {"density": density}, only)
+
+
+def prune_blocks(density: float, *only: str, tile: tuple[int, int] = (16, 1)) -> Store:
+    """The largest tiles of weights."""
+    return Store(f"prune_blocks({density:g})", "block", {"density": density, "tile": tile}, only)
+
+
+def keep(n: int, m: int, *only: str) -> Store:
+    """The n largest of every m entries in a row of inputs."""
+    return Store(f"keep({n}, {m})", "nm", {"n": n, "m": m}, only)
+
+
+def low_rank(rank: int, *only: str) -> Store:
+    """The best factors of so many columns and rows."""
+    return Store(f"low_rank({rank})", "lowrank", {"rank": rank}, only)
+
+
+def half(*only: str) -> Store:
+    """Weights in float16."""
+    return Store("half()", "half", {}, only)
+
+
+SPLIT = "split_shift", "stack_columns"
+SCALE = "scale_scores", *SPLIT, "spread", "associate"
+MATRIX, DIAGONAL = ("weight", "compose"), ("mul",)
+SCALED: dict[str, Kinds] = {"spread": ({"A": DIAGONAL},), "associate": ({"B": DIAGONAL},)}
+GAINED: dict[str, Kinds] = {"spread": ({"A": MATRIX},), "associate": ({"A": DIAGONAL, "B": MATRIX},)}
+MOVED: dict[str, Kinds] = {"spread": ({"c": ("compose",), "A": ("weight",)},)}
+BOTH: dict[str, Kinds] = {"spread": (*SCALED["spread"], *MOVED["spread"]), "associate": SCALED["associate"]}
+
+fold_scale = rewrite("fold_scale", *SCALE, needed=("scale_scores",), kinds=SCALED)
+drop_key_bias = rewrite("drop_key_bias", *SCALE, "split_keys", "shift_scores", kinds=SCALED)
+move_value_bias = rewrite("move_value_bias", *SPLIT, "value_bias", "join_shift", "spread", "merge_shifts",
+                          needed=("value_bias",), kinds=MOVED)
+fold_norm = rewrite("fold_norm", "merge_shifts", "spread", "associate", kinds=GAINED)
+join_qkv = rewrite("join_qkv", *SCALE, "split_keys", "shift_scores", "value_bias", "join_shift", "merge_shifts", "join_bias", "join",
+                   needed=("join", "join_bias"), kinds=BOTH)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A program under way: a model, the batch whose seconds count, a machine, and the stages so far. `stage | stage` reads from
+    left to right."""
+
+    model: Operator
+    batch: Batch
+    machine: Machine
+    fit: Batch
+    held_out: Batch
+    meta: dict[str, Any] = field(default_factory=dict, repr=False)
+    stages: tuple[Stage, ...] = ()
+    before: "Schedule | None" = field(default=None, repr=False)
+
+    def __or__(self, stage: Stage | Law | str) -> "Schedule":
+        """The program behind one stage more: a law, its name, a composition or an approximation. Raises InputError, which says
+        where and why, for a stage that does not apply."""
+        if isinstance(stage, str | Law):
+            stage = Rewrite(stage if isinstance(stage, str) else stage.name, (known(stage) if isinstance(stage, str) else stage,))
+        if not isinstance(stage, Rewrite | Store):
+            raise InputError(f"{stage!r} is no stage: give a law, its name, a composition such as join_qkv or an approximation "
+                             "such as prune(0.5)")
+        if isinstance(stage, Rewrite) and (done := next((s for s in self.stages if isinstance(s, Store)), None)):
+            raise InputError(f"{stage.name} after {done.name}: laws come first, since they make other weights of the stored ones: "
+                             f"put {stage.name} before {done.name}")
+        after = replace(self, stages=(*self.stages, stage), before=self)
+        return after.applied() if isinstance(stage, Rewrite) else after.stored(stage)
+
+    # ---- laws
+
+    def applied(self) -> "Schedule":
+        """Itself, if the last stage applies to some part."""
+        stage = self.stages[-1]
+        assert isinstance(stage, Rewrite)
+        if not any(each.counts[-1][name] for each in self.rewritten for name in stage.goals):
+            reasons = dict.fromkeys(refusal(each, law) for law in stage.laws if law.name in stage.goals for each in self.rewritten)
+            near = sorted(reasons, key=lambda reason: (reason.count(" not "), " has no " in reason))
+            raise InputError(f"{stage.name}: it applies nowhere: {'; '.join(near[:2])}")
+        return self
+
+    @cached_property
+    def split(self) -> list[Part]:
+        return [states[FULL] for states in parts(self.model)]
+
+    @cached_property
+    def rewritten(self) -> list[Applied]:
+        """What the laws make of every part; of equal parts, once."""
+        stages = [stage for stage in self.stages if isinstance(stage, Rewrite)]
+        known = {part.template.text: number for number, part in reversed([*enumerate(self.split)])}
+        made = {number: apply(self.split[number], number, stages) for number in sorted(set(known.values()))}
+        return [made[known[part.template.text]].over(part) for part in self.split]
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        """Those of all stages."""
+        return tuple(dict.fromkeys(law for stage in self.stages if isinstance(stage, Rewrite) for law in stage.laws))
+
+    @cached_property
+    def structure(self) -> Structure:
+        """The cheapest kernels of exactly this program. Raises InputError where some operator has none."""
+        prices = Prices(self.machine, *sizes(self.batch))
+        lowerings = [Lowering(each.alone, part.template, prices) for each, part in zip(self.rewritten, self.split, strict=True)]
+        found = [kernels(lowering, each) for lowering, each in zip(lowerings, self.rewritten, strict=True)]
+        seconds = sum(each.time for each in found)
+        return Structure(lowerings, found, [(FULL, FULL)] * len(found), self.split, seconds, seconds, seconds, seconds)
+
+    @cached_property
+    def exact(self) -> tuple[Program, Emitter]:
+        """The program with its weights as they are, and where its constants come from."""
+        return self.structure.program(self.meta)
+
+    @cached_property
+    def derivation(self) -> Chain:
+        """Every application of a law, and of an approximation, as a step."""
+        first = {part.template.text: number for number, part in reversed([*enumerate(self.split)])}
+        like = tuple(first[part.template.text] for part in self.split)
+        derived = []
+        for each, lowering, extraction in zip(self.rewritten, self.structure.lowerings, self.structure.extractions, strict=True):
+            forest = Forest(lowering, each.forest.made, each.forest.read)
+            _, called = forest.extracted(extraction, each.tree.cls)
+            derived.append(Derivation(each.forest, each.start, (*each.steps, *lowered(called))))
+        chain = Chain(tuple(derived), like, ((FULL, FULL),) * len(derived), self.laws)
+        return chain.approximated(self.alone) if self.methods else chain
+
+    # ---- approximations
+
+    def stored(self, stage: Store) -> "Schedule":
+        """Itself, if the last stage stores some weight, and none that is stored otherwise already."""
+        if not (chosen := self.choice(stage)):
+            names = ", ".join(dict.fromkeys(name for site in self.sites for name in self.names(site)))
+            raise InputError(f"{stage.name}: no weight is called {' or '.join(stage.only)}: there are {names}")
+        assert self.before is not None
+        if taken := next((site for site in chosen if site in self.before.methods), None):
+            raise InputError(f"{stage.name}: {' and '.join(self.names(taken))} is stored as {self.before.methods[taken]} already: "
+                             "name other weights, or leave one stage out")
+        for site in chosen:
+            try:
+                FORMATS[stage.format].expected(*self.sites[site].shape, **stage.parameters)
+                _ = self.fitter.store(self.sites[site], self.methods[site], site)
+            except FormatError as error:
+                raise InputError(f"{stage.name}: {' and '.join(self.names(site))}: {error}") from error
+        return self
+
+    @cached_property
+    def sites(self) -> dict[Site, np.ndarray]:
+        """Every weight that a product multiplies by, as it is stored (in x out)."""
+        program, emitter = self.exact
+        return {site.key: site.matrix for site in sites(program, self.structure, emitter) if site.x}
+
+    def names(self, site: Site) -> list[str]:
+        """The names of the arrays that a weight is made of."""
+        part, cls, _ = site
+        return [str(term.args[0]) for term in self.structure.lowerings[part].terms[cls].walk() if term.kind.name == "weight"]
+
+    def choice(self, stage: Store) -> list[Site]:
+        """The weights that a stage is about."""
+        return [site for site in self.sites if not stage.only
+                or any(word in name for word in stage.only for name in self.names(site))]
+
+    @cached_property
+    def methods(self) -> dict[Site, Method]:
+        """How weights are stored that are not stored as they are."""
+        return {site: Method(stage.format, tuple(stage.parameters.items()), metric(stage.format))
+                for stage in self.stages if isinstance(stage, Store) for site in self.choice(stage)}
+
+    @cached_property
+    def fitter(self) -> Fitter:
+        """Fits weights to what they multiply on calibration rows."""
+        program, emitter = self.exact
+        found = [site for site in sites(program, self.structure, emitter) if site.x]
+        grams = observe(program, [site.x for site in found], self.fit)
+        return Fitter({site.key: grams[site.x] for site in found if site.x})
+
+    @cached_property
+    def alone(self) -> dict[int, dict[tuple[int, str], tuple[str, float, float]]]:
+        """How each weight is stored, in words, and what that alone changes on calibration rows and on held-out ones."""
+        batches = self.fit, pieces(self.held_out, FEW)[0]
+        wanted = [np.asarray(self.exact[0].run(batch), np.float64) for batch in batches]
+        found: dict[int, Any] = {}
+        for site, method in self.methods.items():
+            changed = self.made({site: method})
+            errors = [difference(changed.run(batch), rows) for batch, rows in zip(batches, wanted, strict=True)]
+            found.setdefault(site[0], {})[site[1:]] = (str(method), *errors)
+        return found
+
+    # ---- what it is
+
+    @cached_property
+    def program(self) -> Program:
+        """The program that runs."""
+        return self.made(self.methods) if self.methods else self.exact[0]
+
+    def made(self, methods: dict[Site, Method]) -> Program:
+        """The program with some weights stored otherwise."""
+        def decide(part: int, use: Use, method: Method) -> Method:
+            return methods.get((part, use.weight, use.layout), method)
+        return self.structure.program(self.meta, decide, {}, self.fitter)[0]
+
+    def run(self, batch: Any) -> np.ndarray:
+        """(T, n): one row a token."""
+        return self.program.run(batch)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted, for the batch that was given."""
+        prices, exact = Prices(self.machine, *sizes(self.batch)), self.structure.time
+        for site, method in self.methods.items():
+            n, p = self.sites[site].shape
+            exact += prices.linear(method.format, n, p, method.parameters) - prices.linear("dense", n, p)
+        return exact
+
+    @property
+    def bytes(self) -> float:
+        """Stored and working, exactly."""
+        return float(self.program.stored_bytes + self.program.peak_bytes(self.batch))
+
+    @cached_property
+    def error(self) -> float:
+        """The relative change of the output, against the program without approximations, on calibration rows."""
+        if not self.methods:
+            return 0.0
+        return difference(self.program.run(self.fit), np.asarray(self.exact[0].run(self.fit), np.float64))
+
+    def verify(self) -> dict[str, Any]:
+        """Laws, steps, then the program against the float64 oracle on held-out rows, as for a program that was searched.
+        Raises VerificationError."""
+        found: dict[str, Any] = {"laws": verify_laws(self.laws) if self.laws else None}
+        found["steps"] = self.derivation.checked
+        batches = pieces(self.held_out, FEW)[:1]
+        if self.methods:
+            return found | {"program": verify_approximate(self.program, self.model, batches, TRUST * self.error + ROUNDED)}
+        imported, _ = search(self.model, (), self.machine, *sizes(self.batch), fusion=False, methods=exactly).program({})
+        constants = unrounded(self.structure, self.exact[1])
+        return found | {"program": verify_exact(self.program, self.model, batches, imported, constants)}
+
+    def __str__(self) -> str:
+        """Every stage with what was predicted behind it."""
+        chain = [self]
+        while chain[0].before is not None:
+            chain.insert(0, chain[0].before)
+        rows = [[each.stages[-1].name if each.stages else "imported", str(each.applications() or ""), *each.figures()] for each in chain]
+        return table(rows, ["stage", "places", "ms predicted", "MB", "error on calibration rows"])
+
+    def figures(self) -> list[str]:
+        """Milliseconds, megabytes and error as text; nothing where some operator has no kernel yet."""
+        try:
+            return [ms(self.seconds), megabytes(self.bytes), percent(self.error) if self.methods else ""]
+        except InputError:
+            return ["no kernel yet", "", ""]
+
+    def applications(self) -> int:
+        """In how many places the last stage applied."""
+        if not self.stages:
+            return 0
+        stage = self.stages[-1]
+        return len(self.choice(stage)) if isinstance(stage, Store) else sum(sum(each.counts[-1].values()) for each in self.rewritten)
+
+
+def kernels(lowering: Lowering, each: Applied) -> Extraction:
+    """The cheapest kernels that compute a part. Raises InputError for what the laws made of it and none computes."""
+    named, part = lowering.graph.named, each.part
+    given, where = [named[part.border]] if part.border else [], f"part {each.number + 1}"
+    try:
+        found = extract(lowering.problem([named[part.roots[FULL]]], given, exactly), families=lowering.leaves)
+    except Infeasible as error:
+        raise InputError(f"no kernel computes {where}: {error}") from error
+    trees: dict[Any, Tree] = {tree.cls: tree for tree in each.tree.walk()}
+    own: dict[Any, Tree] = each.forest.representatives
+    for node in found.nodes:
+        if isinstance(node.label, Call) and node.label.implementation.name == READ:
+            if (tree := trees.get(node.cls)) is not own[node.cls]:
+                said = Writer(each.forest).text(tree or own[node.cls])
+                raise InputError(f"no kernel computes {said} of {where}, as the laws have made it: apply more of them")
+    return found
+
+
+def metric(form: str) -> str:
+    """What a format can be fitted in."""
+    parameters = FORMATS[form].parameters
+    return "wanda" if "scale" in parameters else "whitened" if "weight" in parameters else "plain"
+
+
+def known(name: str) -> Law:
+    """The law of a name. Raises InputError, which lists those there are."""
+    try:
+        return find(EXACT_LAWS, name)
+    except KeyError as error:
+        raise InputError(str(error.args[0])) from error
+
+
+def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | None = None, tokens: int | None = None,
+             machine: Machine | None = None) -> Schedule:
+    """A model with no stage yet, for the workload of `optimize`; an operator needs a `batch`, which is then what is timed, fitted
+    and verified on. Raises InputError for what comes from outside."""
+    if machine is None:
+        from formats.machine import this_machine
+        machine = this_machine()
+    if isinstance(model, Operator):
+        if batch is None:
+            raise InputError("schedule of an operator: give a batch to price, fit and verify it on")
+        return Schedule(model, batch, machine, batch, batch)
+    checkpoint = open_model(model)
+    workload = Workload.of(checkpoint, text, tokens)
+    return Schedule(checkpoint.operator(), batch or workload.timed, machine, workload.probe, workload.verify, source(checkpoint))
