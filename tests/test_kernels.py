@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats import kernels
-from formats.epilogue import NOTHING, Epilogue, gamma
+from formats.epilogue import ACTIVATIONS, NOTHING, Epilogue, gamma
 
 FORMS = ["plain", "bias", "gelu", "residual", "norm", "all"]
 
@@ -173,6 +173,35 @@ def test_gelu_over_its_whole_range():
     assert np.isnan(kernels.pointwise(np.full((1, 20), np.nan, np.float32), room(1, 20), alone)).all()
 
 
+@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name])
+def test_activations_over_their_whole_range(activation):
+    """Each keeps within 2e-7, relative to 1 and to itself; what is no number stays none."""
+    x = np.concatenate([np.linspace(-12, 12, 20001), np.linspace(-0.7, 0.7, 5001), [-1e15, -90, -88, 88, 1e15, 0.0]])
+    x = (abs(x) + 1e-3 if activation == "rsqrt" else x).astype(np.float32)[None]
+    alone = Epilogue(activation=activation)
+    with np.errstate(over="ignore"): got, want = kernels.pointwise(x, room(*x.shape), alone), alone.reference(x)
+    assert (abs(got - want) <= 2e-7 * np.maximum(1, abs(want))).all()
+    assert np.isnan(kernels.pointwise(np.full((1, 20), np.nan, np.float32), room(1, 20), alone)).all()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("norm", [None, "layer", "rms"])
+@pytest.mark.parametrize("T, n, p", [(1, 9, 20), (70, 33, 50)])
+def test_gates_and_norms_behind_a_product(rng, T, n, p, norm, activation):
+    """activation(x @ W + b) * times + residual, normed: all of a gated layer in one pass."""
+    bias = numbers(rng, p) + (40 if activation == "rsqrt" else 0)
+    after = Epilogue(bias, activation, numbers(rng, T, p), None if norm is None else 1e-6, numbers(rng, p), numbers(rng, p),
+                     numbers(rng, T, p), norm or "layer")
+    x, w = numbers(rng, T, n), numbers(rng, n, p)
+    product_within(kernels.product_dense(x, w, room(T, p), after), x, w, after)
+
+
+def test_what_an_epilogue_does_not_know_is_named(rng):
+    with pytest.raises(ValueError, match="activation 'sine' is unknown"): Epilogue(activation="sine")
+    with pytest.raises(ValueError, match="norm 'batch' is unknown"): Epilogue(eps=0.1, norm="batch")
+    with pytest.raises(ValueError, match=r"times is \(3, 4\)"): Epilogue(times=numbers(rng, 3, 4)).check(3, 5)
+
+
 def test_scale(rng):
     x = numbers(rng, 37, 3, 5)
     assert (kernels.scale(x, 0.3, room(37, 3, 5)) == x * np.float32(0.3)).all()
@@ -261,6 +290,54 @@ def test_attention_of_any_batch(lengths, h, d, seed):
     q, k, v = (numbers(rng, int(starts[-1]), h, d) for _ in range(3))
     want, bound = oracle(q, k, v, starts, 0.3)
     within(kernels.attention(q, k, v, starts, room(*q.shape), 0.3), want, bound)
+
+
+def seen_by(n, reach):
+    """Which keys each of n queries sees."""
+    apart = np.arange(n) - np.arange(n)[:, None]
+    return (-reach[0] <= apart) & (apart <= reach[1])
+
+
+def masked(q, k, v, starts, scale, reach):
+    """(attention, a bound on its error) over what is seen, sequence by sequence; heads are shared where there are fewer."""
+    heads = max(part.shape[1] for part in (q, k, v))
+    q, k, v = (part.astype(np.float64).repeat(heads // part.shape[1], 1).swapaxes(0, 1) for part in (q, k, v))
+    found, off = [np.zeros((heads, 0, v.shape[2]))] * 2
+    for a, b in pairwise(starts):
+        s, sees = scale * q[:, a:b] @ k[:, a:b].swapaxes(1, 2), seen_by(b - a, reach)
+        size = np.where(sees, abs(scale) * (abs(q[:, a:b]) @ abs(k[:, a:b]).swapaxes(1, 2)), 0)
+        p = np.where(sees, np.exp(s - np.where(sees, s, -1e9).max(-1, keepdims=True, initial=-1e9)), 0) if sees.any() else 0 * s
+        p /= np.maximum(p.sum(-1, keepdims=True), 1e-300)
+        wrong = gamma(2 * q.shape[2] + b - a + 16) * (1 + 2 * size.max(-1, keepdims=True, initial=0))
+        found = np.concatenate([found, p @ v[:, a:b]], 1)
+        off = np.concatenate([off, 4 * np.expm1(2 * wrong) * (p @ abs(v[:, a:b]))], 1)
+    return found.swapaxes(0, 1), off.swapaxes(0, 1)
+
+
+REACHES = [(2 ** 40, 2 ** 40), (2 ** 40, 0), (0, 0), (3, 3), (7, 0), (200, 150), (-1, -1), (0, 2 ** 40)]
+
+
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("heads", [(1, 1, 1), (4, 2, 2), (6, 1, 1), (6, 3, 3), (1, 4, 4), (4, 4, 1)])
+def test_attention_of_masks_and_shared_heads(rng, heads, reach):
+    """Whole and in three steps; rows without keys give zeros."""
+    lengths, most = [1, 300, 5, 0, 140], max(heads)
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    T = int(starts[-1])
+    q, k, v = (numbers(rng, T, h, width) for h, width in zip(heads, (6, 6, 5), strict=True))
+    want, bound = masked(q, k, v, starts, 0.4, reach)
+    within(kernels.attention(q, k, v, starts, room(T, most, 5), 0.4, reach), want, bound)
+    if heads[0] >= heads[1]:
+        flat = kernels.scores(q, k, starts, room(max(heads[:2]) * int(np.dot(lengths, lengths))), 0.4)
+        kernels.softmax(flat, starts, max(heads[:2]), flat, reach)
+        within(kernels.values(flat, v, starts, room(T, most, 5)), want, bound)
+    if reach == (-1, -1): assert not want.any()
+
+
+def test_heads_that_do_not_divide_are_named(rng):
+    q, k, starts = numbers(rng, 4, 3, 2), numbers(rng, 4, 2, 2), np.array([0, 4])
+    with pytest.raises(ValueError, match="k: its 2 heads do not divide 3"):
+        kernels.attention(q, k, k, starts, room(4, 3, 2))
 
 
 @pytest.mark.parametrize("T, alike", [(1, False), (45, False), (200, True)])
