@@ -4,6 +4,7 @@ answer to one price proves a bound for every program (Geoffrion 1974)."""
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -29,7 +30,7 @@ class Budgets:
     programs that they find."""
 
     def __init__(self, space: Space, methods: Methods) -> None:
-        self.space, self.pool = space, dict[Any, dict[Any, Shape]]()
+        self.space, self.pool, self.seeded = space, dict[Any, dict[Any, Shape]](), set[Price]()
         self.stages = [Stage(number, (before, after), space.problem(number, before, after, methods),
                              space.lowering(number, before)) for number, before, after in states(space.found)]
 
@@ -41,7 +42,9 @@ class Budgets:
         found within the budgets."""
         start = time.perf_counter()
         limits = {criterion: limit for criterion, limit in ((2, error), (1, memory)) if limit is not None}
-        found = Budgeted(self.stages, weights, limits, start + time_limit, self.pool).run(gap)
+        found = Budgeted(self.stages, weights, limits, start + time_limit, self.pool)
+        found.run(gap, 0 if weights in self.seeded else SEEDS)
+        self.seeded.add(weights)
         if found.best is None:
             raise Infeasible(f"no program within squared error {error} and {memory} bytes of weights: the closest is over "
                              f"by {found.over:.3g} of a budget")
@@ -68,46 +71,49 @@ class Budgeted:
         """The error of any one method: what is more is over budget alone. Infinite is none at all."""
         return self.limits.get(2, sys.float_info.max)
 
-    def run(self, gap: float) -> "Budgeted":
+    def run(self, gap: float, seeds: int = SEEDS) -> None:
         """One stage of each structure is asked until prices settle, then all of them until the bound meets the best."""
         first = [*{stage.key: at for at, stage in enumerate(self.stages)}.values()]
-        cost = sum(least for _, least in self.asked(self.weights, first))
-        self.master = Master(self.stages, self.weights, self.limits, cost or 1.0, self.most)
-        for _ in range(SEEDS):
-            dual = self.filled()
-            if not dict(self.asked(dual.price, first)):
-                break
+        if seeds:
+            self.ask(self.weights, first)
+        self.master = Master(self.stages, self.weights, self.limits, self.scale, self.most)
+        for _ in range(seeds):
+            self.ask(self.filled().price, first)
         while True:
             dual = self.filled()
             self.over = dual.over
             self.improve()
             proved = dual.value - self.bound <= SLACK * dual.value   # of the relaxation; what is left is whole numbers
             if proved or self.closed(gap) or gap == inf or time.perf_counter() > self.until:
-                return self
+                return
             self.bound = max(self.bound, self.least(dual.price))
 
     @property
-    def shapes(self) -> int:
-        return sum(map(len, self.pool.values()))
+    def scale(self) -> float:
+        """About what a whole program costs."""
+        costs: dict[int, float] = {}
+        for column in self.columns(self.weights):
+            number, cost = self.stages[column.stage].number, float(column.spent @ self.weights)
+            costs[number] = min(cost, costs.get(number, inf))
+        return sum(costs.values()) or 1.0
 
     def closed(self, gap: float) -> bool:
         return (cost := self.master.cost(self.best)) - self.bound <= gap * cost < inf
 
-    def asked(self, price: Price, ats: Sequence[int]) -> Iterator[tuple[int, float]]:
-        """These stages with the least that each costs at these prices; what it answers joins the pool."""
+    def ask(self, price: Price, ats: Sequence[int]) -> dict[int, float]:
+        """The least that each of these stages costs at these prices; what it answers joins the pool."""
+        least = {}
         for at in ats:
-            try:
+            with suppress(Infeasible):
                 answer = self.stages[at].answer(price, self.most, max(0.05, self.until - time.perf_counter()))
-            except Infeasible:
-                continue
-            shape = self.stages[at].shape(answer)
-            self.pool.setdefault(self.stages[at].key, {}).setdefault(shape.key, shape)
-            yield at, answer.bound
+                shape, least[at] = self.stages[at].shape(answer), answer.bound
+                self.pool.setdefault(self.stages[at].key, {}).setdefault(shape.key, shape)
+        return least
 
     def least(self, price: Price) -> float:
         """What no program within the budgets can cost less than, by what every stage answers to these prices."""
         answers: dict[int, dict[tuple[str, str], float]] = {stage.number: {} for stage in self.stages}
-        for at, least in self.asked(price, range(len(self.stages))):
+        for at, least in self.ask(price, range(len(self.stages))).items():
             answers[self.stages[at].number][self.stages[at].pair] = least
         paid = sum((price[criterion] - self.weights[criterion]) * limit for criterion, limit in self.limits.items())
         return lowest([answers[number] for number in sorted(answers)]) - paid

@@ -15,23 +15,32 @@ from rewrites.search import Structure
 LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
 OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))           # weights of seconds, bytes, error: the fastest, the smallest
 MOST = 7                                                    # points of the front that are verified and measured
+TRUST = 1.3                                                 # times its error on calibration rows a program is stated to have
+SPARE = 4096                                                # bytes that Python's own objects may take more than planned
 TRIES = 4                                                   # of tightening budgets that a program turns out to exceed
 
 
 @dataclass
 class Front:
-    """Programs of a space within budgets that hold for the program itself, not for a sum over its parts: its error on the
-    rows of `probe`, and stored and working bytes for the batch `timed`."""
+    """Programs of a space within budgets that hold for the program itself, not for a sum over its parts: the error that it is
+    stated to have, from the first of the calibration rows and then all, and stored and working bytes for the batch `timed`."""
 
     choices: Choices
     exact: Program
-    probe: Batch
+    rows: Sequence[Batch]
     timed: Batch
     meta: dict[str, Any]
 
     def __post_init__(self) -> None:
-        self.wanted = np.asarray(self.exact.run(self.probe), np.float64)
-        self.programs: dict[int, Program] = {}
+        self.wanted = [np.asarray(self.exact.run(batch), np.float64) for batch in self.rows]
+        self.found: dict[int, tuple[Program, float]] = {}   # of a structure: its program, its error on all rows
+
+    def error(self, program: Program, most: float) -> float:
+        """How far a program is off, on the first rows where that is too much already, else on all."""
+        for batch, wanted in zip(self.rows, self.wanted, strict=True):
+            if (error := difference(program.run(batch), wanted)) > most:
+                break
+        return error
 
     def points(self, error: float, memory: float | None) -> list[Structure]:
         """The fastest and the smallest at every error of the ladder and at the one asked for, whose bound is proved."""
@@ -52,12 +61,12 @@ class Front:
             except Infeasible:
                 return None
             program = self.choices.program(structure, self.meta)
-            joint = difference(program.run(self.probe), self.wanted) if structure.error else 0.0
-            over = 0.0 if memory is None else program.stored_bytes + program.peak_bytes(self.timed) - memory
-            if joint <= error and over <= 0:
-                self.programs[id(structure)] = program
+            joint = self.error(program, error / TRUST) if structure.error else 0.0
+            over = 0.0 if memory is None else program.stored_bytes + program.peak_bytes(self.timed) + SPARE - memory
+            if joint * TRUST <= error and over <= 0:
+                self.found[id(structure)] = program, joint
                 return structure
-            budget *= min(1.0, 0.95 * error / joint if joint else 1.0)
+            budget *= min(1.0, 0.95 * error / (TRUST * joint) if joint else 1.0)
             room = None if room is None else room - max(0.0, over)
         return None
 

@@ -1,5 +1,5 @@
 """The main job: a model in; out come the cheapest equal program, and a verified front of cheaper ones with their errors."""
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from opmatrix.term import Operator
 from rewrites.approximate import Choices, candidates, difference
 from rewrites.approximation import Approximation
 from rewrites.extraction import Infeasible
-from rewrites.front import Front, counted, described
+from rewrites.front import TRUST, Front, counted, described
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.report import Report
@@ -25,7 +25,6 @@ from rewrites.search import Space, Structure, cheapest, exactly, search
 from rewrites.workload import Workload
 
 ROUNDING = 4.0                                              # an exact program may round so many times as much as the import
-TRUST = 1.3                                                 # times its predicted error a program may be off on held-out rows
 GROUP = 256                                                 # rows that the float64 oracle reads at a time
 FEW = 64                                                    # rows that every step is checked on
 
@@ -46,6 +45,11 @@ class Point:
     verified: bool = False
     laws: tuple[str, ...] = ()
     methods: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def stated_error(self) -> float:
+        """What the certificate holds it to on rows that nothing was fitted to or chosen by."""
+        return TRUST * self.predicted_error
 
 
 @dataclass
@@ -212,12 +216,10 @@ class Run:
         """The exact optimum, and the undominated programs over a ladder of errors."""
         assert self.choices is not None
         exact, program = self.structures["exact"], self.programs["exact"]
-        wanted = np.asarray(program.run(self.workload.calibrate), np.float64)
-        front = Front(self.choices, program, self.workload.probe, self.workload.timed, self.meta)
+        front = Front(self.choices, program, (self.workload.probe, self.workload.calibrate), self.workload.timed, self.meta)
         self.points = [self.point("exact", program, exact.time, 0.0, exact.gap)]
         for structure in front.points(error, memory):
-            found = front.programs[id(structure)]
-            joint = difference(found.run(self.workload.calibrate), wanted)
+            found, joint = front.found[id(structure)]
             self.points.append(self.point(described(structure), found, structure.time, joint, proved(structure), counted(structure)))
 
     def point(self, name: str, program: Program, seconds: float, error: float, gap: float | None,
@@ -243,8 +245,8 @@ class Run:
         for point in self.points:
             point.predicted_error = float(np.hypot(point.predicted_error, ROUNDING * self.imported.measured_error))
             point.measured_error = difference(point.program.run(self.workload.verify), whole)
-            point.verified = bool(point.measured_error <= TRUST * point.predicted_error)
-            found = results | {"error": {"relative": point.measured_error, "stated": TRUST * point.predicted_error, "rows": len(whole)}}
+            point.verified = bool(point.measured_error <= point.stated_error)
+            found = results | {"error": {"relative": point.measured_error, "stated": point.stated_error, "rows": len(whole)}}
             if point.methods:
                 found = {**found, "exact": None, "steps": verify_steps(point.program, few)}
             point.program = certified(point.program, found, few, machine=str(getattr(self.machine, "name", "")))
@@ -280,16 +282,21 @@ class Run:
         helpful = tuple(name for name, seconds in saved if seconds > 0)
         for point in self.points:
             point.laws = helpful
-        allowed = [i for i, p in enumerate(self.points) if (not p.methods or (p.measured_error or 0.0) <= error)
+        chosen = self.points.index(self.answer(error, memory, lambda point: point.measured_s or 0.0))
+        return Result(self.meta.get("model", ""), self.machine, self.workload, self.structures, self.points, self.imported, chosen, saved,
+                      self.report, self.choices, self.fused_s,
+                      tuple({law.name: law for law in EXACT_LAWS}.keys() - {law.name for law in self.laws}), self.laws, self.dropped)
+
+    def answer(self, error: float, memory: float | None, cost: Callable[[Point], float]) -> Point:
+        """The cheapest verified point within the budgets, of the error that is stated and the memory as measured; Infeasible
+        says how close the closest came."""
+        allowed = [p for p in self.points if (not p.methods or p.stated_error <= error)
                    and (memory is None or (p.measured_bytes or 0.0) <= memory)]
         if not allowed:
             smallest = min(self.points, key=lambda p: p.measured_bytes or 0.0)
             raise Infeasible(f"no program within --memory {(memory or 0) / 1e6:g} and --error {error:g}: the smallest needs "
                              f"{(smallest.measured_bytes or 0) / 1e6:.3g} MB, at error {smallest.measured_error:.3g}")
-        chosen = min(allowed, key=lambda i: self.points[i].measured_s or 0.0)
-        return Result(self.meta.get("model", ""), self.machine, self.workload, self.structures, self.points, self.imported, chosen, saved,
-                      self.report, self.choices, self.fused_s,
-                      tuple({law.name: law for law in EXACT_LAWS}.keys() - {law.name for law in self.laws}), self.laws, self.dropped)
+        return min(allowed, key=cost)
 
 
 def proved(structure: Structure) -> float | None:

@@ -14,6 +14,7 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.planner import Life, Plan, place
 from opmatrix.runtime.values import LINE, Rows, Size, Value, sizes
 
+OBJECTS = 12 * 1024                                         # bytes of Python's objects in a call: views, arguments, records
 Buffers = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
 
 
@@ -117,9 +118,9 @@ class Schedule:
         return placed(self.spans, result, rows, pairs) if self.scored else placed(self.spans, result, 1, 0).times(rows)
 
     def peak(self, rows: int, pairs: int) -> int:
-        """Bytes of the result's block, the arena, and the most that a kernel allocates itself."""
+        """Bytes of the result's block, the arena, the most that a kernel allocates itself, and Python's own objects."""
         room = max(call.kernel.room(call.bound).at(rows, pairs) for call in self.calls)
-        return self.plan(rows, pairs).end + 2 * LINE + room
+        return self.plan(rows, pairs).end + 2 * LINE + room + OBJECTS
 
     def cost(self, rows: int, pairs: int) -> Costs:
         """The machine's kernels that a run calls, in order, each with its sizes."""
