@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .graph import Graph, components
 
+LARGE = 500                                     # nodes from which on interior points are quicker than the simplex
 RESTING, PATIENCE = -1, 5                       # the age of a row that is not in use; when a row that is slack is rested
 
 
@@ -45,6 +47,7 @@ class Program:
         self.low: list[float] = []
         self.age: list[int] = []
         self.extra = 0                          # order variables, after the nodes
+        self.pace = 4e-8                        # seconds of a relaxation over its entries to the power 1.5
         self.strict = 1.0                       # the budgets' unit: the solver's tolerance is absolute
         self.scale = 1e3 / (max(graph.price, default=0.0) or 1.0)
         for nodes in graph.members:
@@ -111,14 +114,23 @@ class Program:
                 np.r_[low, [-b / u for b, u in zip(self.budgets, units, strict=True)]])
 
     def relax(self, time_limit: float) -> Relaxation | None:
-        """The linear relaxation under the rows in use; None if time runs out. Rows that were slack for long are rested."""
+        """The linear relaxation under the rows in use; None if time runs out, or would: interior points do not look at
+        the clock. Rows that were slack for long are rested."""
         from scipy.optimize import linprog
 
         use = np.array(self.age) >= 0
         rows, low = self.within(self.matrix()[use], np.array(self.low)[use])
         cost = np.r_[self.graph.price, np.zeros(self.extra)] * self.scale
-        result = linprog(cost, A_ub=-rows, b_ub=-low, bounds=(0, 1), method="highs-ipm",
+        if len(cost) <= LARGE:
+            method = "highs-ds"
+        elif 2 * self.pace * rows.nnz ** 1.5 < time_limit:
+            method = "highs-ipm"
+        else:
+            return None
+        began = perf_counter()
+        result = linprog(cost, A_ub=-rows, b_ub=-low, bounds=(0, 1), method=method,
                          options=dict(time_limit=max(time_limit, 0.01)))
+        self.pace = max(self.pace, (perf_counter() - began) / (rows.nnz + 1e4) ** 1.5)
         if result.x is None or result.status:
             return None
         for row, slack in zip(np.flatnonzero(use).tolist(), (result.slack > 1e-6).tolist(), strict=False):
@@ -130,11 +142,11 @@ class Program:
         value = price @ low + np.minimum(spare, 0.0).sum()
         return Relaxation(result.x[:n], value / self.scale, np.maximum(spare[:n], 0.0) / self.scale)
 
-    def wake(self, x: np.ndarray, most: int = 300) -> int:
-        """Use the resting rows that x violates most; how many."""
+    def wake(self, x: np.ndarray) -> int:
+        """Use the resting rows that x violates most, at least 300; how many."""
         short = np.array(self.low) - self.matrix()[:, :len(x)] @ x
         short[np.array(self.age) >= 0] = 0.0
-        worst = [row for row in np.argsort(-short)[:most].tolist() if short[row] > 1e-3]
+        worst = [row for row in np.argsort(-short)[:max(300, len(short) // 4)].tolist() if short[row] > 1e-3]
         for row in worst:
             self.age[row] = 0
         return len(worst)

@@ -61,13 +61,18 @@ class Graph:
 
     def walk(self, choice: Mapping[int, int]) -> list[int]:
         """The chosen nodes that the roots need; a node that nothing needs is dropped."""
-        seen, queue = set(self.roots), list(self.roots)
+        return [choice[c] for c in self.below(self.roots, choice)]
+
+    def below(self, classes: Iterable[int], choice: Mapping[int, int]) -> list[int]:
+        """These classes, and all that their chosen nodes need."""
+        queue = list(dict.fromkeys(classes))
+        seen = set(queue)
         for c in queue:                         # grows while it is read
             for k in self.kids[choice[c]]:
                 if k not in seen:
                     seen.add(k)
                     queue.append(k)
-        return [choice[c] for c in queue]
+        return queue
 
     def derive(self, nodes: Iterable[int]) -> Choice:
         """For each class that a set of nodes derives from nothing, the first of them to derive it: no cycles."""

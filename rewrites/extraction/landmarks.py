@@ -119,16 +119,22 @@ class Zone:
         return self.heap[0][1]
 
 
-def bound(graph: Graph, price: Sequence[float], steps: int = 10, most: int = 10_000, until: float = inf) -> Bound:
+QUICK = 10 ** 9                                 # steps of the quickest bound
+
+
+def bound(graph: Graph, price: Sequence[float], steps: int = 10, most: int = QUICK, until: float = inf) -> Bound:
     """Landmark cuts (LM-cut: Helmert, Domshlak 2009): pay for the cheapest entrance of a zone, let the zone grow
     through it.
 
-    Levels are mended after `steps` payments: one is usually best and slow, very many are quick.
+    Levels are mended after `steps` payments: one is usually best and slow, very many are quick, so what is left to pay
+    at the time `until` is paid in many.
     """
     levels, value = Levels(graph, price), 0.0
     tiny = 1e-12 * max(price, default=0.0)
     landmarks: list[list[int]] = []
-    while levels.level[levels.goal] > tiny and len(landmarks) < most and perf_counter() < until:
+    while levels.level[levels.goal] > tiny and len(landmarks) < most:
+        if perf_counter() > until:
+            steps = QUICK
         zone, paid = Zone(levels, tiny), 0
         growing = zone.grow(levels.goal)
         while growing:

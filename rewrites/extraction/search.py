@@ -16,10 +16,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from . import cuts, greedy, landmarks
+from .anneal import anneal
 from .exact import Program
 from .graph import Graph, split
 from .presolve import presolve
 
+LARGE = 1000                                    # nodes from which on annealing is worth its time
 ULP = 1e-9                                      # costs closer than this, relatively, are the same
 
 
@@ -99,7 +101,9 @@ class Search:
         """Greedy programs; then bounds, relaxation and improvement, from the start again when the graph has shrunk."""
         self.first()
         self.greedy = self.cost
-        while not self.done and (self.cheap() or self.relaxed(self.left / 3) or self.improved()):
+        self.learn(landmarks.bound(self.graph, self.graph.price, landmarks.QUICK))
+        while not self.done and (self.cheap() or self.walked() or self.relaxed(self.left / 3)
+                                 or self.improved()):
             if not self.budgets and len(split(self.graph)) > 1:
                 part = optimise(self.graph, (), self.until, self.gap, self.deep, self.families)
                 if part.cost < self.cost * (1 - ULP):
@@ -172,7 +176,7 @@ class Search:
         if len(keep) > 0.9 * len(self.graph.cls):
             return False
         self.floor = min(self.floor, self.cost)
-        small = presolve(self.graph.keep(sorted(keep)), self.budgets)
+        small = presolve(self.graph.keep(sorted(keep)), self.budgets, self.until)
         if small is None:
             self.bound = inf
             return False
@@ -181,16 +185,16 @@ class Search:
 
     def cheap(self) -> bool:
         """Landmark bounds, quick ones first, and the programs they guide to. True if the graph shrank."""
-        if self.duals:
-            return self.shrunk()
-        for steps in (10 ** 9, 10, 3, 1):
+        if self.duals and self.shrunk():
+            return True
+        for steps in (100, 10, 3, 1):
             began = perf_counter()
-            dual = landmarks.bound(self.graph, self.graph.price, steps, until=began + self.left / 4)
+            dual = landmarks.bound(self.graph, self.graph.price, steps, until=began + self.left / 10)
             self.learn(dual)
             self.guide([s + 1e-3 * p for s, p in zip(dual.spare, self.graph.price, strict=True)])
             if self.shrunk():
                 return True
-            if self.done or perf_counter() - began > 0.02 * self.left:
+            if self.done or perf_counter() - began > 0.03 * self.left:
                 break
         for price in (self.graph.price, self.mixed(dual.spare)):
             self.scatter(price, self.left / 40, len(self.graph.cls) // 10)
@@ -199,6 +203,18 @@ class Search:
     def mixed(self, spare: Sequence[float]) -> list[float]:
         """Prices that prefer the nodes which a bound finds cheap."""
         return [s + 0.1 * p for s, p in zip(spare, self.graph.price, strict=True)]
+
+    def walked(self, share: float = 0.1) -> bool:
+        """Anneal the best program, where the graph is large. True if the graph shrank."""
+        size = len(self.graph.cls)
+        if self.deep and not self.budgets and size > LARGE:
+            self.offer(anneal(self.graph, self.now(), self.random, min(share * self.left, size / 5000)))
+        return self.shrunk()
+
+    def now(self) -> set[int]:
+        """The nodes of the best program that are left in the graph."""
+        best = set(self.best)
+        return {i for i, origin in enumerate(self.graph.origin) if best.issuperset(origin)}
 
     def relaxed(self, seconds: float) -> bool:
         """Cut the linear relaxation until that stops helping. True if the graph shrank."""
@@ -254,13 +270,16 @@ class Search:
         if small or not self.deep:
             self.integral(self.left * (0.6 if self.deep else 1))
         while self.deep and not self.done:
+            if self.walked(0.2):
+                return True
             self.neighbours(self.left / 3)
             if self.shrunk():
                 return True
             if not small and not self.done:
                 if self.relaxed(self.left / 3):
                     return True
-                self.integral(self.left / 3)
+                if len(self.graph.cls) < 5000:
+                    self.integral(self.left / 3)
         return False
 
     def integral(self, seconds: float) -> None:
@@ -288,15 +307,16 @@ class Search:
         """Solve exactly what is left when the best program may change in one neighbourhood alone; sizes follow the time."""
         stop = perf_counter() + seconds
         graph = replace(self.graph, origin=[(i,) for i in range(len(self.graph.cls))])
-        place = {o: i for i, origin in enumerate(self.graph.origin) for o in origin}
         while not self.done and perf_counter() < stop:
-            now = {place[o] for o in self.best if o in place}
-            price = [p * (1e-6 if i in now else 1) for i, p in enumerate(graph.price)]
-            hold = now.union(greedy.trees(graph, price)[0].values())
+            now = self.now()
+            choice = greedy.trees(graph, [p * (1e-6 if i in now else 1) for i, p in enumerate(graph.price)])[0]
             kind = self.random.choice((self.area, self.core, self.cross))
             size = self.sizes[kind.__name__]
             began = perf_counter()
-            small = presolve(graph.keep(sorted(hold | kind(now, size))), self.budgets)
+            keep = now | kind(now, size)
+            todo = [*graph.roots, *(k for i in keep for k in graph.kids[i])]
+            keep.update(choice[c] for c in graph.below(todo, choice))
+            small = presolve(graph.keep(sorted(keep)), self.budgets)
             found = optimise(small, self.budgets, min(stop, began + seconds / 5), self.gap, deep=False)
             self.offer(found.nodes)
             quick = perf_counter() - began < seconds / 25

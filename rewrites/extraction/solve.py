@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import inf
 from time import perf_counter
 
-from . import greedy
+from . import greedy, landmarks
 from .graph import Graph, index
 from .presolve import presolve, prune
 from .problem import Extraction, Infeasible, Node, Problem, check, order
@@ -38,7 +38,14 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
     first = plain(graph, budgets)
     leaves = {} if families is None else {
         i: leaf for i, node in enumerate(problem.nodes) if (leaf := tuple(families(node.cls) or ()))}
-    found = optimise(presolve(graph, budgets), budgets, start + time_limit, gap, families=leaves)
+    until = start + time_limit
+    floor = landmarks.bound(graph, graph.price, landmarks.QUICK)
+    if first.cost < inf:                        # what no cheaper program uses
+        detours = landmarks.detours(graph, floor.spare)
+        graph = graph.keep(i for i, detour in enumerate(detours) if floor.value + detour < first.cost)
+    found = first._replace(bound=floor.value)
+    if perf_counter() < until:
+        found = optimise(presolve(graph, budgets, until), budgets, until, gap, families=leaves)
     if first.cost < found.cost:
         found = found._replace(nodes=first.nodes, cost=first.cost)
     if found.cost == inf:
@@ -50,7 +57,7 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
     nodes = order({names[c]: problem.nodes[whole.origin[i][0]] for c, i in chosen.items()}, problem.roots)
     total = [sum(getattr(n, name) for n in nodes) for name in ("time", "memory", "error")]
     cost = sum(w * t for w, t in zip(weights, total, strict=True))
-    bound = min(found.bound, cost)
+    bound = min(max(found.bound, floor.value), cost)
     left = (cost - bound) / cost if cost else 0.0
     return Extraction(nodes, {n.cls: n for n in nodes}, *total, cost, bound, left,
                       max(min(first.cost, found.greedy) if budgets else first.cost, cost),
