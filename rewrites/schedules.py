@@ -10,93 +10,36 @@ import numpy as np
 from formats import FORMATS, FormatError
 from opmatrix.checkpoint import open_model
 from opmatrix.errors import InputError
+from opmatrix.monoids import softmax
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.values import sizes
 from opmatrix.term import Operator
-from rewrites.applying import Applied, Kinds, Rewrite, apply, refusal
+from rewrites.applying import Applied, Rewrite, apply, refusal
 from rewrites.approximate import difference, observe, sites
 from rewrites.chain import Chain
-from rewrites.derivation import Derivation
+from rewrites.derivation import Derivation, Step
 from rewrites.derive import lowered
 from rewrites.emit import Emitter
 from rewrites.extraction import Extraction, Infeasible, extract
 from rewrites.fit import Fitter
-from rewrites.law import Law, find
-from rewrites.laws import EXACT_LAWS
+from rewrites.front import TRUST
+from rewrites.law import PARTITION, Law, apart
 from rewrites.layers import FULL, Part, parts
 from rewrites.lower import Call, Lowering, Method, Use
 from rewrites.price import Machine, Prices
 from rewrites.report import megabytes, ms, percent, table
-from rewrites.run import TRUST, pieces, source
+from rewrites.run import pieces, source
 from rewrites.search import Structure, exactly, search
+from rewrites.stages import Stage, Store, Tile, known
 from rewrites.trees import READ, Forest, Tree
-from rewrites.verify import unrounded, verify_approximate, verify_exact, verify_laws
+from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact, verify_laws
 from rewrites.wording import Writer
 from rewrites.workload import Workload
 
+ATTENTION, MOST, EQUAL = "attention", 4096, 1e-9          # a kernel, keys of its tiles, and how equal splits of it are
 FEW, ROUNDED = 256, 1e-6                                    # rows that are verified; what float32 rounds
 Site = tuple[int, int, str]                                 # part, class and layout of a weight
-
-
-@dataclass(frozen=True)
-class Store:
-    """A stage that stores weights in a format; `only` those of whose names one of these is a part."""
-
-    name: str
-    format: str
-    parameters: dict[str, Any] = field(default_factory=dict)
-    only: tuple[str, ...] = ()
-
-
-Stage = Rewrite | Store
-
-
-def rewrite(name: str, *laws: str, needed: tuple[str, ...] = (), kinds: dict[str, Kinds] | None = None) -> Rewrite:
-    """A composition of laws, by their names; `kinds` narrows where one applies: choices of what kinds its variables may be."""
-    return Rewrite(name, tuple(find(EXACT_LAWS, law) for law in laws), needed, kinds or {})
-
-
-def prune(density: float, *only: str) -> Store:
-    """The largest entries of weights, a share `density` of them."""
-    return Store(f"prune({density:g})", "csr", {"density": density}, only)
-
-
-def prune_blocks(density: float, *only: str, tile: tuple[int, int] = (16, 1)) -> Store:
-    """The largest tiles of weights."""
-    return Store(f"prune_blocks({density:g})", "block", {"density": density, "tile": tile}, only)
-
-
-def keep(n: int, m: int, *only: str) -> Store:
-    """The n largest of every m entries in a row of inputs."""
-    return Store(f"keep({n}, {m})", "nm", {"n": n, "m": m}, only)
-
-
-def low_rank(rank: int, *only: str) -> Store:
-    """The best factors of so many columns and rows."""
-    return Store(f"low_rank({rank})", "lowrank", {"rank": rank}, only)
-
-
-def half(*only: str) -> Store:
-    """Weights in float16."""
-    return Store("half()", "half", {}, only)
-
-
-SPLIT = "split_shift", "stack_columns"
-SCALE = "scale_scores", *SPLIT, "spread", "associate"
-MATRIX, DIAGONAL = ("weight", "compose"), ("mul",)
-SCALED: dict[str, Kinds] = {"spread": ({"A": DIAGONAL},), "associate": ({"B": DIAGONAL},)}
-GAINED: dict[str, Kinds] = {"spread": ({"A": MATRIX},), "associate": ({"A": DIAGONAL, "B": MATRIX},)}
-MOVED: dict[str, Kinds] = {"spread": ({"c": ("compose",), "A": ("weight",)},)}
-BOTH: dict[str, Kinds] = {"spread": (*SCALED["spread"], *MOVED["spread"]), "associate": SCALED["associate"]}
-
-fold_scale = rewrite("fold_scale", *SCALE, needed=("scale_scores",), kinds=SCALED)
-drop_key_bias = rewrite("drop_key_bias", *SCALE, "split_keys", "shift_scores", kinds=SCALED)
-move_value_bias = rewrite("move_value_bias", *SPLIT, "value_bias", "join_shift", "spread", "merge_shifts",
-                          needed=("value_bias",), kinds=MOVED)
-fold_norm = rewrite("fold_norm", "merge_shifts", "spread", "associate", kinds=GAINED)
-join_qkv = rewrite("join_qkv", *SCALE, "split_keys", "shift_scores", "value_bias", "join_shift", "merge_shifts", "join_bias", "join",
-                   needed=("join", "join_bias"), kinds=BOTH)
 
 
 @dataclass(frozen=True)
@@ -118,13 +61,15 @@ class Schedule:
         where and why, for a stage that does not apply."""
         if isinstance(stage, str | Law):
             stage = Rewrite(stage if isinstance(stage, str) else stage.name, (known(stage) if isinstance(stage, str) else stage,))
-        if not isinstance(stage, Rewrite | Store):
-            raise InputError(f"{stage!r} is no stage: give a law, its name, a composition such as join_qkv or an approximation "
-                             "such as prune(0.5)")
-        if isinstance(stage, Rewrite) and (done := next((s for s in self.stages if isinstance(s, Store)), None)):
-            raise InputError(f"{stage.name} after {done.name}: laws come first, since they make other weights of the stored ones: "
+        if not isinstance(stage, Rewrite | Store | Tile):
+            raise InputError(f"{stage!r} is no stage: give a law, its name, a composition such as join_qkv, an approximation "
+                             "such as prune(0.5), or tile(64)")
+        if isinstance(stage, Rewrite) and (done := next((s for s in self.stages if not isinstance(s, Rewrite)), None)):
+            raise InputError(f"{stage.name} after {done.name}: laws come first, since they make other weights and kernels: "
                              f"put {stage.name} before {done.name}")
         after = replace(self, stages=(*self.stages, stage), before=self)
+        if isinstance(stage, Tile):
+            return after.tiled(stage)
         return after.applied() if isinstance(stage, Rewrite) else after.stored(stage)
 
     # ---- laws
@@ -181,7 +126,33 @@ class Schedule:
             _, called = forest.extracted(extraction, each.tree.cls)
             derived.append(Derivation(each.forest, each.start, (*each.steps, *lowered(called))))
         chain = Chain(tuple(derived), like, ((FULL, FULL),) * len(derived), self.laws)
-        return chain.approximated(self.alone) if self.methods else chain
+        chain = chain.approximated(self.alone) if self.methods else chain
+        return chain if self.keys is None else replace(chain, parts=tuple(split_axis(part, self.keys) for part in chain.parts))
+
+    # ---- tiles
+
+    def tiled(self, stage: Tile) -> "Schedule":
+        """Itself, if there is attention to tile."""
+        if not 1 <= stage.keys <= MOST:
+            raise InputError(f"{stage.name}: from 1 to {MOST} keys at a time")
+        if done := next((s for s in self.stages[:-1] if isinstance(s, Tile)), None):
+            raise InputError(f"{stage.name}: attention has {done.name} already: leave one out")
+        if not self.applications():
+            raise InputError(f"{stage.name}: no part has a product over softmax that one kernel computes: "
+                             f"there are {', '.join(dict.fromkeys(step.kernel for step in self.exact[0].steps))}")
+        return self
+
+    @property
+    def keys(self) -> int | None:
+        """Keys that attention merges at a time, where a stage says so."""
+        return next((stage.keys for stage in self.stages if isinstance(stage, Tile)), None)
+
+    def split_holds(self, seed: int = 0) -> float:
+        """How far softmax over tiles of so many keys is from softmax over all at once, for the longest sentence of the batch:
+        the law behind `tile`, on random numbers."""
+        rng, longest = np.random.default_rng(seed), int(np.diff(self.batch.starts).max())
+        scores, values = rng.normal(size=(3, longest)), rng.normal(size=(longest, 5))
+        return apart(softmax.product(scores, values, tile=self.keys or longest), softmax.product(scores, values, tile=longest))
 
     # ---- approximations
 
@@ -249,13 +220,21 @@ class Schedule:
     @cached_property
     def program(self) -> Program:
         """The program that runs."""
-        return self.made(self.methods) if self.methods else self.exact[0]
+        return self.made(self.methods) if self.methods else self.over_tiles(self.exact[0])
 
     def made(self, methods: dict[Site, Method]) -> Program:
         """The program with some weights stored otherwise."""
         def decide(part: int, use: Use, method: Method) -> Method:
             return methods.get((part, use.weight, use.layout), method)
-        return self.structure.program(self.meta, decide, {}, self.fitter)[0]
+        return self.over_tiles(self.structure.program(self.meta, decide, {}, self.fitter)[0])
+
+    def over_tiles(self, program: Program) -> Program:
+        """A program whose attention merges as many keys at a time as a stage says."""
+        if self.keys is None:
+            return program
+        steps = [replace(step, attributes={**step.attributes, "tile": self.keys}) if step.kernel == ATTENTION else step
+                 for step in program.steps]
+        return Program(steps, program.constants, program.output, program.meta)
 
     def run(self, batch: Any) -> np.ndarray:
         """(T, n): one row a token."""
@@ -287,6 +266,8 @@ class Schedule:
         Raises VerificationError."""
         found: dict[str, Any] = {"laws": verify_laws(self.laws) if self.laws else None}
         found["steps"] = self.derivation.checked
+        if self.keys is not None and not (off := self.split_holds()) <= EQUAL:
+            raise VerificationError(1, f"tile({self.keys})", "softmax over tiles is not softmax", difference=off)
         batches = pieces(self.held_out, FEW)[:1]
         if self.methods:
             return found | {"program": verify_approximate(self.program, self.model, batches, TRUST * self.error + ROUNDED)}
@@ -314,6 +295,8 @@ class Schedule:
         if not self.stages:
             return 0
         stage = self.stages[-1]
+        if isinstance(stage, Tile):
+            return sum(step.kernel == ATTENTION for step in self.exact[0].steps)
         return len(self.choice(stage)) if isinstance(stage, Store) else sum(sum(each.counts[-1].values()) for each in self.rewritten)
 
 
@@ -335,18 +318,20 @@ def kernels(lowering: Lowering, each: Applied) -> Extraction:
     return found
 
 
+def split_axis(part: Derivation, keys: int) -> Derivation:
+    """With one step more for each attention: its contracted axis is split."""
+    calls = [tree for tree in part.end.walk() if tree.kind.startswith(ATTENTION)]
+    steps = [*part.steps]
+    for tree in sorted(calls, key=lambda tree: -tree.size):
+        after = part.forest.tree(tree.kind, tree.children, (*tree.attributes, f"tile={keys}"), tree.cls)
+        steps.append(Step(f"tile({keys})", PARTITION, False, tree, after))
+    return replace(part, steps=tuple(steps))
+
+
 def metric(form: str) -> str:
     """What a format can be fitted in."""
     parameters = FORMATS[form].parameters
     return "wanda" if "scale" in parameters else "whitened" if "weight" in parameters else "plain"
-
-
-def known(name: str) -> Law:
-    """The law of a name. Raises InputError, which lists those there are."""
-    try:
-        return find(EXACT_LAWS, name)
-    except KeyError as error:
-        raise InputError(str(error.args[0])) from error
 
 
 def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | None = None, tokens: int | None = None,

@@ -10,7 +10,9 @@ from opmatrix.operators import gelu, relu
 from opmatrix.oracles import dense
 from rewrites.law import SIMPLIFY, law, n, value
 from rewrites.laws import EXACT_LAWS
-from rewrites.schedules import (
+from rewrites.schedules import schedule
+from rewrites.search import search
+from rewrites.stages import (
     drop_key_bias,
     fold_norm,
     fold_scale,
@@ -22,9 +24,8 @@ from rewrites.schedules import (
     prune,
     prune_blocks,
     rewrite,
-    schedule,
+    tile,
 )
-from rewrites.search import search
 from rewrites.verify import VerificationError
 
 
@@ -135,6 +136,25 @@ def test_a_harsher_stage_is_worse(joined):
     assert errors == sorted(errors)
 
 
+# ---- tiles
+
+@pytest.mark.parametrize("keys", [1, 3, 64])
+def test_attention_over_tiles_of_keys(joined, keys):
+    made = joined | tile(keys)
+    steps = [step for step in made.program.steps if step.kernel == "attention"]
+    assert [step.attributes["tile"] for step in steps] == [keys] * 2 and made.applications() == 2
+    assert off(made, joined) < 1e-5 and made.verify()["program"]["float64"]["worst_row"] < 1e-10
+    assert made.split_holds() < 1e-12 and f"tile({keys}) at" in str(made.derivation)
+    run, other = made.run(RAGGED), joined.run(RAGGED)
+    assert (keys == 64) == np.array_equal(run, other)           # a sentence has 15 tokens: other tiles round otherwise
+
+
+def test_tiles_and_approximations(joined):
+    made = joined | tile(4) | prune(0.5)
+    assert made.program.hash != (joined | prune(0.5)).program.hash and made.verify()["steps"] < 1e-9
+    assert [line.split()[0] for line in str(made).splitlines()[2:]] == ["imported", "join_qkv", "tile(4)", "prune(0.5)"]
+
+
 # ---- what is refused
 
 REFUSED = [
@@ -147,6 +167,9 @@ REFUSED = [
     (lambda p: p | low_rank(33), "low_rank(33): encoder_layer_0", "rank = 33 is not between 1 and 32"),
     (lambda p: p | keep(2, 7), "keep(2, 7): encoder_layer_0", "32 inputs are not a multiple of m = 7"),
     (lambda p: p | prune(1.5), "prune(1.5)", "density"),
+    (lambda p: p | tile(0), "tile(0): from 1 to 4096 keys"),
+    (lambda p: p | tile(8) | tile(4), "tile(4): attention has tile(8) already"),
+    (lambda p: p | tile(8) | fold_norm, "fold_norm after tile(8): laws come first"),
     (lambda p: p | 3, "3 is no stage"),
 ]
 

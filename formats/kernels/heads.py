@@ -20,8 +20,8 @@ from .vectors import turn
 # q (T, h, d), k (T, h, d), v (T, h, e), out (T, h, e): address, step between rows, step between heads, in numbers
 PLACES = words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head")
 # first[s]: query tiles before sequence s; before[s]: scores (of one head) before it; p: flat scores; q_of: how many heads
-# one of q serves; behind, ahead: the keys that a query sees
-ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p q_of k_of v_of behind ahead"),
+# one of q serves; behind, ahead: the keys that a query sees; tile: how many keys pass by at a time
+ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p q_of k_of v_of behind ahead tile"),
                       ("scale", "f8")])
 QUERIES, KEYS, ALL = 128, 256, 2 ** 40
 f4 = np.float32
@@ -65,8 +65,8 @@ def copy_rows(source, step, rows, columns, target, across):
 def scores_of(c, q, rows, key, keys, head, turned, target, step):
     """target (rows, keys) = q kᵀ for a range of keys of a head; the keys are turned first."""
     k = c.k + 4 * (key * c.k_row + head // c.k_of * c.k_head)
-    turn_keys(k, 4 * c.k_row, keys, c.d, turned, 4 * KEYS)
-    multiply(c.multiply, rows, keys, c.d, q, 4 * c.q_row, turned, 4 * KEYS, target, step, 1)
+    turn_keys(k, 4 * c.k_row, keys, c.d, turned, 4 * c.tile)
+    multiply(c.multiply, rows, keys, c.d, q, 4 * c.q_row, turned, 4 * c.tile, target, step, 1)
 
 
 @njit(**HELPER)
@@ -90,21 +90,21 @@ def attend(item, worker, arguments):
     start, length, head, low, high, _ = part(c, item)
     rows, room, scale = high - low, c.room + worker * c.apart, f4(c.scale)
     tops, masses, scores = floats(room, QUERIES), floats(room + 4 * QUERIES, QUERIES), room + 8 * QUERIES
-    packed = scores + 4 * QUERIES * KEYS                     # keys turned, then values, without gaps
+    packed = scores + 4 * QUERIES * c.tile                   # keys turned, then values, without gaps
     q = c.q + 4 * ((start + low) * c.q_row + head // c.q_of * c.q_head)
     o = c.o + 4 * ((start + low) * c.o_row + head * c.o_head)
     first, last = max(0, low - c.behind), min(length, high + c.ahead)
     for i in range(rows):
         tops[i], masses[i] = 0, 0
         if first >= last: blank(floats(o + 4 * i * c.o_row, c.e), c.e, c.e, c.e)
-    for key in range(first, last, KEYS):
-        keys = min(KEYS, last - key)
-        scores_of(c, q, rows, start + key, keys, head, packed, scores, 4 * KEYS)
+    for key in range(first, last, c.tile):
+        keys = min(c.tile, last - key)
+        scores_of(c, q, rows, start + key, keys, head, packed, scores, 4 * c.tile)
         for i in range(rows):
             left, right = seen(c, low + i, key, keys)
-            if left > 0 or right < keys: blank(floats(scores + 4 * i * KEYS, keys), left, right, keys)
+            if left > 0 or right < keys: blank(floats(scores + 4 * i * c.tile, keys), left, right, keys)
             if left >= right: continue
-            s = scores + 4 * (i * KEYS + left)
+            s = scores + 4 * (i * c.tile + left)
             top = largest(s, right - left, scale)
             if masses[i] == 0:
                 tops[i], masses[i] = top, exponentials(s, right - left, scale, top)
@@ -117,7 +117,7 @@ def attend(item, worker, arguments):
                 for j in range(c.e): y[j] *= kept
         v = c.v + 4 * ((start + key) * c.v_row + head // c.v_of * c.v_head)
         copy_rows(v, 4 * c.v_row, keys, c.e, packed, 4 * c.e)
-        multiply(c.multiply, rows, c.e, keys, scores, 4 * KEYS, packed, 4 * c.e, o, 4 * c.o_row, key == first)
+        multiply(c.multiply, rows, c.e, keys, scores, 4 * c.tile, packed, 4 * c.e, o, 4 * c.o_row, key == first)
     for i in range(rows):
         y, share = floats(o + 4 * i * c.o_row, c.e), f4(0) if masses[i] == 0 else f4(1) / masses[i]
         for j in range(c.e): y[j] *= share
@@ -136,8 +136,8 @@ def score(item, worker, arguments):
     start, length, head, low, high, sequence = part(c, item)
     p, room = c.p + flat_offset(c, sequence, head, low, length), c.room + worker * c.apart
     q = c.q + 4 * ((start + low) * c.q_row + head // c.q_of * c.q_head)
-    for key in range(0, length, KEYS):
-        keys = min(KEYS, length - key)
+    for key in range(0, length, c.tile):
+        keys = min(c.tile, length - key)
         scores_of(c, q, high - low, start + key, keys, head, room, p + 4 * key, 4 * length)
     if c.scale != 1:
         for i in range(high - low):
@@ -212,7 +212,7 @@ def served(name: str, array: np.ndarray | None, heads: int) -> int:
 
 def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, np.ndarray | None], scale: float = 1.0,
               flat: np.ndarray | None = None, source: np.ndarray | None = None, room: int = 0,
-              reach: Reach = EVERY) -> None:
+              reach: Reach = EVERY, tile: int = KEYS) -> None:
     """Launch a kernel over all tiles of queries of all heads of all sequences."""
     batch = layout(np.asarray(starts, np.int64).tobytes())
     T, S, count = int(batch.starts[-1]), len(batch.starts) - 1, heads * int(batch.before[-1])
@@ -229,19 +229,20 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
     behind, ahead = (max(-ALL, min(number, ALL)) for number in reach)
     with POOL.lock:
         values = (*places, *map(address, batch), S, heads, q, v, gemm.address,
-                  *(ROOM.reserve(room) if room else (0, 0)), address(flat), *serves, behind, ahead, scale)
+                  *(ROOM.reserve(room) if room else (0, 0)), address(flat), *serves, behind, ahead, tile, scale)
         launch((kernel, np.array([values], ATTENTION), int(batch.first[-1]) * heads))
 
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, out: np.ndarray,
-              scale: float = 1.0, reach: Reach = EVERY) -> np.ndarray:
+              scale: float = 1.0, reach: Reach = EVERY, tile: int = KEYS) -> np.ndarray:
     """out (T, h, e) = softmax(scale q kᵀ) v within each sequence and head (Dao et al. 2022, algorithm 1).
 
     q, k (T, ·, d) and v (T, ·, e) are views with any steps between rows and heads, each of as many heads as out or of a
     divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0] keys
-    behind it and reach[1] ahead."""
-    room = 4 * (QUERIES * (KEYS + 2) + KEYS * max(q.shape[2], v.shape[2]))
-    run_heads(attend, starts, out.shape[1], dict(q=q, k=k, v=v, o=out), scale, room=room, reach=reach)
+    behind it and reach[1] ahead; `tile` keys are merged at a time."""
+    if tile < 1: raise ValueError(f"attention: a tile of {tile} keys")
+    room = 4 * (QUERIES * (tile + 2) + tile * max(q.shape[2], v.shape[2]))
+    run_heads(attend, starts, out.shape[1], dict(q=q, k=k, v=v, o=out), scale, room=room, reach=reach, tile=tile)
     return out
 
 

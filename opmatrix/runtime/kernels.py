@@ -74,9 +74,9 @@ def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None,
 
 @kernel(gives=shapes.attended, cost=costs.heads("attention", "q", "v"),
         means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch, a.where), a.v, a.batch))
-def attention(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence"):
+def attention(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence", tile: int = 256):
     """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022)."""
-    compiled.attention(q, k, v, batch.starts, out, scale, parse(where).reach)
+    compiled.attention(q, k, v, batch.starts, out, scale, parse(where).reach, tile)
 
 
 @kernel(gives=shapes.matched, means=meanings.scored, cost=costs.heads("scores", "q", "k"))

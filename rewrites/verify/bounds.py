@@ -79,7 +79,8 @@ def attention(a: Arguments) -> Bound:
         exact = np.einsum("qhd,khd->hqk", q[rows], k[rows]) * a.scale
         doubt = gamma(a.q.shape[2] + 2) * abs(a.scale) * size
         share, doubt = shares(exact, doubt, unseen(a.batch, rows, a.where))
-        total = doubt + gamma(share.shape[-1] + 4) * (share + doubt)
+        merges = -(-share.shape[-1] // a.tile) - 1           # each fades mass and values once more
+        total = doubt + gamma(share.shape[-1] + 4 + 2 * merges) * (share + doubt)
         parts.append(np.einsum("hqk,khd->qhd", total, abs(grouped(a.exact.v[rows], len(share)))))
     return np.concatenate(parts)
 
