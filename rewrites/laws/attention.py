@@ -1,5 +1,5 @@
 """Laws of generalised products; attention is one, over softmax. Nothing here knows a whole attention."""
-from opmatrix.operators import I, heads, product, total, turn
+from opmatrix.operators import I, heads, product, repeat, total, turn
 from rewrites.kinds import adjoint, by_head
 from rewrites.law import (
     SIMPLIFY,
@@ -90,6 +90,12 @@ def split_shift(x: value[h * p], c: constant[h * p], H: count):
 def join_shift(x: value[h, q], c: constant[h, q], H: count):
     """A bias of heads is joined like what it is added to. True of any c."""
     return (x + c) @ heads(H).T, x @ heads(H).T + c @ heads(H).T
+
+
+@law(phase=SIMPLIFY, canonical=True, source="additivity of copies")
+def repeat_shift(x: value[h, p], c: constant[h, p], H: count):
+    """A bias of shared heads is shared like what it is added to, so a bias of shared keys drops too. True of any c."""
+    return (x + c) @ repeat(H), x @ repeat(H) + c @ repeat(H)
 
 
 @law(phase=SIMPLIFY, source="additivity of sums")

@@ -48,14 +48,19 @@ FACTS = "\n".join([
 (rule ((= e (K_add y (K_row a b))) (halves y)) ((halves e)) :ruleset facts)
 """])
 
-# Who reads products together, stated on the consumers: queries and keys, then both and values.
+# Who reads products together, stated on the consumers: queries and keys, then both and values; keys and values alone where
+# they are shared by groups of queries, as the heads of queries are more then.
 MARKERS = """
 (relation reads (Op Op Op))
+(relation shares (Op Op))
 (relation affine (Op Op Op))
 (relation joinable (Op Op))
 (rule ((= o (K_product s v m w)) (= s (K_product a (K_turn b) "sum" u)) (act s)) ((reads a b v)) :ruleset mark)
 (rule ((= y (K_compose x A)) (act x) (stacked A)) ((affine y x A)) :ruleset mark)
 (rule ((= y (K_add z c)) (= z (K_compose x A)) (act x) (stacked A) (constant c)) ((affine y x A)) :ruleset mark)
+(rule ((= o (K_product s (K_compose v (K_repeat g)) m w)) (= s (K_product a (K_turn (K_compose b (K_repeat g))) "sum" u)) (act s))
+      ((shares b v)) :ruleset mark)
+(rule ((shares b v) (affine b x B) (affine v x C)) ((joinable B C)) :ruleset mark)
 (rule ((reads a b v) (affine a x A) (affine b x B)) ((joinable A B)) :ruleset mark)
 (rule ((reads a b v) (affine a x A) (affine b x B) (affine v x C)) ((joinable (K_row A B) C)) :ruleset mark)
 """
