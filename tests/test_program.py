@@ -104,6 +104,20 @@ def test_every_kernel_is_its_meaning(kernel, rng):
     assert relative(program.run(RAGGED), program.exact(RAGGED)) < 1e-6
 
 
+def test_columns_of_a_wider_value_are_read_in_place(rng):
+    """As what is multiplied, passed over, multiplied with and added; what they lie in is not written over."""
+    constants = {"E": Dense.pack(rows(rng, 26, 24)), "w": CSR.approximate(rows(rng, 12, 12), density=0.5),
+                 "u": LowRank.approximate(rows(rng, 12, 12), rank=3)}
+    write = Writer({})
+    write.steps.append(Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"))
+    left, right = (write.step("columns", {"lo": lo, "hi": lo + 12}, x="x") for lo in (0, 12))
+    gated = write.step("linear", {"activation": "silu"}, x=left, weight="w", times=right, residual=left)
+    passed = write.step("pointwise", {"activation": "relu"}, x=right, residual=gated)
+    last = write.step("linear", {}, x=left, weight="u", residual=passed, times=right)
+    program = Program(write.steps, constants, last)
+    assert relative(program.run(RAGGED), program.exact(RAGGED)) < 1e-6
+
+
 def test_a_kernel_is_one_entry(rng, monkeypatch):
     """A kernel that is declared nowhere but here is checked, planned, run, read in float64, priced and printed."""
     def largest(out, x: Rows, *, least: float = 0.0):

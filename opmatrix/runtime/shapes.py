@@ -23,13 +23,11 @@ def after(a: Bound, cols: int) -> Rows:
     for name in ("times", "residual"):
         if (rows := getattr(a, name, None)) is not None:
             same(f"{name} columns", rows.cols, cols)
-            packed(name, rows)
     return Rows(cols)
 
 
 def product(a: Bound) -> Rows:
     same("x columns", a.x.cols, a.weight.shape[0])
-    packed("x", a.x)
     return after(a, a.weight.shape[1])
 
 
@@ -39,8 +37,12 @@ def between(a: Bound) -> Size:
 
 
 def along(a: Bound) -> Rows:
-    packed("x", a.x)
     return after(a, a.x.cols)
+
+
+def whole(a: Bound) -> Rows:
+    packed("x", a.x)
+    return along(a)
 
 
 def summed(a: Bound) -> Rows:
