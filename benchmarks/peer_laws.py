@@ -45,6 +45,8 @@ def parse(text: str) -> Any:
             operands.append(operand)
         if len(operands) != ARITY[name] or at >= len(tokens):
             raise InputError(f"{text}: {name} takes {ARITY[name]} operands, not {len(operands)}")
+        if any(isinstance(operand, str) != (name == "In") for operand in operands):
+            raise InputError(f"{text}: In takes a name, and {name} was given {operands}")
         return (name, *operands), at + 1
     tokens = re.findall(r'[()]|"[^"]*"|[^\s()]+', text)
     tree, end = read(0)
@@ -86,7 +88,7 @@ class Sizes:
         elif len(one) == 1 and one[0] not in other:
             self.bound[one[0]] = b if one == self.flat(a) else a
         elif len(one) == 1:
-            raise InputError(f"no sizes fit: {len(one)} blocks of rows or columns meet {len(other)}")
+            raise InputError(f"no sizes fit: {len(other)} blocks of rows or columns would be as many as one of them")
         else:
             self.agree(one[0], other[0])
             self.agree(self.joined(one[1:]), self.joined(other[1:]))

@@ -282,15 +282,16 @@ def test_equations_are_read_and_judged(tmp_path, monkeypatch, capsys):
     assert [(row["truth"], row["lhs"], row["rhs"]) for row in rows] == PEERS
     assert [row["proved"] for row in rows] == [str(truth == "true") for truth, _, _ in PEERS]
     assert all(float(row["seconds"]) > 0 for row in rows)
-    assert "no sizes fit: 1 blocks" in capsys.readouterr().out
+    assert "no sizes fit: 2 blocks" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text, said", [
     ("(Foo (In a))", "token 1 stands ( Foo"), ("(MM (In a))", "MM takes 2 operands, not 1"), ("(T (In a)", "T takes 1 operand"),
     ("(In a) (In b)", "( In b ) stands behind its end"), ("", "nothing"), ("In a", "token 1 stands In a"),
+    ("(T a)", "T was given ['a']"), ("(In (In a))", "In takes a name"),
     ("(S (In a) (MM (In s) (In t)))", "the second operand of S is a number"),
     ("(S (In a) (In a))", "a is a matrix in one place and a number in another"),
-    ("(Add (In a) (Cat1 (In a) (In b)))", "no sizes fit: 1 blocks of rows or columns meet 2")])
+    ("(Add (In a) (Cat1 (In a) (In b)))", "no sizes fit: 2 blocks of rows or columns would be as many as one of them")])
 def test_what_is_no_equation_is_named(text, said):
     with pytest.raises(InputError, match=re.escape(said)): peer_laws.Reader().sides(text, "(In a)")
 
