@@ -1,5 +1,6 @@
 """Arrays at the door of a format: matrices that come in, arrays measured against their declaration, a picture."""
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -44,14 +45,30 @@ def by_rows(array: ArrayLike) -> Floats:
 
 
 def aligned(array: NDArray[Any], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
-    """A copy of this dtype that begins at a cache line; FormatError if an integer does not fit into it."""
+    """A copy of this dtype that begins at a cache line; FormatError if an integer does not fit into it. An array that is so
+    already, and that nobody may write to, needs no copy."""
     if dtype.kind == "u" and array.size and not 0 <= array.min() <= array.max() <= np.iinfo(dtype).max:
         raise FormatError(f"{where}: {array.min()} to {array.max()} do not fit into {dtype}")
-    room = np.empty(array.size * dtype.itemsize + LINE, np.uint8)
-    start = -room.ctypes.data % LINE
-    result = room[start:start + array.size * dtype.itemsize].view(dtype).reshape(array.shape)
+    flags = array.flags
+    if array.dtype == dtype and flags.c_contiguous and not flags.writeable and array.base is not None and array.ctypes.data % LINE == 0:
+        return array
+    result = room(array.shape, dtype)
     with np.errstate(over="ignore"): result[...] = array
     return result
+
+
+def room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array of whatever is there, in memory of its own, that begins at a cache line."""
+    size = prod(shape) * dtype.itemsize
+    whole = np.empty(size + LINE, np.uint8)
+    start = -whole.ctypes.data % LINE
+    return whole[start:start + size].view(dtype).reshape(shape)
+
+
+def finite(array: NDArray[Any]) -> bool:
+    """Whether every number is, looking at about a megabyte at a time."""
+    flat = array.reshape(-1)
+    return all(np.isfinite(flat[at:at + (1 << 18)]).all() for at in range(0, flat.size, 1 << 18))
 
 
 def measure(name: str, fields: Mapping[str, Array], arrays: tuple[NDArray[Any], ...],

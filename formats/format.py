@@ -20,7 +20,7 @@ import numpy as np
 import sympy
 from numpy.typing import ArrayLike, NDArray
 
-from .arrays import Floats, FormatError, aligned, by_rows, matrix, measure, picture, storable
+from .arrays import Floats, FormatError, aligned, by_rows, finite, matrix, measure, picture, storable
 from .epilogue import NOTHING, Epilogue, gamma
 from .sizes import Array, T, n, p
 
@@ -154,7 +154,7 @@ class Format:
         for name, kept in packed.arrays().items():
             if arrays[name].dtype != kept.dtype:
                 raise FormatError(f"{cls.name}.{name}: declared {cls.fields[name]}, given {arrays[name].dtype}")
-            if kept.dtype.kind == "f" and not np.isfinite(kept).all():
+            if kept.dtype.kind == "f" and not finite(kept):
                 raise FormatError(f"{cls.name}.{name}: it holds {kept[~np.isfinite(kept)][0]}, which is not finite")
         if complaint := packed.unsound():
             raise FormatError(f"{cls.name}: {complaint}: the file is damaged, or not written by opmatrix")

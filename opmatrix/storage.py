@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats import FORMATS, from_arrays
+from formats.arrays import room
+from opmatrix.checkpoint import Tensor, header
 from opmatrix.errors import InputError
 from opmatrix.program import ARRAY, Constant, Program, Step
 
 PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
 APART = ("tokenizer", "config", "certificate")              # entries of meta with a file of their own
 KIND, VERSION = "opmatrix program", 1
+NUMBERS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U8": "u1", "U16": "<u2", "U32": "<u4", "I32": "<i4", "I64": "<i8"}
 AGAIN = "copy the whole directory again, or make the program anew"
 
 
@@ -93,7 +96,7 @@ def load(directory: str | Path) -> Program:
         raise InputError(f"{file}: version is {version!r}, but this opmatrix reads {VERSION}: {AGAIN}")
     beside = {name: entry for name in APART if (entry := apart(directory, name)) is not None}
     meta = field(file, found, "meta", dict) | beside
-    constants = unpacked(file, field(file, found, "constants", dict), read_arrays(directory / WEIGHTS))
+    constants = unpacked(file, field(file, found, "constants", dict), tensors(directory / WEIGHTS))
     steps = [step(file, i, row) for i, row in enumerate(field(file, found, "steps", list))]
     with blamed(file, "steps"): program = Program(steps, constants, field(file, found, "output", str), meta)
     if program.hash != field(file, found, "hash", str):
@@ -139,18 +142,28 @@ def step(file: Path, i: int, row: Any) -> Step:
     raise InputError(f"{file}: steps[{i}] is {row!r:.80}, not [kernel, operands, attributes, output]")
 
 
-def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+def read_array(tensor: Tensor) -> NDArray[Any]:
+    """A tensor as it lies in its file, in memory of its own that begins on a cache line and is only read: a format keeps it
+    without another copy."""
+    if tensor.number not in NUMBERS:
+        raise InputError(f"{tensor.file}: array {tensor.name!r} has number type {tensor.number}, no program's: {AGAIN}")
+    array = room(tensor.shape, np.dtype(NUMBERS[tensor.number]))
+    with tensor.file.open("rb") as raw:
+        raw.seek(tensor.start)
+        raw.readinto(array.reshape(-1).view(np.uint8))      # type: ignore[arg-type]
+    array.flags.writeable = False
+    return array
+
+
+def tensors(file: Path) -> dict[str, Tensor]:
+    """Where the arrays of a program lie."""
     if not file.is_file(): raise InputError(f"{file}: it is missing: {AGAIN}")
-    try: return load_file(file)
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        size = file.stat().st_size
-        raise InputError(f"{file}: {size} bytes that are no whole safetensors file ({error}): {AGAIN}") from error
+    return header(file)
 
 
-def unpacked(file: Path, described: Mapping[str, Any], arrays: dict[str, NDArray[Any]]) -> dict[str, Constant]:
-    """The constants that program.json describes, from the arrays beside it: each array is used, and used once."""
+def unpacked(file: Path, described: Mapping[str, Any], arrays: dict[str, Tensor]) -> dict[str, Constant]:
+    """The constants that program.json describes, from the arrays beside it: each array is used, and used once, and read when
+    its turn comes."""
     weights, constants = file.with_name(WEIGHTS), {}
     for name, meta in described.items():
         kind = str(meta.get("format")) if isinstance(meta, dict) else "None"
@@ -159,7 +172,7 @@ def unpacked(file: Path, described: Mapping[str, Any], arrays: dict[str, NDArray
         keys = {name: name} if meta == ARRAY else {f"{name}.{key}": key for key in FORMATS[kind].fields}
         if lost := [key for key in keys if key not in arrays]:
             raise InputError(f"{weights}: array {lost[0]!r} is missing, which {PROGRAM} names: {AGAIN}")
-        taken = {keys[key]: arrays.pop(key) for key in keys}
+        taken = {keys[key]: read_array(arrays.pop(key)) for key in keys}
         with blamed(weights, f"constant {name!r}"):
             constants[name] = taken[name] if meta == ARRAY else from_arrays(meta, taken)
     if arrays: raise InputError(f"{weights}: array {min(arrays)!r} belongs to no constant of {PROGRAM}: {AGAIN}")
