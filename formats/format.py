@@ -24,6 +24,7 @@ from .arrays import Floats, FormatError, aligned, by_rows, finite, matrix, measu
 from .epilogue import NOTHING, Epilogue, gamma
 from .sizes import Array, T, n, p
 
+SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 DECLARED = ("fit", "pack", "unpack", "kernel")
 
 
@@ -190,10 +191,10 @@ class Format:
         return self.matmul(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], self.shape[1])
 
     def bound(self, x: ArrayLike) -> NDArray[np.float64]:
-        """Entrywise bound on |matmul(x) - x @ W| for any order of summation, barring underflow: γ_n |x| |W|
-        (Higham 2002, eq. 3.5)."""
+        """Entrywise bound on |matmul(x) - x @ W| for any order of summation: γ_n |x| |W| (Higham 2002, eq. 3.5), and what n
+        products lose that underflow (eq. 2.8)."""
         size: NDArray[np.float64] = abs(np.asarray(x, np.float64)) @ abs(self.unpack().astype(np.float64))
-        return gamma(self.shape[0]) * size
+        return gamma(self.shape[0]) * size + self.shape[0] * SMALLEST
 
     def tolerance(self, W: Floats) -> float:
         """How far, in Frobenius norm, rounding may put unpack() from a W that can be held: by default not at all."""

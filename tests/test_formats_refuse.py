@@ -44,7 +44,7 @@ WRONG = {
     "overlap": (lambda: Dense.pack(G).matmul(*[np.ones((4, 4), np.float32)] * 2), "out overlaps x"),
     "in place": (lambda: Dense.pack(G).matmul(W.T, out=(y := W.T.copy()), epilogue=Epilogue(residual=y)),
                  r"x @ dense\(4×4\): out overlaps the residual"),
-    "activation": (lambda: Epilogue(activation="relu"), r"epilogue: activation 'relu' is unknown"),
+    "activation": (lambda: Epilogue(activation="sine"), r"epilogue: activation 'sine' is unknown"),
     "eps": (lambda: Epilogue(eps=-1.0), "epilogue: eps = -1.0 is not a finite number >= 0"),
     "bias axes": (lambda: Epilogue(bias=W), r"epilogue: bias has shape \(4, 3\); it needs 1 axes"),
     "bias": (lambda: Dense.pack(W).matmul(W.T, epilogue=Epilogue([1, 2])), r"after dense\(4×3\): bias has 2 entries"),
