@@ -6,7 +6,7 @@ from numpy.typing import ArrayLike
 
 from .arrays import Floats, FormatError, matrix
 from .epilogue import UNIT, gamma
-from .format import Format
+from .format import SMALLEST, Format
 from .sizes import f4, n, p, r
 
 
@@ -63,9 +63,10 @@ class LowRank(Format):
     def transpose(self): return LowRank.pack_factors(self.v.T, self.u.T)
 
     def bound(self, x):
-        """Two products and the rounding of unpack(): γ_{n+r+1} |x| |u| |v|."""
-        size = abs(np.asarray(x, np.float64)) @ abs(self.u.astype(np.float64)) @ abs(self.v.astype(np.float64))
-        return gamma(self.shape[0] + self.u.shape[1] + 1) * size
+        """Two products and the rounding of unpack(): γ_{n+r+1} |x| |u| |v|, and what underflows in each of the three."""
+        x, u, v = (abs(np.asarray(each, np.float64)) for each in (x, self.u, self.v))
+        lost = len(u) * v.sum(0) + len(v) * (1 + x.sum(1, keepdims=True))
+        return gamma(len(u) + len(v) + 1) * (x @ u @ v) + SMALLEST * lost
 
     def tolerance(self, W):
         """What rounding W to float32 may leave outside the rank, and rounding u, v and their product may add. The
