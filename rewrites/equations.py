@@ -178,8 +178,8 @@ class Search:
 
 
 def inputs(*terms: Operator) -> list[Operator]:
-    """The leaves that depend on x, for laws that ask for `act`."""
-    return [leaf for term in terms for leaf in term.walk() if not leaf.children and not leaf.constant]
+    """The leaves that are values of the input, for laws that ask for `act`."""
+    return [leaf for term in terms for leaf in term.walk() if not (leaf.children or leaf.constant or leaf.linear)]
 
 
 def sized(template: Template, roots: dict[str, Operator]) -> Template:
