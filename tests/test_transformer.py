@@ -96,6 +96,14 @@ def test_a_mask_that_is_none_is_named(mask, said):
     with pytest.raises(InputError, match=rf"config: mask.*{said}"): model(BASE | dict(mask=mask))
 
 
+@pytest.mark.parametrize("changed, said", [
+    (dict(num_key_value_heads=3), "num_key_value_heads 3 does not divide num_attention_heads 4"),
+    (dict(head_dim=0), "head_dim is 0: it must be a whole number above 0"), (dict(vocab_size=2.5), "vocab_size is 2.5"),
+    (dict(hidden_act="sine"), "hidden_act 'sine' is not one of"), (dict(norm="batch"), "norm 'batch' is not one of")])
+def test_a_choice_that_is_none_is_named(changed, said):
+    with pytest.raises(InputError, match=said): model(BASE | changed)
+
+
 @pytest.mark.parametrize("pattern", [sequence & causal & window(3), sequence & (causal | window(1)), window(-1),
                                      mask(np.eye(3)) & sequence, (mask(np.eye(3)) | causal) & mask(np.tri(3))], ids=str)
 def test_a_pattern_is_its_text(pattern):

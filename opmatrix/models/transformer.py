@@ -29,8 +29,9 @@ from opmatrix.patterns import parse
 
 def transformer(config, at):
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
-    n, f, h, g, d = (config[k] for k in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-                                         "head_dim"))
+    n, f, h, g, d = (count(config, key) for key in (
+        "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"))
+    if h % g: raise InputError(f"config: num_key_value_heads {g} does not divide num_attention_heads {h}")
     act, where, eps = chosen(config, "hidden_act", ACTIVATIONS), pattern(config), config["norm_eps"]
     unit = chosen(config, "norm", dict(layer=layernorm, rms=rmsnorm))(eps)
 
@@ -55,10 +56,16 @@ def transformer(config, at):
         F, G, first, second = mixing(l), feeding(l), norm(f"{l}.norm1"), norm(f"{l}.norm2")
         return (I + first @ F) @ (I + second @ G) if config["pre_norm"] else (I + F) @ first @ (I + G) @ second
 
-    tokens, positions = config["vocab_size"], config["max_position_embeddings"]
+    tokens, positions = count(config, "vocab_size"), count(config, "max_position_embeddings")
     embed = weight(at("tokens", tokens, n)) + given("positions", positions) @ weight(at("positions", positions, n))
     layers = [layer(f"layer.{i}") for i in range(config["num_hidden_layers"])]
     return reduce(matmul, [embed, *layers, *([norm("norm")] if config["pre_norm"] else [])])
+
+
+def count(config, key):
+    """A whole number above 0."""
+    if type(found := config[key]) is int and found > 0: return found
+    raise InputError(f"config: {key} is {found!r}: it must be a whole number above 0")
 
 
 def pattern(config):
