@@ -24,6 +24,7 @@ from opmatrix.models.transformer import random_config, random_sentences, random_
 from opmatrix.oracles import dense  # noqa: E402
 from opmatrix.patterns import Batch  # noqa: E402
 from rewrites.approximate import difference  # noqa: E402
+from rewrites.extraction import Infeasible  # noqa: E402
 from rewrites.laws import EXACT_LAWS  # noqa: E402
 from rewrites.report import Report, hushed, table  # noqa: E402
 from rewrites.run import Run  # noqa: E402
@@ -67,7 +68,8 @@ def tried(seed, sentences, machine):
     run.front(error, memory)
     run.verify()
     for point in run.points: point.measured_bytes = point.program.stored_bytes + peak(point.program, batch)
-    best = run.answer(error, memory, lambda point: point.predicted_s)
+    try: best = run.answer(error, memory, lambda point: point.predicted_s)
+    except Infeasible: return [seed, *[""] * 8, error, memory, "refused", *[""] * 6, time.perf_counter() - begun]
     fresh = Batch(random_sentences(config, rng, 48))
     found = best.program.run(batch), best.program.run(fresh)
     return [seed, config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"],
@@ -82,11 +84,12 @@ def ends(numbers): return min(numbers), max(numbers)
 
 def summary(rows):
     """What the table comes to."""
-    columns = {name: [row[i] for row in rows] for i, name in enumerate(COLUMNS)}
+    refused = [row for row in rows if row[COLUMNS.index("program")] == "refused"]
+    columns = {name: [row[i] for row in rows if row not in refused] for i, name in enumerate(COLUMNS)}
     off = [abs(measured / planned - 1) for planned, measured in zip(columns["planned_peak"], columns["measured_peak"], strict=True)]
     over = sum(p + s > m for p, s, m in zip(columns["measured_peak"], columns["stored"], columns["memory_budget"], strict=True))
     times = [stated / held for stated, held in zip(columns["stated_error"], columns["held_out_error"], strict=True)]
-    return [["models", str(len(rows))], ["planned peak off by, at most", f"{100 * max(off):.2f} %"],
+    return [["models", str(len(rows))], ["refused", str(len(refused))], ["planned peak off by, at most", f"{100 * max(off):.2f} %"],
             ["within 1 %", f"{sum(each <= 0.01 for each in off)}"], ["over the memory budget", str(over)],
             ["held-out error above the stated one", str(sum(each < 1 for each in times))],
             ["stated / held-out error, median", f"{median(times):.2f}"],

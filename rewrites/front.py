@@ -47,7 +47,8 @@ class Front:
         limits = sorted({*LADDER, error} - {0.0})
         found = [self.within(limit, memory, weights, limit == error and memory is None) for limit in limits for weights in OBJECTIVES]
         if memory is not None:                              # the fastest that fits, whatever its error
-            found += [self.within(1.0, memory, OBJECTIVES[0], False), self.within(0.0, memory, OBJECTIVES[0], False)]
+            found += [self.within(1.0, memory, OBJECTIVES[0], False), self.within(0.0, memory, OBJECTIVES[0], False),
+                      self.within(error, memory - SPARE, OBJECTIVES[0], False)]
         return thin([*undominated([each for each in found if each is not None])], MOST, error)
 
     def within(self, error: float, memory: float | None, weights: tuple[float, float, float], prove: bool) -> Structure | None:
@@ -62,7 +63,7 @@ class Front:
                 return None
             program = self.choices.program(structure, self.meta)
             joint = self.error(program, error / TRUST) if structure.error else 0.0
-            over = 0.0 if memory is None else program.stored_bytes + program.peak_bytes(self.timed) + SPARE - memory
+            over = 0.0 if memory is None else program.stored_bytes + program.peak_bytes(self.timed) - memory
             if joint * TRUST <= error and over <= 0:
                 self.found[id(structure)] = program, joint
                 return structure
