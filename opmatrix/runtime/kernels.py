@@ -55,7 +55,7 @@ def pointwise(out, x: Rows, bias: Vector = None, times: Rows = None, residual: R
     compiled.pointwise(x, out, Epilogue(bias, activation, residual, eps, gain, shift, times, norm))
 
 
-@kernel(gives=shapes.along, means=lambda a: a.x * a.factor, cost=costs.scale, over="x")
+@kernel(gives=shapes.whole, means=lambda a: a.x * a.factor, cost=costs.scale, over="x")
 def scale(out, x: Rows, *, factor: float):
     """Every number times a factor."""
     compiled.scale(x, factor, out)
