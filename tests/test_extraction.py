@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from opmatrix.errors import InputError
 from rewrites.extraction import (
     Infeasible,
     Node,
@@ -29,6 +30,7 @@ from rewrites.extraction import (
     verify,
     write,
 )
+from rewrites.extraction.anneal import Walk, anneal
 from rewrites.extraction.exact import Program
 from rewrites.extraction.graph import Graph, components, index, split
 from rewrites.extraction.presolve import presolve, prune
@@ -190,11 +192,58 @@ def test_infeasible_in_words(nodes, words):
         extract(Problem(nodes, ["r"]))
 
 
-@pytest.mark.parametrize("cost", [-1.0, inf, float("nan")])
-def test_costs_must_be_finite_and_not_negative(cost):
+@pytest.mark.parametrize("cost", [-1.0, float("nan")])
+def test_costs_must_be_numbers_and_not_negative(cost):
     """A negative cost would make an optimum meaningless: it is named."""
     with pytest.raises(ValueError, match="time of node 'bad' in class 'r'"):
         extract(Problem([Node("r", (), cost, label="bad")], ["r"]))
+
+
+def test_what_is_infinite_is_no_choice():
+    """A node of infinite cost is left out, whichever cost it is; a root that has no other is named."""
+    dear = [Node("r", (), inf, label="time"), Node("r", (), 0.0, inf, label="memory"), Node("r", (), 0.0, 0.0, inf)]
+    assert extract(Problem([*dear, Node("r", (), 1e12 + 0.25)], ["r"])).cost == 1e12 + 0.25
+    with pytest.raises(Infeasible, match="no program covers root 'r'"):
+        extract(Problem(dear, ["r"]))
+
+
+def test_roots_repeated_free_and_on_a_cycle():
+    """Roots may repeat, need each other, cost nothing; children may repeat."""
+    problem = Problem([Node("a", ("b", "b"), 0.0), Node("a", ("c",), 1.0), Node("b", ("a",), 0.5), Node("b", ("c", "c"), 2.0),
+                       Node("c", ("a", "b"), 0.0), Node("c", (), 0.0)], ["b", "a", "b"])
+    answer = extract(problem)
+    verify(problem, answer)
+    assert answer.optimal and answer.cost == 1.5
+    with pytest.raises(ValueError, match="no root class"):
+        extract(problem._replace(roots=[]))
+
+
+def test_a_deep_chain_is_no_matter():
+    """Ten thousand classes in a row, each with a choice: no recursion, no overflow of tree costs that double with depth."""
+    nodes = [Node(0, (), 1.0)]
+    for c in range(1, 10_000):
+        nodes += [Node(c, (c - 1, max(0, c - 2)), 2.0), Node(c, (c - 1,), 2.0 if c % 2 else 1.0)]
+    problem = Problem(nodes, [9_999])
+    answer = extract(problem)
+    verify(problem, answer)
+    assert answer.optimal and answer.cost == 1 + 5_000 * 2 + 4_999
+
+
+@settings(max_examples=60, deadline=None)
+@given(small_problems, st.integers(0, 9))
+def test_annealing_walks_among_programs(problem, seed):
+    """After any number of steps the chosen nodes are a program without cycles, and its cost and uses are what is counted."""
+    graph = prune(indexed(problem))
+    if graph is None:
+        return
+    walk = Walk(graph, greedy.trees(graph, graph.price)[0].values(), Random(seed))
+    for _ in range(30):
+        walk.step(heat=1.0)
+        chosen = walk.nodes()
+        assert graph.roots <= graph.derive(chosen).keys()
+        assert walk.cost == pytest.approx(sum(graph.price[i] for i in chosen))
+        assert {graph.cls[i] for i in chosen} == {c for c in range(graph.classes) if walk.uses[c]} <= walk.listed
+    assert graph.roots <= graph.derive(anneal(graph, (), Random(seed), 0.0)).keys()
 
 
 def test_checker_refuses():
@@ -289,12 +338,23 @@ def test_files(tmp_path):
     path = tmp_path / "graph.json"
     write(shared(), path)
     assert extract(read(path)).cost == extract(shared()).cost
-    for text, words in (("{", "is no JSON"), ("{}", "'nodes' is missing"),
-                        ('{"nodes": {"n": {"eclass": "c", "children": ["m"]}}, "root_eclasses": ["c"]}', "child 'm'"),
-                        ('{"nodes": {"n": {"eclass": "c", "children": []}}, "root_eclasses": ["d"]}', "class 'd' has no node")):
+    node = '{"nodes": {"n": {"eclass": "c", "children": [%s], "cost": %s}}, "root_eclasses": [%s]}'
+    for text, words in (("{", "is no JSON"), ("[" * 100_000, "is no JSON"), ("[]", "'nodes' is missing"), ("{}", "'nodes' is missing"),
+                        ('{"nodes": [], "root_eclasses": []}', r"'nodes' is '\[\]', must be an object"),
+                        ('{"nodes": {"n": 3}, "root_eclasses": []}', "node 'n' is no egraph-serialize JSON: 'eclass' is missing"),
+                        (node % ('"m"', 1, '"c"'), "node 'n' has the child 'm'"), (node % ("[]", 1, '"c"'), r"the child \[\]"),
+                        (node % ("", 1, '"d"'), "class 'd' has no node"), (node % ("", 1, "{}"), "class {} has no node"),
+                        (node % ("", '"x"', '"c"'), "node 'n': cost is 'x', must be a number"),
+                        (node % ("", -1, '"c"'), "cost is '-1'"), (node % ("", "NaN", '"c"'), "cost is 'nan'")):
         path.write_text(text)
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(InputError, match=words) as fault:
             read(path)
+        assert str(path) in str(fault.value)
+    path.write_text(node % ("", "Infinity", '"c"'))
+    with pytest.raises(Infeasible, match="root 'c'"):
+        extract(read(path))
+    with pytest.raises(InputError, match="cannot be read"):
+        read(tmp_path)
     with pytest.raises(ValueError, match="child class 'x' without a node"):
         to_json(Problem([Node("r", ("x",))], ["r"]))
     with pytest.raises(ValueError, match="same text"):

@@ -2,37 +2,57 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
+
+from opmatrix.errors import InputError
 
 from .problem import Node, Problem
 
 
-def from_json(data: Mapping[str, Any], where: str = "the graph") -> Problem:
-    """A problem from egraph-serialize JSON: a node's cost is its time, its operator its label; a child names a node, and
-    stands for the class of that node. `memory` and `error` are read where they are given.
+COSTS = ("cost", 1.0), ("memory", 0.0), ("error", 0.0)     # of a node: time, memory, squared error, and what is meant by none
 
-    Raises ValueError naming what is missing, and where.
+
+def from_json(data: Any, where: str = "the graph") -> Problem:
+    """A problem from egraph-serialize JSON: a node's cost is its time, its operator its label; a child names a node, and
+    stands for the class of that node. `memory` and `error` are read where they are given. What costs Infinity is no choice.
+
+    Raises InputError naming the place and what is wrong there.
     """
-    try:
-        nodes = data["nodes"]
-        roots = list(data["root_eclasses"])
-        classes = {name: node["eclass"] for name, node in nodes.items()}
-    except (KeyError, TypeError, AttributeError) as missing:
-        raise ValueError(f"{where} is no egraph-serialize JSON: {missing} is missing") from None
+    nodes, roots = (part(data, name, kind, where) for name, kind in (("nodes", dict), ("root_eclasses", list)))
+    classes = {name: part(node, "eclass", str, f"{where}: node {name!r}") for name, node in nodes.items()}
     out = []
     for name, node in nodes.items():
-        strange = [child for child in node.get("children", ()) if child not in nodes]
+        place = f"{where}: node {name!r}"
+        children = part(node, "children", list, place) if "children" in node else []
+        strange = [child for child in children if not isinstance(child, str) or child not in classes]
         if strange:
-            raise ValueError(f"{where}: node {name!r} has the child {strange[0]!r}, which is no node of the file")
-        children = tuple(classes[child] for child in node.get("children", ()))
-        costs = [float(node.get(field, default)) for field, default in (("cost", 1.0), ("memory", 0.0), ("error", 0.0))]
-        out.append(Node(node["eclass"], children, *costs, label=node.get("op", name)))
-    unknown = set(roots).difference(classes.values())
+            raise InputError(f"{place} has the child {strange[0]!r}, which is no node of the file")
+        costs = [number(node.get(field, usual), f"{place}: {field}") for field, usual in COSTS]
+        out.append(Node(classes[name], tuple(classes[child] for child in children), *costs, label=node.get("op", name)))
+    known = set(classes.values())
+    unknown = [root for root in roots if not isinstance(root, str) or root not in known]
     if unknown:
-        raise ValueError(f"{where}: root class {sorted(map(str, unknown))[0]!r} has no node")
+        raise InputError(f"{where}: root class {unknown[0]!r} has no node")
     return Problem(out, roots)
+
+
+def part(data: Any, name: str, kind: type, where: str) -> Any:
+    """A field of a kind; InputError if it is not there."""
+    found = data.get(name) if isinstance(data, dict) else None
+    if not isinstance(found, kind):
+        kinds = {dict: "an object", list: "a list", str: "a text"}
+        wrong = "is missing" if found is None else f"is {str(found)[:40]!r}"
+        raise InputError(f"{where} is no egraph-serialize JSON: {name!r} {wrong}, must be {kinds[kind]}")
+    return found
+
+
+def number(value: Any, place: str) -> float:
+    """A cost; InputError if it is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise InputError(f"{place} is {str(value)[:40]!r}, must be a number that is not negative")
+    return float(value)
 
 
 def to_json(problem: Problem) -> dict[str, Any]:
@@ -59,11 +79,13 @@ def to_json(problem: Problem) -> dict[str, Any]:
 
 
 def read(path: str | Path) -> Problem:
-    """Read an egraph-serialize JSON file; see from_json."""
+    """Read an egraph-serialize JSON file; see from_json. Raises InputError for a file that cannot be read."""
     try:
-        data = json.loads(Path(path).read_text())
-    except json.JSONDecodeError as fault:
-        raise ValueError(f"{path} is no JSON: {fault}") from None
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as fault:
+        raise InputError(f"{path} cannot be read: {fault.strerror}") from None
+    except (ValueError, RecursionError) as fault:
+        raise InputError(f"{path} is no JSON: {fault}") from None
     return from_json(data, str(path))
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 from .problem import Problem
 
@@ -113,14 +114,16 @@ def union(sets: Sequence[int], kids: frozenset[int]) -> int:
 
 
 def index(problem: Problem, criteria: Sequence[Criteria], forbidden: Iterable[object]) -> tuple[Graph, list[Hashable]]:
-    """The graph of a problem and the name of each of its classes; a class without members is one nobody can cover."""
+    """The graph of a problem and the name of each of its classes; a class without members is one nobody can cover.
+    Forbidden nodes are left out, and those of infinite cost."""
     names: dict[Hashable, int] = {}
     banned = [node for node in forbidden]
 
     def number(name: Hashable) -> int:
         return names.setdefault(name, len(names))
 
-    use = [i for i, node in enumerate(problem.nodes) if not banned or node not in banned]
+    use = [i for i, node in enumerate(problem.nodes)
+           if max(node[2:5]) < inf and (not banned or node not in banned)]
     cls = [number(problem.nodes[i].cls) for i in use]
     kids = [frozenset(map(number, problem.nodes[i].children)) for i in use]
     roots = frozenset(map(number, problem.roots))

@@ -16,7 +16,8 @@ class Infeasible(ValueError):
 
 
 class Node(NamedTuple):
-    """One member of a class. Costs are non-negative; `error` is a *squared* error, so that it adds."""
+    """One member of a class. Costs are not negative, infinite where it is no choice; `error` is a *squared* error, so
+    that it adds."""
     cls: Hashable
     children: tuple[Hashable, ...]
     time: float = 0.0
@@ -54,14 +55,16 @@ class Extraction:
 
 
 def check(problem: Problem) -> None:
-    """Raise ValueError for a cost that is negative or not a number: an optimum would not exist or would be
-    meaningless."""
+    """Raise ValueError for a cost that is negative or not a number, an optimum would be meaningless, and for no root at
+    all. An infinite cost says that a node is no choice."""
+    if not problem.roots:
+        raise ValueError("the problem has no root class: name the classes that a program must cover")
     for node in problem.nodes:
         for name in ("time", "memory", "error"):
             value = getattr(node, name)
-            if not 0 <= value < float("inf"):
+            if not value >= 0:
                 raise ValueError(f"{name} of node {node.label!r} in class {node.cls!r} is {value}: "
-                                 f"costs must be finite and not negative")
+                                 f"costs must be numbers, and not negative")
 
 
 def order(choice: Mapping[Hashable, Node], roots: Sequence[Hashable]) -> tuple[Node, ...]:

@@ -23,7 +23,7 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
     seconds the best program so far is returned with its proved bound. `forbidden` nodes are left out.
 
     Raises Infeasible if no program exists, TimeoutError if none that fits was found in time, ValueError for a cost that is
-    negative or not finite.
+    negative or not a number.
     """
     start = perf_counter()
     check(problem)
@@ -65,12 +65,16 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
 
 
 def plain(graph: Graph, budgets: Sequence[float]) -> Found:
-    """Greedy DAG extraction, if it meets the budgets; its cost is infinite if not."""
-    nodes = graph.walk(graph.derive(greedy.dag(graph, graph.price).values()))
-    cost, *spent = graph.total(nodes)
-    if any(s > b for s, b in zip(spent, budgets, strict=True)):
-        return Found([], inf, 0.0, inf)
-    return Found([o for i in nodes for o in graph.origin[i]], cost, 0.0, cost)
+    """The better of greedy DAG and greedy tree extraction, if it meets the budgets; its cost is infinite if not."""
+    found, dag, trees = Found([], inf, 0.0, inf), greedy.dag(graph, graph.price), greedy.trees(graph, graph.price)[0]
+    for chosen in (dag.values(), [*dag.values(), *trees.values()], trees.values()):
+        choice = graph.derive(chosen)
+        if graph.roots <= choice.keys():        # sets that have changed since may close a cycle
+            nodes = graph.walk(choice)
+            cost, *spent = graph.total(nodes)
+            if cost < found.cost and all(s <= b for s, b in zip(spent, budgets, strict=True)):
+                found = Found([o for i in nodes for o in graph.origin[i]], cost, 0.0, cost)
+    return found
 
 
 def uncovered(problem: Problem, memory: float | None, error: float | None, forbidden: Iterable[Node]) -> Infeasible:
@@ -81,5 +85,5 @@ def uncovered(problem: Problem, memory: float | None, error: float | None, forbi
     if not missing:
         return Infeasible(f"no program of nodes that fit memory {memory} and squared error {error} each covers the roots")
     members = whole.members[names.index(missing[0])]
-    why = "all its nodes need themselves or a class that nothing derives" if members else "it has no node"
+    why = "all its nodes need themselves or a class that nothing derives" if members else "it has no node that may be chosen"
     return Infeasible(f"no program covers root {missing[0]!r}: {why}")
