@@ -10,7 +10,6 @@ from opmatrix.errors import InputError
 
 from .problem import Node, Problem
 
-
 COSTS = ("cost", 1.0), ("memory", 0.0), ("error", 0.0)     # of a node: time, memory, squared error, and what is meant by none
 
 
@@ -29,8 +28,8 @@ def from_json(data: Any, where: str = "the graph") -> Problem:
         strange = [child for child in children if not isinstance(child, str) or child not in classes]
         if strange:
             raise InputError(f"{place} has the child {strange[0]!r}, which is no node of the file")
-        costs = [number(node.get(field, usual), f"{place}: {field}") for field, usual in COSTS]
-        out.append(Node(classes[name], tuple(classes[child] for child in children), *costs, label=node.get("op", name)))
+        time, memory, error = (number(node.get(field, usual), f"{place}: {field}") for field, usual in COSTS)
+        out.append(Node(classes[name], tuple(classes[child] for child in children), time, memory, error, node.get("op", name)))
     known = set(classes.values())
     unknown = [root for root in roots if not isinstance(root, str) or root not in known]
     if unknown:
@@ -42,7 +41,7 @@ def part(data: Any, name: str, kind: type, where: str) -> Any:
     """A field of a kind; InputError if it is not there."""
     found = data.get(name) if isinstance(data, dict) else None
     if not isinstance(found, kind):
-        kinds = {dict: "an object", list: "a list", str: "a text"}
+        kinds: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
         wrong = "is missing" if found is None else f"is {str(found)[:40]!r}"
         raise InputError(f"{where} is no egraph-serialize JSON: {name!r} {wrong}, must be {kinds[kind]}")
     return found

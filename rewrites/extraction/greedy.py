@@ -70,6 +70,6 @@ def dag(graph: Graph, price: Sequence[float]) -> Choice:
 def weigh(classes: int, paid: np.ndarray) -> float:
     """The sum over a set of classes."""
     if classes.bit_count() < 50:
-        return sum(map(paid.item, bits(classes)))
+        return float(sum(map(paid.item, bits(classes))))
     inside = np.frombuffer(classes.to_bytes(len(paid) // 8 + 1, "little"), dtype=np.uint8)
     return float(paid[np.unpackbits(inside, count=len(paid), bitorder="little").view(bool)].sum())

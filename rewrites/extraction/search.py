@@ -78,7 +78,7 @@ class Search:
         self.graph, self.bound = graph, 0.0
         self.duals: list[landmarks.Bound] = []
         self.detours: list[list[float]] = []
-        self.program: Program | None = None
+        self.rows: Program | None = None
         self.tried: set[cuts.Cut] = set()
         self.elite: dict[frozenset[int], float] = {}    # the best programs so far
 
@@ -216,15 +216,20 @@ class Search:
         best = set(self.best)
         return {i for i, origin in enumerate(self.graph.origin) if best.issuperset(origin)}
 
-    def relaxed(self, seconds: float) -> bool:
-        """Cut the linear relaxation until that stops helping. True if the graph shrank."""
-        if self.program is None:
-            self.program = Program(self.graph, self.budgets)
+    @property
+    def program(self) -> Program:
+        """The rows of the graph with the landmarks so far; those of the best bound are in use from the start."""
+        if self.rows is None:
+            self.rows = Program(self.graph, self.budgets)
             for k, dual in enumerate(sorted(self.duals, key=lambda dual: -dual.value)):
                 for landmark in dual.landmarks:
-                    self.program.cut(landmark, age=-1 if k else 0)
-            for landmark in self.family_cuts():
-                self.program.cut(landmark)
+                    self.rows.cut(landmark, age=-1 if k else 0)
+            for nodes in self.family_cuts():
+                self.rows.cut(nodes)
+        return self.rows
+
+    def relaxed(self, seconds: float) -> bool:
+        """Cut the linear relaxation until that stops helping. True if the graph shrank."""
         if self.budgets and len(self.graph.cls) < 200:
             return False                        # the 0/1 program is as quick
         values: list[float] = []

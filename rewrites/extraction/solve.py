@@ -55,7 +55,7 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
     position = {origin: i for i, (origin,) in enumerate(whole.origin)}
     chosen = whole.derive(position[o] for o in found.nodes)
     nodes = order({names[c]: problem.nodes[whole.origin[i][0]] for c, i in chosen.items()}, problem.roots)
-    total = [sum(getattr(n, name) for n in nodes) for name in ("time", "memory", "error")]
+    total = sum(n.time for n in nodes), sum(n.memory for n in nodes), sum(n.error for n in nodes)
     cost = sum(w * t for w, t in zip(weights, total, strict=True))
     bound = min(max(found.bound, floor.value), cost)
     left = (cost - bound) / cost if cost else 0.0
