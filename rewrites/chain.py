@@ -5,11 +5,13 @@ from functools import cached_property
 from typing import Any
 
 from rewrites import wording
-from rewrites.derivation import Derivation
+from rewrites.approximation import by
+from rewrites.derivation import Derivation, Otherwise
 from rewrites.derive import derive
-from rewrites.law import Law
+from rewrites.extraction import Extraction
+from rewrites.law import APPROXIMATE, Law
 from rewrites.layers import FULL
-from rewrites.lower import Call
+from rewrites.lower import Call, Method, Stored, Use
 from rewrites.search import Structure
 from rewrites.trees import Forest
 
@@ -30,9 +32,7 @@ class Chain:
 
     def approximated(self, methods: dict[int, Any]) -> "Chain":
         """With the steps that store weights otherwise: by part, by class and layout."""
-        parts = [part.approximated(methods.get(number, {})) for number, part in enumerate(self.parts)]
-        like = tuple(number if methods.get(number) or methods.get(first) else first for number, first in enumerate(self.like))
-        return replace(self, parts=tuple(parts), like=like)
+        return replace(self, parts=tuple(part.approximated(methods.get(number, {})) for number, part in enumerate(self.parts)))
 
     def title(self, number: int) -> str:
         before, after = self.states[number]
@@ -45,8 +45,9 @@ class Chain:
         said = [f"{sum(len(part.steps) for part in self.parts)} steps, every one checked in float64 to {self.checked:.0e}"]
         for number, part in enumerate(self.parts):
             said.append(self.title(number))
-            if self.like[number] == number:
-                said.append(wording.text(part, self.laws))
+            exact = sum(step.kind != APPROXIMATE for step in part.steps)
+            if self.like[number] == number or exact < len(part.steps):
+                said.append(wording.text(part, self.laws, 0 if self.like[number] == number else exact))
         return "\n".join(said)
 
     def _repr_html_(self) -> str:
@@ -55,14 +56,15 @@ class Chain:
                        for number, part in enumerate(self.parts))
 
 
-def chain(structure: Structure, laws: Sequence[Law]) -> Chain:
-    """The derivation of an extracted program from the imported model. Raises Underivable where a part has none."""
+def chain(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise] | None = None) -> Chain:
+    """The derivation of an extracted program from the imported model; `stored` says by part what weights are stored otherwise,
+    and with what errors, instead of the structure. Raises Underivable where a part has none."""
     found: list[Derivation] = []
     like: list[int] = []
     known: dict[Any, int] = {}
     chosen = zip(structure.lowerings, structure.extractions, structure.parts, structure.path, strict=True)
     for number, (lowering, extraction, part, (_, after)) in enumerate(chosen):
-        key = part.template.text, after, tuple((node.cls, chosen_as(node.label)) for node in extraction.nodes)
+        key = part.template.text, after, frozenset(chosen_as(node.cls, node.label) for node in extraction.nodes)
         first = known.setdefault(key, number)
         like.append(first)
         if first == number:
@@ -70,9 +72,25 @@ def chain(structure: Structure, laws: Sequence[Law]) -> Chain:
         else:                                               # the same graph, so the same trees: only numbers differ
             same = found[first]
             found.append(replace(same, forest=Forest(lowering, same.forest.made, same.forest.read)))
-    return Chain(tuple(found), tuple(like), tuple(structure.path), tuple(laws))
+    exact = Chain(tuple(found), tuple(like), tuple(structure.path), tuple(laws))
+    return exact.approximated({n: nearly(e) for n, e in enumerate(structure.extractions)} if stored is None else stored)
 
 
-def chosen_as(label: Any) -> Any:
-    """What a chosen node stands for, as a key."""
-    return (label.implementation.name, label.bound) if isinstance(label, Call) else label
+def nearly(extraction: Extraction) -> Otherwise:
+    """The weights that a program does not store as they are."""
+    return {(node.cls.weight, node.cls.layout): (told(node.label), node.label.error ** 0.5, None) for node in extraction.nodes
+            if isinstance(node.cls, Use) and isinstance(node.label, Method) and node.label.error}
+
+
+def told(method: Method) -> str:
+    """A method in words: a user's approximation by its name."""
+    return f"{method.fit} as {method.format}" if by(method) != method.format else str(method)
+
+
+def chosen_as(cls: Any, label: Any) -> Any:
+    """What a chosen node stands for, as a key, however weights are stored that are not stored as they are."""
+    if isinstance(cls, Stored):
+        return None
+    if isinstance(label, Method):
+        return cls, None if label.error else label
+    return cls, (label.implementation.name, label.bound) if isinstance(label, Call) else label

@@ -33,10 +33,11 @@ def optimize(
     results: Annotated[Path | None, typer.Option("--json", help="where to write all results")] = None,
 ) -> None:
     """Find, verify, measure and save the cheapest program of a MODEL."""
+    from rewrites.explain import tell
     from rewrites.laws import EXACT_LAWS
-    from rewrites.run import optimize as find
     from rewrites.report import Report, hushed
     from rewrites.results import as_json, printed, save
+    from rewrites.run import optimize as find
     target = out or Path(f"{Path(model).resolve().name}.opmatrix")
     refuse(error, memory, target, results)
     declared = declarations(own)
@@ -44,7 +45,8 @@ def optimize(
         result = find(model, error=error, memory=memory and memory * 1e6, text=str(text) if text else None,
                       tokens=tokens, leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws),
                       approximations=declared.approximations, report=Report())
-    where = save(result, target)
+        where = save(result, target)
+        tell(result, target, where)
     found = as_json(result, where) | {"laws": str(own.absolute()) if own else None}
     (target / "report.json").write_text(json.dumps(found, indent=1))
     if results is not None:

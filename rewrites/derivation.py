@@ -21,6 +21,10 @@ TOLERANCE = 1e-9
 SMALL = 16                                                  # sizes up to which numbers are read as they are
 
 
+# of a weight, by class and layout: how it is stored, in words, and the error of that on calibration and on held-out rows
+Otherwise = dict[tuple[int, str], tuple[str, float, float | None]]
+
+
 @dataclass(frozen=True)
 class Step:
     """One application of a law, from left to right or backwards: `before` becomes `after` at these places, or wherever it
@@ -34,7 +38,7 @@ class Step:
     after: Tree
     places: tuple[Path, ...] = ()
     error: float = 0.0
-    held_out: float = 0.0
+    held_out: float | None = None
 
     def apply(self, forest: Forest, tree: Tree) -> Tree:
         """The program behind the step. Raises ValueError where what it needs is not there."""
@@ -71,9 +75,8 @@ class Derivation:
         *_, last = self.programs()
         return last
 
-    def approximated(self, methods: dict[tuple[int, str], tuple[str, float, float]]) -> "Derivation":
-        """With one step more for each weight, by its class and layout, that is stored by another method: in words, and the
-        errors that it brings about."""
+    def approximated(self, methods: Otherwise) -> "Derivation":
+        """With one step more for each weight that is stored by another method."""
         steps = []
         for tree in self.end.walk():
             if tree.kind == STORED and (changed := methods.get((tree.cls, tree.attributes[1]))) is not None:

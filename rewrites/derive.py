@@ -292,4 +292,4 @@ def derive(lowering: Lowering, extraction: Extraction, root: str, laws: Sequence
 def lowered(called: dict[Tree, Tree]) -> Iterator[Step]:
     """Kernels take the place of what they compute, from the result down: no larger tree is left that holds the same."""
     for tree, call in sorted(called.items(), key=lambda item: -item[0].size):
-        yield Step(call.kind, IMPLEMENTATION, False, tree, call)
+        yield Step(call.kind.removesuffix("()"), IMPLEMENTATION, False, tree, call)

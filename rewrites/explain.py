@@ -10,21 +10,24 @@ import numpy as np
 from opmatrix.checkpoint import open_model
 from opmatrix.errors import InputError
 from opmatrix.measure import measure, medians
-from opmatrix.program import Program, kind
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
 from opmatrix.storage import blamed, parsed
 from rewrites.approximate import difference
-from rewrites.approximation import Approximation
-from rewrites.chain import chain
+from rewrites.chain import chain, nearly
+from rewrites.derivation import Otherwise
 from rewrites.derive import Underivable
-from rewrites.emit import Emitter
 from rewrites.extraction import Infeasible
+from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.run import FEW, Run, calibrated, pieces, source, without
+from rewrites.lower import Method
 from rewrites.report import Report, megabytes, ms, percent, table
+from rewrites.run import FEW, Result, Run, calibrated, pieces, source, without
 from rewrites.search import Structure, search
 from rewrites.user import Declared, load
 from rewrites.workload import Workload
 
+STEPS = "derivation.txt"                                     # beside a saved program
 SHOWN = 14                                                  # steps: about a layer
 
 
@@ -43,7 +46,8 @@ def explain(directory: Path, report: Report, rounds: int = 15) -> str:
         left = dict(leaving(run, exact))
     useful = {name: structure for name, structure in left.items() if structure.time > exact.time * (1 + 1e-9)}
     with report.phase("derivation"):
-        steps = derived(run, exact, program)
+        told = directory / STEPS
+        steps = told.read_text() if told.exists() else f"of the exact program\n{derived(exact, run.laws)}"
     programs = {"imported": imported, "fused": run.structure(()).program({})[0], "exact": exact.program({})[0]}
     with report.phase("measure") as progress:
         taken = medians(measure(programs | {f"without {name}": s.program({})[0] for name, s in useful.items()},
@@ -68,37 +72,35 @@ def leaving(run: Run, exact: Structure) -> Iterator[tuple[str, Structure]]:
                                        run.workload.pairs, methods=run.representable, along=exact.path)
 
 
-def derived(run: Run, exact: Structure, program: Program) -> str:
-    """The steps from the imported model to the saved program. Raises VerificationError for one that does not hold."""
-    own, emitter = exact.program({})
+def tell(result: Result, target: Path, places: Sequence[Path]) -> None:
+    """Writes beside every saved program the steps that lead to it from the imported model."""
+    held_out = pieces(result.workload.verify, FEW)[0]
+    for place, point in [*zip(places, result.points, strict=True), (target, result.best)]:
+        if point.structure is not None:
+            stored = otherwise(point.structure, point.program, held_out) if place == target else None
+            (place / STEPS).write_text(derived(point.structure, result.laws, stored))
+
+
+def derived(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise] | None = None) -> str:
+    """The steps from the imported model to a program. Raises VerificationError for one that does not hold."""
     try:
-        steps = chain(exact, run.laws)
+        return str(chain(structure, laws, stored))
     except Underivable as error:
         return f"none was found: {error}"
-    if own.steps != program.steps:
-        return f"of the exact program; the prices have changed since the saved one was found\n{steps}"
-    return str(steps.approximated(otherwise(run, exact, emitter, own, program)))
 
 
-def otherwise(run: Run, exact: Structure, emitter: Emitter, own: Program, program: Program) -> dict[int, Any]:
-    """What the saved program stores in another way than the exact one: by part, by class and layout, in words, with the
-    change of the output that it alone brings about on calibration rows and on held-out ones."""
-    batches = run.workload.probe, pieces(run.workload.verify, FEW)[0]
-    wanted = [np.asarray(own.run(batch), np.float64) for batch in batches]
-    found: dict[int, Any] = {}
+def otherwise(structure: Structure, program: Program, held_out: Batch) -> dict[int, Otherwise]:
+    """What a program does not store as it is: by part, by class and layout, in words, with the change of the output that it
+    alone brought about on calibration rows, and brings about on held-out ones."""
+    own, emitter = structure.program({}, lambda number, use, method: Method() if method.error else method)
+    wanted = np.asarray(own.run(held_out), np.float64)
+    found = {number: nearly(extraction) for number, extraction in enumerate(structure.extractions)}
     for name, (part, stored) in emitter.sources.items():
-        if (words := kind(stands := program.constants[name])) != kind(own.constants[name]):
-            changed = Program(own.steps, {**own.constants, name: stands}, own.output)
-            errors = [difference(changed.run(batch), rows) for batch, rows in zip(batches, wanted, strict=True)]
-            by = fitted_by(run.approximations, exact.lowerings[part].matrix(stored.weight, stored.layout), stands)
-            found.setdefault(part, {})[stored.weight, stored.layout] = (by + words.strip("[]").split(",")[0], *errors)
+        if (key := (stored.weight, stored.layout)) in found[part]:
+            changed = Program(own.steps, {**own.constants, name: program.constants[name]}, own.output)
+            words, error, _ = found[part][key]
+            found[part][key] = words, error, difference(changed.run(held_out), wanted)
     return found
-
-
-def fitted_by(own: Sequence[Approximation], matrix: np.ndarray, stored: Any) -> str:
-    """Which approximation of a user's makes what is stored of a weight, in words; nothing where none does."""
-    return next((f"{method.fit} as " for each in own for method in each.methods(matrix)
-                 if method.format == stored.name and np.array_equal(each.store(matrix, method).unpack(), stored.unpack())), "")
 
 
 def again(program: Program, found: dict[str, Any]) -> Run:

@@ -45,6 +45,7 @@ class Point:
     verified: bool = False
     laws: tuple[str, ...] = ()
     methods: dict[str, int] = field(default_factory=dict)
+    structure: Structure | None = None                      # what it was derived as
 
     @property
     def stated_error(self) -> float:
@@ -217,15 +218,16 @@ class Run:
         assert self.choices is not None
         exact, program = self.structures["exact"], self.programs["exact"]
         front = Front(self.choices, program, (self.workload.probe, self.workload.calibrate), self.workload.timed, self.meta)
-        self.points = [self.point("exact", program, exact.time, 0.0, exact.gap)]
+        self.points = [self.point("exact", program, exact.time, 0.0, exact.gap, structure=exact)]
         for structure in front.points(error, memory):
             found, joint = front.found[id(structure)]
-            self.points.append(self.point(described(structure), found, structure.time, joint, proved(structure), counted(structure)))
+            self.points.append(self.point(described(structure), found, structure.time, joint, proved(structure), counted(structure),
+                                          structure))
 
     def point(self, name: str, program: Program, seconds: float, error: float, gap: float | None,
-              methods: dict[str, int] | None = None) -> Point:
+              methods: dict[str, int] | None = None, structure: Structure | None = None) -> Point:
         size = program.stored_bytes + program.peak_bytes(self.workload.timed)
-        return Point(name, program, seconds, size, error, gap, methods=methods or {})
+        return Point(name, program, seconds, size, error, gap, methods=methods or {}, structure=structure)
 
     def verify(self) -> None:
         """Laws, graphs, programs (levels 1 to 3), then errors on all held-out rows against the float64 oracle. An exact

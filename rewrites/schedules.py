@@ -32,7 +32,7 @@ from rewrites.report import megabytes, ms, percent, table
 from rewrites.run import pieces, source
 from rewrites.search import Structure, exactly, search
 from rewrites.stages import Stage, Store, Tile, known
-from rewrites.trees import READ, Forest, Tree
+from rewrites.trees import CALLS, READ, Forest, Tree
 from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact, verify_laws
 from rewrites.wording import Writer
 from rewrites.workload import Workload
@@ -320,7 +320,7 @@ def kernels(lowering: Lowering, each: Applied) -> Extraction:
 
 def split_axis(part: Derivation, keys: int) -> Derivation:
     """With one step more for each attention: its contracted axis is split."""
-    calls = [tree for tree in part.end.walk() if tree.kind.startswith(ATTENTION)]
+    calls = [tree for tree in part.end.walk() if tree.kind in CALLS and CALLS[tree.kind].kernel == ATTENTION]
     steps = [*part.steps]
     for tree in sorted(calls, key=lambda tree: -tree.size):
         after = part.forest.tree(tree.kind, tree.children, (*tree.attributes, f"tile={keys}"), tree.cls)

@@ -13,9 +13,10 @@ from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.lower import Call, Lowering, Use, layout
 from rewrites.match import attribute_variable, orders
 
-CALLS = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
+CALLS = {f"{each.name}()": each for each in IMPLEMENTATIONS}     # kinds of trees that stand for kernels
 OPEN = "count", "where", "over"                             # sorts of variables that stand for attributes
 READ = "interpreted"                                        # what no kernel computes: a term, read over its operands
+DENSE = "dense"
 STORED = "stored"                                           # a weight in a representation: as logical, the weight itself
 Key = tuple[str, tuple[int, ...], tuple[str, ...]]          # a member: kind, classes of its children, attributes
 Path = tuple[int, ...]                                      # which child, from the root down
@@ -134,9 +135,9 @@ class Forest:
 
     def extracted(self, extraction: Extraction, root: int) -> tuple[Tree, dict[Tree, Tree]]:
         """The program that was chosen, as it reads in the algebra; and for the result of each kernel, the kernel's call over
-        such trees."""
+        such trees, with weights that are only nearly stored still as they are."""
         calls = {node.cls: node.label for node in extraction.nodes if isinstance(node.label, Call)}
-        uses = {node.cls: node.label for node in extraction.nodes if isinstance(node.cls, Use)}
+        uses: dict[Any, Any] = {node.cls: node.label for node in extraction.nodes if isinstance(node.cls, Use)}
         found, called = dict[int, Tree](), dict[Tree, Tree]()
 
         def value(cls: int) -> Tree:
@@ -150,7 +151,7 @@ class Forest:
                 found[cls] = self.instance(call, cls, operands)
                 children = tuple(held(call, cls, name, t) for name, t in operands.items() if isinstance(t, Tree))
                 attributes = tuple(t for t in operands.values() if isinstance(t, str))
-                called[found[cls]] = self.tree(call.implementation.name, children, attributes, cls)
+                called[found[cls]] = self.tree(f"{call.implementation.name}()", children, attributes, cls)
             return found[cls]
 
         def interpreted(cls: int, operands: list[int]) -> Tree:
@@ -171,7 +172,8 @@ class Forest:
                 return tree
             x = dict(call.bound)[name.replace("table", "field") if name.startswith("table") else "x"]
             how = layout(call.implementation)
-            return self.tree(STORED, (tree,), (str(uses[Use(x, tree.cls, how, cls)]), how), tree.cls)
+            method = uses[Use(x, tree.cls, how, cls)]
+            return self.tree(STORED, (tree,), (DENSE if method.error else str(method), how), tree.cls)
 
         return value(root), called
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from formats import FORMATS
 from formats.shapes import brief
 from opmatrix.data import Data
 from opmatrix.errors import InputError
@@ -86,7 +87,7 @@ def at(file: Path, each: Law | Approximation) -> str:
 def distinct(file: Path, declared: Sequence[Law | Approximation]) -> None:
     """No name is taken."""
     ours: list[Any] = [*EXACT_LAWS, *IMPLEMENTATIONS]
-    taken = {each.name: "opmatrix has one" for each in ours}
+    taken = {str(name): "opmatrix has one" for name in (*(each.name for each in ours), *FORMATS)}
     for each in declared:
         if each.name in taken:
             raise InputError(f"{at(file, each)}: {taken[each.name]} of that name: give it another")

@@ -61,7 +61,7 @@ class Writer:
             case kind if kind == STORED:
                 return f"{tree.attributes[0]}({parts[0]})"
         said = [*parts, *others]
-        return f"{tree.kind}({', '.join(said)})" if said else tree.kind
+        return f"{tree.kind.removesuffix('()')}({', '.join(said)})" if said else tree.kind
 
     def word(self, tree: Tree) -> str | None:
         """The name of an array, or of an operator that has one."""
@@ -98,8 +98,8 @@ def sides(forest: Forest, step: Step, laws: dict[str, Law]) -> tuple[str, str, d
             left, right = reversed(pair) if step.backwards else pair
             if unify(left, step.before, found := {}) and unify(right, step.after, found):
                 break
-    elif step.law in CALLS:
-        names = [name for name, sort in CALLS[step.law].variables.items() if sort.name not in OPEN]
+    elif step.after.kind in CALLS and step.before.kind not in CALLS:
+        names = [name for name, sort in CALLS[step.after.kind].variables.items() if sort.name not in OPEN]
         found = dict(zip(names, (child.children[0] if child.kind == STORED else child for child in step.after.children), strict=True))
     said = {name: (tree, plain.text(tree)) for name, tree in found.items() if isinstance(tree, Tree)}
     long = {name: (tree, text) for name, (tree, text) in said.items() if len(text) > LONG or "…" in text}
@@ -147,14 +147,16 @@ def stated(step: Step) -> str:
     """The error of an approximation, and whether held-out rows keep it."""
     if step.kind != APPROXIMATE:
         return ""
+    if step.held_out is None:
+        return f": error {step.error:.2g} on calibration rows"
     kept = "" if step.held_out <= TRUST * step.error + ROUNDED else ", which is more than stated"
     return f": error {step.error:.2g} on calibration rows, {step.held_out:.2g} on held-out ones{kept}"
 
 
-def text(derivation: Derivation, laws: Sequence[Law]) -> str:
-    """Every step on a few lines."""
+def text(derivation: Derivation, laws: Sequence[Law], first: int = 0) -> str:
+    """Every step on a few lines; those before the `first` are left out."""
     said = []
-    for number, (head, before, after, where) in enumerate(lines(derivation, laws), 1):
+    for number, (head, before, after, where) in [*enumerate(lines(derivation, laws), 1)][first:]:
         said += [f"{number:4}  {head}", f"        {before}", f"      = {after}"]
         said += [f"        where {name} = {what}" for name, what in where.items()]
     return "\n".join(said)

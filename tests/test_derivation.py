@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from searched import found, model, structure
 
-from opmatrix.operators import heads, relu
+from opmatrix.data import Data
+from opmatrix.monoids import logsumexp
+from opmatrix.operators import I, const, heads, over, relu, weight
 from rewrites import wording
 from rewrites.chain import chain
 from rewrites.derivation import Derivation, instance
@@ -18,7 +20,7 @@ from rewrites.law import SIMPLIFY, count, h, law, n, p, value
 from rewrites.laws import EXACT_LAWS
 from rewrites.layers import parts
 from rewrites.lower import Call, Lowering
-from rewrites.trees import STORED, Forest
+from rewrites.trees import READ, STORED, Forest
 from rewrites.verify import VerificationError
 from rewrites.verify.graph import seeded
 
@@ -77,7 +79,7 @@ def test_the_steps_lead_from_the_import_to_the_kernels_that_were_chosen():
             call = calls[cls]
             read = [(name, at) for name, at in call.bound if isinstance(at, int)]
             sorts = call.implementation.variables
-            return tree.kind == call.implementation.name and all(
+            return tree.kind == f"{call.implementation.name}()" and all(
                 same(child, at) if sorts[name].name in ("value", "scores") else child.cls == at
                 for child, (name, at) in zip(tree.children, read, strict=True))
         assert derivation.start is derivation.forest.imported[part.roots[after]]
@@ -163,6 +165,15 @@ def test_a_law_whose_right_side_is_a_variable():
     there, back = derived(forest, [rejoin], start, goal), derived(forest, [rejoin], goal, start)
     assert there.end is goal and back.end is start
     assert there.check([rejoin]) == back.check([rejoin]) == 0.0
+
+
+def test_what_no_kernel_computes_is_a_step_that_reads_a_term():
+    rng = np.random.default_rng(0)
+    E, A, B = (weight(Data(rng.normal(size=shape), name)) for name, shape in (("E", (41, 24)), ("A", (24, 16)), ("B", (16, 8))))
+    exact = structure(E @ (A + const(Data(rng.normal(size=16), "b"))) @ (I * over(I, logsumexp)) @ B)
+    steps = chain(exact, EXACT_LAWS)
+    assert any(step.law == READ for part in steps.parts for step in part.steps) and steps.checked < 1e-12
+    assert "interpreted(" in str(steps)
 
 
 # ---- what is refused

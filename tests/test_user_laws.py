@@ -1,7 +1,6 @@
 """Laws and approximations from a user's file: what is wrong in it is refused with file, line and an example; what is right takes
 part in the search, the front, the list of laws and the derivation."""
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -13,7 +12,9 @@ from opmatrix.program import Program
 from rewrites.approximation import approximation
 from rewrites.chain import chain
 from rewrites.fit import Fitter
+from rewrites.front import counted, described
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower import Method
 from rewrites.run import Run
 from rewrites.user import load
 
@@ -110,18 +111,26 @@ def test_they_take_part_in_a_run(command, tmp_path, monkeypatch):  # noqa: F811
     assert f"{len(EXACT_LAWS) + 2} laws" in ran.out
     assert {"largest(density=0.25)", "largest(density=0.5)", "thin(rank=4)"} <= set(tried)
     assert json.loads((tmp_path / "out" / "report.json").read_text())["laws"] == str(file)
-    front = json.loads((tmp_path / "out" / "report.json").read_text())["front"]
-    assert any({"largest", "thin"} & point["methods"].keys() for point in front)
     certificate = Program.load(tmp_path / "out").meta["certificate"]
     assert certificate["verified"]["laws"]["own"] == ["relu_twice", "bias_from_both"]
-    mine = next(point["program"] for point in front if {"largest", "thin"} & point["methods"].keys())
-    shutil.copy(tmp_path / "out" / "report.json", mine)
-    ran = command("explain", mine)
+    ran = command("explain", "out")
     assert ran.status == 0 and "every one checked in float64" in ran.out, ran.err
-    assert "largest(density=" in ran.out or "thin(rank=4) as lowrank" in ran.out
     file.unlink()
     ran = command("explain", "out")
     assert ran.status == 2 and str(file) in ran.err
+
+
+def test_an_approximation_of_ones_own_is_a_point_and_a_step(tmp_path):
+    """A program that stores a weight by it is called after it, and so is the step that does."""
+    largest, _ = load(written(tmp_path, GOOD)).approximations
+    def mine(lowering, use):
+        if use.layout == "stack" or use.x in lowering.graph.facts["given"]: return [Method()]
+        kept = [each for each in largest.methods(lowering.matrix(use.weight, use.layout)) if each.format == "csr"]
+        return [each._replace(error=1e-4) for each in kept]
+    made = structure(model(num_hidden_layers=1), methods=mine)
+    assert counted(made)["largest"] >= 4 and described(made).startswith("largest x")
+    said = str(chain(made, EXACT_LAWS))
+    assert "as csr at" in said and "largest(density=" in said and "error 0.01 on calibration rows" in said
 
 
 def test_laws_lists_them(command, tmp_path):  # noqa: F811
@@ -198,6 +207,11 @@ def test_no_file(command, tmp_path):  # noqa: F811
 
 def test_the_help_says_that_the_file_is_run(command):  # noqa: F811
     assert "it is run" in " ".join(command("optimize", "--help").out.split())
+
+
+def test_an_approximation_may_not_be_called_as_a_format_is(tmp_path):
+    text = declared("@approximation(size=(0.5,))\ndef half(W, size):\n    return W.astype(np.float16)\n")
+    with pytest.raises(InputError, match="approximation half: opmatrix has one of that name"): load(written(tmp_path, text))
 
 
 def test_a_declared_approximation_has_a_row():
