@@ -33,37 +33,27 @@ def trees(graph: Graph, price: Sequence[float]) -> tuple[Choice, list[float]]:
 
 
 def dag(graph: Graph, price: Sequence[float]) -> Choice:
-    """Each class takes the node whose *set* of nodes below is cheapest, to a fixed point: the usual greedy DAG
-    extraction.
+    """Each class takes the node whose *set* of nodes below is cheapest: the usual greedy DAG extraction.
 
-    Sets of classes are integers, one bit a class. Classes are visited in the order of their numbers, children mostly
-    first, so that few are visited again.
+    A set costs no less than any set in it, so the cheapest node that is left settles its class, as among trees. Sets of
+    classes are integers, one bit a class.
     """
-    sets, total = [0] * graph.classes, [inf] * graph.classes
+    missing, below, total = [len(kids) for kids in graph.kids], [0] * graph.classes, [0.0] * graph.classes
     paid, choice = np.zeros(graph.classes), Choice()
-    heap = sorted((c, i) for i, c in enumerate(graph.cls) if not graph.kids[i])
-    waiting = {i for _, i in heap}
+    heap = sorted((price[i], i) for i, kids in enumerate(graph.kids) if not kids)
     while heap:
-        c, i = heappop(heap)
-        waiting.discard(i)
-        kids = graph.kids[i]
-        if any(not sets[k] or sets[k] >> c & 1 for k in kids):
+        cost, i = heappop(heap)
+        c = graph.cls[i]
+        if c in choice:
             continue
-        cost, below, better = price[i], 1 << c, total[c] * (1 - 1e-12)
-        if kids:
-            first = max(kids, key=total.__getitem__)
-            cost += total[first]
-            if cost < better and len(kids) > 1:
-                rest = union(sets, kids) & ~sets[first]
-                cost += weigh(rest, paid)
-                below |= rest
-            below |= sets[first]
-        if cost < better:
-            sets[c], total[c], choice[c], paid[c] = below, cost, i, price[i]
-            for j in graph.users[c]:
-                if j not in waiting:
-                    waiting.add(j)
-                    heappush(heap, (graph.cls[j], j))
+        choice[c], total[c], paid[c] = i, cost, price[i]
+        below[c] = union(below, graph.kids[i]) | 1 << c
+        for j in graph.users[c]:
+            missing[j] -= 1
+            if not missing[j] and graph.cls[j] not in choice:
+                first = max(graph.kids[j], key=total.__getitem__)
+                rest = union(below, graph.kids[j]) & ~below[first] if len(graph.kids[j]) > 1 else 0
+                heappush(heap, (price[j] + total[first] + weigh(rest, paid), j))
     return choice
 
 

@@ -187,14 +187,14 @@ class Search:
         """Landmark bounds, quick ones first, and the programs they guide to. True if the graph shrank."""
         if self.duals and self.shrunk():
             return True
-        for steps in (100, 10, 3, 1):
+        for steps in (30, 10, 3, 1):
             began = perf_counter()
             dual = landmarks.bound(self.graph, self.graph.price, steps, until=began + self.left / 10)
             self.learn(dual)
             self.guide([s + 1e-3 * p for s, p in zip(dual.spare, self.graph.price, strict=True)])
             if self.shrunk():
                 return True
-            if self.done or perf_counter() - began > 0.03 * self.left:
+            if self.done or perf_counter() - began > 0.1 * self.left:
                 break
         for price in (self.graph.price, self.mixed(dual.spare)):
             self.scatter(price, self.left / 40, len(self.graph.cls) // 10)

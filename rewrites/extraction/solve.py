@@ -66,14 +66,12 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
 
 def plain(graph: Graph, budgets: Sequence[float]) -> Found:
     """The better of greedy DAG and greedy tree extraction, if it meets the budgets; its cost is infinite if not."""
-    found, dag, trees = Found([], inf, 0.0, inf), greedy.dag(graph, graph.price), greedy.trees(graph, graph.price)[0]
-    for chosen in (dag.values(), [*dag.values(), *trees.values()], trees.values()):
-        choice = graph.derive(chosen)
-        if graph.roots <= choice.keys():        # sets that have changed since may close a cycle
-            nodes = graph.walk(choice)
-            cost, *spent = graph.total(nodes)
-            if cost < found.cost and all(s <= b for s, b in zip(spent, budgets, strict=True)):
-                found = Found([o for i in nodes for o in graph.origin[i]], cost, 0.0, cost)
+    found = Found([], inf, 0.0, inf)
+    for choice in (greedy.dag(graph, graph.price), greedy.trees(graph, graph.price)[0]):
+        nodes = graph.walk(choice)
+        cost, *spent = graph.total(nodes)
+        if cost < found.cost and all(s <= b for s, b in zip(spent, budgets, strict=True)):
+            found = Found([o for i in nodes for o in graph.origin[i]], cost, 0.0, cost)
     return found
 
 
