@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -21,23 +22,55 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from rewrites.extraction import Extraction, Node, Problem, extract, read, verify
 
 
-def generated(nodes: int, window: int, cyclic: bool, seed: int) -> Problem:
-    """A random problem: three nodes a class, up to three children among the `window` classes below, and if cyclic above."""
+def far(random: Random, c: int, classes: int) -> Iterable[int]:
+    """Any classes below."""
+    return (random.randrange(c) for _ in range(random.randint(1, 3)))
+
+
+def window(random: Random, c: int, classes: int) -> Iterable[int]:
+    """The forty classes below: little is shared far apart, and no bound is tight."""
+    return (random.randrange(max(0, c - 40), c) for _ in range(random.choice((1, 2, 2, 3))))
+
+
+def layers(random: Random, c: int, classes: int) -> Iterable[int]:
+    """Layers of twenty classes, each on the one below, as in networks."""
+    start = max(0, c // 20 * 20 - 20)
+    return (random.randrange(start, min(c, start + 20)) for _ in range(random.choice((1, 2, 2))))
+
+
+def diamonds(random: Random, c: int, classes: int) -> Iterable[int]:
+    """Two classes just below: chains of diamonds."""
+    return (max(0, c - 1 - int(random.expovariate(0.3))) for _ in range(2))
+
+
+def deep(random: Random, c: int, classes: int) -> Iterable[int]:
+    """A tree with short cuts: many programs of equal cost."""
+    return (c // 2, c // 3) if random.random() < 0.2 else (max(0, c - random.randint(1, 30)) for _ in range(random.randint(1, 2)))
+
+
+def cover(random: Random, c: int, classes: int) -> Iterable[int]:
+    """The upper half of the classes needs some of the lower: a choice of what is shared, over and over."""
+    return (random.randrange(classes // 2) for _ in range(random.choice((1, 2, 2)))) if c >= classes // 2 else ()
+
+
+STRUCTURES = far, window, layers, diamonds, deep, cover
+PRICES = lambda random: float(random.randint(1, 10)), lambda random: 10 * random.random(), lambda random: 1.0
+
+
+def generated(nodes: int, structure: Callable[[Random, int, int], Iterable[int]], cyclic: bool, seed: int) -> Problem:
+    """A random problem: four nodes a class; if cyclic, one child in ten is any class, so that most of it is one component."""
     random = Random(seed)
-    classes = nodes // 3
-    leaves = max(1, classes // 20)
-    price = random.choice((lambda: float(random.randint(1, 10)), lambda: 10 * random.random(), lambda: 1.0))
-
-    def child(c: int) -> int:
-        above = cyclic and random.random() < 0.3
-        return random.randrange(max(0, c - window), min(classes, c + window) if above else c)
-
+    classes = nodes // 4
+    leaves = max(1, classes // 50)
+    price = PRICES[seed % 3]
     out = []
     for i in range(nodes):
         c = i % classes
-        children = tuple(child(c) for _ in range(random.choice((1, 2, 2, 3)))) if c >= leaves else ()
-        out.append(Node(c, children, price()))
-    return Problem(out, [classes - 1, classes - 2, classes - 3])
+        children = [random.randrange(classes) if cyclic and i >= classes and random.random() < 0.1 else k
+                    for k in (structure(random, c, classes) if c >= leaves else ())]
+        out.append(Node(c, tuple(children), price(random)))
+    roots = range(classes // 2, classes) if structure is cover else range(classes - 3, classes)
+    return Problem(out, [*roots])
 
 
 def problems(folder: Path | None, more: bool) -> Iterator[tuple[str, Problem]]:
@@ -45,9 +78,9 @@ def problems(folder: Path | None, more: bool) -> Iterator[tuple[str, Problem]]:
     for path in sorted(folder.glob("**/*.json"), key=lambda path: path.stat().st_size) if folder else ():
         yield path.name, read(path)
     for nodes in (2_000, 5_000, 10_000, 30_000) if more else ():
-        for window in (40, 400):
-            for cyclic in (False, True):
-                yield f"generated_{nodes}_{window}_{'cyclic' if cyclic else 'acyclic'}", generated(nodes, window, cyclic, nodes)
+        for seed, (structure, cyclic) in enumerate(product(STRUCTURES, (False, True))):
+            name = f"{structure.__name__}_{nodes}_{'cyclic' if cyclic else 'acyclic'}"
+            yield name, generated(nodes, structure, cyclic, seed // 2)
 
 
 def closed(answer: Extraction) -> float:
