@@ -5,7 +5,7 @@
 Where there is no proof nothing is said: the laws may not reach, or the budget was spent, which `cut` then tells."""
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ import sympy
 
 from formats.shapes import N
 from opmatrix import monoids
-from opmatrix.term import KINDS, Kind, Operator
+from opmatrix.term import KINDS, Operator
 from rewrites.egraph import SCHEDULE, engine, rules
 from rewrites.law import Law
 from rewrites.laws import values
@@ -48,54 +48,6 @@ FACTS = "\n".join([
     "(rule ((= e (K_mul f s)) (entrywise f) (constant s) (column s)) ((entrywise e)) :ruleset facts)",
     *(f"(rule ((= e (K_{node})) {operands(node)} {where}) ((set (tall e) {rows}) (set (wide e) {columns})) :ruleset facts)"
       for node, (where, rows, columns) in SIZED.items())])
-# A kind that commutes and associates makes a bag of its operands, which has no order. Operands are what it did not make
-# itself, as far as is known: so bags are made after every phase anew.
-BAG = """
-(constructor {bag} (Bag) Op)
-(rule ((= false (made_{kind} a))) ((union a ({bag} (multiset-of a)))) :ruleset {phase}_bags :name "{order} ({phase})")
-(rule ((= e (K_{kind} a b)) (= a ({bag} A)) (= b ({bag} B))) ((union e ({bag} (multiset-sum A B))))
-      :ruleset {phase}_bags :name "{chain} ({phase})")
-"""
-MADE = """
-(function made_{kind} (Op) bool :merge (or old new))
-(rule ((= e (K_{kind} a b))) ((set (made_{kind} e) true) (set (made_{kind} a) false) (set (made_{kind} b) false)) :ruleset facts)
-"""
-
-
-def alone(law: Law) -> Iterator[tuple[Operator, Operator]]:
-    """The two sides of a law without guards about a kind of node with two operands and nothing else."""
-    (left, *more), (right, *_) = law.sides()
-    if left.kind is right.kind and left.kind.arity == 2 == len(left.args) and not more and not law.guards:
-        yield left, right
-
-
-def commuting(laws: Sequence[Law]) -> dict[Kind, Law]:
-    """The kinds of node whose operands may stand in any order, and the laws that say so."""
-    return {a.kind: law for law in laws for a, b in alone(law) if a.args == b.args[::-1]}
-
-
-def associating(laws: Sequence[Law]) -> dict[Kind, Law]:
-    """The kinds of node whose operands may be grouped anyhow, and the laws that say so."""
-    return {a.kind: law for law in laws for a, b in alone(law) if a.kind is a.args[0].kind is b.args[1].kind
-            and (*a.args[0].args, a.args[1]) == (b.args[0], *b.args[1].args)}
-
-
-def bagged(laws: Sequence[Law]) -> dict[Kind, tuple[Law, Law]]:
-    """The kinds that commute and associate, and the two laws that say so."""
-    orders, chains = commuting(laws), associating(laws)
-    return {kind: (orders[kind], chains[kind]) for kind in orders if kind in chains}
-
-
-def written(laws: Sequence[Law], phases: Sequence[str]) -> Iterator[str]:
-    """The laws as rules: bags for what commutes and associates, and each other as it stands."""
-    bags = bagged(laws)
-    yield "\n".join([FACTS, "(sort Bag (MultiSet Op))", *(f"(ruleset {phase}_bags)" for phase in phases)])
-    for kind, (order, chain) in bags.items():
-        yield MADE.format(kind=kind.name)
-        yield from (BAG.format(bag=f"{phase}_{kind.name}", kind=kind.name, phase=phase, order=order.name,
-                               chain=chain.name) for phase in phases)
-    inside = {law.name for pair in bags.values() for law in pair}
-    yield from (rule for law in laws if law.name not in inside for rule in rules(law))
 
 
 ROUND = "(run-schedule (saturate (run facts))) (run {} 1) (print-size)"
@@ -120,14 +72,11 @@ class Prover:
     """An engine that knows these laws. Every proof has a graph of its own."""
 
     def __init__(self, laws: Sequence[Law] = values.LAWS) -> None:
-        inside = {law.name for pair in bagged(laws).values() for law in pair}
-        used = {law.phase for law in laws if law.name not in inside}
-        phases = [phase for phase in dict.fromkeys(SCHEDULE) if phase in used]
+        used = {law.phase for law in laws}
         self.laws, self.engine = tuple(laws), engine(())
         self.acts = any("act" in sort.facts for law in laws for sort in law.variables.values())
-        self.run("\n".join(written(laws, phases)))
-        rounds = {name: self.engine.parse_program(ROUND.format(name)) for each in phases for name in (each, f"{each}_bags")}
-        self.passes = [[rounds[phase] for phase in (*phases[:i + 1], f"{phases[i]}_bags")] for i in range(len(phases))]
+        self.run("\n".join([FACTS, *(rule for law in laws for rule in rules(law))]))
+        self.phases = [self.engine.parse_program(ROUND.format(phase)) for phase in dict.fromkeys(SCHEDULE) if phase in used]
 
     def run(self, program: str) -> None:
         self.engine.run_program(*self.engine.parse_program(program))
@@ -138,8 +87,7 @@ class Prover:
         self.run("(push)\n" + sized(Template.of(roots, inputs(left, right) if self.acts else ()), roots).text)
         try:
             search = Search(self.engine, budget)
-            for phases in self.passes:
-                search.saturate(phases)
+            search.saturate(self.phases)
             proved, growing = search.equal(), search.growing()
         finally:
             self.run("(pop)")

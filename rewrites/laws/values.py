@@ -26,6 +26,7 @@ from rewrites.law import (
 from rewrites.laws import blocks
 from rewrites.laws.blocks import SAME
 
+SORTED = ("(= a (ordering-max a b))", "(!= a b)")           # a and b stand in the wrong order
 TRANSPOSE, RING, LINEAR = "(a b)ᵀ = bᵀ aᵀ", "ring axioms", "linearity"
 
 
@@ -169,13 +170,7 @@ def relu_once(a: array[k, n]):
     return compose(compose(a, relu), relu), compose(a, relu)
 
 
-# ---- sums and products of entries are bags: what commutes and associates needs no order (rewrites/equations.py)
-
-@law(phase=JOIN, source="commutativity of +")
-def sum_order(a: array[k, n], b: array[k, n]):
-    """A sum has no order."""
-    return a + b, b + a
-
+# ---- sums and products of entries are sorted, not saturated: of all orders the engine keeps the one of its classes
 
 @law(phase=JOIN, source="associativity of +")
 def sum_chain(a: array[k, n], b: array[k, n], c: array[k, n]):
@@ -183,16 +178,34 @@ def sum_chain(a: array[k, n], b: array[k, n], c: array[k, n]):
     return (a + b) + c, a + (b + c)
 
 
-@law(phase=JOIN, source="commutativity of *")
-def entries_order(a: array[k, n], b: array[k, n]):
-    """A product of entries has no order."""
-    return a * b, b * a
+@law(phase=JOIN, when=SORTED, source="commutativity of +")
+def sum_order(a: array[k, n], b: array[k, n]):
+    """Two terms of a sum in the order of their classes. True in any order."""
+    return a + b, b + a
+
+
+@law(phase=JOIN, when=SORTED, source="commutativity of +")
+def sum_exchange(a: array[k, n], b: array[k, n], c: array[k, n]):
+    """Neighbours in a sum in the order of their classes. True in any order."""
+    return a + (b + c), b + (a + c)
 
 
 @law(phase=JOIN, source="associativity of *")
 def entries_chain(a: array[k, n], b: array[k, n], c: array[k, n]):
     """A product of three entries may begin at either end."""
     return (a * b) * c, a * (b * c)
+
+
+@law(phase=JOIN, when=SORTED, source="commutativity of *")
+def entries_order(a: array[k, n], b: array[k, n]):
+    """Two factors of each entry in the order of their classes. True in any order."""
+    return a * b, b * a
+
+
+@law(phase=JOIN, when=SORTED, source="commutativity of *")
+def entries_exchange(a: array[k, n], b: array[k, n], c: array[k, n]):
+    """Neighbours in a product of entries in the order of their classes. True in any order."""
+    return a * (b * c), b * (a * c)
 
 
 LAWS = collect(globals()) + blocks.LAWS
