@@ -47,7 +47,7 @@ class Program:
         self.low: list[float] = []
         self.age: list[int] = []
         self.extra = 0                          # order variables, after the nodes
-        self.pace = 4e-8                        # seconds of a relaxation over its entries to the power 1.5
+        self.pace = 4e-8                        # seconds of a relaxation over its work
         self.strict = 1.0                       # the budgets' unit: the solver's tolerance is absolute
         self.scale = 1e3 / (max(graph.price, default=0.0) or 1.0)
         for nodes in graph.members:
@@ -119,18 +119,16 @@ class Program:
         from scipy.optimize import linprog
 
         use = np.array(self.age) >= 0
+        work = (np.diff(self.starts)[use].sum() + 1e4) ** 1.5
+        large = len(self.graph.cls) > LARGE
+        if large and 3 * self.pace * work > time_limit:
+            return None
         rows, low = self.within(self.matrix()[use], np.array(self.low)[use])
         cost = np.r_[self.graph.price, np.zeros(self.extra)] * self.scale
-        if len(cost) <= LARGE:
-            method = "highs-ds"
-        elif 2 * self.pace * rows.nnz ** 1.5 < time_limit:
-            method = "highs-ipm"
-        else:
-            return None
-        began = perf_counter()
+        method, began = "highs-ipm" if large else "highs-ds", perf_counter()
         result = linprog(cost, A_ub=-rows, b_ub=-low, bounds=(0, 1), method=method,
                          options=dict(time_limit=max(time_limit, 0.01)))
-        self.pace = max(self.pace, (perf_counter() - began) / (rows.nnz + 1e4) ** 1.5)
+        self.pace = (perf_counter() - began) / work
         if result.x is None or result.status:
             return None
         for row, slack in zip(np.flatnonzero(use).tolist(), (result.slack > 1e-6).tolist(), strict=False):
@@ -143,11 +141,13 @@ class Program:
         return Relaxation(result.x[:n], value / self.scale, np.maximum(spare[:n], 0.0) / self.scale)
 
     def wake(self, x: np.ndarray) -> int:
-        """Use the resting rows that x violates most, at least 300; how many."""
-        short = np.array(self.low) - self.matrix()[:, :len(x)] @ x
-        short[np.array(self.age) >= 0] = 0.0
-        worst = [row for row in np.argsort(-short)[:max(300, len(short) // 4)].tolist() if short[row] > 1e-3]
-        for row in worst:
+        """Use the resting rows that x violates most, half as many entries as are in use; how many rows."""
+        resting, length = np.array(self.age) < 0, np.diff(self.starts)
+        short = np.where(resting, np.array(self.low) - self.matrix()[:, :len(x)] @ x, 0.0)
+        worst = np.argsort(-short)[:np.count_nonzero(short > 1e-3)]
+        most = max(5000, length[~resting].sum() / 2)
+        worst = worst[:max(1, np.count_nonzero(np.cumsum(length[worst]) <= most))]
+        for row in worst.tolist():
             self.age[row] = 0
         return len(worst)
 
