@@ -17,13 +17,13 @@ from opmatrix.runtime.values import sizes
 from opmatrix.term import Operator
 from rewrites.applying import Applied, Rewrite, apply, refusal
 from rewrites.approximate import difference, observe, sites
-from rewrites.chain import Chain
+from rewrites.approximation import Approximation
+from rewrites.chain import Chain, told
 from rewrites.derivation import Derivation, Step
 from rewrites.derive import lowered
 from rewrites.emit import Emitter
 from rewrites.extraction import Extraction, Infeasible, extract
 from rewrites.fit import Fitter
-from rewrites.front import TRUST
 from rewrites.law import PARTITION, Law, apart
 from rewrites.layers import FULL, Part, parts
 from rewrites.lower import Call, Lowering, Method, Use
@@ -34,7 +34,7 @@ from rewrites.search import Structure, exactly, search
 from rewrites.stages import Stage, Store, Tile, known
 from rewrites.trees import CALLS, READ, Forest, Tree
 from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact, verify_laws
-from rewrites.wording import Writer
+from rewrites.wording import TRUST, Writer
 from rewrites.workload import Workload
 
 ATTENTION, MOST, EQUAL = "attention", 4096, 1e-9          # a kernel, keys of its tiles, and how equal splits of it are
@@ -167,7 +167,8 @@ class Schedule:
                              "name other weights, or leave one stage out")
         for site in chosen:
             try:
-                FORMATS[stage.format].expected(*self.sites[site].shape, **stage.parameters)
+                if stage.own is None:
+                    FORMATS[stage.format].expected(*self.sites[site].shape, **stage.parameters)
                 _ = self.fitter.store(self.sites[site], self.methods[site], site)
             except FormatError as error:
                 raise InputError(f"{stage.name}: {' and '.join(self.names(site))}: {error}") from error
@@ -192,8 +193,16 @@ class Schedule:
     @cached_property
     def methods(self) -> dict[Site, Method]:
         """How weights are stored that are not stored as they are."""
-        return {site: Method(stage.format, tuple(stage.parameters.items()), metric(stage.format))
-                for stage in self.stages if isinstance(stage, Store) for site in self.choice(stage)}
+        return {site: self.method(stage, site) for stage in self.stages if isinstance(stage, Store) for site in self.choice(stage)}
+
+    def method(self, stage: Store, site: Site) -> Method:
+        """How a stage stores a weight. Raises InputError where no format holds what a user's approximation makes of it."""
+        if stage.own is None:
+            return Method(stage.format, tuple(stage.parameters.items()), metric(stage.format))
+        prices, (n, p) = Prices(self.machine, *sizes(self.batch)), self.sites[site].shape
+        if not (found := [*stage.own.methods(self.sites[site])]):
+            raise InputError(f"{stage.name}: {' and '.join(self.names(site))}: no format holds what it makes of it in less than dense does")
+        return min(found, key=lambda method: prices.linear(method.format, n, p, method.parameters))
 
     @cached_property
     def fitter(self) -> Fitter:
@@ -201,7 +210,17 @@ class Schedule:
         program, emitter = self.exact
         found = [site for site in sites(program, self.structure, emitter) if site.x]
         grams = observe(program, [site.x for site in found], self.fit)
-        return Fitter({site.key: grams[site.x] for site in found if site.x})
+        return Fitter({site.key: grams[site.x] for site in found if site.x}, own=self.declared)
+
+    @property
+    def declared(self) -> dict[str, Approximation]:
+        """The approximations of a user's that stages store by, each with all parameters that they give it."""
+        found: dict[str, Approximation] = {}
+        for stage in self.stages:
+            if isinstance(stage, Store) and (own := stage.own) is not None:
+                other = found.get(own.name, own)
+                found[own.name] = replace(own, grid={key: (*dict.fromkeys((*other.grid[key], *own.grid[key])),) for key in own.grid})
+        return found
 
     @cached_property
     def alone(self) -> dict[int, dict[tuple[int, str], tuple[str, float, float]]]:
@@ -212,7 +231,7 @@ class Schedule:
         for site, method in self.methods.items():
             changed = self.made({site: method})
             errors = [difference(changed.run(batch), rows) for batch, rows in zip(batches, wanted, strict=True)]
-            found.setdefault(site[0], {})[site[1:]] = (str(method), *errors)
+            found.setdefault(site[0], {})[site[1:]] = (told(method), *errors)
         return found
 
     # ---- what it is

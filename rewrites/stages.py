@@ -1,9 +1,10 @@
 """Stages of a schedule by hand: compositions of laws, ways to store weights, tiles."""
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opmatrix.errors import InputError
 from rewrites.applying import Kinds, Rewrite
+from rewrites.approximation import Approximation
 from rewrites.law import Law, find
 from rewrites.laws import EXACT_LAWS
 
@@ -16,6 +17,7 @@ class Store:
     format: str
     parameters: dict[str, Any] = field(default_factory=dict)
     only: tuple[str, ...] = ()
+    own: Approximation | None = None                        # of a user: its format is what holds it most cheaply
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,13 @@ def low_rank(rank: int, *only: str) -> Store:
 def half(*only: str) -> Store:
     """Weights in float16."""
     return Store("half()", "half", {}, only)
+
+
+def nearest(approximation: Approximation, *only: str, **parameters: Any) -> Store:
+    """Weights by an approximation that a user declared; what is not given is the first that its declaration tries."""
+    given = {key: parameters.get(key, values[0]) for key, values in approximation.grid.items()}
+    own = replace(approximation, grid={key: (value,) for key, value in given.items()})
+    return Store(own.label(given), "", given, only, own)
 
 
 def tile(keys: int) -> Tile:

@@ -8,6 +8,7 @@ from searched import RAGGED, model
 from opmatrix.errors import InputError
 from opmatrix.operators import gelu, relu
 from opmatrix.oracles import dense
+from rewrites.approximation import approximation
 from rewrites.law import SIMPLIFY, law, n, value
 from rewrites.laws import EXACT_LAWS
 from rewrites.schedules import schedule
@@ -21,6 +22,7 @@ from rewrites.stages import (
     keep,
     low_rank,
     move_value_bias,
+    nearest,
     prune,
     prune_blocks,
     rewrite,
@@ -134,6 +136,24 @@ def test_only_the_weights_that_are_named(joined):
 def test_a_harsher_stage_is_worse(joined):
     errors = [(joined | prune(density)).error for density in (0.9, 0.5, 0.1)]
     assert errors == sorted(errors)
+
+
+def test_an_approximation_of_ones_own(joined):
+    @approximation(density=(0.5,))
+    def largest(W, density):
+        """Keeps the largest entries."""
+        return np.where(abs(W) >= np.quantile(abs(W), 1 - density), W, 0)
+
+    made = joined | nearest(largest, "intermediate") | nearest(largest, "query", density=0.25)
+    stored = [c for c in made.program.constants.values() if getattr(c, "name", "dense") not in ("dense", "half")]
+    assert len(stored) == 4 and sorted({round(np.count_nonzero(c.unpack()) / c.unpack().size, 2) for c in stored}) == [0.25, 0.5]
+    assert "largest(density=0.25)" in str(made) and made.verify()["program"]["float32"]["relative"] < 1
+
+    @approximation()
+    def same(W):
+        """Nothing is saved."""
+        return W + 1
+    with pytest.raises(InputError, match=r"same\(\): encoder_layer_0.*no format holds"): joined | nearest(same)
 
 
 # ---- tiles
