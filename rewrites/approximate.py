@@ -24,6 +24,7 @@ from rewrites.remember import Measured, keep, place, recall
 from rewrites.representations import Representable
 from rewrites.search import Space, Structure
 
+DRAWS = 1000                                                # of sentences, to say how an error varies
 RIDGE = 0.1                                                 # share of the energy of the rows that is spread over all directions
 
 
@@ -152,6 +153,14 @@ def ridged(rows: np.ndarray) -> np.ndarray:
 def difference(found: np.ndarray, wanted: np.ndarray) -> float:
     """Relative change of a whole output: the Frobenius norm of the difference over that of the output."""
     return float(np.linalg.norm(np.asarray(found, np.float64) - wanted) / np.linalg.norm(wanted))
+
+
+def surely(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> float:
+    """What such a change of the output stays below on other sentences, but for one time in a thousand: the quantile over
+    sentences drawn again (bootstrap: Efron 1979). `starts` are the offsets of sentences."""
+    off, size = (np.add.reduceat(np.square(rows).sum(1), starts[:-1]) for rows in (np.asarray(found, np.float64) - wanted, wanted))
+    again = np.random.default_rng(0).integers(0, len(off), (DRAWS, len(off)))
+    return float(np.quantile(np.sqrt(off[again].sum(1) / size[again].sum(1)), 0.999))
 
 
 def methods(site: Site, gram: Gram | None, prices: Prices, limits: Limits) -> Proposals:

@@ -7,7 +7,7 @@ import numpy as np
 
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from rewrites.approximate import Choices, chosen, difference, undominated
+from rewrites.approximate import Choices, chosen, difference, surely, undominated
 from rewrites.approximation import by
 from rewrites.extraction import Infeasible
 from rewrites.search import Structure
@@ -15,7 +15,7 @@ from rewrites.search import Structure
 LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
 OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))           # weights of seconds, bytes, error: the fastest, the smallest
 MOST = 7                                                    # points of the front that are verified and measured
-TRUST = 1.3                                                 # times its error on calibration rows a program is stated to have
+TRUST = 1.2                                                 # times what its error surely is on such rows a program is stated to have
 SPARE = 4096                                                # bytes that Python's own objects may take more than planned
 TRIES = 4                                                   # of tightening budgets that a program turns out to exceed
 
@@ -33,14 +33,17 @@ class Front:
 
     def __post_init__(self) -> None:
         self.wanted = [np.asarray(self.exact.run(batch), np.float64) for batch in self.rows]
-        self.found: dict[int, tuple[Program, float]] = {}   # of a structure: its program, its error on all rows
+        self.found: dict[int, tuple[Program, float, float]] = {}        # of a structure: its program, its errors
 
-    def error(self, program: Program, most: float) -> float:
-        """How far a program is off, on the first rows where that is too much already, else on all."""
+    def errors(self, program: Program, most: float) -> tuple[float, float]:
+        """How far a program is off and what it is stated to be, on the first rows where that is too much already, else on
+        all."""
         for batch, wanted in zip(self.rows, self.wanted, strict=True):
-            if (error := difference(program.run(batch), wanted)) > most:
+            rows = program.run(batch)
+            found = difference(rows, wanted), TRUST * surely(rows, wanted, batch.starts)
+            if found[1] > most:
                 break
-        return error
+        return found
 
     def points(self, error: float, memory: float | None) -> list[Structure]:
         """The fastest and the smallest at every error of the ladder and at the one asked for, whose bound is proved."""
@@ -62,12 +65,12 @@ class Front:
             except Infeasible:
                 return None
             program = self.choices.program(structure, self.meta)
-            joint = self.error(program, error / TRUST) if structure.error else 0.0
+            joint, stated = self.errors(program, error) if structure.error else (0.0, 0.0)
             over = 0.0 if memory is None else program.stored_bytes + program.peak_bytes(self.timed) - memory
-            if joint * TRUST <= error and over <= 0:
-                self.found[id(structure)] = program, joint
+            if stated <= error and over <= 0:
+                self.found[id(structure)] = program, joint, stated
                 return structure
-            budget *= min(1.0, 0.95 * error / (TRUST * joint) if joint else 1.0)
+            budget *= min(1.0, 0.95 * error / stated if stated else 1.0)
             room = None if room is None else room - max(0.0, over)
         return None
 

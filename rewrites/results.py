@@ -5,8 +5,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rewrites.run import Point, Result
 from rewrites.report import megabytes, ms, percent, table
+from rewrites.run import Point, Result
 
 PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
 
@@ -58,7 +58,8 @@ def described(point: Point, place: Path) -> dict[str, Any]:
     return {"name": point.name, "predicted_s": point.predicted_s, "measured_s": point.measured_s,
             "predicted_bytes": point.predicted_bytes, "measured_bytes": point.measured_bytes,
             "stored_bytes": point.program.stored_bytes,
-            "predicted_error": point.predicted_error, "measured_error": point.measured_error, "gap": point.gap,
+            "predicted_error": point.predicted_error, "measured_error": point.measured_error,
+            "stated_error": point.stated_error, "gap": point.gap,
             "verified": point.verified, "program": str(place), "laws": list(point.laws), "methods": point.methods}
 
 
