@@ -11,6 +11,7 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.term import KINDS, PROPERTIES, Kind
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.laws.values import LAWS as VALUE_LAWS
 
 FILE = Path(__file__).with_name("tables.md")
 FLAGS = [name for name, value in vars(Monoid).items() if isinstance(value, bool) and name != "indexed"]
@@ -52,6 +53,8 @@ def tables() -> str:
         "kernels `x_` is a variable, and where a value is multiplied by a value a variable `a` is written `x @ a`.",
         table("Laws", "law, statement, guard, why it holds or helps, source", (
             (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source) for law in EXACT_LAWS)),
+        table("Laws of values, which prove equations", "law, statement, guard, why it holds or helps, source", (
+            (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source) for law in VALUE_LAWS)),
         table("Formats", "format, arrays, bytes, what it is", (form.row().split(" | ") for form in FORMATS.values())),
         table("Monoids", "monoid, unit, flags, what it is", (
             (m.__name__, str(m.identity), flags(m), first(m)) for m in MONOIDS)),
