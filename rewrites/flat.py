@@ -3,7 +3,10 @@ entrywise function on its right. What the e-graph holds, and nothing but terms o
 from collections.abc import Iterator
 from typing import Any
 
-from opmatrix.operators import I, const
+import numpy as np
+
+from formats.shapes import H
+from opmatrix.operators import I, const, weight
 from opmatrix.term import KINDS, Operator
 
 
@@ -32,7 +35,18 @@ def _flat(term: Operator, x: Operator, memo: dict[Any, Operator]) -> Any:
             return flat(term.children[0], x, memo) @ (I * flat(term.children[1], x, memo))
     if term.linear or not term.children or term.kind.matrix:
         return x @ term
+    if term.kind.name == "add":
+        a, b = (flat(child, x, memo) for child in term.children)
+        return spread(a, b) + spread(b, a)
     return term.kind(*(flat(child, x, memo) for child in term.children), *term.attributes)
+
+
+def spread(c: Operator, other: Operator) -> Operator:
+    """A number that is added to every column as a row as wide as the other, so that a law may send it through a matrix."""
+    wide = other.out.cols
+    if not (c.constant and c.uniform and c.out.cols == 1 and c.out.heads in (1, H) and isinstance(wide, int) and wide > 1):
+        return c
+    return const(np.full(wide, c.args[0].array.item())) if c.kind.name == "const" else c @ weight(np.ones((1, wide)))
 
 
 def factors(term: Operator) -> Iterator[Operator]:

@@ -30,7 +30,8 @@ def transposed(term: Operator, x: Any) -> Operator:
     if isinstance(x, Shape):
         into, out = (Shape(term.out.heads, T, cols) for cols in (term.out.cols, term.into.cols))
         return symbol("adjoint", into, out, linear=True)
-    return weight(Data(array(term).swapaxes(-1, -2)))
+    width = None if isinstance(term.into.cols, int) else x.array.shape[-1]          # what takes any width is square
+    return weight(Data(array(term, width).swapaxes(-1, -2)))
 
 
 def cut_rows(term: Operator, heads: Any, x: Any) -> Operator:
@@ -38,7 +39,7 @@ def cut_rows(term: Operator, heads: Any, x: Any) -> Operator:
     if isinstance(x, Shape):
         rows = term.into.cols // heads if isinstance(term.into.cols, int) else term.into.cols / heads
         return symbol("by_head", Shape(heads, T, rows), Shape(heads, T, term.out.cols), linear=True)
-    numbers = array(term)
+    numbers = array(term, None if isinstance(term.into.cols, int) else heads * x.array.shape[-1])
     return weight(Data(numbers.reshape(heads, -1, numbers.shape[-1])))
 
 

@@ -236,9 +236,10 @@ class Law:
 
 
 def apart(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference of two arrays, relative to 1 and to the largest entry; infinite where one is no number."""
+    """The largest difference of two arrays, relative to 1 and to the largest entry; infinite where one alone is no
+    number."""
     a, b = np.broadcast_arrays(a, b)
-    if not (np.isfinite(a) == np.isfinite(b)).all() or (a[~np.isfinite(a)] != b[~np.isfinite(b)]).any():
+    if not np.array_equal(*(np.where(np.isfinite(c), 0, c) for c in (a, b)), equal_nan=True):
         return np.inf
     a, b = a[np.isfinite(a)], b[np.isfinite(b)]
     return float(abs(a - b).max(initial=0) / max(1, abs(a).max(initial=0)))

@@ -7,7 +7,7 @@ from searched import RAGGED, found, model, relative, structure
 
 from formats import Dense, kernels
 from opmatrix.monoids import mean
-from opmatrix.operators import I, gelu, heads, layernorm, ones, product, rsqrt, square, total, turn
+from opmatrix.operators import I, gelu, heads, layernorm, ones, product, rsqrt, square, total, turn, weight
 from opmatrix.operators import over as overall
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
@@ -41,6 +41,7 @@ from rewrites.verify import (
     VerificationError,
     check_graph,
     check_seeded,
+    check_term,
     unrounded,
     verify_approximate,
     verify_exact,
@@ -191,6 +192,54 @@ def test_some_wrong_laws_are_found_in_graphs_alone(wrong):
 def test_a_wrong_law_is_named_alone_where_it_fails_alone():
     with pytest.raises(VerificationError, match=r"made by drops_the_shift \("):
         verify_graphs(TEMPLATES, [*EXACT_LAWS, drops_the_shift])
+
+
+# ---- how it is seen again
+
+def pasted(lines, **instead):
+    """Runs the lines of a reproducer as a test would, with other laws in the place of those it names."""
+    kept = [line for line in lines.splitlines() if line.split()[-1:] not in [[name] for name in instead]]
+    exec(compile("\n".join(kept), "reproducer", "exec"), dict(instead))
+
+
+@law(source="planted, and right")
+def drops_nothing(x: value[n], c: constant[n], A: matrix[n, p]):
+    return (x + c) @ A, x @ A + c @ A
+
+
+@pytest.mark.parametrize("wrong", [honest_when_asked, counts_heads_twice], ids=lambda each: each.name)
+def test_a_reproducer_fails_while_the_law_is_wrong(wrong):
+    with pytest.raises(VerificationError, match="To see it again") as caught: verify_graphs(TEMPLATES[2:], [*EXACT_LAWS, wrong])
+    lines = caught.value.reproducer
+    assert lines in str(caught.value) and f"from test_verify import {wrong.name}" in lines and len(lines.splitlines()) < 16
+    with pytest.raises(AssertionError, match=wrong.name): pasted(lines)
+    pasted(lines, **{wrong.name: drops_nothing})             # and passes once it is right
+
+
+def test_a_reproducer_is_as_small_as_can_be():
+    with pytest.raises(VerificationError) as caught: verify_laws([drops_the_shift])
+    assert caught.value.level == 1
+    lines = caught.value.reproducer.splitlines()
+    term = next(line for line in lines if line.startswith("term = "))
+    assert "+" in term and "@" in term and len(term) < 60 and "array" not in term
+    assert lines[-1].startswith("assert not (found := check_term(term, [drops_the_shift], (1,), 0))")
+
+
+def test_a_reproducer_of_a_wrong_fact_names_no_law(monkeypatch):
+    monkeypatch.setattr(egraph, "FACTS", facts.FACTS + "(rule ((= e (K_gelu))) ((linear e)) :ruleset facts)")
+    found_ = check_term(I @ gelu, [])
+    assert "gelu is not linear" in str(found_[0])
+    with pytest.raises(VerificationError) as caught: verify_graphs(TEMPLATES[2:], EXACT_LAWS)
+    with pytest.raises(AssertionError, match="gelu"): pasted(caught.value.reproducer)
+    monkeypatch.undo()
+    pasted(caught.value.reproducer)
+
+
+def test_a_term_that_agrees_has_no_disagreement():
+    assert not check_term((I + 2.0) @ by_rows @ gelu, EXACT_LAWS)
+
+
+by_rows = weight([[1.0, 2.0, 3.0], [0.5, -1.0, 1.0]])
 
 
 # ---- level 2: planted facts and kernels

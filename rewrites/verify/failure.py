@@ -3,10 +3,12 @@ from typing import Any
 
 
 class VerificationError(Exception):
-    """`level` 1: a law, 2: a member of a class, 3: a program; `where` names it, `values` are the numbers found."""
+    """`level` 1: a law, 2: a member of a class, 3: a program; `where` names it, `values` are the numbers found.
+    `reproducer` is Python that fails by an assert as long as what is wrong is there, where such lines were found."""
 
-    def __init__(self, level: int, where: str, what: str, **values: Any) -> None:
-        self.level, self.where, self.values = level, where, values
+    def __init__(self, level: int, where: str, what: str, reproducer: str = "", **values: Any) -> None:
+        self.level, self.where, self.values, self.reproducer = level, where, values, reproducer
         numbers = ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
                             for name, value in values.items())
-        super().__init__(f"level {level}: {where}: {what}" + (f" ({numbers})" if numbers else ""))
+        lines = f"\nTo see it again:\n\n{reproducer}" if reproducer else ""
+        super().__init__(f"level {level}: {where}: {what}" + (f" ({numbers})" if numbers else "") + lines)

@@ -53,8 +53,13 @@ def check_graph(template: Template, laws: Sequence[Law], seed: int = 0, *, round
     """What disagrees in the graph that the laws make of a template, the smallest that a law made first: there the fault
     is. Numbers are random and sizes shrunken; nothing is subsumed; each phase runs for a few rounds."""
     rng = np.random.default_rng(seed)
-    small = replace(template, values=shrink(template.values, lambda shape: rng.normal(size=shape), template.splits()))
-    return disagreements(saturate(small, laws, trace=True, rounds=rounds, budget=budget), small, rng)
+    shrunk = small(template, laws, rng)
+    return disagreements(saturate(shrunk, laws, trace=True, rounds=rounds, budget=budget), shrunk, rng)
+
+
+def small(template: Template, laws: Sequence[Law], rng: np.random.Generator) -> Template:
+    """The template over random numbers of small sizes."""
+    return spelled(replace(template, values=shrink(template.values, lambda shape: rng.normal(size=shape))), laws)
 
 
 def check_seeded(seeds: Sequence[Law], laws: Sequence[Law], seed: int = 0,
@@ -99,9 +104,10 @@ def spelled(template: Template, laws: Sequence[Law]) -> Template:
     return Template(text, template.values | spoken, entries)
 
 
-def disagreements(graph: Graph, template: Template, rng: np.random.Generator) -> list[Disagreement]:
+def disagreements(graph: Graph, template: Template, rng: np.random.Generator,
+                  lengths: Sequence[int] = ROWS) -> list[Disagreement]:
     """Every class is given the value of one acyclic member; all members, facts and kernels are compared with it."""
-    values = Values(width(template), batch(template, rng), rng)
+    values = Values(width(template), batch(template, rng, lengths), rng)
     terms = represented(graph, template, values)
     found = [*members(graph, terms, template, values), *untrue(graph, terms, values)]
     found = found or list(kernels(graph, terms, template, values))
@@ -248,9 +254,9 @@ def width(template: Template) -> int:
     return int(shapes[0].cols) if shapes else 1
 
 
-def batch(template: Template, rng: np.random.Generator) -> Batch:
+def batch(template: Template, rng: np.random.Generator, lengths: Sequence[int] = ROWS) -> Batch:
     """A ragged batch whose ids are within the tables that the template reads."""
     limits = {e.attributes[0]: template.values[e.attributes[1]] for e in template.entries if e.kind == "given"}
-    lengths = [min(length, limits.get("positions", length)) for length in ROWS]
+    lengths = [min(length, limits.get("positions", length)) for length in lengths]
     return Batch([rng.integers(0, limits.get("tokens", 1), length) for length in lengths],
                  [rng.integers(0, limits.get("kinds", 1), length) for length in lengths])

@@ -1,5 +1,6 @@
 """Levels 1 and 2 over all that a search uses: its laws alone, and the graphs that they make of a model's parts."""
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,8 @@ import numpy as np
 from rewrites.law import Law
 from rewrites.template import Template
 from rewrites.verify.failure import VerificationError
-from rewrites.verify.graph import Disagreement, check_graph, check_seeded
+from rewrites.verify.graph import Disagreement, check_graph, check_seeded, seeded, small
+from rewrites.verify.shrink import reproducer
 
 
 def verify_laws(laws: Sequence[Law], seed: int = 0, draws: int = 2) -> dict[str, Any]:
@@ -18,9 +20,9 @@ def verify_laws(laws: Sequence[Law], seed: int = 0, draws: int = 2) -> dict[str,
             try:
                 law.check(np.random.default_rng([seed, draw]))
             except (AssertionError, TypeError) as error:
-                raise VerificationError(1, law.name, str(error), seed=seed) from error
+                raise VerificationError(1, law.name, str(error), alone(law, seed), seed=seed) from error
     found, _ = check_seeded(laws, laws, seed)
-    blame(found, laws, "the graph of the laws' left sides", seed)
+    blame(found, laws, "the graph of the laws' left sides", seed, lambda: seeded(laws, np.random.default_rng(seed)))
     return {"laws": len(laws), "draws": draws, "seed": seed}
 
 
@@ -29,15 +31,23 @@ def verify_graphs(templates: Iterable[Template], laws: Sequence[Law], seed: int 
     names the first member that disagrees and the laws that made it."""
     distinct = {template.text: template for template in templates}
     for number, template in enumerate(distinct.values()):
-        blame(check_graph(template, laws, seed), laws, f"graph {number + 1} of {len(distinct)}", seed)
+        blame(check_graph(template, laws, seed), laws, f"graph {number + 1} of {len(distinct)}", seed,
+              partial(small, template, laws, np.random.default_rng(seed)))
     return {"graphs": len(distinct), "seed": seed}
 
 
-def blame(found: list[Disagreement], laws: Sequence[Law], where: str, seed: int) -> None:
-    """Raise for the first disagreement; of the laws that may be at fault, those that fail alone are named."""
+def alone(law: Law, seed: int) -> str:
+    """How a law's failure is seen again, by its own left side; nothing where a graph does not show it."""
+    found, _ = check_seeded([law], [law], seed)
+    return reproducer(seeded([law], np.random.default_rng(seed)), [law], found[0], seed) if found else ""
+
+
+def blame(found: list[Disagreement], laws: Sequence[Law], where: str, seed: int, made: Callable[[], Template]) -> None:
+    """Raise for the first disagreement, with its smallest form; of the laws that may be at fault, those that fail alone
+    are named. `made` gives the template it was found in."""
     if not found: return
     first = found[0]
     failing = [law.name for law in laws if law.name in first.laws and not law.holds(np.random.default_rng(seed))]
     guilty = ", ".join(failing or first.laws) or "nothing but its parts"
-    raise VerificationError(2, where, f"{first.what}; made by {guilty}",
+    raise VerificationError(2, where, f"{first.what}; made by {guilty}", reproducer(made(), laws, first, seed),
                             difference=first.difference, disagreements=len(found), seed=seed)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.shapes import Shape
+from formats.shapes import Shape, T
 from opmatrix.oracles import Dense
 from opmatrix.patterns import Batch
 from opmatrix.term import Operator, read
@@ -20,6 +20,17 @@ class AtBorder(Dense):
 
     def symbol(self, name: str, into: Shape, out: Shape) -> "AtBorder":
         return self
+
+
+def widest(term: Operator) -> int:
+    """So many columns that an operator takes which takes any: a place in n columns takes n at most."""
+    for columns in (COLUMNS, *range(COLUMNS - 1, 0, -1)):
+        try:
+            term(Shape(1, T, columns))
+            return columns
+        except TypeError:
+            continue
+    return COLUMNS
 
 
 class Values:
@@ -45,7 +56,7 @@ class Values:
     def of_operator(self, term: Operator, number: int = 0) -> tuple[Exact, Exact]:
         """An operator's input and what it gives there."""
         heads, columns = (size if isinstance(size, int) else free for size, free in
-                          ((term.into.heads, 1), (term.into.cols, COLUMNS)))
+                          ((term.into.heads, 1), (term.into.cols, widest(term))))
         x, memo = self.at(heads, columns, number)
         return x.array, self.read(term, x, memo)
 

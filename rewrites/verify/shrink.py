@@ -1,0 +1,220 @@
+"""A minimal reproducer of a disagreement: the smallest term, the fewest laws, the smallest sizes and fewest rows that still
+disagree (delta debugging: Zeller and Hildebrandt 2002), as a few lines of the algebra."""
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from formats.shapes import Shape, T
+from opmatrix.data import Data
+from opmatrix.operators import I, symbol, weight
+from opmatrix.show import labels, text
+from opmatrix.term import Operator, substitute
+from rewrites.egraph import saturate
+from rewrites.flat import flat
+from rewrites.law import ROWS, Law
+from rewrites.template import Template, shrunken, sizes_of
+from rewrites.verify.graph import Disagreement, disagreements, spelled
+
+PATIENCE = 200                                              # graphs that may be tried
+LENGTHS = (1,), (2,), (1, 1), (2, 1)                        # of sentences, fewest rows first
+SPEAKS = ("opmatrix.operators", "opmatrix.patterns", "opmatrix.monoids", "opmatrix.nodes", "opmatrix.term", "opmatrix",
+          "rewrites.kinds", "rewrites.law")
+
+
+def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROWS, seed: int = 0) -> list[Disagreement]:
+    """What disagrees in the graph that the laws make of an operator at a random input of sentences of these lengths."""
+    border = entrance(term)
+    template = Template.of({"term": flat(term, border)}, [border])
+    template = spelled(template, laws)
+    graph = saturate(template, laws, trace=True, rounds=3, budget=1500)
+    return disagreements(graph, template, np.random.default_rng(seed), lengths)
+
+
+def entrance(term: Operator) -> Operator:
+    """The opaque input of an operator."""
+    width = term.into.cols if isinstance(term.into.cols, int) else 1
+    return symbol("border", Shape(1, T, width), Shape(1, T, width))
+
+
+@dataclass
+class Case:
+    """An operator, laws and lengths of sentences that disagree."""
+
+    term: Operator
+    laws: tuple[Law, ...]
+    lengths: tuple[int, ...] = ROWS
+    found: Disagreement | None = None
+
+    def weight(self) -> tuple[int, int, int]:
+        data = [a for node in self.term.walk() for a in node.attributes if isinstance(a, Data)]
+        return (sum(1 for _ in self.term.walk()), sum(a.array.size for a in data), sum(self.lengths))
+
+
+def alike(found: Disagreement, first: Disagreement) -> bool:
+    """Whether this may be the fault that was seen first: of the same laws, of a fact or a kernel, and of numbers if that
+    was."""
+    same = bool({*found.laws} & {*first.laws}) if first.laws else not found.laws
+    return same and found.kernel == first.kernel and (found.difference < np.inf or first.difference == np.inf)
+
+
+class Shrinker:
+    """Tries smaller cases as long as they disagree and patience lasts."""
+
+    def __init__(self, case: Case, seed: int, first: Disagreement) -> None:
+        self.best, self.seed, self.left, self.first = case, seed, PATIENCE, first
+
+    def tries(self, **changed: Any) -> bool:
+        """Whether a changed case disagrees too; then it is the best so far."""
+        if self.left <= 0:
+            return False
+        self.left -= 1
+        case = replace(self.best, **changed)
+        try:
+            found = check_term(case.term, case.laws, case.lengths, self.seed)
+        except (TypeError, ValueError, KeyError):
+            return False
+        if not (same := [each for each in found if alike(each, self.first)]):
+            return False
+        self.best = replace(case, found=same[0])
+        return True
+
+    def run(self) -> Case:
+        self.laws()
+        while self.terms() or self.sizes():
+            pass
+        for lengths in LENGTHS:
+            if self.tries(lengths=lengths): break
+        self.numbers()
+        self.laws()
+        return self.best
+
+    def laws(self) -> None:
+        """Those that are named, else all but what can be left out, half of them at a time."""
+        named = tuple(law for law in self.best.laws if self.best.found and law.name in self.best.found.laws)
+        if self.tries(laws=named): pass
+        step = len(self.best.laws)
+        while step := step // 2:
+            for lo in range(len(self.best.laws) - step, -1, -step):
+                kept = self.best.laws[:lo] + self.best.laws[lo + step:]
+                if len(kept) < len(self.best.laws): self.tries(laws=kept)
+
+    def terms(self) -> bool:
+        """A part for the whole, a part of a part for the part, or the input itself for a part."""
+        return any(self.tries(term=smaller) for smaller in sorted(set(parts(self.best.term)), key=count)
+                   if count(smaller) < count(self.best.term))
+
+    def sizes(self) -> bool:
+        """One size made smaller everywhere, or all that a number divides."""
+        template = Template.of({"term": self.best.term})
+        have = sorted({s for v in template.values.values() for s in sizes_of(v)} | {
+            v for v in template.values.values() if type(v) is int})
+        maps = [{size: small} for size in have for small in (1, 2, 3) if small < size]
+        maps += [{size: size // by for size in have if size % by == 0} for by in (2, 3)]
+        rng = np.random.default_rng(self.seed)
+        return any(self.tries(term=term) for sizes in maps if (term := resized(template, sizes, rng)) is not None
+                   and Case(term, ()).weight() < Case(self.best.term, ()).weight())
+
+    def numbers(self) -> None:
+        """Whole numbers, if they will do."""
+        template, rng = Template.of({"term": self.best.term}), np.random.default_rng(self.seed)
+        for most in (2, 3, 9):
+            values = {name: Data(rng.integers(1, most + 1, v.shape) * rng.choice([-1.0, 1.0], v.shape))
+                      if isinstance(v, Data) else v for name, v in template.values.items()}
+            if self.tries(term=last(template, values)): return
+        plain = {name: Data(v.array.round(2)) if isinstance(v, Data) else v for name, v in template.values.items()}
+        self.tries(term=last(template, plain))
+
+
+def count(term: Operator) -> int:
+    return sum(1 for _ in term.walk())
+
+
+def last(template: Template, values: dict[str, Any]) -> Operator:
+    """The root of a template of one, over other numbers."""
+    return [*template.instance(values).values()][-1]
+
+
+def resized(template: Template, sizes: dict[int, int], rng: np.random.Generator) -> Operator | None:
+    """The term at other sizes; none where it does not fit."""
+    every = {s: s for v in template.values.values() for s in (*sizes_of(v), *([v] if type(v) is int else []))}
+    try:
+        return last(template, {name: shrunken(value, every | sizes, lambda shape: rng.normal(size=shape))
+                               for name, value in template.values.items()})
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+def parts(term: Operator) -> Iterator[Operator]:
+    """Smaller operators: its parts; itself with a part of it replaced by a part of that, by the input or by a weight."""
+    nodes = [node for node in term.walk() if node.children]
+    for node in reversed(nodes):
+        yield node
+    for node in nodes:
+        for other in (*node.children, I, weight(Data(np.ones((2, 3))))):
+            try:
+                if isinstance(node.out.cols, int) and other.kind.name == "weight":
+                    into = term.into.cols
+                    other = weight(Data(np.linspace(-1, 1, int(into) * node.out.cols).reshape(int(into), -1)))
+                made = substitute(term, {node: other})
+            except (TypeError, ValueError):
+                continue
+            yield made
+
+
+# ---- as text
+
+def reproducer(template: Template, laws: Sequence[Law], found: Disagreement, seed: int) -> str:
+    """Lines of Python that fail by an assert as long as the disagreement is there; nothing where no single operator of
+    the template shows it."""
+    case = start(template, tuple(laws), found, seed)
+    return "" if case is None else said(Shrinker(case, seed, found).run(), seed)
+
+
+def start(template: Template, laws: tuple[Law, ...], found: Disagreement, seed: int) -> Case | None:
+    """The first imported operator, small ones first, that disagrees by the laws named, else by all."""
+    named = tuple(law for law in laws if law.name in found.laws)
+    terms = [t for t in template.instance(template.values).values() if t.children and t.out.rows is T]
+    for own in ((named,) if named else ()) + (laws,):
+        for term in sorted(dict.fromkeys(map(opened, terms)), key=count):
+            try:
+                if again := [each for each in check_term(term, own, seed=seed) if alike(each, found)]:
+                    return Case(term, own, found=again[0])
+            except (TypeError, ValueError, KeyError):
+                continue
+    return None
+
+
+def opened(term: Operator) -> Operator:
+    """The operator whose value at the border this is, over arrays without names."""
+    by = {node: I if node.args[0] == "border" else node for node in term.walk() if node.kind.name == "symbol"}
+    arrays = {node: node.kind(Data(node.args[0].array)) for node in term.walk() if node.kind.name in ("weight", "const")}
+    return substitute(term, by | arrays)
+
+
+def said(case: Case, seed: int) -> str:
+    """The case as Python."""
+    found, arrays = case.found, []
+    for leaf, name in labels(case.term).items():
+        if isinstance(leaf, Data):
+            kind = "const" if len(leaf.shape) == 1 else "weight"
+            arrays.append(f"{name} = {kind}({leaf.array.tolist()})")
+    body = text(case.term)
+    names = ", ".join(law.name for law in case.laws)
+    lines = [*imports(" ".join([*arrays, body])), *(f"from {law.body.__module__} import {law.name}" for law in case.laws),
+             "from rewrites.verify import check_term", "", *arrays, f"term = {body}",
+             *(f"# {line}" for line in str(found).splitlines()),
+             f"assert not (found := check_term(term, [{names}], {case.lengths}, {seed})), str(found[0])"]
+    return "\n".join(lines)
+
+
+def imports(body: str) -> Iterator[str]:
+    """Where the words of a term come from."""
+    words = set(re.findall(r"(?<![.\w])[A-Za-z_]\w*(?!\w)(?!\s*=[^=])", body))
+    for module in SPEAKS:
+        if own := sorted(word for word in words if hasattr(import_module(module), word)):
+            yield f"from {module} import {', '.join(own)}"
+            words -= {*own}
