@@ -36,7 +36,7 @@ def silu(x: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(x * 0.5 * (1 + np.tanh(x / 2)))
 
 
-def relu(x: NDArray[Any]) -> NDArray[Any]: return np.maximum(x, 0)
+def relu(x: NDArray[Any]) -> NDArray[Any]: return np.asarray(np.maximum(x, 0))
 def rsqrt(x: NDArray[Any]) -> NDArray[Any]: return np.asarray(1 / np.sqrt(x))
 
 

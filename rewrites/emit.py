@@ -10,6 +10,7 @@ import numpy as np
 from formats.epilogue import ACTIVATIONS
 from opmatrix.program import Step
 from rewrites.fit import Fitter
+from rewrites.interpret import Interpreted
 from rewrites.kinds import array
 from rewrites.lower import Call, Lowering, Method, Stored, Use, layout
 
@@ -71,7 +72,7 @@ class Emitter:
             soft = self._name()
             self.steps.append(Step("softmax", {"x": self._any(bound["s"])}, {"where": bound["where"]}, soft))
             self._step("values", {"p": soft, "v": self._heads(bound["v"])}, {}, cls, heads)
-        elif kernel == "interpret":
+        elif isinstance(call.implementation, Interpreted):
             operands = {name: (self._heads if lowering.matcher.heads[at] > 1 else self._rows)(at) for name, at in call.bound}
             arrays = call.implementation.data(lowering.template.values)
             operands |= {f"c{k}": self._constant((self.part, data), partial(np.asarray, data.array))

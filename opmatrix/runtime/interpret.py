@@ -67,7 +67,7 @@ class AtValues(Dense):
     """Whole arrays, where symbols stand for the values of a step."""
     values: Sequence[Exact] = field(default=())
 
-    def symbol(self, name: str, into: Shape, out: Shape) -> "AtValues":
+    def symbol(self, name: str, into: Shape, out: Shape) -> Dense:
         return self.of(self.values[int(name[1:])])
 
 
