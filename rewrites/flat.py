@@ -46,7 +46,9 @@ def spread(c: Operator, other: Operator) -> Operator:
     wide = other.out.cols
     if not (c.constant and c.uniform and c.out.cols == 1 and c.out.heads in (1, H) and isinstance(wide, int) and wide > 1):
         return c
-    return const(np.full(wide, c.args[0].array.item())) if c.kind.name == "const" else c @ weight(np.ones((1, wide)))
+    wider: Operator = (const(np.full(wide, c.args[0].array.item())) if c.kind.name == "const"
+                       else c @ weight(np.ones((1, wide))))
+    return wider
 
 
 def factors(term: Operator) -> Iterator[Operator]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from formats.shapes import H, Shape, T
+from formats.shapes import H, N, Shape, T
 from opmatrix.data import Data
 from opmatrix.operators import cols, combinator, const, symbol, weight
 from opmatrix.oracles import dense
@@ -37,6 +37,8 @@ def transposed(term: Operator, x: Any) -> Operator:
 def cut_rows(term: Operator, heads: Any, x: Any) -> Operator:
     """One block of rows of a matrix for each head."""
     if isinstance(x, Shape):
+        if term.into.cols is N:                             # it takes any width: that of all heads together
+            return symbol("by_head", Shape(heads, T, x.cols), Shape(heads, T, term(Shape(1, T, heads * x.cols)).cols), linear=True)
         rows = term.into.cols // heads if isinstance(term.into.cols, int) else term.into.cols / heads
         return symbol("by_head", Shape(heads, T, rows), Shape(heads, T, term.out.cols), linear=True)
     numbers = array(term, None if isinstance(term.into.cols, int) else heads * x.array.shape[-1])

@@ -24,7 +24,7 @@ class AtBorder(Dense):
 
 def widest(term: Operator) -> int:
     """So many columns that an operator takes which takes any: a place in n columns takes n at most."""
-    for columns in (COLUMNS, *range(COLUMNS - 1, 0, -1)):
+    for columns in range(COLUMNS, 0, -1):
         try:
             term(Shape(1, T, columns))
             return columns
