@@ -20,7 +20,7 @@ def test_the_algebra():
     assert runner.summarize(verbose=False).attempted >= 10 and not runner.failures
 
 
-@pytest.mark.parametrize("block", SCRIPTS, ids=["law", "format", "family", "kernel"])
+@pytest.mark.parametrize("block", SCRIPTS, ids=["equations", "law", "format", "family", "kernel"])
 def test_what_one_can_add(block, tmp_path):
     """Each in a process of its own, from a file as a user has it: what it declares is declared nowhere else."""
     script = tmp_path / "added.py"
