@@ -24,8 +24,8 @@ from opmatrix.checkpoint import open_model  # noqa: E402
 from opmatrix.measure import seconds, turned, undisturbed  # noqa: E402
 from opmatrix.patterns import Batch  # noqa: E402
 from rewrites.laws import EXACT_LAWS  # noqa: E402
-from rewrites.run import Run  # noqa: E402
 from rewrites.report import Report, table  # noqa: E402
+from rewrites.run import Run  # noqa: E402
 from rewrites.workload import Workload  # noqa: E402
 
 COLUMNS = "workload", "program", "ms", "share_saved", "times_baseline", "predicted_ms", "error"

@@ -20,8 +20,8 @@ from opmatrix.checkpoint import open_model  # noqa: E402
 from opmatrix.measure import measure, medians  # noqa: E402
 from rewrites.extraction import Infeasible  # noqa: E402
 from rewrites.laws import EXACT_LAWS  # noqa: E402
-from rewrites.run import Run, without  # noqa: E402
 from rewrites.report import Report, table  # noqa: E402
+from rewrites.run import Run, without  # noqa: E402
 from rewrites.workload import Workload  # noqa: E402
 
 COLUMNS = "program", "predicted_ms", "measured_ms", "measured_over_predicted"

@@ -31,8 +31,8 @@ ROWS, INPUT = (4, 1, 3), 5                                  # three sequences of
 
 class sharp(monoids.softmax):
     """Softmax of twice the scores: a second monoid with its flags."""
-    closed = None
-    def lift(z: Any, v: Any) -> Any: return monoids.softmax.lift(2 * z, v)     # type: ignore[override,misc]
+    closed = None                                           # type: ignore[assignment]
+    def lift(z: Any, v: Any) -> Any: return monoids.softmax.lift(2 * z, v)     # type: ignore
 
 
 Sides = tuple[tuple[Operator, ...], tuple[Operator, ...]]
@@ -143,7 +143,8 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
         case "count":
             return SAMPLE[h]
         case "over":
-            return chosen(rng, [m for m in (*monoids.MONOIDS, sharp) if m.width == 1 and not m.indexed], sort.sizes)
+            among: list[Any] = [*monoids.MONOIDS, sharp]
+            return chosen(rng, [m for m in among if m.width == 1 and not m.indexed], sort.sizes)
         case "where":
             return chosen(rng, [earlier, patterns.causal, patterns.sequence, patterns.everyone], sort.sizes)
     raise TypeError(f"{variable}: no way to draw a {sort.name}")
@@ -239,7 +240,8 @@ def apart(a: np.ndarray, b: np.ndarray) -> float:
     """The largest difference of two arrays, relative to 1 and to the largest entry; infinite where one alone is no
     number."""
     a, b = np.broadcast_arrays(a, b)
-    if not np.array_equal(*(np.where(np.isfinite(c), 0, c) for c in (a, b)), equal_nan=True):
+    lost = [np.where(np.isfinite(c), 0, c) for c in (a, b)]
+    if not np.array_equal(lost[0], lost[1], equal_nan=True):
         return np.inf
     a, b = a[np.isfinite(a)], b[np.isfinite(b)]
     return float(abs(a - b).max(initial=0) / max(1, abs(a).max(initial=0)))

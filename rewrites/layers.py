@@ -63,7 +63,7 @@ def parts(model: Operator) -> list[dict[str, Part]]:
     found: list[dict[str, Part]] = []
     before: tuple[Operator, Operator] | None = None
     width: Operator | None = None
-    for number, factor in enumerate(split(model)):
+    for factor in split(model):
         starts = {FULL: border(width)} if width is not None else {FULL: given("tokens", int(factor.into.cols))}
         if before is not None:
             starts[NORMED] = before[1]

@@ -18,8 +18,8 @@ from opmatrix.patterns import Batch
 from rewrites.approximate import difference
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
-from rewrites.run import Run, optimize, without
 from rewrites.representations import forms
+from rewrites.run import Run, optimize, without
 from rewrites.search import exactly, search
 
 MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 2,

@@ -14,10 +14,10 @@ from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
 from opmatrix.spectra import Spectrum
 from opmatrix.term import Operator
+from rewrites import optimize
 from rewrites.extraction import Extraction, Node, Problem, extract
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites import optimize
 from rewrites.run import Point, Result
 
 
