@@ -27,7 +27,7 @@ from rewrites.approximate import difference  # noqa: E402
 from rewrites.extraction import Infeasible  # noqa: E402
 from rewrites.laws import EXACT_LAWS  # noqa: E402
 from rewrites.report import Report, hushed, table  # noqa: E402
-from rewrites.run import Run  # noqa: E402
+from rewrites.run import RUNS, Run  # noqa: E402
 from rewrites.workload import Workload  # noqa: E402
 
 COLUMNS = ("seed", "layers", "width", "heads", "kv_heads", "norm", "act", "mask", "rows", "error_budget", "memory_budget", "program",
@@ -64,10 +64,12 @@ def tried(seed, sentences, machine):
     run.front(0.5, None)
     error = rng.uniform(*ends([p.stated_error for p in run.points]))
     run.front(error, None)
-    memory = rng.uniform(*ends([p.predicted_bytes for p in run.points if p.stated_error <= error]))
+    imported = run.programs["imported"]
+    memory = rng.uniform(*ends([*(p.predicted_bytes for p in run.points if p.stated_error <= error),
+                                imported.stored_bytes + imported.peak_bytes(batch)]))
     run.front(error, memory)
     run.verify()
-    for point in run.points: point.measured_bytes = point.program.stored_bytes + peak(point.program, batch)
+    for point in run.points: point.measured_bytes = point.program.stored_bytes + peak(point.program, batch, RUNS)
     try: best = run.answer(error, memory, lambda point: point.predicted_s)
     except Infeasible: return [seed, *[""] * 8, error, memory, "refused", *[""] * 6, time.perf_counter() - begun]
     fresh = Batch(random_sentences(config, rng, 48))

@@ -64,8 +64,9 @@ def ratio(taken: Seconds, name: str, base: str) -> float:
     return median(a / b for a, b in zip(taken[name], taken[base], strict=True))
 
 
-def peak(program: Any, batch: Any) -> int:
-    """The most bytes that a call holds at a time beyond what was held before, as tracemalloc counts (numpy tells it).
+def peak(program: Any, batch: Any, runs: int = 1) -> int:
+    """The most bytes that a call holds at a time beyond what was held before, as tracemalloc counts (numpy tells it); of so
+    many runs the most.
 
     The program runs once before, so that compiling, first imports and what Python itself keeps are not counted."""
     running = tracemalloc.is_tracing()
@@ -73,11 +74,13 @@ def peak(program: Any, batch: Any) -> int:
     try:
         gc.collect()
         program.run(batch)
-        before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        kept = program.run(batch)
-        most = tracemalloc.get_traced_memory()[1]
-        del kept
-        return most - before
+        most = 0
+        for _ in range(runs):
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            kept = program.run(batch)
+            most = max(most, tracemalloc.get_traced_memory()[1] - before)
+            del kept
+        return most
     finally:
         if not running: tracemalloc.stop()

@@ -24,6 +24,7 @@ from rewrites.representations import Representable
 from rewrites.search import Space, Structure, cheapest, exactly, search
 from rewrites.workload import Workload
 
+RUNS = 3                                                    # of which the most memory counts
 ROUNDING = 4.0                                              # an exact program may round so many times as much as the import
 GROUP = 256                                                 # rows that the float64 oracle reads at a time
 FEW = 64                                                    # rows that every step is checked on
@@ -262,7 +263,7 @@ class Run:
         self.fused_s = middle["fused"]
         for name, point in points.items():
             point.measured_s = middle[name]
-            point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed)
+            point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed, RUNS)
 
     def saved(self) -> list[tuple[str, float]]:
         """Predicted seconds that each law saves, by leaving it out, along the chosen border states; the most first. A law

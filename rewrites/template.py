@@ -99,9 +99,11 @@ def known(term: Operator, leaves: Sequence[Operator]) -> Iterator[str]:
         yield "act"
     if term.kind.name == "given":
         yield "given"
-    yield from (fact for fact in ("linear", "additive", "entrywise") if getattr(term, fact))
-    if term.linear and term.out.heads in (1, H):
-        yield "single"
+    yield from (fact for fact in ("additive", "entrywise") if getattr(term, fact))
+    if term.linear and (isinstance(term.into.cols, int) or not isinstance(term.out.cols, int)):
+        yield "linear"                                      # row sums of any width are no matrix that could be turned
+        if term.out.heads in (1, H):
+            yield "single"
     if term.constant and term.uniform:
         yield "constant"
     if term.out.cols == 1:
