@@ -14,6 +14,7 @@ from rewrites.laws.facts import FACTS, UNARY
 from rewrites.template import Template, quoted
 
 SCHEDULE = (NORMALISE, SIMPLIFY, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
+WILD = 4                                                    # budgets that the next round may reach if it grows as the last
 ROUNDS = {MARK: 2, JOIN: 2}                                 # queries with keys, then both with values
 
 
@@ -141,7 +142,8 @@ def engine(laws: Sequence[Law], trace: bool = False) -> Any:
 def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000, rounds: int = 12,
              shared: Any = None) -> Graph:
     """Every program that the laws reach from the template, phase by phase. A phase that is not saturated after `rounds`
-    is stopped; past `budget` nodes all are. `Graph.cut` says which law was growing. `shared` is an engine of these laws."""
+    is stopped; past `budget` nodes all are, and before a round that would go far beyond. `Graph.cut` says which law was
+    growing. `shared` is an engine of these laws."""
     graph, names = Graph(), {each.name + back for each in laws for back in ("", " backwards")}
     start = time.perf_counter()
     shared = engine(laws, trace) if shared is None else shared
@@ -155,9 +157,9 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
 
     run("(push)", "load")
     run(template.text, "load")
-    rows = 0
+    rows, wild = len(template.entries), False
     for phase in SCHEDULE:
-        for number in range(limit := ROUNDS.get(phase, rounds) * (rows <= budget)):
+        for number in range(limit := ROUNDS.get(phase, rounds) * (rows <= budget and not wild)):
             run("(run-schedule (saturate (run facts)))", "facts")
             done, sizes = run(f"(run {phase} 1) (print-size)", phase)
             fired = {name: count for name, count in done.report.num_matches_per_rule.items() if name in names}
@@ -165,8 +167,9 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
                 graph.matches[name] += count
             if not done.report.updated:
                 break
-            rows = sum(count for name, count in sizes.sizes if name.startswith("K_"))
-            if fired and (rows > budget or (number == limit - 1 and phase not in ROUNDS)):
+            before, rows = rows, sum(count for name, count in sizes.sizes if name.startswith("K_"))
+            wild = rows * rows > WILD * budget * max(before, 1)         # a round cannot be stopped once it has begun
+            if fired and (rows > budget or wild or (number == limit - 1 and phase not in ROUNDS)):
                 graph.cut.append(f"{phase} at {rows} nodes after {number + 1} rounds: "
                                  f"{max(fired, key=lambda name: fired[name])} was growing")
                 break
