@@ -4,7 +4,7 @@ weight may be stored in eight ways.
     python benchmarks/search.py [--layers 1 2 6 12 24 48] [--tokens 128] [--rounds 3] [--width 768] [--csv OUT]
 
 Only sizes count, so weights are promised, not made. Imports are done
-before the clock starts; figures are medians of rounds."""
+before the clock starts; figures are medians of rounds, without the garbage collector, as timeit has it."""
 import argparse
 import csv
 import os
@@ -24,6 +24,7 @@ import scipy.optimize  # noqa: E402, F401
 
 from formats.machine import this_machine  # noqa: E402
 from opmatrix.data import Promised  # noqa: E402
+from opmatrix.measure import undisturbed  # noqa: E402
 from opmatrix.models import build  # noqa: E402
 from rewrites.budgets import within  # noqa: E402
 from rewrites.flat import factors  # noqa: E402
@@ -127,11 +128,12 @@ def measured(model, laws, machine, tokens, rounds):
     from rewrites.extraction import Infeasible
     phases, totals, processor = [], [], []
     for _ in range(rounds):
-        begun, own = time.perf_counter(), time.process_time()
-        try: found = search(model, laws, machine, tokens, tokens ** 2)
-        except Infeasible: return None
-        totals.append(time.perf_counter() - begun)
-        processor.append(time.process_time() - own)
+        with undisturbed():
+            begun, own = time.perf_counter(), time.process_time()
+            try: found = search(model, laws, machine, tokens, tokens ** 2)
+            except Infeasible: return None
+            totals.append(time.perf_counter() - begun)
+            processor.append(time.process_time() - own)
         phases.append(found.seconds)
     seconds = {name: median(each.get(name, 0.0) for each in phases) for name in phases[0]}
     seconds["other"] = max(0.0, median(totals) - sum(seconds.values()))

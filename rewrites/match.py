@@ -62,27 +62,31 @@ class Matcher:
                 yield sort.sizes[-2], rows
 
     def _matches(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Found]:
-        if (kind := pattern.kind.name) != "symbol" and (cls, kind) not in self.members:
+        kind = pattern.kind.name
+        if kind != "symbol" and (cls, kind) not in self.members:
             return ()
         if (found := self.known.get((pattern, cls))) is None:
-            found = self.known[pattern, cls] = [*self._match(pattern, cls, variables)]
+            match = self._symbol if kind == "symbol" else self._members
+            found = self.known[pattern, cls] = match(pattern, cls, variables)
         return found
 
-    def _match(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[Found]:
-        if pattern.kind.name == "symbol":
-            name = str(pattern.args[0])
-            if self.sorts.setdefault(pattern, variables[name]) != variables[name]:
-                raise TypeError(f"symbol {name} is a {self.sorts[pattern]} of one pattern and a {variables[name]} of another")
-            if self._fits(cls, variables[name]):
-                yield {name: cls}
-            return
+    def _symbol(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Found]:
+        name = str(pattern.args[0])
+        if self.sorts.setdefault(pattern, variables[name]) != variables[name]:
+            raise TypeError(f"symbol {name} is a {self.sorts[pattern]} of one pattern and a {variables[name]} of another")
+        return [{name: cls}] if self._fits(cls, variables[name]) else ()
+
+    def _members(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Found]:
+        parts, found = pattern.children, list[Found]()
         for node in self.members[cls, pattern.kind.name]:
             if (start := self._attributes(pattern.attributes, node.attributes)) is not None:
                 for children in orders(node):
-                    found: Sequence[Found] = [start]
-                    for part, child in zip(pattern.children, children, strict=True):
-                        found = found and [*joined(found, self._matches(part, child, variables))]
-                    yield from found
+                    ways: Sequence[Found] = [start]
+                    for part, child in zip(parts, children, strict=True):
+                        if not (ways := joined(ways, self._matches(part, child, variables))):
+                            break
+                    found += ways
+        return found
 
     def _attributes(self, wanted: tuple[Any, ...], own: tuple[str, ...]) -> Found | None:
         found: Found = {}
@@ -114,12 +118,10 @@ class Matcher:
         return self.heads[cls] == 1
 
 
-def joined(ours: Sequence[Found], theirs: Sequence[Found]) -> Iterator[Found]:
+def joined(ours: Sequence[Found], theirs: Sequence[Found]) -> list[Found]:
     """Every two that agree on the variables they share, as one."""
-    for one in ours:
-        for other in theirs:
-            if all(one[name] == other[name] for name in one.keys() & other.keys()):
-                yield one | other
+    return [one | other for one in ours for other in theirs
+            if not one or all(one[name] == other[name] for name in one.keys() & other.keys())]
 
 
 def of_heads(sort: Sort) -> bool:
