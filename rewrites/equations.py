@@ -84,13 +84,17 @@ class Prover:
         self.run("\n".join([FACTS, *(rule for law in self.laws for rule in rules(law))]))
         self.phases = [self.engine.parse_program(ROUND.format(phase)) for phase in dict.fromkeys(SCHEDULE) if phase in used]
 
+    def refresh(self) -> None:
+        """A fresh engine where this one has made enough proofs."""
+        if self.proofs == MOST:
+            self.renew()
+
     def run(self, program: str) -> None:
         self.engine.run_program(*self.engine.parse_program(program))
 
     def prove(self, left: Operator, right: Operator, budget: int = 3000) -> Proof:
         """Whether both end in one class before the graph has more nodes than the budget."""
-        if self.proofs == MOST:
-            self.renew()
+        self.refresh()
         self.proofs += 1
         start, roots = time.perf_counter(), {"left": left, "right": right}
         self.run("(push)\n" + sized(Template.of(roots, inputs(left, right) if self.acts else ()), roots).text)

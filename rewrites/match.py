@@ -28,7 +28,7 @@ class Matcher:
         self.sized = {cls for cls, term in terms.items()
                       if all(isinstance(s, int) for s in (term.into.cols, term.out.cols))}
         self.square = {cls for cls, term in terms.items() if not isinstance(term.out.cols, int)}
-        self.known: dict[tuple[Operator, int], list[Found]] = {}
+        self.known: dict[tuple[Operator, int], Sequence[Found]] = {}
         self.sorts: dict[Operator, Sort] = {}
 
     def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[Found]:
@@ -65,10 +65,10 @@ class Matcher:
         kind = pattern.kind.name
         if kind != "symbol" and (cls, kind) not in self.members:
             return ()
-        if (found := self.known.get((pattern, cls))) is None:
+        if (pattern, cls) not in self.known:
             match = self._symbol if kind == "symbol" else self._members
-            found = self.known[pattern, cls] = match(pattern, cls, variables)
-        return found
+            self.known[pattern, cls] = match(pattern, cls, variables)
+        return self.known[pattern, cls]
 
     def _symbol(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Found]:
         name = str(pattern.args[0])
