@@ -67,7 +67,7 @@ operator = Sort("operator")                                 # anything
 array = Sort("array")                                       # numbers of any rows and columns: [rows, columns]
 varying = Sort("varying", ("act",))                         # a value that can be read at any width, but no constant
 entrywise = Sort("entrywise", ("entrywise",))
-count = Sort("count")                                       # a number of heads
+count = Sort("count")                                       # a number of heads, h or the one that is named
 over = Sort("over")                                         # a monoid; over[normalised] names a flag it must have
 where = Sort("where")                                       # a pattern; where[reflexive]
 
@@ -108,7 +108,7 @@ def stand_in(variable: str, sort: Sort) -> Any:
         case "entrywise":
             return symbol(variable, last, last, entrywise=True)
         case "count":
-            return h
+            return last or h
     return Name(variable)
 
 
@@ -141,7 +141,7 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
         case "entrywise":
             return [gelu, relu, square, tanh][rng.integers(4)]
         case "count":
-            return SAMPLE[h]
+            return int(sympy.sympify(last or h).subs(SAMPLE))
         case "over":
             among: list[Any] = [*monoids.MONOIDS, sharp]
             return chosen(rng, [m for m in among if m.width == 1 and not m.indexed], sort.sizes)

@@ -93,7 +93,7 @@ def join_shift(x: value[h, q], c: constant[h, q], H: count):
 
 
 @law(phase=SIMPLIFY, canonical=True, source="additivity of copies")
-def repeat_shift(x: value[h, p], c: constant[h, p], H: count):
+def repeat_shift(x: value[h, p], c: constant[h, p], H: count[n]):
     """A bias of shared heads is shared like what it is added to, so a bias of shared keys drops too. True of any c."""
     return (x + c) @ repeat(H), x @ repeat(H) + c @ repeat(H)
 
