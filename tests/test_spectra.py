@@ -17,7 +17,6 @@ from opmatrix.spectra import (
     Gram,
     Limits,
     Spectrum,
-    eigenvalues,
     elbow,
     leverage,
     low_rank,
@@ -26,11 +25,7 @@ from opmatrix.spectra import (
     power_law,
     predicted_error,
     propose,
-    randomised_svd,
-    restarted_arnoldi,
     scores,
-    singular_values,
-    unite_and_conquer,
     whitened,
 )
 
@@ -301,137 +296,6 @@ def test_masks_of_uncorrelated_columns_are_proposed_at_their_best_and_near_the_l
 def test_a_price_that_is_no_price_is_refused():
     with pytest.raises(InputError, match=r"price of .* is \(nan, 1\)"):
         propose(np.eye(8), price=lambda method, *_: (1, 1) if method == "dense" else (float("nan"), 1))
-
-
-# ---- solvers
-
-def symmetric(n=120, seed=0):
-    frame = np.linalg.qr(np.random.default_rng(seed).standard_normal((n, n)))[0]
-    a = frame * (np.where(np.arange(n) % 3, 1.0, -1.0) / np.sqrt(1 + np.arange(n))) @ frame.T
-    return (a + a.T) / 2
-
-
-def rotating(n=120, seed=0):
-    """Not symmetric, its largest eigenvalues are complex pairs."""
-    random = np.random.default_rng(seed)
-    blocks = np.zeros((n, n))
-    for i in range(0, n, 2):
-        size, angle = 3 / (1 + i / 4), 0.3 + i
-        blocks[i:i + 2, i:i + 2] = size * np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    frame = np.linalg.qr(random.standard_normal((n, n)))[0] @ np.diag(random.uniform(0.7, 1.4, n))
-    return frame @ blocks @ np.linalg.inv(frame)
-
-
-def true(a, count):
-    values = np.linalg.eigvals(a)
-    return values[np.argsort(-abs(values))][:count]
-
-
-def alike(found, wanted): assert np.sort_complex(found) == pytest.approx(np.sort_complex(wanted), rel=1e-5, abs=1e-7)
-
-
-@pytest.mark.parametrize("solver", ["auto", "lapack", "arpack", "lobpcg", "unite"])
-def test_every_eigensolver_finds_the_largest_of_a_symmetric_matrix(solver):
-    from scipy.sparse.linalg import aslinearoperator
-    a = symmetric()
-    for given_ in (a, aslinearoperator(a)):
-        found = eigenvalues(given_, 5, solver, symmetric=True)
-        assert found == pytest.approx(true(a, 5).real, abs=1e-7)
-
-
-@pytest.mark.parametrize("solver", ["auto", "lapack", "arpack", "unite"])
-def test_every_eigensolver_finds_complex_pairs(solver): alike(eigenvalues(rotating(), 6, solver), true(rotating(), 6))
-
-
-@pytest.mark.parametrize("shape", [(70, 110), (110, 70)], ids=str)
-@pytest.mark.parametrize("solver", ["auto", "lapack", "arpack", "lobpcg", "unite", "random"])
-def test_every_solver_finds_singular_values_of_matrices_and_operators(solver, shape):
-    from scipy.sparse.linalg import aslinearoperator
-    random = np.random.default_rng(4)
-    a = random.standard_normal((shape[0], 70)) * 0.8 ** np.arange(70) @ random.standard_normal((70, shape[1]))
-    wanted = np.linalg.svd(a, compute_uv=False)
-    for given_ in (a, aslinearoperator(a)):
-        assert singular_values(given_, 5, solver) == pytest.approx(wanted[:5], rel=1e-6)
-    assert singular_values(aslinearoperator(a)) == pytest.approx(wanted)
-
-
-def test_sparse_matrices_are_taken_as_they_are():
-    from scipy.sparse import random_array
-    a = random_array((90, 60), density=0.1, rng=np.random.default_rng(0), format="csr")
-    assert singular_values(a, 4, "arpack") == pytest.approx(np.linalg.svd(a.toarray())[1][:4])
-    assert eigenvalues((a.T @ a).tocsr(), 4, "arpack").dtype == np.float64   # seen to be symmetric
-    assert eigenvalues((a.T @ a).tocsr(), 4) == pytest.approx(np.linalg.svd(a.toarray())[1][:4] ** 2)
-
-
-def test_a_random_sketch_is_nearly_the_truncated_decomposition():
-    a = symmetric(90) + 0.1 * rotating(90)
-    u, values, v = randomised_svd(a, 6)
-    assert u.T @ u == pytest.approx(np.eye(6), abs=1e-10) and v @ v.T == pytest.approx(np.eye(6), abs=1e-10)
-    best = np.linalg.norm(np.linalg.svd(a)[1][6:])
-    assert best <= np.linalg.norm(a - u * values @ v) <= 1.01 * best
-
-
-@pytest.mark.parametrize("call, words", [
-    (lambda: eigenvalues(np.ones((3, 4))), "not square"),
-    (lambda: eigenvalues(np.eye(9), 3, "magic"), "no solver 'magic'; there are auto, lapack"),
-    (lambda: eigenvalues(rotating(), 3, "lobpcg"), "needs a symmetric operator"),
-    (lambda: eigenvalues(np.eye(9), 10), "count 10"),
-    (lambda: singular_values(np.eye(9), None, "arpack"), "all were asked for"),
-    (lambda: unite_and_conquer(np.eye(9), 5, (4, 6)), "5 of an operator of size 9 with subspaces"),
-    (lambda: unite_and_conquer(np.ones((3, 4)), 1), "must be square"),
-], ids=lambda value: value if isinstance(value, str) else "")
-def test_solvers_say_what_is_wrong(call, words):
-    with pytest.raises(InputError, match=words): call()
-
-
-# ---- unite and conquer
-
-def hermitian(): return symmetric() + 1j * (np.triu(rotating(), 1) - np.triu(rotating(), 1).T)
-
-
-@pytest.mark.parametrize("matrix, normal", [(symmetric(), True), (rotating(), False), (hermitian(), True)],
-                         ids=["symmetric", "complex pairs", "hermitian"])
-@pytest.mark.parametrize("subspaces", [(8, 11, 15), (20,)], ids=str)
-def test_united_processes_converge_to_the_dense_eigenpairs(matrix, normal, subspaces):
-    found = unite_and_conquer(matrix, 6, subspaces, symmetric=normal)
-    alike(found.values, true(matrix, 6))
-    left = np.linalg.norm(matrix @ found.vectors - found.vectors * found.values, axis=0)
-    assert found.converged and left.max() < 1e-7 * abs(found.values[0])
-    assert left == pytest.approx(found.residuals, abs=1e-12)
-    assert found.restarts == len(found.history) and found.products <= found.restarts * (sum(subspaces) + 6)
-    assert "converged" in repr(found) and np.array_equal(
-        unite_and_conquer(matrix, 6, subspaces, symmetric=normal).values, found.values)
-
-
-def test_united_processes_find_repeated_eigenvalues_that_one_start_cannot():
-    a = np.diag([3.0, 3.0, 3.0, 2.0, *np.linspace(0, 1, 40)])
-    frame = np.linalg.qr(np.random.default_rng(0).standard_normal((44, 44)))[0]
-    a = frame @ a @ frame.T
-    assert unite_and_conquer(a, 4, (6, 8, 10), symmetric=True).values == pytest.approx([3, 3, 3, 2])
-    assert not np.allclose(restarted_arnoldi(a, 4, 10, symmetric=True, restarts=50).values, [3, 3, 3, 2])
-
-
-def test_uniting_needs_fewer_restarts_than_any_process_alone():
-    """The Laplacian of a path: its largest eigenvalues lie close together."""
-    a = 2 * np.eye(150) - np.eye(150, k=1) - np.eye(150, k=-1)
-    united = unite_and_conquer(a, 3, (10, 14, 18), symmetric=True)
-    alone = [restarted_arnoldi(a, 3, size, symmetric=True, restarts=2 * united.restarts) for size in (10, 14, 18)]
-    assert united.converged and united.values == pytest.approx(true(a, 3).real)
-    assert not any(each.converged for each in alone)
-
-
-@pytest.mark.parametrize("a", [np.zeros((12, 12)), np.eye(12), np.outer(np.arange(12.0), np.ones(12))],
-                         ids=["zero", "identity", "rank one"])
-def test_invariant_subspaces_end_at_once(a):
-    found = unite_and_conquer(a, 3, (4, 6))
-    alike(found.values, true(a, 3))
-    assert found.converged and found.restarts <= 3
-
-
-def test_not_converging_is_said():
-    a = 2 * np.eye(300) - np.eye(300, k=1) - np.eye(300, k=-1)
-    found = unite_and_conquer(a, 3, (4,), restarts=2)
-    assert not found.converged and found.restarts == 2 and "not converged" in repr(found)
 
 
 # ---- drawings

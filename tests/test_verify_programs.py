@@ -1,0 +1,154 @@
+"""Level 3 of verification: programs that are what they say pass, those that are not are refused."""
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from searched import RAGGED, found, relative, structure
+
+from formats import Dense, kernels
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from opmatrix.program import Program, Step
+from rewrites.lower import Method
+from rewrites.verify import (
+    Errors,
+    VerificationError,
+    unrounded,
+    verify_approximate,
+    verify_exact,
+    verify_steps,
+)
+
+
+@pytest.mark.parametrize("kind", ["imported", "fused", "exact"])
+def test_an_exact_program_passes(kind):
+    operator, made = found()
+    structure_, program, emitter = made[kind]
+    constants = unrounded(structure_, emitter)
+    assert constants.keys() == program.constants.keys()
+    said = verify_exact(program, operator, [RAGGED, Batch([[1]])], made["imported"][1], constants)
+    assert said["float64"]["relative"] < 1e-14 and said["float32"]["relative"] < 1e-6 and said["float32"]["rows"] == 22
+    assert said["steps"]["count"] == len(program.steps) and 0 < said["steps"]["nearest"] <= 1
+
+
+def test_constants_are_rounded_once():
+    operator, made = found()
+    structure_, program, emitter = made["exact"]
+    for name, exact in unrounded(structure_, emitter).items():
+        kept = program.constants[name]
+        stored = kept.unpack() if hasattr(kept, "unpack") else kept
+        assert exact.dtype == np.float64 and np.array_equal(exact.astype(np.float32), stored)
+    assert relative(program.exact(RAGGED), dense(operator, RAGGED)) > 1e-9      # with the stored ones, rounding shows
+
+
+def changed(program, at, **new):
+    """The program with another step at that place."""
+    steps = list(program.steps)
+    steps[at] = replace(steps[at], **new)
+    return Program(steps, program.constants, program.output, dict(program.meta))
+
+
+def first(program, kernel, **having):
+    return next(i for i, step in enumerate(program.steps) if step.kernel == kernel and all(
+        name in step.operands or name in step.attributes for name in having.get("names", ())))
+
+
+def test_a_program_that_is_not_the_model_is_refused():
+    operator, made = found()
+    structure_, program, emitter = made["exact"]
+    constants, imported = unrounded(structure_, emitter), made["imported"][1]
+    at = first(program, "linear", names=["bias"])
+    operands = {name: ref for name, ref in program.steps[at].operands.items() if name != "bias"}
+    embed = first(program, "embed")
+    for wrong in (changed(program, at, operands=operands),
+                  changed(program, first(program, "attention"), attributes={"scale": 0.9}),
+                  changed(program, embed, attributes=program.steps[embed].attributes | {"eps": 1e-4})):
+        said = r"level 3: program exact .*read in float64 it is not the model"
+        with pytest.raises(VerificationError, match=said) as caught:
+            verify_exact(wrong, operator, [RAGGED], imported, constants)
+        assert caught.value.values["worst_row"] > 1e-10
+
+
+def test_a_program_that_rounds_too_much_is_refused():
+    """Half as storage is exact to read, and rounds more than float32."""
+    operator, made = found()
+    structure_ = structure(operator, methods=lambda lowering, use: (Method("half"),))
+    program, emitter = structure_.program({"model": "half"})
+    with pytest.raises(VerificationError, match="it rounds more than the imported program"):
+        verify_exact(program, operator, [RAGGED], made["imported"][1], unrounded(structure_, emitter))
+
+
+@pytest.mark.parametrize("name, wrong", [
+    ("pointwise", lambda x, out, e: np.copyto(out, replace(e, activation="").reference(x))),
+    ("attention", lambda q, k, v, starts, out, scale, reach, tile: np.copyto(out, v)),
+    ("softmax", lambda x, starts, heads_, out, reach: np.copyto(out, np.exp(x))),
+    ("values", lambda p_, v, starts, out: np.copyto(out, v)),
+    ("scores", lambda q, k, starts, out, scale=1.0: kernels.__getattr__("scores")(q, k, starts, out, 1.0)),
+    ("embed", lambda fields, out, e: np.copyto(out, 0.0)),
+])
+def test_a_wrong_kernel_is_found_at_its_step(monkeypatch, name, wrong):
+    from opmatrix.runtime import kernels as table
+    program = found()[1]["fused" if name == "attention" else "imported"][1]
+
+    class Compiled:
+        def __getattr__(self, other): return wrong if other == name else getattr(kernels, other)
+
+    monkeypatch.setattr(table, "compiled", Compiled())
+    with pytest.raises(VerificationError, match=rf"level 3: h\d+ = {name}\(.*is not what its kernel means") as caught:
+        verify_steps(program, [RAGGED])
+    assert caught.value.values["off"] > caught.value.values["allowed"]
+
+
+def test_a_kernel_that_is_only_a_little_off_is_found(monkeypatch):
+    """A product whose every entry is off by a thousandth of itself."""
+    program, right = found()[1]["exact"][1], Dense.matmul
+
+    def matmul(self, x, out=None, epilogue=None):
+        found_ = right(self, x, out, epilogue)
+        found_ *= np.float32(1.001)
+        return found_
+    monkeypatch.setattr(Dense, "matmul", matmul)
+    with pytest.raises(VerificationError, match=r"= linear.*not what its kernel means"): verify_steps(program, [RAGGED])
+
+
+def test_a_number_that_is_none_is_found(monkeypatch):
+    from opmatrix.runtime import kernels as table
+
+    class Compiled:
+        def __getattr__(self, name):
+            return (lambda x, out, e: np.copyto(out, np.nan)) if name == "pointwise" else getattr(kernels, name)
+
+    monkeypatch.setattr(table, "compiled", Compiled())
+    with pytest.raises(VerificationError, match="= pointwise"): verify_steps(found()[1]["imported"][1], [RAGGED])
+
+
+def test_steps_of_large_scores_stay_within_their_bounds():
+    """Shares that are flushed to zero, and maxima far apart."""
+    table = Dense.pack(20 * np.random.default_rng(0).standard_normal((41, 24)).astype(np.float32))
+    steps = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"), Step("heads", {"x": "x"}, {"heads": 3}, "h"),
+             Step("scores", {"q": "h", "k": "h"}, {"scale": 0.1}, "s"), Step("softmax", {"x": "s"}, {}, "p"),
+             Step("values", {"p": "p", "v": "h"}, {}, "v"),
+             Step("attention", {"q": "h", "k": "h", "v": "v"}, {"scale": 0.1}, "a"),
+             Step("join", {"x": "a"}, {}, "j"), Step("scale", {"x": "j"}, {"factor": 0.3}, "z")]
+    said = verify_steps(Program(steps, {"E": table}, "z"), [RAGGED])
+    assert said["count"] == 8 and said["nearest"] <= 1
+
+
+def test_an_approximate_program_keeps_its_word():
+    operator, made = found()
+    program, _ = made["exact"][0].program({"model": "half"}, lambda part, use, method: Method("half"))
+    wanted = [dense(operator, RAGGED)]
+    error = relative(program.run(RAGGED), wanted[0])
+    said = verify_approximate(program, operator, [RAGGED], 1.01 * error)
+    assert abs(said["float32"]["relative"] / error - 1) < 1e-6
+    assert said["float32"]["worst_row"] >= error and said["stated"] > error
+    with pytest.raises(VerificationError, match="its output changes by more than was stated"):
+        verify_approximate(program, operator, [RAGGED], 0.99 * error, wanted)
+
+
+def test_errors_are_of_the_whole_and_of_the_worst_row():
+    wanted = [np.array([[3.0, 4.0], [0.0, 2.0]]), np.array([[1.0, 0.0]])]
+    got = [wanted[0] + [[0.0, 0.0], [0.0, 1.0]], wanted[1]]
+    errors = Errors.of(got, wanted)
+    assert errors == Errors(1 / np.sqrt(30), 0.5, 3)
+    assert Errors.of([np.full((2, 2), np.nan), wanted[1]], wanted).relative == np.inf
