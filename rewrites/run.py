@@ -24,6 +24,7 @@ from rewrites.representations import Representable
 from rewrites.search import Space, Structure, cheapest, exactly, search
 from rewrites.workload import Workload
 
+JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 RUNS = 3                                                    # of which the most memory counts
 ROUNDING = 4.0                                              # an exact program may round so many times as much as the import
 GROUP = 256                                                 # rows that the float64 oracle reads at a time
@@ -293,7 +294,7 @@ class Run:
         """The cheapest verified point within the budgets, of the error that is stated and the memory as measured; Infeasible
         says how close the closest came."""
         allowed = [p for p in self.points if (not p.methods or p.stated_error <= error)
-                   and (memory is None or (p.measured_bytes or 0.0) <= memory)]
+                   and (memory is None or (p.measured_bytes or 0.0) + JITTER <= memory)]
         if not allowed:
             smallest = min(self.points, key=lambda p: p.measured_bytes or 0.0)
             raise Infeasible(f"no program within --memory {(memory or 0) / 1e6:g} and --error {error:g}: the smallest needs "
