@@ -43,7 +43,7 @@ class Budgets:
         start = time.perf_counter()
         limits = {criterion: limit for criterion, limit in ((2, error), (1, memory)) if limit is not None}
         found = Budgeted(self.stages, weights, limits, start + time_limit, self.pool)
-        found.run(gap, 0 if weights in self.seeded else SEEDS)
+        found.run(gap, 0 if weights in self.seeded else 1 if self.seeded else SEEDS)
         self.seeded.add(weights)
         if found.best is None:
             raise Infeasible(f"no program within squared error {error} and {memory} bytes of weights: the closest is over "

@@ -46,9 +46,11 @@ class Front:
         return found
 
     def points(self, error: float, memory: float | None) -> list[Structure]:
-        """The fastest and the smallest at every error of the ladder and at the one asked for, whose bound is proved."""
+        """The fastest and the smallest at every error of the ladder and at the one asked for; there the bound of the fastest is
+        proved."""
         limits = sorted({*LADDER, error} - {0.0})
-        found = [self.within(limit, memory, weights, limit == error and memory is None) for limit in limits for weights in OBJECTIVES]
+        found = [self.within(limit, memory, weights, limit == error and memory is None and weights == OBJECTIVES[0])
+                 for limit in limits for weights in OBJECTIVES]
         if memory is not None:                              # the fastest that fits, whatever its error
             found += [self.within(1.0, memory, OBJECTIVES[0], False), self.within(0.0, memory, OBJECTIVES[0], False),
                       self.within(error, memory - SPARE, OBJECTIVES[0], False)]
