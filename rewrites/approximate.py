@@ -1,5 +1,5 @@
-"""Approximations of a chosen structure: spectra propose them, the model itself says what each costs in error, and a
-program over all uses chooses them for a budget of error and memory."""
+"""Approximations: spectra propose them for every weight of the exact program, the model itself says what each costs in error,
+and a search over whole programs chooses structure and methods within budgets of error and memory."""
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
