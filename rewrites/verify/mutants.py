@@ -66,10 +66,10 @@ def instance(term: Operator, by: dict[Any, Any], memo: dict[Operator, Operator] 
 
 def stated(law: Law, sorts: dict[str, Sort], sides: Sides, **more: Any) -> Law:
     """A law of these two sides, over variables of these sorts."""
-    counts = [name for name, sort in sorts.items() if sort.name == "count"]
+    counts = {name: str(stand_in(name, sort)) for name, sort in sorts.items() if sort.name == "count"}
 
     def body(**variables: Any) -> Sides:
-        by = variables | {str(h): variables[name] for name in counts}
+        by = variables | {symbol: variables[name] for name, symbol in counts.items()}
         first, second = (tuple(instance(term, by) for term in side) for side in sides)
         return first, second
     body.__name__, body.__annotations__, body.__doc__ = law.name, sorts, law.doc
