@@ -64,9 +64,9 @@ def tried(seed, sentences, machine):
     run.front(0.5, None)
     error = rng.uniform(*ends([p.stated_error for p in run.points]))
     run.front(error, None)
-    imported = run.programs["imported"]
-    memory = rng.uniform(*ends([*(p.predicted_bytes for p in run.points if p.stated_error <= error),
-                                1.01 * (imported.stored_bytes + imported.peak_bytes(batch))]))      # as exact as a plan is
+    imported, fits = run.programs["imported"], [p.predicted_bytes for p in run.points if p.stated_error <= error]
+    most = max(*fits, imported.stored_bytes + imported.peak_bytes(batch))
+    memory = rng.uniform(min(fits), 1.01 * most)            # as exact as a plan is
     run.front(error, memory)
     run.verify()
     for point in run.points: point.measured_bytes = point.program.stored_bytes + peak(point.program, batch, RUNS)

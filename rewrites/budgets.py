@@ -82,7 +82,7 @@ class Budgeted:
         while True:
             dual = self.filled()
             self.over = dual.over
-            self.improve()
+            self.improve(dual)
             proved = dual.value - self.bound <= SLACK * dual.value   # of the relaxation; what is left is whole numbers
             if proved or self.closed(gap) or gap == inf or time.perf_counter() > self.until:
                 return
@@ -136,9 +136,10 @@ class Budgeted:
             for shape in self.pool.get(stage.key, {}).values():
                 yield stage.column(at, shape, price, self.most)
 
-    def improve(self) -> None:
-        """A better program of whole columns, and with the methods of all its weights chosen anew."""
+    def improve(self, dual: Dual) -> None:
+        """A better program of whole columns, and with the methods of all its weights chosen anew; where columns fit no
+        budget together, the methods alone may."""
         path = self.master.integer(0.5)
-        for tried in (path, path and self.master.polished(path, 0.5), self.best and self.master.polished(self.best, 0.5)):
+        for tried in (path, *(self.master.polished(each, 0.5) for each in (path, self.best, self.master.rounded(dual)) if each)):
             if self.master.cost(tried) < self.master.cost(self.best):
                 self.best = tried

@@ -215,6 +215,17 @@ class Master:
         chosen = [column for column, share in zip(self.columns, found.x, strict=False) if share > 0.5]
         return sorted(chosen, key=lambda column: self.stages[column.stage].number)
 
+    def rounded(self, dual: Dual) -> list[Column]:
+        """The path that takes the largest share at every border state, whatever it spends."""
+        by_row: dict[int | None, list[tuple[float, int]]] = {}
+        for at, (column, share) in enumerate(zip(self.columns, dual.shares, strict=True)):
+            by_row.setdefault(self.ends(column.stage)[0], []).append((float(share), at))
+        path, row = list[Column](), self.rows.get((-1, FULL))
+        while row is not None:
+            path.append(self.columns[max(by_row[row])[1]])
+            row = self.ends(path[-1].stage)[1]
+        return path
+
     def polished(self, path: Sequence[Column], time_limit: float) -> list[Column] | None:
         """The same shapes with the cheapest methods within the budgets: a knapsack over every use at once."""
         from scipy.optimize import Bounds, LinearConstraint, milp
