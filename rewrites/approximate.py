@@ -69,9 +69,8 @@ class Choices:
             return exact
         leaves = frozenset(keys(lowering, use.weight))
         if (own := self.measured.get(leaves)) is None:
-            within = [methods for those, methods in self.measured.items() if those and those < leaves]
-            whole = frozenset().union(*(those for those in self.measured if those and those < leaves)) == leaves
-            own = [*summed(within)] if whole else ()
+            inside = {those: methods for those, methods in self.measured.items() if those and those < leaves}
+            own = [*summed([*inside.values()])] if frozenset().union(*inside) == leaves else ()
         gathered = use.x in lowering.graph.facts["given"]
         return *exact, *(method for method in own if not gathered or method.format == "half")
 
@@ -177,15 +176,15 @@ def methods(site: Site, gram: Gram | None, prices: Prices, limits: Limits) -> Pr
     return propose(site.matrix, None if gram is None else np.diagonal(np.asarray(gram)), limits, price)
 
 
-def candidates(space: Space, structure: Structure, representable: Representable, fit: Batch, batch: Batch, limits: Limits,
-               progress: Callable[[int, int], None] = lambda done, of: None, own: Sequence[Approximation] = ()) -> Choices:
+def candidates(space: Space, structure: Structure, program: Program, emitter: Emitter, representable: Representable, fit: Batch,
+               batch: Batch, limits: Limits, progress: Callable[[int, int], None] = lambda done, of: None,
+               own: Sequence[Approximation] = ()) -> Choices:
     """Proposes methods for every weight of an exact structure, fitted to the rows `fit`, and measures each alone: the
     relative change of the output on the rows of `batch`. What was measured before for the same program, rows, limits and
     prices is recalled. `own` are approximations that a user declared: these are proposed for every weight, and never
     recalled."""
-    program, emitter = structure.program({})
     found, prices = sites(program, structure, emitter), space.prices
-    choices = Choices(space, {}, fit, representable, {each.name: each for each in own})
+    choices = Choices(space, {}, fit, representable, {each.name: each for each in own}, {}, {tuple(structure.path): emitter.fitted})
     file = place(program, (fit, batch), limits, prices)
     if (measured := None if own else recall(file)) is None:
         fitting = fitter(program, found, fit, choices.own)

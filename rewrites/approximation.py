@@ -1,6 +1,5 @@
 """An approximation declared by a function: a weight and parameters in, the nearest matrix that it stands for out. Every format
 that holds the result exactly may store it, so nothing else has to be said."""
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
@@ -9,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from formats import FORMATS
-from rewrites.law import APPROXIMATE
+from rewrites.law import APPROXIMATE, Declared
 from rewrites.lower import Method
 from rewrites.representations import forms
 
 
 @dataclass(frozen=True, eq=False)
-class Approximation:
+class Approximation(Declared):
     """`body(W, **parameters)` gives an array shaped as W (in x out, float64), or two factors whose product is. `grid` holds
     the values worth trying for each parameter."""
 
@@ -23,14 +22,6 @@ class Approximation:
     grid: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     source: str = ""
     kind: str = APPROXIMATE
-
-    @property
-    def name(self) -> str:
-        return self.body.__name__
-
-    @property
-    def doc(self) -> str:
-        return inspect.getdoc(self.body) or ""
 
     def options(self) -> Iterator[dict[str, Any]]:
         """Every choice of parameters that is worth trying."""

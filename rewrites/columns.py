@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rewrites.extraction import Extraction, Infeasible, Node, Problem, extract
-from rewrites.extraction.problem import order
+from rewrites.extraction import Extraction, Infeasible, Node, Problem, extract, order
 from rewrites.layers import FULL
 from rewrites.lower import Lowering, Stored, Use
 

@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from opmatrix.data import Data
-from opmatrix.operators import weight
 from opmatrix.term import Operator, substitute
 from rewrites.egraph import Node, build
 from rewrites.law import APPROXIMATE, Law
 from rewrites.template import shrink, sizes_of
 from rewrites.trees import CALLS, OPEN, READ, STORED, Forest, Path, Tree
 from rewrites.verify.failure import VerificationError
-from rewrites.verify.graph import batch, difference, width
+from rewrites.verify.graph import batch, difference, stack, width
 from rewrites.verify.values import Values
 
 TOLERANCE = 1e-9
@@ -171,9 +169,6 @@ class Reading:
                                           for name, sort in CALLS[tree.kind].variables.items()})
         places = dict(enumerate(parts))
         term = build(Node(tree.kind, tuple(places), tree.attributes, tree.cls, False), places, self.values)
-        if tree.cls not in self.forest.graph.facts["stacked"] or term.kind.name == "weight":
-            return term
-        stack: Operator = weight(Data(self.numbers.apply(term, np.eye(int(term.into.cols)))))
-        return stack
+        return stack(self.forest.graph, tree.cls, term, self.numbers)
 
 

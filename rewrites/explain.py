@@ -1,7 +1,6 @@
 """What became of a model: its first layers before and after, the laws that lead from one to the other, step by step, and what
 each law saved, measured by leaving it out."""
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,12 @@ from rewrites.approximate import difference
 from rewrites.chain import chain, nearly
 from rewrites.derivation import Otherwise
 from rewrites.derive import Underivable
-from rewrites.extraction import Infeasible
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower import Method
 from rewrites.report import Report, megabytes, ms, percent, table
 from rewrites.run import FEW, Result, Run, calibrated, pieces, source, without
-from rewrites.search import Structure, search
+from rewrites.search import Structure
 from rewrites.user import Declared, load
 from rewrites.workload import Workload
 
@@ -43,7 +41,7 @@ def explain(directory: Path, report: Report, rounds: int = 15) -> str:
     with report.phase("search"):
         imported, _ = run.structure((), fusion=False).program({})
         exact = run.structure(run.laws)
-        left = dict(leaving(run, exact))
+        left = dict(run.leaving(exact))
     useful = {name: structure for name, structure in left.items() if structure.time > exact.time * (1 + 1e-9)}
     with report.phase("derivation"):
         told = directory / STEPS
@@ -60,16 +58,6 @@ def explain(directory: Path, report: Report, rounds: int = 15) -> str:
         gains(taken), "derivation: every step is one law\n" + steps,
         "what each law saved\n" + table(rows, ["left out", "µs predicted", "µs measured"]),
         "front\n" + table(front, ["", "ms", "MB", "error predicted", "measured"])])
-
-
-def leaving(run: Run, exact: Structure) -> Iterator[tuple[str, Structure]]:
-    """The optimum without each law that fired, along the same border states. A law whose canonical form the others rest
-    on cannot be left out alone."""
-    for law in run.laws:
-        if law.name in exact.fired:
-            with suppress(Infeasible):
-                yield law.name, search(run.operator, without(run.laws, [law.name]), run.machine, run.workload.rows,
-                                       run.workload.pairs, methods=run.representable, along=exact.path)
 
 
 def tell(result: Result, target: Path, places: Sequence[Path]) -> None:

@@ -156,8 +156,22 @@ def chosen(rng: np.random.Generator, among: Sequence[Any], flags: Sequence[str])
     return able[rng.integers(len(able))]
 
 
+class Declared:
+    """What a function `body` declares: its name and its docstring."""
+
+    body: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        return self.body.__name__
+
+    @property
+    def doc(self) -> str:
+        return inspect.getdoc(self.body) or ""
+
+
 @dataclass(frozen=True, eq=False)
-class Law:
+class Law(Declared):
     """One law. `both`: it holds as a rewrite in both directions. `canonical`: the left side is never needed again.
     `without`: counterexamples, each what variables may be instead, without the guard, so that the law fails."""
 
@@ -169,14 +183,6 @@ class Law:
     when: tuple[str, ...] = ()
     source: str = ""
     without: tuple[dict[str, Sort], ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.body.__name__
-
-    @property
-    def doc(self) -> str:
-        return inspect.getdoc(self.body) or ""
 
     @property
     def variables(self) -> dict[str, Sort]:

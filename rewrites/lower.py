@@ -20,8 +20,6 @@ from rewrites.match import Matcher
 from rewrites.price import Prices
 from rewrites.template import Template
 
-VIEWS = ("view", "columns")
-
 
 class Method(NamedTuple):
     """A representation of a weight: format, its parameters, the metric it is fitted in (plain, wanda or whitened), and

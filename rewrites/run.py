@@ -1,7 +1,7 @@
 """The main job: a model in; out come the cheapest equal program, and a verified front of cheaper ones with their errors."""
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -173,29 +173,24 @@ class Run:
     representable: Representable = field(default_factory=Representable)
     approximations: Sequence[Approximation] = ()
 
-    @cached_property
-    def space(self) -> Space:
-        """Every program that the laws reach."""
-        return Space(self.operator, self.laws, self.machine, self.workload.rows, self.workload.pairs)
+    def searched(self, laws: Sequence[Law], fusion: bool = True) -> tuple[Space, Structure]:
+        """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms need one
+        another: where a law that makes one is left out, the others keep both their sides."""
+        def found(laws: Sequence[Law], time_limit: float) -> tuple[Space, Structure]:
+            space = Space(self.operator, laws, self.machine, self.workload.rows, self.workload.pairs, fusion)
+            return space, cheapest(space, self.representable if laws else exactly, time_limit)
+        try:
+            return found(laws, 10.0)
+        except Infeasible:
+            return found([replace(law, canonical=False) for law in laws], 1.0)
 
     def structure(self, laws: Sequence[Law], fusion: bool = True) -> Structure:
-        """The optimum under some laws; under none weights are stored as they are. Canonical forms need one another: where a
-        law that makes one is left out, the others keep both their sides."""
-        sizes, methods = (self.machine, self.workload.rows, self.workload.pairs), self.representable if laws else exactly
-        try:
-            return search(self.operator, laws, *sizes, fusion=fusion, methods=methods)
-        except Infeasible:
-            return search(self.operator, [replace(law, canonical=False) for law in laws], *sizes, fusion=fusion,
-                          methods=methods, time_limit=1.0)
+        """The optimum under some laws."""
+        return self.searched(laws, fusion)[1]
 
     def explore(self) -> None:
         """The import with one kernel for each operator, with fused kernels, and the optimum over all laws."""
-        try:
-            exact = cheapest(self.space, self.representable)
-        except Infeasible:
-            self.space = Space(self.operator, [replace(law, canonical=False) for law in self.laws], self.machine,
-                               self.workload.rows, self.workload.pairs)
-            exact = cheapest(self.space, self.representable, time_limit=1.0)
+        self.space, exact = self.searched(self.laws)
         self.structures = {"imported": self.structure((), fusion=False), "fused": self.structure(()), "exact": exact}
         for name, structure in self.structures.items():
             self.programs[name], emitter = structure.program(self.meta)
@@ -208,8 +203,9 @@ class Run:
     def approximate(self, error: float, progress: Any) -> None:
         """Measures what each proposed method does to the output, on calibration rows."""
         from opmatrix.spectra import Limits
-        self.choices = candidates(self.space, self.structures["exact"], self.representable, self.workload.fit, self.workload.probe,
-                                  Limits(error=max(0.5, error), most=4), progress, self.approximations)
+        self.choices = candidates(self.space, self.structures["exact"], self.programs["exact"], self.emitter, self.representable,
+                                  self.workload.fit, self.workload.probe, Limits(error=max(0.5, error), most=4), progress,
+                                  self.approximations)
 
     def front(self, error: float, memory: float | None) -> None:
         """The exact optimum, and the undominated programs over a ladder of errors."""
@@ -266,19 +262,19 @@ class Run:
             point.measured_s = middle[name]
             point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed, RUNS)
 
-    def saved(self) -> list[tuple[str, float]]:
-        """Predicted seconds that each law saves, by leaving it out, along the chosen border states; the most first. A law
-        whose canonical form the others rest on cannot be left out alone."""
-        exact, found = self.structures["exact"], []
+    def leaving(self, exact: Structure) -> Iterator[tuple[str, Structure]]:
+        """The optimum without each law that fired, along the same border states. A law whose canonical form the others rest
+        on cannot be left out alone."""
         for law in self.laws:
             if law.name in exact.fired:
-                try:
-                    left = search(self.operator, without(self.laws, [law.name]), self.machine, self.workload.rows, self.workload.pairs,
-                                  methods=self.representable, along=exact.path)
-                except Infeasible:
-                    continue
-                found.append((law.name, left.time - exact.time))
-        return sorted(found, key=lambda pair: -pair[1])
+                with suppress(Infeasible):
+                    yield law.name, search(self.operator, without(self.laws, [law.name]), self.machine, self.workload.rows,
+                                           self.workload.pairs, methods=self.representable, along=exact.path)
+
+    def saved(self) -> list[tuple[str, float]]:
+        """Predicted seconds that each law saves, by leaving it out; the most first."""
+        exact = self.structures["exact"]
+        return sorted(((name, left.time - exact.time) for name, left in self.leaving(exact)), key=lambda pair: -pair[1])
 
     def result(self, error: float, memory: float | None, saved: list[tuple[str, float]]) -> Result:
         """The fastest point within the budgets; Infeasible says how close the closest came."""

@@ -16,7 +16,7 @@ from opmatrix.program import Program
 from opmatrix.runtime.values import sizes
 from opmatrix.term import Operator
 from rewrites.applying import Applied, Rewrite, apply, refusal
-from rewrites.approximate import difference, observe, sites
+from rewrites.approximate import difference, fitter, sites
 from rewrites.approximation import Approximation
 from rewrites.chain import Chain, told
 from rewrites.derivation import Derivation, Step
@@ -208,9 +208,7 @@ class Schedule:
     def fitter(self) -> Fitter:
         """Fits weights to what they multiply on calibration rows."""
         program, emitter = self.exact
-        found = [site for site in sites(program, self.structure, emitter) if site.x]
-        grams = observe(program, [site.x for site in found], self.fit)
-        return Fitter({site.key: grams[site.x] for site in found if site.x}, own=self.declared)
+        return fitter(program, [site for site in sites(program, self.structure, emitter) if site.x], self.fit, self.declared)
 
     @property
     def declared(self) -> dict[str, Approximation]:

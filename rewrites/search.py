@@ -172,11 +172,10 @@ def ranked(sizes: Any, seen: dict[Any, int] | None = None) -> Any:
     return seen.setdefault(sizes, len(seen)) if isinstance(sizes, int) else sizes
 
 
-def solve(problem: Problem, lowering: Lowering, time_limit: float, weights: tuple[float, float, float] = (1, TIE, 0),
-          ) -> Extraction | None:
+def solve(problem: Problem, lowering: Lowering, time_limit: float) -> Extraction | None:
     """The cheapest program of a part between two states; None where no program leads from one to the other."""
     try:
-        return extract(problem, weights=weights, families=lowering.leaves, time_limit=time_limit)
+        return extract(problem, weights=(1, TIE, 0), families=lowering.leaves, time_limit=time_limit)
     except Infeasible:
         return None
 

@@ -101,7 +101,7 @@ def test_the_steps_are_kept_beside_each_program(saved, tmp_path, monkeypatch):
     kept = (tmp_path / "copy" / explain.STEPS).read_text()
     assert kept == explain.derived(found.structures["exact"], found.laws) and (tmp_path / "copy" / "front" / "0" / explain.STEPS).exists()
     monkeypatch.setattr(explain, "calibrated", lambda progress: standin.machine())
-    monkeypatch.setattr(explain, "leaving", lambda run, exact: iter(()))
+    monkeypatch.setattr(explain.Run, "leaving", lambda run, exact: iter(()))
     assert kept in explain.explain(tmp_path / "copy", Report(quiet=True), rounds=1)
 
 

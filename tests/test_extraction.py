@@ -2,14 +2,13 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
-from pathlib import Path
 from random import Random
 
 import pytest
+from data import data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +36,7 @@ from rewrites.extraction.presolve import presolve, prune
 from rewrites.extraction.problem import order
 from rewrites.extraction.search import Search
 
-GYM = Path(os.environ.get("OPMATRIX_DATA", Path(__file__).parents[1] / "../shared/data")) / "extraction_gym"
+
 def random_problem(seed: int) -> Problem:
     """Up to 7 classes, cycles, empty classes, repeated children and members, zero and equal costs, one to three roots."""
     random = Random(seed)
@@ -136,14 +135,14 @@ def test_cuts_hold_for_every_program(problem, random):
         assert (c not in have) if c is not None else (not graph.roots <= have.keys())
 
 
-@pytest.mark.skipif(not GYM.exists(), reason="the extraction gym's graphs are not there (OPMATRIX_DATA)")
 def test_gym_optima():
     """Every graph of the gym is solved to its proved optimum; greedy is at most the gym's greedy."""
-    with (GYM / "optima.csv").open() as file:
+    gym = data("extraction_gym")
+    with (gym / "optima.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert rows
     for row in rows:
-        problem = read(GYM / row["file"])
+        problem = read(gym / row["file"])
         answer = extract(problem)
         verify(problem, answer)
         assert answer.optimal and answer.cost == pytest.approx(float(row["optimum"]), rel=1e-6), row["file"]

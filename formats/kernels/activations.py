@@ -1,8 +1,9 @@
 """Functions of single numbers, each a pass over a row in place: compiled when an epilogue first asks for it."""
 import numpy as np
+from numba import njit
 
 from .arithmetic import get, keep
-from .compiled import Function
+from .compiled import HELPER, Function
 from .maths import gelu as gelu_of
 from .maths import gelu_tanh as gelu_tanh_of
 from .maths import silu as silu_of
@@ -12,36 +13,36 @@ from .memory import floats
 f4 = np.float32
 
 
+@njit(forceinline=True, **HELPER)
+def each_vector(of, y, count):
+    """A function of vectors over count numbers at the address y."""
+    full = count // 16 * 16
+    for at in range(y, y + 4 * full, 64): keep(of(get(at, None)), at, None)
+    if full < count: keep(of(get(y + 4 * full, count - full)), y + 4 * full, count - full)
+
+
 @Function.of(2)
 def gelu(y, count):
     """gelu of count numbers at the address y."""
-    full = count // 16 * 16
-    for at in range(y, y + 4 * full, 64): keep(gelu_of(get(at, None)), at, None)
-    if full < count: keep(gelu_of(get(y + 4 * full, count - full)), y + 4 * full, count - full)
+    each_vector(gelu_of, y, count)
 
 
 @Function.of(2, rare=True)
 def gelu_tanh(y, count):
     """gelu by a tanh."""
-    full = count // 16 * 16
-    for at in range(y, y + 4 * full, 64): keep(gelu_tanh_of(get(at, None)), at, None)
-    if full < count: keep(gelu_tanh_of(get(y + 4 * full, count - full)), y + 4 * full, count - full)
+    each_vector(gelu_tanh_of, y, count)
 
 
 @Function.of(2, rare=True)
 def silu(y, count):
     """Each number times its logistic function."""
-    full = count // 16 * 16
-    for at in range(y, y + 4 * full, 64): keep(silu_of(get(at, None)), at, None)
-    if full < count: keep(silu_of(get(y + 4 * full, count - full)), y + 4 * full, count - full)
+    each_vector(silu_of, y, count)
 
 
 @Function.of(2, rare=True)
 def tanh(y, count):
     """The hyperbolic tangent."""
-    full = count // 16 * 16
-    for at in range(y, y + 4 * full, 64): keep(tanh_of(get(at, None)), at, None)
-    if full < count: keep(tanh_of(get(y + 4 * full, count - full)), y + 4 * full, count - full)
+    each_vector(tanh_of, y, count)
 
 
 @Function.of(2, rare=True)

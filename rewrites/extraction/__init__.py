@@ -5,8 +5,8 @@ relaxation with cuts (exact.py, cuts.py), the 0/1 program, and neighbourhoods of
 """
 from .files import from_json, read, to_json, write
 from .front import front, undominated
-from .problem import Extraction, Infeasible, Node, Problem, verify
+from .problem import Extraction, Infeasible, Node, Problem, order, verify
 from .solve import extract
 
-__all__ = ["Extraction", "Infeasible", "Node", "Problem", "extract", "from_json", "front", "read", "to_json", "undominated",
-           "verify", "write"]
+__all__ = ["Extraction", "Infeasible", "Node", "Problem", "extract", "from_json", "front", "order", "read", "to_json",
+           "undominated", "verify", "write"]

@@ -115,22 +115,24 @@ def disagreements(graph: Graph, template: Template, rng: np.random.Generator,
 
 
 def represented(graph: Graph, template: Template, values: Values) -> dict[int, Operator]:
-    """The term of every class. What stands for several matrices, one for a head, is those: it takes several heads."""
-    def stack(cls: int, term: Operator) -> Operator:
-        if cls not in graph.facts["stacked"] or term.kind.name == "weight":
-            return term
-        try:
-            matrices: Operator = weight(Data(values.apply(term, np.eye(int(term.into.cols)))))
-            return matrices
-        except (TypeError, ValueError):
-            return term                                     # no stack, whatever the facts say: the facts are checked
-
+    """The term of every class."""
     def make(node: Node, terms: dict[int, Operator], attributes: dict[str, Any]) -> Operator | None:
         if node.kind in SKIPPED or (term := fitting(node, terms, attributes)) is None:
             return None
-        return stack(node.cls, term)
+        return stack(graph, node.cls, term, values)
 
-    return {cls: stack(cls, term) for cls, term in graph.terms(template, make).items()}
+    return {cls: stack(graph, cls, term, values) for cls, term in graph.terms(template, make).items()}
+
+
+def stack(graph: Graph, cls: int, term: Operator, values: Values) -> Operator:
+    """What stands for several matrices, one for a head, as those: it takes several heads."""
+    if cls not in graph.facts["stacked"] or term.kind.name == "weight":
+        return term
+    try:
+        matrices: Operator = weight(Data(values.apply(term, np.eye(int(term.into.cols)))))
+        return matrices
+    except (TypeError, ValueError):
+        return term                                         # no stack, whatever the facts say: the facts are checked
 
 
 def members(graph: Graph, terms: dict[int, Operator], template: Template, values: Values) -> Iterator[Disagreement]:
