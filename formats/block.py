@@ -6,7 +6,7 @@ from .arrays import FormatError
 from .csr import compression
 from .format import Format
 from .pruning import highest, importance, number
-from .sizes import blocks, c, f4, p, r, u4
+from .sizes import T, blocks, c, f4, n, p, r, u4
 
 TILE = (16, 16)
 
@@ -20,6 +20,7 @@ class Block(Format):
     ptr: u4[ceiling(p / c) + 1]
     idx: u4[blocks]
     val: f4[blocks, r, c]
+    work = blocks * r * c * ceiling(T / 32), blocks * r * c, T * (n + p)
 
     def fit(W, *, density=0.25, tile=TILE, scale=None):
         """Keep the tiles of largest Frobenius norm (of W times scale: see `importance`), a share `density` of them."""

@@ -1,9 +1,10 @@
 """Compressed sparse rows of Wᵀ: unstructured sparsity."""
 import numpy as np
+from sympy import ceiling
 
 from .format import Format
 from .pruning import highest, importance, number
-from .sizes import f4, n, nnz, p, u4, unsigned
+from .sizes import T, f4, n, nnz, p, u4, unsigned
 
 
 class CSR(Format):
@@ -14,6 +15,7 @@ class CSR(Format):
     ptr: u4[p + 1]
     idx: unsigned(n)[nnz]
     val: f4[nnz]
+    work = nnz * ceiling(T / 16), nnz, T * (n + p), p
 
     def fit(W, *, density=0.1, scale=None):
         """Keep the highest |W| (times scale: see `importance`), a share `density` of the whole matrix."""

@@ -35,12 +35,14 @@ class Format:
     (FormatError, in words, for any other), `F.approximate(W, **options)` does both. Every function takes the options of
     both and ignores those of the other; TypeError names an option that neither has.
 
-    A class has `name`, `fields` (its arrays), `bytes` and `flops` (sympy), `parameters` (its options with their
-    defaults); an instance also `shape`, `sizes` (the value of every size) and its arrays by name."""
+    A class has `name`, `fields` (its arrays), `bytes` and `flops` (sympy), `work` (features that the time of its product
+    is a sum of, see formats/machine.py; unless declared, arithmetic, bytes, rows read and written), `parameters` (its
+    options with their defaults); an instance also `shape`, `sizes` (the value of every size) and its arrays by name."""
     name: ClassVar[str] = ""
     fields: ClassVar[dict[str, Array]] = {}
     bytes: ClassVar[sympy.Expr] = sympy.Integer(0)
     flops: ClassVar[sympy.Expr] = sympy.Integer(0)
+    work: ClassVar[tuple[sympy.Expr, ...]] = ()
     parameters: ClassVar[dict[str, Any]] = {}
     named: ClassVar[Mapping[str, sympy.Symbol]] = MappingProxyType({})      # remembered options that are sizes
     declared: ClassVar[SimpleNamespace]
@@ -60,6 +62,7 @@ class Format:
         cls.bytes = sympy.expand(sympy.Add(*(array.bytes for array in cls.fields.values())))
         numbers = [array.count for array in cls.fields.values() if array.number.name.startswith("f")]
         cls.flops = sympy.expand(2 * T * sympy.Add(*numbers))
+        if "work" not in vars(cls): cls.work = (cls.flops / 2, cls.bytes, T * (n + p))
         cls.declared = SimpleNamespace(**{name: vars(cls)[name] for name in DECLARED})
         for name in DECLARED: delattr(cls, name)
         cls.parameters = options(cls.declared.fit) | options(cls.declared.pack)

@@ -3,7 +3,7 @@ import numpy as np
 
 from .arrays import FormatError
 from .format import Format
-from .sizes import f2, n, p
+from .sizes import T, f2, n, p
 
 LARGEST = float(np.finfo(np.float16).max)
 
@@ -13,6 +13,7 @@ class Half(Format):
 
     A kernel widens a tile at a time, so the numbers cross the memory bus at half the width."""
     w: f2[n, p]
+    work = T * n * p, n * p, T * (n + p)
 
     def fit(W):
         """The nearest float16 numbers. FormatError beyond 65504, where there are none."""

@@ -3,11 +3,12 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sympy import Min, ceiling
 
 from .arrays import Floats, FormatError, matrix
 from .epilogue import UNIT, gamma
 from .format import SMALLEST, Format
-from .sizes import f4, n, p, r
+from .sizes import T, f4, n, p, r
 
 
 class LowRank(Format):
@@ -16,6 +17,7 @@ class LowRank(Format):
     The best factors of a given rank are those of the truncated singular value decomposition (Eckart and Young 1936)."""
     u: f4[n, r]
     v: f4[r, p]
+    work = T * r * (n + p), r * (n + p) * Min(1 + ceiling(T / 8), 4), T * (n + p + r)
 
     def fit(W, *, rank=None, weight=None):
         """The product of `factors(W, rank, weight)`, rounded once."""

@@ -12,23 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import sympy
-from sympy import Min, ceiling
 
+from formats import FORMATS
 from formats.cache import cache_directory
-from formats.sizes import T, blocks, c, group, kept, n, nnz, p, r
+from formats.sizes import T, n, p
 
 S2, h, d = sympy.symbols("S2 h d", positive=True)            # sum of squared lengths; heads and columns of one
 VERSION = 6                                                 # of the features: other files are calibrated anew
 
-# What a kernel's time grows with: its arithmetic, the weight it reads, the rows it reads and writes; 1 is the call.
-# Few rows read a weight again for every 8 of them, from a nearer cache; more copy it once, at the price of 4 readings.
+# What a kernel's time grows with: products as their formats declare it; 1, which is added to all, is the call.
 FEATURES: dict[str, tuple[sympy.Expr, ...]] = {
-    "linear.dense": (T * n * p, n * p * Min(1 + ceiling(T / 8), 4), T * (n + p)),
-    "linear.half": (T * n * p, n * p, T * (n + p)),
-    "linear.csr": (nnz * ceiling(T / 16), nnz, T * (n + p), p),
-    "linear.block": (blocks * r * c * ceiling(T / 32), blocks * r * c, T * (n + p)),
-    "linear.nm": (n * p * kept / group * ceiling(T / 16), n * p * kept / group, T * (n + p)),
-    "linear.lowrank": (T * r * (n + p), r * (n + p) * Min(1 + ceiling(T / 8), 4), T * (n + p + r)),
+    **{f"linear.{name}": form.work for name, form in FORMATS.items()},
     **{name: (T * p,) for name in ("bias", "gelu", "residual", "norm", "affine")},
     **{f"pointwise.{name}": (T * p,) for name in ("bias", "gelu", "residual", "norm", "affine")},
     "scale": (T * p,), "gather": (T * p,),

@@ -2,12 +2,13 @@
 from types import MappingProxyType
 
 import numpy as np
+from sympy import ceiling
 
 from .arrays import FormatError
 from .csr import CSR
 from .format import Format
 from .pruning import importance
-from .sizes import f4, group, kept, n, p, u1
+from .sizes import T, f4, group, kept, n, p, u1
 
 
 class NM(Format):
@@ -18,6 +19,7 @@ class NM(Format):
     be a multiple of M, and M at most 256."""
     idx: u1[p, n / group * kept]
     val: f4[p, n / group * kept]
+    work = n * p * kept / group * ceiling(T / 16), n * p * kept / group, T * (n + p)
     named = MappingProxyType({"n": kept, "m": group})
 
     def fit(W, *, n=2, m=4, scale=None):
