@@ -44,6 +44,7 @@ class Format:
     flops: ClassVar[sympy.Expr] = sympy.Integer(0)
     work: ClassVar[tuple[sympy.Expr, ...]] = ()
     parameters: ClassVar[dict[str, Any]] = {}
+    proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
     named: ClassVar[Mapping[str, sympy.Symbol]] = MappingProxyType({})      # remembered options that are sizes
     declared: ClassVar[SimpleNamespace]
     fit: ClassVar[Callable[..., Floats]]
@@ -61,7 +62,7 @@ class Format:
         cls.fields = {name: declared_array(cls, name, given) for name, given in inspect.get_annotations(cls).items()}
         cls.bytes = sympy.expand(sympy.Add(*(array.bytes for array in cls.fields.values())))
         numbers = [array.count for array in cls.fields.values() if array.number.name.startswith("f")]
-        cls.flops = sympy.expand(2 * T * sympy.Add(*numbers))
+        if "flops" not in vars(cls): cls.flops = sympy.expand(2 * T * sympy.Add(*numbers))
         if "work" not in vars(cls): cls.work = (cls.flops / 2, cls.bytes, T * (n + p))
         cls.declared = SimpleNamespace(**{name: vars(cls)[name] for name in DECLARED})
         for name in DECLARED: delattr(cls, name)

@@ -132,11 +132,11 @@ class Weighed(NamedTuple):
 
 
 def candidates(weighed: Weighed, seen: bool, limits: Limits) -> Iterator[Candidate]:
-    """Every format but dense: ranks and densities at the knees, else the format's own choices; fitted in the metric of
+    """Every proposed format but dense: ranks and densities at the knees, else the format's own choices; fitted in the metric of
     the activations where the format's `fit` takes one and activations were seen."""
     w, energy = weighed.weight, entry_energy(weighed.weight, weighed.gram)
     for method, format in FORMATS.items():
-        if method == "dense": continue
+        if method == "dense" or not format.proposed: continue
         fit = "wanda" if "scale" in format.parameters else "whitened" if "weight" in format.parameters else "plain"
         options = format.choices(*w.shape)
         if method == "lowrank": options = [{"rank": rank} for rank in ranks(weighed.errors, limits)]
