@@ -1,0 +1,61 @@
+"""Loops that do one thing as fast as the machine can: multiply and add in registers, read memory."""
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .compiled import Function
+from .vectors import FLOAT, MANY_REGISTERS, WIDE
+
+CHAINS = 8 * WIDE if MANY_REGISTERS else 4 * WIDE            # eight registers: no sum waits for the one before
+LONG = ir.VectorType(FLOAT, CHAINS)
+
+
+def looped(builder, count, value, step):
+    """value = step(index, value), count times; the vector stays in registers."""
+    held = cgutils.alloca_once_value(builder, value)
+    with cgutils.for_range(builder, count) as loop: builder.store(step(loop.index, builder.load(held)), held)
+    return builder.load(held)
+
+
+@intrinsic
+def multiplied(typing, count, to):
+    """CHAINS float32 numbers v = v a + b, count times, in registers; the result goes to an address."""
+    def code(context, builder, signature, values):
+        name = f"llvm.fmuladd.v{CHAINS}f32"
+        fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(LONG, [LONG] * 3), name)
+        a, b = (ir.Constant(LONG, [number] * CHAINS) for number in (0.5, 1.0))
+        write(builder, looped(builder, values[0], b, lambda _, v: builder.call(fma, [v, a, b])), values[1])
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64), code
+
+
+@intrinsic
+def added(typing, address, count, to):
+    """The sum of count times CHAINS float32 numbers at an address, which goes to another."""
+    def code(context, builder, signature, values):
+        def step(index, sums):
+            at = builder.add(values[0], builder.mul(index, index.type(4 * CHAINS)))
+            load = builder.load(builder.inttoptr(at, LONG.as_pointer()))
+            load.align = 4
+            return builder.fadd(sums, load)
+        write(builder, looped(builder, values[1], ir.Constant(LONG, None), step), values[2])
+        return context.get_dummy_value()
+    return types.void(*[types.int64] * 3), code
+
+
+def write(builder, vector, address):
+    """Store a vector, so that nobody may leave the loop out."""
+    builder.store(vector, builder.inttoptr(address, vector.type.as_pointer())).align = 4
+
+
+@Function.of(2, rare=True)
+def multiply_adds(count, to):
+    """2 CHAINS count float32 operations."""
+    multiplied(count, to)
+
+
+@Function.of(4, rare=True)
+def read_all(address, count, times, to):
+    """Reads 4 CHAINS count bytes, so many times."""
+    for _ in range(times): added(address, count, to)

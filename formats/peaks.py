@@ -1,0 +1,183 @@
+"""What this machine does at most, measured: arithmetic by number type, bandwidth by level of memory, what a call costs."""
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from formats import FORMATS
+from formats.arrays import room
+from formats.threads import limit, threads
+
+# formats whose product runs at the rate of a number type; the fastest that there is counts
+NUMBERS = {"float32": ("dense", "packed"), "float16": ("half",), "bf16": ("bf16",), "int8": ("int8",), "int4": ("int4",)}
+SIDE, ROWS = 1024, 512                                       # of the products that find these rates
+CACHES = (32 << 10, 1 << 20, 32 << 20)                       # where the system does not say
+SECONDS = 0.02                                               # of one measurement
+BEYOND = 2                                                   # so many last caches are surely memory
+Progress = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Something a second, on one thread and on all."""
+    one: float
+    all: float
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """`rates`: operations a second by number type, "vector" float32 in registers. `bandwidth`: (level, bytes read in
+    turn, bytes a second). `overheads`: seconds."""
+    name: str
+    threads: int
+    rates: dict[str, Rate]
+    bandwidth: list[tuple[str, int, Rate]]
+    overheads: dict[str, float]
+
+    def save(self, file: Path) -> None:
+        """As JSON, written whole or not at all."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = file.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps(asdict(self), indent=1))
+        fresh.replace(file)
+
+    def rows(self) -> Iterator[tuple[str, str, str, str]]:
+        """What, unit, on one thread, on all: the rows of a table."""
+        for kind, rate in self.rates.items(): yield kind, "Gop/s", f"{rate.one / 1e9:.0f}", f"{rate.all / 1e9:.0f}"
+        for level, size, rate in self.bandwidth:
+            yield f"{level} ({sized(size)})", "GB/s", f"{rate.one / 1e9:.0f}", f"{rate.all / 1e9:.0f}"
+        for what, seconds in self.overheads.items(): yield what, "µs", f"{1e6 * seconds:.1f}", ""
+
+
+def measure(progress: Progress = lambda *_: None) -> Peaks:
+    """All of them, in ten seconds or so; progress(done, of)."""
+    from formats.machine import cpu
+    present = {kind: [name for name in names if name in FORMATS] for kind, names in NUMBERS.items()}
+    kinds, levels = [kind for kind, names in present.items() if names], [*memory_levels()]
+    steps = len(kinds) + len(levels) + 2
+    def told(done: int, value: Any) -> Any:
+        progress(done, steps)
+        return value
+    rates = {"vector": told(1, vector_rate())}
+    rates |= {kind: told(2 + i, product_rate(present[kind])) for i, kind in enumerate(kinds)}
+    reads = [told(2 + len(kinds) + i, (level, size, bandwidth(size))) for i, (level, size) in enumerate(levels)]
+    return Peaks(cpu(), threads(), rates, reads, told(steps, overheads()))
+
+
+def best(call: Callable[[], Any], seconds: float = SECONDS) -> float:
+    """The least seconds of a call within some time: peaks are what is possible."""
+    call()
+    taken, end = [], time.perf_counter() + seconds
+    while len(taken) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def together(calls: Sequence[Callable[[], Any]]) -> float:
+    """The least seconds in which all calls are done, each on a thread of its own."""
+    with ThreadPoolExecutor(len(calls)) as pool: return best(lambda: list(pool.map(lambda call: call(), calls)))
+
+
+def vector_rate() -> Rate:
+    """float32 operations a second where no memory is touched: a multiplication and an addition are two."""
+    from formats.kernels.rates import CHAINS, multiply_adds
+    count = 1 << 19
+    ends = [room((CHAINS,), np.dtype(np.float32)) for _ in range(threads())]
+    calls: list[Callable[[], Any]] = [partial(multiply_adds.call, count, end.ctypes.data) for end in ends]
+    work = 2 * CHAINS * count
+    return Rate(work / best(calls[0]), len(calls) * work / together(calls))
+
+
+def product_rate(names: list[str]) -> Rate:
+    """Operations a second of the fastest of these formats, in a product whose weight fits the caches."""
+    rng = np.random.default_rng(0)
+    x, out = (room((ROWS, SIDE), np.dtype(np.float32)) for _ in range(2))
+    x[...], W = rng.standard_normal(x.shape), rng.standard_normal((SIDE, SIDE), np.float32) / 32
+    calls = [partial(FORMATS[name].approximate(W).matmul, x, out=out) for name in names]
+    work = 2 * ROWS * SIDE * SIDE
+    with limit(1): one = work / min(map(best, calls))
+    return Rate(one, work / min(map(best, calls)))
+
+
+def memory_levels() -> Iterator[tuple[str, int]]:
+    """(level, bytes to read) for every cache of data, half of it, and memory, if there is room for so much."""
+    sizes = caches()
+    for level, size in enumerate(sizes, 1): yield f"L{level}", size // 2
+    yield "memory", min(BEYOND * sizes[-1], max(sizes[-1], free_memory() // 4))
+
+
+def caches() -> list[int]:
+    """Bytes of the caches that one core reads through, the nearest first."""
+    found = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try: kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))
+        except OSError: continue
+        if kind != "Instruction": found[int(level)] = int(size.rstrip("KM")) << (20 if size.endswith("M") else 10)
+    return [size for _, size in sorted(found.items())] or [*CACHES]
+
+
+def free_memory() -> int:
+    """Bytes that are free, as far as the system says."""
+    try: return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError): return 4 << 30
+
+
+def bandwidth(size: int) -> Rate:
+    """Bytes a second that are read in turn from so many; on all threads each reads a part of its own."""
+    one = filled(size)
+    taken = best(partial(read, *one)), best(partial(read, *one))
+    parts = [filled(size // threads()) for _ in range(threads())] if threads() > 1 else [one]
+    work = [partial(read, *part) for part in parts]
+    return Rate(traffic(one[0]) / min(taken), sum(traffic(part) for part, _ in parts) / together(work))
+
+
+def filled(size: int) -> tuple[Any, Any]:
+    """An array of so many bytes that is really there, and room for a sum."""
+    from formats.kernels.rates import CHAINS
+    array = room((max(size // (4 * CHAINS), 1), CHAINS), np.dtype(np.float32))
+    array[...] = 1
+    return array, room((CHAINS,), array.dtype)
+
+
+def read(array: Any, end: Any) -> None:
+    """Reads the array once; a small one again and again, so that the call itself counts for nothing."""
+    from formats.kernels.rates import read_all
+    read_all.call(array.ctypes.data, len(array), traffic(array) // array.nbytes, end.ctypes.data)
+
+
+def traffic(array: Any) -> int:
+    """Bytes that `read` reads."""
+    return int(array.nbytes) * max(1, (1 << 26) // array.nbytes)
+
+
+def overheads() -> dict[str, float]:
+    """Seconds that a product of almost nothing takes on one thread, and what waking the others adds."""
+    x, out = (room((64, 16), np.dtype(np.float32)) for _ in range(2))
+    x[...] = 1
+    weight = FORMATS["dense"].pack(np.ones((16, 16), np.float32))
+    def taken(rows: int) -> float:
+        runs = []
+        for _ in range(2000):
+            start = time.perf_counter()
+            weight.matmul(x[:rows], out=out[:rows])
+            runs.append(time.perf_counter() - start)
+        return median(runs)
+    with limit(1): alone = taken(1), taken(64)
+    return {"call": alone[0], "launch": max(0.0, taken(64) - alone[1])}
+
+
+def sized(size: int) -> str:
+    """Bytes in the largest binary unit that keeps them above one."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << shift: return f"{size / (1 << shift):.3g} {unit}"
+    return f"{size} B"
