@@ -11,7 +11,8 @@ from typing import Any
 
 WHERE = {name: module for module, names in {
     "linear": ("product_dense", "product_half", "product_lowrank"),
-    "sparse": ("product_csr", "product_block", "product_nm"),
+    "sparse": ("product_csr", "product_nm"),
+    "blocks": ("product_block",),
     "rows": ("pointwise", "scale", "gather", "embed"),
     "by_head": ("headwise",),
     "heads": ("attention", "scores", "softmax", "values"),

@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from ..epilogue import NOTHING
 from .activations import ACTIVATIONS
 from .compiled import FAST, HELPER, Function, calling
 from .launch import address, step, words
@@ -92,8 +93,8 @@ def finish_rows(after, low, high):
 
 
 def epilogue_record(epilogue: Any, out: np.ndarray) -> np.ndarray | None:
-    """The EPILOGUE of an object with the attributes PARTS; None for nothing."""
-    if epilogue is None: return None
+    """The EPILOGUE of an object with the attributes PARTS; None where nothing is done."""
+    if epilogue is None or epilogue is NOTHING: return None
     bias, activation, times, residual, eps, norm, gain, shift = (getattr(epilogue, part) for part in PARTS)
     if activation and activation not in ACTIVATIONS:
         raise ValueError(f"epilogue: activation {activation!r} is none of {', '.join(ACTIVATIONS)}")

@@ -158,18 +158,40 @@ def span(typing, sums):
     return types.int64(sums), code
 
 
+def turned(builder, rows):
+    """The 16 columns of 16 vectors: four stages of exchanges."""
+    rows = list(rows)
+    def mixed(p, q, lanes): return builder.shuffle_vector(p, q, ir.Constant(ir.VectorType(LANE, WIDE), lanes))
+    for s in (8, 4, 2, 1):
+        for i in (i for i in range(WIDE) if not i & s):
+            p, q = rows[i], rows[i + s]
+            rows[i] = mixed(p, q, [j if not j & s else WIDE + j - s for j in range(WIDE)])
+            rows[i + s] = mixed(p, q, [j + s if not j & s else WIDE + j for j in range(WIDE)])
+    return rows
+
+
 @intrinsic
 def turn(typing, x, across, y, along):
-    """y[j, i] = x[i, j] for a tile of 16 by 16 (addresses; bytes between rows): four stages of exchanges."""
+    """y[j, i] = x[i, j] for a tile of 16 by 16 (addresses; bytes between rows)."""
     def code(context, builder, signature, values):
         x, across, y, along = values
         rows = [read(builder, builder.add(x, builder.mul(across, across.type(i)))) for i in range(WIDE)]
-        def mixed(p, q, lanes): return builder.shuffle_vector(p, q, ir.Constant(ir.VectorType(LANE, WIDE), lanes))
-        for s in (8, 4, 2, 1):
-            for i in (i for i in range(WIDE) if not i & s):
-                p, q = rows[i], rows[i + s]
-                rows[i] = mixed(p, q, [j if not j & s else WIDE + j - s for j in range(WIDE)])
-                rows[i + s] = mixed(p, q, [j + s if not j & s else WIDE + j for j in range(WIDE)])
-        for i, row in enumerate(rows): put(builder, row, builder.add(y, builder.mul(along, along.type(i))))
+        for i, row in enumerate(turned(builder, rows)): put(builder, row, builder.add(y, builder.mul(along, along.type(i))))
         return context.get_dummy_value()
     return types.void(*[types.int64] * 4), code
+
+
+@intrinsic
+def turn_edge(typing, x, across, rows, columns, y, along, lines, lanes):
+    """turn, where only rows by columns of x are read, zeros for other columns, and only lines by lanes of y written."""
+    def code(context, builder, signature, values):
+        x, across, rows, columns, y, along, lines, lanes = values
+        def line(start, apart, i, count):                    # a line beyond the last is the last
+            last = builder.sub(count, count.type(1))
+            at = builder.select(builder.icmp_signed("<", count.type(i), count), count.type(i), last)
+            return builder.add(start, builder.mul(apart, at))
+        found = [read(builder, line(x, across, i, rows), 0, columns) for i in range(WIDE)]
+        for i, row in reversed([*enumerate(turned(builder, found))]):        # so that the last is written last
+            put(builder, row, line(y, along, i, lines), 0, lanes)
+        return context.get_dummy_value()
+    return types.void(*[types.int64] * 8), code
