@@ -17,10 +17,10 @@ def check(F: type[Format], rng: np.random.Generator) -> None:
     """Every choice that F offers, on matrices with and without zeros; AssertionError says what failed."""
     for shape, rows in product(SHAPES, ROWS):
         for options in F.choices(*shape):
-            packed = stored(F, rng.standard_normal(shape, np.float32), options)
-            multiplied(packed, rng.standard_normal((rows, shape[0]), np.float32), rng)
-        sizes = F.expected(*shape, **options)
-        must(packed.sizes == sizes, F, options, f"has the sizes {packed.sizes}, expected were {sizes}")
+            W = rng.standard_normal(shape, np.float32)
+            multiplied(stored(F, W, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
+            found, sizes = F.approximate(W, **options).sizes, F.expected(*shape, **options)
+            must(found == sizes, F, options, f"has the sizes {found}, expected were {sizes}")
         holes = rng.standard_normal(shape, np.float32) * np.outer(*(rng.integers(0, 2, side) for side in shape))
         multiplied(stored(F, holes, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
     stored(F, np.zeros(shape, np.float32), options)
@@ -38,7 +38,7 @@ def stored(F: type[Format], W: NDArray[np.float32], options: dict[str, Any]) -> 
     back, slack = packed.unpack(), packed.tolerance(fitted)
     def near(one: Any, other: Any) -> bool: return bool(np.linalg.norm(one.astype(np.float64) - other) <= slack)
     must(near(back, fitted), F, options, "unpack is not what was packed")
-    must(near(F.fit(back, **options), back), F, options, "fit moves a matrix that fits")
+    must(not F.projects or near(F.fit(back, **options), back), F, options, "fit moves a matrix that fits")
     must(near(F.approximate(W, **options).unpack(), fitted), F, options, "approximate is not pack of fit")
     must(near(packed.transpose().unpack(), back.T), F, options, "transpose is not the transpose")
     must(F.bytes.subs(packed.sizes) == packed.nbytes, F, options, f"stores {packed.nbytes} bytes, declares {F.bytes}")

@@ -45,6 +45,7 @@ class Format:
     work: ClassVar[tuple[sympy.Expr, ...]] = ()
     parameters: ClassVar[dict[str, Any]] = {}
     proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
+    projects: ClassVar[bool] = True                          # whether fit leaves every matrix that it made where it is
     named: ClassVar[Mapping[str, sympy.Symbol]] = MappingProxyType({})      # remembered options that are sizes
     declared: ClassVar[SimpleNamespace]
     fit: ClassVar[Callable[..., Floats]]
