@@ -1,0 +1,130 @@
+"""Low rank plus sparse: two thin factors, and the numbers that they miss."""
+import numpy as np
+from sympy import Min, ceiling
+
+from .arrays import matrix
+from .csr import CSR, compression
+from .epilogue import UNIT, gamma
+from .format import SMALLEST, Format
+from .lowrank import product, ranked
+from .pruning import highest, importance, number
+from .sizes import T, f4, n, nnz, p, r, u4, unsigned
+
+STEPS, STALLED = 300, 1e-4
+
+
+class LowRankSparse(Format):
+    """u (n, r), v (r, p) and a sparse remainder stored as in csr: x @ W is (x @ u) @ v + x @ S.
+
+    The factors hold what outputs have in common, the remainder holds outliers (robust principal components: Candès et al.
+    2011; of weights: Zhang and Papyan 2024, arXiv:2409.13652)."""
+    u: f4[n, r]
+    v: f4[r, p]
+    ptr: u4[p + 1]
+    idx: unsigned(n)[nnz]
+    val: f4[nnz]
+    work = (T * r * (n + p), r * (n + p) * Min(1 + ceiling(T / 8), 4), T * (n + 2 * p + r),
+            nnz * ceiling(T / 16), nnz, p)
+    proposed = projects = False
+
+    def fit(W, *, rank=None, density=0.05, scale=None):
+        """The best sum of a matrix of this rank and one of a share `density` of nonzero numbers that `alternate` finds;
+        errors count `scale` times, one positive number for each input."""
+        return whole(W.shape, *alternate(W, rank, density, scale))
+
+    def pack(W, *, rank=None, density=0.05):
+        """What `alternate` finds, and in the remainder whatever else is more than rounding: any matrix can be held. Where
+        the two parts of a matrix are so sparse and thin that they determine each other, they are found again."""
+        u, v, *_ = alternate(W, rank, density)
+        rest, noise = W - product(u, v), 4 * UNIT * (abs(W) + product(abs(u), abs(v)))
+        return u, v, *CSR.declared.pack(np.where(abs(rest) > noise, rest, 0).astype(np.float32))
+
+    def unpack(shape, u, v, ptr, idx, val): return whole(shape, u, v, ptr, idx, val)
+
+    def kernel(x, u, v, ptr, idx, val, out, epilogue):
+        from .kernels import product_lowrank_sparse
+        product_lowrank_sparse(x, u, v, ptr, idx, val, out, epilogue)
+
+    @classmethod
+    def approximate(cls, W, *, rank=None, density=0.05, scale=None):
+        """What `fit` finds, its parts as they are."""
+        W = matrix(W, f"{cls.name}.approximate")
+        return cls(W.shape, alternate(W, rank, density, scale))
+
+    def transpose(self):
+        """W.T: both parts turned."""
+        remainder = CSR(self.shape, (self.ptr, self.idx, self.val)).transpose()
+        return LowRankSparse(self.shape[::-1], (self.v.T, self.u.T, *remainder.arrays().values()))
+
+    def unsound(self): return compression(self.ptr, self.idx, self.shape[0])
+
+    def bound(self, x):
+        """Three products, a sum, and the rounding of unpack(): γ_{n+r+2} |x| (|u| |v| + |S|), and what underflows."""
+        x, u, v = (abs(np.asarray(each, np.float64)) for each in (x, self.u, self.v))
+        lost = len(u) * v.sum(0) + (len(u) + len(v)) * (1 + x.sum(1, keepdims=True))
+        return gamma(len(u) + len(v) + 2) * (x @ absolute(self)) + SMALLEST * lost
+
+    def tolerance(self, W):
+        """What `pack` takes for rounding, and what rounding the parts and their sum may add."""
+        return float(6 * UNIT * (np.linalg.norm(W.astype(np.float64)) + np.linalg.norm(absolute(self))))
+
+    @classmethod
+    def choices(cls, inputs, outputs):
+        even = inputs * outputs / (inputs + outputs)                    # the rank that stores as much as dense
+        return [{"rank": max(1, int(even * share)), "density": density} for share, density in ((0.25, 0.05), (0.1, 0.02))]
+
+    @classmethod
+    def counts(cls, inputs, outputs, *, rank=None, density=0.05, scale=None):
+        return {r: chosen(rank, (inputs, outputs)), nnz: number(density, inputs * outputs, cls.name)}
+
+
+def chosen(rank, shape):
+    """The rank, by default one that stores an eighth of W; FormatError if the shape cannot have it."""
+    return ranked(rank or max(1, shape[0] * shape[1] // (8 * sum(shape))), shape)
+
+
+def alternate(W, rank, density, scale=None):
+    """u, v, ptr, idx, val: by turns the highest numbers of what the factors miss, and the factors of what the remainder
+    leaves, each from the last by one step of a subspace iteration (Zhou and Tao 2011, algorithm 1).
+
+    It begins with the best factors or the highest numbers, whichever err less, and no step loses. Where the parts of a matrix
+    determine each other the error falls by a constant factor, so it ends when it hardly falls."""
+    rank, kept = chosen(rank, W.shape), number(density, W.size, "lowranksparse")
+    weight = importance(np.ones_like(W), scale, "lowranksparse.fit")[:, :1]
+    A = W * weight
+    starts = leading(A, rank), leading(np.where(highest(abs(A), kept), 0, A), rank)
+    right, before = min(starts, key=lambda right: missed(A, A @ right @ right.T, kept)), np.inf
+    low = A @ right @ right.T
+    for _ in range(STEPS):
+        rest = np.where(highest(abs(A - low), kept), low, A)
+        right = np.linalg.qr(rest.T @ (rest @ right))[0]
+        left = rest @ right
+        low = left @ right.T
+        if (error := missed(A, low, kept)) >= before * (1 - STALLED): break
+        before = error
+    u, v = (left / weight).astype(np.float32), right.T.astype(np.float32)
+    mask = highest(abs(A - low), kept)
+    return u, v, *CSR.declared.pack(np.where(mask, W - product(u, v), 0).astype(np.float32))
+
+
+def missed(A, low, kept):
+    """The norm of A - low without its highest numbers."""
+    rest = A - low
+    return np.linalg.norm(rest[~highest(abs(rest), kept)])
+
+
+def leading(A, rank):
+    """Its leading right singular vectors, as columns."""
+    if A.shape[1] <= len(A): return np.linalg.eigh(A.T @ A)[1][:, :-rank - 1:-1]
+    return np.linalg.qr(A.T @ np.linalg.eigh(A @ A.T)[1][:, :-rank - 1:-1])[0]
+
+
+def whole(shape, u, v, ptr, idx, val):
+    """The sum of both parts, in float64."""
+    return product(u, v) + CSR.declared.unpack(shape, ptr, idx, val)
+
+
+def absolute(packed):
+    """|u| |v| + |S|: what roundings are in proportion to."""
+    u, v, *remainder, val = map(abs, packed.arrays().values())
+    return whole(packed.shape, u, v, *remainder, val)
