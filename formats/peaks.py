@@ -75,7 +75,8 @@ def measure(progress: Progress = lambda *_: None) -> Peaks:
 def best(call: Callable[[], Any], seconds: float = SECONDS) -> float:
     """The least seconds of a call within some time: peaks are what is possible."""
     call()
-    taken, end = [], time.perf_counter() + seconds
+    taken: list[float] = []
+    end = time.perf_counter() + seconds
     while len(taken) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
         call()
@@ -157,7 +158,8 @@ def read(array: Any, end: Any) -> None:
 
 def traffic(array: Any) -> int:
     """Bytes that `read` reads."""
-    return int(array.nbytes) * max(1, (1 << 26) // array.nbytes)
+    size = int(array.nbytes)
+    return size * max(1, (1 << 26) // size)
 
 
 def overheads() -> dict[str, float]:
