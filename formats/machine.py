@@ -125,11 +125,16 @@ def identity() -> tuple[Any, ...]:
     return cpu(), threads(), tuple(sorted([*versions, ("kernels", digest())]))
 
 
+def machine_file() -> Path:
+    """Where this machine's model is kept."""
+    name = hashlib.blake2b(repr(identity()).encode(), digest_size=8).hexdigest()
+    return cache_directory() / "machines" / f"{name}.json"
+
+
 def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
     """This machine's model: read from the cache, else calibrated (half a minute at most) and kept there. What cannot be
     read, or belongs to another machine, is measured again and said so through `progress`."""
-    name = hashlib.blake2b(repr(identity()).encode(), digest_size=8).hexdigest()
-    file = cache_directory() / "machines" / f"{name}.json"
+    file = machine_file()
     if file.exists():
         try: return Machine.load(file)
         except NotThisMachine as error: progress(f"measured again: {error}")
