@@ -7,19 +7,25 @@ from typing import Any
 from numpy.typing import NDArray
 
 from .arrays import FormatError
+from .bf16 import BF16
 from .block import Block
 from .csr import CSR
 from .dense import Dense
 from .epilogue import Epilogue
 from .format import Format
 from .half import Half
+from .int4 import Int4
+from .int8 import Int8
 from .lowrank import LowRank
 from .nm import NM
+from .packed import Packed
+from .vectorwise import VectorWise
 
-__all__ = ["CSR", "FORMATS", "NM", "Block", "Dense", "Epilogue", "Format", "FormatError", "Half", "LowRank",
-           "from_arrays"]
+__all__ = ["BF16", "CSR", "FORMATS", "NM", "Block", "Dense", "Epilogue", "Format", "FormatError", "Half", "Int4", "Int8",
+           "LowRank", "Packed", "VectorWise", "from_arrays"]
 
-FORMATS: dict[str, type[Format]] = {format.name: format for format in (Dense, Half, CSR, Block, NM, LowRank)}
+FORMATS: dict[str, type[Format]] = {format.name: format for format in (
+    Dense, Packed, Half, BF16, Int8, Int4, CSR, Block, NM, VectorWise, LowRank)}
 
 
 def from_arrays(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Format:

@@ -43,6 +43,7 @@ class Format:
     bytes: ClassVar[sympy.Expr] = sympy.Integer(0)
     flops: ClassVar[sympy.Expr] = sympy.Integer(0)
     work: ClassVar[tuple[sympy.Expr, ...]] = ()
+    rounds: ClassVar[bool] = False                                          # whether its kernel rounds x, too
     parameters: ClassVar[dict[str, Any]] = {}
     proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
     projects: ClassVar[bool] = True                          # whether fit leaves every matrix that it made where it is

@@ -12,7 +12,9 @@ from typing import Any
 WHERE = {name: module for module, names in {
     "linear": ("product_dense", "product_half", "product_lowrank"),
     "sparse": ("product_csr", "product_nm"),
-    "blocks": ("product_block",),
+    "blocks": ("product_block", "product_vectorwise"),
+    "panels": ("product_packed",),
+    "narrow": ("product_bf16", "product_int8", "product_int4"),
     "rows": ("pointwise", "scale", "gather", "embed"),
     "by_head": ("headwise",),
     "heads": ("attention", "scores", "softmax", "values"),

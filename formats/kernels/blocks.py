@@ -181,3 +181,14 @@ def launch_blocks(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], ou
         room = ROOM.reserve(4 * (min(chunk, -(-T // TALL) * TALL) * depth + TALL * c))
         launch(*linear_stages(blocks, x, weight.ctypes.data, out, after, room, unit=c))
     return out
+
+
+def product_vectorwise(x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = x (T, n) @ W, then the epilogue; tile i of W, c outputs wide, has the rows val[i] for the inputs idx[i].
+
+    idx: uint32 (tiles, kept), val: float32 (tiles, kept, c), c a multiple of 16."""
+    check_product(x, (x.shape[1], out.shape[1]), out)
+    arrays = idx.shape[1], typed("idx", idx, np.uint32), typed("val", val, f4)
+    if idx.shape != val.shape[:2] or val.shape[2] % 16 or len(idx) != -(-out.shape[1] // val.shape[2]):
+        raise ValueError(f"vectorwise: idx {idx.shape} and val {val.shape} do not make {out.shape[1]} columns")
+    return launch_blocks(x, arrays, out, epilogue, (1, val.shape[2]))

@@ -29,6 +29,24 @@ def shorts(address, count):
 
 
 @njit
+def bytes_at(address, count):
+    """count uint8 numbers at an address."""
+    return carray(pointer(address, np.uint8), count)
+
+
+@njit
+def signed(address, count):
+    """count int8 numbers at an address."""
+    return carray(pointer(address, np.int8), count)
+
+
+@njit
+def whole(address, count):
+    """count int32 numbers at an address."""
+    return carray(pointer(address, np.int32), count)
+
+
+@njit
 def longs(address, count):
     """count int64 numbers at an address."""
     return carray(pointer(address, np.int64), count)

@@ -1,0 +1,53 @@
+"""bfloat16: a number type as a format."""
+import numpy as np
+from sympy import ceiling
+
+from .arrays import FormatError
+from .epilogue import gamma
+from .format import Format
+from .panels import deepened, panels, unpanelled
+from .sizes import T, n, p, u2
+
+UNIT, FLUSHED = 2.0 ** -8, 2.0 ** -126                       # unit roundoff; what is smaller may count as 0
+DEEP = 32                                                    # inputs of a step: 64 bytes
+
+
+class BF16(Format):
+    """Every number rounded to bfloat16, in panels of 64 outputs, pairs of inputs together; x is rounded on the way.
+
+    Products of two such numbers are exact in float32, and so are the sums (Kalamkar et al. 2019, arXiv:1905.12322)."""
+    w: u2[32 * ceiling(n / 32) * 16 * ceiling(p / 16)]
+    flops = 2 * T * n * p
+    work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n
+    rounds = True
+
+    def fit(W): return widened(rounded(W))
+    def pack(W): return panels(deepened(rounded(W), DEEP), 2)
+    def unpack(shape, w): return widened(unpanelled(w, (-(-shape[0] // DEEP) * DEEP, shape[1]), 2)[:shape[0]])
+
+    def kernel(x, w, out, epilogue):
+        from .kernels import product_bf16
+        product_bf16(x, w, out, epilogue)
+
+    def unsound(self): return "w holds what is not finite" if ((self.w & 0x7F80) == 0x7F80).any() else ""
+
+    def bound(self, x):
+        """Also what rounding x, and flushing the smallest numbers, may cost."""
+        x, W = abs(np.asarray(x, np.float64)), abs(self.unpack().astype(np.float64))
+        lost = W.sum(0) + x.sum(1, keepdims=True) + len(W)
+        return (UNIT + 1.01 * gamma(2 * len(W))) * (x @ W) + FLUSHED * lost
+
+
+def rounded(W):
+    """The bits of the nearest bfloat16 numbers, ties to even; FormatError where there is none."""
+    bits = W.view(np.uint32)
+    kept = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    if (beyond := (kept & 0x7F80) == 0x7F80).any():
+        i, j = np.argwhere(beyond)[0]
+        raise FormatError(f"bf16.fit: W[{i}, {j}] = {W[i, j]} is beyond the largest bfloat16")
+    return kept
+
+
+def widened(bits):
+    """The float32 numbers that these bits of bfloat16 say."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -1,0 +1,57 @@
+"""Halves of bytes: whole numbers up to 7 with a scale for each group of inputs of an output."""
+from types import MappingProxyType
+
+import numpy as np
+from sympy import ceiling
+
+from .format import Format
+from .int8 import DEEP, UNIT, bound, grouped, quantised, spread, unsound
+from .packed import Packed
+from .panels import deepened, panels, unpanelled
+from .sizes import T, f4, n, p, u1
+from .sizes import group as size
+
+GROUP = 64
+
+
+class Int4(Format):
+    """W / scale rounded to whole numbers up to 7, stored as halves of bytes with 8 added, in panels of 64 outputs, eights of
+    inputs together (scales of groups: Frantar et al. 2022, arXiv:2210.17323, section 4); x is rounded as for int8.
+
+    `group`: so many inputs of an output share a scale, a multiple of 64."""
+    w: u1[32 * ceiling(n / 64) * 16 * ceiling(p / 16)]
+    scale: f4[ceiling(n / size), p]
+    flops = 2 * T * n * p
+    work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n, T * p * ceiling(n / size)
+    rounds = True
+    named = MappingProxyType({"group": size})
+
+    def fit(W, *, group=GROUP):
+        """The nearest whole multiples of scales that the largest numbers decide."""
+        return spread(*quantised(W, group, 7), group)
+
+    def pack(W, *, group=GROUP):
+        whole, scale = quantised(W, group, 7)
+        fours = (deepened(whole, DEEP) + 8).astype(np.uint8).reshape(-1, 2, 4, W.shape[1])
+        return panels((fours[:, 0] | fours[:, 1] << 4).reshape(-1, W.shape[1]), 4), scale
+
+    def unpack(shape, w, scale, *, group):
+        depth = -(-shape[0] // DEEP) * DEEP
+        stored = unpanelled(w, (depth // 2, shape[1]), 4).reshape(-1, 1, 4, shape[1])
+        whole = np.concatenate([stored & 15, stored >> 4], 1).reshape(depth, shape[1])[:shape[0]]
+        return spread(whole.astype(np.float32) - 8, scale, group)
+
+    def kernel(x, w, scale, out, epilogue, *, group):
+        from .kernels import product_int4
+        product_int4(x, w, scale, group, out, epilogue)
+
+    def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
+    def unsound(self): return unsound("int4", self.scale, self.remembered["group"])
+    def tolerance(self, W): return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
+    def bound(self, x): return bound(x, self.unpack(), len(self.scale))
+
+    @classmethod
+    def choices(cls, inputs, outputs): return [{"group": GROUP}, *([{"group": 2 * GROUP}] if inputs > 2 * GROUP else [])]
+
+    @classmethod
+    def counts(cls, inputs, outputs, *, group=GROUP): return {size: grouped("int4", group)}

@@ -1,0 +1,99 @@
+"""Bytes: whole numbers with a scale for each output, or for each group of inputs of one."""
+from types import MappingProxyType
+
+import numpy as np
+from sympy import ceiling
+
+from .arrays import FormatError
+from .epilogue import gamma
+from .format import SMALLEST, Format
+from .packed import Packed
+from .panels import deepened, panels, unpanelled
+from .sizes import T, f4, n, p, u1
+from .sizes import group as size
+
+DEEP = 64                                                    # inputs of a step
+COLUMN = 1 << 16                                             # a group that holds all inputs
+UNIT = 2.0 ** -24
+
+
+class Int8(Format):
+    """W / scale rounded to whole numbers up to 127, stored as bytes with 128 added, in panels of 64 outputs, fours of inputs
+    together; x is rounded row by row on the way, to its own largest number / 127 (Dettmers et al. 2022, arXiv:2208.07339,
+    section 2.1).
+
+    `group`: so many inputs of an output share a scale, a multiple of 64; the default is all of them, one scale an output."""
+    w: u1[64 * ceiling(n / 64) * 16 * ceiling(p / 16)]
+    scale: f4[ceiling(n / size), p]
+    flops = 2 * T * n * p
+    work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n, T * p * ceiling(n / size)
+    rounds = True
+    named = MappingProxyType({"group": size})
+
+    def fit(W, *, group=COLUMN):
+        """The nearest whole multiples of scales that the largest numbers decide."""
+        whole, scale = quantised(W, group, 127)
+        return spread(whole, scale, group)
+
+    def pack(W, *, group=COLUMN):
+        whole, scale = quantised(W, group, 127)
+        return panels(deepened((whole + 128).astype(np.uint8), DEEP), 4), scale
+
+    def unpack(shape, w, scale, *, group):
+        stored = unpanelled(w, (-(-shape[0] // DEEP) * DEEP, shape[1]), 4)[:shape[0]]
+        return spread(stored.astype(np.float32) - 128, scale, group)
+
+    def kernel(x, w, scale, out, epilogue, *, group):
+        from .kernels import product_int8
+        product_int8(x, w, scale, group, out, epilogue)
+
+    def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
+    def unsound(self): return unsound("int8", self.scale, self.remembered["group"])
+    def tolerance(self, W): return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
+    def bound(self, x): return bound(x, self.unpack(), len(self.scale))
+
+    @classmethod
+    def choices(cls, inputs, outputs): return [{"group": COLUMN}, *([{"group": DEEP}] if inputs > DEEP else [])]
+
+    @classmethod
+    def counts(cls, inputs, outputs, *, group=COLUMN): return {size: grouped("int8", group)}
+
+
+def grouped(where, group):
+    """The group; FormatError if a kernel cannot step through it."""
+    if isinstance(group, int | np.integer) and group > 0 and group % DEEP == 0: return int(group)
+    raise FormatError(f"{where}: group = {group!r} is not a positive multiple of {DEEP}")
+
+
+def quantised(W, group, most):
+    """W (n, p) as whole float32 numbers up to `most`, and the scales (groups, p) of groups of inputs."""
+    group = grouped("quantise", group)
+    largest = np.maximum.reduceat(abs(W), np.arange(0, len(W), group), 0)
+    scale = (largest / most).astype(np.float32)
+    inverse = np.divide(1, scale, out=np.zeros_like(scale, np.float64), where=scale > SMALLEST)
+    return np.clip(np.rint(W * repeated(inverse, len(W), group)), -most, most).astype(np.float32), scale
+
+
+def repeated(rows, n, group):
+    """A row for every group as a row for every input."""
+    return np.repeat(rows, group if len(rows) > 1 else n, 0)[:n]
+
+
+def spread(whole, scale, group):
+    """Whole numbers times their scales."""
+    return whole * repeated(scale, len(whole), group)
+
+
+def unsound(where, scale, group):
+    """What is wrong with stored scales and their groups; empty if nothing is."""
+    try: grouped(where, group)
+    except FormatError as error: return str(error)
+    return f"the scale {scale.min()} is negative" if (scale < 0).any() else ""
+
+
+def bound(x, W, groups):
+    """Half a step of x for each number of W, and the roundings of scales and of sums of groups."""
+    x, W = abs(np.asarray(x, np.float64)), abs(W.astype(np.float64))
+    step = x.max(1, keepdims=True) / 127
+    off = 0.5001 * step * W.sum(0)
+    return off + gamma(groups + 8) * (x @ W + off) + SMALLEST * (1 + len(W))

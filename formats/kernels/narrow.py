@@ -1,0 +1,255 @@
+"""x @ W for W in panels of narrow numbers: bfloat16, bytes, halves of bytes. x is converted on the way, a row at a time.
+
+A word of 32 bits holds what lies along the depth: two bfloat16 or four bytes (words.py). Bytes are W / scale + 128 and meet
+rows of x / scale, whole numbers up to 127 (dynamic quantisation: Dettmers et al. 2022, arXiv:2208.07339, section 2.1); what
+the 128 adds is taken off again. Scales of W belong to a column, or to a group of depths of one."""
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from ..panels import PANEL
+from .amx import MATRIX, matrix_fours, matrix_pairs, shape_registers
+from .arithmetic import get, highest, keep, larger, magnitude, nearest, total
+from .compiled import HELPER, Kernel
+from .epilogue import epilogue_record, finish_block, finish_rows
+from .launch import ROOM, address, launch, words
+from .linear import LINEAR, check_product, linear_stages, tile
+from .memory import bytes_at, floats, record, shorts, signed, whole
+from .pool import POOL
+from .sparse import typed
+from .vectors import write, zeros
+from .words import as_numbers, dot_eights, dot_fours, dot_pairs, keep_bytes, keep_halves
+
+# depth: numbers of a row of W, whole steps of 64 bytes; group: those that share a scale, of which there are groups; span:
+# bytes of a converted row
+NARROW = np.dtype(words("w scale depth group groups span"))
+BAND = 32                                                    # rows whose sums lie in room
+f4, i4 = np.float32, np.int32
+
+
+# ---- rows of x
+
+@njit(**HELPER)
+def round_halves(x, n, target, depth):
+    """n float32 at x as bfloat16; zeros up to depth."""
+    full = n // 16 * 16
+    for k in range(0, full, 16): keep_halves(get(x + 4 * k, None), target + 2 * k)
+    if full < n: keep_halves(get(x + 4 * full, n - full), target + 2 * full)
+    rest = shorts(target, depth)
+    for k in range((n + 15) // 16 * 16, depth): rest[k] = 0
+
+
+@njit(**HELPER)
+def round_bytes(x, n, target, depth, group, groups, sums):
+    """n float32 at x as whole numbers up to 127 times the scale that is given back, which is NaN for rows that are not finite;
+    zeros up to depth; what each group adds up to, as int32 at sums."""
+    full, totals, rest = n // 16 * 16, whole(sums, groups), signed(target, depth)
+    most, infinite = zeros(1, 1), zeros(1, 1)
+    for k in range(0, full, 16):
+        row = get(x + 4 * k, None)
+        most, infinite = larger(most, magnitude(row)), infinite + row * f4(0)
+    if full < n:
+        row = get(x + 4 * full, n - full)
+        most, infinite = larger(most, magnitude(row)), infinite + row * f4(0)
+    largest = highest(most)
+    turns = f4(127) / largest if largest > 0 else f4(0)
+    for g in range(groups):
+        start, end, added = g * group, min((g + 1) * group, depth), zeros(1, 1)
+        for k in range(start, min(end, full), 16):
+            rounded = nearest(get(x + 4 * k, None) * turns)
+            keep_bytes(rounded, target + k)
+            added = added + rounded
+        if start <= full < min(end, n):
+            rounded = nearest(get(x + 4 * full, n - full) * turns)
+            keep_bytes(rounded, target + full)
+            added = added + rounded
+        totals[g] = i4(total(added))
+    for k in range((n + 15) // 16 * 16, depth): rest[k] = 0
+    return largest / f4(127) + total(infinite)
+
+
+# ---- sums of a band of rows against some columns of a panel
+
+def by_vectors(dot, deep):
+    """A function: rows of sums at y, of words of x against a panel; a vector of the panel holds `deep` words."""
+    @njit(**HELPER)
+    def strip_words(none, x, along, w, apart, steps, y, step):
+        sums = none
+        for _ in range(steps // deep):
+            sums = dot(sums, x, along, w)
+            x += 4 * deep
+            w += apart
+        write(sums, y, step, None)
+
+    @njit(**HELPER)
+    def multiply(rows, columns, x, along, w, apart, steps, y, step):
+        for row in range(0, rows // 4 * 4, 4):
+            for v in range(0, columns, 32 if columns % 32 == 0 else 16):
+                at, to = x + row * along, y + row * step + 4 * v
+                if columns % 32 == 0: strip_words(zeros(4, 2), at, along, w + 4 * v, apart, steps, to, step)
+                else: strip_words(zeros(4, 1), at, along, w + 4 * v, apart, steps, to, step)
+        for row in range(rows // 4 * 4, rows):
+            for v in range(0, columns, 64 if columns == PANEL else 16):
+                at, to = x + row * along, y + row * step + 4 * v
+                if columns == PANEL: strip_words(zeros(1, 4), at, along, w + 4 * v, apart, steps, to, step)
+                else: strip_words(zeros(1, 1), at, along, w + 4 * v, apart, steps, to, step)
+    return multiply
+
+
+vector_pairs, vector_fours, vector_eights = by_vectors(dot_pairs, 1), by_vectors(dot_fours, 1), by_vectors(dot_eights, 2)
+
+
+@njit(**HELPER)
+def copied(sums, rows, columns, out, step):
+    """Rows of sums to out."""
+    for i in range(rows):
+        found, kept = floats(sums + 4 * PANEL * i, columns), floats(out + i * step, columns)
+        for j in range(columns): kept[j] = found[j]
+
+
+@njit(**HELPER)
+def settled(sums, rows, columns, middle, totals, groups, g, scales, scale, out, step):
+    """Whole sums of a group as float32, added to out; the first group begins it."""
+    full = columns // 16 * 16
+    for i in range(rows):
+        less, factor = i4(middle * whole(totals + 4 * (i * groups + g), 1)[0]), floats(scales + 4 * i, 1)[0]
+        found, to = sums + 4 * PANEL * i, out + i * step
+        for j in range(0, full, 16): settle(found + 4 * j, less, factor, scale + 4 * j, to + 4 * j, g, None)
+        if full < columns: settle(found + 4 * full, less, factor, scale + 4 * full, to + 4 * full, g, columns - full)
+
+
+@njit(**HELPER)
+def settle(found, less, factor, scale, to, g, lanes):
+    """A vector of whole sums: less what was added, times the scales of its row and of its columns."""
+    number = as_numbers(get(found, None), less) * (get(scale, lanes) * factor)
+    keep(number if g == 0 else number + get(to, lanes), to, lanes)
+
+
+@njit(**HELPER)
+def spread_nibbles(w, count, target):
+    """Words of depth two by two, vector by vector, from halves of bytes to bytes: count columns of one pair of words at w."""
+    source, low, high = bytes_at(w, 4 * count), bytes_at(target, 4 * count), bytes_at(target + 4 * count, 4 * count)
+    for i in range(4 * count):
+        low[i] = source[i] & 15
+        high[i] = source[i] >> 4
+
+
+# ---- kernels
+
+def halves_kernel(name, multiply, matrix):
+    """A kernel of bfloat16."""
+    def body(item, worker, arguments):
+        c = record(arguments, LINEAR)
+        w = record(c.w, NARROW)
+        low, high, left, right = tile(c, item)
+        x = c.room + worker * c.apart
+        sums = x + (high - low) * w.span
+        for i in range(high - low): round_halves(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth)
+        for start in range(left, right, PANEL):
+            columns = min(PANEL, c.p - start)
+            stored, panel = (columns + 15) // 16 * 16, w.w + 2 * w.depth * start
+            for i in range(0, high - low, BAND):
+                rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
+                straight = columns == stored
+                to, step = (out, 4 * c.step) if straight else (sums, 4 * PANEL)
+                if matrix: shape_registers(sums + 4 * BAND * PANEL, min(rows, 16), max(rows - 16, 1))
+                multiply(rows, stored, x + i * w.span, w.span, panel, 4 * stored, w.depth // 32 if matrix else w.depth // 2,
+                         to, step)
+                if not straight: copied(sums, rows, columns, out, 4 * c.step)
+            finish_block(c.after, low, high, start, start + columns)
+        if right - left == c.p: finish_rows(c.after, low, high)
+    body.__name__ = name
+    return Kernel(body)
+
+
+def bytes_kernel(name, multiply, matrix, halves, spread):
+    """A kernel of bytes, or of halves of them (two words of depth in a vector), which are spread to bytes or read as they are."""
+    middle, per = (8, 8) if halves else (128, 4)             # what was added to W; numbers of a column in a word
+    def body(item, worker, arguments):
+        c = record(arguments, LINEAR)
+        w = record(c.w, NARROW)
+        low, high, left, right = tile(c, item)
+        groups = w.groups
+        x = c.room + worker * c.apart
+        sums = x + (high - low) * w.span
+        scales = sums + 4 * BAND * PANEL + 64
+        totals = scales + 4 * (high - low)
+        wide = totals + 4 * (high - low) * groups + 64
+        wide -= wide % 64
+        for i in range(high - low):
+            floats(scales + 4 * i, 1)[0] = round_bytes(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth, w.group,
+                                                       groups, totals + 4 * i * groups)
+        for start in range(left, right, PANEL):
+            columns = min(PANEL, c.p - start)
+            stored, panel, deep = (columns + 15) // 16 * 16, w.w + w.depth * start * 4 // per, w.group * 4 // per
+            if spread:
+                for k in range(w.depth // 8): spread_nibbles(panel + 4 * stored * k, stored, wide + 8 * stored * k)
+                panel, deep = wide, w.group
+            for i in range(0, high - low, BAND):
+                rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
+                if matrix: shape_registers(sums + 4 * BAND * PANEL, min(rows, 16), max(rows - 16, 1))
+                for g in range(groups):
+                    length = min(w.group, w.depth - g * w.group)
+                    multiply(rows, stored, x + i * w.span + g * w.group, w.span, panel + g * deep * stored, 4 * stored,
+                             length // 64 if matrix else length // 4, sums, 4 * PANEL)
+                    settled(sums, rows, columns, middle, totals + 4 * i * groups, groups, g, scales + 4 * i,
+                            w.scale + 4 * (g * c.p + start), out, 4 * c.step)
+            finish_block(c.after, low, high, start, start + columns)
+        if right - left == c.p: finish_rows(c.after, low, high)
+    body.__name__ = name
+    return Kernel(body)
+
+
+halves, quantised = halves_kernel("halves", vector_pairs, False), bytes_kernel("quantised", vector_fours, False, False, False)
+nibbled = bytes_kernel("nibbled", vector_eights, False, True, False)
+if MATRIX:
+    halves_matrix = halves_kernel("halves_matrix", matrix_pairs, True)
+    quantised_matrix = bytes_kernel("quantised_matrix", matrix_fours, True, False, False)
+    nibbled_matrix = bytes_kernel("nibbled_matrix", matrix_fours, True, True, True)
+else: halves_matrix, quantised_matrix, nibbled_matrix = halves, quantised, nibbled
+
+
+# ---- from Python
+
+def product_narrow(kernels: tuple[Kernel, Kernel], x: np.ndarray, w: np.ndarray, scale: np.ndarray | None, group: int,
+                   out: np.ndarray, epilogue: Any, unit: int, per: int = 1) -> np.ndarray:
+    """The product by the first kernel for one row, by the second for more; scale: (groups, p). n is rounded up to units in w,
+    p to 16; `per` numbers lie in one of w."""
+    check_product(x, (x.shape[1], out.shape[1]), out)
+    (T, n), p = x.shape, out.shape[1]
+    depth, columns = -(-n // unit) * unit, -(-p // 16) * 16
+    if w.size * per != depth * columns:
+        raise ValueError(f"w: {w.size} numbers of {w.dtype} do not make panels of {depth} by {columns}")
+    group = min(group, depth)
+    groups, span = -(-n // group), depth * (2 if scale is None else 1) + 64
+    if (scale is not None and scale.shape != (groups, p)) or group % unit:
+        raise ValueError(f"scale: expected one for each of {p} columns and groups of {group} in {n} inputs, a multiple of {unit}")
+    weight = np.array([(address(w), address(scale), depth, group, groups, span)], NARROW)
+    after = epilogue_record(epilogue, out)
+    with POOL.lock:
+        stages = linear_stages(kernels[T > 1], x, weight.ctypes.data, out, after, unit=PANEL)
+        rows = int(stages[0][1]["rows"][0])
+        size = rows * (span + 4 + 4 * groups) + 4 * BAND * PANEL + 256 + PANEL * depth
+        stages[0][1]["room"], stages[0][1]["apart"] = ROOM.reserve(size)
+        launch(*stages)
+    return out
+
+
+def product_bf16(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = x (T, n) @ w, then the epilogue; w: bfloat16 as uint16, in panels of pairs, n rounded up to 32. x is
+    rounded to bfloat16, sums are float32."""
+    return product_narrow((halves, halves_matrix), x, typed("w", w, np.uint16), None, 1 << 30, out, epilogue, 32)
+
+
+def product_int8(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = x (T, n) @ W, then the epilogue; w: bytes W / scale + 128 in panels of fours, n rounded up to 64; scale:
+    float32, a row for every group of inputs. Each row of x is rounded to 255 steps, sums are exact within a group."""
+    return product_narrow((quantised, quantised_matrix), x, typed("w", w, np.uint8), typed("scale", scale, f4), group, out,
+                          epilogue, 64)
+
+
+def product_int4(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+    """The same for halves of bytes W / scale + 8: in a byte the low half is of one word of depth, the high one of the next."""
+    return product_narrow((nibbled, nibbled_matrix), x, typed("w", w, np.uint8), typed("scale", scale, f4), group, out,
+                          epilogue, 64, 2)

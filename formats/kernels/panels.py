@@ -1,0 +1,87 @@
+"""x @ W for W in panels of 64 columns, depth after depth (Goto and van de Geijn 2008): a panel is read straight through.
+
+The last panel has as many columns as are left, in whole vectors. x is read as it lies, nothing is blocked along the depth."""
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from ..panels import PANEL
+from .compiled import HELPER, Kernel
+from .epilogue import epilogue_record, finish_block, finish_rows
+from .gemm import strip
+from .launch import launch
+from .linear import LINEAR, check_product, linear_stages, tile
+from .memory import record
+from .pool import POOL
+from .sparse import typed
+from .vectors import MANY_REGISTERS, add_outer, plus, write, zeros
+
+
+@njit(**HELPER)
+def one_row(none, x, w, across, depth, y):
+    """One row of x against a whole panel: even and odd depths apart, as an addition takes four cycles."""
+    even, odd = none, none
+    for _ in range(depth // 2):
+        even = add_outer(even, x, 0, w, None)
+        odd = add_outer(odd, x + 4, 0, w + across, None)
+        x += 8
+        w += 2 * across
+    if depth % 2: even = add_outer(even, x, 0, w, None)
+    write(plus(even, odd), y, 0, None)
+
+
+@njit(**HELPER)
+def whole_panel(rows, depth, x, along, w, y, step):
+    """All 64 columns: tiles of 6 rows, and what is left."""
+    row = 0
+    while row + 6 <= rows:
+        strip(zeros(6, 4), x + row * along, along, w, 4 * PANEL, depth, y + row * step, step, True, None)
+        row += 6
+    if row + 4 <= rows:
+        strip(zeros(4, 4), x + row * along, along, w, 4 * PANEL, depth, y + row * step, step, True, None)
+        row += 4
+    if row + 2 <= rows:
+        strip(zeros(2, 4), x + row * along, along, w, 4 * PANEL, depth, y + row * step, step, True, None)
+        row += 2
+    if row < rows: one_row(zeros(1, 4), x + row * along, w, 4 * PANEL, depth, y + row * step)
+
+
+@njit(**HELPER)
+def part_panel(rows, columns, across, depth, x, along, w, y, step):
+    """So many columns, a vector at a time, the last one cut."""
+    for left in range(0, columns, 16):
+        row, lanes = 0, min(16, columns - left)
+        while row + 6 <= rows:
+            strip(zeros(6, 1), x + row * along, along, w + 4 * left, across, depth, y + row * step + 4 * left, step, True, lanes)
+            row += 6
+        while row < rows:
+            strip(zeros(1, 1), x + row * along, along, w + 4 * left, across, depth, y + row * step + 4 * left, step, True, lanes)
+            row += 1
+
+
+@Kernel
+def packed(item, worker, arguments):
+    """w in panels of float32; the epilogue follows panel by panel."""
+    c = record(arguments, LINEAR)
+    low, high, left, right = tile(c, item)
+    x, out = c.x + 4 * low * c.along, c.out + 4 * low * c.step
+    for start in range(left, right, PANEL):
+        columns, w = min(PANEL, c.p - start), c.w + 4 * c.n * start
+        if columns == PANEL and (MANY_REGISTERS or high - low == 1):
+            whole_panel(high - low, c.n, x, 4 * c.along, w, out + 4 * start, 4 * c.step)
+        else:
+            across = 4 * ((columns + 15) // 16 * 16)
+            part_panel(high - low, columns, across, c.n, x, 4 * c.along, w, out + 4 * start, 4 * c.step)
+        finish_block(c.after, low, high, start, start + columns)
+    if right - left == c.p: finish_rows(c.after, low, high)
+
+
+def product_packed(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = x (T, n) @ w, then the epilogue; w as `formats.panels.panels` gives it, float32."""
+    check_product(x, (x.shape[1], out.shape[1]), out)
+    if typed("w", w, np.float32).size != x.shape[1] * -(-out.shape[1] // 16) * 16:
+        raise ValueError(f"packed: {w.size} numbers do not make panels of {x.shape[1]} by {out.shape[1]}")
+    after = epilogue_record(epilogue, out)
+    with POOL.lock: launch(*linear_stages(packed, x, w.ctypes.data, out, after, unit=PANEL))
+    return out
