@@ -1,31 +1,45 @@
-"""The calibration: every kernel on a few shapes, in rounds, so that a busy moment spoils one round and not one kernel;
-the least sum of relative errors with no coefficient negative; then judged on shapes that were not fitted."""
+"""The calibration: every kernel on shapes, rows and densities spread evenly over what is usual, in rounds, so that a busy
+moment spoils one round and not one kernel; the closed form with the least sum of relative errors and no coefficient negative;
+then what it leaves out, learned from all cases and judged on each by the others (formats/predictor.py)."""
 import time
 from collections.abc import Callable, Iterable, Iterator
-from statistics import median
+from dataclasses import dataclass
+from math import log
 from typing import Any
 
 import numpy as np
 
-from formats import FORMATS
+from formats import FORMATS, Format, FormatError
+from formats.arrays import room
 from formats.epilogue import Epilogue
+from formats.features import pattern, stored
 from formats.machine import FEATURES, FUSED, Machine, evaluate, identity
+from formats.predictor import fitted
 
 Case = tuple[str, dict[str, float], Callable[[], Any]]      # kernel, sizes, one call
 Measured = list[tuple[str, dict[str, float], float]]
-SHAPES = ((256, 512), (512, 320), (320, 1280), (1280, 256))
-LARGE = ((640, 2560),)                                      # a weight larger than most caches of one core
-ROWS, SOME_ROWS = (4, 16, 40, 64, 192, 640), (8, 24, 160)
-JUDGED_SHAPES, JUDGED_ROWS = ((384, 384), (384, 1536), (1536, 384)), (16, 128)
-BATCHES = ((24,), (100,), (60, 31, 9), (256,))
-JUDGED_BATCHES = ((128,), (64, 64))
+SOME_ROWS, BATCHES = (1, 8, 24, 160), ((24,), (100,), (60, 31, 9), (256,), (128, 40))
 HEADS = ((6, 32), (3, 64))                                  # heads, columns of one
-DENSE: tuple[tuple[str, dict[str, Any]], ...] = (("dense", {}), ("half", {}))
-SPARSE: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("csr", {"density": 0.1}), ("csr", {"density": 0.4}), ("block", {"density": 0.25}), ("block", {"density": 0.6}),
-    ("nm", {}), ("lowrank", {"rank": 24}), ("lowrank", {"rank": 160}))
 LEAST = 5e-12                                               # seconds a number: nothing is free, whatever the noise says
-ROUNDS, SECONDS = 3, 0.004                                  # of one case in one round, or three calls if that is longer
+SECONDS = 0.003                                             # of one case in one round, or three calls if that is longer
+ROUNDS = 3
+EVEN = 0.7548776662466927, 0.5698402909980532, 0.4301597090019468, 0.8191725133961645      # steps that fill a cube evenly
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured: matrices of each format, rows of each, the longest side and the most rows, the most arithmetic of
+    a call, seconds for making the matrices of one format and for all measuring."""
+    matrices: int = 14
+    rows: int = 4
+    largest: int = 2048
+    most_rows: int = 640
+    arithmetic: float = 1.5e8
+    making: float = 0.35
+    seconds: float = 9.0
+
+
+QUICK, FULL = Plan(), Plan(40, 4, 4096, 1024, 8e8, 1.2, 36.0)
 
 
 class Numbers:
@@ -33,24 +47,66 @@ class Numbers:
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
-        self.inputs, self.outputs = (self.rng.normal(size=1 << 22).astype(np.float32) for _ in range(2))
+        self.inputs, self.outputs = (room((1 << 22,), np.dtype(np.float32)) for _ in range(2))
+        self.inputs[:], self.outputs[:] = self.rng.standard_normal(1 << 22, np.float32), 0
 
     def some(self, *shape: int) -> np.ndarray: return self.inputs[:int(np.prod(shape))].reshape(shape)
     def room(self, *shape: int) -> np.ndarray: return self.outputs[:int(np.prod(shape))].reshape(shape)
-    def fresh(self, *shape: int) -> np.ndarray: return self.rng.normal(size=shape).astype(np.float32)
+    def fresh(self, *shape: int) -> np.ndarray: return self.rng.standard_normal(shape, np.float32)
 
 
-def products(shapes: Iterable[tuple[int, int]], formats: Any, rows: Iterable[int], numbers: Numbers) -> Iterator[Case]:
-    """x @ W in every format."""
-    for n, p in shapes:
+def spread(i: int, axis: int, least: float, most: float) -> float:
+    """Term i of a sequence that fills the interval evenly in octaves, and with the other axes fills the cube evenly
+    (Kronecker's; Roberts 2018)."""
+    return float(least * (most / least) ** ((0.5 + (i + 1) * EVEN[axis]) % 1))
+
+
+def matrices(name: str, plan: Plan, numbers: Numbers, start: int = 0, skew: float = 0.0) -> Iterator[Format]:
+    """Matrices in one format, of shapes and options spread evenly; fewer where making them takes long. A skew spreads the
+    sizes of columns, so what keeps the highest numbers keeps more in some."""
+    form, end = FORMATS[name], time.perf_counter() + plan.making
+    for i in range(start, start + plan.matrices):
+        n, p = (32 * round(spread(i, axis, 64, plan.largest) / 32) for axis in (0, 1))
+        choices = form.choices(n, p)
+        if not choices: continue
+        options = dict(choices[i % len(choices)])
+        if isinstance(options.get("density"), float): options["density"] = spread(i, 2, 0.02, 0.75)
         W = numbers.fresh(n, p)
-        for name, options in formats:
-            form = FORMATS[name]
-            packed = form.approximate(W, **options) if name != "lowrank" else form.pack_factors(W[:, :options["rank"]], W[:options["rank"]])
-            for T in rows:
-                sizes = {"T": T} | {str(size): float(value) for size, value in packed.sizes.items()}
+        if skew: W *= np.exp(skew * numbers.fresh(1, p))
+        try: yield example(form, W, options)
+        except FormatError: continue
+        if time.perf_counter() > end: break
+
+
+def example(form: type[Format], W: np.ndarray, options: dict[str, Any]) -> Format:
+    """A matrix in this format, with the sizes that these options give; what would be decomposed is put together from its
+    factors."""
+    if not hasattr(form, "pack_factors"): return form.approximate(W, **options)
+    rank = min(options.get("rank") or min(W.shape) // 4, *W.shape)
+    packed: Format = form.pack_factors(W[:, :rank], W[:rank])
+    return packed
+
+
+def products(names: Iterable[str], plan: Plan, numbers: Numbers, start: int = 0, skew: float = 0.0) -> Iterator[Case]:
+    """x @ W in these formats, each matrix with one row and with others, fewer where the matrix is large."""
+    for name in names:
+        for i, packed in enumerate(matrices(name, plan, numbers, start, skew)):
+            sizes = {str(size): float(value) for size, value in packed.sizes.items()}
+            if skew: sizes |= pattern(packed.unpack())
+            n, p = packed.shape
+            most = int(min(plan.most_rows, plan.arithmetic / stored(name, sizes)[1], (1 << 22) / max(n, p)))
+            for T in rows_of(i + start, plan.rows, most):
                 x, out = numbers.some(T, n), numbers.room(T, p)
-                yield f"linear.{name}", sizes, lambda w=packed, x=x, out=out: w.matmul(x, out=out)
+                yield f"linear.{name}", {"T": T} | sizes, lambda w=packed, x=x, out=out: w.matmul(x, out=out)
+
+
+def rows_of(i: int, count: int, most: int) -> list[int]:
+    """One row, and others up to `most`, every other one a multiple of 16."""
+    found = {1}
+    for k in range(count - 1):
+        T = spread(i * (count - 1) + k, 3, 2, max(most, 2))
+        found.add(max(16, round(T / 16) * 16) if (i + k) % 2 and most >= 16 else round(T))
+    return sorted(T for T in found if T <= max(most, 1))
 
 
 def epilogues(p: int, x: np.ndarray) -> dict[str, Epilogue]:
@@ -142,28 +198,25 @@ def fit(kernel: str, rows: Measured) -> list[float]:
     return [float(a) for a in found]
 
 
-def calibrate(progress: Callable[..., None] = lambda *_: None) -> Machine:
-    """Measures this machine, in half a minute at most; kernels are compiled, or read from the cache, first."""
+def residual(kernel: str, coefficients: list[float], row: tuple[str, dict[str, float], float]) -> float:
+    """The logarithm of what was measured over the closed form."""
+    return log(row[2] / sum(a * b for a, b in zip(coefficients, evaluate(kernel, row[1]), strict=True)))
+
+
+def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = False) -> Machine:
+    """Measures this machine, in 18 seconds at most, or full, in a minute; kernels are compiled, or read from the cache, first."""
     from formats import kernels
     kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
-    numbers = Numbers()
-    cases = [*products(SHAPES, DENSE + SPARSE, ROWS, numbers), *products(LARGE, DENSE, (8, 100, 700), numbers),
-             *passes((256, 1280), SOME_ROWS, numbers), *heads(BATCHES, numbers)]
+    numbers, plan = Numbers(), FULL if full else QUICK
+    cases = [*products(FORMATS, plan, numbers), *passes((256, 384, 1280), SOME_ROWS, numbers), *heads(BATCHES, numbers)]
     found: dict[str, Measured] = {}
-    for row in measured(cases, progress): found.setdefault(row[0], []).append(row)
+    for row in measured(cases, progress, plan.seconds): found.setdefault(row[0], []).append(row)
     coefficients = {kernel: fit(kernel, rows) for kernel, rows in found.items()}
+    corrections = {kernel: fitted(kernel, [sizes for _, sizes, _ in rows],
+                                  [residual(kernel, coefficients[kernel], row) for row in rows])
+                   for kernel, rows in found.items()}
     for name, slope in fused(numbers).items():              # riding along is never dearer than a pass of its own
         coefficients[name] = [min(slope, max(coefficients[f"pointwise.{name}"][0], LEAST))]
     name, threads, versions = identity()
-    machine = Machine(name, threads, dict(versions), {kernel: coefficients[kernel] for kernel in FEATURES})
-    return Machine(**{**vars(machine), "interval": judged(machine, numbers)})
-
-
-def judged(machine: Machine, numbers: Numbers) -> dict[str, float]:
-    """The median relative error of each kernel's prediction on shapes that were not fitted."""
-    cases = [*products(JUDGED_SHAPES, DENSE + SPARSE, JUDGED_ROWS, numbers), *passes((384,), JUDGED_ROWS, numbers),
-             *heads(JUDGED_BATCHES, numbers)]
-    wrong: dict[str, list[float]] = {}
-    for kernel, sizes, taken in measured(cases, most=4.0):
-        wrong.setdefault(kernel, []).append(abs(machine.seconds(kernel, **sizes) / taken - 1))
-    return {kernel: float(median(errors)) for kernel, errors in wrong.items()}
+    return Machine(name, threads, dict(versions), {kernel: coefficients[kernel] for kernel in FEATURES},
+                   {kernel: each.alone for kernel, each in corrections.items()}, corrections=corrections)

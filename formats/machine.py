@@ -1,5 +1,6 @@
-"""A machine prices kernels: seconds as a nonnegative combination of features, each an expression in named sizes, with
-coefficients that a short calibration fits (formats/calibrate.py) and a file of JSON keeps."""
+"""A machine prices kernels: seconds are a nonnegative combination of features, each an expression in named sizes (the
+closed form), times a factor for what that leaves out (formats/predictor.py). A short calibration (formats/calibrate.py)
+fits both; a file of JSON keeps them."""
 import hashlib
 import json
 import os
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import version
+from math import exp, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ import sympy
 
 from formats import FORMATS
 from formats.cache import cache_directory
+from formats.predictor import FILE, Correction
 from formats.sizes import T, n, p
 
 S2, h, d = sympy.symbols("S2 h d", positive=True)            # sum of squared lengths; heads and columns of one
-VERSION = 6                                                 # of the features: other files are calibrated anew
+VERSION = 7                                                 # of the features: other files are calibrated anew
 
 # What a kernel's time grows with: products as their formats declare it; 1, which is added to all, is the call.
 FEATURES: dict[str, tuple[sympy.Expr, ...]] = {
@@ -29,6 +32,7 @@ FEATURES: dict[str, tuple[sympy.Expr, ...]] = {
     "attention": (S2 * h * d, S2 * h, T * h * d), "scores": (S2 * h * d, S2 * h, T * h * d), "softmax": (S2 * h,),
     "values": (S2 * h * d, S2 * h, T * h * d), "headwise": (T * h * n * p, h * n * p, T * h * (n + p)),
 }
+UNKNOWN = 0.3                                               # half the width of an interval that nobody measured
 FUSED = ("bias", "gelu", "residual", "norm", "affine")       # no call of their own
 
 
@@ -60,7 +64,8 @@ class NotThisMachine(ValueError):
 
 @dataclass(frozen=True)
 class Machine:
-    """Coefficients of every kernel, in seconds. `interval`: median relative errors on shapes that were not fitted."""
+    """Coefficients of every kernel, in seconds, and what corrects them. `interval`: of each kernel, half the width,
+    as a logarithm, of an interval that should hold 80 % of calls."""
 
     name: str
     threads: int
@@ -68,10 +73,24 @@ class Machine:
     coefficients: dict[str, list[float]]
     interval: dict[str, float] = field(default_factory=dict)
     features: int = VERSION
+    corrections: dict[str, Correction] = field(default_factory=dict)
 
     def seconds(self, kernel: str, **sizes: float) -> float:
-        """Predicted seconds of one call."""
+        """Predicted seconds of one call. Beside the sizes that its features need, features of a pattern may be given
+        (`formats.features.pattern`)."""
+        plain = self.closed(kernel, **sizes)
+        return plain * exp(self.corrections[kernel](kernel, sizes)) if kernel in self.corrections else plain
+
+    def closed(self, kernel: str, **sizes: float) -> float:
+        """The closed form alone."""
         return sum(a * b for a, b in zip(self.coefficients[kernel], evaluate(kernel, sizes), strict=True))
+
+    def between(self, kernel: str, **sizes: float) -> tuple[float, float]:
+        """Seconds that a call takes in 80 % of cases: a lower and an upper bound around `seconds`."""
+        known = self.corrections.get(kernel)
+        wide = self.interval.get(kernel, UNKNOWN) if known is None else known.deviation(kernel, sizes)
+        middle = self.seconds(kernel, **sizes)
+        return middle * exp(-wide), middle * exp(wide)
 
     def expression(self, kernel: str) -> sympy.Expr:
         """The same as an expression in the sizes."""
@@ -89,8 +108,11 @@ class Machine:
     def load(cls, file: Path) -> "Machine":
         """Raises NotThisMachine where the file is not what `save` writes here: another machine, version, damage."""
         try:
-            found = cls(**json.loads(file.read_text()))
+            read = json.loads(file.read_text())
+            read["corrections"] = {kernel: Correction(**given) for kernel, given in read["corrections"].items()}
+            found = cls(**read)
             wrong = [kernel for kernel in FEATURES if not prices(found.coefficients[kernel], len(features(kernel)))]
+            wrong += [kernel for kernel, each in found.corrections.items() if not corrects(kernel, each)]
             here = found.identity == identity() and found.features == VERSION
         except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
             raise NotThisMachine(f"{file}: {type(error).__name__}: {error}") from None
@@ -109,6 +131,15 @@ def prices(coefficients: Any, count: int) -> bool:
     return len(coefficients) == count and all(0 <= float(a) < 1 for a in coefficients) and any(coefficients)
 
 
+def corrects(kernel: str, correction: Correction) -> bool:
+    """Whether this is a correction of the kernel: finite numbers, a length for every axis, something left at every place."""
+    scale, places, left = correction.scale, correction.places, correction.left
+    numbers = [correction.trust, correction.noise, correction.spread, correction.amplitude, correction.alone, *left]
+    right = kernel in FEATURES and all(isfinite(each) and each < 20 for each in numbers)
+    return (right and min(correction.noise, *scale, 1.0) > 0 and len(places) == len(left)
+            and all(len(place) == len(scale) and all(map(isfinite, place)) for place in places))
+
+
 def cpu() -> str:
     """The processor's own name."""
     info = Path("/proc/cpuinfo")
@@ -118,11 +149,18 @@ def cpu() -> str:
 
 
 def identity() -> tuple[Any, ...]:
-    """What a calibration belongs to: the processor, the threads, the versions that make code, the kernels."""
+    """What a calibration belongs to: the processor, the threads, the versions that make code, the kernels, the trained
+    predictor."""
     from formats.kernels import digest
     from formats.threads import threads
     versions = [(name, version(name)) for name in ("numba", "llvmlite", "numpy")]
-    return cpu(), threads(), tuple(sorted([*versions, ("kernels", digest())]))
+    return cpu(), threads(), tuple(sorted([*versions, ("kernels", digest()), ("predictor", trained_by())]))
+
+
+@cache
+def trained_by() -> str:
+    """A name for the trained predictor."""
+    return hashlib.blake2b(FILE.read_bytes() if FILE.exists() else b"", digest_size=8).hexdigest()
 
 
 def machine_file() -> Path:
@@ -132,7 +170,7 @@ def machine_file() -> Path:
 
 
 def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
-    """This machine's model: read from the cache, else calibrated (half a minute at most) and kept there. What cannot be
+    """This machine's model: read from the cache, else calibrated (18 seconds at most) and kept there. What cannot be
     read, or belongs to another machine, is measured again and said so through `progress`."""
     file = machine_file()
     if file.exists():

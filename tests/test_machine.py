@@ -8,7 +8,10 @@ import sympy
 
 from formats import calibrate as calibration
 from formats import machine as machines
+from formats import predictor
+from formats.features import described, labels, pattern, place, random_pattern
 from formats.machine import FEATURES, FUSED, Machine, NotThisMachine, evaluate, features, this_machine
+from formats.predictor import Correction, PredictorError
 
 SIZES = {"n": 384, "p": 1536, "nnz": 9000, "blocks": 70, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 20000,
          "h": 12, "d": 32}
@@ -71,6 +74,7 @@ def test_a_fit_finds_what_made_the_data(kernel):
 def test_calibration_recovers_a_machine(monkeypatch):
     """Every case runs; with a clock that follows the features, nothing is mispriced, not even new shapes."""
     truth, ran = known(), set()
+    monkeypatch.setattr(calibration, "QUICK", calibration.Plan(3, 3, 256, 100))
     def measured(cases, progress=lambda *_: None, most=0):
         for kernel, _, call in cases:
             if kernel not in ran: call()
@@ -86,13 +90,119 @@ def test_calibration_recovers_a_machine(monkeypatch):
     assert any(len(what) == 2 for what in told) and any("compiled dense" in what for what in told)
 
 
-def test_what_is_judged_was_not_fitted():
-    assert not set(calibration.SHAPES + calibration.LARGE) & set(calibration.JUDGED_SHAPES)
-    assert not set(calibration.BATCHES) & set(calibration.JUDGED_BATCHES)
+def wavy(sizes):
+    """What a closed form leaves out: smooth in the octaves of rows and inputs, and more for one row."""
+    return 0.3 * np.sin(np.log2(sizes["T"])) + 0.1 * np.log2(sizes["n"] / 500) + 0.2 * (sizes["T"] == 1)
+
+
+def calls(rng, count):
+    for _ in range(count):
+        T, n, p = (int(2 ** rng.uniform(low, high)) for low, high in ((0, 9), (6, 11), (6, 11)))
+        yield {"T": T if rng.random() > 0.3 else 1, "n": n, "p": p}
+
+
+def test_a_correction_learns_what_is_left_and_says_how_well():
+    rng = np.random.default_rng(3)
+    seen, new = [*calls(rng, 120)], [*calls(rng, 150)]
+    noisy = [wavy(sizes) + rng.normal(0, 0.03) for sizes in seen]
+    found = predictor.fitted("linear.dense", seen, noisy)
+    off = np.array([found("linear.dense", sizes) - wavy(sizes) - rng.normal(0, 0.03) for sizes in new])
+    wide = np.array([found.deviation("linear.dense", sizes) for sizes in new])
+    assert np.median(abs(off)) < 0.05 < np.median([abs(wavy(sizes)) for sizes in new])
+    assert 0.75 <= np.mean(abs(off) <= wide) <= 0.97
+    assert found.deviation("linear.dense", {"T": 1e7, "n": 1e6, "p": 1e6}) > 2 * np.median(wide)
+
+
+def test_trees_are_trusted_where_they_hold(monkeypatch):
+    """The same trees, on a machine like that of their training, and on one where the opposite is true."""
+    rng = np.random.default_rng(4)
+    seen = [*calls(rng, 60)]
+    steps = lambda sizes: 0.4 if sizes["T"] % 16 else -0.4
+    at = labels("linear.dense").index("T fills 16")
+    monkeypatch.setattr(predictor, "trained", lambda: {"linear.dense": lambda x: 0.4 if x[at] < 1 else -0.4})
+    for sign, trust in ((1, 1.0), (-1, 0.0)):
+        found = predictor.fitted("linear.dense", seen, [sign * steps(sizes) + rng.normal(0, 0.02) for sizes in seen])
+        assert found.trust == trust
+    assert np.mean([abs(found("linear.dense", sizes)) for sizes in calls(rng, 50)]) < 0.5
+
+
+def test_a_price_lies_within_its_interval_and_follows_the_correction():
+    correction = Correction(0.0, [1.0] * 2, 0.05, 0.2, 1.3, 0.1, [[5.0, 8.0]], [0.3])
+    machine, plain = known(interval={"gelu": 0.1}, corrections={"scale": correction}), known()
+    near, far = {"T": 32, "p": 256}, {"T": 2 ** 20, "p": 2 ** 18}
+    place_of = dict(zip(machines.compiled("scale")[0], place("scale", near), strict=True))
+    assert place_of == {"T": 5, "p": 8}
+    assert machine.seconds("scale", **near) > 1.2 * plain.seconds("scale", **near)
+    assert machine.seconds("scale", **far) == pytest.approx(plain.seconds("scale", **far))
+    for kernel, sizes in (("scale", near), ("scale", far), ("gelu", near), ("softmax", SIZES)):
+        low, high = machine.between(kernel, **sizes)
+        assert low < machine.seconds(kernel, **sizes) < high
+    ratio = lambda sizes: machine.between("scale", **sizes)[1] / machine.seconds("scale", **sizes)
+    assert ratio(far) > ratio(near)
+
+
+def test_patterns_are_described():
+    W = np.zeros((64, 48), np.float32)
+    W[:16, :16] = W[32:48, 16:32] = 1
+    found = pattern(W)
+    assert found["nonzero"] == 512 / W.size and found["fill16x16"] == found["fill8x8"] == 1 and found["fill32x1"] == 0.5
+    assert found["longest"] == pytest.approx(1.5) and found["variation"] == pytest.approx(np.sqrt(0.5))
+    rng = np.random.default_rng(0)
+    for share in (0.05, 0.5, 1.0):
+        seen, want = pattern(rng.random((512, 640)) < share), random_pattern(share, 512, 640)
+        assert all(abs(seen[each] - value) < 0.02 + 0.15 * value for each, value in want.items())
+    assert pattern(np.zeros((3, 40)))["nonzero"] > 0                       # nothing divides by it
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in FEATURES if kernel.startswith("linear.")])
+def test_what_a_predictor_sees_has_names(kernel):
+    sizes = {"T": 24} | SIZES | {name: 8 for name in machines.compiled(kernel)[0]} | {"n": 384, "p": 1536}
+    seen = described(kernel, sizes | {name: 8 for name in everything(kernel) if name not in sizes})
+    assert len(seen) == len(labels(kernel)) and np.isfinite(seen).all()
+
+
+def everything(kernel):
+    from formats.features import readings
+    return readings(kernel.removeprefix("linear."))[0]
+
+
+def test_the_trained_predictor_is_read_and_bounded():
+    """Whatever it is asked, its factor is one that was seen in training."""
+    rng, found = np.random.default_rng(1), predictor.load()
+    record = json.loads(predictor.FILE.read_text())["record"]
+    assert found and {"date", "machine", "versions", "data", "target", "scores of matrices left out"} <= set(record)
+    for kernel, trees in found.items():
+        answers = [trees(rng.uniform(-20, 20, len(labels(kernel)))) for _ in range(50)]
+        assert np.abs(answers).max() < 3 and (np.std(answers) > 0 or not trees.trees)
+
+
+def tree(*nodes):
+    dense = {"features": labels("linear.dense"), "trees": [list(nodes)]}
+    return json.dumps({"version": 1, "kernels": {"linear.dense": dense}})
+
+
+@pytest.mark.parametrize("text, said", [
+    ("{", "train it anew"), ("[]", "not a predictor"), ('{"version": 99, "kernels": {}}', "version 1"),
+    (tree([0, 0.5, 1]), "node 0"), (tree([0, 0.5, 0, 1], [1.0]), "node 0"), (tree([0, 0.5, 1, 9], [1.0]), "node 0"),
+    (tree([99, 0.5, 1, 2], [1.0], [2.0]), "node 0"), (tree([0, 0.5, 1, 2], [1.0], ["x"]), "node 2"),
+    (tree([0, 0.5, 1, 2], [1.0], [float("nan")]), "node 2"), (tree(), "no nodes"), (tree([True]), "node 0")])
+def test_a_damaged_predictor_is_refused(tmp_path, text, said):
+    (file := tmp_path / "predictor.json").write_text(text)
+    with pytest.raises(PredictorError, match=said) as error: predictor.load(file)
+    assert str(file) in str(error.value)
+
+
+def test_trees_of_another_declaration_are_left_out(tmp_path):
+    (file := tmp_path / "predictor.json").write_text(tree([0, 4.5, 1, 2], [1.0], [2.0]))
+    trees = predictor.load(file)["linear.dense"]
+    assert trees([4.0]) == 1 and trees([5.0]) == 2
+    file.write_text(file.read_text().replace("log2 T", "rows"))
+    assert predictor.load(file) == {}
 
 
 def test_a_file_gives_the_same_machine(tmp_path):
-    machine = known(interval={"scale": 0.1})
+    correction = Correction(0.0, [1.0, 2.0], 0.05, 0.2, 1.3, 0.1, [[3.0, 8.0]], [0.1])
+    machine = known(interval={"scale": 0.1}, corrections={"scale": correction})
     machine.save(file := tmp_path / "new" / "machine.json")
     assert Machine.load(file) == machine and [path.name for path in file.parent.iterdir()] == ["machine.json"]
 
@@ -107,6 +217,10 @@ def spoiled(text, **changes): return json.dumps(json.loads(text) | changes)
     (lambda text: spoiled(text, threads=99), "another machine"),
     (lambda text: spoiled(text, versions={}), "another machine"),
     (lambda text: spoiled(text, features=1), "another machine"),
+    (lambda text: spoiled(text, corrections={"scale": {"left": [0.1]}}), "no prices of scale"),
+    (lambda text: spoiled(text, corrections={"beads": {}}), "no prices of beads"),
+    (lambda text: spoiled(text, corrections={"scale": {"scale": ["long"]}}), "TypeError"),
+    (lambda text: spoiled(text, corrections=7), "AttributeError"),
     (lambda text: spoiled(text, coefficients={}), "KeyError"),
     (lambda text: text.replace("2e-11", '"much"'), "ValueError"),
     (lambda text: text.replace("2e-11", "-2e-11"), "no prices of"),
