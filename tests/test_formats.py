@@ -274,7 +274,7 @@ def test_rows_with_gaps_are_read_and_written_in_place():
     for F in FORMATS.values():
         packed = F.approximate(normal(rng, 12, 8))
         assert packed.matmul(x, out[:, :8]).base is out
-        assert np.allclose(out[:, :8], x @ packed.unpack(), atol=1e-4) and (out[:, 8] == 5).all()
+        assert (abs(out[:, :8] - x.astype(float) @ packed.unpack()) <= packed.bound(x)).all() and (out[:, 8] == 5).all()
 
 
 # ---- patterns from pruned transformers (DLMC: Gale et al. 2020, arXiv:2006.10901)

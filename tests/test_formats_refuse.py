@@ -95,7 +95,7 @@ def test_damaged_files_are_refused(name):
 
 
 def test_an_unknown_format_is_named():
-    with pytest.raises(FormatError, match="the format 'zip' is unknown; there are dense, half"):
+    with pytest.raises(FormatError, match="the format 'zip' is unknown; there are dense, packed"):
         formats.from_arrays({"format": "zip"}, {})
 
 
