@@ -1,14 +1,12 @@
 """The command `opmatrix`. What must be in the environment before numpy is imported is put there first."""
-import os
 import sys
 
-ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_THREAD_TIMEOUT": "4"}
+from rewrites.environment import prepare
 
 
 def main() -> None:
     """Runs a command. Bad input is one line on stderr and exit status 2."""
-    for name, value in ENVIRONMENT.items():                 # one pool of threads: numba's (docs/architecture.md)
-        os.environ.setdefault(name, value)
+    prepare()
     from rewrites.commands import INTERRUPTED, USAGE, app
     from rewrites.errors import BAD_INPUT
     try:

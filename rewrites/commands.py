@@ -1,4 +1,4 @@
-"""The commands: optimize, run, laws, explain, spectrum."""
+"""The commands: optimize, calibrate, run, laws, explain, spectrum."""
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,6 +71,16 @@ def refuse(error: float, memory: float | None, target: Path, results: Path | Non
         raise InputError(f"--out {target}: it exists and is no opmatrix program: choose another directory or remove it")
     if results is not None and (results.is_dir() or not results.absolute().parent.is_dir()):
         raise InputError(f"--json {results}: it is to be a file in a directory that is there")
+
+
+@app.command()
+def calibrate() -> None:
+    """Measure this machine within a minute: peaks, bandwidths, the fastest BLAS, what every kernel's time grows with."""
+    from rewrites.calibrating import calibrated
+    from rewrites.report import Report, hushed
+    with hushed():
+        found = calibrated(Report())
+    typer.echo(found)
 
 
 @app.command()
