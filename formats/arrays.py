@@ -81,6 +81,7 @@ def measure(name: str, fields: Mapping[str, Array], arrays: tuple[NDArray[Any], 
             raise FormatError(f"{where}: declared {array}, given the shape {given.shape}")
         for axis, length in zip(array.shape, given.shape, strict=True):
             if axis.is_Symbol: sizes.setdefault(axis, length)
+            if axis.is_positive and not length: raise FormatError(f"{where}: declared {array}, given none of {axis}")
     for where, array, given in pairs:
         wanted = tuple(sizes[axis] if axis.is_Symbol else axis.subs(sizes) for axis in array.shape)
         if wanted != given.shape:

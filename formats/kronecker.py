@@ -25,7 +25,8 @@ class Kronecker(Format):
         """The sum of `terms` products that is nearest in Frobenius norm; `outer` is the shape (r, c) of A, by default the
         divisors of n and p next below their roots."""
         outer = sides(outer, W.shape)
-        return gathered(np.einsum("ks,kt->st", *factors(W, outer, terms)), outer, W.shape)
+        a, b = factors(W, outer, terms)
+        return gathered(a.T @ b, outer, W.shape)
 
     def pack(W, *, outer=None, terms=1):
         (r, c), (n, p) = sides(outer, W.shape), W.shape
@@ -33,7 +34,9 @@ class Kronecker(Format):
         return a.reshape(terms, r, c).transpose(0, 2, 1), b.reshape(terms, n // r, p // c)
 
     def unpack(shape, a, b):
-        return np.einsum("kjr,kst->rsjt", a.astype(np.float64), b.astype(np.float64)).reshape(shape)
+        terms, c, r = a.shape
+        blocks = a.astype(np.float64).transpose(0, 2, 1).reshape(terms, -1).T @ b.astype(np.float64).reshape(terms, -1)
+        return gathered(blocks, (r, c), shape)
 
     def kernel(x, a, b, out, epilogue):
         from .kernels import product_kronecker
