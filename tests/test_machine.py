@@ -14,8 +14,8 @@ from formats.machine import FEATURES, FUSED, Machine, NotThisMachine, evaluate, 
 from formats.predictor import Correction, PredictorError
 
 SIZES = {"n": 384, "p": 1536, "nnz": 9000, "blocks": 70, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 20000,
-         "h": 12, "d": 32}
-RATES = (2e-11, 3e-10, 1e-9, 2e-9, 1e-5)                    # seconds for one of each feature, as plain as any
+         "h": 12, "d": 32, "k": 2}
+RATES = (2e-11, 3e-10, 1e-9, 2e-9, 3e-9, 4e-9, 1e-5)        # seconds for one of each feature, as plain as any
 
 
 def rates(kernel): return [*RATES[:len(features(kernel)) - 1], RATES[-1]] if kernel not in FUSED else [1e-9]
