@@ -9,6 +9,7 @@ from .pruning import highest, importance, number
 from .sizes import T, blocks, c, f4, n, p, r, u4
 
 TILE = (16, 16)
+TILES = TILE, (8, 8), (1, 16), (1, 32)                       # wide ones hold what outputs side by side share
 
 
 class Block(Format):
@@ -51,6 +52,9 @@ class Block(Format):
 
     @classmethod
     def choices(cls, inputs, outputs): return [{"density": density, "tile": TILE} for density in (0.5, 0.25, 0.1)]
+
+    @classmethod
+    def layouts(cls, inputs, outputs): return [{"tile": tile} for tile in TILES]
 
     @classmethod
     def counts(cls, inputs, outputs, *, density=0.25, tile=TILE, scale=None):

@@ -67,9 +67,9 @@ def matrices(name: str, plan: Plan, numbers: Numbers, start: int = 0, skew: floa
     form, end = FORMATS[name], time.perf_counter() + plan.making
     for i in range(start, start + plan.matrices):
         n, p = (32 * round(spread(i, axis, 64, plan.largest) / 32) for axis in (0, 1))
-        choices = form.choices(n, p)
+        choices, layouts = form.choices(n, p), form.layouts(n, p)
         if not choices: continue
-        options = dict(choices[i % len(choices)])
+        options = choices[i % len(choices)] | layouts[i % len(layouts)]
         if isinstance(options.get("density"), float): options["density"] = spread(i, 2, 0.02, 0.75)
         W = numbers.fresh(n, p)
         if skew: W *= np.exp(skew * numbers.fresh(1, p))

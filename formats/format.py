@@ -116,6 +116,13 @@ class Format:
         return [{}]
 
     @classmethod
+    def layouts(cls, inputs: int, outputs: int) -> list[dict[str, Any]]:
+        """Options worth trying for a matrix of this shape that is stored as it is: of the choices, what `pack` takes."""
+        storing = options(cls.declared.pack)
+        found = [{name: value for name, value in given.items() if name in storing} for given in cls.choices(inputs, outputs)]
+        return [given for i, given in enumerate(found) if given not in found[:i]]
+
+    @classmethod
     def counts(cls, inputs: int, outputs: int, **given: Any) -> dict[sympy.Symbol, int]:
         """The sizes, beside n and p, that `approximate` of a matrix without zeros would have."""
         return {}
