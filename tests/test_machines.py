@@ -1,0 +1,150 @@
+"""Machines from data sheets: a roofline of what their kernels do, with whole tiles; a bound, and never less for more."""
+import json
+from dataclasses import replace
+from math import ceil, inf
+
+import pytest
+
+from formats import FORMATS
+from formats.machine import FEATURES, FUSED, features
+from formats.machines import BYTES, FILE, Datasheet, datasheet, datasheets, known, work
+
+SIZES = {"T": 128, "n": 1024, "p": 768, "nnz": 90000, "blocks": 60, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 128 * 128,
+         "h": 12, "d": 64, "k": 2}
+MACHINES = [*known().values()]
+PLAIN = Datasheet("plain", "made up", {"bf16": 64e12, "int8": 128e12}, {"float32": 1e12}, (16, 16, 8),
+                  (("near", 1e6, 1e13), ("far", 1e11, 1e12)))
+
+
+def at(**sizes): return SIZES | sizes
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_every_kernel_has_a_price_that_no_size_lowers(machine):
+    for kernel in FEATURES:
+        prices = [machine.seconds(kernel, **at(T=rows, S2=rows * rows)) for rows in (1, 2, 7, 16, 17, 100, 1000, 5000)]
+        assert prices == sorted(prices) and 0 < prices[0] < prices[-1] < inf, kernel
+        for size in ("n", "p", "nnz", "blocks", "h", "d"):
+            if (kernel, size) == ("linear.blockdiagonal", "blocks"): continue        # more blocks of one matrix are smaller ones
+            steps = [machine.seconds(kernel, **at(**{size: SIZES[size] * factor})) for factor in (1, 2, 3, 8, 64)]
+            assert steps == sorted(steps), (kernel, size)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_a_price_is_the_slowest_unit_and_its_expression(machine):
+    for kernel in FEATURES:
+        parts = machine.roofline(kernel, **SIZES)
+        assert machine.seconds(kernel, **SIZES) == max(parts.values()) and min(parts.values()) >= 0
+        assert machine.between(kernel, **SIZES) == (machine.seconds(kernel, **SIZES), inf)
+        from_last = replace(machine, memory=machine.memory[-1:])
+        said = machine.expression(kernel)
+        value = said.subs({symbol: SIZES[str(symbol)] for symbol in said.free_symbols})
+        assert float(value) == pytest.approx(from_last.seconds(kernel, **SIZES), rel=1e-9)
+
+
+def test_the_roofline_has_its_ridge():
+    """Below the ridge a product takes what reading it takes, above it what computing it takes."""
+    n = p = 4096
+    few, many = PLAIN.roofline("linear.bf16", T=16, n=n, p=p), PLAIN.roofline("linear.bf16", T=4096, n=n, p=p)
+    assert few["memory"] > few["matrix"] and many["matrix"] > many["memory"]
+    assert few["memory"] == pytest.approx((2 * n * p + 4 * 16 * (n + p)) / 1e12)
+    assert many["matrix"] == pytest.approx(2 * 4096 * n * p / 64e12) and many["vector"] == 0
+
+
+def test_a_product_pays_for_whole_tiles():
+    def taken(T=16, n=1600, p=1600): return PLAIN.roofline("linear.bf16", T=T, n=n, p=p)["matrix"]
+    assert taken(T=1) == taken(T=16) < taken(T=17) == taken(T=32) == 2 * taken(T=16)
+    assert taken(n=1585) == taken(n=1600) < taken(n=1601) and taken(p=1593) == taken(p=1600) < taken(p=1601)
+    for T, n, p in ((1, 1, 1), (33, 100, 9), (512, 77, 1000)):
+        whole = 2 * 16 * ceil(T / 16) * 16 * ceil(n / 16) * 8 * ceil(p / 8)
+        assert taken(T, n, p) == pytest.approx(whole / 64e12)
+    small = PLAIN.roofline("linear.block", T=16, n=512, p=512, blocks=100, r=4, c=4)
+    assert small["matrix"] == 0, "float32 has no matrix unit here, so no tiles"
+    bf16 = replace(PLAIN, activations="bf16")
+    tiled = bf16.roofline("linear.block", T=16, n=512, p=512, blocks=100, r=4, c=4)["matrix"]
+    assert tiled == bf16.roofline("linear.block", T=16, n=512, p=512, blocks=100, r=16, c=8)["matrix"] == 2 * 100 * 16 * 16 * 8 / 64e12
+
+
+@pytest.mark.parametrize("tile", [(16, 16, 8), (8, 128, 128)])
+def test_whole_tiles_are_at_least_the_flops_and_all_of_them_where_they_fit(tile):
+    fitting = at(n=1024, p=1024, r=128, c=128, T=128, kept=4, group=4, nnz=1000, blocks=4)
+    for name, form in FORMATS.items():
+        flops = float(form.flops.subs({symbol: fitting[str(symbol)] for symbol in form.flops.free_symbols}))
+        matrix, vector = (float(part.subs({symbol: fitting[str(symbol)] for symbol in part.free_symbols}))
+                          for part in work(f"linear.{name}", tile, None)[:2])
+        assert matrix + vector == pytest.approx(flops), name
+        ragged = at(n=1000, p=1000, T=100, blocks=4)
+        done = sum(float(part.subs({symbol: ragged[str(symbol)] for symbol in part.free_symbols}))
+                   for part in work(f"linear.{name}", tile, None)[:2])
+        assert done >= float(form.flops.subs({symbol: ragged[str(symbol)] for symbol in form.flops.free_symbols})) * (1 - 1e-12), name
+
+
+def test_units_are_apart():
+    """Scattered numbers go to the vector unit, tiles to the matrix unit; 2:4 only where the machine skips by it."""
+    a100 = replace(datasheet("A100"), activations="bf16")
+    assert a100.roofline("linear.csr", **SIZES)["matrix"] == 0 < a100.roofline("linear.csr", **SIZES)["vector"]
+    assert a100.roofline("linear.block", **SIZES)["vector"] == 0 < a100.roofline("linear.block", **SIZES)["matrix"]
+    assert a100.roofline("linear.nm", **SIZES)["vector"] == 0
+    assert a100.roofline("linear.nm", **at(kept=4, group=8))["matrix"] == 0
+    dense, half = (a100.roofline(f"linear.{name}", **at(T=4096, n=4096, p=4096))["matrix"] for name in ("dense", "nm"))
+    assert half == pytest.approx(dense / 2), "half of the numbers at the same rate: twice the rate of all"
+    ascend = replace(datasheet("ascend910b"), activations="bf16")
+    assert ascend.roofline("linear.nm", **SIZES)["matrix"] == 0
+    mixed = ascend.roofline("linear.lowranksparse", **SIZES)
+    assert mixed["matrix"] > 0 and mixed["vector"] > 0
+
+
+def test_a_search_takes_one_like_a_calibrated_machine(small):
+    from rewrites.laws import EXACT_LAWS
+    from rewrites.search import search
+    found = {name: search(small, EXACT_LAWS, machine, 40, 600).time for name, machine in known().items()}
+    assert 0 < found["H100"] < found["A100"] < found["TPUv5e"], "in float32 these have vector units alone"
+    assert len({repr(machine.coefficients) for machine in MACHINES}) == len(MACHINES), "what is remembered is of one machine"
+
+
+def test_number_types_have_rates_of_their_own():
+    for machine in MACHINES:
+        for form in ("bf16", "int8"):
+            big = at(T=8192, n=8192, p=8192, group=128)
+            want = 2 * 8192 ** 3 / machine.matrix[form]
+            assert machine.roofline(f"linear.{form}", **big)["matrix"] == pytest.approx(want)
+        assert machine.roofline("linear.dense", **SIZES)["matrix"] == 0, "float32 is not rounded to reach a matrix unit"
+    tpu = datasheet("TPUv5e")
+    assert tpu.dense("linear.int4")[:2] == (393e12, "matrix"), "int4 runs as int8"
+
+
+def test_narrow_activations_move_fewer_bytes():
+    wide, narrow = (replace(PLAIN, activations=each).roofline("scale", T=1 << 20, p=1024)["memory"] for each in ("float32", "bf16"))
+    assert wide == 2 * narrow == 8 * 1024 * (1 << 20) / 1e12 and BYTES["int4"] == 0.5
+
+
+def test_what_fits_a_nearer_level_is_read_from_it():
+    assert PLAIN.bandwidth(9e5) == 1e13 and PLAIN.bandwidth(2e6) == 1e12 and PLAIN.bandwidth(1e15) == 1e12
+
+
+def test_a_stage_rides_along_or_is_a_pass():
+    for stage in FUSED:
+        assert PLAIN.seconds(stage, T=999, p=999) <= PLAIN.seconds(f"pointwise.{stage}", T=999, p=999)
+    slow = replace(PLAIN, launch=1.0)
+    assert slow.seconds("scale", T=1, p=1) > 1 > slow.seconds("gelu", T=1, p=1)
+
+
+def test_tables_are_read_with_mistrust(tmp_path):
+    table, file = json.loads(FILE.read_text()), tmp_path / "mine.json"
+    file.write_text(json.dumps({"mine": table["A100"]}))
+    assert replace(datasheets(file)["mine"], name="A100") == datasheet("a100")
+    for change, said in (({"tile": [16, 16]}, "a tile of three"), ({"tile": 3}, "mine"), ({"vector": {}}, "float32"),
+                         ({"memory": []}, "a memory"), ({"matrix": {"bf16": -1}}, "positive"), ({"beads": 1}, "beads"),
+                         ({"memory": [["far", 2e9, 1e12], ["near", 1e6, 1e13]]}, "must grow"),
+                         ({"activations": "float7"}, "float7")):
+        file.write_text(json.dumps({"mine": table["A100"] | change}))
+        with pytest.raises(ValueError, match=said): datasheets(file)
+    with pytest.raises(ValueError, match="no data sheet of 'abacus'; there are A100, H100"): datasheet("abacus")
+    with pytest.raises(KeyError, match=r"linear\.gold"): PLAIN.seconds("linear.gold", T=1)
+    with pytest.raises(ValueError, match=r"price of linear\.dense needs n; given were T, p"): PLAIN.seconds("linear.dense", T=1, p=2)
+
+
+def test_every_machine_says_where_its_numbers_are_from():
+    for machine in MACHINES:
+        assert len(machine.source) > 40 and machine.matrix["bf16"] > machine.vector["float32"]
+        assert features("linear.dense") and machine.launch == 0, "no data sheet states it"
