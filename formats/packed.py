@@ -11,6 +11,7 @@ class Packed(Format):
 
     A product reads a panel straight through, and packs nothing (Goto and van de Geijn 2008, there packed by every call)."""
     w: f4[n * 16 * ceiling(p / 16)]
+    proposed = False                                         # it is as exact as dense
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p)
 

@@ -220,8 +220,8 @@ def proposed(program: Program, found: Sequence[Site], prices: Prices, batch: Bat
 
 
 def as_dense(stored: Any) -> Any:
-    """The same numbers in the dense kernel, which is quick to measure errors with."""
-    return stored if stored.name in ("dense", "half") else FORMATS["dense"].pack(stored.unpack())
+    """The same numbers in the dense kernel, which is quick to measure errors with; what rounds x, too, as it is."""
+    return stored if stored.rounds or stored.name in ("dense", "half") else FORMATS["dense"].pack(stored.unpack())
 
 
 def undominated(points: Sequence[Structure]) -> Iterator[Structure]:

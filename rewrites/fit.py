@@ -9,7 +9,7 @@ from opmatrix.spectra import Gram
 from opmatrix.spectra.activations import whitened
 from opmatrix.spectra.propose import Candidate
 from rewrites.approximation import Approximation
-from rewrites.lower import Method
+from rewrites.lower import PLAIN, Method
 
 Key = tuple[int, int, str]                                  # part, class and layout of a weight
 
@@ -28,8 +28,8 @@ class Fitter:
         options, gram = dict(method.parameters), self.grams.get(key)
         if (declared := self.own.get(method.fit.partition("(")[0])) is not None:
             return declared.store(numbers, method)
-        if method.format == "dense":
-            return FORMATS["dense"].pack(numbers.astype(np.float32))
+        if method.format in PLAIN:
+            return FORMATS[method.format].pack(numbers.astype(np.float32))
         if method.format == "lowrank":
             if key not in self.directions:
                 self.directions[key] = whitened(numbers, gram)[1]

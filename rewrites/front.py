@@ -10,6 +10,7 @@ from opmatrix.program import Program
 from rewrites.approximate import Choices, chosen, difference, surely, undominated
 from rewrites.approximation import by
 from rewrites.extraction import Infeasible
+from rewrites.lower import PLAIN
 from rewrites.search import Structure
 
 LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
@@ -84,9 +85,9 @@ def described(structure: Structure) -> str:
 
 
 def counted(structure: Structure) -> dict[str, int]:
-    """How many weights each format other than dense, or approximation of a user, stores."""
+    """How many weights each format that is not plain, or approximation of a user, stores."""
     formats = [by(method) for method in chosen(structure)]
-    return {name: formats.count(name) for name in dict.fromkeys(formats) if name != "dense"}
+    return {name: formats.count(name) for name in dict.fromkeys(formats) if name not in PLAIN}
 
 
 def thin(points: Sequence[Structure], most: int, error: float) -> list[Structure]:

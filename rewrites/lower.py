@@ -36,6 +36,7 @@ class Method(NamedTuple):
 
 
 EXACT = (Method(),)
+PLAIN = "dense", "packed"                                   # formats that hold any weight as it is, in float32
 
 
 class Call(NamedTuple):
@@ -155,9 +156,13 @@ class Lowering:
         return children + uses, uses
 
     def representations(self, use: Use, methods: Sequence[Method], made: set[Stored]) -> Iterator[Node]:
-        for method in methods:
+        """The methods of a use; a plain one only where no other that is plain takes as little time and as few bytes."""
+        prices = {method: self.price(use, method) for method in methods}
+        plain = [method for method in methods if method.format in PLAIN]
+        for method, (seconds, size) in prices.items():
+            if method in plain and any(beats(prices[other], prices[method]) for other in plain):
+                continue
             stored = Stored(use.weight, use.layout, method)
-            seconds, size = self.price(use, method)
             yield Node(use, (stored,), seconds, error=method.error, label=method)
             if stored not in made:
                 made.add(stored)
@@ -213,6 +218,16 @@ class Lowering:
     def halves(self, cls: int) -> tuple[int, ...]:
         """The parts of a joined weight or bias: these stand side by side, each with its own heads."""
         return next((node.children for node in self.graph.members.get(cls, ()) if node.kind == "row"), ())
+
+
+def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether one is at least as good as another in time and bytes, and better in one of them."""
+    return one != other and one[0] <= other[0] and one[1] <= other[1]
+
+
+def plainly(lowering: Lowering, use: Use) -> Sequence[Method]:
+    """A weight as it is: in the panels of products, and row by row, as tables and the matrices of heads are read."""
+    return EXACT if use.layout == "stack" or use.x in lowering.graph.facts["given"] else (*EXACT, Method("packed"))
 
 
 def layout(implementation: Implementation) -> str:

@@ -84,9 +84,10 @@ class Representable:
 
     def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
         leaves = [t.args[0] for t in lowering.terms[use.weight].walk() if t.kind.name == "weight"]
+        plain = EXACT if use.layout == "stack" else (*EXACT, Method("packed"))
         if use.layout == "stack" or not promising(leaves):  # the matrices of heads have one kernel, a dense one
-            return EXACT
-        return *EXACT, *forms(lowering.matrix(use.weight, use.layout))
+            return plain
+        return *plain, *forms(lowering.matrix(use.weight, use.layout))
 
 
 def promising(leaves: Sequence[Data]) -> bool:

@@ -19,9 +19,10 @@ from rewrites.extraction import Infeasible
 from rewrites.front import Front, counted, described
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
+from rewrites.lower import plainly
 from rewrites.report import Report
 from rewrites.representations import Representable
-from rewrites.search import Space, Structure, cheapest, exactly, search
+from rewrites.search import Space, Structure, cheapest, search
 from rewrites.workload import Workload
 
 JITTER = 1024                                               # bytes that Python's objects differ by from run to run
@@ -178,7 +179,7 @@ class Run:
         another: where a law that makes one is left out, the others keep both their sides."""
         def found(laws: Sequence[Law], time_limit: float) -> tuple[Space, Structure]:
             space = Space(self.operator, laws, self.machine, self.workload.rows, self.workload.pairs, fusion)
-            return space, cheapest(space, self.representable if laws else exactly, time_limit)
+            return space, cheapest(space, self.representable if laws else plainly, time_limit)
         try:
             return found(laws, 10.0)
         except Infeasible:

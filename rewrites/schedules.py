@@ -26,11 +26,11 @@ from rewrites.extraction import Extraction, Infeasible, extract
 from rewrites.fit import Fitter
 from rewrites.law import PARTITION, Law, apart
 from rewrites.layers import FULL, Part, parts
-from rewrites.lower import Call, Lowering, Method, Use
+from rewrites.lower import Call, Lowering, Method, Use, plainly
 from rewrites.price import Machine, Prices
 from rewrites.report import megabytes, ms, percent, table
 from rewrites.run import pieces, source
-from rewrites.search import Structure, exactly, search
+from rewrites.search import Structure, search
 from rewrites.stages import Stage, Store, Tile, known
 from rewrites.trees import CALLS, READ, Forest, Tree
 from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact, verify_laws
@@ -263,7 +263,7 @@ class Schedule:
         prices, exact = Prices(self.machine, *sizes(self.batch)), self.structure.time
         for site, method in self.methods.items():
             n, p = self.sites[site].shape
-            exact += prices.linear(method.format, n, p, method.parameters) - prices.linear("dense", n, p)
+            exact += prices.linear(method.format, n, p, method.parameters) - prices.linear("packed", n, p)
         return exact
 
     @property
@@ -288,7 +288,7 @@ class Schedule:
         batches = pieces(self.held_out, FEW)[:1]
         if self.methods:
             return found | {"program": verify_approximate(self.program, self.model, batches, TRUST * self.error + ROUNDED)}
-        imported, _ = search(self.model, (), self.machine, *sizes(self.batch), fusion=False, methods=exactly).program({})
+        imported, _ = search(self.model, (), self.machine, *sizes(self.batch), fusion=False, methods=plainly).program({})
         constants = unrounded(self.structure, self.exact[1])
         return found | {"program": verify_exact(self.program, self.model, batches, imported, constants)}
 
@@ -322,7 +322,7 @@ def kernels(lowering: Lowering, each: Applied) -> Extraction:
     named, part = lowering.graph.named, each.part
     given, where = [named[part.border]] if part.border else [], f"part {each.number + 1}"
     try:
-        found = extract(lowering.problem([named[part.roots[FULL]]], given, exactly), families=lowering.leaves)
+        found = extract(lowering.problem([named[part.roots[FULL]]], given, plainly), families=lowering.leaves)
     except Infeasible as error:
         raise InputError(f"no kernel computes {where}: {error}") from error
     trees: dict[Any, Tree] = {tree.cls: tree for tree in each.tree.walk()}

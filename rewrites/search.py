@@ -13,17 +13,12 @@ from rewrites.extraction import Extraction, Infeasible, Problem, extract
 from rewrites.fit import Fitter
 from rewrites.law import Law
 from rewrites.layers import FULL, Explorer, Part, parts, states
-from rewrites.lower import EXACT, Lowering, Method, Use
+from rewrites.lower import Lowering, Method, Use
 from rewrites.price import Machine, Prices
 from rewrites.representations import Representable, content
 
 Methods = Callable[[Lowering, Use], Sequence[Method]]
 TIE = 1e-15                                                 # seconds a byte: of equally fast programs the smaller one
-
-
-def exactly(lowering: Lowering, use: Use) -> Sequence[Method]:
-    """Weights are stored as they are."""
-    return EXACT
 
 
 @dataclass

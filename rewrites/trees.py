@@ -10,13 +10,12 @@ from opmatrix.term import Operator
 from rewrites.egraph import Graph, Node, fitting
 from rewrites.extraction import Extraction
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.lower import Call, Lowering, Use, layout
+from rewrites.lower import PLAIN, Call, Lowering, Use, layout
 from rewrites.match import attribute_variable, orders
 
 CALLS = {f"{each.name}()": each for each in IMPLEMENTATIONS}     # kinds of trees that stand for kernels
 OPEN = "count", "where", "over"                             # sorts of variables that stand for attributes
 READ = "interpreted"                                        # what no kernel computes: a term, read over its operands
-DENSE = "dense"
 STORED = "stored"                                           # a weight in a representation: as logical, the weight itself
 Key = tuple[str, tuple[int, ...], tuple[str, ...]]          # a member: kind, classes of its children, attributes
 Path = tuple[int, ...]                                      # which child, from the root down
@@ -173,7 +172,7 @@ class Forest:
             x = dict(call.bound)[name.replace("table", "field") if name.startswith("table") else "x"]
             how = layout(call.implementation)
             method = uses[Use(x, tree.cls, how, cls)]
-            return self.tree(STORED, (tree,), (DENSE if method.error else str(method), how), tree.cls)
+            return self.tree(STORED, (tree,), (PLAIN[0] if method.error or method.format in PLAIN else str(method), how), tree.cls)
 
         return value(root), called
 

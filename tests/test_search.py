@@ -11,9 +11,9 @@ from rewrites.extraction import Infeasible, verify
 from rewrites.law import find
 from rewrites.laws import EXACT_LAWS
 from rewrites.layers import FULL, NORMED, Explorer, parts, pending, states
-from rewrites.lower import EXACT, Lowering, Method
+from rewrites.lower import EXACT, Lowering, Method, plainly
 from rewrites.price import Prices
-from rewrites.search import exactly, shortest
+from rewrites.search import shortest
 
 OPERATOR = model()
 WITHOUT = [law.name for law in EXACT_LAWS]
@@ -108,7 +108,7 @@ def test_extractions_are_what_they_say(kind):
     rows = zip(each.lowerings, each.extractions, each.parts, each.path, strict=True)
     for lowering, extraction, part, (_, after) in rows:
         named = lowering.graph.named
-        problem = lowering.problem([named[part.roots[after]]], [named[part.border]] if part.border else [], exactly)
+        problem = lowering.problem([named[part.roots[after]]], [named[part.border]] if part.border else [], plainly)
         verify(problem, extraction)
     assert each.bound <= each.time <= each.greedy and each.gap < 1e-6
 
