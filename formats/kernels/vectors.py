@@ -171,6 +171,18 @@ def turned(builder, rows):
 
 
 @intrinsic
+def prefetch(typing, address):
+    """Ask for the cache line at an address, which need not be anybody's."""
+    def code(context, builder, signature, values):
+        kind = ir.IntType(8).as_pointer()
+        several = [LANE] * 3
+        builder.call(function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, *several),
+                     [builder.inttoptr(values[0], kind), LANE(0), LANE(3), LANE(1)])
+        return context.get_dummy_value()
+    return types.void(types.int64), code
+
+
+@intrinsic
 def turn(typing, x, across, y, along):
     """y[j, i] = x[i, j] for a tile of 16 by 16 (addresses; bytes between rows)."""
     def code(context, builder, signature, values):
