@@ -10,7 +10,7 @@ from .lowrank import product, ranked
 from .pruning import highest, importance, number
 from .sizes import T, f4, n, nnz, p, r, u4, unsigned
 
-STEPS, STALLED = 300, 1e-4
+STEPS, REFINED, STALLED, SMALL = 300, 40, 1e-4, 1e-10
 
 
 class LowRankSparse(Format):
@@ -33,10 +33,12 @@ class LowRankSparse(Format):
         return whole(W.shape, *alternate(W, rank, density, scale))
 
     def pack(W, *, rank=None, density=0.05):
-        """What `alternate` finds, and in the remainder whatever else is more than rounding: any matrix can be held. Where
-        the two parts of a matrix are so sparse and thin that they determine each other, they are found again."""
-        u, v, *_ = alternate(W, rank, density)
-        rest, noise = W - product(u, v), 4 * UNIT * (abs(W) + product(abs(u), abs(v)))
+        """What `alternate` finds, refined, and in the remainder whatever else is more than rounding: any matrix can be held.
+        Where factors are so thin and outliers so few that they determine each other, they are mostly found again."""
+        u, v, *remainder = alternate(W, rank, density)
+        u, v = refined(W.astype(np.float64), v, CSR.declared.unpack(W.shape, *remainder) == 0)
+        mean = np.linalg.norm(W.astype(np.float64)) / W.size ** 0.5
+        rest, noise = W - product(u, v), 4 * UNIT * (mean + abs(W) + product(abs(u), abs(v)))
         return u, v, *CSR.declared.pack(np.where(abs(rest) > noise, rest, 0).astype(np.float32))
 
     def unpack(shape, u, v, ptr, idx, val): return whole(shape, u, v, ptr, idx, val)
@@ -66,7 +68,7 @@ class LowRankSparse(Format):
 
     def tolerance(self, W):
         """What `pack` takes for rounding, and what rounding the parts and their sum may add."""
-        return float(6 * UNIT * (np.linalg.norm(W.astype(np.float64)) + np.linalg.norm(absolute(self))))
+        return float(UNIT * (9 * np.linalg.norm(W.astype(np.float64)) + 6 * np.linalg.norm(absolute(self))))
 
     @classmethod
     def choices(cls, inputs, outputs):
@@ -87,8 +89,7 @@ def alternate(W, rank, density, scale=None):
     """u, v, ptr, idx, val: by turns the highest numbers of what the factors miss, and the factors of what the remainder
     leaves, each from the last by one step of a subspace iteration (Zhou and Tao 2011, algorithm 1).
 
-    It begins with the best factors or the highest numbers, whichever err less, and no step loses. Where the parts of a matrix
-    determine each other the error falls by a constant factor, so it ends when it hardly falls."""
+    It begins with the best factors or the highest numbers, whichever err less; no step loses; it ends when one hardly gains."""
     rank, kept = chosen(rank, W.shape), number(density, W.size, "lowranksparse")
     weight = importance(np.ones_like(W), scale, "lowranksparse.fit")[:, :1]
     A = W * weight
@@ -105,6 +106,28 @@ def alternate(W, rank, density, scale=None):
     u, v = (left / weight).astype(np.float32), right.T.astype(np.float32)
     mask = highest(abs(A - low), kept)
     return u, v, *CSR.declared.pack(np.where(mask, W - product(u, v), 0).astype(np.float32))
+
+
+def refined(A, v, kept):
+    """u and v in float32 after steps that are exact where `alternate` takes small ones: the factors with the least error on
+    what is kept, one after the other (alternating least squares: Ruhe and Wedin 1980), then the highest numbers anew."""
+    right, removed, before = np.linalg.qr(v.T.astype(np.float64))[0], A.size - kept.sum(), np.inf
+    for _ in range(REFINED):
+        left = np.linalg.qr(solved(A, kept, right))[0]
+        low = left @ (turned := solved(A.T, kept.T, left)).T
+        right, kept = np.linalg.qr(turned)[0], ~highest(abs(A - low), removed)
+        if (error := missed(A, low, removed)) >= before * (1 - STALLED): break
+        before = error
+    return left.astype(np.float32), turned.T.astype(np.float32)
+
+
+def solved(A, kept, basis):
+    """The rows U with the least error of U basisᵀ on what is kept of A; the columns of the basis are orthonormal."""
+    wanted, rows = (A * kept) @ basis, np.empty((len(A), basis.shape[1]))
+    for i, missing in enumerate(~kept):
+        gram = np.eye(len(rows[i])) * (1 + SMALL) - basis[missing].T @ basis[missing]
+        rows[i] = np.linalg.solve(gram, wanted[i])
+    return rows
 
 
 def missed(A, low, kept):
