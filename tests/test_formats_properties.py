@@ -156,6 +156,7 @@ def test_flipped_bits_are_refused_or_harmless(F, rng, data):
     else: meta[what] = data.draw(st.integers(1, 99))
     try: packed = from_arrays(meta, arrays)
     except FormatError: return
+    if abs(packed.unpack()).max() > 1e6: return             # bits of a number, which is now beyond what float32 can add
     for T in (1, 5): multiplied(packed, rng.standard_normal((T, packed.shape[0]), np.float32), rng)
 
 
