@@ -1,0 +1,163 @@
+"""In which order steps run: the one whose buffers need the least memory (register sufficiency: Sethi 1975, for whole buffers).
+
+What is alive depends on which steps are done, not on the order that they were done in. So orders are paths through sets of done
+steps, and the least peak is a bottleneck path. A step that frees at least what it takes, and whose own moment is not above
+a peak that is paid anyway, may go first: what is alive only falls by it, whatever else is done before."""
+import heapq
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from opmatrix.runtime.planner import Life, place
+from opmatrix.runtime.schedule import Call, Schedule, homes
+
+if TYPE_CHECKING:
+    from opmatrix.program import Program
+
+STATES, PLANS = 50_000, 300                                  # sets of done steps, and plans, that are looked at
+
+
+class Order(NamedTuple):
+    """Numbers of steps in the order in which they run; planned bytes of its buffers; the most bytes alive at one step, which no
+    order has fewer of; whether no order is planned with fewer bytes either."""
+    steps: tuple[int, ...]
+    peak: int
+    floor: int
+    proved: bool
+
+
+class Graph:
+    """Steps that are no views, as bits: a set of done steps is a whole number."""
+
+    def __init__(self, calls: Sequence[Call], output: int, rows: int, pairs: int) -> None:
+        self.calls = calls
+        base = list(range(len(calls)))                       # the step whose buffer a view shows
+        for i, call in enumerate(calls):
+            if call.kernel.view: base[i] = base[call.values["x"]]
+        self.base, self.real = base, [i for i, call in enumerate(calls) if not call.kernel.view]
+        self.size = [call.shape.size.at(rows, pairs) for call in calls]
+        self.needs = [sum(1 << each for each in {base[v] for v in call.values.values()}) for call in calls]
+        self.readers = [0] * len(calls)
+        for i in self.real:
+            for v in calls[i].values.values(): self.readers[base[v]] |= 1 << i
+        self.kept, self.all = base[output], sum(1 << i for i in self.real)
+
+    def alive(self, done: int) -> int:
+        """Bytes of results that somebody still reads, or that are the output."""
+        return sum(self.size[i] for i in self.real if done >> i & 1 and (i == self.kept or self.readers[i] & ~done))
+
+    def ready(self, done: int) -> list[int]:
+        """Steps that can be next."""
+        return [i for i in self.real if not done >> i & 1 and not self.needs[i] & ~done]
+
+    def moment(self, i: int, done: int, alive: int) -> int:
+        """Bytes while step i runs: what is alive, and its result, unless that lies in the buffer of an operand."""
+        return alive + (0 if self.over(i, done) else self.size[i])
+
+    def over(self, i: int, done: int) -> bool:
+        """Whether step i may write over its operand: as `schedule.over` decides, in terms of what is done."""
+        call = self.calls[i]
+        if call.kernel.over is None: return False
+        v = call.values[call.kernel.over]
+        root = self.base[v]
+        alone = [self.base[w] for w in call.values.values()].count(root) == 1
+        return alone and self.calls[v].shape == call.shape and root != self.kept and not self.readers[root] & ~(done | 1 << i)
+
+    def free(self, done: int, alive: int, peak: int) -> int | None:
+        """A step that may go first: it adds nothing to what is alive, nor to the peak."""
+        for i in self.ready(done):
+            if self.moment(i, done, alive) <= peak and self.alive(done | 1 << i) <= alive: return i
+        return None
+
+    def path(self, most: int = STATES) -> tuple[int, list[int]] | None:
+        """The least peak of what is alive, and an order that has it; None where too many sets would have to be looked at."""
+        queue: list[tuple[int, int, int]] = [(0, 0, 0)]      # peak, steps left (negative: done), done
+        best, came = {0: 0}, {0: (0, -1)}
+        while queue:
+            peak, _, done = heapq.heappop(queue)
+            if done == self.all: return peak, self.back(done, came)
+            if peak > best[done]: continue
+            if len(best) > most: return None
+            alive = self.alive(done)
+            first = self.free(done, alive, peak)
+            for i in self.ready(done) if first is None else [first]:
+                then, reached = done | 1 << i, max(peak, self.moment(i, done, alive))
+                if reached < best.get(then, reached + 1):
+                    best[then], came[then] = reached, (done, i)
+                    heapq.heappush(queue, (reached, -then.bit_count(), then))
+        return None
+
+    def back(self, done: int, came: dict[int, tuple[int, int]]) -> list[int]:
+        """The steps that led to a set of done ones."""
+        order: list[int] = []
+        while done:
+            done, i = came[done]
+            order.append(i)
+        return order[::-1]
+
+    def below(self, peak: int) -> Iterator[list[int] | None]:
+        """Every order in which always fewer bytes than `peak` are alive; None for every set of done steps on the way."""
+        stack: list[tuple[int, list[int]]] = [(0, [])]
+        while stack:
+            done, order = stack.pop()
+            if done == self.all:
+                yield order
+                continue
+            yield None
+            alive = self.alive(done)
+            stack += [(done | 1 << i, [*order, i]) for i in self.ready(done) if self.moment(i, done, alive) < peak]
+
+    def whole(self, order: Sequence[int]) -> tuple[int, ...]:
+        """With every view right behind what it shows."""
+        views: dict[int, list[int]] = {}
+        for i in range(len(self.calls)):
+            if self.base[i] != i: views.setdefault(self.base[i], []).append(i)
+        return tuple(each for i in order for each in (i, *views.get(i, ())))
+
+    @cached_property
+    def given(self) -> tuple[int, ...]:
+        """The order that the steps came in."""
+        return tuple(range(len(self.calls)))
+
+
+def least_peak(schedule: Schedule, rows: int, pairs: int) -> Order:
+    """The order whose planned buffers take the fewest bytes for a batch of this size; the given one unless another takes fewer. An
+    order that is planned at the floor is proved best; else all orders that could be better are planned, as many as PLANS allow."""
+    graph = Graph(schedule.calls, schedule.result, rows, pairs)
+    given = schedule.plan(rows, pairs).end
+    found = graph.path()
+    if found is None: return Order(graph.given, given, 0, False)
+    floor, order = found
+    if given <= floor: return Order(graph.given, given, floor, True)
+    best = Order(graph.given, given, floor, False)
+    best = better(best, schedule, graph.whole(order), rows, pairs)
+    plans = states = 0
+    for each in graph.below(best.peak) if best.peak > floor else ():
+        plans, states = plans + (each is not None), states + 1
+        if plans > PLANS or states > STATES: return best
+        if each is not None: best = better(best, schedule, graph.whole(each), rows, pairs)
+        if best.peak <= floor: break
+    return best._replace(proved=True)
+
+
+def better(best: Order, schedule: Schedule, steps: tuple[int, ...], rows: int, pairs: int) -> Order:
+    """The one of both whose plan is smaller."""
+    peak = planned(schedule, steps, rows, pairs)
+    return best._replace(steps=steps, peak=peak) if peak < best.peak else best
+
+
+def planned(schedule: Schedule, steps: Sequence[int], rows: int, pairs: int) -> int:
+    """Bytes of the buffers of a schedule's steps in another order."""
+    number = {old: new for new, old in enumerate(steps)}
+    calls = [call._replace(values={name: number[v] for name, v in call.values.items()}) for call in map(schedule.calls.__getitem__, steps)]
+    home, last = homes(calls, result := number[schedule.result])
+    buffers = sorted(set(home))
+    lives = [Life(calls[b].shape.size.at(rows, pairs), b, last[b]) for b in buffers]
+    return place(lives, buffers.index(home[result])).end
+
+
+def ordered(program: "Program", rows: int, pairs: int) -> "Program":
+    """The same steps in the order of the least planned peak; the same program where none is lower."""
+    found = least_peak(program.schedule, rows, pairs)
+    if found.steps == tuple(range(len(program.steps))): return program
+    return type(program)([program.steps[i] for i in found.steps], program.constants, program.output, program.meta)
