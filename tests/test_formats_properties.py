@@ -11,8 +11,8 @@ from formats import FORMATS, FormatError, from_arrays
 from formats.check import multiplied, saved
 
 every = pytest.mark.parametrize("F", FORMATS.values(), ids=FORMATS)
-some = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
-few = settings(some, max_examples=15)
+some = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+few = settings(some, max_examples=10)
 seeds = st.integers(0, 2 ** 32 - 1).map(np.random.default_rng)
 edges = st.integers(1, 20) | st.sampled_from((24, 31, 33, 48, 63, 64, 65, 80, 130))     # strips, slices and tiles end here
 rows = st.sampled_from((1, 2, 7, 15, 16, 17, 31, 32, 33, 70))
