@@ -7,6 +7,7 @@ from typing import Any
 
 from opmatrix.data import Data
 from opmatrix.program import Program
+from opmatrix.runtime.order import ordered
 from opmatrix.term import Operator
 from rewrites.emit import Emitter, Value
 from rewrites.extraction import Extraction, Infeasible, Problem, extract
@@ -56,7 +57,7 @@ class Structure:
     def program(self, meta: dict[str, Any],
                 decide: Callable[[int, Use, Method], Method] = lambda number, use, method: method,
                 fitted: dict[Any, Any] | None = None, fitter: Fitter | None = None) -> tuple[Program, Emitter]:
-        """The program that runs, and where its constants come from."""
+        """The program that runs, its steps in the order that needs the least memory, and where its constants come from."""
         emitter = Emitter({} if fitted is None else fitted, fitter or Fitter())
         handed: dict[int, Value] = {}
         result = Value({}, 1)                               # nothing is handed on yet
@@ -67,7 +68,8 @@ class Structure:
                 handed = {named[part.border]: result}
             emitter.emit(lowering, extraction.nodes, number, handed, decide)
             result = emitter.values[named[part.roots[self.path[number][1]]]]
-        return Program(emitter.steps, emitter.constants, emitter.rows(result), meta), emitter
+        output, prices = emitter.rows(result), self.lowerings[0].prices
+        return ordered(Program(emitter.steps, emitter.constants, output, meta), prices.rows, prices.pairs), emitter
 
 
 @dataclass
