@@ -15,7 +15,7 @@ from .memory import floats, pointer, record
 from .pool import POOL
 from .sparse import ROOMY, SPARSE, launch_sparse, typed
 from .turning import turn_in
-from .vectors import MANY_REGISTERS, add_outer, plus, prefetch, write, zeros
+from .vectors import AHEAD, MANY_REGISTERS, add_outer, plus, prefetch, write, zeros
 
 # ptr: 0 where every column of tiles has `held` of them; chunk: tokens that are turned at once; depth: lines of a turned
 # strip; once: outputs whose tiles stay in cache for all strips of a chunk
@@ -32,7 +32,7 @@ def tile_sums(none, c, idx, val, low, high, r, x, tokens, out, step):
     for b in range(low, high):
         factors, row = x + 4 * i8(idx[b]) * r * tokens, val + 4 * b * r * c
         for _ in range(r):
-            prefetch(row + 4096)
+            prefetch(sums, row + AHEAD)
             sums = add_outer(sums, factors, 4, row, None)
             factors += 4 * tokens
             row += 4 * c
@@ -46,6 +46,8 @@ def row_sums(none, c, idx, val, low, high, r, x, out):
     for b in range(low, high):
         factors, row = x + 4 * i8(idx[b]) * r, val + 4 * b * r * c
         for _ in range(r // 2):
+            prefetch(even, row + AHEAD)
+            prefetch(even, row + AHEAD + 4 * c)
             even = add_outer(even, factors, 4, row, None)
             odd = add_outer(odd, factors + 4, 4, row + 4 * c, None)
             factors += 8

@@ -18,7 +18,7 @@ from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import bytes_at, floats, record, shorts, signed, whole
 from .pool import POOL
 from .sparse import typed
-from .vectors import write, zeros
+from .vectors import AHEAD, prefetch, write, zeros
 from .words import as_numbers, dot_eights, dot_fours, dot_pairs, keep_bytes, keep_halves
 
 # depth: numbers of a row of W, whole steps of 64 bytes; group: those that share a scale, of which there are groups; span:
@@ -74,9 +74,10 @@ def round_bytes(x, n, target, depth, group, groups, sums):
 def by_vectors(dot, deep):
     """A function: rows of sums at y, of words of x against a panel; a vector of the panel holds `deep` words."""
     @njit(**HELPER)
-    def strip_words(none, x, along, w, apart, steps, y, step):
+    def strip_words(none, ahead, x, along, w, apart, steps, y, step):
         sums = none
         for _ in range(steps // deep):
+            if ahead: prefetch(sums, w + AHEAD)
             sums = dot(sums, x, along, w)
             x += 4 * deep
             w += apart
@@ -87,13 +88,13 @@ def by_vectors(dot, deep):
         for row in range(0, rows // 4 * 4, 4):
             for v in range(0, columns, 32 if columns % 32 == 0 else 16):
                 at, to = x + row * along, y + row * step + 4 * v
-                if columns % 32 == 0: strip_words(zeros(4, 2), at, along, w + 4 * v, apart, steps, to, step)
-                else: strip_words(zeros(4, 1), at, along, w + 4 * v, apart, steps, to, step)
+                if columns % 32 == 0: strip_words(zeros(4, 2), False, at, along, w + 4 * v, apart, steps, to, step)
+                else: strip_words(zeros(4, 1), False, at, along, w + 4 * v, apart, steps, to, step)
         for row in range(rows // 4 * 4, rows):
             for v in range(0, columns, 64 if columns == PANEL else 16):
                 at, to = x + row * along, y + row * step + 4 * v
-                if columns == PANEL: strip_words(zeros(1, 4), at, along, w + 4 * v, apart, steps, to, step)
-                else: strip_words(zeros(1, 1), at, along, w + 4 * v, apart, steps, to, step)
+                if columns == PANEL: strip_words(zeros(1, 4), True, at, along, w + 4 * v, apart, steps, to, step)
+                else: strip_words(zeros(1, 1), True, at, along, w + 4 * v, apart, steps, to, step)
     return multiply
 
 

@@ -15,7 +15,7 @@ from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import floats, pointer, record
 from .pool import POOL
 from .turning import turn_in, turn_out
-from .vectors import add_outer, plus, write, zeros
+from .vectors import AHEAD, add_outer, plus, prefetch, write, zeros
 
 # columns: the function for the format, single: that for one token; r, c: numbers that the format has; chunk: tokens that
 # are turned at once; depth: lines of a turned strip; once: columns computed before they are turned back
@@ -92,12 +92,17 @@ def csr_range(w, idx, start, width, tokens, x, y):
 
 
 @njit(fastmath=FAST, **HELPER)
-def csr_dots(w, idx, start, width, x, y):
+def csr_dots(w, idx, idx_bytes, start, width, x, y):
     """A range of columns for one token."""
     ptr, val = carray(pointer(w.ptr, np.uint32), w.p + 1), pointer(w.val, np.float32)
     for j in range(width):
-        total = f4(0)
-        for k in range(i8(ptr[start + j]), i8(ptr[start + j + 1])): total += val[k] * x[i8(idx[k])]
+        k, end, total = i8(ptr[start + j]), i8(ptr[start + j + 1]), f4(0)
+        while k < end:
+            for i in range(0, 1024, 256): prefetch(zeros(1, 4), w.val + 4 * k + AHEAD + i)
+            for i in range(0, 256 * idx_bytes, 256): prefetch(zeros(1, 4), w.idx + idx_bytes * k + AHEAD + i)
+            stop = min(k + 256, end)
+            for i in range(k, stop): total += val[i] * x[i8(idx[i])]
+            k = stop
         y[j] = total
 
 
@@ -119,14 +124,14 @@ def csr_short(weight, start, width, tokens, x, y):
 def csr_wide_single(weight, start, width, x, y):
     """Columns start.. for one token; idx in 32 bits."""
     w = record(weight, SPARSE)
-    csr_dots(w, pointer(w.idx, np.uint32), start, width, pointer(x, np.float32), floats(y, width))
+    csr_dots(w, pointer(w.idx, np.uint32), 4, start, width, pointer(x, np.float32), floats(y, width))
 
 
 @Function.of(5)
 def csr_short_single(weight, start, width, x, y):
     """Columns start.. for one token; idx in 16 bits."""
     w = record(weight, SPARSE)
-    csr_dots(w, pointer(w.idx, np.uint16), start, width, pointer(x, np.float32), floats(y, width))
+    csr_dots(w, pointer(w.idx, np.uint16), 2, start, width, pointer(x, np.float32), floats(y, width))
 
 
 # ---- n:m
@@ -155,6 +160,18 @@ def nm_columns(weight, start, width, tokens, x, y):
         else: nm_column(zeros(1, 1), idx, val, w.r, w.c, x, along, y + j * along)
 
 
+@njit(fastmath=FAST, **HELPER)
+def nm_dot(idx, val, x, groups, kept, group):
+    """One column of n:m weights for one token."""
+    total = f4(0)
+    if kept == 2:
+        for g in range(groups): total += val[2 * g] * x[g * group + idx[2 * g]] + val[2 * g + 1] * x[g * group + idx[2 * g + 1]]
+    else:
+        for g in range(groups):
+            for i in range(g * kept, (g + 1) * kept): total += val[i] * x[g * group + idx[i]]
+    return total
+
+
 @Function.of(5)
 def nm_single(weight, start, width, x, y):
     """Columns start.. for one token."""
@@ -162,14 +179,7 @@ def nm_single(weight, start, width, x, y):
     held, out = w.ptr, floats(y, width)
     for j in range(width):
         idx, val = pointer(w.idx + (start + j) * held, np.uint8), pointer(w.val + 4 * (start + j) * held, np.float32)
-        one, two, row = f4(0), f4(0), pointer(x, np.float32)
-        for g in range(held // w.r):
-            at, k = g * w.c, g * w.r
-            for i in range(0, w.r - 1, 2):
-                one += val[k + i] * row[at + idx[k + i]]
-                two += val[k + i + 1] * row[at + idx[k + i + 1]]
-            if w.r % 2: one += val[k + w.r - 1] * row[at + idx[k + w.r - 1]]
-        out[j] = one + two
+        out[j] = nm_dot(idx, val, pointer(x, np.float32), held // w.r, w.r, w.c)
 
 
 # ---- from Python

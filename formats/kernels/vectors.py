@@ -15,6 +15,7 @@ FEATURES = get_host_cpu_features() if config.CPU_FEATURES is None else config.CP
 MANY_REGISTERS = "+avx512f" in FEATURES                      # 32 registers of 16 float32 each
 WIDE, FLOAT = 16, ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, WIDE)
+AHEAD = 4096                                                 # bytes that a stream of numbers is asked for ahead of its use
 LANE, MASK = ir.IntType(32), ir.VectorType(ir.IntType(1), WIDE)
 
 
@@ -171,15 +172,15 @@ def turned(builder, rows):
 
 
 @intrinsic
-def prefetch(typing, address):
-    """Ask for the cache line at an address, which need not be anybody's."""
+def prefetch(typing, sums, address):
+    """Ask for the cache lines of a row of a tile's vectors at an address, which need not be anybody's."""
     def code(context, builder, signature, values):
         kind = ir.IntType(8).as_pointer()
-        several = [LANE] * 3
-        builder.call(function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, *several),
-                     [builder.inttoptr(values[0], kind), LANE(0), LANE(3), LANE(1)])
+        ask = function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, LANE, LANE, LANE)
+        for v in range(sums.across):
+            builder.call(ask, [place(builder, values[1], 64 * v, ir.IntType(8)), LANE(0), LANE(3), LANE(1)])
         return context.get_dummy_value()
-    return types.void(types.int64), code
+    return types.void(sums, types.int64), code
 
 
 @intrinsic
