@@ -21,6 +21,7 @@ WHERE = {name: module for module, names in {
     "groups": ("product_blockdiagonal", "product_kronecker", "product_lowrank_sparse"),
     "rows": ("pointwise", "scale", "gather", "embed"),
     "by_head": ("headwise",),
+    "masked": ("attention_blocks",),
     "heads": ("attention", "scores", "softmax", "values"),
 }.items() for name in names}
 __all__ = [*WHERE, "digest", "warm"]

@@ -1,0 +1,190 @@
+"""Masks of attention scores, by blocks: which blocks of scores are there, and which scores of a block that is there in part."""
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import sympy
+from numpy.typing import ArrayLike, NDArray
+from sympy import ceiling
+
+from .arrays import FormatError, aligned, measure, picture
+from .csr import compression
+from .sizes import Array, blocks, m, n, r, size, u2, u4
+
+Sees = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
+BLOCK = 64
+edges = size("edges", 0)                                     # blocks that are there in part
+
+
+class Mask:
+    """Which of n keys each of m queries sees, in blocks of r by r.
+
+    Block row i (queries i r to (i + 1) r) owns the range ptr[i] to ptr[i + 1] of idx (blocks of keys of which somebody sees
+    some, ascending) and of edge: 0 where all is seen, otherwise 1 + the place in `bits` that says what is, a bit for each
+    score. So a kernel passes by what is empty, and looks at bits at the edges alone. r is a multiple of 16."""
+    name: ClassVar[str] = "mask"
+    ptr: u4[ceiling(m / r) + 1]                              # type: ignore[valid-type]
+    idx: u4[blocks]                                          # type: ignore[valid-type]
+    edge: u4[blocks]                                         # type: ignore[valid-type]
+    bits: u2[edges, r, r / 16]                               # type: ignore[valid-type]
+    fields: ClassVar[dict[str, Array]]
+    bytes: ClassVar[sympy.Expr]
+
+    def __init__(self, shape: tuple[int, int], arrays: Sequence[NDArray[Any]], block: int) -> None:
+        """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others."""
+        self.shape, self.block = shape, block
+        self.sizes = measure(self.name, self.fields, tuple(arrays), {m: shape[0], n: shape[1], r: block})
+        for (name, array), given in zip(self.fields.items(), arrays, strict=True):
+            setattr(self, name, aligned(given, array.number.dtype(self.sizes), f"{self.name}.{name}"))
+
+    # ---- patterns
+
+    @classmethod
+    def of(cls, sees: Sees, queries: int, keys: int | None = None, block: int = BLOCK) -> Self:
+        """By a predicate of whole numbers, read on arrays that spread: a column of queries, a row of keys. It is asked about
+        one block row at a time, so never about all pairs at once."""
+        keys = queries if keys is None else keys
+        if min(queries, keys) < 1 or not isinstance(block, int) or block < 16 or block % 16:
+            raise FormatError(f"mask: {queries} queries and {keys} keys in blocks of {block!r}; blocks are multiples of 16")
+        idx, edge, bits, counts = [], [], [np.zeros((0, block, block // 16), np.int64)], [0]
+        for low in range(0, queries, block):
+            there, whole, words = block_row(sees, low, min(low + block, queries), keys, block)
+            idx.append(there)
+            edge.append(np.where(whole, 0, sum(map(len, bits)) + np.cumsum(~whole)))
+            bits.append(words[~whole])
+            counts.append(len(there))
+        return cls((queries, keys), (np.cumsum(counts), np.concatenate(idx), np.concatenate(edge), np.concatenate(bits)), block)
+
+    @classmethod
+    def pack(cls, pattern: ArrayLike, block: int = BLOCK) -> Self:
+        """An explicit pattern (m, n): not 0 where a query sees a key."""
+        seen = np.asarray(pattern) != 0
+        if seen.ndim != 2: raise FormatError(f"mask.pack: the pattern has shape {seen.shape}; give (queries, keys)")
+        return cls.of(lambda q, k: seen[q, k], seen.shape[0], seen.shape[1], block)
+
+    @classmethod
+    def causal(cls, length: int, block: int = BLOCK) -> Self:
+        """Every query sees the keys up to its own place."""
+        return cls.of(lambda q, k: k <= q, length, block=block)
+
+    @classmethod
+    def window(cls, length: int, width: int, block: int = BLOCK) -> Self:
+        """Keys at most `width` places apart (Beltagy et al. 2020, arXiv:2004.05150)."""
+        return cls.of(lambda q, k: abs(q - k) <= width, length, block=block)
+
+    @classmethod
+    def sentences(cls, lengths: Sequence[int], block: int = BLOCK) -> Self:
+        """Sentences one after the other, each of which sees itself: blocks along the diagonal, of any sizes."""
+        of = np.repeat(np.arange(len(lengths)), lengths)
+        return cls.of(lambda q, k: of[q] == of[k], len(of), block=block)
+
+    @classmethod
+    def bigbird(cls, length: int, window: int = 1, everywhere: int = 1, random: int = 3, seed: int = 0,
+                block: int = BLOCK) -> Self:
+        """By blocks: neighbours at most `window` apart, the first ones that see all and that all see, and for each block row
+        so many more at random (Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D)."""
+        rng, count = np.random.default_rng(seed), -(-length // block)
+        drawn = np.argsort(rng.random((count, count)), axis=1) < random
+
+        def sees(q: NDArray[np.int64], k: NDArray[np.int64]) -> Any:
+            i, j = q // block, k // block
+            return (abs(i - j) <= window) | (i < everywhere) | (j < everywhere) | drawn[i, j]
+        return cls.of(sees, length, block=block)
+
+    # ---- out again
+
+    def unpack(self) -> NDArray[np.bool_]:
+        """The pattern (m, n)."""
+        down, across = (-(-side // self.block) for side in self.shape)
+        grid = np.zeros((down, across, self.block, self.block), bool)
+        whole = np.concatenate([np.ones((1, self.block, self.block), bool), spelled(self.bits)])
+        grid[np.repeat(np.arange(down), np.diff(self.ptr)), self.idx] = whole[self.edge]
+        return grid.transpose(0, 2, 1, 3).reshape(down * self.block, -1)[:self.shape[0], :self.shape[1]]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The stored arrays by name, in the order of the declaration (not copies)."""
+        return {name: getattr(self, name) for name in self.fields}
+
+    def meta(self) -> dict[str, Any]:
+        """What the arrays do not say, as JSON."""
+        return {"format": self.name, "shape": list(self.shape), "block": self.block}
+
+    @classmethod
+    def from_arrays(cls, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """The inverse of meta() and arrays(); FormatError names what is not as declared."""
+        match dict(meta):
+            case {"format": cls.name, "shape": [int(queries), int(keys)], "block": int(block), **more} if not more and (
+                    min(queries, keys) >= 1 and block >= 16 and block % 16 == 0): pass
+            case _: raise FormatError(f"mask: {dict(meta)} are not the format, the shape and the block of a mask")
+        if set(arrays) != set(cls.fields): raise FormatError(f"mask: it stores {', '.join(cls.fields)}, given {', '.join(arrays)}")
+        for name, declared in cls.fields.items():
+            if arrays[name].dtype != (wanted := declared.number.dtype({})):
+                raise FormatError(f"mask.{name}: declared {declared}, given {arrays[name].dtype}, not {wanted}")
+        mask = cls((queries, keys), tuple(arrays[name] for name in cls.fields), block)
+        if complaint := mask.unsound(): raise FormatError(f"mask: {complaint}: the file is damaged, or not written by opmatrix")
+        return mask
+
+    def unsound(self) -> str:
+        """What is wrong with the stored indices; empty if a kernel may follow them without looking."""
+        ptr, idx, edge, bits = self.arrays().values()
+        complaint: str = compression(ptr, idx, -(-self.shape[1] // self.block))         # type: ignore[no-untyped-call]
+        known = np.array_equal(np.sort(edge[edge > 0]), np.arange(1, len(bits) + 1))
+        return complaint or ("" if known else "edge is not every place in bits once")
+
+    # ---- readings
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes stored, exactly."""
+        return sum(array.nbytes for array in self.arrays().values())
+
+    @property
+    def share(self) -> float:
+        """The share of all blocks that a kernel computes."""
+        down, across = (-(-side // self.block) for side in self.shape)
+        return len(self.idx) / (down * across)
+
+    def show(self) -> str:
+        """What it is, and its pattern, in at most 32 lines of 64 characters."""
+        return f"{self!r}\n{picture(self.unpack())}"
+
+    def __repr__(self) -> str:
+        return f"mask({self.shape[0]}×{self.shape[1]}, r={self.block}, blocks={len(self.idx)}, edges={len(self.bits)})"
+
+    def attention(self, q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32],
+                  out: NDArray[np.float32] | None = None, scale: float = 1.0) -> NDArray[np.float32]:
+        """softmax(scale q kᵀ) v over what is seen: q (m, ·, d), k (n, ·, d), v (n, ·, e) -> (m, h, e), heads shared as in
+        `kernels.attention`; a query that sees nothing gives zeros. Blocks that are not there are never computed."""
+        from .kernels import attention_blocks
+        if (found := (len(q), len(k))) != self.shape: raise ValueError(f"{self!r}: given {found[0]} queries and {found[1]} keys")
+        if out is None: out = np.empty((len(q), max(q.shape[1], k.shape[1], v.shape[1]), v.shape[2]), np.float32)
+        attention_blocks(q, k, v, *self.arrays().values(), out, self.block, scale)
+        return out
+
+
+Mask.fields = {name: given for name, given in inspect.get_annotations(Mask).items() if isinstance(given, Array)}
+Mask.bytes = sympy.expand(sympy.Add(*(array.bytes for array in Mask.fields.values())))
+
+
+def block_row(sees: Sees, low: int, high: int, keys: int, block: int) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]:
+    """Of the queries low..high: blocks of keys of which something is seen, whether all of it is, and the bits of each."""
+    queries, columns = np.arange(low, high)[:, None], np.arange(keys)[None]
+    seen = np.broadcast_to(np.asarray(sees(queries, columns), bool), (high - low, keys))
+    seen, beyond = cut(seen, block, False), cut(seen, block, True)
+    there = np.flatnonzero(seen.any((1, 2)))
+    words = seen[there].reshape(len(there), block, block // 16, 16) @ (1 << np.arange(16))
+    return there, np.asarray(beyond[there].all((1, 2))), words
+
+
+def cut(pattern: NDArray[np.bool_], block: int, beyond: bool) -> NDArray[np.bool_]:
+    """A row of blocks, filled up with the same beyond its edges."""
+    rows, keys = pattern.shape
+    room = (0, block - rows), (0, -keys % block)
+    return np.pad(pattern, room, constant_values=beyond).reshape(block, -1, block).swapaxes(0, 1)
+
+
+def spelled(bits: NDArray[np.uint16]) -> NDArray[np.bool_]:
+    """Blocks of bits as blocks of booleans."""
+    several: NDArray[np.bool_] = (bits[..., None] >> np.arange(16, dtype=np.uint16) & 1).astype(bool)
+    return several.reshape(*bits.shape[:2], 16 * bits.shape[2])
