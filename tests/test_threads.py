@@ -1,6 +1,5 @@
 """The pool: several callers, few threads, forks, sleep; BLAS limited and restored; compiled code found again."""
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from formats.kernels import pool
 from formats.kernels.compiled import FUNCTIONS, Kernel
 from formats.kernels.launch import launch
 from formats.kernels.memory import longs
+from formats.kernels.vectors import FEATURES
 
 ROOT = Path(formats.__file__).parents[1]
 
@@ -160,22 +160,32 @@ def test_every_kernel_compiles_and_says_so():
     assert told == [name for name, function in FUNCTIONS.items() if not function.rare]
 
 
-NARROW = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+avx,+fma,+f16c,+sse4.2,+bmi,+bmi2,+lzcnt,+popcnt"}
+BEFORE = "+avx2,+avx,+fma,+f16c,+sse4.2,+bmi,+bmi2,+lzcnt,+popcnt"
+WIDE = f"{BEFORE},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd"
+PROCESSORS = {"haswell": BEFORE, "znver4": f"{WIDE},+avx512vnni,+avx512bf16"}       # with less than ours may have
 BOTH = """
 import numpy as np
-from formats import kernels
+from formats import FORMATS, kernels
+from formats.check import check
+from formats.kernels.amx import MATRIX
 from formats.kernels.vectors import MANY_REGISTERS
-assert not MANY_REGISTERS
+from formats.kernels.words import FOURS, PAIRS
+assert (MANY_REGISTERS, FOURS, PAIRS, MATRIX) == {expected}
 rng = np.random.default_rng(0)
 for T, n, p in ((1, 40, 70), (7, 40, 33), (300, 64, 96)):
     x, w = (rng.integers(-3, 4, size).astype(np.float32) for size in ((T, n), (n, p)))
     assert (kernels.product_dense(x, w, np.empty((T, p), np.float32)) == x @ w).all()
     same, starts = np.ones((T, 2, 20), np.float32), np.array([0, T])
     assert abs(kernels.attention(same, same, same, starts, np.empty_like(same)) - 1).max() < 1e-6
+for name in {formats}: check(FORMATS[name], rng)
 """
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="code for another processor cannot run here")
-def test_a_processor_with_fewer_and_narrower_registers(tmp_path):
-    """Other tiles of sums are used there; whole numbers have exact products."""
-    run(BOTH, OPMATRIX_CACHE=str(tmp_path), **NARROW)
+@pytest.mark.parametrize("processor", [name for name, wanted in PROCESSORS.items() if set(wanted.split(",")) <= set(FEATURES.split(","))])
+def test_a_processor_with_less(processor, tmp_path):
+    """Other tiles of sums are used there, and other instructions for narrow numbers; whole numbers have exact products."""
+    wanted = PROCESSORS[processor]
+    expected = "+avx512f" in wanted, "+avx512vnni" in wanted, "+avx512bf16" in wanted, False
+    formats = ["bf16", "int8", "int4", *(["packed", "block"] if processor == "haswell" else [])]
+    run(BOTH.format(expected=expected, formats=formats), OPMATRIX_CACHE=str(tmp_path), NUMBA_CPU_NAME=processor,
+        NUMBA_CPU_FEATURES=wanted)
