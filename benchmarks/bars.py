@@ -114,32 +114,44 @@ def least(pairs):
 
 
 def plot(table, file, threads=1):
-    """Times faster than dense float32 over density, a panel for each structure and number of rows, crossovers marked."""
+    """Times faster than dense float32 over density, a panel for each structure and number of rows. A circle is where a format crosses dense float32, a square where it crosses the fastest bf16."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     curves = {key: points for key, points in table.curves().items() if key[3] == threads and len(points) > 1}
     if not curves: return
+    against = table.curves("bf16")
     shape = max({key[0] for key in curves}, key=lambda s: sum(key[0] == s for key in curves))
-    panels = sorted({(key[1], key[2]) for key in curves if key[0] == shape})
-    structures, rows = sorted({s for s, _ in panels}), sorted({r for _, r in panels})
-    figure, axes = plt.subplots(len(structures), len(rows), figsize=(5 * len(rows), 4 * len(structures)), squeeze=False)
-    names = sorted({(key[4], key[5]) for key in curves})
+    curves = {key: points for key, points in curves.items() if key[0] == shape}
+    structures, rows = (sorted({key[at] for key in curves}) for at in (1, 2))
+    figure, axes = plt.subplots(len(structures), len(rows), figsize=(4.5 * len(rows) + 2, 3.6 * len(structures)), squeeze=False)
+    names = sorted({(key[5], key[4]) for key in curves})
     colour = {name: plt.colormaps["tab20"](i % 20) for i, name in enumerate(names)}
     for i, structure in enumerate(structures):
         for j, count in enumerate(rows):
-            panel(axes[i][j], {key: p for key, p in curves.items() if key[:3] == (shape, structure, count)}, colour)
+            here = {key: (points, against.get(key, [])) for key, points in curves.items() if key[1:3] == (structure, count)}
+            panel(axes[i][j], here, colour)
             axes[i][j].set_title(f"{structure}, {count} rows", fontsize=9)
-    figure.suptitle(f"x @ W, {shape}, {threads} thread(s): times faster than numpy's dense float32")
-    figure.tight_layout()
+    lines = [plt.Line2D([], [], color=colour[name], ls="-" if name[0] == "ours" else "--", label=" ".join(name))
+             for name in names]
+    figure.legend(handles=lines, loc="center right", fontsize=6)
+    figure.suptitle(f"x @ W, {shape}, {threads} thread(s): times faster than numpy's dense float32 (o: crosses it, squares: bf16)")
+    figure.tight_layout(rect=(0, 0, 1 - 2 / figure.get_size_inches()[0], 1))
     figure.savefig(file, dpi=110)
 
 
 def panel(axis, curves, colour):
-    for (*_, form, provider), points in sorted(curves.items()):
-        line = "-" if provider == "ours" else "--"
-        axis.plot(*zip(*points, strict=True), line, color=colour[form, provider], lw=1, label=f"{provider} {form}")
-        if 0 < (at := crossover(points)) < inf: axis.plot([at], [1], "o", color=colour[form, provider], ms=4)
+    """The curves of one structure and number of rows."""
+    for (*_, form, provider), (points, against) in sorted(curves.items()):
+        shade = colour[provider, form]
+        axis.plot(*zip(*points, strict=True), "-" if provider == "ours" else "--", color=shade, lw=1)
+        if 0 < (at := crossover(points)) < inf: axis.plot([at], [1], "o", color=shade, ms=4)
+        if 0 < (at := crossover(against)) < inf: axis.plot([at], [between(at, points)], "s", color=shade, ms=4)
     axis.axhline(1, color="black", lw=0.5)
     axis.set(xscale="log", yscale="log", xlabel="density")
-    axis.legend(fontsize=5, ncols=2)
+
+
+def between(at, points):
+    """The ratio at a density between two measured ones."""
+    import numpy as np
+    return exp(np.interp(log(at), *([log(each) for each in row] for row in zip(*points, strict=True))))
