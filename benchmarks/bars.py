@@ -114,7 +114,8 @@ def least(pairs):
 
 
 def plot(table, file, threads=1):
-    """Times faster than dense float32 over density, a panel for each structure and number of rows. A circle is where a format crosses dense float32, a square where it crosses the fastest bf16."""
+    """Times faster than dense float32 over density, a panel for each structure and number of rows. A circle is where a format
+    crosses dense float32, a square where it crosses the fastest bf16."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
