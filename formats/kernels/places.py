@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from .compiled import HELPER, Function
+from .compiled import FAST, HELPER, Function
 from .linear import check_product
 from .memory import floats, pointer, record
 from .sparse import SPARSE, STRIP, csr_column, launch_sparse, typed
@@ -81,9 +81,12 @@ def csc_single(weight, start, width, x, y):
 
 @njit(**HELPER)
 def coo_run(w, k, column):
-    """Where the numbers of a column end that begin at k."""
-    while k < w.r and at(w.ptr, w.c % 8, k) == column: k += 1
-    return k
+    """Where the numbers of a column end that begin at k: by steps that double, then by halves."""
+    step, low = 1, k
+    while low + step <= w.r and at(w.ptr, w.c % 8, low + step - 1) == column:
+        low += step
+        step *= 2
+    return first(w.ptr, w.c % 8, low, min(low + step, w.r), column + 1)
 
 
 @njit(**HELPER)
@@ -97,7 +100,7 @@ def coo_range(w, idx, start, width, tokens, x, y):
         k = end
 
 
-@Function.of(6)
+@Function.of(6, rare=True)
 def coo_wide(weight, start, width, tokens, x, y):
     """Columns start.. of x @ W at y, tokens contiguous; inputs in 32 bits."""
     w = record(weight, SPARSE)
@@ -111,17 +114,24 @@ def coo_short(weight, start, width, tokens, x, y):
     coo_range(w, pointer(w.idx, np.uint16), start, width, tokens, x, y)
 
 
+@njit(fastmath=FAST, **HELPER)
+def dot(idx, val, k, end, row):
+    """The numbers k..end times the entries of a row that they name."""
+    total = f4(0)
+    for i in range(k, end): total += val[i] * row[i8(idx[i])]
+    return total
+
+
 @Function.of(5)
 def coo_single(weight, start, width, x, y):
-    """Columns start.. for one token: each number is read once and added where it belongs."""
+    """Columns start.. for one token."""
     w, row, out = record(weight, SPARSE), pointer(x, np.float32), floats(y, width)
     val, k = pointer(w.val, np.float32), first(w.ptr, w.c % 8, 0, w.r, start)
-    for j in range(width): out[j] = 0
-    while k < w.r:
-        j = at(w.ptr, w.c % 8, k) - start
-        if j >= width: break
-        out[j] += val[k] * row[at(w.idx, w.c // 8, k)]
-        k += 1
+    for j in range(width):
+        end = coo_run(w, k, start + j)
+        if w.c // 8 == 2: out[j] = dot(pointer(w.idx, np.uint16), val, k, end, row)
+        else: out[j] = dot(pointer(w.idx, np.uint32), val, k, end, row)
+        k = end
 
 
 # ---- from Python

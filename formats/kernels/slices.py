@@ -51,30 +51,48 @@ def lane(typing, sums, i):
 
 
 @njit(**HELPER)
-def slot_column(none, w, s, slot, x, along, y):
-    """One column for the tokens of a strip, its numbers s.chunk apart; two sums, as an addition takes four cycles."""
-    ptr, val, chunk = pointer(s.ptr, np.uint32), pointer(w.val, np.float32), s.chunk
-    k, end = i8(ptr[slot // chunk]), i8(ptr[slot // chunk + 1])
-    k, end = k * chunk + slot % chunk, end * chunk + slot % chunk
-    while end > k and val[end - chunk] == 0: end -= chunk
-    even, odd = none, none
-    while k + chunk < end:
-        even = add_outer(even, w.val + 4 * k, 0, x + at(w.idx, s.bytes, k) * along, None)
-        odd = add_outer(odd, w.val + 4 * (k + chunk), 0, x + at(w.idx, s.bytes, k + chunk) * along, None)
-        k += 2 * chunk
-    if k < end: even = add_outer(even, w.val + 4 * k, 0, x + at(w.idx, s.bytes, k) * along, None)
-    write(plus(even, odd), y, 0, None)
+def slot_column(none, idx, val, k, end, chunk, x, along, y):
+    """One column for the tokens of a strip, its numbers `chunk` apart; several sums, as an addition takes four cycles."""
+    one, two, three, four = none, none, none, none
+    while k + 3 * chunk < end:
+        one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along, None)
+        k += chunk
+        two = add_outer(two, val + 4 * k, 0, x + i8(idx[k]) * along, None)
+        k += chunk
+        three = add_outer(three, val + 4 * k, 0, x + i8(idx[k]) * along, None)
+        k += chunk
+        four = add_outer(four, val + 4 * k, 0, x + i8(idx[k]) * along, None)
+        k += chunk
+    while k < end:
+        one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along, None)
+        k += chunk
+    write(plus(plus(one, two), plus(three, four)), y, 0, None)
+
+
+@njit(**HELPER)
+def sell_range(w, s, idx, start, width, tokens, x, y):
+    """A range of columns for the tokens of a strip: whole windows, in which slots are in any order."""
+    ptr, val, chunk, along = pointer(s.ptr, np.uint32), pointer(w.val, np.float32), s.chunk, 4 * tokens
+    for slot in range(start, start + width):
+        k, end = i8(ptr[slot // chunk]) * chunk + slot % chunk, i8(ptr[slot // chunk + 1]) * chunk + slot % chunk
+        while end > k and val[end - chunk] == 0: end -= chunk
+        to = y + (at(s.order, s.named, slot) - start) * along
+        if tokens == STRIP: slot_column(zeros(1, 2), idx, w.val, k, end, chunk, x, along, to)
+        else: slot_column(zeros(1, 1), idx, w.val, k, end, chunk, x, along, to)
+
+
+@Function.of(6, rare=True)
+def sell_wide(weight, start, width, tokens, x, y):
+    """Columns start.. of x @ W at y, tokens contiguous; idx in 32 bits."""
+    w = record(weight, SPARSE)
+    sell_range(w, record(w.ptr, SLICES), pointer(w.idx, np.uint32), start, width, tokens, x, y)
 
 
 @Function.of(6)
-def sell_columns(weight, start, width, tokens, x, y):
-    """Columns start.. of x @ W at y, tokens contiguous; they are whole windows, in which slots are in any order."""
-    w, along = record(weight, SPARSE), 4 * tokens
-    s = record(w.ptr, SLICES)
-    for slot in range(start, start + width):
-        to = y + (at(s.order, s.named, slot) - start) * along
-        if tokens == STRIP: slot_column(zeros(1, 2), w, s, slot, x, along, to)
-        else: slot_column(zeros(1, 1), w, s, slot, x, along, to)
+def sell_short(weight, start, width, tokens, x, y):
+    """Columns start.. of x @ W at y, tokens contiguous; idx in 16 bits."""
+    w = record(weight, SPARSE)
+    sell_range(w, record(w.ptr, SLICES), pointer(w.idx, np.uint16), start, width, tokens, x, y)
 
 
 @njit(**HELPER)
@@ -129,4 +147,5 @@ def product_sell(x: np.ndarray, order: np.ndarray, ptr: np.ndarray, idx: np.ndar
         raise ValueError(f"sell: ptr of {len(ptr)} ending at {ptr[-1]}, {len(idx)} indices and {len(val)} numbers do not make "
                          f"{len(order)} columns in slices of {chunk}, windows of {sigma}")
     slices = np.array([(address(order), address(ptr), chunk, idx.itemsize, order.itemsize)], SLICES)
-    return launch_sparse(x, (slices.ctypes.data, *weights), out, epilogue, (sell_columns, sell_single), group=sigma)
+    functions = sell_short if idx.itemsize == 2 else sell_wide, sell_single
+    return launch_sparse(x, (slices.ctypes.data, *weights), out, epilogue, functions, group=sigma)
