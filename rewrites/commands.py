@@ -31,8 +31,12 @@ def optimize(
     without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
     out: Annotated[Path | None, typer.Option(help="where to save; ./MODEL.opmatrix by default")] = None,
     results: Annotated[Path | None, typer.Option("--json", help="where to write all results")] = None,
+    machine: Annotated[str | None, typer.Option(metavar="NAME", help="only predict, for A100, H100, Ascend910B or TPUv5e")] = None,
 ) -> None:
     """Find, verify, measure and save the cheapest program of a MODEL."""
+    if machine is not None:
+        typer.echo(elsewhere(model, machine, tokens))
+        return
     from rewrites.explain import tell
     from rewrites.laws import EXACT_LAWS
     from rewrites.report import Report, hushed
@@ -52,6 +56,22 @@ def optimize(
     if results is not None:
         results.write_text(json.dumps(found, indent=1))
     typer.echo(printed(result, target))
+
+
+def elsewhere(model: str, name: str, tokens: int | None) -> str:
+    """What programs of a model would take on a machine from its data sheet."""
+    from formats.machines import datasheet
+    from opmatrix.checkpoint import open_model
+    from rewrites.predict import predicted
+    from rewrites.report import hushed
+    try:
+        sheet = datasheet(name)
+    except ValueError as error:
+        raise InputError(f"--machine {name}: {error}") from None
+    if tokens is not None and tokens < 1:
+        raise InputError(f"--tokens {tokens}: at least 1")
+    with hushed():
+        return predicted(open_model(model).operator(), sheet, tokens or 128)
 
 
 def declarations(file: Path | None) -> Any:

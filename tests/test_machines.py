@@ -148,3 +148,20 @@ def test_every_machine_says_where_its_numbers_are_from():
     for machine in MACHINES:
         assert len(machine.source) > 40 and machine.matrix["bf16"] > machine.vector["float32"]
         assert features("linear.dense") and machine.launch == 0, "no data sheet states it"
+
+
+def test_a_prediction_compares_and_says_that_nothing_was_run(small):
+    from rewrites.predict import predicted
+    said = predicted(small, datasheet("A100"), 20)
+    assert "nothing was run" in said and datasheet("A100").source in said
+    rows = {tuple(line.split()[:2]): [*line.split()[2:]] for line in said.splitlines()[-4:]}
+    assert set(rows) == {(name, kind) for name in ("imported", "exact") for kind in ("float32", "bf16")}
+    for kind in ("float32", "bf16"): assert float(rows["exact", kind][0]) <= float(rows["imported", kind][0])
+    assert all(sum(map(int, (row[2], row[4], row[6]))) in (99, 100, 101) for row in rows.values()), "shares of one whole"
+
+
+def test_the_command_predicts_or_names_the_machines(monkeypatch, capsys):
+    from rewrites import cli
+    monkeypatch.setattr("sys.argv", ["opmatrix", "optimize", "minilm", "--machine", "abacus"])
+    with pytest.raises(SystemExit) as end: cli.main()
+    assert end.value.code == 2 and "there are A100, H100, Ascend910B, TPUv5e" in capsys.readouterr().err

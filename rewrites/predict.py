@@ -1,0 +1,38 @@
+"""What programs would take on a machine that is not here: bounds from its data sheet. Nothing is run, nothing is claimed measured."""
+from collections.abc import Iterator
+from dataclasses import replace
+
+from formats.machines import Datasheet
+from opmatrix.term import Operator
+from rewrites.laws import EXACT_LAWS
+from rewrites.report import megabytes, table
+from rewrites.search import Structure, search
+
+KINDS = ("float32", "bf16")                                  # of activations; the vector unit has the first, matrix units the second
+UNITS = ("matrix", "vector", "memory")
+
+
+def predicted(model: Operator, sheet: Datasheet, tokens: int = 128) -> str:
+    """The imported program and the cheapest equal one on this machine, for one sentence: seconds, bytes, what bounds them."""
+    rows = [row for kind in KINDS for row in compared(model, replace(sheet, activations=kind), tokens)]
+    return "\n".join([f"{sheet.name}, one sentence of {tokens} tokens: lower bounds from its data sheet, nothing was run",
+                      f"source: {sheet.source}", "",
+                      table(rows, ["", "activations", "µs at least", "MB stored", *(f"{unit} bound" for unit in UNITS)])])
+
+
+def compared(model: Operator, machine: Datasheet, tokens: int) -> Iterator[list[str]]:
+    """The rows of the table for one number type."""
+    found = {"imported": search(model, (), machine, tokens, tokens ** 2, fusion=False),
+             "exact": search(model, EXACT_LAWS, machine, tokens, tokens ** 2)}
+    for name, each in found.items():
+        yield [name, machine.activations, f"{1e6 * each.time:.1f}", megabytes(each.memory), *shares(each, machine, tokens)]
+
+
+def shares(structure: Structure, machine: Datasheet, tokens: int) -> list[str]:
+    """Of the seconds of a program's kernels, the share that each unit decides."""
+    program, _ = structure.program({})
+    spent = dict.fromkeys(UNITS, 0.0)
+    for kernel, sizes in program.cost((tokens, tokens ** 2)):
+        parts = machine.roofline(kernel, **sizes)
+        spent[max(parts, key=lambda unit: parts[unit])] += max(parts.values())
+    return [f"{100 * seconds / sum(spent.values()):.0f} %" for seconds in spent.values()]
