@@ -13,7 +13,7 @@ from .csr import compression
 from .sizes import Array, blocks, m, n, r, size, u2, u4
 
 Sees = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
-BLOCK = 64
+BLOCK, LARGEST = 64, 1024
 edges = size("edges", 0)                                     # blocks that are there in part
 
 
@@ -45,8 +45,8 @@ class Mask:
         """By a predicate of whole numbers, read on arrays that spread: a column of queries, a row of keys. It is asked about
         one block row at a time, so never about all pairs at once."""
         keys = queries if keys is None else keys
-        if min(queries, keys) < 1 or not isinstance(block, int) or block < 16 or block % 16:
-            raise FormatError(f"mask: {queries} queries and {keys} keys in blocks of {block!r}; blocks are multiples of 16")
+        if min(queries, keys) < 1 or not blocked(block):
+            raise FormatError(f"mask: {queries} queries and {keys} keys in blocks of {block!r}; blocks are multiples of 16 up to {LARGEST}")
         idx, edge, bits, counts = [], [], [np.zeros((0, block, block // 16), np.int64)], [0]
         for low in range(0, queries, block):
             there, whole, words = block_row(sees, low, min(low + block, queries), keys, block)
@@ -115,7 +115,7 @@ class Mask:
         """The inverse of meta() and arrays(); FormatError names what is not as declared."""
         match dict(meta):
             case {"format": cls.name, "shape": [int(queries), int(keys)], "block": int(block), **more} if not more and (
-                    min(queries, keys) >= 1 and block >= 16 and block % 16 == 0): pass
+                    min(queries, keys) >= 1 and blocked(block)): pass
             case _: raise FormatError(f"mask: {dict(meta)} are not the format, the shape and the block of a mask")
         if set(arrays) != set(cls.fields): raise FormatError(f"mask: it stores {', '.join(cls.fields)}, given {', '.join(arrays)}")
         for name, declared in cls.fields.items():
@@ -165,6 +165,11 @@ class Mask:
 
 Mask.fields = {name: given for name, given in inspect.get_annotations(Mask).items() if isinstance(given, Array)}
 Mask.bytes = sympy.expand(sympy.Add(*(array.bytes for array in Mask.fields.values())))
+
+
+def blocked(block: object) -> bool:
+    """Whether scores come in blocks of this side."""
+    return isinstance(block, int) and 16 <= block <= LARGEST and block % 16 == 0
 
 
 def block_row(sees: Sees, low: int, high: int, keys: int, block: int) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]:

@@ -88,4 +88,5 @@ def sliced(chunk, sigma):
 
 def slot_of(ptr, chunk):
     """The slot (its place in `order`) that every stored number belongs to."""
+    if not ptr[-1]: return np.zeros(0, np.int64)
     return (np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))[:, None] * chunk + np.arange(chunk)).ravel()

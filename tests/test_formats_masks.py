@@ -151,6 +151,7 @@ def test_attention_of_other_sizes_is_named():
 DAMAGE = {
     "shape": (lambda meta, _: meta.update(shape=[100.0, 100]), "are not the format, the shape and the block"),
     "small block": (lambda meta, _: meta.update(block=8), "are not the format, the shape and the block"),
+    "huge block": (lambda meta, _: meta.update(block=2 ** 40), "are not the format, the shape and the block"),
     "other block": (lambda meta, _: meta.update(block=32), "mask.ptr: declared"),
     "absent": (lambda _, arrays: arrays.pop("bits"), "mask: it stores ptr, idx, edge, bits, given ptr, idx, edge"),
     "kind": (lambda _, arrays: arrays.update(idx=arrays["idx"].astype("i8")), "mask.idx: declared .*, given int64"),

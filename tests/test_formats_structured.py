@@ -47,6 +47,12 @@ def test_which_format_of_places_is_smallest_depends_on_the_pattern():
     assert min(sizes[0.01], key=sizes[0.01].get) is CSR and min(sizes[0.5], key=sizes[0.5].get) is Bitmap
 
 
+def test_options_of_a_file_ask_for_no_more_memory_than_its_numbers():
+    packed = SELL.pack(np.zeros((5, 3)))
+    far = from_arrays(packed.meta() | {"chunk": 2 ** 40, "sigma": 2 ** 41}, packed.arrays())
+    assert not far.unpack().any() and not far.matmul(np.ones((2, 5))).any()
+
+
 def test_csc_turned_is_csr_with_the_same_arrays():
     packed = CSC.pack(pruned(np.random.default_rng(2), (30, 20), 0.3))
     turned = packed.transpose()

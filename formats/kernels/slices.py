@@ -148,4 +148,4 @@ def product_sell(x: np.ndarray, order: np.ndarray, ptr: np.ndarray, idx: np.ndar
                          f"{len(order)} columns in slices of {chunk}, windows of {sigma}")
     slices = np.array([(address(order), address(ptr), chunk, idx.itemsize, order.itemsize)], SLICES)
     functions = sell_short if idx.itemsize == 2 else sell_wide, sell_single
-    return launch_sparse(x, (slices.ctypes.data, *weights), out, epilogue, functions, group=sigma)
+    return launch_sparse(x, (slices.ctypes.data, *weights), out, epilogue, functions, group=min(sigma, len(order)))
