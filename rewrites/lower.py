@@ -22,13 +22,14 @@ from rewrites.template import Template
 
 
 class Method(NamedTuple):
-    """A representation of a weight: format, its parameters, the metric it is fitted in (plain, wanda or whitened), and
-    the squared error that storing it so adds to the output."""
+    """A representation of a weight: format, its parameters, the metric it is fitted in (plain, wanda or whitened), the
+    squared error that storing it so adds to the output, and features of its pattern that its price depends on."""
 
     format: str = "dense"
     parameters: tuple[tuple[str, Any], ...] = ()
     fit: str = "plain"
     error: float = 0.0
+    seen: tuple[tuple[str, float], ...] = ()
 
     def __str__(self) -> str:
         inside = ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.parameters)

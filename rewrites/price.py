@@ -39,9 +39,10 @@ class Prices:
     rows: int
     pairs: int
 
-    def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = ()) -> float:
-        """Seconds of x times an n x p matrix in a format."""
-        return self.machine.seconds(f"linear.{form}", T=self.rows, **counts(form, n, p, parameters))
+    def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = (),
+               seen: tuple[tuple[str, float], ...] = ()) -> float:
+        """Seconds of x times an n x p matrix in a format, whose pattern has these features (formats/features.py)."""
+        return self.machine.seconds(f"linear.{form}", T=self.rows, **counts(form, n, p, parameters), **dict(seen))
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         """Seconds of x times a weight in this representation, and the bytes of the weight."""
@@ -53,7 +54,7 @@ class Prices:
             return self.machine.seconds("gather", T=self.rows, p=cols), size
         if use.layout == "stack":
             return self.machine.seconds("headwise", T=self.rows, h=heads, n=n, p=p), size
-        return self.linear(method.format, rows, cols, method.parameters), size
+        return self.linear(method.format, rows, cols, method.parameters, method.seen), size
 
     def kernel(self, lowering: "Lowering", cls: int, call: "Call") -> float:
         """Seconds of a kernel without its products: its epilogue, or the whole where it has no weight."""

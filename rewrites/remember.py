@@ -26,7 +26,8 @@ def place(program: Program, batches: Sequence[Batch], limits: Limits, prices: Pr
     for batch in batches:
         digest.update(np.ascontiguousarray(batch.tokens).tobytes())
         digest.update(np.ascontiguousarray(batch.starts).tobytes())
-    digest.update(repr((VERSION, limits, prices.rows, prices.pairs, getattr(prices.machine, "coefficients", None))).encode())
+    priced = [getattr(prices.machine, name, None) for name in ("coefficients", "corrections")]
+    digest.update(repr((VERSION, limits, prices.rows, prices.pairs, *priced)).encode())
     return cache_directory() / "errors" / f"{digest.hexdigest()}.json"
 
 
@@ -34,7 +35,7 @@ def recall(file: Path) -> Measured | None:
     """What was kept there; nothing where there is no such file or it cannot be read as one."""
     try:
         kept = json.loads(file.read_text())
-        return {name: [Method(form, settings(options), fit, float(error)) for form, options, fit, error in rows]
+        return {name: [Method(form, settings(options), fit, float(error)) for form, options, fit, error, *_ in rows]
                 for name, rows in kept.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return None

@@ -3,19 +3,23 @@ rounded, so they belong to the exact search; a dense weight costs a look at a sa
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from formats.block import TILE, tiles
+from formats import FORMATS, Format, FormatError
+from formats.features import pattern
+from formats.select import sampled
+from formats.sizes import T
 from opmatrix.data import Data, Promised
 from opmatrix.term import Operator
-from rewrites.lower import EXACT, Lowering, Method, Use
+from rewrites.lower import EXACT, PLAIN, Lowering, Method, Use
 from rewrites.template import Template
 
 SAMPLE = 4096                                               # numbers that are looked at before all of them are
 MOST = 0.5                                                  # share of nonzero numbers above which no sparse format pays
-GROUPS = 4, 8, 16                                           # of N:M
+GROUPS = 4, 8, 16                                           # of N:M, beside the layouts that it names
 
 LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
 
@@ -47,24 +51,50 @@ def content(template: Template) -> tuple[str, ...]:
 
 
 def forms(numbers: np.ndarray) -> Iterator[Method]:
-    """Every format but dense that holds a matrix (in x out) exactly and may pay, with the sizes that it would have.
-
-    Of tiles only the shape is offered that machines are calibrated for."""
+    """Every proposed format but the plain ones that holds a matrix (in x out) exactly and may pay, with the sizes that it would
+    have, and the features of the pattern that its price depends on."""
     stored = np.asarray(numbers, np.float32)
     seen = traits(stored)
     if "half" in seen and exactly_half(stored):
         yield Method("half")
-    if "sparse" not in seen or (share := np.count_nonzero(stored) / stored.size) > MOST:
+    if "sparse" not in seen or np.count_nonzero(stored) > MOST * stored.size:
         return
-    yield Method("csr", (("density", share),))
-    present = tiles(stored, TILE).any((2, 3))
-    if (share := np.count_nonzero(present) / present.size) <= MOST:
-        yield Method("block", (("density", share), ("tile", TILE)))
-    for group in GROUPS:
-        if len(stored) % group == 0:
-            kept = max(1, int((stored != 0).reshape(-1, group, stored.shape[1]).sum(1).max()))
-            if kept <= MOST * group:
-                yield Method("nm", (("n", kept), ("m", group)))
+    sample, features = sampled(stored), tuple(pattern(stored).items())
+    for name, form in FORMATS.items():
+        if form.proposed and name not in PLAIN and form.tolerance is Format.tolerance and not form.rounds:
+            for layout in layouts(name, stored):
+                if holds(form, sample, layout) and (options := held(form, stored, layout)) is not None:
+                    yield Method(name, tuple(options.items()), seen=features)
+
+
+def layouts(name: str, stored: np.ndarray) -> Iterator[dict[str, Any]]:
+    """The layouts that a format names; of N:M also the fewest of every group."""
+    named = FORMATS[name].layouts(*stored.shape)
+    yield from named
+    for m in GROUPS if name == "nm" else ():
+        if len(stored) % m == 0:
+            n = max(1, int((stored != 0).reshape(-1, m, stored.shape[1]).sum(1).max()))
+            if {"n": n, "m": m} not in named: yield {"n": n, "m": m}
+
+
+def holds(form: type[Format], matrix: np.ndarray, layout: dict[str, Any]) -> bool:
+    try: form.pack(matrix, **layout)
+    except FormatError: return False
+    return True
+
+
+def held(form: type[Format], stored: np.ndarray, layout: dict[str, Any]) -> dict[str, Any] | None:
+    """The options by which a format holds a matrix as it is, stored in at most the share of dense that pays; None where there are
+    none. A density is that of what is counted: of numbers, or of tiles."""
+    try: packed = form.pack(stored, **layout)
+    except FormatError: return None
+    options = dict(layout)
+    if "density" in form.parameters:
+        whole = form.expected(*stored.shape, **layout, density=1.0)
+        [count] = [size for size in packed.sizes if not size.is_positive]
+        options["density"] = packed.sizes[count] / whole[count]
+    kept = float((form.flops / 2 / T).subs(form.expected(*stored.shape, **options)))
+    return options if kept <= MOST * stored.size and np.array_equal(form.fit(stored, **options), stored) else None
 
 
 @dataclass

@@ -174,9 +174,10 @@ def test_layers_pruned_differently_are_different_problems():
 
 @pytest.mark.parametrize("matrix, names", [
     (np.random.default_rng(0).normal(size=(64, 48)), set()),
-    (np.zeros((64, 48)), {"half", "csr", "block", "nm"}),
+    (np.zeros((64, 48)), {"half", "csr", "block", "nm", "vectorwise"}),
     (np.kron(np.eye(4, 3), np.random.default_rng(1).normal(size=(16, 16))), {"csr", "block"}),
-    (np.where(np.arange(64)[:, None] % 4 == 1, np.random.default_rng(2).normal(size=(64, 48)), 0), {"csr", "nm"}),
+    (np.where(np.arange(64)[:, None] % 4 == 1, np.random.default_rng(2).normal(size=(64, 48)), 0),
+     {"csr", "block", "nm", "vectorwise"}),
     (np.random.default_rng(3).normal(size=(64, 48)).astype(np.float16), {"half"}),
     (np.full((64, 48), 1e6), set()), (np.where(np.arange(50)[:, None] % 4 == 1, 1 / 3, np.zeros((50, 7))), {"csr"})])
 def test_forms_are_exact_and_priced_by_their_true_sizes(matrix, names):

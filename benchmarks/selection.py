@@ -1,0 +1,302 @@
+"""Whether the format that is chosen is the fastest: on pruned transformers' patterns (.smtx.gz) and generated ones.
+
+    python benchmarks/selection.py [DIR] [--quick] [--processes 3] [--rows 1 16 128 512] [--csv OUT]
+
+DIR holds patterns (default: dlmc in OPMATRIX_DATA; where there is none, patterns of the same kinds are generated). Each case
+is a pattern, a number of rows and an error allowance (0: float32; 0.004: bf16 is let in; 0.015: int8).
+
+1. One process calibrates the machine, as `opmatrix calibrate` does. 2. The oracle, another, times every candidate that holds
+the matrix and is predicted to take at most 6 times the fastest, and numpy's BLAS under its fastest setting. 3. A third chooses:
+by prediction alone, and, where predictions lie too near, by timing those few briefly. 4. Three others pay: each times what was
+chosen and whatever took at most 1.6 times the fastest in the oracle. A time is the median of the three.
+
+Printed: kept performance (geometric mean of best / chosen), how often the choice is within 5 % of the best, regret (chosen /
+best - 1), and excess regret against the better of two rules with hindsight: always one format, and one format below a density
+and one above it (where either does not hold the matrix: packed float32)."""
+import argparse
+import csv
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DATA = Path(os.environ.get("OPMATRIX_DATA", ROOT.parent / "shared" / "data")) / "dlmc"
+COLUMNS = "pattern", "structure", "rows", "chosen", "best", "chosen_s", "best_s", "constant_s", "threshold_s"
+ERRORS = 0.0, 0.004, 0.0, 0.015                              # of the cases in turn
+SHAPES = ((384, 384), (384, 1536), (1536, 384), (512, 2048), (1024, 1024), (2048, 1024), (4096, 4096))
+MADE = [("blocks", shape, density) for shape, density in zip(SHAPES, (0.3, 0.1, 0.5, 0.2, 0.35, 0.1, 0.2), strict=True)] + [
+    ("2:4", shape, 0.5) for shape in SHAPES] + [
+    ("shared", shape, density) for shape, density in zip(SHAPES, (0.5, 0.25, 0.5, 0.1, 0.25, 0.5, 0.25), strict=True)] + [
+    ("dense", shape, 1.0) for shape in SHAPES]
+KINDS = [(kind, shape, density) for kind in ("random", "uneven") for shape in ((512, 512), (512, 2048), (2048, 512))
+         for density in (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)]
+FAR, SLOW, NEAR = 6.0, 2.5, 1.6                              # times the fastest: predicted, after one turn, paid for
+TURNS, QUICK = 8, 4                                          # a quick run takes every fourth case
+FALLBACK = "packed"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("directory", nargs="?", type=Path, default=DATA)
+    parser.add_argument("--quick", action="store_true", help="every fourth case, and the quick calibration")
+    parser.add_argument("--processes", type=int, default=3, help="that pay")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 128, 512])
+    parser.add_argument("--threads", default="1")
+    parser.add_argument("--csv", type=Path, help="write the table there, too")
+    parser.add_argument("--stage", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.stage:
+        sys.path[:1] = [str(ROOT), str(ROOT / "benchmarks")]
+        return STAGES[given.stage[0]](given, Path(given.stage[1]))
+    with tempfile.TemporaryDirectory() as room: raced(given, Path(room))
+
+
+def raced(given, room):
+    """Runs the stages, each in a process of its own, and shows what came out."""
+    sys.path[:1] = [str(ROOT)]
+    from formats.blas import fastest
+    blas, start = fastest(), time.time()
+    pools = dict.fromkeys(("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), given.threads)
+    def stage(name):
+        done = subprocess.run([sys.executable, *sys.argv, "--stage", name, str(room)], env=os.environ | pools | blas.environment)
+        if done.returncode: sys.exit(f"{name} ended with status {done.returncode}")
+        print(f"[{time.time() - start:5.0f} s] {name}", file=sys.stderr, flush=True)
+    for name in ("calibrate", "oracle", "choose"): stage(name)
+    for number in range(given.processes):
+        stage("pay")
+        (room / "pay.json").rename(room / f"pay{number}.json")
+    read = {file.stem: json.loads(file.read_text()) for file in room.glob("*.json")}
+    for way in ("predicted", "measured"):
+        rows = table(read, way, given.processes)
+        print(f"\nchosen by {'prediction alone' if way == 'predicted' else 'prediction, the nearest timed'}")
+        show(rows, read, given.processes)
+        if given.csv and way == "measured":
+            with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *(row[:9] for row in rows)])
+    print(f"\n{versions(blas)}, {given.threads} threads, {time.time() - start:.0f} s")
+
+
+def cases(given):
+    """(name, structure, matrix, [(rows, error)]) of every pattern; the matrix is made when it is asked for."""
+    files = sorted(given.directory.glob("*.smtx.gz")) if given.directory.is_dir() else []
+    patterns = [(file.name.removesuffix(".smtx.gz"), "real", lambda file=file: read(file)) for file in files]
+    made = MADE if files else MADE + KINDS
+    patterns += [(f"{kind} {shape[0]}x{shape[1]} {density:g}", kind, lambda each=(kind, shape, density): make(*each))
+                 for kind, shape, density in made]
+    at = 0
+    for i, (name, structure, matrix) in enumerate(patterns):
+        asked = []
+        for j, rows in enumerate(given.rows):
+            if not given.quick or at % QUICK == i // QUICK % QUICK: asked.append((rows, ERRORS[(i + j) % len(ERRORS)]))
+            at += 1
+        if asked: yield name, structure, matrix, asked
+
+
+def read(file):
+    """Wᵀ of a pattern file has the file's rows: outputs. The numbers are normal."""
+    import numpy as np
+    lines = gzip.open(file, "rt").read().split("\n")
+    (outputs, inputs, stored), starts, columns = (np.array(line.replace(",", " ").split(), int) for line in (*lines[:3], "")[:3])
+    W = np.zeros((inputs, outputs), np.float32)
+    W[columns, np.repeat(np.arange(outputs), np.diff(starts))] = np.random.default_rng(0).standard_normal(stored)
+    return W
+
+
+def make(kind, shape, density):
+    """A generated matrix (n, p), its numbers normal."""
+    import matrices
+    import numpy as np
+    rng = np.random.default_rng([len(kind), *shape, round(1000 * density)])
+    W, (n, p) = rng.standard_normal(shape, np.float32), shape
+    if kind == "dense": return W
+    if kind == "2:4": return W * (rng.random((n // 4, 4, p)).argsort(1) < 2).reshape(n, p)
+    return W * matrices.STRUCTURES[kind](rng, n, p, density)
+
+
+def calibrate(given, room):
+    """As `opmatrix calibrate` does."""
+    from formats.calibrate import calibrate
+    calibrate(full=not given.quick).save(room / "machine.model")
+
+
+def machine(room):
+    from formats.machine import Machine
+    return Machine.load(room / "machine.model")
+
+
+def oracle(given, room):
+    """Times everything: {case: {label: seconds}}; BLAS in float32 is in every race."""
+    import numpy as np
+
+    from formats import FormatError
+    from formats.select import candidates
+    found, known = {}, machine(room)
+    for name, structure, matrix, asked in cases(given):
+        W = matrix()
+        offered = {rows: candidates(W, rows, error, known) for rows, error in asked}
+        offered = {rows: [each for each in found if each.seconds <= FAR * min(other.seconds for other in found)]
+                   for rows, found in offered.items()}
+        packed = {}
+        for rows, error in asked:
+            for each in offered[rows]:
+                try: packed[str(each)] = packed.get(str(each)) or each.pack(W)
+                except FormatError: continue                # it held the sample, but not the rest
+            entries = {str(each): packed[str(each)].matmul for each in offered[rows] if str(each) in packed} | {"blas": blas(W)}
+            taken = timed(entries, W.shape, rows, SLOW, TURNS)
+            found[f"{name} | {rows}"] = {
+                "seconds": taken, "structure": structure, "density": np.count_nonzero(W) / W.size, "error": error,
+                "options": {str(each): [each.format, each.options] for each in offered[rows]}}
+    (room / "oracle.json").write_text(json.dumps(found))
+
+
+def choose(given, room):
+    """{case: labels chosen by prediction, and by timing the nearest, with seconds that choosing took}."""
+    from formats.select import select, settled
+    found, known = {}, machine(room)
+    for name, _, matrix, asked in cases(given):
+        W = matrix()
+        for rows, error in asked:
+            start = time.perf_counter()
+            ranked = select(W, rows, error, known)
+            predicted, middle = ranked[0], time.perf_counter()
+            measured = settled(W, rows, ranked)
+            found[f"{name} | {rows}"] = {"predicted": str(predicted), "measured": str(measured), "predicted_took": middle - start,
+                                         "measured_took": time.perf_counter() - middle, "expected": predicted.seconds}
+    (room / "choose.json").write_text(json.dumps(found))
+
+
+def pay(given, room):
+    """{case: {label: seconds}} of what was chosen and of what may be the fastest."""
+    from formats.select import Candidate
+    every, chosen = (json.loads((room / name).read_text()) for name in ("oracle.json", "choose.json"))
+    found = {}
+    for name, _, matrix, asked in cases(given):
+        W, packed = matrix(), {}
+        for rows, _ in asked:
+            known = every[case := f"{name} | {rows}"]
+            least = min(known["seconds"].values())
+            wanted = {label for label, taken in known["seconds"].items() if taken <= NEAR * least}
+            wanted |= {chosen[case]["predicted"], chosen[case]["measured"]}
+            for label in wanted - {"blas"} - set(packed):
+                name_of, options = known["options"][label]
+                packed[label] = Candidate(name_of, tuple((key, plain(value)) for key, value in options), 0, 0, 0, 0).pack(W)
+            entries = {label: packed[label].matmul if label != "blas" else blas(W) for label in sorted(wanted)}
+            found[case] = timed(entries, W.shape, rows, 1e9, TURNS)
+    (room / "pay.json").write_text(json.dumps(found))
+
+
+def plain(value): return tuple(value) if isinstance(value, list) else value
+
+
+def blas(W):
+    """The product by numpy's BLAS."""
+    import numpy as np
+    return lambda x, out: np.dot(x, W, out=out)
+
+
+def timed(entries, shape, rows, slowest, turns):
+    """The lower quartile of each one's calls, in turns."""
+    import numpy as np
+
+    from formats.arrays import room
+    from formats.select import burst
+    x, out = (room((rows, side), np.dtype(np.float32)) for side in shape)
+    x[:] = np.random.default_rng(0).standard_normal(x.shape, np.float32)
+    runs = {label: [] for label in entries}
+    for turn in range(turns):
+        least = min((min(taken) for taken in runs.values() if taken), default=0)
+        for label, call in entries.items():
+            if not turn or min(runs[label]) <= slowest * least:
+                runs[label] += burst(lambda call=call: call(x, out=out))
+    return {label: sorted(taken)[len(taken) // 4] for label, taken in runs.items()}
+
+
+STAGES = {"calibrate": calibrate, "oracle": oracle, "choose": choose, "pay": pay}
+
+
+def table(read, way, processes):
+    """COLUMNS for each case, then density, seconds of what the oracle chose, how far off the prediction was."""
+    from statistics import median
+    cases, first = list(read["oracle"]), {case: found["seconds"] for case, found in read["oracle"].items()}
+    def seconds(case, label):
+        paid = [read[f"pay{i}"][case].get(label) for i in range(processes)]
+        return median(paid) if None not in paid else read["oracle"][case]["seconds"].get(label)
+    def rule(case, *labels):
+        return next(taken for label in (*labels, FALLBACK) if (taken := seconds(case, label)) is not None)
+    labels = sorted({label for case in cases for label in read["oracle"][case]["seconds"]})
+    paid = {case: {label: rule(case, label) for label in labels} for case in cases}
+    best = {case: min(seconds(case, label) for label in read["pay0"][case]) for case in cases}
+    density = {case: read["oracle"][case]["density"] for case in cases}
+    constant = min(labels, key=lambda label: regret([paid[case][label] / best[case] for case in cases]))
+    below, above, limit = threshold(cases, labels, paid, best, density)
+    rows = []
+    for case in cases:
+        pattern, number = case.rsplit(" | ", 1)
+        chosen = read["choose"][case][way]
+        found = min(read["pay0"][case], key=lambda label, case=case: seconds(case, label))
+        guess = min(read["pay0"][case], key=lambda label, case=case: first[case].get(label, 1e9))
+        rows.append((pattern, read["oracle"][case]["structure"], int(number), chosen, found, seconds(case, chosen), best[case],
+                     paid[case][constant], paid[case][below if density[case] < limit else above],
+                     density[case], seconds(case, guess), read["choose"][case]["expected"]))
+    if way == "predicted": print(f"best constant: {constant}; threshold: {below} below density {limit:.3g}, else {above}")
+    return rows
+
+
+def threshold(cases, labels, paid, best, density):
+    """(format below, format above, density): the rule with the least regret."""
+    import numpy as np
+    order = sorted(cases, key=density.get)
+    regrets = np.array([[paid[case][label] / best[case] - 1 for case in order] for label in labels])
+    before = np.concatenate([np.zeros((len(labels), 1)), regrets.cumsum(1)], 1)
+    after = before[:, -1:] - before
+    cut = (before.min(0) + after.min(0)).argmin()
+    limit = density[order[cut]] if cut < len(order) else 2.0
+    return labels[before[:, cut].argmin()], labels[after[:, cut].argmin()], limit
+
+
+def regret(ratios): return sum(ratios) / len(ratios) - 1
+
+
+def show(rows, read, processes):
+    """The figures, and which bars they meet."""
+    import numpy as np
+    chosen, best, constant, limit, oracle = (np.array([row[i] for row in rows]) for i in (5, 6, 7, 8, 10))
+    def figures(taken):
+        off = taken / best - 1
+        return np.exp(-np.log1p(off).mean()), (off <= 0.05).mean(), np.quantile(off, 0.95), off.max(), off.mean()
+    print(f"{'':12s} {'kept':>8s} {'within 5 %':>11s} {'95th percentile':>16s} {'worst':>8s} {'mean regret':>12s}")
+    found = {name: figures(taken) for name, taken in
+             (("chosen", chosen), ("oracle", oracle), ("constant", constant), ("threshold", limit))}
+    for name, (kept, near, high, worst, mean) in found.items():
+        print(f"{name:12s} {kept:8.2%} {near:11.1%} {high:16.1%} {worst:8.1%} {mean:12.2%}")
+    kept, near, high, worst, mean = found["chosen"]
+    winners = [row[4] for row in rows]
+    share, most = max((winners.count(label) / len(rows), label) for label in set(winners))
+    bars = {"kept performance >= 99.4 %": kept >= 0.994, "within 5 % in >= 95 %, or a point below the oracle":
+            near >= min(0.95, found["oracle"][1] - 0.01), "95th percentile of regret <= 5 %": high <= 0.05,
+            "worst <= the oracle's + 10 points": worst <= found["oracle"][3] + 0.10,
+            "excess regret <= a third of the rules'": mean <= min(found["constant"][4], found["threshold"][4]) / 3,
+            f"no format right more than 40 % of the time ({most}: {share:.0%})": share <= 0.4}
+    for what, holds in bars.items(): print(f"  {'holds' if holds else 'FAILS':6s} {what}")
+    off = abs(np.array([row[11] / row[5] - 1 for row in rows
+                        if row[3] == read["choose"][f"{row[0]} | {row[2]}"]["predicted"]]))
+    print(f"  {len(rows)} cases; predicted seconds of choices are off by {np.median(off):.1%} (median), "
+          f"{np.quantile(off, 0.9):.1%} (90 %)")
+    for row in sorted(rows, key=lambda row: row[6] / row[5])[:6]:
+        print(f"  {row[5] / row[6] - 1:6.1%}  {row[0][:60]} {row[2]} rows: {row[3]} for {row[4]}")
+
+
+def versions(blas):
+    """Of what took part."""
+    import platform
+    from importlib.metadata import version
+    packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba", "llvmlite"))
+    from formats.machine import cpu
+    return f"{cpu()}, python {platform.python_version()}, {packages}, OpenBLAS {blas.core or 'as it chooses'}"
+
+
+if __name__ == "__main__": main()

@@ -1,0 +1,224 @@
+"""Which format: every one that holds a matrix within an allowed error, ranked by what a machine predicts; where predictions
+lie too near to tell, the few in question may be timed (as FFTW plans: Frigo and Johnson 2005; as OSKI tunes: Vuduc, Demmel and
+Yelick 2005).
+
+>>> select(W, rows=128)                                      # exactly W, in float32                 # doctest: +SKIP
+>>> choose(W, rows=128, error=4e-3, measured=True).pack(W)   # bfloat16 is near enough               # doctest: +SKIP"""
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from formats import FORMATS, Format, FormatError
+from formats.arrays import Floats, matrix, room
+from formats.features import pattern, quantile, stored
+from formats.sizes import T
+
+DOWN, ACROSS, GROUPS = 64, 64, (8, 2)                        # a sample: so many groups of inputs and of outputs, of so many
+PROBES = 16                                                  # rows that a sample is multiplied by
+HOPEFUL = 2.5                                                # times the fastest: beyond, counts are not even looked at
+MOST = 6                                                     # candidates that are timed
+SECONDS, ROUNDS = 0.003, 20                                  # of one candidate in one turn; turns at most
+KEPT = 1.15                                                  # times the fastest: what takes longer in a turn is out
+
+
+class Prices(Protocol):
+    """What predicts seconds: formats.machine.Machine, or a stand-in."""
+
+    def seconds(self, kernel: str, **sizes: float) -> float: ...
+    def between(self, kernel: str, **sizes: float) -> tuple[float, float]: ...
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A format with its options: predicted seconds of a product and their interval, stored bytes, relative error of the
+    product, and the share of the conversion that a product pays, in seconds."""
+    format: str
+    options: tuple[tuple[str, Any], ...]
+    seconds: float
+    low: float
+    high: float
+    nbytes: int
+    error: float = 0.0
+    conversion: float = 0.0
+
+    def pack(self, W: ArrayLike) -> Format:
+        """W, stored so: rounded where the format rounds. FormatError where it cannot hold it."""
+        form = FORMATS[self.format]
+        return (form.approximate if approximates(form) else form.pack)(numbers(W), **dict(self.options))
+
+    @property
+    def cost(self) -> float:
+        """Seconds of a product, with its share of the conversion."""
+        return self.seconds + self.conversion
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name}={value}" for name, value in self.options)
+        return f"{self.format}({inside})" if inside else self.format
+
+
+def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None = None, formats: Sequence[str] = (),
+           products: float = 0) -> list[Candidate]:
+    """The formats that hold W (n, p), or a matrix with this pattern of booleans, so that x @ W for x of so many rows is off by
+    at most `error` (relative, Frobenius norm, for normal x; 0: exactly what float32 gives), the cheapest first.
+
+    Counts are estimated from a sample first, and taken of the whole matrix for those that may be the cheapest. With
+    `products`, each pays its share of one conversion from dense, which is done and timed. FormatError where nothing holds W."""
+    machine, W = machine or calibrated(), numbers(W)
+    found = candidates(W, rows, error, machine, formats)
+    hopeful = HOPEFUL * min(each.cost for each in found)
+    seen = pattern(W) if not W.all() else {}
+    exact = [counted(machine, W, each, seen, rows, products) for each in found if each.cost <= hopeful]
+    if not any(exact):                                      # what held the sample does not hold the rest
+        exact = [counted(machine, W, each, seen, rows, products) for each in found]
+    return sorted((each for each in exact if each), key=lambda each: (each.cost, each.nbytes, str(each)))
+
+
+def candidates(W: Floats, rows: int, error: float, machine: Prices, formats: Sequence[str] = ()) -> list[Candidate]:
+    """What holds a sample of W within the error, priced at counts estimated from it. FormatError where nothing does."""
+    names = [*(formats or FORMATS)]
+    sample, shape, share = sampled(W), W.shape, np.count_nonzero(W) / W.size
+    thinner = share / max(np.count_nonzero(sample) / sample.size, 1e-9)
+    found = []
+    for name, given in offered(names, shape):
+        if (fits := within(FORMATS[name], given, sample, error)) is None: continue
+        packed, off = fits
+        found.append(priced(machine, name, given, scaled(packed, shape, thinner, given), {}, rows, off))
+    if not found: raise FormatError(f"select: none of {', '.join(names)} holds this matrix within an error of {error:g}")
+    return found
+
+
+def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None = None, measured: bool = False,
+           products: float = 0, seconds: float = 0.25) -> Candidate:
+    """The cheapest. `measured`: those whose interval reaches below the upper end of the cheapest one's are packed and timed
+    for so many seconds in all, in turn; then the fastest is taken."""
+    W = numbers(W)
+    found = select(W, rows, error, machine, (), products)
+    return settled(W, rows, found, seconds) if measured else found[0]
+
+
+def settled(W: Floats, rows: int, found: Sequence[Candidate], seconds: float = 0.25) -> Candidate:
+    """Of ranked candidates, the fastest of those whose interval reaches below the upper end of the first one's, timed in turn;
+    who is clearly slower drops out."""
+    left = [each for each in found if each.low + each.conversion <= found[0].high + found[0].conversion][:MOST]
+    if len(left) == 1: return found[0]
+    x, out = (room((rows, side), np.dtype(np.float32)) for side in W.shape)
+    x[:] = np.random.default_rng(0).standard_normal(x.shape, np.float32)
+    packed = {each: each.pack(W) for each in left}
+    runs: dict[Candidate, list[float]] = {each: [] for each in left}
+    end, turn = time.perf_counter() + seconds, 0
+    while len(left) > 1 and (turn < 2 or (turn < ROUNDS and time.perf_counter() < end)):
+        for each in left: runs[each] += burst(lambda: packed[each].matmul(x, out=out))      # noqa: B023
+        taken = {each: quantile(runs[each], 0.25) + each.conversion for each in left}
+        left = sorted((each for each in left if taken[each] <= KEPT * min(taken.values())), key=lambda each: taken[each])
+        turn += 1
+    return replace(left[0], seconds=taken[left[0]] - left[0].conversion)
+
+
+def burst(call: Callable[[], Any]) -> list[float]:
+    """Seconds of a few calls within some milliseconds, or of one that takes longer; of what lost the processor only if all
+    did."""
+    call()
+    taken: list[float] = []
+    clean: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while not taken or (time.perf_counter() < end and len(taken) < 50):
+        start, worked = time.perf_counter(), time.thread_time()
+        call()
+        taken.append(time.perf_counter() - start)
+        if taken[-1] < 1.1 * (time.thread_time() - worked): clean.append(taken[-1])
+    return clean or taken
+
+
+def calibrated() -> Prices:
+    """This machine's model."""
+    from formats.machine import this_machine
+    return this_machine()
+
+
+def numbers(W: ArrayLike) -> Floats:
+    """W as float32; a pattern of booleans gets normal numbers."""
+    given = np.asarray(W)
+    if given.dtype != bool: return matrix(given, "select")
+    values = np.random.default_rng(0).standard_normal(given.shape, np.float32)
+    return matrix(np.where(given, np.where(values == 0, 1, values), 0).astype(np.float32), "select")
+
+
+def offered(names: Sequence[str], shape: tuple[int, int]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every format with the options that decide how it stores, each once."""
+    for name in names:
+        form = FORMATS[name]
+        yield from ((name, given) for given in (form.choices if approximates(form) else form.layouts)(*shape))
+
+
+def approximates(form: type[Format]) -> bool:
+    """Whether it holds other numbers than float32 has, or a matrix only up to rounding."""
+    return form.rounds or form.tolerance is not Format.tolerance or not any(
+        array.number.name == "f4" for array in form.fields.values())
+
+
+def within(form: type[Format], given: dict[str, Any], sample: Floats, error: float) -> tuple[Format, float] | None:
+    """The sample in this format and the error that it makes; None where that is too much, or it cannot be held. A format that
+    rounds x holds nothing exactly."""
+    if error == 0 and (form.rounds or form.tolerance is not Format.tolerance): return None
+    try:
+        packed = form.pack(sample, **given) if error == 0 or not approximates(form) else form.approximate(sample, **given)
+    except FormatError: return None
+    if not approximates(form): return packed, 0.0
+    if packed.flops.subs(packed.sizes).subs(T, 1) > 2 * sample.size: return None         # more factors than the sample has numbers
+    off = deviation(packed, sample)
+    return (packed, off) if off <= error else None
+
+
+def deviation(packed: Format, W: Floats) -> float:
+    """How far the product of normal rows is off, relative: Frobenius norms."""
+    x = np.random.default_rng(1).standard_normal((PROBES, len(W)), np.float32)
+    wanted = x.astype(np.float64) @ W.astype(np.float64)
+    size = float(np.linalg.norm(wanted))
+    if packed.rounds: found = packed.matmul(x).astype(np.float64)
+    else: found = x.astype(np.float64) @ packed.unpack().astype(np.float64)
+    return float(np.linalg.norm(found - wanted)) / size if size else 0.0
+
+
+def sampled(W: Floats) -> Floats:
+    """A few groups of inputs and outputs, spread evenly and aligned, so that tiles stay whole."""
+    inputs, outputs = (spread(*each) for each in zip(W.shape, (DOWN, ACROSS), GROUPS, strict=True))
+    part: Floats = W[np.ix_(inputs, outputs)]
+    return part
+
+
+def spread(size: int, step: int, count: int) -> np.ndarray:
+    """The numbers of so many whole groups out of `size`; all where there are no more."""
+    if size <= step * count: return np.arange(size)
+    first = np.linspace(0, size // step - 1, count).astype(int) * step
+    return (first[:, None] + np.arange(step)).ravel()
+
+
+def scaled(packed: Format, shape: tuple[int, int], thinner: float, given: dict[str, Any]) -> dict[str, float]:
+    """The sizes of a sample as the whole matrix may have them: counts grow with the area, and with how dense the rest is."""
+    larger = shape[0] * shape[1] / (packed.shape[0] * packed.shape[1]) * thinner
+    sizes = {str(size): float(value) if size.is_positive or str(size) in given else value * larger
+             for size, value in packed.sizes.items()}
+    return sizes | {"n": float(shape[0]), "p": float(shape[1])}
+
+
+def counted(machine: Prices, W: Floats, guess: Candidate, seen: dict[str, float], rows: int, products: float) -> Candidate | None:
+    """The candidate with the sizes that W has in it; None where W cannot be held."""
+    start = time.perf_counter()
+    try: packed = guess.pack(W)
+    except FormatError: return None
+    share = (time.perf_counter() - start) / products if products else 0.0
+    sizes = {str(size): float(value) for size, value in packed.sizes.items()}
+    return priced(machine, guess.format, dict(guess.options), sizes, seen, rows, guess.error, share)
+
+
+def priced(machine: Prices, name: str, given: dict[str, Any], sizes: dict[str, float], seen: dict[str, float], rows: int,
+           error: float, conversion: float = 0.0) -> Candidate:
+    """The candidate at what the machine predicts."""
+    kernel, sizes = f"linear.{name}", {"T": float(rows)} | sizes
+    low, high = machine.between(kernel, **sizes, **seen)
+    return Candidate(name, tuple(given.items()), machine.seconds(kernel, **sizes, **seen), low, high,
+                     round(stored(name, sizes)[0]), error, conversion)

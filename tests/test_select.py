@@ -1,0 +1,133 @@
+"""Selection: what holds a matrix within an error is offered, the cheapest by the machine first, the same on every run."""
+import numpy as np
+import pytest
+import standin
+
+from formats import FORMATS, FormatError, select
+from formats.features import pattern
+from formats.select import Candidate, candidates, choose, deviation, sampled, settled
+
+MACHINE = standin.machine()
+
+
+def normal(*shape, seed=0): return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def sparse(n, p, density, seed=1): return normal(n, p) * (np.random.default_rng(seed).random((n, p)) < density)
+
+
+def names(found): return {each.format for each in found}
+
+
+TWO_OF_FOUR = normal(128, 96) * (np.random.default_rng(2).random((32, 4, 96)).argsort(1) < 2).reshape(128, 96)
+SHARED = normal(128, 96) * np.repeat((np.random.default_rng(3).random((32, 4, 3)).argsort(1) < 2).reshape(128, 3), 32, 1)
+TILES = np.kron(np.eye(8, 6), normal(16, 16)).astype(np.float32)
+
+
+@pytest.mark.parametrize("W, inside, outside", [
+    (normal(128, 96), {"dense", "packed", "csr"}, {"half", "bf16", "int8", "int4", "nm", "vectorwise", "lowrank", "kronecker"}),
+    (TWO_OF_FOUR, {"packed", "nm", "csr"}, {"vectorwise", "bf16"}), (SHARED, {"packed", "nm", "vectorwise", "csr"}, {"half"}),
+    (TILES, {"packed", "block", "csr"}, {"bf16", "int8"}), (normal(128, 96).astype(np.float16), {"half", "packed"}, {"bf16", "int8"}),
+    (np.zeros((128, 96), np.float32), {"csr", "nm", "block", "half"}, {"bf16"})])
+def test_what_holds_a_matrix_exactly_is_offered(W, inside, outside):
+    found = names(candidates(np.asarray(W, np.float32), 16, 0.0, MACHINE))
+    assert inside <= found and not found & outside
+
+
+def test_what_is_chosen_holds_the_matrix_and_costs_what_it_says():
+    for W in (normal(128, 96), TWO_OF_FOUR, SHARED, TILES, sparse(200, 60, 0.1), np.zeros((64, 48), np.float32)):
+        for each in select.select(W, 8, machine=MACHINE):
+            packed = each.pack(W)
+            assert np.array_equal(packed.unpack(), W) and packed.nbytes == pytest.approx(each.nbytes, abs=1)
+            assert each.low < each.seconds < each.high and each.error == 0
+
+
+@pytest.mark.parametrize("error, inside, outside", [(0.0, set(), {"bf16", "int8", "int4"}), (4e-3, {"bf16"}, {"int8", "int4"}),
+                                                    (1.5e-2, {"bf16", "int8"}, {"int4"}), (0.2, {"bf16", "int8", "int4"}, set())])
+def test_an_allowed_error_lets_number_types_in_and_is_kept(error, inside, outside):
+    W = normal(512, 256)
+    found = candidates(W, 16, error, MACHINE)
+    assert inside <= names(found) and not names(found) & outside
+    for each in found: assert deviation(each.pack(W), W) <= 1.1 * error + 1e-6
+
+
+def test_the_same_question_has_the_same_answer_and_the_cheapest_comes_first():
+    W = sparse(320, 256, 0.15)
+    first, again = (select.select(W, 24, machine=MACHINE) for _ in range(2))
+    assert first == again and [each.cost for each in first] == sorted(each.cost for each in first)
+    assert choose(W, 24, machine=MACHINE) == first[0] and len(set(map(str, first))) == len(first)
+
+
+def test_sparse_numbers_are_worth_it_only_where_there_are_few():
+    """The stand-in's csr takes four times as long for a number as dense: it wins where fewer than about a quarter are left."""
+    for density, best in ((0.02, "csr"), (0.1, "csr"), (0.5, "packed"), (0.9, "packed")):
+        assert select.select(sparse(512, 512, density), 128, machine=MACHINE, formats=("packed", "csr"))[0].format == best
+    prices = [next(each for each in select.candidates(sparse(256, 256, density), 64, 0.0, MACHINE) if each.format == "csr").seconds
+              for density in (0.02, 0.1, 0.3, 0.6, 0.9)]
+    assert prices == sorted(prices)
+
+
+def test_a_pattern_alone_is_enough():
+    W = sparse(192, 128, 0.1)
+    assert choose(W != 0, 32, machine=MACHINE).format == choose(W, 32, machine=MACHINE).format
+
+
+def test_a_sample_is_whole_tiles_of_the_matrix():
+    W = np.arange(2000 * 700, dtype=np.float32).reshape(2000, 700)
+    part = sampled(W)
+    assert part.shape == (512, 128) and np.array_equal(part[:64, :64], W[:64, :64])
+    rows = (part[::64, 0] // 700).astype(int)
+    assert (rows % 64 == 0).all() and rows[-1] > 1900 - 64 and np.array_equal(sampled(W[:100, :50]), W[:100, :50])
+
+
+def test_what_holds_the_sample_but_not_the_rest_is_not_chosen():
+    W = np.zeros((2048, 512), np.float32)
+    W[:64, :64] = W[640:704, 256:320] = 1.0
+    W[300:304, 100] = 1 / 3                                                # outside the sample: no two of four, no float16
+    found = select.select(W, 16, machine=MACHINE)
+    assert not names(found) & {"half", "nm"} and names(found) & {"csr", "block"}
+    assert np.array_equal(found[0].pack(W).unpack(), W)
+
+
+def test_nothing_holds_it():
+    with pytest.raises(FormatError, match=r"none of half, nm holds this matrix within an error of 0"):
+        select.select(normal(64, 48), 1, machine=MACHINE, formats=("half", "nm"))
+    with pytest.raises(FormatError, match="give an array of real numbers"): select.select([["a"]], 1, machine=MACHINE)
+
+
+def test_a_conversion_is_shared_by_products():
+    W = sparse(128, 96, 0.1)
+    for each in select.select(W, 16, machine=MACHINE, products=10):
+        assert each.conversion > 0 and each.cost == each.seconds + each.conversion
+    assert all(each.conversion == 0 for each in select.select(W, 16, machine=MACHINE))
+
+
+def test_those_that_lie_near_are_timed(monkeypatch):
+    """A clock that runs ten times as fast for one of them; what is surely slower is not even packed."""
+    W, packed = sparse(128, 96, 0.2), []
+    near = [Candidate(name, (), seconds, 0.8 * seconds, 1.2 * seconds, 1) for name, seconds in
+            (("csr", 1.0), ("packed", 1.1), ("dense", 1.3), ("bitmap", 2.0))]
+    held = Candidate.pack
+    monkeypatch.setattr(Candidate, "pack", lambda each, W: packed.append(each.format) or held(each, W))
+    kinds = []
+    monkeypatch.setattr(select, "burst", lambda call: kinds.append(call()) or [0.1 if len(kinds) % 3 == 2 else 1.0])
+    best = settled(W, 4, near)
+    assert packed == ["csr", "packed", "dense"] and best.format == "packed" and best.seconds == 0.1
+    assert settled(W, 4, near[:1]) is near[0]
+
+
+def test_time_is_measured():
+    W = sparse(64, 48, 0.3)
+    best = choose(W, 2, machine=MACHINE, measured=True, seconds=0.01)
+    assert best.format in FORMATS and 0 < best.seconds < 1
+
+
+def test_features_of_a_pattern_reach_the_price():
+    seen = []
+    class Asked(type(MACHINE)):
+        def seconds(self, kernel, **sizes):
+            seen.append(sizes)
+            return super().seconds(kernel, **sizes)
+    W = sparse(128, 96, 0.1)
+    select.select(W, 16, machine=Asked(**vars(MACHINE)))
+    assert any(pattern(W).items() <= sizes.items() for sizes in seen)
