@@ -18,7 +18,7 @@ from formats.threads import limit, threads
 
 # formats whose product runs at the rate of a number type; the fastest that there is counts
 NUMBERS = {"float32": ("dense", "packed"), "float16": ("half",), "bf16": ("bf16",), "int8": ("int8",), "int4": ("int4",)}
-SIDE, ROWS = 1024, 512                                       # of the products that find these rates
+SIDE, ROWS = 512, 256                                        # of the products that find these rates: a millisecond or less
 CACHES = (32 << 10, 1 << 20, 32 << 20)                       # where the system does not say
 SECONDS = 0.02                                               # of one measurement
 BEYOND = 2                                                   # so many last caches are surely memory

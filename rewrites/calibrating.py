@@ -2,7 +2,7 @@
 import time
 from math import expm1
 
-from formats import blas, peaks
+from formats import blas, kernels, peaks
 from formats.calibrate import calibrate
 from formats.machine import FEATURES, Machine, machine_file
 from formats.peaks import Peaks
@@ -13,6 +13,7 @@ from rewrites.report import Report, table
 def calibrated(report: Report) -> str:
     """Measures, saves, and tells: peaks, BLAS, kernels, where they are kept. Files: the machine model that `this_machine`
     reads, beside it the peaks, and the setting of BLAS that later commands run with."""
+    with report.phase("compile") as progress: kernels.warm(progress=lambda name, seconds: progress(name))
     start = time.perf_counter()
     with report.phase("peaks") as progress: found = peaks.measure(progress)
     with report.phase("BLAS") as progress: setting = blas.fastest(progress)
