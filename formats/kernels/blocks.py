@@ -13,14 +13,13 @@ from .launch import ROOM, address, launch, words
 from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import floats, pointer, record
 from .pool import POOL
-from .sparse import ROOMY, SPARSE, launch_sparse, typed
+from .sparse import NEAR, SPARSE, launch_sparse, together, typed
 from .turning import turn_in
 from .vectors import AHEAD, MANY_REGISTERS, add_outer, plus, prefetch, write, zeros
 
 # ptr: 0 where every column of tiles has `held` of them; chunk: tokens that are turned at once; depth: lines of a turned
 # strip; once: outputs whose tiles stay in cache for all strips of a chunk
 BLOCKS = np.dtype(words("ptr held idx val r c chunk depth once"))
-NEAR = 1 << 19                                               # bytes of tiles that stay in cache
 TALL = 24                                                    # tokens of a strip; 16, 8 or 1 where that is enough
 f4, i8 = np.float32, np.int64
 
@@ -176,7 +175,7 @@ def launch_blocks(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], ou
     ptr, idx, val = weights
     (T, n), (r, c), counted = x.shape, tile, isinstance(ptr, int)
     depth = -(-(-(-n // r) * r) // 16) * 16
-    chunk = max(ROOMY // (4 * depth) // TALL, 1) * TALL
+    chunk = together(val.nbytes, depth, TALL)
     once = max(NEAR * out.shape[1] // (val.nbytes * c + 1), 1) * c
     fields = 0 if counted else address(ptr), ptr if counted else 0, address(idx), address(val), r, c, chunk, depth, once
     weight, after = np.array([fields], BLOCKS), epilogue_record(epilogue, out)

@@ -21,6 +21,7 @@ from .vectors import AHEAD, add_outer, plus, prefetch, write, zeros
 # are turned at once; depth: lines of a turned strip; once: columns computed before they are turned back
 SPARSE = np.dtype(words("columns single ptr idx val r c chunk depth p once"))
 ROOMY = 1 << 20                                              # bytes for turned tokens: a half of an L2
+NEAR = 1 << 19                                               # bytes of a weight that stay in cache
 STRIP = 32                                                   # tokens of a strip; 16 where that is enough
 COLUMNS = 64                                                 # columns computed before they are turned back
 f4, i8 = np.float32, np.int64
@@ -192,7 +193,7 @@ def launch_sparse(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], ou
     ptr, idx, val = weights
     (T, n), (many, one) = x.shape, functions
     depth = -(-(-(-n // inputs) * inputs) // 16) * 16
-    chunk = max(ROOMY // (4 * depth) // STRIP, 1) * STRIP
+    chunk = together(idx.nbytes + val.nbytes, depth, STRIP)
     once = max(columns // group, 1) * group
     fields = (many.address, one.address if one else 0, ptr if isinstance(ptr, int) else address(ptr), address(idx), address(val),
               *sizes, chunk, depth, out.shape[1], once)
@@ -201,6 +202,12 @@ def launch_sparse(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], ou
         room = ROOM.reserve(4 * (min(chunk, -(-T // STRIP) * STRIP) * depth + (once + 16) * STRIP))
         launch(*linear_stages(sparse, x, weight.ctypes.data, out, after, room, unit=group))
     return out
+
+
+def together(size: int, depth: int, strip: int) -> int:
+    """Tokens that are turned at once: a strip where all of the weight stays in cache from strip to strip, otherwise as many as
+    share one reading of it."""
+    return strip if size <= NEAR else max(ROOMY // (4 * depth) // strip, 1) * strip
 
 
 def product_csr(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
