@@ -18,6 +18,7 @@ F4 = np.dtype(np.float32)
 WORST = 0.2                                                  # error of W beyond which a format does not hold it
 SPARSE = 0.75                                                # of dense bytes: libraries' sparse formats above are left out
 TILE = 16, 16
+ENOUGH = 1.1                                                 # of the bytes asked for: whole tiles may be fewer than a density says
 
 
 def relative(held, W): return float(np.linalg.norm(held - W) / np.linalg.norm(W))
@@ -91,7 +92,7 @@ def two_ways(name, A, multiply, copied=False, wrap=lambda x: x, contiguous=np.as
         given = wrap(x).T
         def call():
             if copied: np.copyto(turned, x.T)
-            contiguous(multiply(turned if copied else given).T)
+            return contiguous(multiply(turned if copied else given).T)
         return call
     def by_columns(rows): return partial(multiply, wrap(rows_of(inputs, rows)))
     yield name, size, 0.0, by_rows
@@ -141,7 +142,7 @@ def torch_products(W, only):
 
 def quiet(torch, call):
     def run():
-        with torch.inference_mode(): call()
+        with torch.inference_mode(): return call()
     return run
 
 
@@ -173,26 +174,24 @@ def timed(call):
 def filled(form, size, n=4096, tile=TILE, density=0.1):
     """A matrix of more than so many bytes, its arrays made as the format declares them: any numbers will do, but indices
     must ascend."""
-    from formats.sizes import p
     options = {**next(iter(form.choices(n, 1024)), {}), **({"density": density} if "density" in form.parameters else {})}
     width = 1024
     while True:
         known = form.expected(n, width, **{k: v for k, v in options.items() if k in form.parameters})
-        if float(form.bytes.subs(known)) > size: break
-        width = int(width * max(1.02, size / float(form.bytes.subs(known)))) // 64 * 64 + 64
+        if float(form.bytes.subs(known)) > ENOUGH * size: break
+        width = int(width * max(1.02, ENOUGH * size / float(form.bytes.subs(known)))) // 64 * 64 + 64
     if form.name in ("csr", "block"): arrays = compressed(form, n, width, tile, density)
     else: arrays = [numbers(array, known) for array in form.fields.values()]
     kept = {option: value for option, value in options.items() if option in form.named}
-    assert p in known
     return form((n, width), tuple(arrays), **kept)
 
 
 def numbers(array, known):
-    """Numbers of an array's type and shape: any bits of integers, small floats."""
+    """Numbers of an array's type and shape: any bits of integers, floats from 0 to 1."""
     kind = array.number.dtype(known)
     shape = tuple(int(axis.subs(known)) for axis in array.shape)
     rng = np.random.default_rng(0)
-    some = rng.standard_normal(1 << 16).astype(kind) if kind.kind == "f" else rng.integers(0, 100, 1 << 16).astype(kind)
+    some = rng.random(1 << 16).astype(kind) if kind.kind == "f" else rng.integers(0, 100, 1 << 16).astype(kind)
     return np.resize(some, shape)
 
 
