@@ -168,7 +168,7 @@ def within(form: type[Format], given: dict[str, Any], sample: Floats, error: flo
         packed = form.pack(sample, **given) if error == 0 or not approximates(form) else form.approximate(sample, **given)
     except FormatError: return None
     if not approximates(form): return packed, 0.0
-    if packed.flops.subs(packed.sizes).subs(T, 1) > 2 * sample.size: return None         # more factors than the sample has numbers
+    if packed.flops.subs(packed.sizes).subs(T, 1) > 2 * sample.size: return None         # factors as large as the sample
     off = deviation(packed, sample)
     return (packed, off) if off <= error else None
 
