@@ -15,7 +15,6 @@ from matrices import STRUCTURES, matrix
 
 from formats import FORMATS
 
-
 try: MKL = ["mkl"] * bool(providers.mkl_version())
 except Exception: MKL = []                                   # an optional peer, which the benchmark reports as absent
 
