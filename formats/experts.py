@@ -1,0 +1,43 @@
+"""Experts: each row of x times the weight of its own expert, in whatever format that one has."""
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .arrays import Floats, by_rows
+from .epilogue import ROWS, Epilogue
+from .format import Format
+
+
+def grouped(x: ArrayLike, starts: ArrayLike, weights: Sequence[Format], out: Floats | None = None,
+            epilogues: Sequence[Epilogue] | None = None) -> Floats:
+    """Rows starts[e] to starts[e + 1] of x (T, n) times weights[e] (n, p), then epilogues[e]: (T, p), written to `out` if given.
+
+    Rows lie together by expert (see `by_expert`): every expert is one product, and none is padded or dropped (Gale et al. 2023,
+    arXiv:2211.15841). An epilogue's own rows (times, residual) are all T. ValueError says what does not fit."""
+    x, starts = by_rows(x), np.asarray(starts)
+    if starts.shape != (len(weights) + 1,) or starts[0] != 0 or starts[-1] != len(x) or (np.diff(starts) < 0).any():
+        raise ValueError(f"experts: starts = {starts.tolist()} do not divide {len(x)} rows among {len(weights)} experts")
+    if len(shapes := {weight.shape for weight in weights}) != 1:
+        raise ValueError(f"experts: weights of one shape are needed, given {sorted(shapes)}")
+    if out is None: out = np.empty((len(x), weights[0].shape[1]), np.float32)
+    for e, (weight, low, high) in enumerate(zip(weights, starts[:-1], starts[1:], strict=True)):
+        if low < high: weight.matmul(x[low:high], out[low:high], epilogues and cut(epilogues[e], low, high))
+    return out
+
+
+def by_expert(choice: ArrayLike, experts: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The order that brings rows of one expert together, each in their own order, and where each expert's begin: choice (T,) ->
+    (T,), (experts + 1,). ValueError names a choice that is no expert."""
+    choice = np.asarray(choice)
+    if (wrong := (choice < 0) | (choice >= experts)).any():
+        raise ValueError(f"experts: row {int(wrong.argmax())} chooses {choice[wrong.argmax()]}; there are {experts} experts")
+    return np.argsort(choice, kind="stable"), np.append(0, np.bincount(choice, minlength=experts).cumsum())
+
+
+def cut(epilogue: Epilogue, low: int, high: int) -> Epilogue:
+    """The part of an epilogue that belongs to some rows."""
+    parts: dict[str, Any] = {name: rows[low:high] for name in ROWS if (rows := getattr(epilogue, name)) is not None}
+    return replace(epilogue, **parts)
