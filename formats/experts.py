@@ -24,7 +24,7 @@ def grouped(x: ArrayLike, starts: ArrayLike, weights: Sequence[Format], out: Flo
         raise ValueError(f"experts: weights of one shape are needed, given {sorted(shapes)}")
     if out is None: out = np.empty((len(x), weights[0].shape[1]), np.float32)
     for e, (weight, low, high) in enumerate(zip(weights, starts[:-1], starts[1:], strict=True)):
-        if low < high: weight.matmul(x[low:high], out[low:high], epilogues and cut(epilogues[e], low, high))
+        if low < high: weight.matmul(x[low:high], out[low:high], cut(epilogues[e], low, high) if epilogues else None)
     return out
 
 
