@@ -83,7 +83,8 @@ def example(form: type[Format], W: np.ndarray, options: dict[str, Any]) -> Forma
     factors."""
     if not hasattr(form, "pack_factors"): return form.approximate(W, **options)
     rank = min(options.get("rank") or min(W.shape) // 4, *W.shape)
-    packed: Format = form.pack_factors(W[:, :rank], W[:rank])
+    remainder = [FORMATS["csr"].fit(W, density=options["density"])] if "density" in options else []
+    packed: Format = form.pack_factors(W[:, :rank], W[:rank], *remainder)
     return packed
 
 

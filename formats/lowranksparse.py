@@ -2,11 +2,11 @@
 import numpy as np
 from sympy import Min, ceiling
 
-from .arrays import matrix
+from .arrays import FormatError, matrix
 from .csr import CSR, compression
 from .epilogue import UNIT, gamma
 from .format import SMALLEST, Format
-from .lowrank import product, ranked
+from .lowrank import LowRank, product, ranked
 from .pruning import highest, importance, number
 from .sizes import T, f4, n, nnz, p, r, u4, unsigned
 
@@ -52,6 +52,14 @@ class LowRankSparse(Format):
         """What `fit` finds, its parts as they are."""
         W = matrix(W, f"{cls.name}.approximate")
         return cls(W.shape, alternate(W, rank, density, scale))
+
+    @classmethod
+    def pack_factors(cls, u, v, remainder=None):
+        """Store u (n, r) v (r, p) + remainder (n, p, mostly zeros; by default all), as float32, without a decomposition."""
+        factors = LowRank.pack_factors(u, v)
+        S = CSR.pack(np.zeros(factors.shape) if remainder is None else remainder)
+        if S.shape != factors.shape: raise FormatError(f"{cls.name}.pack_factors: {factors!r} and a remainder of {S.shape}")
+        return cls(S.shape, (factors.u, factors.v, *S.arrays().values()))
 
     def transpose(self):
         """W.T: both parts turned."""

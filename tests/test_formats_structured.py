@@ -112,6 +112,16 @@ def test_planted_factors_and_outliers_are_found(rng, shape, rank, density):
     assert packed.sizes[r] == rank and packed.sizes[nnz] <= round((density + 0.02) * W.size)
 
 
+def test_parts_that_are_known_need_no_decomposition():
+    rng = np.random.default_rng(5)
+    u, v, S = normal(rng, 30, 4), normal(rng, 4, 20), pruned(rng, (30, 20), 0.1)
+    packed, alone = LowRankSparse.pack_factors(u, v, S), LowRankSparse.pack_factors(u, v)
+    assert np.allclose(packed.unpack(), u @ v + S, atol=1e-5) and packed.sizes[nnz] == np.count_nonzero(S)
+    assert np.array_equal(alone.unpack(), LowRank.pack_factors(u, v).unpack()) and not alone.sizes[nnz]
+    multiplied(alone, normal(rng, 3, 30), rng)
+    with pytest.raises(FormatError, match=r"lowrank\(30×20, r=4\) and a remainder of \(20, 30\)"): LowRankSparse.pack_factors(u, v, S.T)
+
+
 @few
 @given(seeds, sides, st.floats(0, 0.3), st.booleans(), st.data())
 def test_both_parts_are_better_than_either(rng, shape, density, scaled, data):

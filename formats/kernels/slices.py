@@ -143,7 +143,7 @@ def product_sell(x: np.ndarray, order: np.ndarray, ptr: np.ndarray, idx: np.ndar
     check_product(x, (x.shape[1], len(order)), out)
     order, ptr = typed("order", order, np.uint16, np.uint32), typed("ptr", ptr, np.uint32)
     weights = typed("idx", idx, np.uint16, np.uint32), typed("val", val, f4)
-    if len(ptr) - 1 != -(-len(order) // chunk) or not ptr[-1] * chunk == len(idx) == len(val) or sigma % chunk:
+    if len(ptr) - 1 != -(-len(order) // chunk) or not int(ptr[-1]) * chunk == len(idx) == len(val) or sigma % chunk:
         raise ValueError(f"sell: ptr of {len(ptr)} ending at {ptr[-1]}, {len(idx)} indices and {len(val)} numbers do not make "
                          f"{len(order)} columns in slices of {chunk}, windows of {sigma}")
     slices = np.array([(address(order), address(ptr), chunk, idx.itemsize, order.itemsize)], SLICES)
