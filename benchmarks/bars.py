@@ -110,7 +110,8 @@ def least(pairs):
     pairs = [(ratio, row) for row, ratio in pairs if ratio is not None]
     if not pairs: return None, "not measured", ""
     ratio, row = min(pairs, key=lambda pair: pair[0])
-    return ratio, f"{ratio:.2f}", f"worst of {len(pairs)}: {row['shape']}, {row['rows']} rows"
+    best = max(ratio for ratio, _ in pairs)
+    return ratio, f"{ratio:.2f}", f"worst of {len(pairs)}: {row['shape']}, {row['rows']} rows; best {best:.2f}"
 
 
 def plot(table, file, threads=1):
