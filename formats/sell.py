@@ -75,6 +75,9 @@ class SELL(Format):
                 {"density": 0.1, "chunk": outputs, "sigma": outputs}]
 
     @classmethod
+    def layouts(cls, inputs, outputs): return [{}, {"chunk": CHUNK, "sigma": 4 * SIGMA}]
+
+    @classmethod
     def counts(cls, inputs, outputs, *, density=0.1, scale=None, chunk=CHUNK, sigma=SIGMA):
         sliced(chunk, sigma)
         return {c: chunk, group: sigma, nnz: -(-outputs // chunk) * chunk * number(density, inputs, "sell")}
