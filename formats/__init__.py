@@ -1,6 +1,7 @@
 """The ground floor: sizes, storage formats, kernels, machines. It knows no monoid and no operator.
 
-`FORMATS` are the formats by name; `from_arrays(meta, arrays)` is whichever of them was stored."""
+`FORMATS` are the formats by name; `from_arrays(meta, arrays)` is whichever of them was stored. `Mask` holds which scores of
+attention are there."""
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,13 +24,14 @@ from .int8 import Int8
 from .kronecker import Kronecker
 from .lowrank import LowRank
 from .lowranksparse import LowRankSparse
+from .masks import Mask
 from .nm import NM
 from .packed import Packed
 from .sell import SELL
 from .vectorwise import VectorWise
 
 __all__ = ["BF16", "COO", "CSC", "CSR", "FORMATS", "NM", "SELL", "Bitmap", "Block", "BlockDiagonal", "Dense", "Epilogue",
-           "Format", "FormatError", "Half", "Int4", "Int8", "Kronecker", "LowRank", "LowRankSparse", "Packed", "VectorWise",
+           "Format", "FormatError", "Half", "Int4", "Int8", "Kronecker", "LowRank", "LowRankSparse", "Mask", "Packed", "VectorWise",
            "from_arrays"]
 
 FORMATS: dict[str, type[Format]] = {format.name: format for format in (

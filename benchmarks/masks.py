@@ -1,0 +1,79 @@
+"""Attention over masks by blocks against attention that computes all scores, or those within reach.
+
+    python benchmarks/masks.py [--lengths 512 2048] [--heads 8] [--width 64] [--blocks 32 64 128] [--rounds 9] [--csv OUT]
+
+All take turns in one process; `whole` is the same kernel as ours without a mask, `reach` leaves out what is beyond a causal or
+a window's reach, and is empty where a pattern is no range of keys."""
+import argparse
+import csv
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
+
+import numpy as np  # noqa: E402
+
+from formats import Mask, kernels  # noqa: E402
+from formats.threads import threads  # noqa: E402
+
+COLUMNS = "pattern", "length", "block", "threads", "share", "bytes", "mask_ms", "whole_ms", "reach_ms", "times_whole", "error"
+FAR = 2 ** 40
+PATTERNS = {
+    "causal": (Mask.causal, (FAR, 0)),
+    "window 64": (lambda length, block: Mask.window(length, 64, block=block), (64, 64)),
+    "bigbird": (lambda length, block: Mask.bigbird(length, block=block), None),
+    "sentences of 100": (lambda length, block: Mask.sentences([100] * (length // 100) + [length % 100], block=block), None),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--blocks", type=int, nargs="+", default=[32, 64, 128])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--csv", type=Path)
+    given = parser.parse_args()
+    rows = [row for length in given.lengths for name in PATTERNS for row in raced(name, length, given)]
+    print(" ".join(f"{name:>16}" for name in COLUMNS))
+    for row in rows: print(" ".join(f"{cell:>16.4g}" if isinstance(cell, float) else f"{cell!s:>16}" for cell in row))
+    if given.csv:
+        with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *rows])
+
+
+def raced(name: str, length: int, given: argparse.Namespace) -> list[tuple]:
+    """A row for each side of a block."""
+    make, reach = PATTERNS[name]
+    rng, shape, starts = np.random.default_rng(0), (length, given.heads, given.width), np.array([0, length])
+    q, k, v = (rng.standard_normal(shape, np.float32) for _ in range(3))
+    out, scale = np.empty(shape, np.float32), given.width ** -0.5
+    masks = {block: make(length, block=block) for block in given.blocks}
+    calls = {block: lambda mask=mask: mask.attention(q, k, v, out, scale) for block, mask in masks.items()}
+    calls["whole"] = lambda: kernels.attention(q, k, v, starts, out, scale)
+    if reach: calls["reach"] = lambda: kernels.attention(q, k, v, starts, out, scale, reach)
+    taken = {each: [] for each in calls}
+    for call in calls.values(): call()
+    for _ in range(given.rounds):
+        for each, call in calls.items():
+            start = time.perf_counter()
+            call()
+            taken[each].append(1e3 * (time.perf_counter() - start))
+    ms = {each: float(np.median(times)) for each, times in taken.items()}
+    return [(name, length, block, threads(), mask.share, mask.nbytes, ms[block], ms["whole"], ms.get("reach", ""), ms["whole"] / ms[block],
+             off(mask, q, k, v, scale)) for block, mask in masks.items()]
+
+
+def off(mask: Mask, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> float:
+    """The relative error of the first head's first 64 queries against float64."""
+    rows = slice(0, min(64, mask.shape[0]))
+    s = np.where(mask.unpack()[rows], scale * q[rows, 0].astype(np.float64) @ k[:, 0].T.astype(np.float64), -np.inf)
+    p = np.exp(s - s.max(1, keepdims=True))
+    want = p @ v[:, 0].astype(np.float64) / p.sum(1, keepdims=True)
+    return float(np.linalg.norm(mask.attention(q, k, v, scale=scale)[rows, 0] - want) / np.linalg.norm(want))
+
+
+if __name__ == "__main__": main()
