@@ -110,15 +110,23 @@ def test_the_given_order_stays_where_none_is_better(forked):
     assert ordered(better, *SIZES) is better and least_peak(better.schedule, *SIZES).proved
 
 
-def test_a_graph_that_is_too_large_keeps_its_order(forked, monkeypatch):
-    monkeypatch.setattr(Graph, "path", lambda self, most=3: None)
-    found = least_peak(forked.schedule, *SIZES)
-    assert found.steps == tuple(range(6)) and not found.proved and found.floor == 0
-
-
-def test_the_states_that_are_looked_at_are_limited(forked):
+def test_a_graph_that_is_too_large_is_ordered_by_what_adds_least(forked, monkeypatch):
     graph = Graph(forked.schedule.calls, forked.schedule.result, *SIZES)
-    assert graph.path(most=2) is None and graph.path()[0] == least_peak(forked.schedule, *SIZES).floor
+    peak, order, least = graph.path(most=2)
+    assert not least and sorted(order) == graph.real and graph.path()[2]
+    monkeypatch.setattr(Graph, "path", lambda self, most=0: (peak, order, False))
+    monkeypatch.setattr("opmatrix.runtime.order.WORK", 0)
+    found = least_peak(forked.schedule, *SIZES)
+    assert not found.proved and found.floor == 0 and found.peak < forked.schedule.plan(*SIZES).end
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(small_programs())
+def test_what_adds_least_is_an_order_too(program):
+    graph = Graph(program.schedule.calls, program.schedule.result, *SIZES)
+    peak, order, least = graph.path(most=0)
+    assert graph.whole(order) in list(every_order(program)) and not least
+    assert peak == most_alive(program, graph.whole(order)) >= graph.path()[0]
 
 
 def test_long_chains_are_quick():

@@ -14,12 +14,12 @@ from opmatrix.runtime.schedule import Call, Schedule, homes
 if TYPE_CHECKING:
     from opmatrix.program import Program
 
-STATES, PLANS = 50_000, 300                                  # sets of done steps, and plans, that are looked at
+STATES, WORK = 50_000, 60_000                                # sets of done steps; such sets, or plans, times steps
 
 
 class Order(NamedTuple):
     """Numbers of steps in the order in which they run; planned bytes of its buffers; the most bytes alive at one step, which no
-    order has fewer of; whether no order is planned with fewer bytes either."""
+    order has fewer of (0: not known); whether no order is planned with fewer bytes either."""
     steps: tuple[int, ...]
     peak: int
     floor: int
@@ -63,37 +63,60 @@ class Graph:
         alone = [self.base[w] for w in call.values.values()].count(root) == 1
         return alone and self.calls[v].shape == call.shape and root != self.kept and not self.readers[root] & ~(done | 1 << i)
 
-    def free(self, done: int, alive: int, peak: int) -> int | None:
-        """A step that may go first: it adds nothing to what is alive, nor to the peak."""
-        for i in self.ready(done):
-            if self.moment(i, done, alive) <= peak and self.alive(done | 1 << i) <= alive: return i
-        return None
+    def free(self, i: int, done: int, alive: int, peak: int) -> bool:
+        """Whether step i may go first: it adds nothing to what is alive, nor to the peak."""
+        return self.moment(i, done, alive) <= peak and self.alive(done | 1 << i) <= alive
 
-    def path(self, most: int = STATES) -> tuple[int, list[int]] | None:
-        """The least peak of what is alive, and an order that has it; None where too many sets would have to be looked at."""
-        queue: list[tuple[int, int, int]] = [(0, 0, 0)]      # peak, steps left (negative: done), done
-        best, came = {0: 0}, {0: (0, -1)}
-        while queue:
+    def cuts(self) -> list[int]:
+        """Sets of done steps that every order goes through: those up to a step that all others come before or after."""
+        before = [0] * len(self.calls)
+        for i in self.real:
+            for j in self.real:
+                if self.needs[i] >> j & 1: before[i] |= before[j] | 1 << j
+        after = {i: sum(1 << j for j in self.real if before[j] >> i & 1) for i in self.real}
+        return [before[i] | 1 << i for i in self.real if before[i] | after[i] | 1 << i == self.all] + [self.all]
+
+    def path(self, most: int = STATES) -> tuple[int, list[int], bool]:
+        """The least peak of what is alive, an order that has it, and whether it is the least: `most` sets of done steps are
+        looked at, between two cuts at a time; where that is not enough, what is done next is what adds least."""
+        done, peak, order, least = 0, 0, list[int](), True
+        for goal in self.cuts():
+            found, looked = self.between(done, goal, peak, most)
+            most -= looked
+            least = least and found is not None
+            reached, steps = found or self.greedy(done, goal)
+            done, peak, order = goal, max(peak, reached), order + steps
+        return peak, order, least
+
+    def between(self, start: int, goal: int, paid: int, most: int) -> tuple[tuple[int, list[int]] | None, int]:
+        """The same from one set of done steps to another, after a peak that is paid; None if `most` sets are too few; how many
+        were looked at."""
+        queue: list[tuple[int, int, int]] = [(paid, 0, start)]       # peak, steps done (negative: the most first), done
+        best, came = {start: paid}, dict[int, tuple[int, int]]()
+        while queue and len(best) <= most:
             peak, _, done = heapq.heappop(queue)
-            if done == self.all: return peak, self.back(done, came)
+            if done == goal: return (peak, back(start, done, came)), len(best)
             if peak > best[done]: continue
-            if len(best) > most: return None
             alive = self.alive(done)
-            first = self.free(done, alive, peak)
-            for i in self.ready(done) if first is None else [first]:
+            ready = [i for i in self.ready(done) if goal >> i & 1]
+            free = next((i for i in ready if self.free(i, done, alive, peak)), None)
+            for i in ready if free is None else [free]:
                 then, reached = done | 1 << i, max(peak, self.moment(i, done, alive))
                 if reached < best.get(then, reached + 1):
                     best[then], came[then] = reached, (done, i)
                     heapq.heappush(queue, (reached, -then.bit_count(), then))
-        return None
+        return None, len(best)
 
-    def back(self, done: int, came: dict[int, tuple[int, int]]) -> list[int]:
-        """The steps that led to a set of done ones."""
-        order: list[int] = []
-        while done:
-            done, i = came[done]
-            order.append(i)
-        return order[::-1]
+    def greedy(self, done: int, goal: int) -> tuple[int, list[int]]:
+        """Always the step that leaves least alive, of those the one that needs least meanwhile."""
+        peak, order = 0, list[int]()
+        while done != goal:
+            alive = self.alive(done)
+            ready = [i for i in self.ready(done) if goal >> i & 1]
+            left = {i: (self.alive(done | 1 << i), self.moment(i, done, alive)) for i in ready}
+            i = min(left, key=left.__getitem__)
+            done, peak, order = done | 1 << i, max(peak, left[i][1]), [*order, i]
+        return peak, order
 
     def below(self, peak: int) -> Iterator[list[int] | None]:
         """Every order in which always fewer bytes than `peak` are alive; None for every set of done steps on the way."""
@@ -120,23 +143,29 @@ class Graph:
         return tuple(range(len(self.calls)))
 
 
+def back(start: int, done: int, came: dict[int, tuple[int, int]]) -> list[int]:
+    """The steps that led from one set of done ones to another."""
+    order: list[int] = []
+    while done != start:
+        done, i = came[done]
+        order.append(i)
+    return order[::-1]
+
+
 def least_peak(schedule: Schedule, rows: int, pairs: int) -> Order:
     """The order whose planned buffers take the fewest bytes for a batch of this size; the given one unless another takes fewer. An
-    order that is planned at the floor is proved best; else all orders that could be better are planned, as many as PLANS allow."""
+    order that is planned at the floor is proved best; else all orders that could be better are planned, as many as WORK allows."""
     graph = Graph(schedule.calls, schedule.result, rows, pairs)
     given = schedule.plan(rows, pairs).end
-    found = graph.path()
-    if found is None: return Order(graph.given, given, 0, False)
-    floor, order = found
-    if given <= floor: return Order(graph.given, given, floor, True)
-    best = Order(graph.given, given, floor, False)
+    peak, order, least = graph.path()
+    best = Order(graph.given, given, peak if least else 0, False)
+    if least and given <= peak: return best._replace(proved=True)
     best = better(best, schedule, graph.whole(order), rows, pairs)
-    plans = states = 0
-    for each in graph.below(best.peak) if best.peak > floor else ():
-        plans, states = plans + (each is not None), states + 1
-        if plans > PLANS or states > STATES: return best
+    if best.peak <= best.floor: return best._replace(proved=True)
+    for states, each in enumerate(graph.below(best.peak)):
+        if states * len(graph.calls) > WORK: return best
         if each is not None: best = better(best, schedule, graph.whole(each), rows, pairs)
-        if best.peak <= floor: break
+        if best.peak <= best.floor: break
     return best._replace(proved=True)
 
 
