@@ -48,12 +48,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 128, 512])
     parser.add_argument("--threads", default="1")
     parser.add_argument("--csv", type=Path, help="write the table there, too")
+    parser.add_argument("--room", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--stage", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.stage:
         sys.path[:1] = [str(ROOT), str(ROOT / "benchmarks")]
         return STAGES[given.stage[0]](given, Path(given.stage[1]))
-    with tempfile.TemporaryDirectory() as room: raced(given, Path(room))
+    with tempfile.TemporaryDirectory() as room: raced(given, given.room or Path(room))
 
 
 def raced(given, room):
@@ -66,10 +67,7 @@ def raced(given, room):
         done = subprocess.run([sys.executable, *sys.argv, "--stage", name, str(room)], env=os.environ | pools | blas.environment)
         if done.returncode: sys.exit(f"{name} ended with status {done.returncode}")
         print(f"[{time.time() - start:5.0f} s] {name}", file=sys.stderr, flush=True)
-    for name in ("calibrate", "oracle", "choose"): stage(name)
-    for number in range(given.processes):
-        stage("pay")
-        (room / "pay.json").rename(room / f"pay{number}.json")
+    for name in ("calibrate", "oracle", "choose", *["pay"] * given.processes): stage(name)
     read = {file.stem: json.loads(file.read_text()) for file in room.glob("*.json")}
     for way in ("predicted", "measured"):
         rows = table(read, way, given.processes)
@@ -138,7 +136,7 @@ def oracle(given, room):
     for name, structure, matrix, asked in cases(given):
         W = matrix()
         offered = {rows: candidates(W, rows, error, known) for rows, error in asked}
-        offered = {rows: [each for each in found if each.seconds <= FAR * min(other.seconds for other in found)]
+        offered = {rows: [each for each in found if each.format == FALLBACK or each.seconds <= FAR * least(found)]
                    for rows, found in offered.items()}
         packed = {}
         for rows, error in asked:
@@ -151,6 +149,9 @@ def oracle(given, room):
                 "seconds": taken, "structure": structure, "density": np.count_nonzero(W) / W.size, "error": error,
                 "options": {str(each): [each.format, each.options] for each in offered[rows]}}
     (room / "oracle.json").write_text(json.dumps(found))
+
+
+def least(found): return min(each.seconds for each in found)
 
 
 def choose(given, room):
@@ -186,7 +187,7 @@ def pay(given, room):
                 packed[label] = Candidate(name_of, tuple((key, plain(value)) for key, value in options), 0, 0, 0, 0).pack(W)
             entries = {label: packed[label].matmul if label != "blas" else blas(W) for label in sorted(wanted)}
             found[case] = timed(entries, W.shape, rows, 1e9, TURNS)
-    (room / "pay.json").write_text(json.dumps(found))
+    (room / f"pay{len([*room.glob('pay*.json')])}.json").write_text(json.dumps(found))
 
 
 def plain(value): return tuple(value) if isinstance(value, list) else value

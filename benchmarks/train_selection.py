@@ -3,8 +3,8 @@
     python benchmarks/train_selection.py [--matrices 90] [--keep DATA.json] [--data DATA.json] [--out formats/predictor.json]
 
 Products are measured in every format on generated patterns, even ones and such whose columns differ in size, of shapes,
-densities and rows spread evenly. The target is the logarithm of measured seconds over the closed form of a quick
-calibration, so that what is learned does not depend on how fast a machine is. Trees are added while they improve matrices
+densities and rows spread evenly. The target is the logarithm of measured seconds over the closed form that
+fits them, so that what is learned does not depend on how fast a machine is. Trees are added while they improve matrices
 left out, a fifth at a time. The file says what it was made from."""
 import argparse
 import datetime
@@ -32,20 +32,29 @@ def main() -> None:
     if given.keep: given.keep.write_text(json.dumps(data))
     kernels, scores = {}, {}
     for kernel, rows in data["rows"].items():
-        kernels[kernel], scores[kernel] = trained(kernel, rows)
+        kernels[kernel], scores[kernel] = trained(kernel, left_by_closed_form(kernel, rows))
         print(f"{kernel:24s} {scores[kernel]}", flush=True)
     given.out.write_text(written(kernels, {**data["record"], "trees": f"rate {RATE}, depth {DEPTH}, at least {LEAF} calls a leaf",
                                            "scores of matrices left out": scores}))
 
 
+def left_by_closed_form(kernel, rows):
+    """(sizes, logarithm of seconds over the closed form that fits them all, number of the matrix)."""
+    from formats.calibrate import closed, residuals
+    found = [(kernel, sizes, seconds) for sizes, seconds, _ in rows]
+    off = residuals(closed({kernel: found}), found)
+    return [(sizes, each, matrix) for (sizes, _, matrix), each in zip(rows, off, strict=True)]
+
+
 def gathered(count):
-    """{rows: kernel to [sizes, residual, number of the matrix], record}."""
+    """{rows: kernel to [sizes, seconds, number of the matrix], record}."""
     from importlib.metadata import version
 
-    from formats import FORMATS, calibrate
+    from formats import FORMATS, calibrate, kernels
     from formats.machine import cpu
     from formats.threads import threads
-    machine, numbers = calibrate.calibrate(), calibrate.Numbers()
+    kernels.warm()
+    numbers = calibrate.Numbers()
     rows = {}
     for name in FORMATS:
         for skew, share in ((0.0, 0.6), (0.5, 0.2), (1.0, 0.2)):
@@ -56,15 +65,14 @@ def gathered(count):
             for kernel, sizes, seconds in found:
                 here = {each: value for each, value in sizes.items() if each != "T"}
                 matrix, before = matrix + (here != before), here
-                off = calibrate.residual(kernel, machine.coefficients[kernel], (kernel, sizes, seconds))
-                rows.setdefault(kernel, []).append([sizes, off, matrix + 1000 * int(10 * skew)])
+                rows.setdefault(kernel, []).append([sizes, seconds, matrix + 1000 * int(10 * skew)])
         print(f"measured {name}", flush=True)
     record = {"date": datetime.date.today().isoformat(), "machine": cpu(), "threads": threads(),
               "python": platform.python_version(), "versions": {each: version(each) for each in ("numpy", "numba", "llvmlite")},
               "data": f"{count} generated matrices a format, 64 to 4096 a side, density 0.02 to 0.75, columns even or of sizes "
                       "exp(0.5 or 1 normal), one row and up to 1024",
-              "target": "logarithm of measured seconds (lower quartile of three rounds) over the closed form of a quick "
-                        "calibration"}
+              "target": "logarithm of measured seconds (lower quartile of three rounds) over the closed form that fits "
+                        "them"}
     return {"rows": rows, "record": record}
 
 

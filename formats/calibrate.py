@@ -3,7 +3,7 @@ moment spoils one round and not one kernel; the closed form with the least sum o
 then what it leaves out, learned from all cases and judged on each by the others (formats/predictor.py)."""
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
@@ -199,9 +199,18 @@ def fit(kernel: str, rows: Measured) -> list[float]:
     return [float(a) for a in found]
 
 
-def residual(kernel: str, coefficients: list[float], row: tuple[str, dict[str, float], float]) -> float:
-    """The logarithm of what was measured over the closed form."""
-    return log(row[2] / sum(a * b for a, b in zip(coefficients, evaluate(kernel, row[1]), strict=True)))
+def closed(found: dict[str, Measured]) -> Machine:
+    """The closed forms of what was measured; products with one row have their own."""
+    one = {kernel: [row for row in rows if row[1]["T"] == 1] for kernel, rows in found.items() if kernel.startswith("linear.")}
+    many = {kernel: [row for row in rows if kernel not in one or row[1]["T"] > 1] for kernel, rows in found.items()}
+    name, threads, versions = identity()
+    return Machine(name, threads, dict(versions), {kernel: fit(kernel, rows) for kernel, rows in many.items()},
+                   one_row={kernel: fit(kernel, rows) for kernel, rows in one.items()})
+
+
+def residuals(machine: Machine, rows: Measured) -> list[float]:
+    """The logarithms of what was measured over the closed form."""
+    return [log(taken / machine.closed(kernel, **sizes)) for kernel, sizes, taken in rows]
 
 
 def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = False) -> Machine:
@@ -212,12 +221,10 @@ def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = Fals
     cases = [*products(FORMATS, plan, numbers), *passes((256, 384, 1280), SOME_ROWS, numbers), *heads(BATCHES, numbers)]
     found: dict[str, Measured] = {}
     for row in measured(cases, progress, plan.seconds): found.setdefault(row[0], []).append(row)
-    coefficients = {kernel: fit(kernel, rows) for kernel, rows in found.items()}
-    corrections = {kernel: fitted(kernel, [sizes for _, sizes, _ in rows],
-                                  [residual(kernel, coefficients[kernel], row) for row in rows])
+    plain = closed(found)
+    corrections = {kernel: fitted(kernel, [sizes for _, sizes, _ in rows], residuals(plain, rows))
                    for kernel, rows in found.items()}
-    for name, slope in fused(numbers).items():              # riding along is never dearer than a pass of its own
-        coefficients[name] = [min(slope, max(coefficients[f"pointwise.{name}"][0], LEAST))]
-    name, threads, versions = identity()
-    return Machine(name, threads, dict(versions), {kernel: coefficients[kernel] for kernel in FEATURES},
-                   {kernel: each.alone for kernel, each in corrections.items()}, corrections=corrections)
+    coefficients = plain.coefficients | {                   # riding along is never dearer than a pass of its own
+        name: [min(slope, max(plain.coefficients[f"pointwise.{name}"][0], LEAST))] for name, slope in fused(numbers).items()}
+    return replace(plain, coefficients={kernel: coefficients[kernel] for kernel in FEATURES}, corrections=corrections,
+                   interval={kernel: each.alone for kernel, each in corrections.items()})

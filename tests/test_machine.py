@@ -126,6 +126,12 @@ def test_trees_are_trusted_where_they_hold(monkeypatch):
     assert np.mean([abs(found("linear.dense", sizes)) for sizes in calls(rng, 50)]) < 0.5
 
 
+def test_one_row_has_a_price_of_its_own():
+    machine, sizes = known(one_row={"linear.dense": [0.0, 0.0, 0.0, 7.0]}), {"n": 64, "p": 32}
+    assert machine.seconds("linear.dense", T=1, **sizes) == 7
+    assert machine.seconds("linear.dense", T=2, **sizes) == known().seconds("linear.dense", T=2, **sizes)
+
+
 def test_a_price_lies_within_its_interval_and_follows_the_correction():
     correction = Correction(0.0, [1.0] * 2, 0.05, 0.2, 1.3, 0.1, [[5.0, 8.0]], [0.3])
     machine, plain = known(interval={"gelu": 0.1}, corrections={"scale": correction}), known()
@@ -202,7 +208,7 @@ def test_trees_of_another_declaration_are_left_out(tmp_path):
 
 def test_a_file_gives_the_same_machine(tmp_path):
     correction = Correction(0.0, [1.0, 2.0], 0.05, 0.2, 1.3, 0.1, [[3.0, 8.0]], [0.1])
-    machine = known(interval={"scale": 0.1}, corrections={"scale": correction})
+    machine = known(interval={"scale": 0.1}, corrections={"scale": correction}, one_row={"linear.dense": [1e-9] * 4})
     machine.save(file := tmp_path / "new" / "machine.json")
     assert Machine.load(file) == machine and [path.name for path in file.parent.iterdir()] == ["machine.json"]
 
@@ -221,6 +227,7 @@ def spoiled(text, **changes): return json.dumps(json.loads(text) | changes)
     (lambda text: spoiled(text, corrections={"beads": {}}), "no prices of beads"),
     (lambda text: spoiled(text, corrections={"scale": {"scale": ["long"]}}), "TypeError"),
     (lambda text: spoiled(text, corrections=7), "AttributeError"),
+    (lambda text: spoiled(text, one_row={"linear.dense": [-1, 1, 1, 1]}), "no prices of linear.dense"),
     (lambda text: spoiled(text, coefficients={}), "KeyError"),
     (lambda text: text.replace("2e-11", '"much"'), "ValueError"),
     (lambda text: text.replace("2e-11", "-2e-11"), "no prices of"),
