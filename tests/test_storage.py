@@ -9,6 +9,7 @@ from programs import bert_program, fused_layer, unfused_layer
 from safetensors.numpy import load_file, save_file
 
 from formats import CSR, NM, Block, Dense, Half, LowRank
+from formats import FORMATS as ALL
 from opmatrix.errors import InputError
 from opmatrix.program import Program
 from opmatrix.storage import PROGRAM, WEIGHTS
@@ -19,6 +20,7 @@ FORMATS = {
     "block": lambda W: Block.approximate(W, density=0.5, tile=(4, 8)), "nm": NM.approximate,
     "lowrank": lambda W: LowRank.approximate(W, rank=7),
 }
+FORMATS = {name: form.approximate for name, form in ALL.items()} | FORMATS
 
 
 @pytest.fixture(scope="module")
