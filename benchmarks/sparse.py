@@ -27,9 +27,9 @@ from opmatrix.oracles import dense  # noqa: E402
 from opmatrix.patterns import Batch  # noqa: E402
 from rewrites.approximate import difference  # noqa: E402
 from rewrites.laws import EXACT_LAWS  # noqa: E402
-from rewrites.lower import Method  # noqa: E402
+from rewrites.lower import Method, plainly  # noqa: E402
 from rewrites.report import table  # noqa: E402
-from rewrites.search import exactly, search  # noqa: E402
+from rewrites.search import search  # noqa: E402
 
 COLUMNS = ("pattern", "density", "kernels", "sparse_ms", "same_dense_ms", "best_dense_ms", "times_same_dense",
            "times_best_dense", "stored", "stored_dense", "allocated", "planned", "smallest_dense", "error")
@@ -71,7 +71,7 @@ def measured(model, checkpoint, machine, pattern, density, given):
     rng = np.random.default_rng(0)
     batch = Batch([rng.integers(0, checkpoint.config["vocab_size"], given.tokens)])
     sizes = machine, given.tokens, given.tokens ** 2
-    chosen, best = search(model, EXACT_LAWS, *sizes), search(model, EXACT_LAWS, *sizes, methods=exactly)
+    chosen, best = search(model, EXACT_LAWS, *sizes), search(model, EXACT_LAWS, *sizes, methods=plainly)
     programs = {"sparse": chosen.program({})[0], "best dense": best.program({})[0],
                 "same dense": chosen.program({}, lambda part, use, method: Method())[0]}
     times = measure(programs, [batch], given.rounds)

@@ -39,9 +39,9 @@ from rewrites.law import (
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.layers import FULL, Part
-from rewrites.lower import Call, Lowering
+from rewrites.lower import Call, Lowering, plainly
 from rewrites.price import Prices
-from rewrites.search import Structure, exactly
+from rewrites.search import Structure
 from rewrites.template import Template
 from rewrites.verify import Errors, check_seeded, unrounded, verify_steps
 from rewrites.verify.program import EQUAL
@@ -214,7 +214,7 @@ def forced(implementation, rng):
     template = Template.of({"seed": seed, FULL: full})
     graph = saturate(template, ())
     lowering = Lowering(graph, template, Prices(Flat(), sum(ROWS), sum(r * r for r in ROWS)))
-    problem, at = lowering.problem([graph.named["$full"]], [], exactly), graph.named["$seed"]
+    problem, at = lowering.problem([graph.named["$full"]], [], plainly), graph.named["$seed"]
     found = extract(Problem([node for node in problem.nodes if allowed(node, at, implementation)], problem.roots))
     part = Part(template, None, {FULL: "$full"})
     return Structure([lowering], [found], [(FULL, FULL)], [part], found.time, found.cost, found.bound, found.greedy), full
