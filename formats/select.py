@@ -165,10 +165,11 @@ def within(form: type[Format], given: dict[str, Any], sample: Floats, error: flo
     rounds x holds nothing exactly."""
     if error == 0 and (form.rounds or form.tolerance is not Format.tolerance): return None
     try:
-        packed = form.pack(sample, **given) if error == 0 or not approximates(form) else form.approximate(sample, **given)
+        if not approximates(form): return form.pack(sample, **given), 0.0
+        sizes = form.expected(*sample.shape, **given)
+        if form.flops.subs(sizes).subs(T, 1) > 2 * sample.size: return None              # factors as large as the sample
+        packed = form.approximate(sample, **given) if error else form.pack(sample, **given)
     except FormatError: return None
-    if not approximates(form): return packed, 0.0
-    if packed.flops.subs(packed.sizes).subs(T, 1) > 2 * sample.size: return None         # factors as large as the sample
     off = deviation(packed, sample)
     return (packed, off) if off <= error else None
 
