@@ -10,7 +10,7 @@ from .lowrank import LowRank, product, ranked
 from .pruning import highest, importance, number
 from .sizes import T, f4, n, nnz, p, r, u4, unsigned
 
-STEPS, REFINED, STALLED, SMALL = 300, 40, 1e-4, 1e-10
+STEPS, REFINED, STALLED, SMALL = 100, 40, 1e-3, 1e-10
 
 
 class LowRankSparse(Format):

@@ -198,7 +198,9 @@ def wide(layer, pack=Dense.pack):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("pack", [Dense.pack, lambda W: LowRank.approximate(W, rank=150)], ids=["dense", "lowrank"])
+@pytest.mark.parametrize("pack", [Dense.pack, lambda W: LowRank.approximate(W, rank=150), ALL["kronecker"].approximate,
+                                  lambda W: ALL["lowranksparse"].pack_factors(W[:, :150], W[:150])],
+                         ids=["dense", "lowrank", "kronecker", "lowranksparse"])
 def test_the_planned_peak_is_what_a_call_allocates(layer, pack):
     program = wide(layer, pack)
     batch = Batch([np.full(n, 3) for n in (400, 1, 390, 57, 220)])

@@ -2,7 +2,7 @@
 from types import SimpleNamespace as Bound
 from typing import Any
 
-from formats import LowRank
+from formats import LowRank, LowRankSparse
 from opmatrix.patterns import parse
 from opmatrix.runtime import interpret
 from opmatrix.runtime.values import FLOAT, Heads, Rows, Scores, Size
@@ -33,7 +33,7 @@ def product(a: Bound) -> Rows:
 
 def between(a: Bound) -> Size:
     """A product of two factors keeps what lies between them."""
-    return Size(FLOAT * len(a.weight.arrays()["v"]), 0) if isinstance(a.weight, LowRank) else Size(0, 0)
+    return Size(FLOAT * len(a.weight.arrays()["v"]), 0) if isinstance(a.weight, LowRank | LowRankSparse) else Size(0, 0)
 
 
 def along(a: Bound) -> Rows:
