@@ -6,6 +6,7 @@ from numba import njit
 
 from ..epilogue import NOTHING
 from .activations import ACTIVATIONS
+from .arithmetic import get, keep
 from .compiled import FAST, HELPER, Function, calling
 from .launch import address, step, words
 from .memory import floats, record
@@ -34,30 +35,38 @@ def normalise(y, centred, eps):
     for j in range(y.size): y[j] *= scale
 
 
-@njit(fastmath={"contract"}, **HELPER)
-def pointwise_part(e, y, row, start):
-    """Bias, activation, factor and residual on the columns from start on of one row y."""
-    if e.bias:
-        bias = floats(e.bias + 4 * start, y.size)
-        for j in range(y.size): y[j] += bias[j]
-    if e.activation: activate(e.activation, e.out + 4 * (row * e.step + start), y.size)
-    if e.times:
-        times = floats(e.times + 4 * (row * e.beside + start), y.size)
-        for j in range(y.size): y[j] *= times[j]
-    if e.residual:
-        residual = floats(e.residual + 4 * (row * e.across + start), y.size)
-        for j in range(y.size): y[j] += residual[j]
+@njit(forceinline=True, **HELPER)
+def combine(with_each, y, other, count):
+    """with_each(y, other) in place, for count numbers at two addresses."""
+    full = 4 * (count // 16 * 16)
+    for at in range(0, full, 64): keep(with_each(get(y + at, None), get(other + at, None)), y + at, None)
+    if full < 4 * count:
+        lanes = count - full // 4
+        keep(with_each(get(y + full, lanes), get(other + full, lanes)), y + full, lanes)
 
 
-@njit(fastmath={"contract"}, **HELPER)
-def affine_part(e, y, start):
-    """Gain and shift on the columns from start on of one row y."""
-    if e.gain:
-        gain = floats(e.gain + 4 * start, y.size)
-        for j in range(y.size): y[j] *= gain[j]
-    if e.shift:
-        shift = floats(e.shift + 4 * start, y.size)
-        for j in range(y.size): y[j] += shift[j]
+@njit(forceinline=True, **HELPER)
+def added(x, y): return x + y
+
+
+@njit(forceinline=True, **HELPER)
+def multiplied(x, y): return x * y
+
+
+@njit(**HELPER)
+def pointwise_part(e, y, row, start, count):
+    """Bias, activation, factor and residual on the columns from start on of one row, so many at y."""
+    if e.bias: combine(added, y, e.bias + 4 * start, count)
+    if e.activation: activate(e.activation, y, count)
+    if e.times: combine(multiplied, y, e.times + 4 * (row * e.beside + start), count)
+    if e.residual: combine(added, y, e.residual + 4 * (row * e.across + start), count)
+
+
+@njit(**HELPER)
+def affine_part(e, y, start, count):
+    """Gain and shift on the columns from start on of one row, so many at y."""
+    if e.gain: combine(multiplied, y, e.gain + 4 * start, count)
+    if e.shift: combine(added, y, e.shift + 4 * start, count)
 
 
 @Function.of(5)
@@ -65,9 +74,9 @@ def on_block(after, low, high, left, right):
     """The epilogue on rows low..high and columns left..right, but for what needs whole rows and what follows that."""
     e = record(after, EPILOGUE)
     for row in range(low, high):
-        y = floats(e.out + 4 * (row * e.step + left), right - left)
-        pointwise_part(e, y, row, left)
-        if not e.normal: affine_part(e, y, left)
+        y = e.out + 4 * (row * e.step + left)
+        pointwise_part(e, y, row, left, right - left)
+        if not e.normal: affine_part(e, y, left, right - left)
 
 
 @Function.of(3)
@@ -75,9 +84,9 @@ def on_rows(after, low, high):
     """Normalisation, and then gain and shift, of rows low..high."""
     e = record(after, EPILOGUE)
     for row in range(low, high):
-        y = floats(e.out + 4 * row * e.step, e.p)
-        normalise(y, e.normal == 1, np.float32(e.eps))
-        affine_part(e, y, 0)
+        y = e.out + 4 * row * e.step
+        normalise(floats(y, e.p), e.normal == 1, np.float32(e.eps))
+        affine_part(e, y, 0, e.p)
 
 
 @njit(**HELPER)
