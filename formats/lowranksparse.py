@@ -90,7 +90,7 @@ class LowRankSparse(Format):
 
 def chosen(rank, shape):
     """The rank, by default one that stores an eighth of W; FormatError if the shape cannot have it."""
-    return ranked(rank or max(1, shape[0] * shape[1] // (8 * sum(shape))), shape)
+    return ranked(max(1, shape[0] * shape[1] // (8 * sum(shape))) if rank is None else rank, shape)
 
 
 def alternate(W, rank, density, scale=None):

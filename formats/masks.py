@@ -46,7 +46,8 @@ class Mask:
         one block row at a time, so never about all pairs at once."""
         keys = queries if keys is None else keys
         if min(queries, keys) < 1 or not blocked(block):
-            raise FormatError(f"mask: {queries} queries and {keys} keys in blocks of {block!r}; blocks are multiples of 16 up to {LARGEST}")
+            raise FormatError(f"mask: {queries} queries and {keys} keys in blocks of {block!r}; blocks are multiples of 16 up to "
+                              f"{LARGEST}")
         idx, edge, bits, counts = [], [], [np.zeros((0, block, block // 16), np.int64)], [0]
         for low in range(0, queries, block):
             there, whole, words = block_row(sees, low, min(low + block, queries), keys, block)

@@ -148,6 +148,7 @@ WRONG = {
     "blocks": (lambda: BlockDiagonal.fit(W, blocks=0), "blockdiagonal: blocks = 0 is not a positive integer"),
     "beside": (lambda: BlockDiagonal.pack(W, blocks=2), r"blockdiagonal\(4×3, blocks=2\) cannot hold this matrix: W\[3, 1\] = 10"),
     "rank": (lambda: LowRankSparse.fit(W, rank=4), "rank = 4 is not between 1 and 3"),
+    "no rank": (lambda: LowRankSparse.fit(W, rank=0), "rank = 0 is not between 1 and 3"),
     "outliers": (lambda: LowRankSparse.fit(W, density=2), "lowranksparse: density = 2 is not between 0 and 1"),
 }
 
