@@ -12,7 +12,7 @@ import numpy as np
 from formats import FORMATS, Format, FormatError
 from formats.arrays import room
 from formats.epilogue import Epilogue
-from formats.features import pattern, stored
+from formats.features import beyond, pattern, stored
 from formats.machine import FEATURES, FUSED, Machine, evaluate, identity
 from formats.predictor import fitted
 
@@ -21,6 +21,8 @@ Measured = list[tuple[str, dict[str, float], float]]
 SOME_ROWS, BATCHES = (1, 8, 24, 160), ((24,), (100,), (60, 31, 9), (256,), (128, 40))
 HEADS = ((6, 32), (3, 64))                                  # heads, columns of one
 LEAST = 5e-12                                               # seconds a number: nothing is free, whatever the noise says
+LAYOUT = 0.5                                                # of a format's matrices, more for each layout beyond the first
+LONG = 0.2                                                  # power of its time that a case weighs
 SECONDS = 0.003                                             # of one case in one round, or three calls if that is longer
 ROUNDS = 3
 EVEN = 0.7548776662466927, 0.5698402909980532, 0.4301597090019468, 0.8191725133961645      # steps that fill a cube evenly
@@ -65,7 +67,8 @@ def matrices(name: str, plan: Plan, numbers: Numbers, start: int = 0, skew: floa
     """Matrices in one format, of shapes and options spread evenly; fewer where making them takes long. A skew spreads the
     sizes of columns, so what keeps the highest numbers keeps more in some."""
     form, end = FORMATS[name], time.perf_counter() + plan.making
-    for i in range(start, start + plan.matrices):
+    count = round(plan.matrices * (1 + LAYOUT * (len(form.layouts(512, 512)) - 1)))
+    for i in range(start, start + count):
         n, p = (32 * round(spread(i, axis, 64, plan.largest) / 32) for axis in (0, 1))
         choices, layouts = form.choices(n, p), form.layouts(n, p)
         if not choices: continue
@@ -187,25 +190,31 @@ def fused(numbers: Numbers) -> dict[str, float]:
     return {name: max((quartile[name] - quartile[""]) / (T * p), LEAST) for name in FUSED}
 
 
-def fit(kernel: str, rows: Measured) -> list[float]:
+def fit(kernel: str, rows: Measured, far: bool = False) -> list[float]:
     """Coefficients, none negative, with the least sum of relative errors: least squares, weighted anew a few times so
-    that a measurement that something else disturbed counts for little."""
+    that a measurement that something else disturbed counts for little. Long calls weigh more: from them the rates are known, and
+    there are few. `far`: the last coefficient is that of bytes beyond the second cache."""
     from scipy.optimize import nnls
-    relative = np.array([evaluate(kernel, sizes) for _, sizes, _ in rows]) / np.array([[taken] for *_, taken in rows])
-    scale, weight = relative.max(0), np.ones(len(rows))
+    taken = np.array([row[2] for row in rows])
+    values = np.array([(*evaluate(kernel, sizes), *([beyond(kernel, sizes)] if far else [])) for _, sizes, _ in rows])
+    relative, long = values / taken[:, None], (taken / taken.min()) ** LONG
+    scale, weight = relative.max(0), long
     for _ in range(6):
         found = nnls(relative / scale * weight[:, None], weight)[0] / scale
-        weight = 1 / np.sqrt(np.maximum(abs(relative @ found - 1), 0.02))
+        weight = long / np.sqrt(np.maximum(abs(relative @ found - 1), 0.02))
     return [float(a) for a in found]
 
 
 def closed(found: dict[str, Measured]) -> Machine:
-    """The closed forms of what was measured; products with one row have their own."""
-    one = {kernel: [row for row in rows if row[1]["T"] == 1] for kernel, rows in found.items() if kernel.startswith("linear.")}
-    many = {kernel: [row for row in rows if kernel not in one or row[1]["T"] > 1] for kernel, rows in found.items()}
+    """The closed forms of what was measured."""
+    products = {kernel: rows for kernel, rows in found.items() if kernel.startswith("linear.")}
+    one, more = ({kernel: fit(kernel, [row for row in rows if (row[1]["T"] == 1) == alone], far=True)
+                  for kernel, rows in products.items()} for alone in (True, False))
+    others = {kernel: fit(kernel, rows) for kernel, rows in found.items() if kernel not in products}
     name, threads, versions = identity()
-    return Machine(name, threads, dict(versions), {kernel: fit(kernel, rows) for kernel, rows in many.items()},
-                   one_row={kernel: fit(kernel, rows) for kernel, rows in one.items()})
+    return Machine(name, threads, dict(versions), others | {kernel: each[:-1] for kernel, each in more.items()},
+                   one_row={kernel: each[:-1] for kernel, each in one.items()},
+                   far={kernel: [one[kernel][-1], more[kernel][-1]] for kernel in products})
 
 
 def residuals(machine: Machine, rows: Measured) -> list[float]:

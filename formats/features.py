@@ -95,6 +95,13 @@ def labels(kernel: str) -> list[str]:
             *filled, "density", "log2 bytes / L2", "log2 bytes of x / L2", *PATTERN]
 
 
+def beyond(kernel: str, sizes: Mapping[str, float]) -> float:
+    """Bytes of a product's weight that the second cache does not keep from call to call: nearly none of a small weight, nearly
+    all of a large one."""
+    size = stored(kernel.partition(".")[2], sizes)[0]
+    return size * size / (size + second_cache())
+
+
 @cache
 def second_cache() -> int:
     """Bytes of one core's second cache; 1 MiB where the system does not say."""

@@ -17,11 +17,12 @@ import sympy
 
 from formats import FORMATS
 from formats.cache import cache_directory
+from formats.features import beyond
 from formats.predictor import FILE, Correction
 from formats.sizes import T, n, p
 
 S2, h, d = sympy.symbols("S2 h d", positive=True)            # sum of squared lengths; heads and columns of one
-VERSION = 7                                                 # of the features: other files are calibrated anew
+VERSION = 8                                                 # of the features: other files are calibrated anew
 
 # What a kernel's time grows with: products as their formats declare it; 1, which is added to all, is the call.
 FEATURES: dict[str, tuple[sympy.Expr, ...]] = {
@@ -64,8 +65,9 @@ class NotThisMachine(ValueError):
 
 @dataclass(frozen=True)
 class Machine:
-    """Coefficients of every kernel, in seconds, and what corrects them; of products with one row others, as these take other
-    ways. `interval`: of each kernel, half the width,
+    """Coefficients of every kernel, in seconds, and what corrects them. Products with one row have coefficients of their own, as
+    they take other ways, and `far` has the seconds of a byte of a weight beyond the second cache, with one row and with more.
+    `interval`: of each kernel, half the width,
     as a logarithm, of an interval that should hold 80 % of calls."""
 
     name: str
@@ -76,6 +78,7 @@ class Machine:
     features: int = VERSION
     corrections: dict[str, Correction] = field(default_factory=dict)
     one_row: dict[str, list[float]] = field(default_factory=dict)
+    far: dict[str, list[float]] = field(default_factory=dict)
 
     def seconds(self, kernel: str, **sizes: float) -> float:
         """Predicted seconds of one call. Beside the sizes that its features need, features of a pattern may be given
@@ -85,8 +88,10 @@ class Machine:
 
     def closed(self, kernel: str, **sizes: float) -> float:
         """The closed form alone."""
-        known = self.one_row if kernel in self.one_row and sizes["T"] == 1 else self.coefficients
-        return sum(a * b for a, b in zip(known[kernel], evaluate(kernel, sizes), strict=True))
+        one = sizes.get("T") == 1
+        near = (self.one_row if one and kernel in self.one_row else self.coefficients)[kernel]
+        far = self.far[kernel][0 if one else 1] * beyond(kernel, sizes) if kernel in self.far else 0.0
+        return sum(a * b for a, b in zip(near, evaluate(kernel, sizes), strict=True)) + far
 
     def between(self, kernel: str, **sizes: float) -> tuple[float, float]:
         """Seconds that a call takes in 80 % of cases: a lower and an upper bound around `seconds`."""
@@ -96,7 +101,7 @@ class Machine:
         return middle * exp(-wide), middle * exp(wide)
 
     def expression(self, kernel: str) -> sympy.Expr:
-        """The closed form as an expression in the sizes."""
+        """The closed form as an expression in the sizes, for more rows than one and weights in the cache."""
         terms = zip(self.coefficients[kernel], features(kernel), strict=True)
         return sympy.Add(*(sympy.Float(a, 4) * feature for a, feature in terms))
 
@@ -116,7 +121,8 @@ class Machine:
             found = cls(**read)
             wrong = [kernel for kernel in FEATURES if not prices(found.coefficients[kernel], len(features(kernel)))]
             wrong += [kernel for kernel, each in found.corrections.items() if not corrects(kernel, each)]
-            wrong += [kernel for kernel, each in found.one_row.items() if not prices(each, len(features(kernel)))]
+            wrong += [kernel for kernel, each in found.one_row.items() if not prices([*each, 1e-12], len(features(kernel)) + 1)]
+            wrong += [kernel for kernel, each in found.far.items() if not prices([*each, 1e-12], 3)]
             here = found.identity == identity() and found.features == VERSION
         except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
             raise NotThisMachine(f"{file}: {type(error).__name__}: {error}") from None

@@ -19,7 +19,7 @@ from formats.sizes import T
 
 DOWN, ACROSS, GROUPS = 64, 64, (8, 2)                        # a sample: so many groups of inputs and of outputs, of so many
 PROBES = 16                                                  # rows that a sample is multiplied by
-HOPEFUL = 2.5                                                # times the fastest: beyond, counts are not even looked at
+HOPEFUL = 4.0                                                # times the fastest: beyond, counts are not even looked at
 MOST = 6                                                     # candidates that are timed
 SECONDS, ROUNDS = 0.003, 20                                  # of one candidate in one turn; turns at most
 KEPT = 1.15                                                  # times the fastest: what takes longer in a turn is out
@@ -102,19 +102,23 @@ def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None =
 
 def settled(W: Floats, rows: int, found: Sequence[Candidate], seconds: float = 0.25) -> Candidate:
     """Of ranked candidates, the fastest of those whose interval reaches below the upper end of the first one's, timed in turn;
-    who is clearly slower drops out."""
+    who is clearly slower drops out. Where all take longer than was predicted, those join that may be faster."""
     left = [each for each in found if each.low + each.conversion <= found[0].high + found[0].conversion][:MOST]
-    if len(left) == 1: return found[0]
     x, out = (room((rows, side), np.dtype(np.float32)) for side in W.shape)
     x[:] = np.random.default_rng(0).standard_normal(x.shape, np.float32)
-    packed = {each: each.pack(W) for each in left}
-    runs: dict[Candidate, list[float]] = {each: [] for each in left}
-    end, turn = time.perf_counter() + seconds, 0
-    while len(left) > 1 and (turn < 2 or (turn < ROUNDS and time.perf_counter() < end)):
-        for each in left: runs[each] += burst(lambda: packed[each].matmul(x, out=out))      # noqa: B023
+    packed: dict[Candidate, Format] = {}
+    runs: dict[Candidate, list[float]] = {}
+    end = time.perf_counter() + seconds
+    for turn in range(ROUNDS):
+        for each in left:
+            if each not in packed: packed[each], runs[each] = each.pack(W), []
+            runs[each] += burst(lambda: packed[each].matmul(x, out=out))      # noqa: B023
         taken = {each: quantile(runs[each], 0.25) + each.conversion for each in left}
-        left = sorted((each for each in left if taken[each] <= KEPT * min(taken.values())), key=lambda each: taken[each])
-        turn += 1
+        least = min(taken.values())
+        left = sorted((each for each in left if taken[each] <= KEPT * least), key=lambda each: taken[each])
+        more = [each for each in found if each not in runs and each.low + each.conversion < least][:MOST]
+        if not more and (len(left) == 1 or (turn and time.perf_counter() > end)): break
+        left += more
     return replace(left[0], seconds=taken[left[0]] - left[0].conversion)
 
 

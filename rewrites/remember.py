@@ -26,7 +26,7 @@ def place(program: Program, batches: Sequence[Batch], limits: Limits, prices: Pr
     for batch in batches:
         digest.update(np.ascontiguousarray(batch.tokens).tobytes())
         digest.update(np.ascontiguousarray(batch.starts).tobytes())
-    priced = [getattr(prices.machine, name, None) for name in ("coefficients", "one_row", "corrections")]
+    priced = [getattr(prices.machine, name, None) for name in ("coefficients", "one_row", "far", "corrections")]
     digest.update(repr((VERSION, limits, prices.rows, prices.pairs, *priced)).encode())
     return cache_directory() / "errors" / f"{digest.hexdigest()}.json"
 

@@ -132,6 +132,13 @@ def test_one_row_has_a_price_of_its_own():
     assert machine.seconds("linear.dense", T=2, **sizes) == known().seconds("linear.dense", T=2, **sizes)
 
 
+def test_a_weight_beyond_the_cache_costs_more_by_the_byte():
+    machine = known(far={"linear.dense": [1e-10, 1e-11]})
+    def more(n, T): return machine.seconds("linear.dense", T=T, n=n, p=n) - known().seconds("linear.dense", T=T, n=n, p=n)
+    assert more(20000, 1) == pytest.approx(1e-10 * 4 * 20000 ** 2, rel=0.3) and more(20000, 1) == pytest.approx(10 * more(20000, 2))
+    assert more(100, 1) < 1e-10 * 4 * 100 ** 2 / 3
+
+
 def test_a_price_lies_within_its_interval_and_follows_the_correction():
     correction = Correction(0.0, [1.0] * 2, 0.05, 0.2, 1.3, 0.1, [[5.0, 8.0]], [0.3])
     machine, plain = known(interval={"gelu": 0.1}, corrections={"scale": correction}), known()
@@ -227,6 +234,7 @@ def spoiled(text, **changes): return json.dumps(json.loads(text) | changes)
     (lambda text: spoiled(text, corrections={"beads": {}}), "no prices of beads"),
     (lambda text: spoiled(text, corrections={"scale": {"scale": ["long"]}}), "TypeError"),
     (lambda text: spoiled(text, corrections=7), "AttributeError"),
+    (lambda text: spoiled(text, far={"linear.dense": [1e-10]}), "no prices of linear.dense"),
     (lambda text: spoiled(text, one_row={"linear.dense": [-1, 1, 1, 1]}), "no prices of linear.dense"),
     (lambda text: spoiled(text, coefficients={}), "KeyError"),
     (lambda text: text.replace("2e-11", '"much"'), "ValueError"),

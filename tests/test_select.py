@@ -114,7 +114,15 @@ def test_those_that_lie_near_are_timed(monkeypatch):
     monkeypatch.setattr(select, "burst", lambda call: kinds.append(call()) or [0.1 if len(kinds) % 3 == 2 else 1.0])
     best = settled(W, 4, near)
     assert packed == ["csr", "packed", "dense"] and best.format == "packed" and best.seconds == 0.1
-    assert settled(W, 4, near[:1]) is near[0]
+    assert settled(W, 4, near[:1]).format == "csr"
+
+
+def test_who_was_predicted_too_fast_is_found_out(monkeypatch):
+    W = sparse(128, 96, 0.2)
+    found = [Candidate(name, (), seconds, 0.8 * seconds, 1.2 * seconds, 1) for name, seconds in (("csr", 0.1), ("packed", 1.0))]
+    turns = iter([5.0, 5.0, 1.0] + [5.0] * 30)
+    monkeypatch.setattr(select, "burst", lambda call: [next(turns)])
+    assert settled(W, 4, found).format == "packed"
 
 
 def test_time_is_measured():
