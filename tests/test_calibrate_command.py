@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formats import blas, cache, peaks
+from formats import blas, cache, kernels, peaks
 from formats.blas import Blas
 from formats.machine import FEATURES, FUSED, Machine, features, identity, machine_file, this_machine
 from formats.peaks import Peaks, Rate
@@ -30,6 +30,7 @@ def kept(tmp_path, monkeypatch):
 
 def test_a_command_measures_keeps_and_tells(kept, monkeypatch, capsys):
     found = Peaks("chip", 2, {"vector": Rate(2e11, 4e11)}, [("L1", 1 << 15, Rate(3e11, 6e11))], {"call": 1.2e-5})
+    monkeypatch.setattr(kernels, "warm", lambda progress: progress("none", 0.0))
     monkeypatch.setattr(peaks, "measure", lambda progress: progress(1, 1) or found)
     monkeypatch.setattr(blas, "fastest", lambda progress: progress(1, 1) or Blas("ZEN", RATES))
     full = []
