@@ -118,7 +118,7 @@ def make(kind, shape, density):
 def calibrate(given, room):
     """As `opmatrix calibrate` does."""
     from formats.calibrate import calibrate
-    calibrate(full=not given.quick).save(room / "machine.model")
+    calibrate(full=not given.quick, blas=True).save(room / "machine.model")
 
 
 def machine(room):
@@ -131,7 +131,7 @@ def oracle(given, room):
     import numpy as np
 
     from formats import FormatError
-    from formats.select import candidates
+    from formats.select import Blas, candidates
     found, known = {}, machine(room)
     for name, structure, matrix, asked in cases(given):
         W = matrix()
@@ -143,7 +143,8 @@ def oracle(given, room):
             for each in offered[rows]:
                 try: packed[str(each)] = packed.get(str(each)) or each.pack(W)
                 except FormatError: continue                # it held the sample, but not the rest
-            entries = {str(each): packed[str(each)].matmul for each in offered[rows] if str(each) in packed} | {"blas": blas(W)}
+            here = {str(each) for each in offered[rows]} & set(packed)
+            entries = {label: packed[label].matmul for label in here} | {"blas": Blas(W).matmul}
             taken = timed(entries, W.shape, rows, SLOW, TURNS)
             found[f"{name} | {rows}"] = {
                 "seconds": taken, "structure": structure, "density": np.count_nonzero(W) / W.size, "error": error,
@@ -172,7 +173,7 @@ def choose(given, room):
 
 def pay(given, room):
     """{case: {label: seconds}} of what was chosen and of what may be the fastest."""
-    from formats.select import Candidate
+    from formats.select import Blas, Candidate
     every, chosen = (json.loads((room / name).read_text()) for name in ("oracle.json", "choose.json"))
     found = {}
     for name, _, matrix, asked in cases(given):
@@ -185,18 +186,12 @@ def pay(given, room):
             for label in wanted - {"blas"} - set(packed):
                 name_of, options = known["options"][label]
                 packed[label] = Candidate(name_of, tuple((key, plain(value)) for key, value in options), 0, 0, 0, 0).pack(W)
-            entries = {label: packed[label].matmul if label != "blas" else blas(W) for label in sorted(wanted)}
+            entries = {label: packed[label].matmul if label != "blas" else Blas(W).matmul for label in sorted(wanted)}
             found[case] = timed(entries, W.shape, rows, 1e9, TURNS)
     (room / f"pay{len([*room.glob('pay*.json')])}.json").write_text(json.dumps(found))
 
 
 def plain(value): return tuple(value) if isinstance(value, list) else value
-
-
-def blas(W):
-    """The product by numpy's BLAS."""
-    import numpy as np
-    return lambda x, out: np.dot(x, W, out=out)
 
 
 def timed(entries, shape, rows, slowest, turns):

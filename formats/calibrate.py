@@ -104,6 +104,16 @@ def products(names: Iterable[str], plan: Plan, numbers: Numbers, start: int = 0,
                 yield f"linear.{name}", {"T": T} | sizes, lambda w=packed, x=x, out=out: w.matmul(x, out=out)
 
 
+def by_numpy(plan: Plan, numbers: Numbers) -> Iterator[Case]:
+    """The products of dense, by numpy."""
+    for i, packed in enumerate(matrices("dense", plan, numbers)):
+        n, p = packed.shape
+        w = packed.unpack()
+        for T in rows_of(i, plan.rows, int(min(plan.most_rows, plan.arithmetic / w.size, (1 << 22) / max(n, p)))):
+            x, out = numbers.some(T, n), numbers.room(T, p)
+            yield "linear.blas", {"T": T, "n": n, "p": p}, lambda w=w, x=x, out=out: np.dot(x, w, out=out)
+
+
 def rows_of(i: int, count: int, most: int) -> list[int]:
     """One row, and others up to `most`, every other one a multiple of 16."""
     found = {1}
@@ -222,12 +232,14 @@ def residuals(machine: Machine, rows: Measured) -> list[float]:
     return [log(taken / machine.closed(kernel, **sizes)) for kernel, sizes, taken in rows]
 
 
-def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = False) -> Machine:
-    """Measures this machine, in 18 seconds at most, or full, in a minute; kernels are compiled, or read from the cache, first."""
+def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = False, blas: bool = False) -> Machine:
+    """Measures this machine, in 18 seconds at most, or full, in a minute; kernels are compiled, or read from the cache, first.
+    With `blas` also float32 products by numpy, which nothing but `formats.select` asks for."""
     from formats import kernels
     kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
     numbers, plan = Numbers(), FULL if full else QUICK
-    cases = [*products(FORMATS, plan, numbers), *passes((256, 384, 1280), SOME_ROWS, numbers), *heads(BATCHES, numbers)]
+    cases = [*products(FORMATS, plan, numbers), *(by_numpy(plan, numbers) if blas else ()),
+             *passes((256, 384, 1280), SOME_ROWS, numbers), *heads(BATCHES, numbers)]
     found: dict[str, Measured] = {}
     for row in measured(cases, progress, plan.seconds): found.setdefault(row[0], []).append(row)
     plain = closed(found)
@@ -235,5 +247,6 @@ def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = Fals
                    for kernel, rows in found.items()}
     coefficients = plain.coefficients | {                   # riding along is never dearer than a pass of its own
         name: [min(slope, max(plain.coefficients[f"pointwise.{name}"][0], LEAST))] for name, slope in fused(numbers).items()}
-    return replace(plain, coefficients={kernel: coefficients[kernel] for kernel in FEATURES}, corrections=corrections,
+    known = [*FEATURES, *(["linear.blas"] if blas else [])]
+    return replace(plain, coefficients={kernel: coefficients[kernel] for kernel in known}, corrections=corrections,
                    interval={kernel: each.alone for kernel, each in corrections.items()})

@@ -46,7 +46,7 @@ def random_pattern(nonzero: float, inputs: float, outputs: float) -> dict[str, f
 def readings(name: str) -> tuple[tuple[str, ...], Any, tuple[str, ...]]:
     """Of a format: the names of its sizes, (bytes, flops a row) as a function of them, and the sizes of its structure
     (tile, group, rank), which are not counts."""
-    form = FORMATS[name]
+    form = FORMATS["dense" if name == "blas" else name]
     found = {symbol for array in form.fields.values() for axis in array.shape for symbol in axis.free_symbols}
     symbols = sorted(found | {n, p} | (form.flops.free_symbols - {T}) | form.bytes.free_symbols, key=str)
     structure = tuple(str(symbol) for symbol in symbols if symbol.is_positive and symbol not in (n, p))

@@ -38,7 +38,8 @@ FUSED = ("bias", "gelu", "residual", "norm", "affine")       # no call of their 
 
 
 def features(kernel: str) -> tuple[sympy.Expr, ...]:
-    """The features of a kernel; KeyError names the kernels there are."""
+    """The features of a kernel; KeyError names the kernels there are. BLAS does what dense does."""
+    if kernel == "linear.blas": kernel = "linear.dense"
     if kernel not in FEATURES:
         raise KeyError(f"no kernel {kernel!r} has a price; there are {', '.join(FEATURES)}")
     return FEATURES[kernel] if kernel in FUSED else (*FEATURES[kernel], sympy.Integer(1))

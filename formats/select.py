@@ -45,8 +45,9 @@ class Candidate:
     error: float = 0.0
     conversion: float = 0.0
 
-    def pack(self, W: ArrayLike) -> Format:
+    def pack(self, W: ArrayLike) -> Any:
         """W, stored so: rounded where the format rounds. FormatError where it cannot hold it."""
+        if self.format == "blas": return Blas(numbers(W))
         form = FORMATS[self.format]
         return (form.approximate if approximates(form) else form.pack)(numbers(W), **dict(self.options))
 
@@ -58,6 +59,16 @@ class Candidate:
     def __str__(self) -> str:
         inside = ", ".join(f"{name}={value}" for name, value in self.options)
         return f"{self.format}({inside})" if inside else self.format
+
+
+class Blas:
+    """W (n, p) as it lies, multiplied by numpy: no format, but in the race where a machine was calibrated for it."""
+
+    def __init__(self, W: Floats) -> None:
+        self.w, self.nbytes, self.sizes = W, W.nbytes, {"n": W.shape[0], "p": W.shape[1]}
+
+    def matmul(self, x: Floats, out: Floats | None = None) -> Any: return np.dot(x, self.w, out=out)
+    def unpack(self) -> Floats: return self.w
 
 
 def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None = None, formats: Sequence[str] = (),
@@ -87,6 +98,8 @@ def candidates(W: Floats, rows: int, error: float, machine: Prices, formats: Seq
         if (fits := within(FORMATS[name], given, sample, error)) is None: continue
         packed, off = fits
         found.append(priced(machine, name, given, scaled(packed, shape, thinner, given), {}, rows, off))
+    if not formats and "linear.blas" in getattr(machine, "coefficients", ()):
+        found.append(priced(machine, "blas", {}, {"n": float(shape[0]), "p": float(shape[1])}, {}, rows, 0.0))
     if not found: raise FormatError(f"select: none of {', '.join(names)} holds this matrix within an error of {error:g}")
     return found
 
@@ -106,7 +119,7 @@ def settled(W: Floats, rows: int, found: Sequence[Candidate], seconds: float = 0
     left = [each for each in found if each.low + each.conversion <= found[0].high + found[0].conversion][:MOST]
     x, out = (room((rows, side), np.dtype(np.float32)) for side in W.shape)
     x[:] = np.random.default_rng(0).standard_normal(x.shape, np.float32)
-    packed: dict[Candidate, Format] = {}
+    packed: dict[Candidate, Any] = {}
     runs: dict[Candidate, list[float]] = {}
     end = time.perf_counter() + seconds
     for turn in range(ROUNDS):

@@ -1,4 +1,6 @@
 """Selection: what holds a matrix within an error is offered, the cheapest by the machine first, the same on every run."""
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import standin
@@ -140,3 +142,13 @@ def test_features_of_a_pattern_reach_the_price():
     W = sparse(128, 96, 0.1)
     select.select(W, 16, machine=Asked(**vars(MACHINE)))
     assert any(pattern(W).items() <= sizes.items() for sizes in seen)
+
+
+def test_blas_is_in_the_race_where_it_was_calibrated():
+    W, dense = normal(128, 96), MACHINE.coefficients["linear.dense"]
+    def blas(factor): return replace(MACHINE, coefficients=MACHINE.coefficients | {"linear.blas": [factor * each for each in dense]})
+    fast, slow = (select.select(W, 16, machine=blas(factor)) for factor in (0.01, 3.0))
+    assert fast[0].format == "blas" and slow[0].format != "blas"
+    assert "blas" not in names(select.select(W, 16, machine=MACHINE))
+    x = normal(4, 128)
+    assert np.array_equal(fast[0].pack(W).matmul(x), x @ W) and fast[0].nbytes == W.nbytes == fast[0].pack(W).nbytes
