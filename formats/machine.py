@@ -146,7 +146,7 @@ def corrects(kernel: str, correction: Correction) -> bool:
     """Whether this is a correction of the kernel: finite numbers, a length for every axis, something left at every place."""
     scale, places, left = correction.scale, correction.places, correction.left
     numbers = [correction.trust, correction.noise, correction.spread, correction.amplitude, correction.alone, *left]
-    right = kernel in FEATURES and all(isfinite(each) and each < 20 for each in numbers)
+    right = kernel in (*FEATURES, "linear.blas") and all(isfinite(each) and each < 20 for each in numbers)
     return (right and min(correction.noise, *scale, 1.0) > 0 and len(places) == len(left)
             and all(len(place) == len(scale) and all(map(isfinite, place)) for place in places))
 

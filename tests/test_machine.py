@@ -216,7 +216,9 @@ def test_trees_of_another_declaration_are_left_out(tmp_path):
 
 def test_a_file_gives_the_same_machine(tmp_path):
     correction = Correction(0.0, [1.0, 2.0], 0.05, 0.2, 1.3, 0.1, [[3.0, 8.0]], [0.1])
-    machine = known(interval={"scale": 0.1}, corrections={"scale": correction}, one_row={"linear.dense": [1e-9] * 4})
+    dense = Correction(0.0, [1.0] * 5, 0.05, 0.2, 1.3, 0.1, [[1.0] * 5], [0.1])
+    corrections = {"scale": correction, "linear.blas": dense}
+    machine = known(interval={"scale": 0.1}, corrections=corrections, one_row={"linear.dense": [1e-9] * 4})
     machine.save(file := tmp_path / "new" / "machine.json")
     assert Machine.load(file) == machine and [path.name for path in file.parent.iterdir()] == ["machine.json"]
 
