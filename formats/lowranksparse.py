@@ -101,9 +101,9 @@ def alternate(W, rank, density, scale=None):
     rank, kept = chosen(rank, W.shape), number(density, W.size, "lowranksparse")
     weight = importance(np.ones_like(W), scale, "lowranksparse.fit")[:, :1]
     A = W * weight
-    starts = leading(A, rank), leading(np.where(highest(abs(A), kept), 0, A), rank)
-    right, before = min(starts, key=lambda right: missed(A, A @ right @ right.T, kept)), np.inf
-    low = A @ right @ right.T
+    starts = [(right, start @ right @ right.T) for start in (A, np.where(highest(abs(A), kept), 0, A))
+              for right in [leading(start, rank)]]
+    (right, low), before = min(starts, key=lambda start: missed(A, start[1], kept)), np.inf
     for _ in range(STEPS):
         rest = np.where(highest(abs(A - low), kept), low, A)
         right = np.linalg.qr(rest.T @ (rest @ right))[0]

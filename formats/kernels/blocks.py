@@ -9,7 +9,7 @@ from numba import njit
 
 from .compiled import HELPER, Function, Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
-from .launch import ROOM, address, launch, words
+from .launch import ROOM, address, filled, launch, words
 from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import floats, pointer, record
 from .pool import POOL
@@ -178,10 +178,10 @@ def launch_blocks(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], ou
     chunk = together(val.nbytes, depth, TALL)
     once = max(NEAR * out.shape[1] // (val.nbytes * c + 1), 1) * c
     fields = 0 if counted else address(ptr), ptr if counted else 0, address(idx), address(val), r, c, chunk, depth, once
-    weight, after = np.array([fields], BLOCKS), epilogue_record(epilogue, out)
+    weight, after = filled(*fields), epilogue_record(epilogue, out)
     with POOL.lock:
         room = ROOM.reserve(4 * (min(chunk, -(-T // TALL) * TALL) * depth + TALL * c))
-        launch(*linear_stages(blocks, x, weight.ctypes.data, out, after, room, unit=c))
+        launch(*linear_stages(blocks, x, address(weight), out, after, room, unit=c))
     return out
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from .compiled import Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
 from .gemm import multiply
-from .launch import ROOM, address, launch, words
+from .launch import ROOM, address, filled, launch, words
 from .linear import DEEP, LINEAR, WIDE, check_product, dense, linear_stages, tile
 from .memory import record
 from .pool import POOL
@@ -63,9 +63,9 @@ def product_blockdiagonal(x: np.ndarray, val: np.ndarray, out: np.ndarray, epilo
     typed("val", val, f4)
     if any(-(-side // len(val)) != part for side, part in zip((x.shape[1], out.shape[1]), val.shape[1:], strict=True)):
         raise ValueError(f"blockdiagonal: val {val.shape} does not make {x.shape[1]} × {out.shape[1]}")
-    weight = np.array([(address(val), *val.shape[1:], fresh)], GROUPED)
+    weight = filled(address(val), *val.shape[1:], fresh)
     after = epilogue_record(epilogue, out)
-    launch(*linear_stages(grouped, x, weight.ctypes.data, out, after))
+    launch(*linear_stages(grouped, x, address(weight), out, after))
     return out
 
 
@@ -86,7 +86,7 @@ def product_kronecker(x: np.ndarray, a: np.ndarray, b: np.ndarray, out: np.ndarr
     (k, c, r), (_, s, t) = typed("a", a, f4).shape, typed("b", b, f4).shape
     check_product(x, (r * s, c * t), out)
     if len(b) != k: raise ValueError(f"kronecker: {k} matrices a and {len(b)} matrices b")
-    weight, after = np.array([(address(a), address(b), k, r, c, s, t)], FACTORS), epilogue_record(epilogue, out)
+    weight, after = filled(address(a), address(b), k, r, c, s, t), epilogue_record(epilogue, out)
     with POOL.lock:
-        launch(*linear_stages(kronecker, x, weight.ctypes.data, out, after, ROOM.reserve(4 * r * t), unit=t))
+        launch(*linear_stages(kronecker, x, address(weight), out, after, ROOM.reserve(4 * r * t), unit=t))
     return out

@@ -1,5 +1,7 @@
 """A kernel is a C function of (item, worker, arguments); a launch gives its items to the threads of the pool."""
+import ctypes
 import time
+from array import array
 from collections.abc import Callable
 
 import numpy as np
@@ -8,12 +10,22 @@ from ..threads import available
 from .compiled import FUNCTIONS, Kernel
 from .pool import POOL
 
-Stage = tuple[Kernel, np.ndarray, int]                      # kernel, its record of arguments, items
+Record = np.ndarray | array                                 # of arguments: an array of one, or plain words
+Stage = tuple[Kernel, Record, int]                          # kernel, its record of arguments, items
 
 
-def address(array: np.ndarray | None) -> int:
-    """Where an array begins; 0 for none."""
-    return 0 if array is None else int(array.__array_interface__["data"][0])
+def address(stored: Record | None) -> int:
+    """Where an array or record begins; 0 for none."""
+    if stored is None: return 0
+    if isinstance(stored, array): return stored.buffer_info()[0]
+    # of what may be written to, a third of the time; a record's __array_interface__ spells its fields out
+    try: return ctypes.addressof(ctypes.c_char.from_buffer(stored))
+    except (TypeError, ValueError): return int(stored.ctypes.data)
+
+
+def filled(*fields: int) -> array:
+    """A record of words alone."""
+    return array("q", fields)
 
 
 def step(array: np.ndarray) -> int:
@@ -46,8 +58,8 @@ def launch(*stages: Stage) -> None:
     """Run stages in order, each on all threads. The caller holds the pool's lock if it reserved room."""
     with POOL.lock:
         for kernel, arguments, items in stages:
-            # a record's __array_interface__ spells its fields out, which takes ten times as long
-            if items: POOL.run(kernel.address, arguments.ctypes.data, items)
+            if items == 1: kernel.call(0, 0, address(arguments))
+            elif items: POOL.run(kernel.address, address(arguments), items)
 
 
 def warm(names: list[str] | None = None, progress: Callable[[str, float], None] | None = None) -> float:

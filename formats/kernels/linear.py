@@ -12,7 +12,7 @@ from ..threads import threads
 from .compiled import HELPER, Kernel
 from .epilogue import check_rows, epilogue_record, finish_block, finish_rows
 from .gemm import gemm, multiply
-from .launch import ROOM, Stage, address, launch, step, words
+from .launch import ROOM, Record, Stage, address, filled, launch, step, words
 from .memory import floats, record, shorts, widen
 from .pool import POOL
 
@@ -85,18 +85,17 @@ def split(rows: int, columns: int, workers: int, unit: int = 1) -> tuple[int, in
     return rows, min(columns, -(-columns // workers // unit) * unit)
 
 
-def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, after: np.ndarray | None,
+def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, after: Record | None,
                   room: tuple[int, int] = (0, 0), size: int = 4, unit: int = 1) -> list[Stage]:
     """The launches of one product; weight: the address of w (size bytes a number), or of a record that describes it."""
     (T, n), p = x.shape, out.shape[1]
     rows, cols = split(T, p, threads(), unit)
     fields = (address(x), step(x), address(out), step(out), T, n, p, rows, cols, gemm.address, *room, weight,
-              size, 0 if after is None else after.ctypes.data)
-    stages: list[Stage] = [(kernel, np.array([fields], LINEAR), -(-T // rows) * -(-p // cols))]
-    if after is not None and after["normal"][0] and cols < p:
+              size, address(after))
+    stages: list[Stage] = [(kernel, filled(*fields), -(-T // rows) * -(-p // cols))]
+    if isinstance(after, np.ndarray) and after["normal"][0] and cols < p:
         few = -(-T // threads())
-        settled = (*fields[:7], few, p, *fields[9:])
-        stages.append((settle, np.array([settled], LINEAR), -(-T // few)))
+        stages.append((settle, filled(*fields[:7], few, p, *fields[9:]), -(-T // few)))
     return stages
 
 

@@ -9,12 +9,13 @@ import numpy as np
 from numba import njit
 
 from ..panels import PANEL
+from ..threads import threads
 from .amx import MATRIX, matrix_fours, matrix_pairs, shape_registers
 from .arithmetic import get, highest, keep, larger, magnitude, nearest, total
 from .compiled import HELPER, Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
-from .launch import ROOM, address, launch, words
-from .linear import LINEAR, check_product, linear_stages, tile
+from .launch import ROOM, address, filled, launch, words
+from .linear import LINEAR, check_product, linear_stages, split, tile
 from .memory import bytes_at, floats, record, shorts, signed, whole
 from .pool import POOL
 from .sparse import typed
@@ -226,14 +227,11 @@ def product_narrow(kernels: tuple[Kernel, Kernel], x: np.ndarray, w: np.ndarray,
     groups, span = -(-n // group), depth * (2 if scale is None else 1) + 64
     if (scale is not None and scale.shape != (groups, p)) or group % unit:
         raise ValueError(f"scale: expected one for each of {p} columns and groups of {group} in {n} inputs, a multiple of {unit}")
-    weight = np.array([(address(w), address(scale), depth, group, groups, span)], NARROW)
-    after = epilogue_record(epilogue, out)
+    weight, after = filled(address(w), address(scale), depth, group, groups, span), epilogue_record(epilogue, out)
+    rows, _ = split(T, p, threads(), PANEL)
     with POOL.lock:
-        stages = linear_stages(kernels[T > 1], x, weight.ctypes.data, out, after, unit=PANEL)
-        rows = int(stages[0][1]["rows"][0])
-        size = rows * (span + 4 + 4 * groups) + 4 * BAND * PANEL + 256 + PANEL * depth
-        stages[0][1]["room"], stages[0][1]["apart"] = ROOM.reserve(size)
-        launch(*stages)
+        room = ROOM.reserve(rows * (span + 4 + 4 * groups) + 4 * BAND * PANEL + 256 + PANEL * depth)
+        launch(*linear_stages(kernels[T > 1], x, address(weight), out, after, room, unit=PANEL))
     return out
 
 

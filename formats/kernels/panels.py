@@ -10,7 +10,7 @@ from ..panels import PANEL
 from .compiled import HELPER, Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
 from .gemm import strip
-from .launch import launch
+from .launch import address, launch
 from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import record
 from .pool import POOL
@@ -83,5 +83,5 @@ def product_packed(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any 
     if typed("w", w, np.float32).size != x.shape[1] * -(-out.shape[1] // 16) * 16:
         raise ValueError(f"packed: {w.size} numbers do not make panels of {x.shape[1]} by {out.shape[1]}")
     after = epilogue_record(epilogue, out)
-    with POOL.lock: launch(*linear_stages(packed, x, w.ctypes.data, out, after, unit=PANEL))
+    with POOL.lock: launch(*linear_stages(packed, x, address(w), out, after, unit=PANEL))
     return out

@@ -64,7 +64,7 @@ def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: An
     source = (0, 0) if x is None else (address(x), step(x))
     count, after = 0 if fields is None else len(fields), epilogue_record(epilogue, out)
     values = (*source, address(out), step(out), T, p, rows, address(fields), count,
-              0 if after is None else after.ctypes.data, factor)
+              address(after), factor)
     launch((kernel, np.array([values], PASS), -(-T // rows)))
     return out
 

@@ -10,7 +10,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from .compiled import HELPER, Function
-from .launch import address, words
+from .launch import address, filled, words
 from .linear import check_product
 from .memory import floats, pointer, record
 from .places import at
@@ -146,6 +146,6 @@ def product_sell(x: np.ndarray, order: np.ndarray, ptr: np.ndarray, idx: np.ndar
     if len(ptr) - 1 != -(-len(order) // chunk) or not int(ptr[-1]) * chunk == len(idx) == len(val) or sigma % chunk:
         raise ValueError(f"sell: ptr of {len(ptr)} ending at {ptr[-1]}, {len(idx)} indices and {len(val)} numbers do not make "
                          f"{len(order)} columns in slices of {chunk}, windows of {sigma}")
-    slices = np.array([(address(order), address(ptr), chunk, idx.itemsize, order.itemsize)], SLICES)
+    slices = filled(address(order), address(ptr), chunk, idx.itemsize, order.itemsize)
     functions = sell_short if idx.itemsize == 2 else sell_wide, sell_single
-    return launch_sparse(x, (slices.ctypes.data, *weights), out, epilogue, functions, group=min(sigma, len(order)))
+    return launch_sparse(x, (address(slices), *weights), out, epilogue, functions, group=min(sigma, len(order)))

@@ -10,7 +10,7 @@ from numba import carray, njit
 
 from .compiled import FAST, HELPER, Function, Kernel, calling
 from .epilogue import epilogue_record, finish_block, finish_rows
-from .launch import ROOM, address, launch, words
+from .launch import ROOM, address, filled, launch, words
 from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import floats, pointer, record
 from .pool import POOL
@@ -210,10 +210,10 @@ def launch_sparse(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], ou
     once = max(columns // group, 1) * group
     fields = (many.address, one.address if one else 0, ptr if isinstance(ptr, int) else address(ptr), address(idx), address(val),
               *sizes, chunk, depth, out.shape[1], once)
-    weight, after = np.array([fields], SPARSE), epilogue_record(epilogue, out)
+    weight, after = filled(*fields), epilogue_record(epilogue, out)
     with POOL.lock:
         room = ROOM.reserve(4 * (min(chunk, -(-T // STRIP) * STRIP) * depth + (once + 16) * STRIP))
-        launch(*linear_stages(sparse, x, weight.ctypes.data, out, after, room, unit=group))
+        launch(*linear_stages(sparse, x, address(weight), out, after, room, unit=group))
     return out
 
 
