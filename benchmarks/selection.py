@@ -1,6 +1,6 @@
 """Whether the format that is chosen is the fastest: on pruned transformers' patterns (.smtx.gz) and generated ones.
 
-    python benchmarks/selection.py [DIR] [--quick] [--processes 3] [--rows 1 16 128 512] [--csv OUT]
+    python benchmarks/selection.py [DIR] [--quick [--part 0]] [--processes 3] [--rows 1 16 128 512] [--csv OUT]
 
 DIR holds patterns (default: dlmc in OPMATRIX_DATA; where there is none, patterns of the same kinds are generated). Each case
 is a pattern, a number of rows and an error allowance (0: float32; 0.004: bf16 is let in; 0.015: int8).
@@ -44,6 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", nargs="?", type=Path, default=DATA)
     parser.add_argument("--quick", action="store_true", help="every fourth case, and the quick calibration")
+    parser.add_argument("--part", type=int, default=0, help="which fourth of the cases a quick run takes: 0 to 3")
     parser.add_argument("--processes", type=int, default=3, help="that pay")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 128, 512])
     parser.add_argument("--threads", default="1")
@@ -89,7 +90,7 @@ def cases(given):
     for i, (name, structure, matrix) in enumerate(patterns):
         asked = []
         for j, rows in enumerate(given.rows):
-            if not given.quick or at % QUICK == i // QUICK % QUICK: asked.append((rows, ERRORS[(i + j) % len(ERRORS)]))
+            if not given.quick or at % QUICK == (i // QUICK + given.part) % QUICK: asked.append((rows, ERRORS[(i + j) % len(ERRORS)]))
             at += 1
         if asked: yield name, structure, matrix, asked
 
