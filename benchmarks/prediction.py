@@ -1,6 +1,6 @@
 """How far predicted seconds of products are off, in every format, on shapes, densities, patterns and rows not calibrated.
 
-    python benchmarks/prediction.py [--full] [--threads 1] [--matrices 24] [--csv OUT]
+    python benchmarks/prediction.py [--full] [--threads 1] [--matrices 24] [--machine FILE] [--csv OUT]
 
 The machine is calibrated in one process and asked in another, on matrices whose columns differ in size as well as on even
 ones. Errors are relative to the lower quartile of the measured times; `again` is how far a second measurement is from the

@@ -90,7 +90,8 @@ def cases(given):
     for i, (name, structure, matrix) in enumerate(patterns):
         asked = []
         for j, rows in enumerate(given.rows):
-            if not given.quick or at % QUICK == (i // QUICK + given.part) % QUICK: asked.append((rows, ERRORS[(i + j) % len(ERRORS)]))
+            if not given.quick or at % QUICK == (i // QUICK + given.part) % QUICK:
+                asked.append((rows, ERRORS[(i + j) % len(ERRORS)]))
             at += 1
         if asked: yield name, structure, matrix, asked
 
