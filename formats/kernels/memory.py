@@ -16,40 +16,15 @@ def pointer(typing, address, kind):
     return types.CPointer(pointed)(address, kind), code
 
 
-@njit
-def floats(address, count):
-    """count float32 numbers at an address, as an array."""
-    return carray(pointer(address, np.float32), count)
+def numbers(kind):
+    """A function: so many numbers of this kind at an address, as an array."""
+    @njit
+    def at(address, count): return carray(pointer(address, kind), count)
+    return at
 
 
-@njit
-def shorts(address, count):
-    """count uint16 numbers at an address."""
-    return carray(pointer(address, np.uint16), count)
-
-
-@njit
-def bytes_at(address, count):
-    """count uint8 numbers at an address."""
-    return carray(pointer(address, np.uint8), count)
-
-
-@njit
-def signed(address, count):
-    """count int8 numbers at an address."""
-    return carray(pointer(address, np.int8), count)
-
-
-@njit
-def whole(address, count):
-    """count int32 numbers at an address."""
-    return carray(pointer(address, np.int32), count)
-
-
-@njit
-def longs(address, count):
-    """count int64 numbers at an address."""
-    return carray(pointer(address, np.int64), count)
+floats, shorts, longs = numbers(np.float32), numbers(np.uint16), numbers(np.int64)
+bytes_at, signed, whole = numbers(np.uint8), numbers(np.int8), numbers(np.int32)
 
 
 @njit
