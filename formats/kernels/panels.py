@@ -15,7 +15,7 @@ from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import record
 from .pool import POOL
 from .sparse import typed
-from .vectors import MANY_REGISTERS, add_outer, plus, write, zeros
+from .vectors import AHEAD, MANY_REGISTERS, add_outer, plus, prefetch, write, zeros
 
 
 @njit(**HELPER)
@@ -32,9 +32,30 @@ def one_row(none, x, w, across, depth, y):
 
 
 @njit(**HELPER)
+def first_rows(none, x, along, w, across, depth, y, step):
+    """Some rows against a whole panel that is not in cache yet: asked for ahead."""
+    sums = none
+    for _ in range(depth):
+        prefetch(sums, w + AHEAD)
+        sums = add_outer(sums, x, along, w, None)
+        x += 4
+        w += across
+    write(sums, y, step, None)
+
+
+@njit(**HELPER)
 def whole_panel(rows, depth, x, along, w, y, step):
     """All 64 columns: tiles of 6 rows, and what is left."""
     row = 0
+    if rows >= 6:
+        first_rows(zeros(6, 4), x, along, w, 4 * PANEL, depth, y, step)
+        row = 6
+    elif rows >= 4:
+        first_rows(zeros(4, 4), x, along, w, 4 * PANEL, depth, y, step)
+        row = 4
+    elif rows >= 2:
+        first_rows(zeros(2, 4), x, along, w, 4 * PANEL, depth, y, step)
+        row = 2
     while row + 6 <= rows:
         strip(zeros(6, 4), x + row * along, along, w, 4 * PANEL, depth, y + row * step, step, True, None)
         row += 6
