@@ -35,6 +35,15 @@ def load_shapes(typing, address):
     return types.void(types.int64), code
 
 
+@intrinsic
+def release_registers(typing):
+    """Leave the registers empty: what they hold would be saved with the thread, and keep the core awake."""
+    def code(context, builder, signature, values):
+        builder.call(function(builder, "llvm.x86.tilerelease", VOID), [])
+        return context.get_dummy_value()
+    return types.void(), code
+
+
 @njit(**HELPER)
 def shape_registers(at, first, second):
     """The shapes for so many rows of x in the first and in the second row of registers; the 64 bytes at `at` are written."""

@@ -10,7 +10,7 @@ from numba import njit
 
 from ..panels import PANEL
 from ..threads import threads
-from .amx import MATRIX, matrix_fours, matrix_pairs, shape_registers
+from .amx import MATRIX, matrix_fours, matrix_pairs, release_registers, shape_registers
 from .arithmetic import get, highest, keep, larger, magnitude, nearest, total
 from .compiled import HELPER, Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
@@ -160,6 +160,7 @@ def halves_kernel(name, multiply, matrix):
                          to, step)
                 if not straight: copied(sums, rows, columns, out, 4 * c.step)
             finish_block(c.after, low, high, start, start + columns)
+        if matrix: release_registers()
         if right - left == c.p: finish_rows(c.after, low, high)
     body.__name__ = name
     return Kernel(body)
@@ -198,6 +199,7 @@ def bytes_kernel(name, multiply, matrix, halves, spread):
                     settled(sums, rows, columns, middle, totals + 4 * i * groups, groups, g, scales + 4 * i,
                             w.scale + 4 * (g * c.p + start), out, 4 * c.step)
             finish_block(c.after, low, high, start, start + columns)
+        if matrix: release_registers()
         if right - left == c.p: finish_rows(c.after, low, high)
     body.__name__ = name
     return Kernel(body)
