@@ -3,7 +3,7 @@ lie too near to tell, the few in question may be timed (as FFTW plans: Frigo and
 Yelick 2005).
 
 >>> select(W, rows=128)                                      # exactly W, in float32                 # doctest: +SKIP
->>> choose(W, rows=128, error=4e-3, measured=True).pack(W)   # bfloat16 is near enough               # doctest: +SKIP"""
+>>> choose(W, rows=128, error=4e-3).pack(W)  # bfloat16 is near enough               # doctest: +SKIP"""
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -104,10 +104,10 @@ def candidates(W: Floats, rows: int, error: float, machine: Prices, formats: Seq
     return found
 
 
-def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None = None, measured: bool = False,
+def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None = None, measured: bool = True,
            products: float = 0, seconds: float = 0.25) -> Candidate:
     """The cheapest. `measured`: those whose interval reaches below the upper end of the cheapest one's are packed and timed
-    for so many seconds in all, in turn; then the fastest is taken."""
+    for so many seconds in all, in turn; then the fastest is taken. Prediction alone is near, but not always right."""
     W = numbers(W)
     found = select(W, rows, error, machine, (), products)
     return settled(W, rows, found, seconds) if measured else found[0]

@@ -58,7 +58,7 @@ def test_the_same_question_has_the_same_answer_and_the_cheapest_comes_first():
     W = sparse(320, 256, 0.15)
     first, again = (select.select(W, 24, machine=MACHINE) for _ in range(2))
     assert first == again and [each.cost for each in first] == sorted(each.cost for each in first)
-    assert choose(W, 24, machine=MACHINE) == first[0] and len(set(map(str, first))) == len(first)
+    assert choose(W, 24, machine=MACHINE, measured=False) == first[0] and len(set(map(str, first))) == len(first)
 
 
 def test_sparse_numbers_are_worth_it_only_where_there_are_few():
@@ -72,7 +72,7 @@ def test_sparse_numbers_are_worth_it_only_where_there_are_few():
 
 def test_a_pattern_alone_is_enough():
     W = sparse(192, 128, 0.1)
-    assert choose(W != 0, 32, machine=MACHINE).format == choose(W, 32, machine=MACHINE).format
+    assert choose(W != 0, 32, machine=MACHINE, measured=False).format == choose(W, 32, machine=MACHINE, measured=False).format
 
 
 def test_a_sample_is_whole_tiles_of_the_matrix():
