@@ -1,8 +1,8 @@
 """The pool of threads: whoever launches takes items too, and waits only for items that some thread has begun.
 
 So a thread that is held up (another program, another pool) delays nothing: the others take its share. On a busy machine
-an OpenMP loop, which waits until every thread has come and gone, took twenty times as long. Threads look for work for a
-tenth of a millisecond, then sleep."""
+an OpenMP loop, which waits until every thread has come and gone, took twenty times as long. Threads look for work for
+longer than Python needs between two launches, then sleep: waking up takes as long as a small kernel."""
 import os
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from .memory import WORD, call
 # offsets in the shared state, on separate lines of the cache; a ticket is the launch (upper half) and its next item
 TICKET, DONE, FUNCTION, ARGUMENTS, ITEMS, WORKERS, SIZE = 0, 64, 128, 136, 144, 152, 192
 NOTHING = (1 << 32) - 1                                      # a ticket's lower half, and an item that no launch has
-PATIENCE = 4000                                              # looks for work before sleep: 50 to 200 microseconds
+PATIENCE = 12000                                             # looks for work before sleep: a fifth to a half of a millisecond
 
 
 def word(builder: Any, address: ir.Value) -> ir.Value: return builder.inttoptr(address, WORD.as_pointer())
