@@ -141,6 +141,12 @@ def test_compiled_code_is_found_again_until_a_source_changes(tmp_path):
     assert hits() == "0\n"
 
 
+def test_kernels_that_share_a_body_are_found_again(tmp_path):
+    hits = lambda: run("from formats.kernels.narrow import quantised_matrix; print(quantised_matrix.compiled.cache_hits)",
+                       OPMATRIX_CACHE=str(tmp_path))
+    assert [hits(), hits()] == ["0\n", "1\n"]
+
+
 def test_blas_is_limited_inside_and_restored():
     get = [get for get, _ in threads.libraries()]
     before = [count() for count in get]

@@ -91,11 +91,13 @@ def multiplied(dot, rows, across):
 
 
 def registers(dot):
-    """A function: so many rows, up to 32, and columns, a multiple of 16, of sums at y. Rows were given to shape_registers."""
+    """A function: so many rows, up to 32, and columns, a multiple of 16, of sums at y, of words of x against a panel, a multiple of
+    16. Rows were given to shape_registers."""
     both, left, upper, corner = (multiplied(dot, rows, across) for rows in (2, 1) for across in (2, 1))
 
     @njit(**HELPER)
-    def multiply(rows, columns, x, along, w, apart, steps, y, step):
+    def multiply(rows, columns, x, along, w, apart, words, y, step):
+        steps = words // 16
         for v in range(0, columns - 16, 32):
             if rows > 16: both(x, along, w + 4 * v, apart, steps, y + 4 * v, step)
             else: upper(x, along, w + 4 * v, apart, steps, y + 4 * v, step)

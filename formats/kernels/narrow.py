@@ -139,79 +139,113 @@ def spread_nibbles(w, count, target):
 
 # ---- kernels
 
-def halves_kernel(name, multiply, matrix):
-    """A kernel of bfloat16."""
-    def body(item, worker, arguments):
-        c = record(arguments, LINEAR)
-        w = record(c.w, NARROW)
-        low, high, left, right = tile(c, item)
-        x = c.room + worker * c.apart
-        sums = x + (high - low) * w.span
-        for i in range(high - low): round_halves(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth)
-        for start in range(left, right, PANEL):
-            columns = min(PANEL, c.p - start)
-            stored, panel = (columns + 15) // 16 * 16, w.w + 2 * w.depth * start
-            for i in range(0, high - low, BAND):
-                rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
-                straight = columns == stored
-                to, step = (out, 4 * c.step) if straight else (sums, 4 * PANEL)
-                if matrix: shape_registers(sums + 4 * BAND * PANEL, min(rows, 16), max(rows - 16, 1))
-                multiply(rows, stored, x + i * w.span, w.span, panel, 4 * stored, w.depth // 32 if matrix else w.depth // 2,
-                         to, step)
-                if not straight: copied(sums, rows, columns, out, 4 * c.step)
-            finish_block(c.after, low, high, start, start + columns)
-        if matrix: release_registers()
-        if right - left == c.p: finish_rows(c.after, low, high)
-    body.__name__ = name
-    return Kernel(body)
+# forceinline: what is called through an argument could otherwise not be kept in the cache
+
+@njit(**HELPER)
+def no_shape(at, first, second):
+    """What vectors need in place of shape_registers."""
 
 
-def bytes_kernel(name, multiply, matrix, halves, spread):
-    """A kernel of bytes, or of halves of them (two words of depth in a vector), which are spread to bytes or read as they are."""
-    middle, per = (8, 8) if halves else (128, 4)             # what was added to W; numbers of a column in a word
-    def body(item, worker, arguments):
-        c = record(arguments, LINEAR)
-        w = record(c.w, NARROW)
-        low, high, left, right = tile(c, item)
-        groups = w.groups
-        x = c.room + worker * c.apart
-        sums = x + (high - low) * w.span
-        scales = sums + 4 * BAND * PANEL + 64
-        totals = scales + 4 * (high - low)
-        wide = totals + 4 * (high - low) * groups + 64
-        wide -= wide % 64
-        for i in range(high - low):
-            floats(scales + 4 * i, 1)[0] = round_bytes(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth, w.group,
-                                                       groups, totals + 4 * i * groups)
-        for start in range(left, right, PANEL):
-            columns = min(PANEL, c.p - start)
-            stored, panel, deep = (columns + 15) // 16 * 16, w.w + w.depth * start * 4 // per, w.group * 4 // per
-            if spread:
-                for k in range(w.depth // 8): spread_nibbles(panel + 4 * stored * k, stored, wide + 8 * stored * k)
-                panel, deep = wide, w.group
-            for i in range(0, high - low, BAND):
-                rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
-                if matrix: shape_registers(sums + 4 * BAND * PANEL, min(rows, 16), max(rows - 16, 1))
-                for g in range(groups):
-                    length = min(w.group, w.depth - g * w.group)
-                    multiply(rows, stored, x + i * w.span + g * w.group, w.span, panel + g * deep * stored, 4 * stored,
-                             length // 64 if matrix else length // 4, sums, 4 * PANEL)
-                    settled(sums, rows, columns, middle, totals + 4 * i * groups, groups, g, scales + 4 * i,
-                            w.scale + 4 * (g * c.p + start), out, 4 * c.step)
-            finish_block(c.after, low, high, start, start + columns)
-        if matrix: release_registers()
-        if right - left == c.p: finish_rows(c.after, low, high)
-    body.__name__ = name
-    return Kernel(body)
+@njit(**HELPER)
+def no_release():
+    """What vectors need in place of release_registers."""
 
 
-halves, quantised = halves_kernel("halves", vector_pairs, False), bytes_kernel("quantised", vector_fours, False, False, False)
-nibbled = bytes_kernel("nibbled", vector_eights, False, True, False)
-if MATRIX:
-    halves_matrix = halves_kernel("halves_matrix", matrix_pairs, True)
-    quantised_matrix = bytes_kernel("quantised_matrix", matrix_fours, True, False, False)
-    nibbled_matrix = bytes_kernel("nibbled_matrix", matrix_fours, True, True, True)
-else: halves_matrix, quantised_matrix, nibbled_matrix = halves, quantised, nibbled
+@njit(forceinline=True, **HELPER)
+def halves_by(multiply, shape, release, item, worker, arguments):
+    """An item of bfloat16."""
+    c = record(arguments, LINEAR)
+    w = record(c.w, NARROW)
+    low, high, left, right = tile(c, item)
+    x = c.room + worker * c.apart
+    sums = x + (high - low) * w.span
+    for i in range(high - low): round_halves(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth)
+    for start in range(left, right, PANEL):
+        columns = min(PANEL, c.p - start)
+        stored, panel = (columns + 15) // 16 * 16, w.w + 2 * w.depth * start
+        for i in range(0, high - low, BAND):
+            rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
+            straight = columns == stored
+            to, step = (out, 4 * c.step) if straight else (sums, 4 * PANEL)
+            shape(sums + 4 * BAND * PANEL, min(rows, 16), max(rows - 16, 1))
+            multiply(rows, stored, x + i * w.span, w.span, panel, 4 * stored, w.depth // 2, to, step)
+            if not straight: copied(sums, rows, columns, out, 4 * c.step)
+        finish_block(c.after, low, high, start, start + columns)
+    release()
+    if right - left == c.p: finish_rows(c.after, low, high)
+
+
+@njit(forceinline=True, **HELPER)
+def bytes_by(multiply, shape, release, middle, per, spread, item, worker, arguments):
+    """An item of bytes, or of halves of them (two words of depth in a vector), which are spread to bytes or read as they are;
+    middle was added to W, per numbers of a column lie in a word."""
+    c = record(arguments, LINEAR)
+    w = record(c.w, NARROW)
+    low, high, left, right = tile(c, item)
+    groups = w.groups
+    x = c.room + worker * c.apart
+    sums = x + (high - low) * w.span
+    scales = sums + 4 * BAND * PANEL + 64
+    totals = scales + 4 * (high - low)
+    wide = totals + 4 * (high - low) * groups + 64
+    wide -= wide % 64
+    for i in range(high - low):
+        floats(scales + 4 * i, 1)[0] = round_bytes(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth, w.group,
+                                                   groups, totals + 4 * i * groups)
+    for start in range(left, right, PANEL):
+        columns = min(PANEL, c.p - start)
+        stored, panel, deep = (columns + 15) // 16 * 16, w.w + w.depth * start * 4 // per, w.group * 4 // per
+        if spread:
+            for k in range(w.depth // 8): spread_nibbles(panel + 4 * stored * k, stored, wide + 8 * stored * k)
+            panel, deep = wide, w.group
+        for i in range(0, high - low, BAND):
+            rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
+            shape(sums + 4 * BAND * PANEL, min(rows, 16), max(rows - 16, 1))
+            for g in range(groups):
+                length = min(w.group, w.depth - g * w.group)
+                multiply(rows, stored, x + i * w.span + g * w.group, w.span, panel + g * deep * stored, 4 * stored,
+                         length // 4, sums, 4 * PANEL)
+                settled(sums, rows, columns, middle, totals + 4 * i * groups, groups, g, scales + 4 * i,
+                        w.scale + 4 * (g * c.p + start), out, 4 * c.step)
+        finish_block(c.after, low, high, start, start + columns)
+    release()
+    if right - left == c.p: finish_rows(c.after, low, high)
+
+
+@Kernel
+def halves(item, worker, arguments):
+    """bfloat16, by vectors."""
+    halves_by(vector_pairs, no_shape, no_release, item, worker, arguments)
+
+
+@Kernel
+def quantised(item, worker, arguments):
+    """Bytes, by vectors."""
+    bytes_by(vector_fours, no_shape, no_release, 128, 4, False, item, worker, arguments)
+
+
+@Kernel
+def nibbled(item, worker, arguments):
+    """Halves of bytes, by vectors."""
+    bytes_by(vector_eights, no_shape, no_release, 8, 8, False, item, worker, arguments)
+
+
+halves_matrix, quantised_matrix, nibbled_matrix = halves, quantised, nibbled
+if MATRIX:                                                   # others could not even be compiled
+    @Kernel
+    def halves_matrix(item, worker, arguments):
+        """bfloat16, by matrix registers."""
+        halves_by(matrix_pairs, shape_registers, release_registers, item, worker, arguments)
+
+    @Kernel
+    def quantised_matrix(item, worker, arguments):
+        """Bytes, by matrix registers."""
+        bytes_by(matrix_fours, shape_registers, release_registers, 128, 4, False, item, worker, arguments)
+
+    @Kernel
+    def nibbled_matrix(item, worker, arguments):
+        """Halves of bytes, spread, by matrix registers."""
+        bytes_by(matrix_fours, shape_registers, release_registers, 8, 8, True, item, worker, arguments)
 
 
 # ---- from Python
