@@ -9,6 +9,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from .arithmetic import total
 from .compiled import HELPER, Function
 from .linear import check_product
 from .memory import WORD, floats, pointer, record
@@ -31,15 +32,6 @@ def add_spread(typing, sums, bits, val, x):
         new = multiply_add(builder, numbers, entries, builder.extract_value(tile, 0))
         return builder.insert_value(tile, new, 0)
     return sums(sums, types.int64, types.int64, types.int64), code
-
-
-@intrinsic
-def total(typing, sums):
-    """The sum of the 16 numbers of the first vector."""
-    def code(context, builder, signature, values):
-        add = function(builder, f"llvm.vector.reduce.fadd.v{WIDE}f32", FLOAT, FLOAT, VECTOR)
-        return builder.call(add, [FLOAT(0), builder.extract_value(values[0], 0)], fastmath=["reassoc"])
-    return types.float32(sums), code
 
 
 @intrinsic
