@@ -132,6 +132,14 @@ class Format:
         """Every size of `approximate` of a matrix of this shape without zeros: what `bytes` and `flops` ask for."""
         return {n: inputs, p: outputs, **cls.counts(inputs, outputs, **given)}
 
+    @classmethod
+    def narrowest(cls) -> int:
+        """Bytes of the narrowest numbers that a weight is stored by: its floating-point arrays, or all where x is rounded to
+        such numbers too."""
+        numbers = [array.number for array in cls.fields.values()]
+        floating = [] if cls.rounds else [number for number in numbers if number.name.startswith("f")]
+        return min(int(number.bytes) for number in floating or numbers)
+
     # ---- out again
 
     def unpack(self) -> Floats:

@@ -21,7 +21,7 @@ from rewrites.fit import Fitter
 from rewrites.lower import Lowering, Method, Stored, Use
 from rewrites.price import Prices, stored_bytes
 from rewrites.remember import Measured, keep, place, recall
-from rewrites.representations import Representable
+from rewrites.representations import Representable, wide
 from rewrites.search import Space, Structure
 
 DRAWS = 1000                                                # of sentences, to say how an error varies
@@ -208,7 +208,8 @@ def proposed(program: Program, found: Sequence[Site], prices: Prices, batch: Bat
     measured: Measured = {}
     for site, offered in zip(found, proposals, strict=True):
         measured[site.constant] = []
-        declared = [method for each in fitter.own.values() if site.x for method in each.methods(site.matrix)]
+        declared = [method for each in fitter.own.values() if site.x for method in each.methods(site.matrix)
+                    if wide(method, limits.narrowest)]
         for method in (*(Method(each.method, tuple(each.parameters.items()), each.fit) for each in offered), *declared):
             stored = as_dense(fitter.store(site.matrix, method, site.key))
             changed = Program(program.steps, {**program.constants, site.constant: stored}, program.output)

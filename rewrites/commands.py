@@ -27,6 +27,7 @@ def optimize(
     memory: Annotated[float | None, typer.Option(help="megabytes, stored and working together")] = None,
     text: Annotated[Path | None, typer.Option(help="a file of lines: even ones calibrate, odd ones verify")] = None,
     tokens: Annotated[int | None, typer.Option(help="the workload: one sentence of so many tokens")] = None,
+    number_type: Annotated[str, typer.Option(help="the narrowest that weights may be stored by: float32, bf16 or int8")] = "int8",
     own: Laws = None,
     without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
     out: Annotated[Path | None, typer.Option(help="where to save; ./MODEL.opmatrix by default")] = None,
@@ -43,11 +44,11 @@ def optimize(
     from rewrites.results import as_json, printed, save
     from rewrites.run import optimize as find
     target = out or Path(f"{Path(model).resolve().name}.opmatrix")
-    refuse(error, memory, target, results)
+    refuse(error, memory, number_type, target, results)
     declared = declarations(own)
     with hushed():
         result = find(model, error=error, memory=memory and memory * 1e6, text=str(text) if text else None,
-                      tokens=tokens, leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws),
+                      tokens=tokens, number_type=number_type, leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws),
                       approximations=declared.approximations, report=Report())
         where = save(result, target)
         tell(result, target, where)
@@ -80,13 +81,16 @@ def declarations(file: Path | None) -> Any:
     return Declared() if file is None else load(file)
 
 
-def refuse(error: float, memory: float | None, target: Path, results: Path | None) -> None:
+def refuse(error: float, memory: float | None, number_type: str, target: Path, results: Path | None) -> None:
     """What can be known to be wrong before the work begins, as an InputError that names the option."""
     from opmatrix.storage import replaceable
+    from rewrites.representations import NUMBER_TYPES
     if not 0 <= error < 1:
         raise InputError(f"--error {error}: a relative error from 0 to 1, such as 0.02")
     if memory is not None and not 0 < memory < float("inf"):
         raise InputError(f"--memory {memory}: megabytes, more than 0")
+    if number_type not in NUMBER_TYPES:
+        raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
     if target.exists() and not replaceable(target):
         raise InputError(f"--out {target}: it exists and is no opmatrix program: choose another directory or remove it")
     if results is not None and (results.is_dir() or not results.absolute().parent.is_dir()):

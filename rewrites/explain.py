@@ -98,7 +98,7 @@ def again(program: Program, found: dict[str, Any]) -> Run:
     declared = load(found["laws"]) if found.get("laws") else Declared()
     return Run(checkpoint.operator(), Workload.of(checkpoint, found["text"], found["tokens"]),
                calibrated(lambda *_: None), without((*EXACT_LAWS, *declared.laws), found["without"]), report,
-               source(checkpoint), approximations=declared.approximations)
+               source(checkpoint), approximations=declared.approximations, number_type=found.get("number_type", "int8"))
 
 
 def readable(file: Path) -> Path:

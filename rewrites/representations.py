@@ -20,6 +20,7 @@ from rewrites.template import Template
 SAMPLE = 4096                                               # numbers that are looked at before all of them are
 MOST = 0.5                                                  # share of nonzero numbers above which no sparse format pays
 GROUPS = 4, 8, 16                                           # of N:M, beside the layouts that it names
+NUMBER_TYPES = {"float32": 4, "bf16": 2, "int8": 1}         # the narrowest numbers that a weight may be stored by, in bytes
 
 LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
 
@@ -97,11 +98,17 @@ def held(form: type[Format], stored: np.ndarray, layout: dict[str, Any]) -> dict
     return options if kept <= MOST * stored.size and np.array_equal(form.fit(stored, **options), stored) else None
 
 
+def wide(method: Method, narrowest: int) -> bool:
+    """Whether a method stores no numbers of fewer bytes."""
+    return FORMATS[method.format].narrowest() >= narrowest
+
+
 @dataclass
 class Representable:
-    """The methods of the exact search: dense, and what else holds the weight of a class exactly. Searches of one model
-    may share it: equal matrices are looked at once."""
+    """The methods of the exact search: dense, and what else holds the weight of a class exactly, in numbers of at least
+    `narrowest` bytes. Searches of one model may share it: equal matrices are looked at once."""
 
+    narrowest: int = 1
     known: dict[tuple[Operator, str], Sequence[Method]] = field(default_factory=dict)
 
     def __call__(self, lowering: Lowering, use: Use) -> Sequence[Method]:
@@ -117,7 +124,8 @@ class Representable:
         plain = EXACT if use.layout == "stack" else (*EXACT, Method("packed"))
         if use.layout == "stack" or not promising(leaves):  # the matrices of heads have one kernel, a dense one
             return plain
-        return *plain, *forms(lowering.matrix(use.weight, use.layout))
+        found = forms(lowering.matrix(use.weight, use.layout))
+        return *plain, *(method for method in found if wide(method, self.narrowest))
 
 
 def promising(leaves: Sequence[Data]) -> bool:

@@ -2,6 +2,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower import plainly
 from rewrites.report import Report
-from rewrites.representations import Representable
+from rewrites.representations import NUMBER_TYPES, Representable
 from rewrites.search import Space, Structure, cheapest, search
 from rewrites.workload import Workload
 
@@ -70,6 +71,7 @@ class Result:
     left_out: tuple[str, ...] = ()
     laws: tuple[Law, ...] = ()
     dropped: list[Point] = field(default_factory=list)
+    number_type: str = "int8"
 
     @property
     def best(self) -> Point:
@@ -95,20 +97,24 @@ def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
 
 
 def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None = None, text: str | None = None,
-             tokens: int | None = None, workload: Workload | Batch | None = None, leave_out: Sequence[str] = (),
-             laws: Sequence[Law] = EXACT_LAWS, approximations: Sequence[Approximation] = (), machine: Any = None,
+             tokens: int | None = None, workload: Workload | Batch | None = None, number_type: str = "int8",
+             leave_out: Sequence[str] = (), laws: Sequence[Law] = EXACT_LAWS,
+             approximations: Sequence[Approximation] = (), machine: Any = None,
              rounds: int = 11, report: Report | None = None) -> Result:
     """The cheapest verified program of a model on this machine whose output changes by at most `error`, relative, on held-out
-    rows; `memory` bounds stored and working bytes. `model` is the name or the directory of a checkpoint, with a workload of
+    rows; `memory` bounds stored and working bytes, and weights are stored by no narrower numbers than `number_type` (float32,
+    bf16, int8). `model` is the name or the directory of a checkpoint, with a workload of
     `text` or `tokens`, or an operator on tokens, with a `workload`: a batch is one, beside random rows. Raises InputError for
     what comes from outside, Infeasible where no program meets the budgets."""
+    if number_type not in NUMBER_TYPES:
+        raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
     report, laws = Report(quiet=True) if report is None else report, without(laws, leave_out)
     with report.phase("model"):
         operator, workload, meta = opened(model, workload, text, tokens)
     if machine is None:
         with report.phase("machine") as progress:
             machine = calibrated(progress)
-    run = Run(operator, workload, machine, laws, report, meta, approximations=approximations)
+    run = Run(operator, workload, machine, laws, report, meta, approximations=approximations, number_type=number_type)
     with report.phase("search"):
         run.explore()
     with report.phase("kernels"):
@@ -171,8 +177,12 @@ class Run:
     points: list[Point] = field(default_factory=list)
     choices: Choices | None = None
     dropped: list[Point] = field(default_factory=list)
-    representable: Representable = field(default_factory=Representable)
     approximations: Sequence[Approximation] = ()
+    number_type: str = "int8"
+
+    @cached_property
+    def representable(self) -> Representable:
+        return Representable(NUMBER_TYPES[self.number_type])
 
     def searched(self, laws: Sequence[Law], fusion: bool = True) -> tuple[Space, Structure]:
         """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms need one
@@ -205,7 +215,8 @@ class Run:
         """Measures what each proposed method does to the output, on calibration rows."""
         from opmatrix.spectra import Limits
         self.choices = candidates(self.space, self.structures["exact"], self.programs["exact"], self.emitter, self.representable,
-                                  self.workload.fit, self.workload.probe, Limits(error=max(0.5, error), most=4), progress,
+                                  self.workload.fit, self.workload.probe,
+                                  Limits(error=max(0.5, error), most=4, narrowest=self.representable.narrowest), progress,
                                   self.approximations)
 
     def front(self, error: float, memory: float | None) -> None:
@@ -285,7 +296,8 @@ class Run:
         chosen = self.points.index(self.answer(error, memory, lambda point: point.measured_s or 0.0))
         return Result(self.meta.get("model", ""), self.machine, self.workload, self.structures, self.points, self.imported, chosen, saved,
                       self.report, self.choices, self.fused_s,
-                      tuple({law.name: law for law in EXACT_LAWS}.keys() - {law.name for law in self.laws}), self.laws, self.dropped)
+                      tuple({law.name: law for law in EXACT_LAWS}.keys() - {law.name for law in self.laws}), self.laws,
+                      self.dropped, self.number_type)
 
     def answer(self, error: float, memory: float | None, cost: Callable[[Point], float]) -> Point:
         """The cheapest verified point within the budgets, of the error that is stated and the memory as measured; Infeasible

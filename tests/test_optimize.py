@@ -15,11 +15,12 @@ from opmatrix.measure import peak
 from opmatrix.models import build
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
+from opmatrix.spectra import Limits, propose
 from rewrites.approximate import difference
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower import plainly
-from rewrites.representations import forms
+from rewrites.representations import NUMBER_TYPES, Representable, forms
 from rewrites.run import Run, optimize, without
 from rewrites.search import search
 
@@ -190,6 +191,35 @@ def test_forms_are_exact_and_priced_by_their_true_sizes(matrix, names):
         assert int(FORMATS[method.format].bytes.subs(sizes)) == stored.nbytes
 
 
+# ---- number types
+
+def width(name):
+    """Bytes of the numbers that a format of this name multiplies by, as people say them."""
+    return {"half": 2, "bf16": 2, "int8": 1, "int4": 1}.get(name, 4)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_says_how_narrow_its_numbers_are(name): assert FORMATS[name].narrowest() == width(name)
+
+
+@pytest.mark.parametrize("number_type", NUMBER_TYPES)
+def test_nothing_is_proposed_in_narrower_numbers(number_type):
+    weight = np.random.default_rng(0).normal(size=(64, 128))
+    found = propose(weight, limits=Limits(most=99, error=2.0, narrowest=NUMBER_TYPES[number_type]))
+    names = {each.method for each in (*found, *found.rejected)}
+    assert names == {name for name, form in FORMATS.items()
+                     if form.proposed and name != "dense" and width(name) >= NUMBER_TYPES[number_type]}
+
+
+@pytest.mark.parametrize("number_type, expected", [("float32", False), ("bf16", True), ("int8", True)])
+def test_a_half_model_is_stored_half_where_that_is_allowed(number_type, expected):
+    operator = model(change=lambda name, array: array.astype(np.float16).astype(np.float32), num_hidden_layers=1)
+    methods = Representable(NUMBER_TYPES[number_type])
+    structure = search(operator, EXACT_LAWS, MACHINE, 16, 256, methods=methods)
+    offered = {method.format for each in structure.lowerings for use in each.kernels[1] for method in methods(each, use)}
+    assert ("half" in offered) == expected
+
+
 # ---- the whole run
 
 @pytest.fixture(scope="module")
@@ -246,6 +276,19 @@ def test_the_chosen_point_meets_the_error(result): assert result.best.measured_e
 def test_no_error_allowed_means_an_exact_program(place):
     found = ran(place, error=0.0)
     assert not found.best.methods and found.best.measured_error < 1e-6
+
+
+@pytest.mark.parametrize("number_type", ["float32", "bf16"])
+def test_no_program_stores_narrower_numbers(place, number_type):
+    found = ran(place, error=0.5, number_type=number_type)
+    formats = {constant.name for point in found.points for constant in point.program.constants.values()
+               if hasattr(constant, "unpack")}
+    assert min(map(width, formats)) >= NUMBER_TYPES[number_type] and found.number_type == number_type
+    assert len(found.points) >= 2                           # there are approximations within it, all the same
+
+
+def test_an_unknown_number_type_is_named(place):
+    with pytest.raises(InputError, match=r"--number-type float16.*bf16"): ran(place, number_type="float16")
 
 
 def test_memory_is_kept_to(place, result):

@@ -21,12 +21,13 @@ EXACT = 1e-6                                                # smaller relative e
 class Limits:
     """What to propose: nothing whose predicted relative output error exceeds `error`; ranks (multiples of `multiple`,
     for the kernels' sake) and densities where that error crosses one of `levels`; only what saves the share `saving` of
-    dense's seconds or bytes; at most `most` for one weight."""
+    dense's seconds or bytes; at most `most` for one weight; no numbers of fewer bytes than `narrowest`."""
     error: float = 0.5
     levels: Sequence[float] = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
     multiple: int = 8
     saving: float = 0.05
     most: int = 8
+    narrowest: int = 1
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,11 @@ class Weighed(NamedTuple):
 
 
 def candidates(weighed: Weighed, seen: bool, limits: Limits) -> Iterator[Candidate]:
-    """Every proposed format but dense: ranks and densities at the knees, else the format's own choices; fitted in the metric of
-    the activations where the format's `fit` takes one and activations were seen."""
+    """Every proposed format but dense, of numbers wide enough: ranks and densities at the knees, else the format's own choices;
+    fitted in the metric of the activations where the format's `fit` takes one and activations were seen."""
     w, energy = weighed.weight, entry_energy(weighed.weight, weighed.gram)
     for method, format in FORMATS.items():
-        if method == "dense" or not format.proposed: continue
+        if method == "dense" or not format.proposed or format.narrowest() < limits.narrowest: continue
         fit = "wanda" if "scale" in format.parameters else "whitened" if "weight" in format.parameters else "plain"
         options = format.choices(*w.shape)
         if method == "lowrank": options = [{"rank": rank} for rank in ranks(weighed.errors, limits)]
