@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.format import Format
+from opmatrix.embed import ROWS, Progress, Texts, embed, stream
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.schedule import Schedule
 from opmatrix.runtime.values import sizes
-from opmatrix.text import Tokenizer, pool
+from opmatrix.text import Tokenizer
 
 Floats = NDArray[np.float32]
 Exact = NDArray[np.float64]
@@ -79,11 +79,16 @@ class Program:
         for step, (found, exact) in zip(self.steps, self.schedule.trace(batched(batch)), strict=True):
             yield step, found, exact
 
-    def embed(self, texts: str | Iterable[str], rows: int = 4096) -> Floats:
-        """(S, n): an embedding of length one for each text, the mean of its rows, at most about `rows` rows at a time.
-        Raises InputError for no text, a text that is too long, and a program that was saved without a tokenizer."""
-        whole = self.tokenizer.encode(texts)
-        return np.concatenate([pool(self.run(part), part.starts) for part in parts(whole, rows)])
+    def embed(self, texts: Texts, rows: int = ROWS, progress: Progress | bool = True) -> Floats:
+        """(S, n): an embedding of length one for each text, the mean of its rows, about `rows` rows at a time. Texts are one
+        string, any iterable of strings, or the Path of a file with one a line; beside the result memory holds a chunk of them.
+        `progress` is called with (done, of); True draws a bar for many texts on a terminal. Raises InputError for no text, a
+        text that is too long, a file that cannot be read, and a program that was saved without a tokenizer."""
+        return embed(self, texts, rows, progress)
+
+    def stream(self, texts: Texts, rows: int = ROWS) -> Iterator[Floats]:
+        """The same in blocks (count, n), one after another, in the order of the texts."""
+        return stream(self, texts, rows)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -160,17 +165,6 @@ class Program:
 
 def batched(batch: Given) -> Batch:
     return batch if isinstance(batch, Batch) else Batch(batch)
-
-
-def parts(batch: Batch, rows: int) -> Iterator[Batch]:
-    """Consecutive sentences, as many at a time as fit into so many rows, at least one."""
-    at = 0
-    while at < len(batch):
-        upto = max(at + 1, int(np.searchsorted(batch.starts, batch.starts[at] + rows, "right")) - 1)
-        cuts = batch.starts[at:upto + 1]
-        tokens, kinds = ([row[lo:hi].tolist() for lo, hi in pairwise(cuts)] for row in (batch.tokens, batch.kinds))
-        yield Batch(tokens, kinds)
-        at = upto
 
 
 def kind(constant: Constant | None) -> str:

@@ -1,5 +1,5 @@
 """Texts: a tokenizer without padding or cutting, the sentences that calibrate and verify, and sentence embeddings."""
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -33,17 +33,21 @@ class Tokenizer:
         InputError where there is no text, or where one is no string, has no tokens, or more than the model can take."""
         texts = [texts] if isinstance(texts, str) else list(texts)
         if not texts: raise InputError("no text: give at least one")
+        return Batch(self.rows(texts))
+
+    def rows(self, texts: Sequence[str], name: Callable[[int], str] = "text {}".format) -> list[list[int]]:
+        """The tokens of each text; what errors call a text is said by `name` of its place."""
         for at, text in enumerate(texts):
-            if not isinstance(text, str): raise InputError(f"text {at} is {text!r}, no string: give strings")
-            if not encodable(text): raise InputError(f"text {at}, {shortened(text)}, is no valid Unicode: mend it")
+            if not isinstance(text, str): raise InputError(f"{name(at)} is {text!r}, no string: give strings")
+            if not encodable(text): raise InputError(f"{name(at)}, {shortened(text)}, is no valid Unicode: mend it")
         rows: list[list[int]] = [found.ids for found in self.tokenizer.encode_batch(texts)]
         for at, row in enumerate(rows):
-            named = f"text {at}, {shortened(texts[at])},"
+            named = f"{name(at)}, {shortened(texts[at])},"
             if not len(row): raise InputError(f"{named} has no tokens: leave it out")
             if self.limit and len(row) > self.limit:
                 raise InputError(f"{named} has {len(row)} tokens, and the model has positions for {self.limit} "
                                  "(max_position_embeddings): shorten or split it")
-        return Batch(rows)
+        return rows
 
     def save(self, path: str | Path) -> None:
         """Writes tokenizer.json, padding and cutting switched off."""

@@ -1,5 +1,7 @@
-"""The commands: optimize, calibrate, run, laws, explain, spectrum."""
+"""The commands: optimize, calibrate, run, embed, laws, explain, spectrum."""
 import json
+import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,6 +121,24 @@ def run(directory: Saved, text: Annotated[list[str], typer.Argument(help="senten
         alike = vectors @ vectors.T
         typer.echo(table([[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
                          ["cosine", *(str(i + 1) for i in range(len(text)))]))
+
+
+@app.command()
+def embed(
+    directory: Saved,
+    file: Annotated[str, typer.Argument(help="a file of texts, one a line; - for the standard input")],
+    out: Annotated[Path, typer.Option(metavar="OUT.npy", help="float32, a row for each line")],
+    rows: Annotated[int | None, typer.Option(help="tokens of a batch, about")] = None,
+) -> None:
+    """Embed every line of a FILE with a saved program: rows of length one, written whole or not at all."""
+    from opmatrix.embed import ROWS, followed, lines, quantity, stream, write
+    from opmatrix.program import Program
+    program, start = Program.load(directory), time.perf_counter()
+    texts = lines(sys.stdin.buffer, "standard input") if file == "-" else Path(file)
+    blocks = stream(program, texts, ROWS if rows is None else rows)
+    count, width = write(followed(blocks, quantity(texts)), out)
+    seconds = time.perf_counter() - start
+    typer.echo(f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s")
 
 
 @app.command()

@@ -1,4 +1,5 @@
 """The command line: what each command prints and writes, and one line and status 2 for everything that is bad."""
+import io
 import json
 import os
 import shutil
@@ -270,6 +271,30 @@ def test_run_prints_an_embedding_for_each_text(command, saved):
     refused(command("run", out, "the " * 40), "42 tokens")
 
 
+def test_embed_writes_a_row_for_each_line(command, saved, tmp_path, monkeypatch):
+    *_, out, _ = saved
+    wanted = Program.load(out).embed(LINES)
+    (tmp_path / "lines.txt").write_text("\n".join(LINES))
+    ran = command("embed", out, "lines.txt", "--out", "lines.npy")
+    assert ran.status == 0 and f"{len(LINES)} texts x 32 numbers in lines.npy" in ran.out
+    assert np.array_equal(np.load("lines.npy"), wanted)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
+    assert command("embed", out, "-", "--out", "again.npy", "--rows", "9").status == 0
+    np.testing.assert_allclose(np.load("again.npy"), wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["absent.txt", "--out", "o.npy"], ["absent.txt", "No such file"]), (["lines.txt", "--out", "diary.txt"], ["diary.txt"]),
+    (["lines.txt"], ["--out"]), (["lines.txt", "--out", "absent/o.npy"], ["absent/o.npy"]),
+    (["lines.txt", "--out", "o.npy", "--rows", "0"], ["rows 0"]), (["long.txt", "--out", "o.npy"], ["long.txt: line 2", "42 tokens"])])
+def test_embed_refuses(command, saved, tmp_path, arguments, words):
+    (tmp_path / "lines.txt").write_text("the bank")
+    (tmp_path / "long.txt").write_text("the bank\n" + "the " * 40)
+    (tmp_path / "diary.txt").write_text("dear")
+    refused(command("embed", saved[2], *arguments), *words)
+    assert {file.name for file in tmp_path.iterdir()} == {"lines.txt", "long.txt", "diary.txt"}
+
+
 def test_laws_prints_every_law(command):
     ran = command("laws")
     assert ran.status == 0
@@ -289,7 +314,7 @@ def test_spectrum_prints_every_weight(command, saved, tmp_path):
 def test_help_names_the_commands(command):
     for arguments in ([], ["--help"]):
         ran = command(*arguments)
-        assert ran.status == 0 and all(name in ran.out for name in ("optimize", "run", "laws", "explain", "spectrum"))
+        assert ran.status == 0 and all(name in ran.out for name in ("optimize", "run", "embed", "laws", "explain", "spectrum"))
 
 
 # ---- a saved program that is bad

@@ -1,0 +1,174 @@
+"""Texts in, embeddings out, a batch at a time: however many they are, memory holds one chunk of texts and one batch of rows."""
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.errors import InputError
+from opmatrix.patterns import Batch
+from opmatrix.text import Tokenizer, pool
+
+if TYPE_CHECKING:
+    from opmatrix.program import Program
+
+Floats = NDArray[np.float32]
+Texts = str | Path | Iterable[str]                          # one text, a file of texts, texts
+Progress = Callable[[int, int | None], None]                # so many texts are done, of so many where that is known
+Naming = Callable[[int], str]
+
+ROWS = 4096                                                 # of a batch, about
+CHUNK = 1024                                                # texts that are tokenised at once
+SHOWN = 300                                                 # texts from which a terminal is shown how far it is
+NUMBERED = "text {}".format
+MAGIC = b"\x93NUMPY\x01\x00"                               # of an .npy file, version 1.0 (NEP 1)
+
+
+def stream(program: "Program", texts: Texts, rows: int = ROWS) -> Iterator[Floats]:
+    """Blocks (count, n) of embeddings of length one, in the order of the texts: of as many texts as fit into so many rows, at
+    least one. Raises InputError for no text, one that is too long, a file that cannot be read."""
+    if rows < 1: raise InputError(f"rows {rows}: a batch has at least 1")
+    name: Naming = partial(line, texts) if isinstance(texts, Path) else NUMBERED
+    for batch in batches(program.tokenizer, each(texts), rows, name):
+        yield pool(program.run(batch), batch.starts)
+
+
+def embed(program: "Program", texts: Texts, rows: int = ROWS, progress: Progress | bool = True) -> Floats:
+    """The blocks of `stream` as one array (S, n)."""
+    return np.concatenate([*followed(stream(program, texts, rows), quantity(texts), progress)])
+
+
+def batches(tokenizer: Tokenizer, texts: Iterable[str], rows: int = ROWS, name: Naming = NUMBERED) -> Iterator[Batch]:
+    """The texts' tokens in the order given, as many texts at a time as fit into so many rows, at least one. `name` says of the
+    text at a place what errors call it."""
+    texts, at, kept, filled = iter(texts), 0, list[list[int]](), 0
+    while chunk := [*islice(texts, CHUNK)]:
+        for row in tokenizer.rows(chunk, partial(after, name, at)):
+            if kept and filled + len(row) > rows:
+                yield Batch(kept)
+                kept, filled = [], 0
+            kept.append(row)
+            filled += len(row)
+        at += len(chunk)
+    if not kept: raise InputError("no text: give at least one")
+    yield Batch(kept)
+
+
+def after(name: Naming, first: int, at: int) -> str: return name(first + at)
+
+
+# ---- where texts come from
+
+def each(texts: Texts) -> Iterable[str]:
+    """Texts one by one."""
+    if isinstance(texts, Path): return read(texts)
+    return [texts] if isinstance(texts, str) else texts
+
+
+def read(file: Path) -> Iterator[str]:
+    """Every line of a file, blank ones too. Raises InputError where it cannot be read, or is not UTF-8."""
+    try:
+        with file.open("rb") as opened: yield from lines(opened, file)
+    except OSError as error: raise InputError(f"{file}: {error.strerror}: give a file, one text a line") from error
+
+
+def lines(opened: BinaryIO, name: str | Path) -> Iterator[str]:
+    """Every line of an open file, without its end."""
+    for number, raw in enumerate(opened):
+        try: yield raw.decode("utf-8-sig" if number == 0 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{line(name, number)}, byte {error.start} is not UTF-8: save the file as UTF-8") from error
+
+
+def line(file: str | Path, at: int) -> str: return f"{file}: line {at + 1}"
+
+
+def quantity(texts: Texts) -> int | None:
+    """How many texts there are, where that can be known beforehand."""
+    if isinstance(texts, str): return 1
+    if isinstance(texts, Path): return ended(texts)
+    return len(texts) if isinstance(texts, Sized) else None
+
+
+def ended(file: Path) -> int | None:
+    """Lines of a file; None where it cannot be read."""
+    with suppress(OSError), file.open("rb") as opened:
+        return sum(1 for _ in opened)
+    return None
+
+
+# ---- where embeddings go
+
+def followed(blocks: Iterable[Floats], of: int | None, progress: Progress | bool = True) -> Iterator[Floats]:
+    """The blocks; `progress` is told after each how many texts are done. True draws a bar where stderr is a terminal."""
+    done, bar = 0, Bar(of) if progress is True and sys.stderr.isatty() else None
+    tell = bar.tell if bar else progress if callable(progress) else None
+    try:
+        for block in blocks:
+            yield block
+            done += len(block)
+            if tell: tell(done, of)
+    finally:
+        if bar: bar.close()
+
+
+class Bar:
+    """A bar on stderr, drawn once there is much to do and gone at the end."""
+
+    def __init__(self, of: int | None) -> None:
+        self.of = of
+        self.drawn: Any = None
+
+    def tell(self, done: int, of: int | None) -> None:
+        if self.drawn is None and max(done, of or 0) >= SHOWN: self.draw()
+        if self.drawn is not None: self.drawn.update(self.task, completed=done)
+
+    def draw(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        columns = TextColumn("texts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        self.drawn = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.task = self.drawn.add_task("", total=self.of)
+        self.drawn.start()
+
+    def close(self) -> None:
+        if self.drawn is not None: self.drawn.stop()
+
+
+def write(blocks: Iterable[Floats], out: Path) -> tuple[int, int]:
+    """Blocks of rows to an .npy file, which appears whole or not at all; its shape. Memory holds one block: the header, which
+    says how many rows there are, has room for any number and is written again at the end."""
+    if out.exists() and not ours(out):
+        raise InputError(f"{out}: it exists and is no .npy file: choose another name or remove it")
+    fresh = out.with_name(f".{out.name}.{os.getpid()}")
+    rows, width = 0, 0
+    try:
+        with fresh.open("wb") as opened:
+            for block in blocks:
+                if not width: head(opened, 0, width := block.shape[1])
+                opened.write(np.ascontiguousarray(block, "<f4").data)
+                rows += len(block)
+            opened.seek(0)
+            head(opened, rows, width)
+        fresh.replace(out)
+    except OSError as error: raise InputError(f"{out}: not written: {error.strerror or error}") from error
+    finally: fresh.unlink(missing_ok=True)
+    return rows, width
+
+
+def ours(out: Path) -> bool:
+    """Whether what is there is an array, which may be replaced."""
+    if not out.is_file(): return False
+    with out.open("rb") as opened: return opened.read(len(MAGIC)) == MAGIC
+
+
+def head(opened: BinaryIO, rows: int, width: int) -> None:
+    """The header of an .npy file of float32 rows (NEP 1): of equal length for any number of them."""
+    said = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}".ljust(117) + "\n"
+    opened.write(MAGIC + len(said).to_bytes(2, "little") + said.encode("ascii"))
