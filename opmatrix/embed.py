@@ -72,7 +72,7 @@ def each(texts: Texts) -> Iterable[str]:
 
 
 def read(file: Path) -> Iterator[str]:
-    """Every line of a file, blank ones too. Raises InputError where it cannot be read, or is not UTF-8."""
+    """Every line of a file, blank ones too. Raises InputError where it cannot be read, is empty, or is not UTF-8."""
     try:
         with file.open("rb") as opened: yield from lines(opened, file)
     except OSError as error: raise InputError(f"{file}: {error.strerror}: give a file, one text a line") from error
@@ -80,10 +80,12 @@ def read(file: Path) -> Iterator[str]:
 
 def lines(opened: BinaryIO, name: str | Path) -> Iterator[str]:
     """Every line of an open file, without its end."""
+    number = -1
     for number, raw in enumerate(opened):
         try: yield raw.decode("utf-8-sig" if number == 0 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise InputError(f"{line(name, number)}, byte {error.start} is not UTF-8: save the file as UTF-8") from error
+    if number < 0: raise InputError(f"{name}: no text: give a file, one text a line")
 
 
 def line(file: str | Path, at: int) -> str: return f"{file}: line {at + 1}"

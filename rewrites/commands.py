@@ -29,6 +29,8 @@ def optimize(
     memory: Annotated[float | None, typer.Option(help="megabytes, stored and working together")] = None,
     text: Annotated[Path | None, typer.Option(help="a file of lines: even ones calibrate, odd ones verify")] = None,
     tokens: Annotated[int | None, typer.Option(help="the workload: one sentence of so many tokens")] = None,
+    workload: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="the workload instead: texts, one a line, in batches as `embed` makes them")] = None,
     number_type: Annotated[str, typer.Option(help="the narrowest that weights may be stored by: float32, bf16 or int8")] = "int8",
     own: Laws = None,
     without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
@@ -50,8 +52,8 @@ def optimize(
     declared = declarations(own)
     with hushed():
         result = find(model, error=error, memory=memory and memory * 1e6, text=str(text) if text else None,
-                      tokens=tokens, number_type=number_type, leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws),
-                      approximations=declared.approximations, report=Report())
+                      tokens=tokens, workload=workload, number_type=number_type, leave_out=tuple(without or ()),
+                      laws=(*EXACT_LAWS, *declared.laws), approximations=declared.approximations, report=Report())
         where = save(result, target)
         tell(result, target, where)
     found = as_json(result, where) | {"laws": str(own.absolute()) if own else None}

@@ -96,7 +96,7 @@ def again(program: Program, found: dict[str, Any]) -> Run:
     report, meta = Report(quiet=True), program.meta
     checkpoint = open_model(meta["model"] if meta["model"] == "minilm" else meta["source"])
     declared = load(found["laws"]) if found.get("laws") else Declared()
-    return Run(checkpoint.operator(), Workload.of(checkpoint, found["text"], found["tokens"]),
+    return Run(checkpoint.operator(), Workload.of(checkpoint, found["text"], found["tokens"], found.get("texts")),
                calibrated(lambda *_: None), without((*EXACT_LAWS, *declared.laws), found["without"]), report,
                source(checkpoint), approximations=declared.approximations, number_type=found.get("number_type", "int8"))
 

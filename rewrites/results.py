@@ -28,7 +28,8 @@ def as_json(result: Result, places: list[Path]) -> dict[str, Any]:
     return {
         "model": result.model, "machine": machine_name(result.machine), "workload": result.workload.name,
         "rows": result.workload.rows, "text": result.workload.text and str(Path(result.workload.text).absolute()),
-        "tokens": result.workload.tokens, "number_type": result.number_type, "without": sorted(result.left_out), "seeds": [0],
+        "tokens": result.workload.tokens, "texts": result.workload.file and str(Path(result.workload.file).absolute()),
+        "number_type": result.number_type, "without": sorted(result.left_out), "seeds": [0],
         "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
         "phases": result.report.seconds,
         "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap,

@@ -3,6 +3,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,15 +98,15 @@ def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
 
 
 def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None = None, text: str | None = None,
-             tokens: int | None = None, workload: Workload | Batch | None = None, number_type: str = "int8",
+             tokens: int | None = None, workload: Workload | Batch | str | Path | None = None, number_type: str = "int8",
              leave_out: Sequence[str] = (), laws: Sequence[Law] = EXACT_LAWS,
              approximations: Sequence[Approximation] = (), machine: Any = None,
              rounds: int = 11, report: Report | None = None) -> Result:
     """The cheapest verified program of a model on this machine whose output changes by at most `error`, relative, on held-out
     rows; `memory` bounds stored and working bytes, and weights are stored by no narrower numbers than `number_type` (float32,
     bf16, int8). `model` is the name or the directory of a checkpoint, with a workload of
-    `text` or `tokens`, or an operator on tokens, with a `workload`: a batch is one, beside random rows. Raises InputError for
-    what comes from outside, Infeasible where no program meets the budgets."""
+    `text`, `tokens` or a file of texts, or an operator on tokens, with a `workload`: a batch is one, beside random rows. Raises
+    InputError for what comes from outside, Infeasible where no program meets the budgets."""
     if number_type not in NUMBER_TYPES:
         raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
     report, laws = Report(quiet=True) if report is None else report, without(laws, leave_out)
@@ -132,16 +133,19 @@ def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None
     return run.result(error, memory, saved)
 
 
-def opened(model: str | Operator, workload: Workload | Batch | None, text: str | None,
+def opened(model: str | Operator, workload: Workload | Batch | str | Path | None, text: str | None,
            tokens: int | None) -> tuple[Operator, Workload, dict[str, Any]]:
     """The operator, what it is made cheapest for, and what its programs keep of where it comes from."""
-    if not isinstance(model, Operator):
-        checkpoint = open_model(model)
-        operator = checkpoint.operator()
-        return operator, drawn(workload or Workload.of(checkpoint, text, tokens), operator), source(checkpoint)
-    if workload is None:
-        workload = Batch([np.arange(tokens or 128) % int(model.into.cols)])
-    return model, drawn(workload, model), {"model": "operator"}
+    if isinstance(model, Operator):
+        if isinstance(workload, str | Path):
+            raise InputError(f"workload {workload}: an operator has no tokenizer for texts: give a batch")
+        batch = Batch([np.arange(tokens or 128) % int(model.into.cols)]) if workload is None else workload
+        return model, drawn(batch, model), {"model": "operator"}
+    checkpoint = open_model(model)
+    operator = checkpoint.operator()
+    if workload is None or isinstance(workload, str | Path):
+        workload = Workload.of(checkpoint, text, tokens, None if workload is None else str(workload))
+    return operator, drawn(workload, operator), source(checkpoint)
 
 
 def drawn(workload: Workload | Batch, operator: Operator) -> Workload:

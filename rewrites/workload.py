@@ -1,15 +1,19 @@
 """What a program is made cheapest for, and the rows that calibrate and verify it."""
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 
 from opmatrix.checkpoint import Checkpoint
+from opmatrix.embed import batches, line, read
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
 from opmatrix.runtime.values import sizes
 from opmatrix.term import Operator
-from opmatrix.text import calibration, read_lines, sentences, verification
+from opmatrix.text import Tokenizer, calibration, read_lines, sentences, verification
 
 PROBE = 16                                                  # sentences
 
@@ -18,6 +22,25 @@ def apart(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """The lines that approximations are measured on, and those that they are fitted to; one line alone is both."""
     count = min(PROBE, max(1, len(lines) // 2))
     return lines[:count], lines[count:] or lines
+
+
+def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
+    """Of the batches that `embed` makes of a file of texts, the one of median rows; and what it is called. The file is read
+    twice, so that no more than a batch is kept of it."""
+    def made() -> Iterator[Batch]: return batches(tokenizer, read(file), name=partial(line, file))
+    rows = [batch.rows for batch in made()]
+    middle = int(np.argsort(rows, kind="stable")[len(rows) // 2])
+    [timed] = islice(made(), middle, middle + 1)
+    which = f", batch {middle + 1} of {len(rows)}" if len(rows) > 1 else ""
+    return timed, f"{len(timed)} texts, {timed.rows} tokens of {file}{which}"
+
+
+def known(checkpoint: Checkpoint, *batches: Batch) -> None:
+    """Raises InputError for a token that the model has no row for."""
+    vocabulary = int(checkpoint.config["vocab_size"])
+    if (highest := max(batch.tokens.max() for batch in batches)) >= vocabulary:
+        raise InputError(f"{checkpoint.directory / 'tokenizer.json'}: it gives token {highest}, but the model has "
+                         f"{vocabulary} (vocab_size): take the tokenizer that belongs to the weights")
 
 
 @dataclass(frozen=True)
@@ -33,6 +56,7 @@ class Workload:
     name: str
     text: str | None = None                                 # what it was made of, so that it can be made again
     tokens: int | None = None
+    file: str | None = None
 
     @property
     def rows(self) -> int:
@@ -43,9 +67,13 @@ class Workload:
         return sizes(self.timed)[1]
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None) -> "Workload":
-        """From a file of lines, or the sentences that ship. Timed is one sentence of `tokens` tokens, 128 by default,
-        or with a file the file itself. Raises InputError for a length that the model has no positions for."""
+    def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None,
+           file: str | None = None) -> "Workload":
+        """Rows come from the lines of `text`, or the sentences that ship. Timed is a batch as `embed` makes of the texts of
+        `file`, or one sentence of `tokens` tokens; without either the whole text, or 128 tokens. Raises InputError for a length
+        that the model has no positions for."""
+        if file is not None and tokens is not None:
+            raise InputError(f"--tokens {tokens} --workload {file}: give one of them, both say what is timed")
         limit = int(checkpoint.config["max_position_embeddings"])
         length = min(128, limit) if tokens is None else tokens
         if not 1 <= length <= limit:
@@ -54,14 +82,11 @@ class Workload:
         tokenizer = checkpoint.tokenizer()
         even, odd = tokenizer.encode(calibration(lines)), tokenizer.encode(verification(lines))
         probe, fit = (tokenizer.encode(some) for some in apart(calibration(lines)))
-        vocabulary = int(checkpoint.config["vocab_size"])
-        if (highest := max(even.tokens.max(), odd.tokens.max())) >= vocabulary:
-            raise InputError(f"{checkpoint.directory / 'tokenizer.json'}: it gives token {highest}, but the model has "
-                             f"{vocabulary} (vocab_size): take the tokenizer that belongs to the weights")
-        if text and tokens is None:
-            return cls(tokenizer.encode(lines), even, odd, fit, probe, f"{len(lines)} lines of {text}", text)
-        return cls(Batch([np.resize(even.tokens, length)]), even, odd, fit, probe, f"one sentence of {length} tokens",
-                   text, tokens)
+        timed, said = Batch([np.resize(even.tokens, length)]), f"one sentence of {length} tokens"
+        if file is not None: timed, said = typical(tokenizer, Path(file))
+        elif text and tokens is None: timed, said = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
+        known(checkpoint, even, odd, timed)
+        return cls(timed, even, odd, fit, probe, said, text, tokens, file)
 
     @classmethod
     def drawn(cls, model: Operator, timed: Batch, seed: int = 0, sentences: int = 48) -> "Workload":

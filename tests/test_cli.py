@@ -260,6 +260,19 @@ def test_without_an_error_or_a_law(command, saved, tmp_path, monkeypatch):
     for phase in found["phases"]: assert f"{phase} " in ran.err
 
 
+def test_a_workload_of_texts_is_timed_and_kept(command, saved, tmp_path, monkeypatch):
+    model, lines, texts = *saved[:2], ["the river", "", "banks of rivers runs dry"]
+    monkeypatch.setattr(Run, "saved", lambda run: [])
+    refused(command("optimize", model, "--text", lines, "--workload", "absent.txt", "--out", "o"), "absent.txt", "No such file")
+    (tmp_path / "mix.txt").write_text("\n".join(texts))
+    ran = command("optimize", model, "--error", "0", "--text", lines, "--workload", "mix.txt", "--json", "found.json")
+    assert ran.status == 0 and "3 texts" in ran.out, ran.err
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["texts"] == str(tmp_path / "mix.txt") and found["tokens"] is None
+    assert found["rows"] == Program.load("model.opmatrix").tokenizer.encode(texts).rows
+    assert command("explain", "model.opmatrix").status == 0
+
+
 def test_run_prints_an_embedding_for_each_text(command, saved):
     *_, out, _ = saved
     ran = command("run", out, "the bank", "the river", "")

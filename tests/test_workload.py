@@ -1,0 +1,85 @@
+"""What a program is made cheapest for: which batch is timed, which rows calibrate and verify it."""
+import checkpoints
+import numpy as np
+import pytest
+
+from opmatrix.checkpoint import open_model
+from opmatrix.embed import ROWS, batches
+from opmatrix.errors import InputError
+from opmatrix.patterns import Batch
+from opmatrix.operators import I
+from opmatrix.text import sentences
+from rewrites.run import opened
+from rewrites.workload import Workload
+
+LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return open_model(checkpoints.write(tmp_path_factory.mktemp("model") / "model", max_position_embeddings=80))
+
+
+def many(count):
+    """Texts of 1 to 12 words."""
+    return ["river " * length for length in np.random.default_rng(0).integers(1, 13, count)]
+
+
+def tokens(batch): return [row.tolist() for row in np.split(batch.tokens, batch.starts[1:-1])]
+
+
+def test_a_small_file_is_one_batch_in_its_order(model, tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(LINES))
+    found = Workload.of(model, file=str(file))
+    assert tokens(found.timed) == tokens(model.tokenizer().encode(LINES))
+    assert found.file == str(file) and "4 texts" in found.name and str(file) in found.name and "batch 1 of" not in found.name
+
+
+@pytest.mark.parametrize("count", [900, 1400, 2000])
+def test_of_a_large_file_a_batch_of_median_rows_is_timed(model, tmp_path, count):
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(many(count)))
+    found = Workload.of(model, file=str(file)).timed
+    made = [*batches(model.tokenizer(), many(count))]
+    assert len(made) > 1 and tokens(found) in [tokens(batch) for batch in made]
+    rows = sorted(batch.rows for batch in made)
+    assert found.rows == rows[len(rows) // 2] and 0.9 * ROWS < found.rows <= ROWS
+
+
+def test_one_line_alone_is_a_workload(model, tmp_path):
+    (tmp_path / "one.txt").write_text("the river")
+    assert tokens(Workload.of(model, file=str(tmp_path / "one.txt")).timed) == tokens(model.tokenizer().encode("the river"))
+
+
+def test_rows_that_calibrate_come_from_elsewhere(model, tmp_path):
+    for name in ("texts", "other"): (tmp_path / f"{name}.txt").write_text("\n".join(LINES if name == "other" else many(5)))
+    texts, other = str(tmp_path / "texts.txt"), str(tmp_path / "other.txt")
+    encode = model.tokenizer().encode
+    for given, lines in ((None, sentences()), (other, LINES), (texts, [text.strip() for text in many(5)])):
+        found = Workload.of(model, given, file=texts)
+        assert tokens(found.calibrate) == tokens(encode(lines[::2])) and tokens(found.verify) == tokens(encode(lines[1::2]))
+        assert tokens(found.timed) == tokens(encode(many(5)))
+
+
+@pytest.mark.parametrize("content, words", [
+    (None, "No such file"), (b"", r"texts\.txt: no text"), (b"a\n\xff", "line 2, byte 0 is not UTF-8"),
+    (b"the river\n" + b"dry " * 90, r"line 2, 'dry .*…', has 92 tokens")])
+def test_files_that_are_bad(model, tmp_path, content, words):
+    if content is not None: (tmp_path / "texts.txt").write_bytes(content)
+    with pytest.raises(InputError, match=words): Workload.of(model, file=str(tmp_path / "texts.txt"))
+
+
+def test_tokens_and_texts_exclude_each_other(model, tmp_path):
+    (tmp_path / "texts.txt").write_text("the river")
+    with pytest.raises(InputError, match=r"--tokens 3 --workload .*: give one"):
+        Workload.of(model, tokens=3, file=str(tmp_path / "texts.txt"))
+
+
+def test_in_python_a_workload_is_a_file_or_a_batch(model, tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(LINES))
+    for given in (tmp_path / "texts.txt", str(tmp_path / "texts.txt")):
+        assert tokens(opened(str(model.directory), given, None, None)[1].timed) == tokens(model.tokenizer().encode(LINES))
+    batch = Batch([[1, 2, 3], [4]])
+    assert opened(str(model.directory), batch, None, None)[1].timed is batch
+    with pytest.raises(InputError, match="no tokenizer"): opened(I, "texts.txt", None, None)
