@@ -6,8 +6,8 @@ import pytest
 from opmatrix.checkpoint import open_model
 from opmatrix.embed import ROWS, batches
 from opmatrix.errors import InputError
-from opmatrix.patterns import Batch
 from opmatrix.operators import I
+from opmatrix.patterns import Batch
 from opmatrix.text import sentences
 from rewrites.run import opened
 from rewrites.workload import Workload
