@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from formats import kernels
 from formats.epilogue import ACTIVATIONS, NOTHING, Epilogue, gamma
+from formats.kernels import attending
 
 FORMS = ["plain", "bias", "gelu", "residual", "norm", "all"]
 
@@ -282,14 +283,40 @@ def test_attention_over_a_long_sequence(rng):
     within(out[some], *attended(q[some], k, v, 0.35))
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 90), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 40),
-       st.integers(0, 2**32 - 1))
-def test_attention_of_any_batch(lengths, h, d, seed):
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 110), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 40), st.integers(1, 70),
+       st.sampled_from([1, 3, 50, 256]), st.integers(0, 2**32 - 1))
+def test_attention_of_any_batch(lengths, h, d, e, tile, seed):
+    """Whatever the tiles of keys; nothing beside out is written."""
     rng, starts = np.random.default_rng(seed), np.concatenate([[0], np.cumsum(lengths)])
-    q, k, v = (numbers(rng, int(starts[-1]), h, d) for _ in range(3))
+    T = int(starts[-1])
+    q, k, v, around = numbers(rng, T, h, d), numbers(rng, T, h, d), numbers(rng, T, h, e), room(T + 2, h + 1, e + 3)
     want, bound = oracle(q, k, v, starts, 0.3)
-    within(kernels.attention(q, k, v, starts, room(*q.shape), 0.3), want, bound)
+    kernels.attention(q, k, v, starts, around[1:-1, :-1, 1:-2], 0.3, tile=tile)
+    within(around[1:-1, :-1, 1:-2].copy(), want, bound)
+    around[1:-1, :-1, 1:-2] = np.nan
+    assert np.isnan(around).all()
+
+
+@pytest.mark.parametrize("items", [1, 2, 3, 17, 60])
+@pytest.mark.parametrize("lengths", [[0, 3, 0, 90, 1, 0], [40] * 30, [700], [0, 0, 5]])
+def test_items_of_attention_hold_every_unit(rng, lengths, items, monkeypatch):
+    """However many there are, the numbers are the same."""
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    q, k, v = (numbers(rng, int(starts[-1]), 3, 5) for _ in range(3))
+    monkeypatch.setattr(attending, "pieces", lambda *_: 1)
+    whole = kernels.attention(q, k, v, starts, room(*q.shape))
+    monkeypatch.setattr(attending, "pieces", lambda *_: items)
+    assert (kernels.attention(q, k, v, starts, room(*q.shape)) == whole).all()
+
+
+def test_attention_of_what_is_no_number(rng):
+    """NaN in a query stays with its row; scores that are far apart leave no NaN."""
+    q, k, v, starts = numbers(rng, 50, 1, 4), numbers(rng, 50, 1, 4), numbers(rng, 50, 1, 4), np.array([0, 50])
+    q[7] = np.nan
+    assert np.isnan(kernels.attention(q, k, v, starts, room(50, 1, 4))).all(2).ravel().nonzero()[0].tolist() == [7]
+    q[7], k[5] = 100, 100
+    within(kernels.attention(q, k, v, starts, room(50, 1, 4)), *oracle(q, k, v, starts, 1.0))
 
 
 def seen_by(n, reach):

@@ -22,7 +22,8 @@ WHERE = {name: module for module, names in {
     "rows": ("pointwise", "scale", "gather", "embed"),
     "by_head": ("headwise",),
     "masked": ("attention_blocks",),
-    "heads": ("attention", "scores", "softmax", "values"),
+    "attending": ("attention",),
+    "heads": ("scores", "softmax", "values"),
 }.items() for name in names}
 __all__ = [*WHERE, "digest", "warm"]
 

@@ -70,6 +70,11 @@ def exponent(builder: Any, n: ir.Value) -> ir.Value:
     return builder.bitcast(builder.shl(biased, ir.Constant(WHOLE, [23] * WIDE)), VECTOR)
 
 
+def shifted(builder: Any, x: ir.Value) -> ir.Value:
+    """The low bits of x as an exponent: x is 1.5 2^23 + 127 + n, so this is 2^n, and 0 for n of -127."""
+    return builder.bitcast(builder.shl(builder.bitcast(x, WHOLE), ir.Constant(WHOLE, [23] * WIDE)), VECTOR)
+
+
 def rounded(name: str) -> Emit:
     return lambda builder, x: builder.call(function(builder, f"llvm.{name}.v{WIDE}f32", VECTOR, VECTOR), [x])
 
@@ -78,7 +83,7 @@ def rounded(name: str) -> Emit:
 larger = binary(lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), y, x))
 smaller = binary(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), y, x))
 magnitude, nearest = unary(rounded("fabs")), unary(rounded("rint"))
-power_of_two = unary(exponent)
+power_of_two, low_bits_as_power = unary(exponent), unary(shifted)
 
 
 @intrinsic

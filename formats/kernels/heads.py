@@ -1,8 +1,8 @@
-"""Attention over the softmax carrier (m, l, o), and the same in three kernels: scores, softmax, values.
+"""Attention in three kernels: scores, softmax, values. In one: attending.py.
 
-An item is a tile of queries of one head of one sequence; keys pass by in tiles, so scratch stays small, and tiles that no
-query of the item sees are left out. A query sees the keys from so many positions behind it to so many before it; a row
-without keys gives zeros. Heads may share: with fewer heads of q, k or v than of the others, each serves a group."""
+An item is a tile of queries of one head of one sequence. A query sees the keys from so many positions behind it to so many
+before it; a row without keys gives zeros. Heads may share: with fewer heads of q, k or v than of the others, each serves a
+group."""
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from numba import njit
 from .compiled import HELPER, Kernel
 from .gemm import gemm, multiply
 from .launch import ROOM, address, launch, words
-from .maths import exponentials, fade, largest
+from .maths import exponentials, largest
 from .memory import floats, longs, record
 from .pool import POOL
 from .vectors import turn
@@ -81,46 +81,6 @@ def blank(s, low, high, count):
     """Zeros before low and from high on, in a row of so many numbers."""
     for j in range(low): s[j] = 0
     for j in range(max(low, high), count): s[j] = 0
-
-
-@Kernel
-def attend(item, worker, arguments):
-    """softmax(scale q kᵀ) v, the carrier kept per query: maximum, mass under it, weighted values."""
-    c = record(arguments, ATTENTION)
-    start, length, head, low, high, _ = part(c, item)
-    rows, room, scale = high - low, c.room + worker * c.apart, f4(c.scale)
-    tops, masses, scores = floats(room, QUERIES), floats(room + 4 * QUERIES, QUERIES), room + 8 * QUERIES
-    packed = scores + 4 * QUERIES * c.tile                   # keys turned, then values, without gaps
-    q = c.q + 4 * ((start + low) * c.q_row + head // c.q_of * c.q_head)
-    o = c.o + 4 * ((start + low) * c.o_row + head * c.o_head)
-    first, last = max(0, low - c.behind), min(length, high + c.ahead)
-    for i in range(rows):
-        tops[i], masses[i] = 0, 0
-        if first >= last: blank(floats(o + 4 * i * c.o_row, c.e), c.e, c.e, c.e)
-    for key in range(first, last, c.tile):
-        keys = min(c.tile, last - key)
-        scores_of(c, q, rows, start + key, keys, head, packed, scores, 4 * c.tile)
-        for i in range(rows):
-            left, right = seen(c, low + i, key, keys)
-            if left > 0 or right < keys: blank(floats(scores + 4 * i * c.tile, keys), left, right, keys)
-            if left >= right: continue
-            s = scores + 4 * (i * c.tile + left)
-            top = largest(s, right - left, scale)
-            if masses[i] == 0:
-                tops[i], masses[i] = top, exponentials(s, right - left, scale, top)
-                continue
-            top = max(top, tops[i])
-            kept = fade(tops[i], top)
-            tops[i], masses[i] = top, masses[i] * kept + exponentials(s, right - left, scale, top)
-            if kept != f4(1):
-                y = floats(o + 4 * i * c.o_row, c.e)
-                for j in range(c.e): y[j] *= kept
-        v = c.v + 4 * ((start + key) * c.v_row + head // c.v_of * c.v_head)
-        copy_rows(v, 4 * c.v_row, keys, c.e, packed, 4 * c.e)
-        multiply(c.multiply, rows, c.e, keys, scores, 4 * c.tile, packed, 4 * c.e, o, 4 * c.o_row, key == first)
-    for i in range(rows):
-        y, share = floats(o + 4 * i * c.o_row, c.e), f4(0) if masses[i] == 0 else f4(1) / masses[i]
-        for j in range(c.e): y[j] *= share
 
 
 @njit(**HELPER)
@@ -197,7 +157,7 @@ class Layout(NamedTuple):
 @lru_cache(64)
 def layout(starts: bytes) -> Layout:
     """The layout of the sequences that begin at these rows (int64); remembered, as every layer asks for it."""
-    rows = np.frombuffer(starts, np.int64)
+    rows = np.frombuffer(starts, np.int64).copy()             # an address is found sooner where it may be written to
     lengths = np.diff(rows)
     if not rows.size or rows[0] != 0 or (lengths < 0).any(): raise ValueError(f"starts: must rise from 0, got {rows}")
     return Layout(rows, *(np.concatenate(([0], np.cumsum(part))) for part in (-(-lengths // QUERIES), lengths ** 2)))
@@ -231,19 +191,6 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
         values = (*places, *map(address, batch), S, heads, q, v, gemm.address,
                   *(ROOM.reserve(room) if room else (0, 0)), address(flat), *serves, behind, ahead, tile, scale)
         launch((kernel, np.array([values], ATTENTION), int(batch.first[-1]) * heads))
-
-
-def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, out: np.ndarray,
-              scale: float = 1.0, reach: Reach = EVERY, tile: int = KEYS) -> np.ndarray:
-    """out (T, h, e) = softmax(scale q kᵀ) v within each sequence and head (Dao et al. 2022, algorithm 1).
-
-    q, k (T, ·, d) and v (T, ·, e) are views with any steps between rows and heads, each of as many heads as out or of a
-    divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0] keys
-    behind it and reach[1] ahead; `tile` keys are merged at a time."""
-    if tile < 1: raise ValueError(f"attention: a tile of {tile} keys")
-    room = 4 * (QUERIES * (tile + 2) + tile * max(q.shape[2], v.shape[2]))
-    run_heads(attend, starts, out.shape[1], dict(q=q, k=k, v=v, o=out), scale, room=room, reach=reach, tile=tile)
-    return out
 
 
 def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, scale: float = 1.0) -> np.ndarray:

@@ -4,12 +4,13 @@ Coefficients are minimax fits (weighted least squares, iterated); tests hold the
 import numpy as np
 from numba import njit
 
-from .arithmetic import cut, get, highest, keep, larger, magnitude, nearest, power_of_two, smaller, total, zero_below
+from .arithmetic import cut, get, highest, keep, larger, low_bits_as_power, magnitude, nearest, power_of_two, smaller, total, zero_below
 from .compiled import HELPER
 from .vectors import zeros
 
 f4 = np.float32
 LOG2_E, LN2_HIGH, LN2_LOW = f4(1.4426950408889634), f4(0.693145751953125), f4(1.42860682030941723212e-6)
+TINY = f4(2 ** -126)
 SMALLEST, ZERO, ONE, INFINITY = f4(-87.3), f4(0), f4(1), f4(np.inf)
 FAR, BOUND, TWO, HALF = f4(87), f4(20), f4(2), f4(0.5)
 LINEAR, CUBIC = f4(2 * (2 / np.pi) ** 0.5), f4(2 * (2 / np.pi) ** 0.5 * 0.044715)
@@ -17,6 +18,9 @@ SWITCH, T0, T1, T2, T3, T4 = (f4(c) for c in (
     0.625, -3.33332819422e-1, 1.33314422036e-1, -5.37397155531e-2, 2.06390887954e-2, -5.70498872745e-3))
 # (e^r - 1 - r) / r^2 on |r| <= ln(2) / 2
 E2, E3, E4, E5, E6 = (f4(c) for c in (4.999999341e-1, 1.666652011e-1, 4.166839419e-2, 8.368780387e-3, 1.381446806e-3))
+# (2^r - 1) / r on |r| <= 1 / 2
+B1, B2, B3, B4, B5 = (f4(c) for c in (6.931470037e-1, 2.402224690e-1, 5.550710857e-2, 9.671293199e-3, 1.326955506e-3))
+LEAST, ROUNDED = f4(-127), f4(1.5 * 2 ** 23 + 127)
 # ln Phi(-a), a from 0 to 10: the logarithm of the normal distribution's tail is nearly a parabola
 TAIL = f4(10)
 (P0, P1, P2, P3, P4, P5, P6, P7, P8, P9, P10) = (f4(c) for c in (
@@ -32,6 +36,15 @@ def exp(x):
     r = (bounded - n * LN2_HIGH) - n * LN2_LOW
     q = (((r * E6 + E5) * r + E4) * r + E3) * r + E2
     return zero_below(x, SMALLEST, (q * (r * r) + (r + ONE)) * power_of_two(n))
+
+
+@njit(forceinline=True, **HELPER)
+def exp2(x):
+    """2^x for x <= 126 within 2 units in the last place; 0 at -127 and below (between -126 and there, 0 or denormal)."""
+    whole = larger(x, LEAST) + ROUNDED                       # the sum rounds x to a whole number, in its low bits
+    r = larger(x, LEAST) - (whole - ROUNDED)
+    p = ((((r * B5 + B4) * r + B3) * r + B2) * r + B1) * r + ONE
+    return p * low_bits_as_power(whole)
 
 
 @njit(forceinline=True, **HELPER)
@@ -102,3 +115,9 @@ def exponentials(s, count, scale, top):
 def fade(old, new):
     """e^(old - new), one number."""
     return highest(exp(zeros(1, 1) + (old - new)))
+
+
+@njit(forceinline=True, **HELPER)
+def over(x):
+    """1 / x, but 0 for 0, where x is not negative."""
+    return zero_below(x, TINY, ONE / larger(x, TINY))

@@ -130,6 +130,16 @@ def plus(typing, a, b):
 
 
 @intrinsic
+def times_rows(typing, sums, factors):
+    """Each row of a tile times a number of its own; the numbers lie side by side at an address."""
+    def code(context, builder, signature, values):
+        tile, factors = values
+        numbers = [spread(builder, builder.load(place(builder, factors, 4 * r, FLOAT))) for r in range(sums.rows)]
+        return closed(builder, [builder.fmul(builder.extract_value(tile, i), numbers[i // sums.across]) for i in range(sums.count)])
+    return sums(sums, types.int64), code
+
+
+@intrinsic
 def write(typing, sums, y, apart, lanes):
     """Store a tile at y, its rows apart bytes from each other, the last vector of a row cut to lanes."""
     def code(context, builder, signature, values):
@@ -156,6 +166,13 @@ def fetch(typing, sums, y, apart, lanes):
 def span(typing, sums):
     """Columns of a tile."""
     def code(context, builder, signature, values): return ir.IntType(64)(WIDE * sums.across)
+    return types.int64(sums), code
+
+
+@intrinsic
+def held(typing, sums):
+    """Vectors of a tile."""
+    def code(context, builder, signature, values): return ir.IntType(64)(sums.count)
     return types.int64(sums), code
 
 
