@@ -68,7 +68,9 @@ def peak(program: Any, batch: Any, runs: int = 1) -> int:
     """The most bytes that a call holds at a time beyond what was held before, as tracemalloc counts (numpy tells it); of so
     many runs the most.
 
-    The program runs once before, so that compiling, first imports and what Python itself keeps are not counted."""
+    The program runs once before, so that compiling, first imports and what Python itself keeps are not counted; buffers that
+    calls hand on to one another are given back before each."""
+    from formats.kernels.launch import ARENA
     running = tracemalloc.is_tracing()
     if not running: tracemalloc.start()
     try:
@@ -76,6 +78,7 @@ def peak(program: Any, batch: Any, runs: int = 1) -> int:
         program.run(batch)
         most = 0
         for _ in range(runs):
+            ARENA.release()
             before = tracemalloc.get_traced_memory()[0]
             tracemalloc.reset_peak()
             kept = program.run(batch)

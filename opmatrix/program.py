@@ -107,8 +107,10 @@ class Program:
         return sum(constant.nbytes for constant in self.constants.values())
 
     def peak_bytes(self, batch: Given | tuple[int, int]) -> int:
-        """Bytes that a call allocates for its result and buffers; of a batch, or of (rows, sum of squared lengths)."""
-        return self.schedule.peak(*(batch if isinstance(batch, tuple) else sizes(batched(batch))))
+        """Bytes that a call needs for its result and buffers; of a batch, or of (rows, sum of squared lengths). Buffers are kept
+        for the next call, of any program."""
+        if isinstance(batch, tuple): return self.schedule.peak(*batch)
+        return self.schedule.peak(*sizes(found := batched(batch)), found.starts)
 
     def cost(self, batch: Given | tuple[int, int]) -> Costs:
         """The machine's kernels that a run calls, in order, each with its sizes."""

@@ -5,7 +5,7 @@ from ..threads import threads
 from .compiled import Kernel
 from .gemm import gemm, multiply
 from .heads import heads_of
-from .launch import address, launch, words
+from .launch import address, launch, words, written
 from .memory import record
 
 HEADWISE = np.dtype(words("x x_row x_head out out_row out_head w T h d n rows multiply"))
@@ -31,5 +31,5 @@ def headwise(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> np.ndarray:
     if out.shape[2] != n: raise ValueError(f"headwise: out {out.shape} does not fit w {w.shape}")
     source = (*source[:2], 0 if given == 1 else source[2])
     values = (*source, *target, address(weight), T, h, d, n, rows, gemm.address)
-    launch((head_by_head, np.array([values], HEADWISE), -(-T // rows) * h))
+    launch((head_by_head, written([values], HEADWISE), -(-T // rows) * h))
     return out

@@ -8,7 +8,7 @@ from ..epilogue import NOTHING
 from .activations import ACTIVATIONS
 from .arithmetic import get, keep
 from .compiled import FAST, HELPER, Function, calling
-from .launch import address, step, words
+from .launch import address, step, words, written
 from .memory import floats, record
 
 # addresses (0: absent) of the two functions below, of the output, of a function of a row, and of the parts; beside,
@@ -113,7 +113,7 @@ def epilogue_record(epilogue: Any, out: np.ndarray) -> np.ndarray | None:
         if rows is not None: check_rows(name, rows, out.shape)
     beside, across = (0 if rows is None else step(rows) for rows in (times, residual))
     normal = 0 if eps is None else 1 if norm == "layer" else 2
-    return np.array([(on_block.address, on_rows.address, address(out), step(out), out.shape[1], address(bias),
+    return written([(on_block.address, on_rows.address, address(out), step(out), out.shape[1], address(bias),
                       ACTIVATIONS[activation].address if activation else 0, address(times), beside,
                       address(residual), across, normal, address(gain), address(shift), eps or 0.0)], EPILOGUE)
 

@@ -6,7 +6,7 @@ import numpy as np
 from .compiled import Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
 from .gemm import multiply
-from .launch import ROOM, address, filled, launch, words
+from .launch import ROOM, address, filled, launch, temporary, words
 from .linear import DEEP, LINEAR, WIDE, check_product, dense, linear_stages, tile
 from .memory import record
 from .pool import POOL
@@ -74,7 +74,7 @@ def product_lowrank_sparse(x: np.ndarray, u: np.ndarray, v: np.ndarray, ptr: np.
     """out (T, p) = (x (T, n) @ u (n, r)) @ v (r, p) + x @ S, then the epilogue; S in csr (see product_csr)."""
     if u.shape[1:] != v.shape[:1]: raise ValueError(f"u and v: expected (n, r) and (r, p), got {u.shape} and {v.shape}")
     check_product(x, (u.shape[0], v.shape[1]), out)
-    between = np.empty((len(x), u.shape[1]), f4)
+    between = temporary((len(x), u.shape[1]))
     with POOL.lock:
         launch(*linear_stages(dense, x, address(typed("u", u, f4)), between, None, ROOM.reserve(4 * DEEP * WIDE)))
     product_csr(x, ptr, idx, val, out)

@@ -11,7 +11,7 @@ from numba import njit
 
 from .compiled import HELPER, Kernel
 from .gemm import gemm, multiply
-from .launch import ROOM, address, launch, words
+from .launch import ROOM, address, launch, words, written
 from .maths import exponentials, largest
 from .memory import floats, longs, record
 from .pool import POOL
@@ -174,7 +174,7 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
               flat: np.ndarray | None = None, source: np.ndarray | None = None, room: int = 0,
               reach: Reach = EVERY, tile: int = KEYS) -> None:
     """Launch a kernel over all tiles of queries of all heads of all sequences."""
-    batch = layout(np.asarray(starts, np.int64).tobytes())
+    batch = starts if isinstance(starts, Layout) else layout(np.asarray(starts, np.int64).tobytes())
     T, S, count = int(batch.starts[-1]), len(batch.starts) - 1, heads * int(batch.before[-1])
     for array in (flat, source):
         if array is not None and (array.dtype != f4 or not array.flags.c_contiguous or array.size != count):
@@ -190,7 +190,7 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
     with POOL.lock:
         values = (*places, *map(address, batch), S, heads, q, v, gemm.address,
                   *(ROOM.reserve(room) if room else (0, 0)), address(flat), *serves, behind, ahead, tile, scale)
-        launch((kernel, np.array([values], ATTENTION), int(batch.first[-1]) * heads))
+        launch((kernel, written([values], ATTENTION), (batch.first, heads)))
 
 
 def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, scale: float = 1.0) -> np.ndarray:

@@ -1,8 +1,11 @@
-"""A kernel is a C function of (item, worker, arguments); a launch gives its items to the threads of the pool."""
+"""A kernel is a C function of (item, worker, arguments); a launch gives its items to the threads of the pool, or to the
+recording that is on (replay.py)."""
 import ctypes
 import time
 from array import array
 from collections.abc import Callable
+from threading import local
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +14,18 @@ from .compiled import FUNCTIONS, Kernel
 from .pool import POOL
 
 Record = np.ndarray | array                                 # of arguments: an array of one, or plain words
-Stage = tuple[Kernel, Record, int]                          # kernel, its record of arguments, items
+Items = int | tuple[np.ndarray, int]                        # how many, or the last of an array times so many
+Stage = tuple[Kernel, Record, Items]                        # kernel, its record of arguments, items
+ROOM_START, ROOM_STEP = 0x7AAA_5555_AAAA_0000, 0x7AAB_5555_AAAA_0000    # what a recording has in their place
+
+
+class Recordings(local):
+    """The recording that is on in this thread."""
+
+    recording: Any = None
+
+
+HERE = Recordings()
 
 
 def address(stored: Record | None) -> int:
@@ -25,7 +39,23 @@ def address(stored: Record | None) -> int:
 
 def filled(*fields: int) -> array:
     """A record of words alone."""
-    return array("q", fields)
+    record = array("q", fields)
+    if HERE.recording: HERE.recording.records.append(record)
+    return record
+
+
+def written(fields: Any, kind: Any) -> np.ndarray:
+    """A record of this kind, or an array of words."""
+    record = np.array(fields, kind)
+    if HERE.recording: HERE.recording.records.append(record)
+    return record
+
+
+def temporary(shape: tuple[int, ...]) -> np.ndarray:
+    """Memory for float32 numbers that lie between two launches."""
+    made = np.empty(shape, np.float32)
+    if HERE.recording: HERE.recording.temporaries.append(made)
+    return made
 
 
 def step(array: np.ndarray) -> int:
@@ -39,25 +69,33 @@ def words(names: str) -> list[tuple[str, str]]:
 
 
 class Room:
-    """Scratch memory of every worker, kept between launches; grows, never shrinks. Used under the pool's lock."""
+    """Scratch memory of every worker, kept between launches; grows until it is released. Used under the pool's lock."""
 
     def __init__(self) -> None: self.memory = np.empty(0, np.uint8)
 
-    def reserve(self, size: int) -> tuple[int, int]:
+    def reserve(self, size: int, workers: int | None = None) -> tuple[int, int]:
         """(address aligned to 64 bytes, bytes between workers) of at least this many bytes for each worker."""
+        if HERE.recording: return HERE.recording.reserve(size)
         step = -(-size // 4096) * 4096 + 64                                     # not all on the same cache sets
-        if self.memory.size < step * available() + 64: self.memory = np.empty(step * available() + 64, np.uint8)
+        whole = step * (workers or available()) + 64
+        if self.memory.size < whole: self.memory = np.empty(whole, np.uint8)
         start = address(self.memory)
         return start + -start % 64, step
 
+    def release(self) -> None:
+        """Give the memory back, unless a launch is on."""
+        with POOL.lock: self.memory = np.empty(0, np.uint8)
 
-ROOM = Room()
+
+ROOM, ARENA = Room(), Room()                                # of kernels; of recordings, for what lies between kernels
 
 
 def launch(*stages: Stage) -> None:
     """Run stages in order, each on all threads. The caller holds the pool's lock if it reserved room."""
+    if HERE.recording: return HERE.recording.stages.extend(stages)
     with POOL.lock:
-        for kernel, arguments, items in stages:
+        for kernel, arguments, given in stages:
+            items = given if isinstance(given, int) else int(given[0][-1]) * given[1]
             if items == 1: kernel.call(0, 0, address(arguments))
             elif items: POOL.run(kernel.address, address(arguments), items)
 

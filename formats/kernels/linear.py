@@ -12,7 +12,7 @@ from ..threads import threads
 from .compiled import HELPER, Kernel
 from .epilogue import check_rows, epilogue_record, finish_block, finish_rows
 from .gemm import gemm, multiply
-from .launch import ROOM, Record, Stage, address, filled, launch, step, words
+from .launch import ROOM, Record, Stage, address, filled, launch, step, temporary, words
 from .memory import floats, record, shorts, widen
 from .pool import POOL
 
@@ -130,7 +130,7 @@ def product_lowrank(x: np.ndarray, u: np.ndarray, v: np.ndarray, out: np.ndarray
     if u.shape[1:] != v.shape[:1]: raise ValueError(f"u and v: expected (n, r) and (r, p), got {u.shape} and {v.shape}")
     check_product(x, (u.shape[0], v.shape[1]), out)
     first, second = np.ascontiguousarray(u, f4), np.ascontiguousarray(v, f4)
-    between, after = np.empty((x.shape[0], u.shape[1]), f4), epilogue_record(epilogue, out)
+    between, after = temporary((x.shape[0], u.shape[1])), epilogue_record(epilogue, out)
     with POOL.lock:
         room = ROOM.reserve(4 * DEEP * WIDE)
         launch(*linear_stages(dense, x, address(first), between, None, room),

@@ -7,7 +7,7 @@ from numba.extending import intrinsic
 from .compiled import HELPER, Kernel
 from .gemm import gemm, multiply
 from .heads import KEYS, PLACES, blank, copy_rows, heads_of, scores_of, served
-from .launch import ROOM, address, launch, words
+from .launch import ROOM, address, launch, words, written
 from .maths import exponentials, fade, largest
 from .memory import floats, pointer, record
 from .pool import POOL
@@ -128,5 +128,5 @@ def attention_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, ptr: np.ndarra
         room = ROOM.reserve(4 * (block * (tile + 2) + tile * max(d, e)))
         fields = (*places, *map(address, (ptr, idx, edge, bits)), block, m, n, h, d, e, gemm.address, *room, *serves, tile,
                   scale or FAINT)
-        launch((attend_blocks, np.array([fields], MASKED), (len(ptr) - 1) * h))
+        launch((attend_blocks, written([fields], MASKED), (len(ptr) - 1) * h))
     return out

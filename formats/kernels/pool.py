@@ -20,7 +20,7 @@ from .compiled import HELPER, Function
 from .memory import WORD, call
 
 # offsets in the shared state, on separate lines of the cache; a ticket is the launch (upper half) and its next item
-TICKET, DONE, FUNCTION, ARGUMENTS, ITEMS, WORKERS, SIZE = 0, 64, 128, 136, 144, 152, 192
+TICKET, DONE, FUNCTION, ARGUMENTS, ITEMS, WORKERS, ASLEEP, SIZE = 0, 64, 128, 136, 144, 152, 192, 256
 NOTHING = (1 << 32) - 1                                      # a ticket's lower half, and an item that no launch has
 PATIENCE = 12000                                             # looks for work before sleep: a fifth to a half of a millisecond
 
@@ -96,9 +96,9 @@ def wait(state, patience):
     return 0
 
 
-@Function.of(6, result=True)
-def drive(state, function, arguments, items, workers, patience):
-    """Publish a launch, take part in it, and wait for the items of others; whether all are done."""
+@njit(**HELPER)
+def publish(state, function, arguments, items, workers):
+    """Offer the items of a launch to all threads."""
     launch = (load(state + TICKET) >> 32) + 1
     store(state + TICKET, launch << 32 | NOTHING)
     store(state + DONE, 0)
@@ -107,8 +107,25 @@ def drive(state, function, arguments, items, workers, patience):
     store(state + ITEMS, items)
     store(state + WORKERS, workers)
     store(state + TICKET, launch << 32)
+
+
+@Function.of(5)
+def offer(state, function, arguments, items, workers):
+    """Publish a launch."""
+    publish(state, function, arguments, items, workers)
+
+
+@Function.of(2, result=True)
+def drive(state, patience):
+    """Take part in a launch, and wait for the items of others; whether all are done."""
     work(state, 0)
     return wait(state, patience)
+
+
+@Function.of(2, result=True)
+def offered(state, worker):
+    """Whether there is an item that this worker may take."""
+    return (load(state + TICKET) & NOTHING) < load(state + ITEMS) and worker < load(state + WORKERS)
 
 
 @Function
@@ -122,12 +139,6 @@ def serve(state, worker, patience):
         pause()
 
 
-@Function.of(2, result=True)
-def finished(state, patience):
-    """Whether all items of the last launch are done, after some patience."""
-    return wait(state, patience)
-
-
 class Pool:
     """Threads that serve one state; made when a launch first needs them. The lock is for one caller at a time."""
 
@@ -139,24 +150,50 @@ class Pool:
         """No threads yet: also what a forked process has."""
         self.lock, self.room = RLock(), np.zeros(SIZE + 64, np.uint8)
         self.state = int(self.room.ctypes.data) + -int(self.room.ctypes.data) % 64
+        self.words = self.room[self.state - int(self.room.ctypes.data):][:SIZE].view(np.int64)
         self.beds: list[Lock] = []                           # thread i + 1 sleeps on lock i
         self.asleep: set[int] = set()
 
     def run(self, function: int, arguments: int, items: int) -> None:
         """Call function(item, worker, arguments) for every item, on as many threads as there are."""
         others = min(threads(), items) - 1
+        done = False
+        try:
+            offer.call(self.state, function, arguments, items, others + 1)
+            self.wake(others)                                # not before: who lies down meanwhile looks for items again
+            done = drive.call(self.state, PATIENCE)
+            while not done:
+                time.sleep(2e-5)
+                done = drive.call(self.state, PATIENCE)
+        finally:                                             # an interrupt must not free what threads still work on
+            while not done: done = drive.call(self.state, PATIENCE)
+
+    def wake(self, others: int) -> None:
+        """So many threads beside the caller's, awake."""
         while len(self.beds) < others: self.employ()
         for thread in [thread for thread in tuple(self.asleep) if thread < others]:     # they lie down meanwhile
             self.asleep.discard(thread)
             self.beds[thread].release()
-        done = False
+        self.tell()
+
+    def tell(self) -> None:
+        """Say to native code who is asleep, a bit each."""
+        self.words[ASLEEP // 8] = sum(1 << thread for thread in tuple(self.asleep) if thread < 62)
+
+    def conduct(self, stages: Callable[[int, int, int], int]) -> None:
+        """Stages in order, each on all threads. stages(state, first, patience) begins with one, and gives the number of those
+        begun where it waits for others too long, or finds some asleep; 0 at the end."""
+        self.wake(threads() - 1)
+        first, done = stages(self.state, 0, PATIENCE), False
         try:
-            done = drive.call(self.state, function, arguments, items, others + 1, PATIENCE)
-            while not done:
-                time.sleep(2e-5)
-                done = finished.call(self.state, PATIENCE)
-        finally:                                             # an interrupt must not free what threads still work on
-            while not done: done = finished.call(self.state, PATIENCE)
+            while first:
+                if not (done := drive.call(self.state, PATIENCE)): time.sleep(2e-5)
+                else:
+                    self.wake(threads() - 1)
+                    first = stages(self.state, first, PATIENCE)
+            done = True
+        finally:                                             # as above
+            while not done: done = drive.call(self.state, PATIENCE)
 
     def employ(self) -> None:
         """One more thread."""
@@ -171,7 +208,9 @@ class Pool:
         while room.size:
             function(state, thread + 1, PATIENCE)
             self.asleep.add(thread)
-            bed.acquire()
+            self.tell()
+            if offered.call(state, thread + 1) and thread in self.asleep: self.asleep.discard(thread)
+            else: bed.acquire()
 
 
 POOL = Pool()

@@ -8,7 +8,7 @@ from numba import njit
 from ..threads import threads
 from .compiled import HELPER, Kernel
 from .epilogue import check_rows, epilogue_record, finish_block, finish_rows
-from .launch import address, launch, step, words
+from .launch import address, launch, step, words, written
 from .memory import floats, longs, record, shorts, widen
 
 # out (T, p) from rows of x, or from rows of tables that ids name; fields: rows of 4 numbers, see FIELD
@@ -65,7 +65,7 @@ def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: An
     count, after = 0 if fields is None else len(fields), epilogue_record(epilogue, out)
     values = (*source, address(out), step(out), T, p, rows, address(fields), count,
               address(after), factor)
-    launch((kernel, np.array([values], PASS), -(-T // rows)))
+    launch((kernel, written([values], PASS), -(-T // rows)))
     return out
 
 
@@ -113,4 +113,4 @@ def embed(fields: Sequence[tuple[np.ndarray, np.ndarray]], out: np.ndarray, epil
         ids, table = np.asarray(ids, np.int64), np.ascontiguousarray(table)
         held.append((ids, table))
         rows.append((address(ids), ids.strides[0], address(table), table.dtype == np.float16))
-    return run_pass(gathered, None, out, epilogue, fields=np.array(rows, np.int64))
+    return run_pass(gathered, None, out, epilogue, fields=written(rows, np.int64))

@@ -40,7 +40,7 @@ def kernel(**readings: Any):
 # ---- rows
 
 @kernel(gives=shapes.product, means=lambda a: meanings.ending(a.x @ a.weight, a), room=shapes.between,
-        cost=costs.linear)
+        cost=costs.linear, launches=True)
 def linear(out, x: Rows, weight: Weight, bias: Vector = None, times: Rows = None, residual: Rows = None,
            gain: Vector = None, shift: Vector = None, *, activation: Activation = "", eps: float = None,
            norm: Norm = "layer"):
@@ -48,20 +48,20 @@ def linear(out, x: Rows, weight: Weight, bias: Vector = None, times: Rows = None
     weight.matmul(x, out=out, epilogue=Epilogue(bias, activation, residual, eps, gain, shift, times, norm))
 
 
-@kernel(gives=shapes.along, means=lambda a: meanings.ending(a.x, a), cost=costs.pointwise, over="x")
+@kernel(gives=shapes.along, means=lambda a: meanings.ending(a.x, a), cost=costs.pointwise, over="x", launches=True)
 def pointwise(out, x: Rows, bias: Vector = None, times: Rows = None, residual: Rows = None, gain: Vector = None,
               shift: Vector = None, *, activation: Activation = "", eps: float = None, norm: Norm = "layer"):
     """The epilogue alone, in one pass."""
     compiled.pointwise(x, out, Epilogue(bias, activation, residual, eps, gain, shift, times, norm))
 
 
-@kernel(gives=shapes.whole, means=lambda a: a.x * a.factor, cost=costs.scale, over="x")
+@kernel(gives=shapes.whole, means=lambda a: a.x * a.factor, cost=costs.scale, over="x", launches=True)
 def scale(out, x: Rows, *, factor: float):
     """Every number times a factor."""
     compiled.scale(x, factor, out)
 
 
-@kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), cost=costs.embed)
+@kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), cost=costs.embed, launches=True)
 def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None, *, fields: str, eps: float = None,
           norm: Norm = "layer"):
     """The sum of one row of each table, chosen by that field of the batch, then the epilogue."""
@@ -72,7 +72,7 @@ def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None,
 
 # ---- heads: with fewer of k and v, or of q, each serves a group of the others; `where` is a pattern within sequences
 
-@kernel(gives=shapes.attended, cost=costs.heads("attention", "q", "v"),
+@kernel(gives=shapes.attended, cost=costs.heads("attention", "q", "v"), launches=True,
         means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch, a.where), a.v, a.batch))
 def attention(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence", tile: int = 256):
     """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022)."""
@@ -104,7 +104,7 @@ def repeat(out, x: Heads, *, heads: int):
     out.reshape(len(x), x.shape[1], -1, x.shape[2])[...] = x[:, :, None]
 
 
-@kernel(gives=shapes.headed, means=lambda a: meanings.by_head(a.x, a.weight), cost=costs.headwise)
+@kernel(gives=shapes.headed, means=lambda a: meanings.by_head(a.x, a.weight), cost=costs.headwise, launches=True)
 def headwise(out, x: Heads, weight: Stack):
     """x @ W for each head with its own W; an x of one head serves all."""
     compiled.headwise(x, weight, out)

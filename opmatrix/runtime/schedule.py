@@ -12,7 +12,8 @@ from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.planner import Life, Plan, place
-from opmatrix.runtime.values import LINE, Rows, Size, Value, sizes
+from opmatrix.runtime.recorded import OBJECTS, Recorded, block
+from opmatrix.runtime.values import LINE, Rows, Size, Value
 
 Buffers = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
 
@@ -107,6 +108,7 @@ class Schedule:
         self.home = [self.buffers.index(h) for h in home]
         self.spans = tuple(Span(self.calls[b].shape.size, b, last[b]) for b in self.buffers)
         self.scored = any(span.size.pair for span in self.spans)
+        self.recorded = Recorded(self)
         uses = last_uses(self.calls, self.result)
         self.dropped = [[v for v, last in enumerate(uses) if last == i] for i in range(len(self.calls))]
 
@@ -116,8 +118,9 @@ class Schedule:
         result = self.home[self.result]
         return placed(self.spans, result, rows, pairs) if self.scored else placed(self.spans, result, 1, 0).times(rows)
 
-    def peak(self, rows: int, pairs: int) -> int:
+    def peak(self, rows: int, pairs: int, starts: NDArray[np.int64] | None = None) -> int:
         """Bytes of the result's block, the arena, the most that a kernel allocates itself, and Python's own objects."""
+        if self.recorded.possible: return self.recorded.peak(rows, starts)
         room = max(call.kernel.room(call.bound).at(rows, pairs) for call in self.calls)
         return self.plan(rows, pairs).end + 2 * LINE + room + objects(len(self.calls))
 
@@ -127,7 +130,7 @@ class Schedule:
 
     def walk(self, batch: Any, buffer: Buffers) -> Iterator[tuple[Call, dict[str, Any], Any]]:
         """Every step once it is done: its arguments and its result, in the buffer(step, shape) that it is given."""
-        rows, pairs = sizes(batch)
+        rows, pairs = batch.sizes
         found: list[Any] = []
         for i, call in enumerate(self.calls):
             arguments = vars(call.bound) | {name: found[v] for name, v in call.values.items()}
@@ -140,8 +143,12 @@ class Schedule:
             for v in self.dropped[i]: found[v] = None
 
     def run(self, batch: Any) -> NDArray[np.float32]:
-        """The output's rows. Buffers are of this call alone, so that any number of threads may be in here."""
-        plan = self.plan(*sizes(batch))
+        """The output's rows, from recordings where that is possible."""
+        return self.recorded.run(batch) if self.recorded.possible else self.step_by_step(batch)
+
+    def step_by_step(self, batch: Any) -> NDArray[np.float32]:
+        """The same, one kernel's function after the other. Buffers are of this call alone."""
+        plan = self.plan(*batch.sizes)
         result, arena = block(plan.wall), block(plan.arena)
 
         def buffer(i: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -167,7 +174,7 @@ class Schedule:
 
 def objects(steps: int) -> int:
     """Bytes of Python's own objects in a call: views, arguments and records, as measured in CPython 3.11 to within 2 kB."""
-    return 6000 + 190 * min(steps, 40)
+    return OBJECTS + 190 * min(steps, 40)
 
 
 def meaning(kernel: Declared, arguments: Mapping[str, Any], batch: Any, instead: Mapping[int, Any]) -> Any:
@@ -182,10 +189,3 @@ def wide(value: Any, instead: Mapping[int, Any]) -> Any:
     value = instead.get(id(value), value)
     if isinstance(value, Format): value = value.unpack()
     return np.asarray(value, np.float64) if isinstance(value, np.ndarray) else value
-
-
-def block(size: int) -> NDArray[np.uint8]:
-    """Bytes that begin on a cache line."""
-    whole = np.empty(size + LINE, np.uint8)
-    start = -whole.__array_interface__["data"][0] % LINE
-    return whole[start:start + size]

@@ -57,8 +57,8 @@ class Scores(NamedTuple):
 
 def sizes(batch: Any) -> tuple[int, int]:
     """Rows of a batch, and pairs of tokens of one sentence: the two sizes that shapes depend on."""
-    lengths = np.diff(batch.starts)
-    return batch.rows, int(lengths @ lengths)
+    rows, pairs = batch.sizes
+    return rows, pairs
 
 
 Value = Rows | Heads | Scores

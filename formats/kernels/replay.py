@@ -1,0 +1,178 @@
+"""Launches recorded once and replayed from native code: no Python, no allocation between them.
+
+A recording keeps the records of its launches as words in which addresses are relative to where it will run. Replayed by one
+worker (a group of sentences each, no waiting between stages), or stage by stage by all workers together."""
+from typing import Any, Self
+
+import numpy as np
+from numba import njit
+
+from .compiled import HELPER, Function, Kernel
+from .launch import HERE, ROOM_START, ROOM_STEP, Stage, address, step, words
+from .memory import call, floats, longs, record
+from .pool import ASLEEP, load, publish, wait, work
+
+# words: the records, then the table of stages; moved, rooms, steps: which of them get base, room and step added
+SCRIPT = np.dtype(words("words count moved moves rooms roomy steps stepped table stages"))
+# a script with its inputs: so many words, which come first; out (rows, cols) is copied from `result`, along apart; all but
+# addresses of inputs and out are relative to base
+GROUP = np.dtype(words("script inputs given home result along rows cols out"))
+REPLAY = np.dtype(words("groups base apart room step"))
+ENTRY = 4                                                    # of the table: function, arguments, items, times the word at
+
+
+class Recording:
+    """While it is on, launches of this thread are kept. memory: what they may write to; no other thread may launch."""
+
+    def __init__(self, memory: np.ndarray) -> None:
+        self.memory, self.scratch = memory, 0
+        self.stages: list[Stage] = []
+        self.records: list[Any] = []
+        self.temporaries: list[np.ndarray] = []              # of this step
+        self.regions = [(memory, 0)]                         # memory and its place, in bytes
+        self.end = line(memory.nbytes)
+
+    def __enter__(self) -> Self:
+        HERE.recording = self
+        return self
+
+    def __exit__(self, *error: object) -> None: HERE.recording = None
+
+    def reserve(self, size: int) -> tuple[int, int]:
+        """The marks of a worker's room, which is given when it runs."""
+        self.scratch = max(self.scratch, size)
+        return ROOM_START, ROOM_STEP
+
+    def step(self) -> None:
+        """What follows does not need the temporaries of what came before."""
+        at = line(self.memory.nbytes)
+        for each in self.temporaries:
+            self.regions.append((each, at))
+            at += line(each.nbytes)
+        self.end, self.temporaries = max(self.end, at), []
+
+    def script(self, result: np.ndarray) -> "Script":
+        """What was recorded, without addresses of its own. result: rows in memory, which it gives."""
+        self.step()
+        table = np.array([[kernel.address, address(arguments), *counted(items)] for kernel, arguments, items in self.stages],
+                         np.int64).reshape(-1, ENTRY)
+        pieces = [np.frombuffer(each, np.int64) for each in self.records]
+        content = np.concatenate([*pieces, table.ravel()])
+        places = self.end + np.cumsum([0, *(piece.nbytes for piece in pieces)])[:-1]
+        moved = relocate(content, [*self.regions, *zip(self.records, places.tolist(), strict=True)])
+        found = address(result) - address(self.memory), step(result), result.shape[1]
+        return Script(content, moved, len(content) - table.size, len(table), self.end, self.scratch, found)
+
+
+def counted(items: Any) -> tuple[int, int]:
+    """(items, 0), or (factor, the address of the word that it multiplies)."""
+    return (items, 0) if isinstance(items, int) else (items[1], address(items[0][-1:]))
+
+
+def line(size: int) -> int: return -(-size // 64) * 64
+
+
+def relocate(content: np.ndarray, regions: list[tuple[Any, int]]) -> np.ndarray:
+    """Words that are addresses in a region become offsets, in place; which they are. Regions: memory, offset."""
+    starts = np.array([address(each) for each, _ in regions], np.int64)
+    sizes = np.array([np.frombuffer(each, np.uint8).size for each, _ in regions], np.int64)
+    order = np.argsort(starts)
+    found = np.searchsorted(starts[order], content, "right") - 1
+    region = order[np.maximum(found, 0)]
+    inside = (found >= 0) & (content < starts[region] + sizes[region])
+    content[inside] += np.array([offset for _, offset in regions], np.int64)[region[inside]] - starts[region[inside]]
+    return np.flatnonzero(inside)
+
+
+class Script:
+    """Stages for some memory that is still to come: `size` bytes, of which records take those from `home` on; every worker
+    also needs `scratch` bytes of room. result: its place, numbers between its rows, and columns."""
+
+    def __init__(self, content: np.ndarray, moved: np.ndarray, table: int, stages: int, home: int, scratch: int,
+                 result: tuple[int, int, int]) -> None:
+        self.content, self.home, self.size, self.scratch = content, home, home + content.nbytes, scratch
+        self.result = result
+        self.indices = moved, np.flatnonzero(content == ROOM_START), np.flatnonzero(content == ROOM_STEP)
+        content[self.indices[1]], content[self.indices[2]] = 0, 0
+        places = [each for index in self.indices for each in (address(index), len(index))]
+        self.record = np.array([(address(content), len(content), *places, table, stages)], SCRIPT)
+
+
+@njit(**HELPER)
+def copy_words(source, target, count):
+    """So many words from one address to another."""
+    given, kept = longs(source, count), longs(target, count)
+    for i in range(count): kept[i] = given[i]
+
+
+@njit(**HELPER)
+def add_each(target, places, count, value):
+    """A value added to the words that these indices name."""
+    which = longs(places, count)
+    for i in range(count): longs(target + 8 * which[i], 1)[0] += value
+
+
+@njit(**HELPER)
+def prepare(g, base, room, apart):
+    """Inputs and records to where they are read; where the table of stages then is."""
+    s, home = record(g.script, SCRIPT), base + g.home
+    copy_words(g.inputs, base, g.given)
+    copy_words(s.words, home, s.count)
+    add_each(home, s.moved, s.moves, base)
+    add_each(home, s.rooms, s.roomy, room)
+    add_each(home, s.steps, s.stepped, apart)
+    return home + 8 * s.table
+
+
+@njit(**HELPER)
+def items_of(entry):
+    """How many items a stage has now."""
+    stage = longs(entry, ENTRY)
+    return stage[2] * longs(stage[3], 1)[0] if stage[3] else stage[2]
+
+
+@njit(**HELPER)
+def deliver(g, base):
+    """The result's rows to out."""
+    for i in range(g.rows):
+        found, kept = floats(base + g.result + 4 * i * g.along, g.cols), floats(g.out + 4 * i * g.cols, g.cols)
+        for j in range(g.cols): kept[j] = found[j]
+
+
+@Kernel
+def replay(item, worker, arguments):
+    """A group from its inputs to its result, by one worker."""
+    c = record(arguments, REPLAY)
+    g = record(c.groups + 8 * GROUP_WORDS * item, GROUP)
+    base = c.base + worker * c.apart
+    table = prepare(g, base, c.room, c.step)
+    for i in range(record(g.script, SCRIPT).stages):
+        entry = table + 8 * ENTRY * i
+        stage = longs(entry, ENTRY)
+        for each in range(items_of(entry)): call(stage[0], each, worker, stage[1])
+    deliver(g, base)
+
+
+@Function.of(5, result=True)
+def conduct(state, arguments, first, workers, patience):
+    """The stages of one group from `first` on, each by all workers. 0 once all are done and the result is there; the number of
+    stages begun, where workers had not ended theirs after some patience, or are asleep; inputs are read before the first."""
+    c = record(arguments, REPLAY)
+    g = record(c.groups, GROUP)
+    s = record(g.script, SCRIPT)
+    table = c.base + g.home + 8 * s.table
+    if first == 0: prepare(g, c.base, c.room, c.step)
+    for i in range(first, s.stages):
+        if i > 0 and load(state + ASLEEP) & ((1 << min(workers - 1, 62)) - 1): return i
+        entry = table + 8 * ENTRY * i
+        stage, items = longs(entry, ENTRY), items_of(entry)
+        if items == 1: call(stage[0], 0, 0, stage[1])
+        elif items:
+            publish(state, stage[0], stage[1], items, min(workers, items))
+            work(state, 0)
+            if not wait(state, patience): return i + 1
+    deliver(g, c.base)
+    return 0
+
+
+GROUP_WORDS = len(GROUP.names or ())

@@ -1,0 +1,183 @@
+"""Programs run from recordings: the launches of a number of rows are kept, and replayed on groups of sentences.
+
+A batch is cut into groups, each computed from end to end by one worker, so that nobody waits and activations stay in its cache;
+where that leaves workers idle, all work on one group, stage by stage. The cheaper is taken, counted in rows."""
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.threads import limit, threads
+from opmatrix.runtime.values import FLOAT, LINE, lines
+
+GROUP = 256                                                 # rows of a group, about: weights are read once for so many
+READING = 4                                                 # rows that reading the weights takes as long as
+WAITING = 1.1                                               # times as long as alone where all work together
+KEPT = 256                                                  # scripts of a program that are remembered
+RECORDS = 110                                               # bytes that the records of a step take, about
+OBJECTS = 6000                                              # bytes of Python's own objects in a call, about
+FIELDS = ("tokens", "positions", "kinds", "sequence")       # of a batch, a number a row
+Words = NDArray[np.int64]
+
+
+class Slots:
+    """A batch of so many rows as recordings see it: where the numbers of every batch of that size will lie."""
+
+    def __init__(self, rows: int, words: Words):
+        from formats.kernels.heads import Layout
+        self.rows, self.words, self.sizes = rows, words, (rows, 0)
+        words[:] = 0
+        self.starts = Layout(*words[4 * rows:].reshape(3, rows + 1))
+        fill(words, rows, {}, [0, rows])
+
+    @staticmethod
+    def count(rows: int) -> int: return 7 * rows + 3
+
+    def field(self, name: str, limit: int) -> Words:
+        """The numbers of a field; whether they are below the limit is asked of each batch."""
+        at = FIELDS.index(name) * self.rows
+        return self.words[at:at + self.rows]
+
+
+def fill(words: Words, rows: int, fields: dict[str, Words], starts: Sequence[int] | Words) -> None:
+    """Write a batch into its slots: fields, then the layout of its sentences, whose last entry is repeated to the end."""
+    from formats.kernels.heads import layout
+    for i, name in enumerate(FIELDS):
+        if name in fields: words[i * rows:(i + 1) * rows] = fields[name]
+    for place, part in zip(words[4 * rows:].reshape(3, rows + 1), layout(np.asarray(starts, np.int64).tobytes()), strict=True):
+        place[:len(part)] = part
+        place[len(part):] = part[-1]
+
+
+class Group(NamedTuple):
+    """Consecutive sentences, and their rows."""
+    first: int
+    last: int
+    low: int
+    high: int
+
+
+def grouped(starts: Words, workers: int) -> list[Group]:
+    """The groups of a batch: one where all workers are quicker on it together."""
+    rows, sentences = int(starts[-1]), len(starts) - 1
+    whole = [Group(0, sentences, 0, rows)]
+    if sentences < 2: return whole
+    count = workers * -(-rows // (workers * GROUP))
+    wanted = rows * np.arange(1, count) / count
+    cuts = sorted({0, sentences, *(int(np.abs(starts - each).argmin()) for each in wanted)})
+    parts = [Group(a, b, int(starts[a]), int(starts[b])) for a, b in pairwise(cuts)]
+    ends = [0] * workers
+    for part in parts: ends[ends.index(min(ends))] += part.high - part.low + READING
+    return parts if max(ends) <= WAITING * (rows + READING) / workers + READING or workers == 1 else whole
+
+
+class Recorded:
+    """The scripts of a schedule, one for each number of rows and workers, made when first needed."""
+
+    def __init__(self, schedule: Any):
+        self.schedule = schedule
+        self.scripts: OrderedDict[tuple[int, int], Any] = OrderedDict()
+
+    @cached_property
+    def possible(self) -> bool:
+        """Whether every step only launches kernels of this package: what else a step does would not be repeated."""
+        return not self.schedule.scored and all(map(launches, self.schedule.calls))
+
+    @cached_property
+    def read(self) -> dict[str, int]:
+        """Fields of the batch that are read, each with the least limit of its tables."""
+        limits: dict[str, int] = {}
+        for call in self.schedule.calls:
+            if call.kernel.name == "embed":
+                for name, table in zip(call.bound.fields.split(","), call.bound.tables, strict=True):
+                    limits[name] = min(table.shape[0], limits.get(name, table.shape[0]))
+        return limits
+
+    def script(self, rows: int, workers: int) -> Any:
+        """The script for so many rows on so many workers. The pool is locked."""
+        if (key := (rows, workers)) in self.scripts: self.scripts.move_to_end(key)
+        else:
+            self.scripts[key] = self.record(rows, workers)
+            if len(self.scripts) > KEPT: self.scripts.popitem(last=False)
+        return self.scripts[key]
+
+    def record(self, rows: int, workers: int) -> Any:
+        """Walk through the steps with launches kept."""
+        from formats.kernels.replay import Recording
+        plan, given = self.schedule.plan(rows, 0), lines(8 * Slots.count(rows))
+        memory = np.empty(given + plan.end, np.uint8)
+        slots = Slots(rows, memory[:8 * Slots.count(rows)].view(np.int64))
+
+        def buffer(i: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+            return np.ndarray(shape, np.float32, memory, given + plan.offsets[self.schedule.home[i]])
+
+        with limit(workers), Recording(memory) as recording:
+            for i, (_, _, value) in enumerate(self.schedule.walk(slots, buffer)):
+                recording.step()
+                if i == self.schedule.result: found = value
+        return recording.script(found)
+
+    def peak(self, rows: int, starts: Words | None = None) -> int:
+        """Bytes of the result, the inputs, and what lies between kernels, of every worker. Without the sentences' starts as if
+        they could be cut anywhere."""
+        workers, columns = threads(), self.schedule.calls[self.schedule.result].shape.cols
+        groups = [] if starts is None else [group.high - group.low for group in grouped(starts, workers)]
+        many = len(groups) > 1
+        at_once = workers * self.arena(max(groups)) if many else self.arena(groups[0] if groups else min(rows, workers * GROUP))
+        return at_once + lines(FLOAT * columns * rows) + 8 * Slots.count(rows) + OBJECTS
+
+    def arena(self, rows: int) -> int:
+        """Bytes of a worker's inputs, buffers and records."""
+        room = max(call.kernel.room(call.bound).at(rows, 0) for call in self.schedule.calls)
+        return int(lines(8 * Slots.count(rows)) + self.schedule.plan(rows, 0).end + room + RECORDS * len(self.schedule.calls))
+
+    def run(self, batch: Any) -> NDArray[np.float32]:
+        """The output's rows. ValueError where an id is outside its table."""
+        from formats.kernels.launch import ARENA, ROOM, address
+        from formats.kernels.pool import POOL
+        from formats.kernels.replay import GROUP as KIND
+        from formats.kernels.replay import REPLAY, conduct, replay
+        fields = {name: batch.field(name, most) for name, most in self.read.items()}
+        workers = threads()
+        groups = grouped(batch.starts, workers)
+        together = len(groups) == 1
+        with POOL.lock:
+            scripts = [self.script(group.high - group.low, workers if together else 1) for group in groups]
+            inputs = np.empty(sum(Slots.count(group.high - group.low) for group in groups), np.int64)
+            columns = scripts[0].result[2]
+            out = block(FLOAT * batch.rows * columns).view(np.float32).reshape(-1, columns)
+            table, at = np.zeros(len(groups), KIND), 0
+            for i, (group, script) in enumerate(zip(groups, scripts, strict=True)):
+                rows = group.high - group.low
+                words = inputs[at:at + Slots.count(rows)]
+                fill(words, rows, {name: each[group.low:group.high] for name, each in fields.items()},
+                     batch.starts[group.first:group.last + 1] - group.low)
+                table[i] = (address(script.record), address(words), len(words), script.home, *script.result[:2], rows,
+                            columns, address(out[group.low:]))
+                at += len(words)
+            room = ROOM.reserve(max(script.scratch for script in scripts))
+            base = ARENA.reserve(max(script.size for script in scripts), 1 if together else workers)
+            arguments = np.array([(address(table), *base, *room)], REPLAY)
+            if together: POOL.conduct(lambda *given: conduct.call(given[0], address(arguments), given[1], workers, given[2]))
+            elif workers == 1: [replay.call(i, 0, address(arguments)) for i in range(len(groups))]
+            else: POOL.run(replay.address, address(arguments), len(groups))
+        return out
+
+
+def block(size: int) -> NDArray[np.uint8]:
+    """Bytes that begin on a cache line."""
+    whole = np.empty(size + LINE, np.uint8)
+    start = -whole.__array_interface__["data"][0] % LINE
+    return whole[start:start + size]
+
+
+def launches(call: Any) -> bool:
+    """Whether a step is a view, or a kernel here, on weights here, that launches and does nothing else."""
+    if call.kernel.view: return True
+    weight = getattr(call.bound, "weight", None)
+    ours = weight is None or isinstance(weight, np.ndarray) or type(weight).__module__.startswith("formats.")
+    return call.kernel.launches and ours
