@@ -1,6 +1,6 @@
 """x @ W for W in panels of 64 columns, depth after depth (Goto and van de Geijn 2008): a panel is read straight through.
 
-The last panel has as many columns as are left, in whole vectors. x is read as it lies, nothing is blocked along the depth."""
+The last panel has as many columns as are left, in whole vectors. x is read as it lies."""
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,10 @@ from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import record
 from .pool import POOL
 from .sparse import typed
-from .vectors import AHEAD, MANY_REGISTERS, add_outer, plus, prefetch, write, zeros
+from .vectors import AHEAD, MANY_REGISTERS, add_outer, ask, fetch, plus, span, write, zeros
+
+FEW = 48                                                     # rows that have little time to ask for what follows
+DEEP = 384                                                   # depths of a block: 96 KiB of a panel
 
 
 @njit(**HELPER)
@@ -32,40 +35,55 @@ def one_row(none, x, w, across, depth, y):
 
 
 @njit(**HELPER)
-def first_rows(none, x, along, w, across, depth, y, step):
-    """Some rows against a whole panel that is not in cache yet: asked for ahead."""
-    sums = none
-    for _ in range(depth):
-        prefetch(sums, w + AHEAD)
-        sums = add_outer(sums, x, along, w, None)
-        x += 4
-        w += across
+def deep(none, fresh, x, along, w, depth, y, step, this, following, lines):
+    """Some rows against a block of a panel, four depths at a time. What is not in cache yet is asked for: of this block from
+    `this` on, and of the following one, so many lines at a time, unless they are None."""
+    sums = none if fresh else fetch(none, y, step, None)
+    for i in range(depth // 4):
+        ask(lines, following, 4 * span(lines) * i)
+        for k in range(4 * i, 4 * i + 4):
+            ask(none, this, 4 * PANEL * k)
+            sums = add_outer(sums, x + 4 * k, along, w + 4 * PANEL * k, None)
+    for k in range(depth // 4 * 4, depth): sums = add_outer(sums, x + 4 * k, along, w + 4 * PANEL * k, None)
     write(sums, y, step, None)
 
 
 @njit(**HELPER)
-def whole_panel(rows, depth, x, along, w, y, step):
-    """All 64 columns: tiles of 6 rows, and what is left."""
-    row = 0
+def block_of_panel(rows, fresh, depth, x, along, w, y, step, lines):
+    """All 64 columns, a block of depths: tiles of 6 rows, and what is left. The first tile asks for the block, the others for
+    the following one."""
+    size = 4 * PANEL * depth
+    row, following = 0, w + size
     if rows >= 6:
-        first_rows(zeros(6, 4), x, along, w, 4 * PANEL, depth, y, step)
+        deep(zeros(6, 4), fresh, x, along, w, depth, y, step, w + AHEAD, None, lines)
         row = 6
-    elif rows >= 4:
-        first_rows(zeros(4, 4), x, along, w, 4 * PANEL, depth, y, step)
-        row = 4
-    elif rows >= 2:
-        first_rows(zeros(2, 4), x, along, w, 4 * PANEL, depth, y, step)
-        row = 2
     while row + 6 <= rows:
-        strip(zeros(6, 4), x + row * along, along, w, 4 * PANEL, depth, y + row * step, step, True, None)
+        at, to = x + row * along, y + row * step
+        if following < w + 2 * size: deep(zeros(6, 4), fresh, at, along, w, depth, to, step, None, following, lines)
+        else: deep(zeros(6, 4), fresh, at, along, w, depth, to, step, None, None, lines)
+        following += span(lines) * depth
         row += 6
     if row + 4 <= rows:
-        strip(zeros(4, 4), x + row * along, along, w, 4 * PANEL, depth, y + row * step, step, True, None)
+        deep(zeros(4, 4), fresh, x + row * along, along, w, depth, y + row * step, step, w + AHEAD, following, lines)
         row += 4
     if row + 2 <= rows:
-        strip(zeros(2, 4), x + row * along, along, w, 4 * PANEL, depth, y + row * step, step, True, None)
+        deep(zeros(2, 4), fresh, x + row * along, along, w, depth, y + row * step, step, w + AHEAD, following, lines)
         row += 2
-    if row < rows: one_row(zeros(1, 4), x + row * along, w, 4 * PANEL, depth, y + row * step)
+    if row < rows: deep(zeros(1, 4), fresh, x + row * along, along, w, depth, y + row * step, step, w + AHEAD, following, lines)
+
+
+@njit(**HELPER)
+def whole_panel(rows, depth, x, along, w, y, step):
+    """All 64 columns: blocks of depths of about one size that stay in cache from tile to tile."""
+    if rows == 1:
+        one_row(zeros(1, 4), x, w, 4 * PANEL, depth, y)
+        return
+    blocks = (depth + DEEP - 1) // DEEP
+    block = ((depth + blocks - 1) // blocks + 3) // 4 * 4
+    for top in range(0, depth, block):
+        at, to, less = x + 4 * top, w + 4 * PANEL * top, min(block, depth - top)
+        if rows < FEW: block_of_panel(rows, top == 0, less, at, along, to, y, step, zeros(1, 4))
+        else: block_of_panel(rows, top == 0, less, at, along, to, y, step, zeros(1, 1))
 
 
 @njit(**HELPER)
