@@ -1,4 +1,4 @@
-"""The commands: optimize, calibrate, run, embed, laws, explain, spectrum."""
+"""The commands: optimize, calibrate, run, embed, evaluate, laws, explain, spectrum."""
 import json
 import sys
 import time
@@ -19,6 +19,7 @@ Model = Annotated[str, typer.Argument(
     help="minilm, or a directory with config.json, model.safetensors and tokenizer.json")]
 Laws = Annotated[Path | None, typer.Option(
     "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you trust")]
+Results = Annotated[Path | None, typer.Option("--json", help="where to write all results")]
 Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote")]
 
 
@@ -35,7 +36,7 @@ def optimize(
     own: Laws = None,
     without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
     out: Annotated[Path | None, typer.Option(help="where to save; ./MODEL.opmatrix by default")] = None,
-    results: Annotated[Path | None, typer.Option("--json", help="where to write all results")] = None,
+    results: Results = None,
     machine: Annotated[str | None, typer.Option(metavar="NAME", help="only predict, for A100, H100, Ascend910B or TPUv5e")] = None,
 ) -> None:
     """Find, verify, measure and save the cheapest program of a MODEL."""
@@ -58,8 +59,7 @@ def optimize(
         tell(result, target, where)
     found = as_json(result, where) | {"laws": str(own.absolute()) if own else None}
     (target / "report.json").write_text(json.dumps(found, indent=1))
-    if results is not None:
-        results.write_text(json.dumps(found, indent=1))
+    keep(found, results)
     typer.echo(printed(result, target))
 
 
@@ -97,8 +97,19 @@ def refuse(error: float, memory: float | None, number_type: str, target: Path, r
         raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
     if target.exists() and not replaceable(target):
         raise InputError(f"--out {target}: it exists and is no opmatrix program: choose another directory or remove it")
+    writable(results)
+
+
+def writable(results: Path | None) -> None:
+    """Raises InputError where no file could be written."""
     if results is not None and (results.is_dir() or not results.absolute().parent.is_dir()):
         raise InputError(f"--json {results}: it is to be a file in a directory that is there")
+
+
+def keep(found: dict[str, Any], results: Path | None) -> None:
+    """Writes results as JSON where that was asked for."""
+    if results is not None:
+        results.write_text(json.dumps(found, indent=1))
 
 
 @app.command()
@@ -141,6 +152,23 @@ def embed(
     count, width = write(followed(blocks, quantity(texts)), out)
     seconds = time.perf_counter() - start
     typer.echo(f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s")
+
+
+@app.command()
+def evaluate(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL|DIR...", help="checkpoints or saved programs; the first is compared with")],
+    pairs: Annotated[Path, typer.Option(metavar="CSV", help="sentence1, sentence2, score, with or without a header")],
+    results: Results = None,
+) -> None:
+    """Spearman's correlation, times 100, of the cosines of sentence pairs with the scores that people gave them."""
+    from rewrites import evaluate as evaluation
+    from rewrites.report import Report, hushed
+    writable(results)
+    given = evaluation.Pairs.read(pairs)
+    with hushed():
+        found = evaluation.compared(models, given, Report())
+    keep(evaluation.as_json(found, pairs, given), results)
+    typer.echo(evaluation.told(found, given))
 
 
 @app.command()

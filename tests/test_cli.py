@@ -48,7 +48,7 @@ class Ran:
 def patched():
     """No test calibrates."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("rewrites.run", "rewrites.explain"):
+        for module in ("rewrites.run", "rewrites.explain", "rewrites.evaluate"):
             patch.setattr(f"{module}.calibrated", lambda progress: standin.machine())
         yield patch
 
@@ -308,6 +308,26 @@ def test_embed_refuses(command, saved, tmp_path, arguments, words):
     assert {file.name for file in tmp_path.iterdir()} == {"lines.txt", "long.txt", "diary.txt"}
 
 
+def test_evaluate_compares_programs(command, saved, tmp_path):
+    model, _, out, _ = saved
+    (tmp_path / "pairs.csv").write_text("the bank,a bank,4\nthe river,of,1\ndry,a river runs dry,2\n")
+    ran = command("evaluate", model, out, out / "front" / "0", "--pairs", "pairs.csv", "--json", "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert ran.status == 0 and "Spearman" in ran.out and found["count"] == 3
+    assert [each["name"] for each in found["programs"]] == [str(model), str(out), str(out / "front" / "0")]
+    for each in found["programs"]: assert f"{each['spearman']:.2f}" in ran.out and each["texts_per_s"] > 0
+    assert found["programs"][2]["difference"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["{out}", "--pairs", "absent.csv"], ["absent.csv", "No such file"]), (["{out}"], ["--pairs"]),
+    (["{out}", "--pairs", "bad.csv"], ["bad.csv: line 2", "'high'"]), (["{out}", "--pairs", "same.csv"], ["every score is 2"]),
+    (["absent", "--pairs", "good.csv"], ["absent"]), (["{out}", "--pairs", "good.csv", "--json", "no/o.json"], ["--json no/o.json"])])
+def test_evaluate_refuses(command, saved, tmp_path, arguments, words):
+    for name, last in (("good", "3"), ("bad", "high"), ("same", "2")): (tmp_path / f"{name}.csv").write_text(f"a,b,2\nc,d,{last}\n")
+    refused(command("evaluate", *(each.format(out=saved[2]) for each in arguments)), *words)
+
+
 def test_laws_prints_every_law(command):
     ran = command("laws")
     assert ran.status == 0
@@ -327,7 +347,7 @@ def test_spectrum_prints_every_weight(command, saved, tmp_path):
 def test_help_names_the_commands(command):
     for arguments in ([], ["--help"]):
         ran = command(*arguments)
-        assert ran.status == 0 and all(name in ran.out for name in ("optimize", "run", "embed", "laws", "explain", "spectrum"))
+        assert ran.status == 0 and all(name in ran.out for name in ("optimize", "run", "embed", "evaluate", "laws", "explain", "spectrum"))
 
 
 # ---- a saved program that is bad
