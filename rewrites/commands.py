@@ -1,4 +1,4 @@
-"""The commands: optimize, calibrate, run, embed, evaluate, laws, explain, spectrum."""
+"""The commands: optimize, calibrate, run, embed, evaluate, doctor, laws, explain, spectrum."""
 import json
 import sys
 import time
@@ -169,6 +169,17 @@ def evaluate(
         found = evaluation.compared(models, given, Report())
     keep(evaluation.as_json(found, pairs, given), results)
     typer.echo(evaluation.told(found, given))
+
+
+@app.command()
+def doctor(results: Results = None) -> None:
+    """The processor and what kernels use of it, cores, libraries, caches; settings that hurt, and what to set."""
+    from rewrites.doctor import as_json, told
+    from rewrites.examine import examined
+    writable(results)
+    facts = examined()
+    keep(as_json(facts), results)
+    typer.echo(told(facts))
 
 
 @app.command()

@@ -328,6 +328,16 @@ def test_evaluate_refuses(command, saved, tmp_path, arguments, words):
     refused(command("evaluate", *(each.format(out=saved[2]) for each in arguments)), *words)
 
 
+def test_doctor_says_what_hurts_and_ends_well(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    monkeypatch.setenv("OPMATRIX_CACHE", str(tmp_path / "cache"))
+    ran = command("doctor", "--json", "found.json")
+    assert ran.status == 0 and "export OMP_WAIT_POLICY=passive" in ran.out and "opmatrix calibrate" in ran.out
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["processor"] in ran.out and "a pool that spins" in {each["check"] for each in found["hurts"]}
+    assert command("doctor", "--json", "absent/found.json").status == 2
+
+
 def test_laws_prints_every_law(command):
     ran = command("laws")
     assert ran.status == 0
@@ -345,9 +355,10 @@ def test_spectrum_prints_every_weight(command, saved, tmp_path):
 
 
 def test_help_names_the_commands(command):
+    names = "optimize", "calibrate", "run", "embed", "evaluate", "doctor", "laws", "explain", "spectrum"
     for arguments in ([], ["--help"]):
         ran = command(*arguments)
-        assert ran.status == 0 and all(name in ran.out for name in ("optimize", "run", "embed", "evaluate", "laws", "explain", "spectrum"))
+        assert ran.status == 0 and all(name in ran.out for name in names)
 
 
 # ---- a saved program that is bad
