@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from .compiled import HELPER
 from .memory import VOID, WORD, bytes_at
-from .vectors import FEATURES, function
+from .vectors import FEATURES, LANE, function
 
 BYTE = ir.IntType(8)
 ADDRESS = BYTE.as_pointer()
@@ -45,66 +45,87 @@ def release_registers(typing):
 
 
 @njit(**HELPER)
-def shape_registers(at, first, second):
-    """The shapes for so many rows of x in the first and in the second row of registers; the 64 bytes at `at` are written."""
+def shape_registers(at):
+    """All registers have 16 rows of 64 bytes; the 64 bytes at `at` are written. So x and sums have room for whole registers."""
     shapes = bytes_at(at, 64)
     for i in range(64): shapes[i] = 0
     shapes[0] = 1                                            # the one palette there is
-    for i in range(8):
-        shapes[16 + 2 * i] = 64                              # bytes of a row
-        shapes[48 + i] = 16 if i >= 6 else second if i in (2, 3, 5) else first
+    for i in range(8): shapes[16 + 2 * i], shapes[48 + i] = 64, 16
     load_shapes(at)
 
 
 def multiplied(dot, rows, across):
-    """An intrinsic: rows by across registers of sums at y from steps of 64 bytes of x against panels at w."""
+    """An intrinsic: rows by across registers of sums at y from steps of 64 bytes of x against panels at w. Meanwhile so many
+    lines of memory from `ahead` on are asked for at each step."""
+    first = 4                                                # registers of x, then those of W; those of sums come before
+    weights = range(first + rows, 8)
+
     @intrinsic
-    def tiles(typing, x, along, w, apart, steps, y, step):
+    def tiles(typing, x, along, w, apart, steps, y, step, ahead, lines):
         def code(context, builder, signature, values):
-            x, along, w, apart, steps, y, step = values
+            x, along, w, apart, steps, y, step, ahead, lines = values
             def run(name, *arguments):
                 kinds = [ADDRESS if isinstance(a.type, ir.PointerType) else a.type for a in arguments]
                 builder.call(function(builder, f"llvm.x86.{name}", VOID, *kinds), arguments)
             def at(base, apart, count, more=0):
                 return builder.inttoptr(builder.add(builder.add(base, builder.mul(apart, WORD(count))), WORD(more)), ADDRESS)
-            for r in range(rows):
-                for v in range(across): run("tilezero", BYTE(2 * r + v))
-            before, loop, after = builder.basic_block, builder.append_basic_block("depth"), builder.append_basic_block("done")
+            for i in range(rows * across): run("tilezero", BYTE(i))
+            before = builder.basic_block
+            loop, asking, asked, after = (builder.append_basic_block(name) for name in ("depth", "asking", "asked", "done"))
             builder.branch(loop)
             builder.position_at_end(loop)
-            k, source, weight = (builder.phi(WORD) for _ in range(3))
-            for phi, start in (k, WORD(0)), (source, x), (weight, w): phi.add_incoming(start, before)
-            for r in range(rows): run("tileloadd64", BYTE(4 + r), at(source, along, 16 * r), along)
+            k, source, weight, far = (builder.phi(WORD) for _ in range(4))
+            for phi, start in (k, WORD(0)), (source, x), (weight, w), (far, ahead): phi.add_incoming(start, before)
+            for r in range(rows): run("tileloadd64", BYTE(first + r), at(source, along, 16 * r), along)
             for v in range(across):
-                run("tileloadd64", BYTE(6 + v), at(weight, apart, 0, 64 * v), apart)
-                for r in range(rows): run(dot, BYTE(2 * r + v), BYTE(4 + r), BYTE(6 + v))
+                held = weights[v % len(weights)]
+                run("tileloadd64", BYTE(held), at(weight, apart, 0, 64 * v), apart)
+                for r in range(rows): run(dot, BYTE(across * r + v), BYTE(first + r), BYTE(held))
+            end = builder.add(far, builder.mul(lines, WORD(64)))
+            builder.cbranch(builder.icmp_signed("<", far, end), asking, asked)
+            builder.position_at_end(asking)
+            line = builder.phi(WORD)
+            line.add_incoming(far, loop)
+            ask = function(builder, "llvm.prefetch.p0", VOID, ADDRESS, LANE, LANE, LANE)
+            builder.call(ask, [builder.inttoptr(line, ADDRESS), LANE(0), LANE(3), LANE(1)])
+            then = builder.add(line, WORD(64))
+            line.add_incoming(then, asking)
+            builder.cbranch(builder.icmp_signed("<", then, end), asking, asked)
+            builder.position_at_end(asked)
             following = builder.add(k, WORD(1))
-            for phi, value in (k, following), (source, builder.add(source, WORD(64))), (
-                    weight, builder.add(weight, builder.mul(apart, WORD(16)))): phi.add_incoming(value, loop)
+            for phi, value in (k, following), (source, builder.add(source, WORD(64))), (far, end), (
+                    weight, builder.add(weight, builder.mul(apart, WORD(16)))): phi.add_incoming(value, asked)
             builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
             builder.position_at_end(after)
             for r in range(rows):
-                for v in range(across): run("tilestored64", BYTE(2 * r + v), at(y, step, 16 * r, 64 * v), step)
+                for v in range(across): run("tilestored64", BYTE(across * r + v), at(y, step, 16 * r, 64 * v), step)
             return context.get_dummy_value()
-        return types.void(*[types.int64] * 7), code
+        return types.void(*[types.int64] * 9), code
     return tiles
 
 
 def registers(dot):
-    """A function: so many rows, up to 32, and columns, a multiple of 16, of sums at y, of words of x against a panel, a multiple of
-    16. Rows were given to shape_registers."""
-    both, left, upper, corner = (multiplied(dot, rows, across) for rows in (2, 1) for across in (2, 1))
+    """A function: sums at y of so many rows, up to 32, and columns, a multiple of 16, of words of x against a panel, a multiple of
+    16. Rows are computed 16 at a time. `lines` lines of memory from `ahead` on are asked for on the way."""
+    both, left = (multiplied(dot, 2, across) for across in (2, 1))
+    upper, corner = (multiplied(dot, 1, across) for across in (4, 1))
 
     @njit(**HELPER)
-    def multiply(rows, columns, x, along, w, apart, words, y, step):
-        steps = words // 16
-        for v in range(0, columns - 16, 32):
-            if rows > 16: both(x, along, w + 4 * v, apart, steps, y + 4 * v, step)
-            else: upper(x, along, w + 4 * v, apart, steps, y + 4 * v, step)
-        if columns % 32:
-            v = columns - 16
-            if rows > 16: left(x, along, w + 4 * v, apart, steps, y + 4 * v, step)
-            else: corner(x, along, w + 4 * v, apart, steps, y + 4 * v, step)
+    def multiply(rows, columns, x, along, w, apart, words, y, step, ahead, lines):
+        steps, width = words // 16, 32 if rows > 16 else 64
+        pieces = (columns // width + columns % width // 16) * steps
+        lines = (lines + pieces - 1) // pieces
+        v = 0
+        while v + width <= columns:
+            if rows > 16: both(x, along, w + 4 * v, apart, steps, y + 4 * v, step, ahead, lines)
+            else: upper(x, along, w + 4 * v, apart, steps, y + 4 * v, step, ahead, lines)
+            v += width
+            ahead += 64 * lines * steps
+        while v < columns:
+            if rows > 16: left(x, along, w + 4 * v, apart, steps, y + 4 * v, step, ahead, lines)
+            else: corner(x, along, w + 4 * v, apart, steps, y + 4 * v, step, ahead, lines)
+            v += 16
+            ahead += 64 * lines * steps
     return multiply
 
 

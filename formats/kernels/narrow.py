@@ -1,8 +1,7 @@
 """x @ W for W in panels of narrow numbers: bfloat16, bytes, halves of bytes. x is converted on the way, a row at a time.
 
 A word of 32 bits holds what lies along the depth: two bfloat16 or four bytes (words.py). Bytes are W / scale + 128 and meet
-rows of x / scale, whole numbers up to 127 (dynamic quantisation: Dettmers et al. 2022, arXiv:2208.07339, section 2.1); what
-the 128 adds is taken off again. Scales of W belong to a column, or to a group of depths of one."""
+rows of x / scale, whole numbers up to 127 (rounding.py); what the 128 adds is taken off again. Scales of W belong to a column, or to a group of depths of one."""
 from typing import Any
 
 import numpy as np
@@ -11,63 +10,23 @@ from numba import njit
 from ..panels import PANEL
 from ..threads import threads
 from .amx import MATRIX, matrix_fours, matrix_pairs, release_registers, shape_registers
-from .arithmetic import get, highest, keep, larger, magnitude, nearest, total
+from .arithmetic import get, keep
 from .compiled import HELPER, Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
 from .launch import ROOM, address, filled, launch, words
 from .linear import LINEAR, check_product, linear_stages, split, tile
-from .memory import bytes_at, floats, record, shorts, signed, whole
+from .memory import bytes_at, floats, record, whole
 from .pool import POOL
+from .rounding import round_bytes, round_halves
 from .sparse import typed
 from .vectors import AHEAD, prefetch, write, zeros
-from .words import as_numbers, dot_eights, dot_fours, dot_pairs, keep_bytes, keep_halves
+from .words import as_numbers, dot_eights, dot_fours, dot_pairs
 
 # depth: numbers of a row of W, whole steps of 64 bytes; group: those that share a scale, of which there are groups; span:
 # bytes of a converted row
 NARROW = np.dtype(words("w scale depth group groups span"))
 BAND = 32                                                    # rows whose sums lie in room
 f4, i4 = np.float32, np.int32
-
-
-# ---- rows of x
-
-@njit(**HELPER)
-def round_halves(x, n, target, depth):
-    """n float32 at x as bfloat16; zeros up to depth."""
-    full = n // 16 * 16
-    for k in range(0, full, 16): keep_halves(get(x + 4 * k, None), target + 2 * k)
-    if full < n: keep_halves(get(x + 4 * full, n - full), target + 2 * full)
-    rest = shorts(target, depth)
-    for k in range((n + 15) // 16 * 16, depth): rest[k] = 0
-
-
-@njit(**HELPER)
-def round_bytes(x, n, target, depth, group, groups, sums):
-    """n float32 at x as whole numbers up to 127 times the scale that is given back, which is NaN for rows that are not finite;
-    zeros up to depth; what each group adds up to, as int32 at sums."""
-    full, totals, rest = n // 16 * 16, whole(sums, groups), signed(target, depth)
-    most, infinite = zeros(1, 1), zeros(1, 1)
-    for k in range(0, full, 16):
-        row = get(x + 4 * k, None)
-        most, infinite = larger(most, magnitude(row)), infinite + row * f4(0)
-    if full < n:
-        row = get(x + 4 * full, n - full)
-        most, infinite = larger(most, magnitude(row)), infinite + row * f4(0)
-    largest = highest(most)
-    turns = f4(127) / largest if largest > 0 else f4(0)
-    for g in range(groups):
-        start, end, added = g * group, min((g + 1) * group, depth), zeros(1, 1)
-        for k in range(start, min(end, full), 16):
-            rounded = nearest(get(x + 4 * k, None) * turns)
-            keep_bytes(rounded, target + k)
-            added = added + rounded
-        if start <= full < min(end, n):
-            rounded = nearest(get(x + 4 * full, n - full) * turns)
-            keep_bytes(rounded, target + full)
-            added = added + rounded
-        totals[g] = i4(total(added))
-    for k in range((n + 15) // 16 * 16, depth): rest[k] = 0
-    return largest / f4(127) + total(infinite)
 
 
 # ---- sums of a band of rows against some columns of a panel
@@ -85,7 +44,7 @@ def by_vectors(dot, deep):
         write(sums, y, step, None)
 
     @njit(**HELPER)
-    def multiply(rows, columns, x, along, w, apart, steps, y, step):
+    def multiply(rows, columns, x, along, w, apart, steps, y, step, ahead, lines):
         for row in range(0, rows // 4 * 4, 4):
             for v in range(0, columns, 32 if columns % 32 == 0 else 16):
                 at, to = x + row * along, y + row * step + 4 * v
@@ -137,12 +96,19 @@ def spread_nibbles(w, count, target):
         high[i] = source[i] >> 4
 
 
+@njit(**HELPER)
+def following(panel, size, rows, more):
+    """Where the next panel begins, and how many of its lines a band asks for."""
+    bands = (rows + BAND - 1) // BAND
+    return panel + size, (size // 64 + bands - 1) // bands if more else 0
+
+
 # ---- kernels
 
 # forceinline: what is called through an argument could otherwise not be kept in the cache
 
 @njit(**HELPER)
-def no_shape(at, first, second):
+def no_shape(at):
     """What vectors need in place of shape_registers."""
 
 
@@ -158,19 +124,20 @@ def halves_by(multiply, shape, release, item, worker, arguments):
     w = record(c.w, NARROW)
     low, high, left, right = tile(c, item)
     x = c.room + worker * c.apart
-    sums = x + (high - low) * w.span
+    sums = x + (high - low + BAND - 1) // BAND * BAND * w.span        # registers take whole bands of rows
+    shape(sums + 4 * BAND * PANEL)
     for i in range(high - low): round_halves(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth)
     for start in range(left, right, PANEL):
         columns = min(PANEL, c.p - start)
         stored, panel = (columns + 15) // 16 * 16, w.w + 2 * w.depth * start
+        ahead, lines = following(panel, 2 * w.depth * stored, high - low, start + PANEL < right)
         for i in range(0, high - low, BAND):
             rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
-            straight = columns == stored
+            straight = columns == stored and rows % 16 == 0
             to, step = (out, 4 * c.step) if straight else (sums, 4 * PANEL)
-            shape(sums + 4 * BAND * PANEL, min(rows, 16), max(rows - 16, 1))
-            multiply(rows, stored, x + i * w.span, w.span, panel, 4 * stored, w.depth // 2, to, step)
+            multiply(rows, stored, x + i * w.span, w.span, panel, 4 * stored, w.depth // 2, to, step, ahead + 2 * i * lines, lines)
             if not straight: copied(sums, rows, columns, out, 4 * c.step)
-        finish_block(c.after, low, high, start, start + columns)
+            finish_block(c.after, low + i, low + i + rows, start, start + columns)
     release()
     if right - left == c.p: finish_rows(c.after, low, high)
 
@@ -184,30 +151,31 @@ def bytes_by(multiply, shape, release, middle, per, spread, item, worker, argume
     low, high, left, right = tile(c, item)
     groups = w.groups
     x = c.room + worker * c.apart
-    sums = x + (high - low) * w.span
+    sums = x + (high - low + BAND - 1) // BAND * BAND * w.span        # registers take whole bands of rows
     scales = sums + 4 * BAND * PANEL + 64
     totals = scales + 4 * (high - low)
     wide = totals + 4 * (high - low) * groups + 64
     wide -= wide % 64
+    shape(sums + 4 * BAND * PANEL)
     for i in range(high - low):
         floats(scales + 4 * i, 1)[0] = round_bytes(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth, w.group,
                                                    groups, totals + 4 * i * groups)
     for start in range(left, right, PANEL):
         columns = min(PANEL, c.p - start)
         stored, panel, deep = (columns + 15) // 16 * 16, w.w + w.depth * start * 4 // per, w.group * 4 // per
+        ahead, lines = following(panel, w.depth * stored * 4 // per, high - low, start + PANEL < right)
         if spread:
             for k in range(w.depth // 8): spread_nibbles(panel + 4 * stored * k, stored, wide + 8 * stored * k)
             panel, deep = wide, w.group
         for i in range(0, high - low, BAND):
             rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
-            shape(sums + 4 * BAND * PANEL, min(rows, 16), max(rows - 16, 1))
             for g in range(groups):
                 length = min(w.group, w.depth - g * w.group)
                 multiply(rows, stored, x + i * w.span + g * w.group, w.span, panel + g * deep * stored, 4 * stored,
-                         length // 4, sums, 4 * PANEL)
+                         length // 4, sums, 4 * PANEL, ahead + 2 * i * lines, lines if g == 0 else 0)
                 settled(sums, rows, columns, middle, totals + 4 * i * groups, groups, g, scales + 4 * i,
                         w.scale + 4 * (g * c.p + start), out, 4 * c.step)
-        finish_block(c.after, low, high, start, start + columns)
+            finish_block(c.after, low + i, low + i + rows, start, start + columns)
     release()
     if right - left == c.p: finish_rows(c.after, low, high)
 
@@ -266,7 +234,7 @@ def product_narrow(kernels: tuple[Kernel, Kernel], x: np.ndarray, w: np.ndarray,
     weight, after = filled(address(w), address(scale), depth, group, groups, span), epilogue_record(epilogue, out)
     rows, _ = split(T, p, threads(), PANEL)
     with POOL.lock:
-        room = ROOM.reserve(rows * (span + 4 + 4 * groups) + 4 * BAND * PANEL + 256 + PANEL * depth)
+        room = ROOM.reserve((rows + BAND) * (span + 4 + 4 * groups) + 4 * BAND * PANEL + 256 + PANEL * depth)
         launch(*linear_stages(kernels[T > 1], x, address(weight), out, after, room, unit=PANEL))
     return out
 

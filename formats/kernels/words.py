@@ -63,29 +63,6 @@ def add_fours(builder, total, x, w):
     return builder.bitcast(whole, VECTOR)
 
 
-@intrinsic
-def keep_halves(typing, vector, address):
-    """Store a vector as 16 bfloat16: to nearest, ties to even; NaN stays one."""
-    def code(context, builder, signature, values):
-        bits = builder.bitcast(builder.extract_value(values[0], 0), WORDS)
-        odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
-        usual = builder.add(builder.add(bits, constant(0x7FFF)), odd)
-        nan = builder.icmp_unsigned(">", builder.and_(bits, constant(0x7FFFFFFF)), constant(0x7F800000))
-        kept = builder.lshr(builder.select(nan, builder.or_(bits, constant(1 << 22)), usual), constant(16))
-        stored(builder, kept, values[1], SHORT)
-        return context.get_dummy_value()
-    return types.void(vector, types.int64), code
-
-
-@intrinsic
-def keep_bytes(typing, vector, address):
-    """Store a vector of whole numbers as 16 bytes."""
-    def code(context, builder, signature, values):
-        stored(builder, builder.fptosi(builder.extract_value(values[0], 0), WORDS), values[1], BYTE)
-        return context.get_dummy_value()
-    return types.void(vector, types.int64), code
-
-
 def stored(builder, words, address, kind):
     """Store the low ends of 16 words."""
     narrow = ir.VectorType(kind, WIDE)

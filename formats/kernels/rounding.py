@@ -1,0 +1,139 @@
+"""Rows of float32 as bfloat16, or as bytes of a scale for each row (dynamic quantisation: Dettmers et al. 2022,
+arXiv:2208.07339, section 2.1), 64 numbers at a time."""
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from .arithmetic import VECTOR16, folded, get
+from .compiled import HELPER
+from .memory import whole
+from .vectors import FEATURES, LANE, VECTOR, WIDE, closed, function, place, read, zeros
+from .words import BYTE, SHORT, WORDS, BFloat, add_fours, constant, stored
+
+PACKS = "+avx512bw" in FEATURES                              # instructions that narrow two vectors into one
+HALVES = "+avx512bf16" in FEATURES
+f4, i4 = np.float32, np.int32
+FINITE = f4(np.finfo(f4).max)
+
+
+def as_words(builder, vector): return builder.bitcast(vector, WORDS)
+
+
+@intrinsic
+def larger_magnitude(typing, most, x):
+    """The larger magnitude of each lane; what is not a number is larger than all that are."""
+    def code(context, builder, signature, values):
+        most, x = (as_words(builder, builder.extract_value(value, 0)) for value in values)
+        x = builder.and_(x, constant(0x7FFFFFFF))
+        found = builder.select(builder.icmp_unsigned("<", most, x), x, most)
+        return closed(builder, [builder.bitcast(found, VECTOR)])
+    return VECTOR16(VECTOR16, VECTOR16), code
+
+
+def greater(builder, x, y):
+    a, b = as_words(builder, x), as_words(builder, y)
+    return builder.bitcast(builder.select(builder.icmp_unsigned("<", a, b), b, a), VECTOR)
+
+
+largest_magnitude = folded(greater)
+added_words = folded(lambda builder, x, y: builder.bitcast(builder.add(as_words(builder, x), as_words(builder, y)), VECTOR))
+
+
+@intrinsic
+def bits(typing, number):
+    """The whole number whose bits a float32 has."""
+    def code(context, builder, signature, values): return builder.bitcast(values[0], LANE)
+    return types.int32(types.float32), code
+
+
+def nearest_words(builder, vector):
+    """Whole numbers, to nearest."""
+    if not PACKS: return builder.fptosi(builder.call(function(builder, f"llvm.rint.v{WIDE}f32", VECTOR, VECTOR), [vector]), WORDS)
+    convert = function(builder, "llvm.x86.avx512.mask.cvtps2dq.512", WORDS, VECTOR, WORDS, SHORT, LANE)
+    return builder.call(convert, [vector, constant(0), SHORT(0xFFFF), LANE(4)])
+
+
+@intrinsic
+def keep_bytes(typing, a, b, c, d, address):
+    """Store four vectors as 64 bytes, to nearest."""
+    def code(context, builder, signature, values):
+        *vectors, address = values
+        numbers = [nearest_words(builder, builder.extract_value(vector, 0)) for vector in vectors]
+        if not PACKS:
+            for i, each in enumerate(numbers): stored(builder, each, builder.add(address, address.type(16 * i)), BYTE)
+            return context.get_dummy_value()
+        shorts, bytes_ = ir.VectorType(SHORT, 2 * WIDE), ir.VectorType(BYTE, 4 * WIDE)
+        pairs = function(builder, "llvm.x86.avx512.packssdw.512", shorts, WORDS, WORDS)
+        fours = function(builder, "llvm.x86.avx512.packsswb.512", bytes_, shorts, shorts)
+        halves = [builder.call(pairs, numbers[i:i + 2]) for i in (0, 2)]
+        mixed = as_words(builder, builder.call(fours, halves))
+        order = ir.Constant(WORDS, [4 * (i % 4) + i // 4 for i in range(WIDE)])
+        builder.store(builder.shuffle_vector(mixed, mixed, order), place(builder, address, 0, WORDS)).align = 1
+        return context.get_dummy_value()
+    return types.void(a, b, c, d, types.int64), code
+
+
+@intrinsic
+def add_bytes(typing, sums, address):
+    """Lanes of sums, as their bits, and 64 bytes with signs."""
+    def code(context, builder, signature, values):
+        found = as_words(builder, read(builder, values[1]))
+        return closed(builder, [add_fours(builder, builder.extract_value(values[0], 0), found, constant(0x01010101))])
+    return VECTOR16(VECTOR16, types.int64), code
+
+
+@intrinsic
+def keep_halves(typing, vector, address):
+    """Store a vector as 16 bfloat16: to nearest, ties to even; NaN stays one."""
+    def code(context, builder, signature, values):
+        value = builder.extract_value(values[0], 0)
+        if HALVES:
+            narrow = ir.VectorType(BFloat(), WIDE)
+            convert = function(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", narrow, VECTOR)
+            builder.store(builder.call(convert, [value]), place(builder, values[1], 0, narrow)).align = 1
+            return context.get_dummy_value()
+        word = as_words(builder, value)
+        odd = builder.and_(builder.lshr(word, constant(16)), constant(1))
+        usual = builder.add(builder.add(word, constant(0x7FFF)), odd)
+        nan = builder.icmp_unsigned(">", builder.and_(word, constant(0x7FFFFFFF)), constant(0x7F800000))
+        kept = builder.lshr(builder.select(nan, builder.or_(word, constant(1 << 22)), usual), constant(16))
+        stored(builder, kept, values[1], SHORT)
+        return context.get_dummy_value()
+    return types.void(vector, types.int64), code
+
+
+@njit(**HELPER)
+def round_halves(x, n, target, depth):
+    """n float32 at x as bfloat16; zeros up to depth, a multiple of 32."""
+    full = n // 16 * 16
+    for k in range(0, full, 16): keep_halves(get(x + 4 * k, None), target + 2 * k)
+    for k in range(full, depth, 16): keep_halves(get(x + 4 * k, n - k), target + 2 * k)
+
+
+@njit(**HELPER)
+def round_bytes(x, n, target, depth, group, groups, sums):
+    """n float32 at x as whole numbers up to 127 times the scale that is given back, which is NaN for rows that are not finite;
+    zeros up to depth, a multiple of 64; what each group adds up to, as int32 at sums."""
+    full, totals = n // 64 * 64, whole(sums, groups)
+    a, b = zeros(1, 1), zeros(1, 1)
+    for k in range(0, full, 64):
+        a = larger_magnitude(larger_magnitude(a, get(x + 4 * k, None)), get(x + 4 * k + 64, None))
+        b = larger_magnitude(larger_magnitude(b, get(x + 4 * k + 128, None)), get(x + 4 * k + 192, None))
+    for k in range(full, n, 16): a = larger_magnitude(a, get(x + 4 * k, n - k))
+    largest = largest_magnitude(larger_magnitude(a, b))
+    turns = f4(127) / largest if f4(0) < largest <= FINITE else f4(0)
+    for g in range(groups):
+        start, end, added = g * group, min((g + 1) * group, depth), zeros(1, 1)
+        for k in range(start, min(end, full), 64):
+            at = x + 4 * k
+            keep_bytes(get(at, None) * turns, get(at + 64, None) * turns, get(at + 128, None) * turns,
+                       get(at + 192, None) * turns, target + k)
+            added = add_bytes(added, target + k)
+        if start <= full < end:
+            at, left = x + 4 * full, n - full
+            keep_bytes(get(at, left) * turns, get(at + 64, left - 16) * turns, get(at + 128, left - 32) * turns,
+                       get(at + 192, left - 48) * turns, target + full)
+            added = add_bytes(added, target + full)
+        totals[g] = bits(added_words(added))
+    return largest / f4(127) if largest <= FINITE else f4(np.nan)
