@@ -1,6 +1,7 @@
 """Texts: a tokenizer without padding or cutting, the sentences that calibrate and verify, and sentence embeddings."""
 from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,10 @@ def pool(hidden: NDArray[np.floating[Any]], starts: NDArray[np.integer[Any]]) ->
     `hidden` is (T, n), `starts` the S + 1 row offsets of the sentences; the result is (S, n)."""
     lengths = np.diff(starts)
     if (lengths < 1).any(): raise ValueError(f"pool: every sentence needs a row, lengths are {lengths.tolist()}")
-    means = np.add.reduceat(hidden, starts[:-1], dtype=np.float64) / lengths[:, None]
+    means = np.empty((len(lengths), hidden.shape[1]))
+    for mean, (low, high) in zip(means, pairwise(starts.tolist()), strict=True):             # a tenth of what reduceat takes
+        np.add.reduce(hidden[low:high], 0, dtype=np.float64, out=mean)
+    means /= lengths[:, None]
     norms = np.linalg.norm(means, axis=1, keepdims=True)
     pooled: NDArray[np.floating[Any]] = means / np.maximum(norms, np.finfo(np.float64).tiny)
     return pooled.astype(hidden.dtype)

@@ -140,9 +140,11 @@ def test_a_bar_is_drawn_on_a_terminal_for_many_texts(monkeypatch, terminal, coun
 
 
 def test_how_many_texts_there_are(tmp_path):
-    for content, number in ((b"", 0), (b"a", 1), (b"a\n", 1), (b"a\n\nb", 3)):
+    for content, number in ((b"a", 1), (b"a\n", 1), (b"a\n\nb", 3)):
         (tmp_path / "texts.txt").write_bytes(content)
         assert quantity(tmp_path / "texts.txt") == number == len([*lines(io.BytesIO(content), "texts")])
+    (tmp_path / "texts.txt").write_bytes(b"")
+    assert quantity(tmp_path / "texts.txt") == 0
     assert quantity("abc") == 1 and quantity(["a", "b"]) == 2 and quantity(iter("ab")) is None
     assert quantity(tmp_path / "absent") is None
 
