@@ -10,7 +10,7 @@ from numba import types
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin
 
-from .vectors import LANE, VECTOR, WIDE, Vectors, closed, function, mask, put, read, spread
+from .vectors import LANE, VECTOR, WIDE, Vectors, closed, function, mask, multiply_add, put, read, spread
 
 VECTOR16, NUMBER = Vectors(1, 1), types.float32
 WHOLE = ir.VectorType(LANE, WIDE)
@@ -52,6 +52,13 @@ def unary(emit: Emit) -> Any:
     return apply
 
 
+@intrinsic
+def fused(typing, x, y, z):
+    """x y + z, rounded once, and nothing else: what is left over by a rounding can be computed with it."""
+    def code(context, builder, signature, values): return emitted(multiply_add, builder, signature.args, values)
+    return VECTOR16(x, y, z), code
+
+
 def binary(emit: Emit) -> Any:
     """A function of two vectors or numbers."""
     @intrinsic
@@ -62,12 +69,6 @@ def binary(emit: Emit) -> Any:
 
 
 def constant(number: float) -> ir.Constant: return ir.Constant(VECTOR, [number] * WIDE)
-
-
-def exponent(builder: Any, n: ir.Value) -> ir.Value:
-    """2^n for whole n from -126 to 127: n goes into the exponent's bits."""
-    biased = builder.add(builder.fptosi(n, WHOLE), ir.Constant(WHOLE, [127] * WIDE))
-    return builder.bitcast(builder.shl(biased, ir.Constant(WHOLE, [23] * WIDE)), VECTOR)
 
 
 def shifted(builder: Any, x: ir.Value) -> ir.Value:
@@ -82,16 +83,17 @@ def rounded(name: str) -> Emit:
 # NaN passes through all of these: a comparison with it chooses the first operand
 larger = binary(lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), y, x))
 smaller = binary(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), y, x))
-magnitude, nearest = unary(rounded("fabs")), unary(rounded("rint"))
-power_of_two, low_bits_as_power = unary(exponent), unary(shifted)
+magnitude, nearest, negative = unary(rounded("fabs")), unary(rounded("rint")), unary(lambda b, x: b.fneg(x))
+signed_as = binary(lambda b, x, y: b.call(function(b, f"llvm.copysign.v{WIDE}f32", VECTOR, VECTOR, VECTOR), [x, y]))
+low_bits_as_power = unary(shifted)
 
 
 @intrinsic
-def zero_below(typing, x, limit, value):
-    """value, but zero where x is below a limit."""
-    def emit(builder, x, limit, value): return builder.select(builder.fcmp_ordered("<", x, limit), constant(0), value)
+def below(typing, x, limit, value, other):
+    """value where x is below a limit, the other elsewhere."""
+    def emit(builder, x, limit, value, other): return builder.select(builder.fcmp_ordered("<", x, limit), value, other)
     def code(context, builder, signature, values): return emitted(emit, builder, signature.args, values)
-    return VECTOR16(x, limit, value), code
+    return VECTOR16(x, limit, value, other), code
 
 
 @intrinsic
