@@ -5,6 +5,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
 
+from .host import Host
+
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -15,10 +17,11 @@ def command_line_environment() -> dict[str, str]:
 
 @cache
 def available() -> int:
-    """Threads that the user allows (NUMBA_NUM_THREADS or OMP_NUM_THREADS), otherwise processors that we may use."""
+    """Threads that the user allows (NUMBA_NUM_THREADS or OMP_NUM_THREADS), otherwise processors that we may use, as far as a
+    quota of time goes: more threads than that would be stopped in the middle of what others wait for."""
     for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
         if (value := os.environ.get(name, "").split(",")[0]).isdecimal() and int(value): return int(value)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Host.here().usable
 
 
 CHOSEN: list[int] = []

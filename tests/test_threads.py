@@ -131,6 +131,15 @@ def test_threads_may_be_fewer_or_more_than_processors():
     assert run(USE + "from formats.threads import threads; print(threads())", NUMBA_NUM_THREADS="1") == "1\n"
 
 
+def test_threads_are_no_more_than_a_quota_allows(monkeypatch):
+    monkeypatch.setattr("formats.host.quota", lambda root: 1.5)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"): monkeypatch.delenv(name, raising=False)
+    assert threads.available.__wrapped__() == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert threads.available.__wrapped__() == 5
+
+
 def test_compiled_code_is_found_again_until_a_source_changes(tmp_path):
     """numba alone looks at the file of a kernel only, not at the helpers that it calls from others."""
     shutil.copytree(ROOT / "formats", copy := tmp_path / "formats")
