@@ -36,37 +36,45 @@ def normalise(y, centred, eps):
 
 
 @njit(forceinline=True, **HELPER)
-def combine(with_each, y, other, count):
-    """with_each(y, other) in place, for count numbers at two addresses."""
+def parted(y, lanes, factor, term, other):
+    """y factor + term + other for the vector at an address, each unless its address is 0."""
+    v = get(y, lanes)
+    if factor: v = v * get(factor, lanes)
+    if term: v = v + get(term, lanes)
+    if other: v = v + get(other, lanes)
+    keep(v, y, lanes)
+
+
+@njit(forceinline=True, **HELPER)
+def combine(y, count, factor, term, other):
+    """The same for count numbers; nothing where all are absent."""
+    if not (factor or term or other): return
     full = 4 * (count // 16 * 16)
-    for at in range(0, full, 64): keep(with_each(get(y + at, None), get(other + at, None)), y + at, None)
+    for at in range(0, full, 64):
+        parted(y + at, None, factor + at if factor else 0, term + at if term else 0, other + at if other else 0)
     if full < 4 * count:
-        lanes = count - full // 4
-        keep(with_each(get(y + full, lanes), get(other + full, lanes)), y + full, lanes)
+        parted(y + full, count - full // 4, factor + full if factor else 0, term + full if term else 0, other + full if other else 0)
 
 
 @njit(forceinline=True, **HELPER)
-def added(x, y): return x + y
-
-
-@njit(forceinline=True, **HELPER)
-def multiplied(x, y): return x * y
-
-
-@njit(**HELPER)
 def pointwise_part(e, y, row, start, count):
     """Bias, activation, factor and residual on the columns from start on of one row, so many at y."""
-    if e.bias: combine(added, y, e.bias + 4 * start, count)
-    if e.activation: activate(e.activation, y, count)
-    if e.times: combine(multiplied, y, e.times + 4 * (row * e.beside + start), count)
-    if e.residual: combine(added, y, e.residual + 4 * (row * e.across + start), count)
+    bias, activation, times, residual = e.bias, e.activation, e.times, e.residual
+    if bias: bias += 4 * start
+    if times: times += 4 * (row * e.beside + start)
+    if residual: residual += 4 * (row * e.across + start)
+    if activation or times:
+        combine(y, count, 0, bias, 0)
+        if activation: activate(activation, y, count)
+        combine(y, count, times, residual, 0)
+    else: combine(y, count, 0, bias, residual)
 
 
-@njit(**HELPER)
+@njit(forceinline=True, **HELPER)
 def affine_part(e, y, start, count):
     """Gain and shift on the columns from start on of one row, so many at y."""
-    if e.gain: combine(multiplied, y, e.gain + 4 * start, count)
-    if e.shift: combine(added, y, e.shift + 4 * start, count)
+    gain, shift = e.gain, e.shift
+    combine(y, count, gain + 4 * start if gain else 0, shift + 4 * start if shift else 0, 0)
 
 
 @Function.of(5)
