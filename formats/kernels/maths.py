@@ -77,8 +77,8 @@ def gelu(x):
     half = a * (-HALF)
     h = half * a
     power, s = growth(h, fused(half, a, negative(h)), ROUNDED)
-    factor = a * power
-    return larger(x, ZERO) - fused(factor, high, factor * fused(high, s, low))
+    factor = negative(a * power)
+    return fused(factor, high, fused(factor, fused(high, s, low), larger(x, ZERO)))
 
 
 @njit(forceinline=True, **HELPER)
