@@ -1,91 +1,130 @@
-"""Peers: other runtimes for the same model, each in a process of its own on the same processors with as many threads.
+"""Engines in processes of their own, on the same processors with as many threads (what runs there: serve.py, engines.py).
 
-    python benchmarks/peers.py NAME MODEL       serves: a line of JSON with rows of token ids in, a line with seconds out
-
-`Peer(name, directory)` starts such a process; `Peer.seconds(rows)` is one forward pass, timed inside the process. All
-rows of a batch have equal length, so that no peer computes on padding. A peer that cannot be had says why: `Absent`."""
+`made(job)` prepares what a job needs and warms the engine's caches, in processes that are thrown away; `Process(job)` starts the
+engine once more. An engine that cannot be had says why: `Absent`."""
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent
+if str(HERE) not in sys.path: sys.path.append(str(HERE))     # behind the packages: formats.py is not formats
+
+from engines import ENGINES  # noqa: E402
+
+from formats.cache import cache_directory  # noqa: E402
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "OPENBLAS_THREAD_TIMEOUT": "4"}
+SETTLE = 0.04                                               # seconds after which no engine spins any more (ONNX Runtime: 0.025)
 
 
 class Absent(RuntimeError):
-    """A peer that does not run here, and why."""
+    """An engine that does not run here, and why."""
 
 
-def torch_model(directory):
-    """transformers' BertModel with its own fast attention."""
-    import torch
-    import transformers
-    torch.set_num_threads(cores())
-    transformers.logging.set_verbosity_error()
-    model = transformers.BertModel.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa",
-                                                   add_pooling_layer=False, local_files_only=True)
-    return torch, model.eval()
+@dataclass(frozen=True)
+class Job:
+    """What a process is to do: an engine with a model (a checkpoint's directory) in a number type, as prepared in `place`.
+    `batches` are numbers of `sentences` (rows of token ids); `shape` is that of all batches, if they have one, and `masked`
+    says whether some are padded."""
+    engine: str
+    number_type: str
+    model: str
+    workload: str = "any"
+    sentences: list = field(default_factory=list)
+    batches: list = field(default_factory=list)
+    shape: list | None = None
+    masked: bool = False
+    calibration: list = field(default_factory=list)
+    text: str = ""
+    place: str | None = None
+    threads: int = 1
 
 
-def torch_eager(directory):
-    torch, model = torch_model(directory)
+class Process:
+    """An engine at work. `first` is how many seconds it took from its start to its first result. Raises Absent."""
 
-    def run(rows):
-        with torch.inference_mode(): return model(torch.from_numpy(rows)).last_hidden_state.numpy()
-    return run
+    def __init__(self, job, what="serve"):
+        self.job, self.errors = job, tempfile.TemporaryFile("w+")
+        self.room = tempfile.TemporaryDirectory()
+        file = Path(self.room.name) / "job.json"
+        file.write_text(json.dumps(asdict(job)))
+        own = os.environ | dict.fromkeys(THREADS, str(job.threads)) | QUIET
+        begun = time.monotonic()
+        self.process = subprocess.Popen([sys.executable, str(HERE / "serve.py"), what, str(file)], text=True, env=own,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
+        try:
+            self.answer()
+            self.first = self.ask("started") - begun if what == "serve" else None
+        except Absent: self.close(); raise
 
+    def answer(self):
+        line = self.process.stdout.readline()
+        found = json.loads(line) if line else {"absent": self.last_words()}
+        if "absent" in found: raise Absent(found["absent"])
+        return found["answer"]
 
-def torch_compile(directory):
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()                # what another process left half written
-    torch, model = torch_model(directory)
-    compiled = torch.compile(model, dynamic=False)
+    def last_words(self):
+        self.process.wait()
+        self.errors.seek(0)
+        return (self.errors.read().strip().splitlines() or [f"ended with status {self.process.returncode}"])[-1][:300]
 
-    def run(rows):
-        with torch.inference_mode(): return compiled(torch.from_numpy(rows)).last_hidden_state.numpy()
-    return run
+    def ask(self, name, /, **arguments):
+        """What the Server's method of that name returns."""
+        try: print(json.dumps([name, arguments]), file=self.process.stdin, flush=True)
+        except BrokenPipeError: raise Absent(self.last_words()) from None
+        return self.answer()
 
-
-def onnxruntime(directory):
-    import onnxruntime as runtime
-    torch, model = torch_model(directory)
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = cores()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")    # others use these processors, too
-
-    class Hidden(torch.nn.Module):
-        """Token ids in, hidden states out: all that is exported."""
-
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self, ids): return self.model(input_ids=ids).last_hidden_state
-
-    sample, axes = torch.ones((2, 16), dtype=torch.int64), {"ids": {0: "sentences", 1: "tokens"}}
-    with tempfile.TemporaryDirectory() as place, torch.inference_mode():
-        file = str(Path(place) / "model.onnx")
-        torch.onnx.export(Hidden(), (sample,), file, input_names=["ids"], dynamic_axes=axes, dynamo=False,
-                          output_names=["hidden"], opset_version=17)
-        session = runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    return lambda rows: session.run(["hidden"], {"ids": rows})[0]
+    def close(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+        self.room.cleanup()
 
 
-def openvino(directory):
-    import openvino as runtime
-    torch, model = torch_model(directory)
-    sample = torch.ones((2, 16), dtype=torch.int64)
-    with torch.inference_mode():
-        converted = runtime.convert_model(model, example_input={"input_ids": sample})
-    wanted = {"INFERENCE_NUM_THREADS": cores(), "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    compiled = runtime.compile_model(converted, "CPU", wanted)
-    return lambda rows: next(iter(compiled([rows]).values()))
+def version_of(engine):
+    """The engine's version; Absent where a package that it needs is not installed."""
+    try: own, *_ = [version(package) for package in ENGINES[engine].packages]
+    except PackageNotFoundError as error: raise Absent(f"{error.name} is not installed: pip install '.[peers]'") from None
+    return own
 
 
-PEERS = {"torch eager": torch_eager, "torch.compile": torch_compile, "onnxruntime": onnxruntime, "openvino": openvino}
+def made(job, programs=None):
+    """The job with its place: prepared there unless it was before, and the engine's caches filled. Raises Absent."""
+    engine, release = ENGINES[job.engine], version_of(job.engine)
+    if job.number_type not in engine.types: raise Absent(engine.lacks)
+    form = job.workload if job.engine == "opmatrix" else "masked" if job.masked else "plain"
+    home = Path(programs or cache_directory() / "programs") if job.engine == "opmatrix" else cache_directory() / "peers"
+    name = f"{Path(job.model).name}-{job.number_type}-{form}"
+    place = home / name if programs and job.engine == "opmatrix" else home / f"{job.engine}-{release}-{digest(job.model)}" / name
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        fresh = place.with_name(f".{name}.{uuid.uuid4().hex[:8]}")
+        try:
+            if job.engine != "opmatrix": fresh.mkdir()
+            Process(replaced(job, place=str(fresh)), "prepare").close()
+            fresh.rename(place)
+        finally: shutil.rmtree(fresh, ignore_errors=True)
+    job = replaced(job, place=str(place))
+    Process(job, "tune").close()
+    return job
+
+
+def replaced(job, **changed): return Job(**(vars(job) | changed))
+
+
+def digest(directory):
+    """What tells weights apart."""
+    with open(Path(directory) / "model.safetensors", "rb") as file: return hashlib.file_digest(file, "blake2b").hexdigest()[:12]
 
 
 def cores():
@@ -93,81 +132,23 @@ def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-class Peer:
-    """A peer at work in its own process. Raises Absent where it does not start."""
+class Peer(Process):
+    """An engine in float32 for batches of any shape, without padding."""
 
-    def __init__(self, name, directory, patience=120.0):
-        self.name, self.patience = name, patience
-        threads = dict.fromkeys(THREADS, str(cores()))
-        command = [sys.executable, str(Path(__file__).resolve()), name, str(directory)]
-        self.errors = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-            env=os.environ | threads | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"})
-        self.answer()
+    @property
+    def name(self): return self.job.engine
 
-    def answer(self):
-        """The next line, as JSON."""
-        line = self.process.stdout.readline()
-        found = json.loads(line) if line else {"absent": self.last_words()}
-        if "absent" in found: raise Absent(f"{self.name}: {found['absent']}")
-        return found
-
-    def last_words(self):
-        self.process.wait()
-        self.errors.seek(0)
-        return (self.errors.read().strip().splitlines() or [f"ended with status {self.process.returncode}"])[-1][:160]
-
-    def ask(self, rows, numbers=False):
-        print(json.dumps({"rows": rows, "numbers": numbers}), file=self.process.stdin, flush=True)
-        return self.answer()
-
-    def seconds(self, rows): return self.ask(rows)["seconds"]
-
-    def numbers(self, rows):
-        """What it computes: nested lists, sentences x tokens x columns."""
-        return self.ask(rows, numbers=True)["numbers"]
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.terminate()
-        self.process.wait()
+    def seconds(self, rows):
+        """Of one call; on return its threads have come to rest."""
+        taken = self.ask("once", rows=rows)
+        time.sleep(SETTLE)
+        return taken
 
 
-def started(directory, names=PEERS, say=print):
+def started(directory, names=tuple(name for name in ENGINES if name != "opmatrix"), say=print):
     """The peers that run here; of each other one it is said why not."""
     found = []
     for name in names:
-        try:
-            peer = Peer(name, directory)
-            peer.seconds([[101, 102] * 4])                  # what only fails at work is absent, too
-            found.append(peer)
-        except (Absent, BrokenPipeError) as error: say(f"absent  {error}")
+        try: found.append(Peer(made(Job(name, "float32", str(directory), threads=cores()))))
+        except Absent as error: say(f"absent  {name}: {error}")
     return found
-
-
-def serve(name, directory):
-    """The process of a peer: once it is ready it says so, then answers."""
-    import numpy as np
-    speak, sys.stdout = sys.stdout, sys.stderr               # what libraries print is no answer
-    try: run = PEERS[name](directory)
-    except Exception as error: return print(json.dumps({"absent": said(error)}), file=speak, flush=True)
-    print(json.dumps({"ready": name}), file=speak, flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        rows = np.array(asked["rows"], np.int64)
-        try:
-            begun = time.perf_counter()
-            out = run(rows)
-            taken = time.perf_counter() - begun
-            found = {"seconds": taken} | ({"numbers": out.tolist()} if asked["numbers"] else {})
-        except Exception as error: found = {"absent": said(error)}
-        print(json.dumps(found), file=speak, flush=True)
-
-
-def said(error):
-    """An exception in a line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-
-
-if __name__ == "__main__": serve(*sys.argv[1:3])

@@ -1,0 +1,212 @@
+"""opmatrix beside torch, torch.compile, ONNX Runtime and OpenVINO: the same weights, the same inputs, equal number types.
+
+    python benchmarks/models.py [--models minilm,base] [--types float32,bf16,int8] [--engines ...] [--threads N] [--rounds 9]
+                                [--workloads 1x16,1x128,8x128,32x128,file,padded,sorted] [--sentences 512] [--pairs CSV]
+                                [--no-spearman] [--csv OUT] [--plot PNG] [--programs DIR]
+
+SENTENCESxTOKENS are batches of one length. The last three are the sentence pairs of a file in batches of 32: `file` as they are, for
+opmatrix; for peers `padded` in the order of the file, and `sorted` by length, padded as well. opmatrix has one program for each
+model, number type and workload, found by `opmatrix optimize`; they are kept in --programs and taken from there.
+
+Each engine and number type has a process of its own, on the same processors with as many threads. In every round each takes a turn, in
+an order that turns, while the others sleep. Seconds are medians of rounds, of calls of a turn; a ratio is the median of the rounds' ratios.
+`first_s` runs from the start of the process to the first result, everything that can be saved or cached being so; resident memory
+is the most that such a process held. The error is that of the hidden states of real tokens against float64, in the Frobenius norm.
+A figure counts only with all four peers in the table; an int8 peer only where its Spearman is within 0.3 of float32's."""
+import argparse
+import csv
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+os.environ |= {"OPENBLAS_THREAD_TIMEOUT": "4"}
+HERE = Path(__file__).parent
+if __name__ == "__main__": sys.path[0] = str(HERE.parent)   # not this folder: its formats.py is not the package
+if str(HERE) not in sys.path: sys.path.append(str(HERE))
+
+import model_tables  # noqa: E402
+import numpy as np  # noqa: E402
+import workloads  # noqa: E402
+from peers import ENGINES as ALL  # noqa: E402
+from peers import SETTLE, Absent, Job, Process, cores, made, replaced, version_of  # noqa: E402
+
+from opmatrix.errors import InputError  # noqa: E402
+from opmatrix.measure import turned, undisturbed  # noqa: E402
+
+COLUMNS = "engine", "version", "number_type", "workload", "median_s", "min_s", "first_s", "resident_mb", "error"
+TYPES, SHAPES = ("float32", "bf16", "int8"), ("1x16", "1x128", "8x128", "32x128")
+BEGUN = time.monotonic()
+TURN = 0.1                                                  # seconds of a turn, or one call
+
+
+@dataclass
+class Row:
+    """An engine on a workload: seconds of each round, the least of any call, and what else the CSV has."""
+    model: str
+    engine: str
+    version: str
+    number_type: str
+    workload: str
+    first_s: float
+    rounds: list = field(default_factory=list)
+    min_s: float = float("inf")
+    resident_mb: float = 0.0
+    error: float | None = None
+    spearman: float | None = None
+    job: Job | None = None
+
+    @property
+    def median_s(self): return median(self.rounds)
+
+    def csv(self):
+        name = self.workload if self.model == "minilm" else f"{self.model} {self.workload}"
+        return [self.engine, self.version, self.number_type, name, self.median_s, self.min_s, self.first_s, self.resident_mb,
+                "" if self.error is None else self.error]
+
+
+def main():
+    given = options()
+    pinned(given.threads)
+    rows = []
+    for name in given.models:
+        checkpoint = workloads.model(name)
+        found = {w: workloads.made(w, checkpoint, given.pairs, given.sentences) for w in given.workloads}
+        for group in groups(given, found): rows += raced(group, checkpoint, given)
+        if given.spearman and name != "base": quality([row for row in rows if row.model == checkpoint.name], checkpoint, given)
+        model_tables.show(checkpoint.name, rows, given)
+    if given.csv:
+        with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *(row.csv() for row in rows)])
+    if given.plot: model_tables.plot(rows, given.plot)
+
+
+def options():
+    listed = lambda text: [word for word in text.split(",") if word]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", type=listed, default=["minilm", "base"], help="minilm, base, or directories of checkpoints")
+    parser.add_argument("--types", type=listed, default=[*TYPES])
+    parser.add_argument("--workloads", type=listed, default=[*SHAPES, *workloads.TEXTS])
+    parser.add_argument("--engines", type=listed, default=[*ALL])
+    parser.add_argument("--threads", type=int, default=cores(), help="and so many processors")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--sentences", type=int, default=512, help="of the pairs, for timing")
+    parser.add_argument("--pairs", type=Path, default=workloads.PAIRS, help="CSV of sentence, sentence, score")
+    parser.add_argument("--no-spearman", dest="spearman", action="store_false", help="of the pairs: half of the time")
+    parser.add_argument("--csv", type=Path, help="write the rows there")
+    parser.add_argument("--plot", type=Path, help="draw them there (needs matplotlib)")
+    parser.add_argument("--programs", type=Path, help="where opmatrix's programs are kept; the cache directory by default")
+    given = parser.parse_args()
+    for option, known in (("types", TYPES), ("engines", ALL)):
+        for word in getattr(given, option):
+            if word not in known: raise InputError(f"--{option} {word}: {', '.join(known)}")
+    for option, most in (("threads", cores()), ("rounds", 10**6), ("sentences", 10**6)):
+        if not 1 <= getattr(given, option) <= most: raise InputError(f"--{option} {getattr(given, option)}: 1 to {most}")
+    for option in ("csv", "plot"):
+        file = getattr(given, option)
+        if file and (file.is_dir() or not file.absolute().parent.is_dir()):
+            raise InputError(f"--{option} {file}: it is to be a file in a directory that is there")
+    return given
+
+
+def pinned(threads):
+    """This process and all that it starts use so many processors, on as many cores where there are as many."""
+    if not hasattr(os, "sched_setaffinity"): return
+    allowed = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, sorted(allowed, key=lambda cpu: (sibling(cpu) != cpu, cpu))[:threads])
+
+
+def sibling(cpu):
+    """The first processor on the same core."""
+    try: listed = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+    except OSError: return cpu
+    return int(listed.replace("-", ",").split(",")[0])
+
+
+def groups(given, found):
+    """What races together: all number types of one shape; of the texts one number type, however the peers get them."""
+    for workload in found.values():
+        if not workload.ragged: yield [(engine, number, workload) for number in given.types for engine in given.engines]
+    texts = [workload for workload in found.values() if workload.ragged]
+    for number in given.types if texts else ():
+        yield [(engine, number, workload) for workload in texts for engine in given.engines
+               if (engine == "opmatrix") == (workload.name == "file")]
+
+
+def raced(group, checkpoint, given):
+    """The rows of what races together."""
+    entered = [(row, process) for entry in group if (one := entrant(*entry, checkpoint, given)) for row, process in [one]]
+    say(f"{checkpoint.name}: {given.rounds} rounds of {len(entered)}")
+    with undisturbed():
+        for turn in range(given.rounds):
+            for row, process in turned(entered, turn) if entered else ():
+                taken = process.ask("turn", seconds=TURN)
+                row.rounds.append(median(taken))
+                row.min_s = min(row.min_s, *taken)
+                time.sleep(SETTLE)
+    for row, process in entered: row.resident_mb = process.ask("resident") / 1e6
+    for workload in {id(entry[2]): entry[2] for entry in group}.values():
+        judged([(row, process) for row, process in entered if row.workload == workload.name], workload, checkpoint)
+    for _, process in entered: process.close()
+    return [row for row, _ in entered]
+
+
+def entrant(engine, number, workload, checkpoint, given):
+    """A row and its process, second start; None where it is absent, and it is said why."""
+    try:
+        say(f"{checkpoint.name} {workload.name}: {engine} {number}")
+        process = Process(ready := made(job(engine, number, workload, checkpoint, given), given.programs))
+        time.sleep(SETTLE)
+        return Row(checkpoint.name, engine, version_of(engine), number, workload.name, process.first, job=ready), process
+    except Absent as error: say(f"absent  {engine} {number} {workload.name}: {error}")
+
+
+def job(engine, number, workload, checkpoint, given):
+    """A workload's job; its texts are written only where a program must be found for them."""
+    return Job(engine, number, str(checkpoint.directory), workload.name, workload.sentences, workload.batches, workload.shape,
+               workload.ragged, workloads.calibration(checkpoint), workloads.text(workload, checkpoint), threads=given.threads)
+
+
+def judged(entered, workload, checkpoint):
+    """Writes the errors of the hidden states into the rows."""
+    if not entered: return
+    count, exact = workloads.reference(checkpoint, workload)
+    with tempfile.TemporaryDirectory() as room:
+        for row, process in entered:
+            process.ask("hidden", file=str(file := Path(room) / "hidden.npy"), upto=count)
+            row.error = float(np.linalg.norm(np.load(file) - exact) / np.linalg.norm(exact))
+
+
+def quality(rows, checkpoint, given):
+    """Writes Spearman's correlation into the rows: one an engine and number type for peers, one a program for opmatrix."""
+    if not given.pairs.is_file(): return say(f"no Spearman: {given.pairs} is not there")
+    scores, kept = workloads.Pairs.read(given.pairs).scores, {}
+    every = workloads.made("sorted", checkpoint, given.pairs, None)
+    for row in rows:
+        key = row.engine, row.number_type, row.workload if row.engine == "opmatrix" else None
+        if key not in kept: kept[key] = correlation(row, every, scores, checkpoint, given)
+        row.spearman = kept[key]
+
+
+def correlation(row, every, scores, checkpoint, given):
+    """100 times Spearman's of one engine, from all pairs."""
+    try:
+        say(f"{row.model}: Spearman of {row.engine} {row.number_type}")
+        ready = job(row.engine, row.number_type, every, checkpoint, given)
+        ready = replaced(ready, place=row.job.place) if row.engine == "opmatrix" else made(ready, given.programs)
+        process = Process(ready)
+        with tempfile.TemporaryDirectory() as room:
+            process.ask("embedded", file=str(file := Path(room) / "embedded.npy"))
+            process.close()
+            return workloads.spearman(np.load(file), scores)
+    except Absent as error: say(f"absent  {row.engine} {row.number_type}, all pairs: {error}")
+
+
+def say(words): print(f"{time.monotonic() - BEGUN:6.0f} s  {words}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try: main()
+    except InputError as error: sys.exit(print(f"models.py: {error}", file=sys.stderr) or 2)

@@ -1,0 +1,117 @@
+"""What the engines of benchmarks/models.py run: models, and sentences of real tokens in batches."""
+import json
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from formats.cache import cache_directory
+from opmatrix.checkpoint import Checkpoint, open_model
+from opmatrix.errors import InputError
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from opmatrix.text import sentences
+from rewrites.evaluate import Pairs
+
+DATA = Path(os.environ.get("OPMATRIX_DATA") or Path(__file__).parents[2] / "shared" / "data")
+PAIRS = DATA / "sts" / "stsb-en-dev.csv"
+TEXTS = "file", "padded", "sorted"                           # the sentence pairs: as they are, for peers by file, for peers by length
+BATCH, REFERENCE = 32, 1024                                 # sentences of a batch; tokens that errors are measured on
+BASE = {"model_type": "bert", "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
+        "hidden_act": "gelu", "position_embedding_type": "absolute", "architectures": ["BertModel"]}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sentences (rows of token ids) and how peers get them in batches; `shape` is that of all batches, None where they differ."""
+    name: str
+    sentences: list
+    batches: list
+    shape: list | None = None
+
+    @property
+    def ragged(self): return self.name in TEXTS
+
+
+def made(name, checkpoint, pairs, count):
+    """The workload of that name; InputError where there is none. `count` sentences of the pairs are used."""
+    tokenizer = checkpoint.tokenizer()
+    if name in TEXTS:
+        rows = ids(tokenizer.encode(Pairs.read(pairs).texts[:count]))
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i])) if name == "sorted" else range(len(rows))
+        return Workload(name, rows, [[*order[at:at + BATCH]] for at in range(0, len(rows), BATCH)])
+    limit = checkpoint.config["max_position_embeddings"]
+    try: count, length = map(int, name.split("x"))
+    except ValueError: count = length = 0
+    if count < 1 or not 3 <= length <= limit:
+        raise InputError(f"--workloads {name}: SENTENCESxTOKENS (of 3 to {limit} tokens) or one of {', '.join(TEXTS)}")
+    return Workload(name, cut(tokenizer, count, length), [list(range(count))], [count, length])
+
+
+def ids(batch):
+    """The sentences of a batch as lists of token ids."""
+    return [part.tolist() for part in np.split(batch.tokens, batch.starts[1:-1])]
+
+
+def cut(tokenizer, count, length):
+    """So many sentences of so many tokens, cut out of the text that ships, each between the tokens that begin and end one."""
+    rows = ids(tokenizer.encode(sentences()))
+    inner = [token for row in rows for token in row[1:-1]]
+    return [[rows[0][0], *np.resize(np.roll(inner, -at * length), length - 2).tolist(), rows[0][-1]] for at in range(count)]
+
+
+def calibration(checkpoint):
+    """What quantisation is calibrated on: the even sentences that ship, as they are and joined to 128 tokens."""
+    tokenizer = checkpoint.tokenizer()
+    limit = min(128, checkpoint.config["max_position_embeddings"])
+    short = [row[:limit] for row in ids(tokenizer.encode(sentences()[0::2]))]
+    return short + cut(tokenizer, 16, limit)
+
+
+def text(workload, checkpoint):
+    """The workload's sentences as text, a line each."""
+    tokenizer = checkpoint.tokenizer().tokenizer
+    return "".join(" ".join(tokenizer.decode(row).split()) + "\n" for row in workload.sentences)
+
+
+def reference(checkpoint, workload):
+    """Hidden states in float64, by the model's own declarations, of the first sentences of about 1024 tokens: how many
+    sentences, and one row a token."""
+    count = 1 + int(np.searchsorted(np.cumsum([len(row) for row in workload.sentences]), REFERENCE))
+    batch = Batch(workload.sentences[:count])
+    return len(batch), dense(checkpoint.operator(), batch.selection("tokens", checkpoint.config["vocab_size"]), batch)
+
+
+def model(name):
+    """A checkpoint by name: minilm, base (12 layers of 768 columns, random weights), or a directory."""
+    if name != "base": return open_model(name)
+    if not (home := cache_directory() / "base").exists(): write_base(home)
+    return Checkpoint.open(home, "base")
+
+
+def write_base(home):
+    """A BERT-base of random weights with minilm's tokenizer, whole or not at all: normal with deviation 0.02 (Devlin et al. 2018),
+    gains around one."""
+    from safetensors.numpy import save_file
+
+    from opmatrix.models import tensors
+    rng, fresh = np.random.default_rng(0), home.with_name(f"{home.name}.{uuid.uuid4().hex[:8]}")
+    fresh.mkdir(parents=True)
+    try:
+        save_file({name: (0.02 * rng.standard_normal(shape, np.float32) + name.endswith("LayerNorm.weight")).astype(np.float32)
+                   for name, shape in tensors(BASE).items()}, fresh / "model.safetensors", {"format": "pt"})
+        (fresh / "config.json").write_text(json.dumps(BASE, indent=1))
+        shutil.copy(open_model("minilm").directory / "tokenizer.json", fresh)
+        os.replace(fresh, home)
+    finally: shutil.rmtree(fresh, ignore_errors=True)
+
+
+def spearman(vectors, scores):
+    """100 times the rank correlation of the cosines of pairs (rows 0 and 1, 2 and 3, …) with their scores."""
+    from scipy.stats import spearmanr
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return 100 * spearmanr((unit[0::2] * unit[1::2]).sum(1), scores).statistic

@@ -1,0 +1,134 @@
+"""benchmarks/models.py: what it writes and refuses, that what it times is the model, and how it judges."""
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import checkpoints
+import numpy as np
+import pytest
+import standin
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import model_tables
+import models
+import peers
+import workloads
+
+from formats.cache import cache_directory
+from opmatrix.checkpoint import Checkpoint
+from opmatrix.errors import InputError
+from rewrites.evaluate import opened
+
+COLUMNS = ["engine", "version", "number_type", "workload", "median_s", "min_s", "first_s", "resident_mb", "error"]
+PAIRS = [("the bank of the river", "a bank", 3.0), ("dry ?", "the river runs dry.", 1.5), ("a river", "rivers", 4.0)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A small BERT, a program for each workload, pairs, and a cache of its own that has the user's kernels."""
+    place = tmp_path_factory.mktemp("benchmark")
+    checkpoints.write(place / "small", num_hidden_layers=1, hidden_size=32, intermediate_size=64, num_attention_heads=2,
+                      max_position_embeddings=160)
+    with (place / "pairs.csv").open("w", newline="") as file: csv.writer(file).writerows(PAIRS)
+    (kernels := cache_directory() / "kernels").mkdir(exist_ok=True)
+    (place / "cache").mkdir()
+    (place / "cache" / "kernels").symlink_to(kernels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rewrites.evaluate.calibrated", lambda progress: standin.machine())
+        found = opened(str(place / "small"))                # as imported: what laws do to it others test
+    for workload in ("2x6", "file"): found.save(place / "programs" / f"small-float32-{workload}")
+    return place
+
+
+def run(place, *arguments):
+    """The benchmark as a command, on one processor."""
+    shared = ["--models", place / "small", "--types", "float32", "--threads", "1", "--rounds", "2", "--pairs", place / "pairs.csv",
+              "--programs", place / "programs", "--csv", place / "out.csv"]
+    return subprocess.run([sys.executable, models.__file__, *map(str, [*shared, *arguments])], text=True,
+                          capture_output=True, env=os.environ | {"OPMATRIX_CACHE": str(place / "cache")})
+
+
+def written(place):
+    with (place / "out.csv").open(newline="") as file: return [*csv.DictReader(file)]
+
+
+def test_opmatrix_alone(place):
+    done = run(place, "--workloads", "2x6,file,padded", "--engines", "opmatrix")
+    assert not done.returncode, done.stderr
+    rows = written(place)
+    assert list(rows[0]) == COLUMNS and [row["workload"] for row in rows] == ["small 2x6", "small file"]
+    for row in rows:
+        assert float(row["error"]) < 1e-5 and 0 < float(row["min_s"]) <= float(row["median_s"]) < float(row["first_s"])
+        assert 20 < float(row["resident_mb"]) < 2000
+    assert "WITHOUT torch, torch.compile, onnxruntime, openvino: no figure counts" in done.stdout and "opmatrix (" in done.stdout
+
+
+def test_a_peer_runs_the_same_model(place):
+    """Also where it is fed padded batches, in another order."""
+    for package in ("torch", "transformers", "onnx", "onnxruntime"): pytest.importorskip(package, reason=f"needs peers: {package}")
+    done = run(place, "--workloads", "file,sorted", "--engines", "onnxruntime", "--no-spearman")
+    assert not done.returncode, done.stderr
+    (found,) = written(place)
+    assert (found["engine"], found["workload"]) == ("onnxruntime", "small sorted") and 0 < float(found["error"]) < 1e-5
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["--types", "float8"], "--types float8: float32, bf16, int8"), (["--engines", "numpy"], "--engines numpy: opmatrix, torch"),
+    (["--workloads", "1x"], "--workloads 1x: SENTENCESxTOKENS (of 3 to 160 tokens) or one of file"),
+    (["--workloads", "file", "--pairs", "nowhere.csv"], "nowhere.csv: No such file"),
+    (["--rounds", "0"], "--rounds 0: 1 to"), (["--models", "nowhere"], "nowhere: neither")])
+def test_bad_options_are_refused(place, arguments, said, monkeypatch):
+    monkeypatch.setattr(models, "pinned", lambda threads: None)
+    monkeypatch.setattr(sys, "argv", ["models.py", "--models", str(place / "small"), *arguments])
+    with pytest.raises(InputError) as error: models.main()
+    assert str(error.value).startswith(said)
+
+
+def test_what_is_refused_is_one_line(place):
+    done = run(place, "--types", "float8")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "models.py: --types float8: float32, bf16, int8\n")
+
+
+def test_an_absent_package_is_said(monkeypatch):
+    monkeypatch.setattr(peers.ENGINES["openvino"], "packages", ("openvino-of-no-index",), raising=False)
+    with pytest.raises(peers.Absent, match=r"openvino-of-no-index is not installed: pip install '\.\[peers\]'"):
+        peers.made(peers.Job("openvino", "float32", "."))
+    monkeypatch.setattr(peers, "version_of", lambda engine: "1.0")
+    with pytest.raises(peers.Absent, match="no kernels for bf16"): peers.made(peers.Job("onnxruntime", "bf16", "."))
+
+
+def test_workloads_are_sentences_of_real_tokens(place):
+    checkpoint = Checkpoint.open(place / "small")
+    cut = workloads.made("3x7", checkpoint, None, 0)
+    assert [len(row) for row in cut.sentences] == [7] * 3 and cut.shape == [3, 7] and len({tuple(row) for row in cut.sentences}) == 3
+    assert all((row[0], row[-1]) == (2, 3) for row in cut.sentences)
+    found = workloads.made("sorted", checkpoint, place / "pairs.csv", 5)
+    lengths = [len(found.sentences[i]) for i in found.batches[0]]
+    assert lengths == sorted(lengths) and len(lengths) == 5 and found.ragged and found.shape is None
+
+
+def test_spearman_is_of_ranks():
+    vectors = np.array([[1, 0], [1, 0.1], [1, 0], [0, 1], [1, 0], [1, 1]], float)
+    assert workloads.spearman(vectors, [5.0, 1.0, 3.0]) == pytest.approx(100)
+    assert workloads.spearman(vectors, [1.0, 5.0, 3.0]) == pytest.approx(-100)
+
+
+def row(engine, rounds, number="float32", workload="1x16", spearman=86.7):
+    return models.Row("minilm", engine, "1", number, workload, 1.0, rounds, min(rounds), 100.0, 0.0, spearman)
+
+
+def test_what_counts_is_the_fastest_peer_of_equal_quality(capsys):
+    rows = [row("opmatrix", [1.0, 9.0]), row("openvino", [2.0, 18.0]), row("torch", [4.0, 40.0]),
+            row("opmatrix", [1.0, 1.0], "int8"), row("openvino", [0.5, 0.5], "int8", spearman=86.3), row("torch", [4.0, 4.0], "int8"),
+            row("openvino", [2.0, 2.0], "bf16")]
+    given = SimpleNamespace(types=["float32", "bf16", "int8"], workloads=["1x16"], threads=1, rounds=2)
+    model_tables.show("minilm", rows, given)
+    said = capsys.readouterr().out
+    assert "seconds / fastest peer: 1x16 0.500 (openvino)   geometric mean 0.500" in said, "a busy round changes no ratio"
+    assert "seconds / fastest peer: 1x16 0.250 (torch)" in said and "openvino (86.30, below: not counted)" in said
+    assert "seconds / openvino bf16: 1x16 0.500 (openvino)" in said and "WITHOUT torch.compile, onnxruntime: no figure" in said
+    assert rows[0].csv() == ["opmatrix", "1", "float32", "1x16", 5.0, 1.0, 1.0, 100.0, 0.0]
