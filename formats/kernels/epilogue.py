@@ -16,7 +16,7 @@ from .memory import floats, record
 EPILOGUE = np.dtype([*words("on_block on_rows out step p bias activation times beside residual across normal gain shift"),
                      ("eps", "f8")])
 SINGLE = np.dtype(np.float32)                                # numpy compares types of numbers faster than classes
-apply, apply_rows, activate = calling(5), calling(3), calling(2)
+apply, apply_rows, activate = calling(7), calling(3), calling(2)
 PARTS = ("bias", "activation", "times", "residual", "eps", "norm", "gain", "shift")
 
 
@@ -36,55 +36,57 @@ def normalise(y, centred, eps):
 
 
 @njit(forceinline=True, **HELPER)
-def parted(y, lanes, factor, term, other):
-    """y factor + term + other for the vector at an address, each unless its address is 0."""
+def parted(y, to, lanes, factor, term, other):
+    """y factor + term + other for the vector at an address, each unless its address is 0, to another."""
     v = get(y, lanes)
     if factor: v = v * get(factor, lanes)
     if term: v = v + get(term, lanes)
     if other: v = v + get(other, lanes)
-    keep(v, y, lanes)
+    keep(v, to, lanes)
 
 
 @njit(forceinline=True, **HELPER)
-def combine(y, count, factor, term, other):
-    """The same for count numbers; nothing where all are absent."""
-    if not (factor or term or other): return
+def combine(y, to, count, factor, term, other):
+    """The same for count numbers; nothing where they stay as they are."""
+    if y == to and not (factor or term or other): return
     full = 4 * (count // 16 * 16)
     for at in range(0, full, 64):
-        parted(y + at, None, factor + at if factor else 0, term + at if term else 0, other + at if other else 0)
+        parted(y + at, to + at, None, factor + at if factor else 0, term + at if term else 0, other + at if other else 0)
     if full < 4 * count:
-        parted(y + full, count - full // 4, factor + full if factor else 0, term + full if term else 0, other + full if other else 0)
+        parted(y + full, to + full, count - full // 4, factor + full if factor else 0, term + full if term else 0,
+               other + full if other else 0)
 
 
 @njit(forceinline=True, **HELPER)
-def pointwise_part(e, y, row, start, count):
-    """Bias, activation, factor and residual on the columns from start on of one row, so many at y."""
+def pointwise_part(e, y, to, row, start, count):
+    """Bias, activation, factor and residual on the columns from start on of one row, so many at y; the result goes elsewhere."""
     bias, activation, times, residual = e.bias, e.activation, e.times, e.residual
     if bias: bias += 4 * start
     if times: times += 4 * (row * e.beside + start)
     if residual: residual += 4 * (row * e.across + start)
     if activation or times:
-        combine(y, count, 0, bias, 0)
+        combine(y, y, count, 0, bias, 0)
         if activation: activate(activation, y, count)
-        combine(y, count, times, residual, 0)
-    else: combine(y, count, 0, bias, residual)
+        combine(y, to, count, times, residual, 0)
+    else: combine(y, to, count, 0, bias, residual)
 
 
 @njit(forceinline=True, **HELPER)
 def affine_part(e, y, start, count):
     """Gain and shift on the columns from start on of one row, so many at y."""
     gain, shift = e.gain, e.shift
-    combine(y, count, gain + 4 * start if gain else 0, shift + 4 * start if shift else 0, 0)
+    combine(y, y, count, gain + 4 * start if gain else 0, shift + 4 * start if shift else 0, 0)
 
 
-@Function.of(5)
-def on_block(after, low, high, left, right):
-    """The epilogue on rows low..high and columns left..right, but for what needs whole rows and what follows that."""
+@Function.of(7)
+def on_block(after, low, high, left, right, block, along):
+    """The epilogue on rows low..high and columns left..right, which lie at block, but for what needs whole rows and what
+    follows that; the result goes to the output."""
     e = record(after, EPILOGUE)
     for row in range(low, high):
-        y = e.out + 4 * (row * e.step + left)
-        pointwise_part(e, y, row, left, right - left)
-        if not e.normal: affine_part(e, y, left, right - left)
+        to = e.out + 4 * (row * e.step + left)
+        pointwise_part(e, block + (row - low) * along, to, row, left, right - left)
+        if not e.normal: affine_part(e, to, left, right - left)
 
 
 @Function.of(3)
@@ -99,8 +101,19 @@ def on_rows(after, low, high):
 
 @njit(**HELPER)
 def finish_block(after, low, high, left, right):
-    """on_block of the record at an address; nothing for 0."""
-    if after: apply(record(after, EPILOGUE).on_block, after, low, high, left, right)
+    """on_block of the record at an address, where the output is; nothing for 0."""
+    if after:
+        e = record(after, EPILOGUE)
+        apply(e.on_block, after, low, high, left, right, e.out + 4 * (low * e.step + left), 4 * e.step)
+
+
+@njit(**HELPER)
+def move_block(after, low, high, left, right, block, along, out, step):
+    """The same for a block that lies elsewhere, along bytes between its rows; to out (a whole row's step in bytes) it goes as it
+    is where there is no record."""
+    if after: apply(record(after, EPILOGUE).on_block, after, low, high, left, right, block, along)
+    else:
+        for i in range(high - low): combine(block + i * along, out + i * step, right - left, 0, 0, 0)
 
 
 @njit(**HELPER)

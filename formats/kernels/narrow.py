@@ -12,7 +12,7 @@ from ..threads import threads
 from .amx import MATRIX, matrix_fours, matrix_pairs, release_registers, shape_registers
 from .arithmetic import get, keep
 from .compiled import HELPER, Kernel
-from .epilogue import epilogue_record, finish_block, finish_rows
+from .epilogue import epilogue_record, finish_rows, move_block
 from .launch import ROOM, address, filled, launch, words
 from .linear import LINEAR, check_product, linear_stages, split, tile
 from .memory import bytes_at, floats, record, whole
@@ -61,30 +61,22 @@ def by_vectors(dot, deep):
 vector_pairs, vector_fours, vector_eights = by_vectors(dot_pairs, 1), by_vectors(dot_fours, 1), by_vectors(dot_eights, 2)
 
 
-@njit(**HELPER)
-def copied(sums, rows, columns, out, step):
-    """Rows of sums to out."""
-    for i in range(rows):
-        found, kept = floats(sums + 4 * PANEL * i, columns), floats(out + i * step, columns)
-        for j in range(columns): kept[j] = found[j]
+@njit(forceinline=True, **HELPER)
+def settle(found, less, factor, scale, to, fresh, lanes):
+    """A vector of whole sums: less what was added, times the scales of its row and of its columns."""
+    number = as_numbers(get(found, None), less) * (get(scale, lanes) * factor)
+    keep(number if fresh else number + get(to, lanes), to, None)
 
 
-@njit(**HELPER)
-def settled(sums, rows, columns, middle, totals, groups, g, scales, scale, out, step):
-    """Whole sums of a group as float32, added to out; the first group begins it."""
+@njit(forceinline=True, **HELPER)
+def settled(sums, rows, columns, middle, totals, groups, g, scales, scale, to):
+    """Whole sums of a group as float32, added to those of the groups before; `to` may be sums where there is one group."""
     full = columns // 16 * 16
     for i in range(rows):
         less, factor = i4(middle * whole(totals + 4 * (i * groups + g), 1)[0]), floats(scales + 4 * i, 1)[0]
-        found, to = sums + 4 * PANEL * i, out + i * step
-        for j in range(0, full, 16): settle(found + 4 * j, less, factor, scale + 4 * j, to + 4 * j, g, None)
-        if full < columns: settle(found + 4 * full, less, factor, scale + 4 * full, to + 4 * full, g, columns - full)
-
-
-@njit(**HELPER)
-def settle(found, less, factor, scale, to, g, lanes):
-    """A vector of whole sums: less what was added, times the scales of its row and of its columns."""
-    number = as_numbers(get(found, None), less) * (get(scale, lanes) * factor)
-    keep(number if g == 0 else number + get(to, lanes), to, lanes)
+        found, kept = sums + 4 * PANEL * i, to + 4 * PANEL * i
+        for j in range(0, full, 16): settle(found + 4 * j, less, factor, scale + 4 * j, kept + 4 * j, g == 0, None)
+        if full < columns: settle(found + 4 * full, less, factor, scale + 4 * full, kept + 4 * full, g == 0, columns - full)
 
 
 @njit(**HELPER)
@@ -133,11 +125,9 @@ def halves_by(multiply, shape, release, item, worker, arguments):
         ahead, lines = following(panel, 2 * w.depth * stored, high - low, start + PANEL < right)
         for i in range(0, high - low, BAND):
             rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
-            straight = columns == stored and rows % 16 == 0
-            to, step = (out, 4 * c.step) if straight else (sums, 4 * PANEL)
-            multiply(rows, stored, x + i * w.span, w.span, panel, 4 * stored, w.depth // 2, to, step, ahead + 2 * i * lines, lines)
-            if not straight: copied(sums, rows, columns, out, 4 * c.step)
-            finish_block(c.after, low + i, low + i + rows, start, start + columns)
+            multiply(rows, stored, x + i * w.span, w.span, panel, 4 * stored, w.depth // 2, sums, 4 * PANEL,
+                     ahead + 2 * i * lines, lines)
+            move_block(c.after, low + i, low + i + rows, start, start + columns, sums, 4 * PANEL, out, 4 * c.step)
     release()
     if right - left == c.p: finish_rows(c.after, low, high)
 
@@ -156,6 +146,7 @@ def bytes_by(multiply, shape, release, middle, per, spread, item, worker, argume
     totals = scales + 4 * (high - low)
     wide = totals + 4 * (high - low) * groups + 64
     wide -= wide % 64
+    block = sums if groups == 1 else wide + PANEL * w.depth  # what the groups add up to
     shape(sums + 4 * BAND * PANEL)
     for i in range(high - low):
         floats(scales + 4 * i, 1)[0] = round_bytes(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth, w.group,
@@ -174,8 +165,8 @@ def bytes_by(multiply, shape, release, middle, per, spread, item, worker, argume
                 multiply(rows, stored, x + i * w.span + g * w.group, w.span, panel + g * deep * stored, 4 * stored,
                          length // 4, sums, 4 * PANEL, ahead + 2 * i * lines, lines if g == 0 else 0)
                 settled(sums, rows, columns, middle, totals + 4 * i * groups, groups, g, scales + 4 * i,
-                        w.scale + 4 * (g * c.p + start), out, 4 * c.step)
-            finish_block(c.after, low + i, low + i + rows, start, start + columns)
+                        w.scale + 4 * (g * c.p + start), block)
+            move_block(c.after, low + i, low + i + rows, start, start + columns, block, 4 * PANEL, out, 4 * c.step)
     release()
     if right - left == c.p: finish_rows(c.after, low, high)
 
@@ -234,7 +225,7 @@ def product_narrow(kernels: tuple[Kernel, Kernel], x: np.ndarray, w: np.ndarray,
     weight, after = filled(address(w), address(scale), depth, group, groups, span), epilogue_record(epilogue, out)
     rows, _ = split(T, p, threads(), PANEL)
     with POOL.lock:
-        room = ROOM.reserve((rows + BAND) * (span + 4 + 4 * groups) + 4 * BAND * PANEL + 256 + PANEL * depth)
+        room = ROOM.reserve((rows + BAND) * (span + 4 + 4 * groups) + 8 * BAND * PANEL + 256 + PANEL * depth)
         launch(*linear_stages(kernels[T > 1], x, address(weight), out, after, room, unit=PANEL))
     return out
 
