@@ -61,7 +61,7 @@ def multiplied(packed: Format, x: NDArray[np.float32], rng: np.random.Generator)
     exact, error = x.astype(np.float64) @ packed.unpack().astype(np.float64), packed.bound(x)
     for epilogue in Epilogue(), Epilogue(bias, "gelu", residual, 1e-12, gain, shift):
         off = abs(packed.matmul(x, epilogue=epilogue) - epilogue.reference(exact))
-        allowed = epilogue.bound(exact, error)
+        allowed = epilogue.bound(exact, error, packed.rounds)
         worst = np.unravel_index((off - allowed).argmax(), off.shape)
         must((off <= allowed).all(), packed, len(x),
              f"rows times it, at {worst}: off by {off[worst]:.3g}, rounding allows {allowed[worst]:.3g}")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from .arrays import by_rows
 
 UNIT = 2.0 ** -24                                            # unit roundoff of float32 (Higham 2002, section 2.1)
-GELU_ERROR = 1e-6                                            # what a kernel's activation may add, per max(1, |y|)
+GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # what a kernel's activation may add, per max(1, |y|)
 VECTORS = ("bias", "gain", "shift")
 ROWS = ("times", "residual")
 NORMS = ("layer", "rms")
@@ -119,8 +119,9 @@ class Epilogue:
         if self.shift is not None: y = y + self.shift
         return y
 
-    def bound(self, y: NDArray[Any], error: NDArray[Any]) -> NDArray[Any]:
-        """Entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`.
+    def bound(self, y: NDArray[Any], error: NDArray[Any], rough: bool = False) -> NDArray[Any]:
+        """Entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`; rough: after a product
+        that rounds x, whose activation need be no more exact.
 
         A running error analysis (Higham 2002, section 3.3): every operation carries the error of its input through
         its derivative and adds its own rounding."""
@@ -129,7 +130,7 @@ class Epilogue:
         if self.activation:
             function, spread = ACTIVATIONS[self.activation]
             error, y = spread(y, error), function(y)
-            error = error + GELU_ERROR * np.maximum(1, abs(y))
+            error = error + (ROUGH_ERROR if rough else GELU_ERROR) * np.maximum(1, abs(y))
         if self.times is not None: y, error = y * self.times, (error + UNIT * (abs(y) + error)) * abs(self.times)
         if self.residual is not None:
             y, error = y + self.residual, error + UNIT * abs(y + self.residual) + UNIT * error

@@ -5,6 +5,7 @@ from numba import njit
 from .arithmetic import get, keep
 from .compiled import HELPER, Function
 from .maths import gelu as gelu_of
+from .maths import gelu_rough as gelu_rough_of
 from .maths import gelu_tanh as gelu_tanh_of
 from .maths import silu as silu_of
 from .maths import tanh as tanh_of
@@ -25,6 +26,12 @@ def each_vector(of, y, count):
 def gelu(y, count):
     """gelu of count numbers at the address y."""
     each_vector(gelu_of, y, count)
+
+
+@Function.of(2)
+def gelu_rough(y, count):
+    """gelu within ROUGH_ERROR."""
+    each_vector(gelu_rough_of, y, count)
 
 
 @Function.of(2, rare=True)
@@ -67,3 +74,4 @@ def rsqrt(y, count):
 
 
 ACTIVATIONS = {each.name: each for each in (gelu, gelu_tanh, silu, tanh, relu, square, rsqrt)}
+ROUGH = ACTIVATIONS | {"gelu": gelu_rough}                   # after products of narrow numbers, which are no more exact

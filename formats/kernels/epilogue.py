@@ -5,7 +5,7 @@ import numpy as np
 from numba import njit
 
 from ..epilogue import NOTHING
-from .activations import ACTIVATIONS
+from .activations import ACTIVATIONS, ROUGH
 from .arithmetic import get, keep
 from .compiled import FAST, HELPER, Function, calling
 from .launch import address, step, words, written
@@ -122,8 +122,9 @@ def finish_rows(after, low, high):
     if after and record(after, EPILOGUE).normal: apply_rows(record(after, EPILOGUE).on_rows, after, low, high)
 
 
-def epilogue_record(epilogue: Any, out: np.ndarray) -> np.ndarray | None:
-    """The EPILOGUE of an object with the attributes PARTS; None where nothing is done."""
+def epilogue_record(epilogue: Any, out: np.ndarray, rough: bool = False) -> np.ndarray | None:
+    """The EPILOGUE of an object with the attributes PARTS; None where nothing is done. rough: what comes before is no more
+    exact than ROUGH_ERROR, so activations need not be."""
     if epilogue is None or epilogue is NOTHING: return None
     bias, activation, times, residual, eps, norm, gain, shift = (getattr(epilogue, part) for part in PARTS)
     if activation and activation not in ACTIVATIONS:
@@ -135,7 +136,7 @@ def epilogue_record(epilogue: Any, out: np.ndarray) -> np.ndarray | None:
     beside, across = (0 if rows is None else step(rows) for rows in (times, residual))
     normal = 0 if eps is None else 1 if norm == "layer" else 2
     return written([(on_block.address, on_rows.address, address(out), step(out), out.shape[1], address(bias),
-                      ACTIVATIONS[activation].address if activation else 0, address(times), beside,
+                      (ROUGH if rough else ACTIVATIONS)[activation].address if activation else 0, address(times), beside,
                       address(residual), across, normal, address(gain), address(shift), eps or 0.0)], EPILOGUE)
 
 

@@ -222,7 +222,7 @@ def product_narrow(kernels: tuple[Kernel, Kernel], x: np.ndarray, w: np.ndarray,
     groups, span = -(-n // group), depth * (2 if scale is None else 1) + 64
     if (scale is not None and scale.shape != (groups, p)) or group % unit:
         raise ValueError(f"scale: expected one for each of {p} columns and groups of {group} in {n} inputs, a multiple of {unit}")
-    weight, after = filled(address(w), address(scale), depth, group, groups, span), epilogue_record(epilogue, out)
+    weight, after = filled(address(w), address(scale), depth, group, groups, span), epilogue_record(epilogue, out, rough=True)
     rows, _ = split(T, p, threads(), PANEL)
     with POOL.lock:
         room = ROOM.reserve((rows + BAND) * (span + 4 + 4 * groups) + 8 * BAND * PANEL + 256 + PANEL * depth)

@@ -25,7 +25,7 @@ def epilogue(a: Arguments) -> Epilogue:
 
 def linear(a: Arguments) -> Bound:
     """x @ W in any format: what the format says of itself, through the epilogue."""
-    return epilogue(a).bound(a.exact.x @ a.exact.weight, a.weight.bound(a.x))
+    return epilogue(a).bound(a.exact.x @ a.exact.weight, a.weight.bound(a.x), a.weight.rounds)
 
 
 def pointwise(a: Arguments) -> Bound:
