@@ -11,10 +11,11 @@ from numba import njit
 from scipy.special import ndtr
 
 from formats import kernels
-from formats.epilogue import ACTIVATIONS, NOTHING, ROUGH_ERROR, Epilogue, gamma
+from formats.epilogue import ACTIVATIONS, NOTHING, Epilogue, gamma
 from formats.kernels import attending, maths, tail
-from formats.kernels.activations import ACTIVATIONS as KERNEL_ACTIVATIONS
-from formats.kernels.activations import ROUGH, each_vector
+from formats.kernels import attending_halves as halves
+from formats.kernels.activations import each_vector
+from formats.kernels.compiled import FUNCTIONS
 from formats.kernels.launch import address
 
 FORMS = ["plain", "bias", "gelu", "residual", "norm", "all"]
@@ -221,17 +222,6 @@ def test_exponentials_within_two_units(rng, function, exact, low, high):
     assert got[0] == got[2] == 0 and np.isnan(got[1])
 
 
-def test_rough_activations_are_as_near_as_bounds_allow():
-    """Those that products of narrow numbers end with."""
-    x = np.concatenate([np.linspace(-12, 12, 200001), [-1e30, 1e30, -np.inf, np.inf, np.nan]]).astype(np.float32)
-    for name, function in ROUGH.items():
-        if function is KERNEL_ACTIVATIONS[name]: continue
-        got, want = x.copy(), Epilogue(activation=name).reference(x[None, :-3])[0]
-        function.call(address(got), got.size)
-        assert (abs(got[:-3] - want) <= ROUGH_ERROR * np.maximum(1, abs(want))).all()
-        assert abs(got[-3]) <= ROUGH_ERROR and got[-2] == np.inf and np.isnan(got[-1])
-
-
 def over_all(function):
     """A pass of a function of vectors."""
     @njit
@@ -427,6 +417,52 @@ def test_attention_of_masks_and_shared_heads(rng, heads, reach):
         kernels.softmax(flat, starts, max(heads[:2]), flat, reach)
         within(kernels.values(flat, v, starts, room(T, most, 5)), want, bound)
     if reach == (-1, -1): assert not want.any()
+
+
+HALF = 2.0 ** -9                                             # what rounding to bfloat16 costs
+
+
+def in_halves(q, k, v, starts, scale, reach):
+    """(attention, a bound on its error in bfloat16): two roundings of a score's factors, of exponentials and of v."""
+    found, off = [], []
+    for a, b in pairwise(starts):
+        s, size = (abs(scale) * np.einsum("qhd,khd->hqk", *parts) for parts in ((q[a:b], k[a:b]), (abs(q[a:b]), abs(k[a:b]))))
+        s, sees = s * np.sign(scale), seen_by(b - a, reach)
+        top = np.where(sees, s, -np.inf).max(-1, keepdims=True, initial=-1e9)
+        p = np.where(sees, np.exp(np.minimum(s - top, 0)), 0)
+        p /= np.maximum(p.sum(-1, keepdims=True), 1e-300)
+        wrong = (2.1 * HALF + gamma(q.shape[2] + 4)) * np.where(sees, size, 0).max(-1, keepdims=True, initial=0) + 1.5 * HALF
+        found.append(np.einsum("hqk,khd->qhd", p, v[a:b]))
+        off.append(np.einsum("hqk,khd->qhd", (np.expm1(2 * wrong) + 2 * HALF) * p, abs(v[a:b])))
+    return np.concatenate(found), np.concatenate(off)
+
+
+@pytest.mark.parametrize("kernel", sorted({kernel.name for kernel in (halves.attend_halves, halves.attend_halves_matrix)}))
+@pytest.mark.parametrize("reach", [(2 ** 40, 2 ** 40), (2 ** 40, 0), (40, 3), (-1, -1)])
+@pytest.mark.parametrize("lengths, h, d, e, tile", [([1, 0, 13, 31], 3, 32, 32, 256), ([300, 77], 2, 40, 50, 96), ([65], 1, 1, 1, 1)])
+def test_attention_in_halves(rng, kernel, reach, lengths, h, d, e, tile, monkeypatch):
+    """By vectors and by matrix registers; nothing beside out is written."""
+    monkeypatch.setattr(halves, "attend_halves_matrix", FUNCTIONS[kernel])
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    T = int(starts[-1])
+    q, k, v, around = numbers(rng, T, h, d), numbers(rng, T, h, d), numbers(rng, T, h, e), room(T + 2, h + 1, e + 3)
+    out = around[1:-1, :-1, 1:-2]
+    within(kernels.attention_halves(q, k, v, starts, out, 0.3, reach, tile).copy(),
+           *in_halves(*(part.astype(np.float64) for part in (q, k, v)), starts, 0.3, reach))
+    out[...] = np.nan
+    assert np.isnan(around).all()
+
+
+def test_attention_in_halves_rounds_to_nearest(rng):
+    """Equal weights: the mean of v in bfloat16; shared heads find theirs; NaN stays with its key."""
+    v, starts = numbers(rng, 64, 2, 5), np.array([0, 64])
+    rounded = ((v.view(np.uint32) + 0x8000) & 0xFFFF0000).view(np.float32)
+    nothing = np.zeros((64, 4, 8), np.float32)
+    got = kernels.attention_halves(nothing, nothing[:, :1], v, starts, room(64, 4, 5))
+    assert abs(got - rounded.mean(0, dtype=np.float64).repeat(2, 0)).max() < 1e-6
+    v[3, 1, 2] = np.nan
+    got = kernels.attention_halves(nothing, nothing, v, starts, room(64, 4, 5))
+    assert (np.isnan(got).nonzero()[1:] == np.array([[2, 3] * 64, [2] * 128])).all() and np.isnan(got).sum() == 128
 
 
 def test_heads_that_do_not_divide_are_named(rng):

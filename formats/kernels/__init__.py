@@ -23,6 +23,7 @@ WHERE = {name: module for module, names in {
     "by_head": ("headwise",),
     "masked": ("attention_blocks",),
     "attending": ("attention",),
+    "attending_halves": ("attention_halves",),
     "heads": ("scores", "softmax", "values"),
 }.items() for name in names}
 __all__ = [*WHERE, "digest", "warm"]

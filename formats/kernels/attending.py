@@ -138,6 +138,12 @@ def softened(s, keys, tops, masses, fades, shares, first, last):
         e = exp2(get(at, None) - top)
         keep(e, at, None)
         mass = mass + e
+    carry(old, top, mass, tops, masses, fades, shares, first, last)
+
+
+@njit(forceinline=True, **HELPER)
+def carry(old, top, mass, tops, masses, fades, shares, first, last):
+    """Merge what was carried, under the maximum old, with a mass under top."""
     if not first:
         fade = exp2(old - top)
         keep(fade, fades, None)
@@ -242,6 +248,13 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | 
     q, k (T, ·, d) and v (T, ·, e) are views with any steps between rows and heads, each of as many heads as out or of a
     divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0] keys
     behind it and reach[1] ahead; `tile` keys are merged at a time."""
+    room = LINE * (4 + -(-q.shape[2] // 16) * 16 + tile) + 4 * v.shape[2] * tile
+    return run_attention(attend, q, k, v, starts, out, scale, reach, tile, room)
+
+
+def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
+                  scale: float, reach: Reach, tile: int, room: int) -> np.ndarray:
+    """Launch a kernel that needs so many bytes of room over all units."""
     if tile < 1: raise ValueError(f"attention: a tile of {tile} keys")
     (heads, e), d = out.shape[1:], q.shape[2]
     if k.shape[2] != d: raise ValueError(f"q and k: widths {d} and {k.shape[2]} differ")
@@ -255,9 +268,9 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | 
     items = pieces(T, S, heads * (d + e))
     factor, = struct.unpack("q", struct.pack("d", scale * LOG2_E))
     with POOL.lock:
-        room = ROOM.reserve(LINE * (4 + -(-d // 16) * 16 + tile) + 4 * e * tile)
-        launch((attend, filled(*places, address(batch.starts), address(batch.before), S, heads, d, e, *room, *serves,
-                               *(max(-ALL, min(keys, ALL)) for keys in reach), tile, items, factor), items))
+        fields = (*places, address(batch.starts), address(batch.before), S, heads, d, e, *ROOM.reserve(room), *serves,
+                  *(max(-ALL, min(keys, ALL)) for keys in reach), tile, items, factor)
+        launch((kernel, filled(*fields), items))
     return out
 
 
