@@ -11,10 +11,11 @@ from numba import njit
 from scipy.special import ndtr
 
 from formats import kernels
-from formats.epilogue import ACTIVATIONS, NOTHING, Epilogue, gamma
+from formats.epilogue import ACTIVATIONS, NOTHING, ROUGH_ERROR, Epilogue, gamma
 from formats.kernels import attending, maths, tail
 from formats.kernels import attending_halves as halves
-from formats.kernels.activations import each_vector
+from formats.kernels.activations import ACTIVATIONS as KERNEL_ACTIVATIONS
+from formats.kernels.activations import ROUGH, each_vector
 from formats.kernels.compiled import FUNCTIONS
 from formats.kernels.launch import address
 
@@ -220,6 +221,17 @@ def test_exponentials_within_two_units(rng, function, exact, low, high):
     got = np.array([-np.inf, np.nan, low], np.float32)
     over_all(function)(address(got), got.size)
     assert got[0] == got[2] == 0 and np.isnan(got[1])
+
+
+def test_rough_activations_are_as_near_as_bounds_allow():
+    """Those that products of narrow numbers end with."""
+    x = np.concatenate([np.linspace(-12, 12, 200001), [-1e30, 1e30, -np.inf, np.inf, np.nan]]).astype(np.float32)
+    for name, function in ROUGH.items():
+        if function is KERNEL_ACTIVATIONS[name]: continue
+        got, want = x.copy(), Epilogue(activation=name).reference(x[None, :-3])[0]
+        function.call(address(got), got.size)
+        assert (abs(got[:-3] - want) <= ROUGH_ERROR * np.maximum(1, abs(want))).all()
+        assert abs(got[-3]) <= ROUGH_ERROR and got[-2] == np.inf and np.isnan(got[-1])
 
 
 def over_all(function):
