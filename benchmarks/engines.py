@@ -70,7 +70,7 @@ class Opmatrix(Engine):
         if done.returncode: raise RuntimeError((done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1])
 
     def workload(self, job):
-        """One sentence as long as the only one, or a file of the sentences."""
+        """One sentence as long as the only one, or a file of a batch."""
         if len(job.sentences) == 1: return ["--tokens", str(len(job.sentences[0]))]
         file = Path(job.place).with_suffix(".txt")
         file.write_text(job.text, "utf-8")

@@ -75,12 +75,20 @@ def main():
     for name in given.models:
         checkpoint = workloads.model(name)
         found = {w: workloads.made(w, checkpoint, given.pairs, given.sentences) for w in given.workloads}
-        for group in groups(given, found): rows += raced(group, checkpoint, given)
+        for group in groups(given, found):
+            rows += raced(group, checkpoint, given)
+            write(rows, given.csv)
         if given.spearman and name != "base": quality([row for row in rows if row.model == checkpoint.name], checkpoint, given)
         model_tables.show(checkpoint.name, rows, given)
-    if given.csv:
-        with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *(row.csv() for row in rows)])
     if given.plot: model_tables.plot(rows, given.plot)
+
+
+def write(rows, file):
+    """All rows so far as CSV, the file whole at any time."""
+    if file is None: return
+    with (fresh := file.with_name(f".{file.name}.{os.getpid()}")).open("w", newline="") as opened:
+        csv.writer(opened).writerows([COLUMNS, *(row.csv() for row in rows)])
+    fresh.replace(file)
 
 
 def options():

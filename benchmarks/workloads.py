@@ -73,9 +73,10 @@ def calibration(checkpoint):
 
 
 def text(workload, checkpoint):
-    """The workload's sentences as text, a line each."""
-    tokenizer = checkpoint.tokenizer().tokenizer
-    return "".join(" ".join(tokenizer.decode(row).split()) + "\n" for row in workload.sentences)
+    """What a program is to be found for: the sentences of the batch with the median number of tokens, a line each."""
+    tokenizer, size = checkpoint.tokenizer().tokenizer, lambda batch: sum(len(workload.sentences[i]) for i in batch)
+    batch = sorted(workload.batches, key=size)[len(workload.batches) // 2]
+    return "".join(" ".join(tokenizer.decode(workload.sentences[i]).split()) + "\n" for i in batch)
 
 
 def reference(checkpoint, workload):
