@@ -154,6 +154,7 @@ def heads(batches: Iterable[tuple[int, ...]], numbers: Numbers) -> Iterator[Case
             q, out, w = numbers.some(T, h, d), numbers.room(T, h, d), numbers.fresh(h, d, d)
             flat, soft, sizes = numbers.fresh(h * S2), numbers.fresh(h * S2), {"T": T, "S2": S2, "h": h, "d": d}
             yield "attention", sizes, lambda a=(q, q, q, starts, out): kernels.attention(*a)
+            yield "attention.bf16", sizes, lambda a=(q, q, q, starts, out): kernels.attention_halves(*a)
             yield "scores", sizes, lambda a=(q, q, starts, flat): kernels.scores(*a)
             yield "softmax", sizes, lambda a=(flat, starts, h, soft): kernels.softmax(*a)
             yield "values", sizes, lambda a=(soft, q, starts, out): kernels.values(*a)

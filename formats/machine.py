@@ -22,7 +22,7 @@ from formats.predictor import FILE, Correction
 from formats.sizes import T, n, p
 
 S2, h, d = sympy.symbols("S2 h d", positive=True)            # sum of squared lengths; heads and columns of one
-VERSION = 8                                                 # of the features: other files are calibrated anew
+VERSION = 9                                                 # of the features: other files are calibrated anew
 
 # What a kernel's time grows with: products as their formats declare it; 1, which is added to all, is the call.
 FEATURES: dict[str, tuple[sympy.Expr, ...]] = {
@@ -30,8 +30,8 @@ FEATURES: dict[str, tuple[sympy.Expr, ...]] = {
     **{name: (T * p,) for name in ("bias", "gelu", "residual", "norm", "affine")},
     **{f"pointwise.{name}": (T * p,) for name in ("bias", "gelu", "residual", "norm", "affine")},
     "scale": (T * p,), "gather": (T * p,),
-    "attention": (S2 * h * d, S2 * h, T * h * d), "scores": (S2 * h * d, S2 * h, T * h * d), "softmax": (S2 * h,),
-    "values": (S2 * h * d, S2 * h, T * h * d), "headwise": (T * h * n * p, h * n * p, T * h * (n + p)),
+    **dict.fromkeys(("attention", "attention.bf16", "scores", "values"), (S2 * h * d, S2 * h, T * h * d)),
+    "softmax": (S2 * h,), "headwise": (T * h * n * p, h * n * p, T * h * (n + p)),
 }
 UNKNOWN = 0.3                                               # half the width of an interval that nobody measured
 FUSED = ("bias", "gelu", "residual", "norm", "affine")       # no call of their own

@@ -19,6 +19,7 @@ from rewrites.budgets import Budgets
 from rewrites.emit import Emitter
 from rewrites.fit import Fitter
 from rewrites.lower import Lowering, Method, Stored, Use
+from rewrites.narrowing import narrowed
 from rewrites.price import Prices, stored_bytes
 from rewrites.remember import Measured, keep, place, recall
 from rewrites.representations import Representable, wide
@@ -86,7 +87,8 @@ class Choices:
         if shape not in self.fitters:
             exact, emitter = structure.program(meta, lambda number, use, method: Method(), kept)
             self.fitters[shape] = fitter(exact, sites(exact, structure, emitter), self.fit, self.own)
-        return structure.program(meta, fitted=kept, fitter=self.fitters[shape])[0]
+        found = structure.program(meta, fitted=kept, fitter=self.fitters[shape])[0]
+        return narrowed(found, self.space.machine, self.space.rows, self.space.pairs)
 
 
 def keys(lowering: Lowering, cls: int) -> Iterator[str]:

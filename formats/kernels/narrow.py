@@ -1,7 +1,8 @@
 """x @ W for W in panels of narrow numbers: bfloat16, bytes, halves of bytes. x is converted on the way, a row at a time.
 
 A word of 32 bits holds what lies along the depth: two bfloat16 or four bytes (words.py). Bytes are W / scale + 128 and meet
-rows of x / scale, whole numbers up to 127 (rounding.py); what the 128 adds is taken off again. Scales of W belong to a column, or to a group of depths of one."""
+rows of x / scale, whole numbers up to 127 (rounding.py); what the 128 adds is taken off again.
+Scales of W belong to a column, or to a group of depths of one."""
 from typing import Any
 
 import numpy as np

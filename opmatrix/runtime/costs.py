@@ -43,6 +43,13 @@ def heads(name: str, *of: str) -> Any:
     return cost
 
 
+def attention(a: Bound, out: Rows, rows: int, pairs: int) -> Costs:
+    """In its number type."""
+    name = "attention" if a.number_type == "float32" else f"attention.{a.number_type}"
+    found: Costs = heads(name, "q", "v")(a, out, rows, pairs)
+    return found
+
+
 def copied(a: Bound, out: Any, rows: int, pairs: int) -> Costs:
     return [("scale", {"T": rows, "p": out.heads * out.cols})]
 

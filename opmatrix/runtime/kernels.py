@@ -27,6 +27,7 @@ from opmatrix.runtime.values import (
 KERNELS: dict[str, Declared] = {}
 Activation = Literal[*ACTIVATIONS]
 Norm = Literal[NORMS]
+NumberType = Literal["float32", "bf16"]
 
 
 def kernel(**readings: Any):
@@ -72,11 +73,14 @@ def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None,
 
 # ---- heads: with fewer of k and v, or of q, each serves a group of the others; `where` is a pattern within sequences
 
-@kernel(gives=shapes.attended, cost=costs.heads("attention", "q", "v"), launches=True,
+@kernel(gives=shapes.attended, cost=costs.attention, launches=True,
         means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch, a.where), a.v, a.batch))
-def attention(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence", tile: int = 256):
-    """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022)."""
-    compiled.attention(q, k, v, batch.starts, out, scale, parse(where).reach, tile)
+def attention(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence", tile: int = 256,
+              number_type: NumberType = "float32"):
+    """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022). q, k, v and
+    the shares of softmax may be rounded to bfloat16."""
+    call = compiled.attention if number_type == "float32" else compiled.attention_halves
+    call(q, k, v, batch.starts, out, scale, parse(where).reach, tile)
 
 
 @kernel(gives=shapes.matched, means=meanings.scored, cost=costs.heads("scores", "q", "k"))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from formats.threads import limit, threads
 from opmatrix.runtime.values import FLOAT, LINE, lines
 
-GROUP = 256                                                 # rows of a group, about: weights are read once for so many
+GROUP = 128                                                 # rows of a group, about: weights are read once for so many
 READING = 4                                                 # rows that reading the weights takes as long as
 WAITING = 1.1                                               # times as long as alone where all work together
 KEPT = 256                                                  # scripts of a program that are remembered

@@ -14,6 +14,7 @@ from opmatrix.runtime.meanings import chosen, grouped, sentences, squares, unsee
 from opmatrix.runtime.schedule import wide
 
 Bound = NDArray[np.float64]
+BF16 = 1.01 * 2.0 ** -8                                     # what rounding to bfloat16 changes a number by, at most, and then some
 TINY = 2.0 ** -125                                          # what flushing exponentials to zero may lose of one of them
 PARTS = ("bias", "activation", "times", "residual", "eps", "norm", "gain", "shift")
 
@@ -73,14 +74,15 @@ def values(a: Arguments) -> Bound:
 
 
 def attention(a: Arguments) -> Bound:
-    """The same in one pass: doubtful scores, shares, and their sum over the values, rescaled from tile to tile."""
-    parts, (q, k) = [], pair(a)
+    """The same in one pass: doubtful scores, shares, and their sum over the values, rescaled from tile to tile. bfloat16 rounds q
+    and k, then exponentials (of fewer terms, too), their mass and v."""
+    parts, (q, k), rounding = [], pair(a), 0.0 if a.number_type == "float32" else BF16
     for rows, size in zip(sentences(a.batch), sizes(a), strict=True):
         exact = np.einsum("qhd,khd->hqk", q[rows], k[rows]) * a.scale
-        doubt = gamma(a.q.shape[2] + 2) * abs(a.scale) * size
+        doubt = (gamma(a.q.shape[2] + 2) + 2 * rounding) * abs(a.scale) * size
         share, doubt = shares(exact, doubt, unseen(a.batch, rows, a.where))
         merges = -(-share.shape[-1] // a.tile) - 1           # each fades mass and values once more
-        total = doubt + gamma(share.shape[-1] + 4 + 2 * merges) * (share + doubt)
+        total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + 3 * rounding) * (share + doubt)
         parts.append(np.einsum("hqk,khd->qhd", total, abs(grouped(a.exact.v[rows], len(share)))))
     return np.concatenate(parts)
 

@@ -1,0 +1,51 @@
+"""Attention between products of narrow numbers: what it reads is no more exact than they are, so neither need it be.
+
+A step after a program is chosen; the program's error is measured with it."""
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from formats.format import Format
+from opmatrix.program import Program, Step
+from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.schedule import Call
+
+NARROW = "bf16"
+
+
+def narrowed(program: Program, machine: Any, rows: int, pairs: int) -> Program:
+    """The program with attention in bfloat16 wherever q, k and v come from products that round what they multiply, and the
+    machine is quicker so at this size. The same program where that is nowhere."""
+    steps, calls = list(program.steps), program.schedule.calls
+    for i, call in enumerate(calls):
+        if call.kernel.name != "attention" or not all(rounded(calls, v) for v in call.values.values()):
+            continue
+        wide, narrow = (call.kernel.cost(at(call, kind), call.shape, rows, pairs) for kind in ("float32", NARROW))
+        if seconds(machine, narrow) < seconds(machine, wide):
+            steps[i] = with_attributes(steps[i], {"number_type": NARROW})
+    return program if steps == list(program.steps) else Program(steps, program.constants, program.output, program.meta)
+
+
+def at(call: Call, kind: str) -> Any:
+    """The bound arguments of a call and its operands' shapes, in another number type."""
+    bound = type(call.bound)(**vars(call.bound))
+    bound.number_type = kind
+    return bound
+
+
+def seconds(machine: Any, costs: Costs) -> float:
+    """What the machine predicts for these kernels."""
+    return float(sum(machine.seconds(name, **sizes) for name, sizes in costs))
+
+
+def rounded(calls: list[Call], value: int) -> bool:
+    """Whether a value is a product, or a view of one, whose format rounds what it multiplies."""
+    call = calls[value]
+    if call.kernel.view: return rounded(calls, call.values["x"])
+    weight = getattr(call.bound, "weight", None)
+    return isinstance(weight, Format) and weight.rounds
+
+
+def with_attributes(step: Step, more: Mapping[str, Any]) -> Step:
+    """The same step with other attributes."""
+    return replace(step, attributes={**step.attributes, **more})
