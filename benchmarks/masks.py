@@ -2,7 +2,7 @@
 
     python benchmarks/masks.py [--lengths 512 2048] [--heads 8] [--width 64] [--blocks 32 64 128] [--rounds 9] [--csv OUT]
 
-All take turns in one process; `whole` is the same kernel as ours without a mask, `reach` leaves out what is beyond a causal or
+All take turns in one process; `whole` is attention without a mask, `reach` leaves out what is beyond a causal or
 a window's reach, and is empty where a pattern is no range of keys."""
 import argparse
 import csv

@@ -1,0 +1,92 @@
+"""Attention alone, in float32 and in bfloat16, against the product that comes nearest to what a core can do, and against torch.
+
+    python benchmarks/attention.py [--heads 12] [--widths 32 64] [--rounds 15] [--threads 1] [--csv OUT]
+
+q, k and v are columns of one array, as a joined projection leaves them. Rates are in Gflop/s: four flops for each pair of
+tokens of a sentence and number of a head, counted once. `share` is of the rate of the best product of packed float32."""
+import argparse
+import csv
+import os
+import sys
+import time
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
+
+import numpy as np  # noqa: E402
+
+from formats import kernels  # noqa: E402
+from formats.panels import panels  # noqa: E402
+from formats.threads import limit  # noqa: E402
+
+COLUMNS = "sentences", "tokens", "width", "float32_ms", "float32", "share", "bfloat16_ms", "bfloat16", "torch_ms", "error", "error_bfloat16"
+MIXED = np.random.default_rng(0).integers(8, 41, 32).tolist()
+BATCHES = [*([tokens] * count for count in (1, 8) for tokens in (16, 64, 128, 256, 512)), [12] * 32, [31] * 32, [77] * 8, MIXED]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--widths", type=int, nargs="+", default=[32, 64])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--csv", type=Path)
+    given = parser.parse_args()
+    with limit(given.threads): rows = [raced(lengths, width, given) for width in given.widths for lengths in BATCHES]
+    print(" ".join(f"{name:>14}" for name in COLUMNS))
+    for row in rows: print(" ".join(f"{cell:>14.4g}" if isinstance(cell, float) else f"{cell!s:>14}" for cell in row))
+    if given.csv:
+        with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *rows])
+
+
+def raced(lengths: list[int], width: int, given: argparse.Namespace) -> tuple:
+    """One row: all take turns."""
+    rng, starts, h = np.random.default_rng(1), np.concatenate([[0], np.cumsum(lengths)]), given.heads
+    T, scale = int(starts[-1]), width ** -0.5
+    q, k, v = (part.reshape(T, h, width) for part in np.split(rng.standard_normal((T, 3 * h * width), np.float32), 3, axis=1))
+    x, w = rng.standard_normal((256, 384), np.float32), panels(rng.standard_normal((384, 384), np.float32))
+    outs, y = [np.empty((T, h, width), np.float32) for _ in range(2)], np.empty((256, 384), np.float32)
+    calls = {"float32": lambda: kernels.attention(q, k, v, starts, outs[0], scale),
+             "bfloat16": lambda: kernels.attention_halves(q, k, v, starts, outs[1], scale),
+             "product": lambda: kernels.product_packed(x, w, y)}
+    if (peer := by_torch(q, k, v, starts, scale, given.threads)) is not None: calls["torch"] = peer
+    taken = {each: [] for each in calls}
+    for call in calls.values(): call()
+    for _ in range(given.rounds):
+        for each, call in calls.items():
+            start = time.perf_counter()
+            call()
+            taken[each].append(1e3 * (time.perf_counter() - start))
+    ms = {each: float(np.median(times)) for each, times in taken.items()}
+    flops, best = 4e-6 * h * width * sum(length ** 2 for length in lengths), 2e-6 * 256 * 384 * 384 / min(taken["product"])
+    rate = {each: flops / ms[each] for each in ("float32", "bfloat16")}
+    errors = (off(out, q, k, v, starts, scale) for out in outs)
+    tokens = lengths[0] if len(set(lengths)) == 1 else f"{min(lengths)} to {max(lengths)}"
+    return (len(lengths), tokens, width, ms["float32"], rate["float32"], rate["float32"] / best, ms["bfloat16"], rate["bfloat16"],
+            ms.get("torch", ""), *errors)
+
+
+def by_torch(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, scale: float, threads: int):
+    """scaled_dot_product_attention over sentences of one length; None for others, or without torch."""
+    if len(set(np.diff(starts).tolist())) > 1 or not find_spec("torch"): return None
+    import torch
+    torch.set_num_threads(threads)
+    parts = [torch.from_numpy(part.reshape(len(starts) - 1, -1, *part.shape[1:]).swapaxes(1, 2).copy()) for part in (q, k, v)]
+    return lambda: torch.nn.functional.scaled_dot_product_attention(*parts, scale=scale)
+
+
+def off(out: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, scale: float) -> float:
+    """The relative error of the first head against float64."""
+    found = []
+    for a, b in pairwise(starts):
+        s = scale * q[a:b, 0].astype(np.float64) @ k[a:b, 0].T.astype(np.float64)
+        p = np.exp(s - s.max(1, keepdims=True))
+        found.append(p @ v[a:b, 0].astype(np.float64) / p.sum(1, keepdims=True))
+    want = np.concatenate(found)
+    return float(np.linalg.norm(out[:, 0] - want) / np.linalg.norm(want))
+
+
+if __name__ == "__main__": main()
