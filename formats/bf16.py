@@ -5,7 +5,7 @@ from sympy import ceiling
 from .arrays import FormatError
 from .epilogue import gamma
 from .format import Format
-from .panels import deepened, panels, unpanelled
+from .panels import TILE, deepened, panels, unpanelled
 from .sizes import T, n, p, u2
 
 UNIT, FLUSHED = 2.0 ** -8, 2.0 ** -126                       # unit roundoff; what is smaller may count as 0
@@ -22,8 +22,8 @@ class BF16(Format):
     rounds = True
 
     def fit(W): return widened(rounded(W))
-    def pack(W): return panels(deepened(rounded(W), DEEP), 2)
-    def unpack(shape, w): return widened(unpanelled(w, (-(-shape[0] // DEEP) * DEEP, shape[1]), 2)[:shape[0]])
+    def pack(W): return panels(deepened(rounded(W), DEEP), 2, TILE)
+    def unpack(shape, w): return widened(unpanelled(w, (-(-shape[0] // DEEP) * DEEP, shape[1]), 2, TILE)[:shape[0]])
 
     def kernel(x, w, out, epilogue):
         from .kernels import product_bf16

@@ -7,7 +7,7 @@ from sympy import ceiling
 from .format import Format
 from .int8 import DEEP, UNIT, bound, grouped, quantised, spread, unsound
 from .packed import Packed
-from .panels import deepened, panels, unpanelled
+from .panels import TILE, deepened, panels, unpanelled
 from .sizes import T, f4, n, p, u1
 from .sizes import group as size
 
@@ -33,11 +33,11 @@ class Int4(Format):
     def pack(W, *, group=GROUP):
         whole, scale = quantised(W, group, 7)
         fours = (deepened(whole, DEEP) + 8).astype(np.uint8).reshape(-1, 2, 4, W.shape[1])
-        return panels((fours[:, 0] | fours[:, 1] << 4).reshape(-1, W.shape[1]), 4), scale
+        return panels((fours[:, 0] | fours[:, 1] << 4).reshape(-1, W.shape[1]), 4, TILE), scale
 
     def unpack(shape, w, scale, *, group):
         depth = -(-shape[0] // DEEP) * DEEP
-        stored = unpanelled(w, (depth // 2, shape[1]), 4).reshape(-1, 1, 4, shape[1])
+        stored = unpanelled(w, (depth // 2, shape[1]), 4, TILE).reshape(-1, 1, 4, shape[1])
         whole = np.concatenate([stored & 15, stored >> 4], 1).reshape(depth, shape[1])[:shape[0]]
         return spread(whole.astype(np.float32) - 8, scale, group)
 

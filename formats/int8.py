@@ -8,7 +8,7 @@ from .arrays import FormatError
 from .epilogue import gamma
 from .format import SMALLEST, Format
 from .packed import Packed
-from .panels import deepened, panels, unpanelled
+from .panels import TILE, deepened, panels, unpanelled
 from .sizes import T, f4, n, p, u1
 from .sizes import group as size
 
@@ -37,10 +37,10 @@ class Int8(Format):
 
     def pack(W, *, group=COLUMN):
         whole, scale = quantised(W, group, 127)
-        return panels(deepened((whole + 128).astype(np.uint8), DEEP), 4), scale
+        return panels(deepened((whole + 128).astype(np.uint8), DEEP), 4, TILE), scale
 
     def unpack(shape, w, scale, *, group):
-        stored = unpanelled(w, (-(-shape[0] // DEEP) * DEEP, shape[1]), 4)[:shape[0]]
+        stored = unpanelled(w, (-(-shape[0] // DEEP) * DEEP, shape[1]), 4, TILE)[:shape[0]]
         return spread(stored.astype(np.float32) - 128, scale, group)
 
     def kernel(x, w, scale, out, epilogue, *, group):

@@ -5,23 +5,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 PANEL = 64                                                   # columns
+TILE = 16                                                    # of narrow numbers: those of a matrix register
 
 
-def panels(W: NDArray[Any], words: int = 1) -> NDArray[Any]:
-    """W (n, p), n a multiple of words, as one axis: panels, each (n / words, columns, words); the last has as many columns as
-    are left, padded with zeros to whole vectors of 16."""
+def panels(W: NDArray[Any], words: int = 1, width: int = PANEL) -> NDArray[Any]:
+    """W (n, p), n a multiple of words, as one axis: panels, each (n / words, columns, words) of `width` columns; the last has as
+    many as are left, padded with zeros to whole vectors of 16."""
     n, p = W.shape
     padded = np.pad(W, ((0, 0), (0, -p % 16)))
-    parts = (padded[:, at:at + PANEL].reshape(n // words, words, -1).transpose(0, 2, 1) for at in range(0, p, PANEL))
+    parts = (padded[:, at:at + width].reshape(n // words, words, -1).transpose(0, 2, 1) for at in range(0, p, width))
     return np.concatenate([np.ascontiguousarray(part).reshape(-1) for part in parts])
 
 
-def unpanelled(w: NDArray[Any], shape: tuple[int, int], words: int = 1) -> NDArray[Any]:
+def unpanelled(w: NDArray[Any], shape: tuple[int, int], words: int = 1, width: int = PANEL) -> NDArray[Any]:
     """The inverse of `panels`."""
     n, p = shape
     wide = -(-p // 16) * 16
-    parts = (w[n * at:n * min(at + PANEL, wide)].reshape(n // words, -1, words).transpose(0, 2, 1).reshape(n, -1)
-             for at in range(0, p, PANEL))
+    parts = (w[n * at:n * min(at + width, wide)].reshape(n // words, -1, words).transpose(0, 2, 1).reshape(n, -1)
+             for at in range(0, p, width))
     return np.hstack([*parts])[:, :p]
 
 

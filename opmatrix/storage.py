@@ -18,7 +18,7 @@ from opmatrix.program import ARRAY, Constant, Program, Step
 
 PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
 APART = ("tokenizer", "config", "certificate")              # entries of meta with a file of their own
-KIND, VERSION = "opmatrix program", 1
+KIND, VERSION = "opmatrix program", 2
 NUMBERS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U8": "u1", "U16": "<u2", "U32": "<u4", "I32": "<i4", "I64": "<i8"}
 AGAIN = "copy the whole directory again, or make the program anew"
 

@@ -167,7 +167,7 @@ DAMAGE = {
     "program empty": (cut(PROGRAM, 0), "program.json: no JSON"),
     "program is a list": (lambda d: (d / PROGRAM).write_text("[]"), "program.json: it holds a list, not an object"),
     "another kind": (edit(lambda p: p.update(kind="cake")), "program.json: kind is 'cake'"),
-    "another version": (edit(lambda p: p.update(version=99)), "program.json: version is 99, but this opmatrix reads 1"),
+    "another version": (edit(lambda p: p.update(version=99)), "program.json: version is 99, but this opmatrix reads 2"),
     "no steps": (edit(lambda p: p.pop("steps")), "program.json: 'steps' is missing"),
     "steps are no list": (edit(lambda p: p.update(steps={})), "program.json: 'steps' is a dict, not a list"),
     "a step is no step": (edit(lambda p: p["steps"].insert(2, ["scale"])), r"program.json: steps\[2\] is \['scale'\]"),

@@ -55,15 +55,16 @@ def shape_registers(at):
 
 
 def multiplied(dot, rows, across):
-    """An intrinsic: rows by across registers of sums at y from steps of 64 bytes of x against panels at w. Meanwhile so many
-    lines of memory from `ahead` on are asked for at each step."""
+    """An intrinsic: rows by across registers of sums at y from steps of 64 bytes of x against a panel at w. Rows of x lie along
+    apart, the next 16 below, the next steps deeper; rows of W apart, the next 16 columns beside. Meanwhile so many lines of
+    memory from `ahead` on are asked for at each step."""
     first = 4                                                # registers of x, then those of W; those of sums come before
     weights = range(first + rows, 8)
 
     @intrinsic
-    def tiles(typing, x, along, w, apart, steps, y, step, ahead, lines):
+    def tiles(typing, x, along, below, deeper, w, apart, beside, steps, y, step, ahead, lines):
         def code(context, builder, signature, values):
-            x, along, w, apart, steps, y, step, ahead, lines = values
+            x, along, below, deeper, w, apart, beside, steps, y, step, ahead, lines = values
             def run(name, *arguments):
                 kinds = [ADDRESS if isinstance(a.type, ir.PointerType) else a.type for a in arguments]
                 builder.call(function(builder, f"llvm.x86.{name}", VOID, *kinds), arguments)
@@ -76,10 +77,10 @@ def multiplied(dot, rows, across):
             builder.position_at_end(loop)
             k, source, weight, far = (builder.phi(WORD) for _ in range(4))
             for phi, start in (k, WORD(0)), (source, x), (weight, w), (far, ahead): phi.add_incoming(start, before)
-            for r in range(rows): run("tileloadd64", BYTE(first + r), at(source, along, 16 * r), along)
+            for r in range(rows): run("tileloadd64", BYTE(first + r), at(source, below, r), along)
             for v in range(across):
                 held = weights[v % len(weights)]
-                run("tileloadd64", BYTE(held), at(weight, apart, 0, 64 * v), apart)
+                run("tileloadd64", BYTE(held), at(weight, beside, v), apart)
                 for r in range(rows): run(dot, BYTE(across * r + v), BYTE(first + r), BYTE(held))
             end = builder.add(far, builder.mul(lines, WORD(64)))
             builder.cbranch(builder.icmp_signed("<", far, end), asking, asked)
@@ -93,37 +94,38 @@ def multiplied(dot, rows, across):
             builder.cbranch(builder.icmp_signed("<", then, end), asking, asked)
             builder.position_at_end(asked)
             following = builder.add(k, WORD(1))
-            for phi, value in (k, following), (source, builder.add(source, WORD(64))), (far, end), (
+            for phi, value in (k, following), (source, builder.add(source, deeper)), (far, end), (
                     weight, builder.add(weight, builder.mul(apart, WORD(16)))): phi.add_incoming(value, asked)
             builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
             builder.position_at_end(after)
             for r in range(rows):
                 for v in range(across): run("tilestored64", BYTE(across * r + v), at(y, step, 16 * r, 64 * v), step)
             return context.get_dummy_value()
-        return types.void(*[types.int64] * 9), code
+        return types.void(*[types.int64] * 12), code
     return tiles
 
 
 def registers(dot):
     """A function: sums at y of so many rows, up to 32, and columns, a multiple of 16, of words of x against a panel, a multiple of
-    16. Rows are computed 16 at a time. `lines` lines of memory from `ahead` on are asked for on the way."""
+    16. Rows are computed 16 at a time; those of x lie by pieces of 64 bytes, 16 rows of them, then the next ones, along bytes a
+    row in all. `lines` lines of memory from `ahead` on are asked for on the way."""
     both, left = (multiplied(dot, 2, across) for across in (2, 1))
     upper, corner = (multiplied(dot, 1, across) for across in (4, 1))
 
     @njit(**HELPER)
-    def multiply(rows, columns, x, along, w, apart, words, y, step, ahead, lines):
+    def multiply(rows, columns, x, along, w, apart, beside, words, y, step, ahead, lines):
         steps, width = words // 16, 32 if rows > 16 else 64
         pieces = (columns // width + columns % width // 16) * steps
         lines = (lines + pieces - 1) // pieces
         v = 0
         while v + width <= columns:
-            if rows > 16: both(x, along, w + 4 * v, apart, steps, y + 4 * v, step, ahead, lines)
-            else: upper(x, along, w + 4 * v, apart, steps, y + 4 * v, step, ahead, lines)
+            if rows > 16: both(x, 64, 16 * along, 1024, w + v // 16 * beside, apart, beside, steps, y + 4 * v, step, ahead, lines)
+            else: upper(x, 64, 16 * along, 1024, w + v // 16 * beside, apart, beside, steps, y + 4 * v, step, ahead, lines)
             v += width
             ahead += 64 * lines * steps
         while v < columns:
-            if rows > 16: left(x, along, w + 4 * v, apart, steps, y + 4 * v, step, ahead, lines)
-            else: corner(x, along, w + 4 * v, apart, steps, y + 4 * v, step, ahead, lines)
+            if rows > 16: left(x, 64, 16 * along, 1024, w + v // 16 * beside, apart, beside, steps, y + 4 * v, step, ahead, lines)
+            else: corner(x, 64, 16 * along, 1024, w + v // 16 * beside, apart, beside, steps, y + 4 * v, step, ahead, lines)
             v += 16
             ahead += 64 * lines * steps
     return multiply

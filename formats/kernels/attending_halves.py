@@ -173,7 +173,7 @@ def halves_of(product, shape, release, item, worker, arguments):
 @njit(**HELPER)
 def by_vectors(rows, columns, x, along, w, apart, words, y, step):
     """Sums at y (rows, columns) of words of x against those of w."""
-    vector_pairs(rows, columns, x, along, w, apart, words, y, step, 0, 0)
+    vector_pairs(rows, columns, x, along, w, apart, 64, words, y, step, 0, 0)
 
 
 @njit(**HELPER)
@@ -203,12 +203,12 @@ if MATRIX:                                                   # others could not 
         for row in range(0, rows, 32):
             at, to, two = x + row * along, y + row * step, rows - row > 16
             for v in range(0, 4 * columns - 64, 128):
-                if two: both(at, along, w + v, apart, steps, to + v, step, 0, 0)
-                else: upper(at, along, w + v, apart, steps, to + v, step, 0, 0)
+                if two: both(at, along, 16 * along, 64, w + v, apart, 64, steps, to + v, step, 0, 0)
+                else: upper(at, along, 16 * along, 64, w + v, apart, 64, steps, to + v, step, 0, 0)
             if columns % 32:
                 v = 4 * columns - 64
-                if two: left(at, along, w + v, apart, steps, to + v, step, 0, 0)
-                else: corner(at, along, w + v, apart, steps, to + v, step, 0, 0)
+                if two: left(at, along, 16 * along, 64, w + v, apart, 64, steps, to + v, step, 0, 0)
+                else: corner(at, along, 16 * along, 64, w + v, apart, 64, steps, to + v, step, 0, 0)
 
     @Kernel.of(3, rare=True)
     def attend_halves_matrix(item, worker, arguments):

@@ -20,7 +20,7 @@ from .memory import bytes_at, floats, record, whole
 from .pool import POOL
 from .rounding import round_bytes, round_halves
 from .sparse import typed
-from .vectors import AHEAD, prefetch, write, zeros
+from .vectors import AHEAD, prefetch_apart, write, zeros
 from .words import as_numbers, dot_eights, dot_fours, dot_pairs
 
 # depth: numbers of a row of W, whole steps of 64 bytes; group: those that share a scale, of which there are groups; span:
@@ -33,29 +33,30 @@ f4, i4 = np.float32, np.int32
 # ---- sums of a band of rows against some columns of a panel
 
 def by_vectors(dot, deep):
-    """A function: rows of sums at y, of words of x against a panel; a vector of the panel holds `deep` words."""
+    """A function: rows of sums at y, of words of x against a panel; a vector of the panel holds `deep` words, those of the next
+    depth lie apart, those of the next 16 columns beside."""
     @njit(**HELPER)
-    def strip_words(none, ahead, x, along, w, apart, steps, y, step):
+    def strip_words(none, ahead, x, along, w, apart, beside, steps, y, step):
         sums = none
         for _ in range(steps // deep):
-            if ahead: prefetch(sums, w + AHEAD)
-            sums = dot(sums, x, along, w)
+            if ahead: prefetch_apart(sums, w + AHEAD, beside)
+            sums = dot(sums, x, along, w, beside)
             x += 4 * deep
             w += apart
         write(sums, y, step, None)
 
     @njit(**HELPER)
-    def multiply(rows, columns, x, along, w, apart, steps, y, step, ahead, lines):
+    def multiply(rows, columns, x, along, w, apart, beside, steps, y, step, ahead, lines):
         for row in range(0, rows // 4 * 4, 4):
             for v in range(0, columns, 32 if columns % 32 == 0 else 16):
-                at, to = x + row * along, y + row * step + 4 * v
-                if columns % 32 == 0: strip_words(zeros(4, 2), False, at, along, w + 4 * v, apart, steps, to, step)
-                else: strip_words(zeros(4, 1), False, at, along, w + 4 * v, apart, steps, to, step)
+                at, to, start = x + row * along, y + row * step + 4 * v, w + v // 16 * beside
+                if columns % 32 == 0: strip_words(zeros(4, 2), False, at, along, start, apart, beside, steps, to, step)
+                else: strip_words(zeros(4, 1), False, at, along, start, apart, beside, steps, to, step)
         for row in range(rows // 4 * 4, rows):
             for v in range(0, columns, 64 if columns == PANEL else 16):
-                at, to = x + row * along, y + row * step + 4 * v
-                if columns == PANEL: strip_words(zeros(1, 4), True, at, along, w + 4 * v, apart, steps, to, step)
-                else: strip_words(zeros(1, 1), True, at, along, w + 4 * v, apart, steps, to, step)
+                at, to, start = x + row * along, y + row * step + 4 * v, w + v // 16 * beside
+                if columns == PANEL: strip_words(zeros(1, 4), True, at, along, start, apart, beside, steps, to, step)
+                else: strip_words(zeros(1, 1), True, at, along, start, apart, beside, steps, to, step)
     return multiply
 
 
@@ -82,11 +83,18 @@ def settled(sums, rows, columns, middle, totals, groups, g, scales, scale, to):
 
 @njit(**HELPER)
 def spread_nibbles(w, count, target):
-    """Words of depth two by two, vector by vector, from halves of bytes to bytes: count columns of one pair of words at w."""
-    source, low, high = bytes_at(w, 4 * count), bytes_at(target, 4 * count), bytes_at(target + 4 * count, 4 * count)
-    for i in range(4 * count):
-        low[i] = source[i] & 15
-        high[i] = source[i] >> 4
+    """Halves of bytes to bytes: so many lines of 64 at w, each of two words of depth, to twice as many."""
+    for k in range(count):
+        source, low, high = bytes_at(w + 64 * k, 64), bytes_at(target + 128 * k, 64), bytes_at(target + 128 * k + 64, 64)
+        for i in range(64):
+            low[i] = source[i] & 15
+            high[i] = source[i] >> 4
+
+
+@njit(forceinline=True, **HELPER)
+def row_of(x, i, span, tiled):
+    """Where a rounded row begins: rows lie one after another, or 16 at a time by pieces of 64 bytes, as registers take them."""
+    return x + i // 16 * 16 * span + i % 16 * 64 if tiled else x + i * span
 
 
 @njit(**HELPER)
@@ -111,7 +119,7 @@ def no_release():
 
 
 @njit(forceinline=True, **HELPER)
-def halves_by(multiply, shape, release, item, worker, arguments):
+def halves_by(multiply, shape, release, tiled, item, worker, arguments):
     """An item of bfloat16."""
     c = record(arguments, LINEAR)
     w = record(c.w, NARROW)
@@ -119,14 +127,15 @@ def halves_by(multiply, shape, release, item, worker, arguments):
     x = c.room + worker * c.apart
     sums = x + (high - low + BAND - 1) // BAND * BAND * w.span        # registers take whole bands of rows
     shape(sums + 4 * BAND * PANEL)
-    for i in range(high - low): round_halves(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth)
+    for i in range(high - low):
+        round_halves(c.x + 4 * (low + i) * c.along, c.n, row_of(x, i, w.span, tiled), w.depth, 1024 if tiled else 64)
     for start in range(left, right, PANEL):
         columns = min(PANEL, c.p - start)
         stored, panel = (columns + 15) // 16 * 16, w.w + 2 * w.depth * start
         ahead, lines = following(panel, 2 * w.depth * stored, high - low, start + PANEL < right)
         for i in range(0, high - low, BAND):
             rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
-            multiply(rows, stored, x + i * w.span, w.span, panel, 4 * stored, w.depth // 2, sums, 4 * PANEL,
+            multiply(rows, stored, x + i * w.span, w.span, panel, 64, 32 * w.depth, w.depth // 2, sums, 4 * PANEL,
                      ahead + 2 * i * lines, lines)
             move_block(c.after, low + i, low + i + rows, start, start + columns, sums, 4 * PANEL, out, 4 * c.step)
     release()
@@ -134,7 +143,7 @@ def halves_by(multiply, shape, release, item, worker, arguments):
 
 
 @njit(forceinline=True, **HELPER)
-def bytes_by(multiply, shape, release, middle, per, spread, item, worker, arguments):
+def bytes_by(multiply, shape, release, tiled, middle, per, spread, item, worker, arguments):
     """An item of bytes, or of halves of them (two words of depth in a vector), which are spread to bytes or read as they are;
     middle was added to W, per numbers of a column lie in a word."""
     c = record(arguments, LINEAR)
@@ -150,21 +159,22 @@ def bytes_by(multiply, shape, release, middle, per, spread, item, worker, argume
     block = sums if groups == 1 else wide + PANEL * w.depth  # what the groups add up to
     shape(sums + 4 * BAND * PANEL)
     for i in range(high - low):
-        floats(scales + 4 * i, 1)[0] = round_bytes(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth, w.group,
-                                                   groups, totals + 4 * i * groups)
+        floats(scales + 4 * i, 1)[0] = round_bytes(c.x + 4 * (low + i) * c.along, c.n, row_of(x, i, w.span, tiled), w.depth,
+                                                   1024 if tiled else 64, w.group, groups, totals + 4 * i * groups)
     for start in range(left, right, PANEL):
         columns = min(PANEL, c.p - start)
-        stored, panel, deep = (columns + 15) // 16 * 16, w.w + w.depth * start * 4 // per, w.group * 4 // per
+        stored, panel, packed = (columns + 15) // 16 * 16, w.w + w.depth * start * 4 // per, 4 if spread else per
         ahead, lines = following(panel, w.depth * stored * 4 // per, high - low, start + PANEL < right)
         if spread:
-            for k in range(w.depth // 8): spread_nibbles(panel + 4 * stored * k, stored, wide + 8 * stored * k)
-            panel, deep = wide, w.group
+            spread_nibbles(panel, w.depth * stored // 128, wide)
+            panel = wide
         for i in range(0, high - low, BAND):
             rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
             for g in range(groups):
                 length = min(w.group, w.depth - g * w.group)
-                multiply(rows, stored, x + i * w.span + g * w.group, w.span, panel + g * deep * stored, 4 * stored,
-                         length // 4, sums, 4 * PANEL, ahead + 2 * i * lines, lines if g == 0 else 0)
+                multiply(rows, stored, x + i * w.span + g * w.group * (16 if tiled else 1), w.span,
+                         panel + g * w.group * 64 // packed, 64, w.depth * 64 // packed, length // 4, sums, 4 * PANEL,
+                         ahead + 2 * i * lines, lines if g == 0 else 0)
                 settled(sums, rows, columns, middle, totals + 4 * i * groups, groups, g, scales + 4 * i,
                         w.scale + 4 * (g * c.p + start), block)
             move_block(c.after, low + i, low + i + rows, start, start + columns, block, 4 * PANEL, out, 4 * c.step)
@@ -175,19 +185,19 @@ def bytes_by(multiply, shape, release, middle, per, spread, item, worker, argume
 @Kernel
 def halves(item, worker, arguments):
     """bfloat16, by vectors."""
-    halves_by(vector_pairs, no_shape, no_release, item, worker, arguments)
+    halves_by(vector_pairs, no_shape, no_release, False, item, worker, arguments)
 
 
 @Kernel
 def quantised(item, worker, arguments):
     """Bytes, by vectors."""
-    bytes_by(vector_fours, no_shape, no_release, 128, 4, False, item, worker, arguments)
+    bytes_by(vector_fours, no_shape, no_release, False, 128, 4, False, item, worker, arguments)
 
 
 @Kernel
 def nibbled(item, worker, arguments):
     """Halves of bytes, by vectors."""
-    bytes_by(vector_eights, no_shape, no_release, 8, 8, False, item, worker, arguments)
+    bytes_by(vector_eights, no_shape, no_release, False, 8, 8, False, item, worker, arguments)
 
 
 halves_matrix, quantised_matrix, nibbled_matrix = halves, quantised, nibbled
@@ -195,17 +205,17 @@ if MATRIX:                                                   # others could not 
     @Kernel
     def halves_matrix(item, worker, arguments):
         """bfloat16, by matrix registers."""
-        halves_by(matrix_pairs, shape_registers, release_registers, item, worker, arguments)
+        halves_by(matrix_pairs, shape_registers, release_registers, True, item, worker, arguments)
 
     @Kernel
     def quantised_matrix(item, worker, arguments):
         """Bytes, by matrix registers."""
-        bytes_by(matrix_fours, shape_registers, release_registers, 128, 4, False, item, worker, arguments)
+        bytes_by(matrix_fours, shape_registers, release_registers, True, 128, 4, False, item, worker, arguments)
 
     @Kernel
     def nibbled_matrix(item, worker, arguments):
         """Halves of bytes, spread, by matrix registers."""
-        bytes_by(matrix_fours, shape_registers, release_registers, 8, 8, True, item, worker, arguments)
+        bytes_by(matrix_fours, shape_registers, release_registers, True, 8, 8, True, item, worker, arguments)
 
 
 # ---- from Python

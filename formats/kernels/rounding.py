@@ -104,17 +104,24 @@ def keep_halves(typing, vector, address):
 
 
 @njit(**HELPER)
-def round_halves(x, n, target, depth):
-    """n float32 at x as bfloat16; zeros up to depth, a multiple of 32."""
-    full = n // 16 * 16
-    for k in range(0, full, 16): keep_halves(get(x + 4 * k, None), target + 2 * k)
-    for k in range(full, depth, 16): keep_halves(get(x + 4 * k, n - k), target + 2 * k)
+def round_halves(x, n, target, depth, piece):
+    """n float32 at x as bfloat16; zeros up to depth, a multiple of 32. Every 64 bytes begin so many after those before."""
+    full = n // 32 * 32
+    for k in range(0, full, 32):
+        keep_halves(get(x + 4 * k, None), target)
+        keep_halves(get(x + 4 * k + 64, None), target + 32)
+        target += piece
+    for k in range(full, depth, 32):
+        keep_halves(get(x + 4 * k, n - k), target)
+        keep_halves(get(x + 4 * k + 64, n - k - 16), target + 32)
+        target += piece
 
 
 @njit(**HELPER)
-def round_bytes(x, n, target, depth, group, groups, sums):
+def round_bytes(x, n, target, depth, piece, group, groups, sums):
     """n float32 at x as whole numbers up to 127 times the scale that is given back, which is NaN for rows that are not finite;
-    zeros up to depth, a multiple of 64; what each group adds up to, as int32 at sums."""
+    zeros up to depth, a multiple of 64; what each group adds up to, as int32 at sums. Every 64 bytes begin `piece` after those
+    before."""
     full, totals = n // 64 * 64, whole(sums, groups)
     a, b = zeros(1, 1), zeros(1, 1)
     for k in range(0, full, 64):
@@ -126,14 +133,14 @@ def round_bytes(x, n, target, depth, group, groups, sums):
     for g in range(groups):
         start, end, added = g * group, min((g + 1) * group, depth), zeros(1, 1)
         for k in range(start, min(end, full), 64):
-            at = x + 4 * k
+            at, to = x + 4 * k, target + k // 64 * piece
             keep_bytes(get(at, None) * turns, get(at + 64, None) * turns, get(at + 128, None) * turns,
-                       get(at + 192, None) * turns, target + k)
-            added = add_bytes(added, target + k)
+                       get(at + 192, None) * turns, to)
+            added = add_bytes(added, to)
         if start <= full < end:
-            at, left = x + 4 * full, n - full
+            at, left, to = x + 4 * full, n - full, target + full // 64 * piece
             keep_bytes(get(at, left) * turns, get(at + 64, left - 16) * turns, get(at + 128, left - 32) * turns,
-                       get(at + 192, left - 48) * turns, target + full)
-            added = add_bytes(added, target + full)
+                       get(at + 192, left - 48) * turns, to)
+            added = add_bytes(added, to)
         totals[g] = bits(added_words(added))
     return largest / f4(127) if largest <= FINITE else f4(np.nan)

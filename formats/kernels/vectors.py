@@ -201,6 +201,19 @@ def prefetch(typing, sums, address):
 
 
 @intrinsic
+def prefetch_apart(typing, sums, address, beside):
+    """Ask for a line for each vector of a row of a tile, beside bytes apart."""
+    def code(context, builder, signature, values):
+        kind = ir.IntType(8).as_pointer()
+        ask = function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, LANE, LANE, LANE)
+        for v in range(sums.across):
+            at = builder.add(values[1], builder.mul(values[2], values[2].type(v)))
+            builder.call(ask, [place(builder, at, 0, ir.IntType(8)), LANE(0), LANE(3), LANE(1)])
+        return context.get_dummy_value()
+    return types.void(sums, types.int64, types.int64), code
+
+
+@intrinsic
 def ask(typing, sums, base, offset):
     """prefetch of base + offset; nothing where base is None."""
     def code(context, builder, signature, values):

@@ -80,13 +80,14 @@ def as_numbers(typing, vector, less):
 
 
 def dots(add, split=None):
-    """An intrinsic: sums + (one word for each row, apart bytes from each other) against the words at w; with split, the vector
-    at w holds the words of several factors, one word after another."""
+    """An intrinsic: sums + (one word for each row, apart bytes from each other) against the words at w, vectors beside
+    bytes apart; with split, a vector holds the words of several factors, one word after another."""
     @intrinsic
-    def step(typing, sums, factors, apart, w):
+    def step(typing, sums, factors, apart, w, beside):
         def code(context, builder, signature, values):
-            tile, factors, apart, w = values
-            found = [builder.bitcast(read(builder, w, 64 * v), WORDS) for v in range(sums.across)]
+            tile, factors, apart, w, beside = values
+            starts = [builder.add(w, builder.mul(beside, beside.type(v))) for v in range(sums.across)]
+            found = [builder.bitcast(read(builder, start), WORDS) for start in starts]
             new = [builder.extract_value(tile, i) for i in range(sums.count)]
             for i, vectors in enumerate(zip(*(split(builder, v) if split else [v] for v in found), strict=True)):
                 for r in range(sums.rows):
@@ -95,7 +96,7 @@ def dots(add, split=None):
                     for v, vector in enumerate(vectors):
                         new[r * sums.across + v] = add(builder, new[r * sums.across + v], x, vector)
             return closed(builder, new)
-        return sums(sums, types.int64, types.int64, types.int64), code
+        return sums(sums, types.int64, types.int64, types.int64, types.int64), code
     return step
 
 
