@@ -18,6 +18,7 @@ def show(model, rows, given):
     mine = [row for row in rows if row.model == model]
     print(f"\n{model}   {cpu()}, {given.threads} threads, {given.rounds} rounds")
     print("   ".join(dict.fromkeys(f"{row.engine} {row.version}" for row in mine)))
+    print("one program of opmatrix for each number type and workload, found by `opmatrix optimize`")
     for number in given.types: typed(model, number, mine, [row for row in mine if row.number_type == number], given)
     if missing := [peer for peer in PEERS if peer not in {row.engine for row in mine}]:
         print(f"\nWITHOUT {', '.join(missing)}: no figure counts")
@@ -59,9 +60,9 @@ def stands(number, every, rows, names):
         ratios = {name: compared(ours[name], [row for row in others if row.workload == name], paired, seconds) for name in shapes}
         if said := [f"{name} {ratio:.3f} ({who})" for name, found in ratios.items() if found for ratio, who in [found]]:
             yield f"seconds / {whom}: {'   '.join(said)}   geometric mean {geometric_mean([r[0] for r in ratios.values() if r]):.3f}"
-        for name in [name for name in names if name in TEXTS[1:]] if "file" in ours else ():
-            if found := compared(ours["file"], [row for row in others if row.workload == name], paired, seconds):
-                yield f"seconds, file / {whom} {name}: {found[0]:.3f} ({found[1]})"
+    for name in [name for name in names if name in TEXTS[1:]] if "file" in ours else ():
+        if found := compared(ours["file"], [row for row in peers if row.workload == name], paired, seconds):
+            yield f"seconds, file / fastest peer {name}: {found[0]:.3f} ({found[1]})"
     for what, value in (("resident", lambda row: row.resident_mb), ("first result", lambda row: row.first_s)):
         like = {name: [row for row in peers if row.workload in ([name] if name != "file" else TEXTS)] for name in ours}
         found = {name: compared(ours[name], others, lambda a, b, value=value: value(a) / value(b), value)
@@ -95,11 +96,11 @@ def plot(rows, file):
     figure, axes = pyplot.subplots(len(panels), 1, figsize=(9, 2.6 * len(panels)), squeeze=False, layout="constrained")
     for axis, panel in zip(axes[:, 0], panels, strict=True):
         mine = [row for row in rows if (row.model, row.number_type) == panel]
-        names, engines = ([*dict.fromkeys(getattr(row, what) for row in mine)] for what in ("workload", "engine"))
-        for i, engine in enumerate(engines):
+        names = [*dict.fromkeys(row.workload for row in mine)]
+        for i, engine in enumerate(engines := [*dict.fromkeys(row.engine for row in rows)]):
             points = [(names.index(row.workload) + 0.8 * (i + 0.5) / len(engines) - 0.4, 1e3 * row.median_s)
                       for row in mine if row.engine == engine]
-            axis.bar(*zip(*points, strict=True), 0.8 / len(engines), label=engine)
+            axis.bar([at for at, _ in points], [ms for _, ms in points], 0.8 / len(engines), label=engine)
         axis.set(yscale="log", ylabel="milliseconds", title=" ".join(panel), xticks=range(len(names)), xticklabels=names)
     axes[0, 0].legend(ncols=5, fontsize="small")
     figure.savefig(file)

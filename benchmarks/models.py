@@ -149,16 +149,23 @@ def raced(group, checkpoint, given):
     say(f"{checkpoint.name}: {given.rounds} rounds of {len(entered)}")
     with undisturbed():
         for turn in range(given.rounds):
-            for row, process in turned(entered, turn) if entered else ():
-                taken = process.ask("turn", seconds=TURN)
-                row.rounds.append(median(taken))
-                row.min_s = min(row.min_s, *taken)
-                time.sleep(SETTLE)
+            for one in turned(entered, turn) if entered else ():
+                if not timed(*one): entered.remove(one)
     for row, process in entered: row.resident_mb = process.ask("resident") / 1e6
     for workload in {id(entry[2]): entry[2] for entry in group}.values():
         judged([(row, process) for row, process in entered if row.workload == workload.name], workload, checkpoint)
     for _, process in entered: process.close()
     return [row for row, _ in entered]
+
+
+def timed(row, process):
+    """One turn; whether the process did it."""
+    try: taken = process.ask("turn", seconds=TURN)
+    except Absent as error: return say(f"absent  {row.engine} {row.number_type} {row.workload}: {error}")
+    row.rounds.append(median(taken))
+    row.min_s = min(row.min_s, *taken)
+    time.sleep(SETTLE)
+    return True
 
 
 def entrant(engine, number, workload, checkpoint, given):
