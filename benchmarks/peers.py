@@ -21,6 +21,7 @@ if str(HERE) not in sys.path: sys.path.append(str(HERE))     # behind the packag
 from engines import ENGINES  # noqa: E402
 
 from formats.cache import cache_directory  # noqa: E402
+from opmatrix.storage import VERSION  # noqa: E402
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "OPENBLAS_THREAD_TIMEOUT": "4"}
@@ -100,15 +101,12 @@ def version_of(engine):
 
 def made(job, programs=None):
     """The job with its place: prepared there unless it was before, and the engine's caches filled. Raises Absent."""
-    engine, release = ENGINES[job.engine], version_of(job.engine)
-    if job.number_type not in engine.types: raise Absent(engine.lacks)
-    form = job.workload if job.engine == "opmatrix" else "masked" if job.masked else "plain"
-    home = Path(programs or cache_directory() / "programs") if job.engine == "opmatrix" else cache_directory() / "peers"
-    name = f"{Path(job.model).name}-{job.number_type}-{form}"
-    place = home / name if programs and job.engine == "opmatrix" else home / f"{job.engine}-{release}-{digest(job.model)}" / name
+    release = version_of(job.engine)
+    if job.number_type not in ENGINES[job.engine].types: raise Absent(ENGINES[job.engine].lacks)
+    place = home(job, release, programs)
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
-        fresh = place.with_name(f".{name}.{uuid.uuid4().hex[:8]}")
+        fresh = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}")
         try:
             if job.engine != "opmatrix": fresh.mkdir()
             Process(replaced(job, place=str(fresh)), "prepare").close()
@@ -117,6 +115,16 @@ def made(job, programs=None):
     job = replaced(job, place=str(place))
     Process(job, "tune").close()
     return job
+
+
+def home(job, release, programs):
+    """Where what a job needs is kept: a program for its workload, in the directory that the user names; for a peer one model for all
+    shapes, and one that knows padding."""
+    model = Path(job.model).name
+    if job.engine == "opmatrix" and programs: return Path(programs) / f"{model}-{job.number_type}-{job.workload}"
+    kind, form = ("programs", job.workload) if job.engine == "opmatrix" else ("peers", "masked" if job.masked else "plain")
+    release = f"{release}-{VERSION}" if job.engine == "opmatrix" else release
+    return cache_directory() / kind / f"{job.engine}-{release}-{digest(job.model)}" / f"{model}-{job.number_type}-{form}"
 
 
 def replaced(job, **changed): return Job(**(vars(job) | changed))
