@@ -14,7 +14,7 @@ from opmatrix.errors import InputError
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.text import sentences
-from rewrites.evaluate import Pairs
+from rewrites.pairs import Pairs
 
 DATA = Path(os.environ.get("OPMATRIX_DATA") or Path(__file__).parents[2] / "shared" / "data")
 PAIRS = DATA / "sts" / "stsb-en-dev.csv"

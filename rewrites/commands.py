@@ -33,6 +33,9 @@ def optimize(
     workload: Annotated[Path | None, typer.Option(
         metavar="FILE", help="the workload instead: texts, one a line, in batches as `embed` makes them")] = None,
     number_type: Annotated[str, typer.Option(help="the narrowest that weights may be stored by: float32, bf16 or int8")] = "int8",
+    pairs: Annotated[Path | None, typer.Option(
+        metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of --error")] = None,
+    drop: Annotated[float, typer.Option(help="how far Spearman's correlation (x 100) of the pairs may fall")] = 0.3,
     own: Laws = None,
     without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
     out: Annotated[Path | None, typer.Option(help="where to save; ./MODEL.opmatrix by default")] = None,
@@ -50,10 +53,12 @@ def optimize(
     from rewrites.run import optimize as find
     target = out or Path(f"{Path(model).resolve().name}.opmatrix")
     refuse(error, memory, number_type, target, results)
+    if not 0 <= drop <= 100:
+        raise InputError(f"--drop {drop}: from 0 to 100 hundredths, such as 0.3")
     declared = declarations(own)
     with hushed():
         result = find(model, error=error, memory=memory and memory * 1e6, text=str(text) if text else None,
-                      tokens=tokens, workload=workload, number_type=number_type, leave_out=tuple(without or ()),
+                      tokens=tokens, workload=workload, number_type=number_type, pairs=pairs, drop=drop, leave_out=tuple(without or ()),
                       laws=(*EXACT_LAWS, *declared.laws), approximations=declared.approximations, report=Report())
         where = save(result, target)
         tell(result, target, where)
@@ -162,9 +167,10 @@ def evaluate(
 ) -> None:
     """Spearman's correlation, times 100, of the cosines of sentence pairs with the scores that people gave them."""
     from rewrites import evaluate as evaluation
+    from rewrites.pairs import Pairs
     from rewrites.report import Report, hushed
     writable(results)
-    given = evaluation.Pairs.read(pairs)
+    given = Pairs.read(pairs)
     with hushed():
         found = evaluation.compared(models, given, Report())
     keep(evaluation.as_json(found, pairs, given), results)

@@ -61,19 +61,22 @@ def described(point: Point, place: Path) -> dict[str, Any]:
             "stored_bytes": point.program.stored_bytes,
             "predicted_error": point.predicted_error, "measured_error": point.measured_error,
             "stated_error": point.stated_error, "gap": point.gap,
-            "verified": point.verified, "program": str(place), "laws": list(point.laws), "methods": point.methods}
+            "verified": point.verified, "spearman": point.spearman,
+            "program": str(place), "laws": list(point.laws), "methods": point.methods}
 
 
 def row(name: str, point: Point) -> list[str]:
     return [name, ms(point.predicted_s), ms(point.measured_s),
             megabytes(point.predicted_bytes), megabytes(point.measured_bytes),
-            percent(point.predicted_error), percent(point.measured_error)]
+            percent(point.predicted_error), percent(point.measured_error),
+            *([] if point.spearman is None else [f"{point.spearman:.2f}"])]
 
 
 def printed(result: Result, target: Path) -> str:
     """The report of a run."""
     exact, chosen = result.points[0], result.best
     header = ["", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"]
+    header += ["Spearman x 100"] * (exact.spearman is not None)
     rows = [row("imported", result.imported), row("exact", exact), row(f"chosen: {chosen.name}", chosen)]
     front = [row(("* " if i == result.chosen else "  ") + point.name, point)
              for i, point in enumerate(result.points)]

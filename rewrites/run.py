@@ -22,6 +22,7 @@ from rewrites.front import Front, counted, described
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower import plainly
+from rewrites.pairs import Pairs, evaluate
 from rewrites.report import Report
 from rewrites.representations import NUMBER_TYPES, Representable
 from rewrites.search import Space, Structure, cheapest, search
@@ -32,6 +33,8 @@ RUNS = 3                                                    # of which the most 
 ROUNDING = 4.0                                              # an exact program may round so many times as much as the import
 GROUP = 256                                                 # rows that the float64 oracle reads at a time
 FEW = 64                                                    # rows that every step is checked on
+DROP = 0.3                                                  # hundredths of a rank correlation that quality may fall by
+ANY = 0.4                                                   # the error that is allowed where quality is judged by itself
 
 
 @dataclass
@@ -52,6 +55,7 @@ class Point:
     laws: tuple[str, ...] = ()
     methods: dict[str, int] = field(default_factory=dict)
     structure: Structure | None = None                      # what it was derived as
+    spearman: float | None = None                           # times 100, of the pairs of sentences that judge it
 
 
 @dataclass
@@ -99,16 +103,19 @@ def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
 
 def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None = None, text: str | None = None,
              tokens: int | None = None, workload: Workload | Batch | str | Path | None = None, number_type: str = "int8",
-             leave_out: Sequence[str] = (), laws: Sequence[Law] = EXACT_LAWS,
+             pairs: str | Path | None = None, drop: float = DROP, leave_out: Sequence[str] = (), laws: Sequence[Law] = EXACT_LAWS,
              approximations: Sequence[Approximation] = (), machine: Any = None,
              rounds: int = 11, report: Report | None = None) -> Result:
     """The cheapest verified program of a model on this machine whose output changes by at most `error`, relative, on held-out
     rows; `memory` bounds stored and working bytes, and weights are stored by no narrower numbers than `number_type` (float32,
-    bf16, int8). `model` is the name or the directory of a checkpoint, with a workload of
+    bf16, int8). With `pairs`, a CSV file of sentence pairs and scores, quality decides in place of the error: the rank correlation
+    of cosines with scores falls by at most `drop` hundredths. `model` is the name or the directory of a checkpoint, with a workload of
     `text`, `tokens` or a file of texts, or an operator on tokens, with a `workload`: a batch is one, beside random rows. Raises
     InputError for what comes from outside, Infeasible where no program meets the budgets."""
     if number_type not in NUMBER_TYPES:
         raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
+    judge = None if pairs is None else Pairs.read(pairs)
+    if judge: error = ANY
     report, laws = Report(quiet=True) if report is None else report, without(laws, leave_out)
     with report.phase("model"):
         operator, workload, meta = opened(model, workload, text, tokens)
@@ -128,9 +135,12 @@ def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None
         run.verify()
     with report.phase("measure") as progress:
         run.measure(rounds, progress)
+    if judge:
+        with report.phase("quality") as progress:
+            run.judge(judge, progress)
     with report.phase("laws"):
         saved = run.saved()
-    return run.result(error, memory, saved)
+    return run.result(error, memory, saved, drop)
 
 
 def opened(model: str | Operator, workload: Workload | Batch | str | Path | None, text: str | None,
@@ -278,6 +288,13 @@ class Run:
             point.measured_s = middle[name]
             point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed, RUNS)
 
+    def judge(self, pairs: Pairs, progress: Any) -> None:
+        """How well each program ranks pairs of sentences."""
+        points = [self.imported, *self.points]
+        for at, point in enumerate(points):
+            point.spearman = evaluate(point.name, point.program, pairs).spearman
+            progress(at + 1, len(points))
+
     def leaving(self, exact: Structure) -> Iterator[tuple[str, Structure]]:
         """The optimum without each law that fired, along the same border states. A law whose canonical form the others rest
         on cannot be left out alone."""
@@ -292,21 +309,22 @@ class Run:
         exact = self.structures["exact"]
         return sorted(((name, left.time - exact.time) for name, left in self.leaving(exact)), key=lambda pair: -pair[1])
 
-    def result(self, error: float, memory: float | None, saved: list[tuple[str, float]]) -> Result:
+    def result(self, error: float, memory: float | None, saved: list[tuple[str, float]], drop: float = DROP) -> Result:
         """The fastest point within the budgets; Infeasible says how close the closest came."""
         helpful = tuple(name for name, seconds in saved if seconds > 0)
         for point in self.points:
             point.laws = helpful
-        chosen = self.points.index(self.answer(error, memory, lambda point: point.measured_s or 0.0))
+        chosen = self.points.index(self.answer(error, memory, lambda point: point.measured_s or 0.0, drop))
         return Result(self.meta.get("model", ""), self.machine, self.workload, self.structures, self.points, self.imported, chosen, saved,
                       self.report, self.choices, self.fused_s,
                       tuple({law.name: law for law in EXACT_LAWS}.keys() - {law.name for law in self.laws}), self.laws,
                       self.dropped, self.number_type)
 
-    def answer(self, error: float, memory: float | None, cost: Callable[[Point], float]) -> Point:
-        """The cheapest verified point within the budgets, of the error that is stated and the memory as measured; Infeasible
-        says how close the closest came."""
+    def answer(self, error: float, memory: float | None, cost: Callable[[Point], float], drop: float = DROP) -> Point:
+        """The cheapest verified point within the budgets, of the error that is stated (or the quality as measured) and the memory as
+        measured; Infeasible says how close the closest came."""
         allowed = [p for p in self.points if (not p.methods or p.stated_error <= error)
+                   and (p.spearman or 0.0) >= (self.points[0].spearman or 0.0) - drop
                    and (memory is None or (p.measured_bytes or 0.0) + JITTER <= memory)]
         if not allowed:
             smallest = min(self.points, key=lambda p: p.measured_bytes or 0.0)

@@ -159,7 +159,8 @@ def test_no_tokenizer(command, tmp_path):
 @pytest.mark.parametrize("option, value", [
     ("--error", "-0.1"), ("--error", "1"), ("--error", "nan"), ("--error", "some"), ("--memory", "0"),
     ("--number-type", "fp8"), ("--memory", "-3"), ("--memory", "nan"), ("--tokens", "0"), ("--tokens", "-1"), ("--tokens", "21"),
-    ("--tokens", "2.5"), ("--without", "gravity"), ("--json", "absent/found.json"), ("--json", ".")])
+    ("--tokens", "2.5"), ("--without", "gravity"), ("--json", "absent/found.json"), ("--json", "."),
+    ("--drop", "-1")])
 def test_options_out_of_range(command, tmp_path, option, value):
     small(tmp_path / "model")
     refused(command("optimize", "model", f"{option}={value}"), option)

@@ -8,7 +8,8 @@ from programs import bert_program
 from opmatrix.errors import InputError
 from opmatrix.program import Program
 from rewrites import evaluate as evaluation
-from rewrites.evaluate import Pairs, compared, evaluate, opened, told
+from rewrites.evaluate import compared, opened, told
+from rewrites.pairs import Pairs, evaluate
 from rewrites.report import Report
 
 ROWS = [("the bank", "a bank", 4.5), ("the river, dry", "river", 3.0), ("a", "of", 0.25), ("runs", "the river runs", 3.0)]

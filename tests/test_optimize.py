@@ -306,3 +306,27 @@ def test_a_run_gives_the_same_programs_again(place, result):
     for one, other in zip(again.points, result.points, strict=True):
         assert one.predicted_s == other.predicted_s and one.measured_error == other.measured_error
         assert np.array_equal(one.program.run(BATCH), other.program.run(BATCH))
+
+
+# ---- quality
+
+def test_pairs_are_read_before_anything_else():
+    with pytest.raises(InputError, match="absent.csv"): optimize("absent", pairs="absent.csv")
+
+
+def test_quality_decides_in_place_of_the_error(tmp_path):
+    """Every point is judged by pairs of sentences; the answer keeps the exact program's correlation up to the drop."""
+    checkpoints.write(tmp_path / "model")
+    words = ["the bank", "a river", "dry.", "the river?", "runs of a bank", "banks", "the dry river runs", "of"]
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("".join(f"{a},{b},{(3 * i + 7 * j) % 11}\n" for i, a in enumerate(words) for j, b in enumerate(words)))
+    (tmp_path / "lines.txt").write_text("\n".join(LINES))
+    given = dict(text=str(tmp_path / "lines.txt"), pairs=pairs, tokens=8, machine=MACHINE, rounds=1)
+    found = optimize(str(tmp_path / "model"), drop=0.0, **given)
+    exact = found.points[0]
+    assert exact.name == "exact" and len(found.points) > 1 and all(point.spearman is not None for point in found.points)
+    assert found.best.spearman >= exact.spearman
+    keep = [point for point in found.points if point.spearman >= exact.spearman]
+    assert found.best.measured_s == min(point.measured_s for point in keep)
+    everything = optimize(str(tmp_path / "model"), drop=100.0, **given)
+    assert everything.best.measured_s == min(point.measured_s for point in everything.points)
