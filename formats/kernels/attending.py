@@ -24,9 +24,10 @@ ATTEND = np.dtype([*PLACES, *words("starts before S h d e room apart q_of k_of v
                    ("scale", "f8")])
 QUERIES = 48                                                 # of a unit, which is one tile of queries of one head
 LINE = 4 * QUERIES
-WORK, SMALL, PIECES = 1 << 20, 1 << 16, 4                    # multiply-adds of an item: at most, at least; items a thread
+WORK, SMALL, PIECES = 1 << 22, 1 << 16, 4                    # multiply-adds of an item: at most, at least; items a thread
 ROWS, ACROSS = (8, 2) if MANY_REGISTERS else (6, 1)
-FEW = 4
+FEW = 4                                                      # vectors of a tile that are too few to keep the adders busy
+PACKED = 1024                                                # keys whose values are copied, to be without gaps, at most
 f4 = np.float32
 LOG2_E, LOWEST, HIDDEN = 1.4426950408889634, f4(-3e38), f4(-np.inf)
 
@@ -233,7 +234,7 @@ def attend(item, worker, arguments):
         for at in range(begin, tiles * c.h if s < end else stop):
             head, query = at // tiles, at % tiles * apart
             v, across = c.v + 4 * (starts[s] * c.v_row + head // c.v_of * c.v_head), 4 * c.v_row
-            if tiles > 1 and length <= c.tile:               # to be read again and again: without gaps
+            if tiles > 1 and length <= PACKED:               # to be read again and again: without gaps
                 if at == begin or query == 0: copy_rows(v, across, length, c.e, packed, 4 * c.e)
                 v, across = packed, 4 * c.e
             unit(c, room, starts[s], length, head, query, min(apart, length - query), v, across)
@@ -248,7 +249,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | 
     q, k (T, ·, d) and v (T, ·, e) are views with any steps between rows and heads, each of as many heads as out or of a
     divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0] keys
     behind it and reach[1] ahead; `tile` keys are merged at a time."""
-    room = LINE * (4 + -(-q.shape[2] // 16) * 16 + tile) + 4 * v.shape[2] * tile
+    room = LINE * (4 + -(-q.shape[2] // 16) * 16 + tile) + 4 * v.shape[2] * min(PACKED, len(q))
     return run_attention(attend, q, k, v, starts, out, scale, reach, tile, room)
 
 
