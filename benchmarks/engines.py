@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -65,14 +66,14 @@ class Opmatrix(Engine):
     name, packages = "opmatrix", ("opmatrix",)
 
     def prepare(self, job):
-        command = [sys.executable, "-m", "rewrites.cli", "optimize", job.model, *SEARCH[job.number_type]]
-        done = subprocess.run([*command, *self.workload(job), "--out", job.place], cwd=ROOT, capture_output=True, text=True)
+        command = [sys.executable, "-m", "rewrites.cli", "optimize", job.model, *SEARCH[job.number_type], "--out", job.place]
+        with tempfile.TemporaryDirectory() as room:
+            done = subprocess.run([*command, *self.workload(job, Path(room) / "texts.txt")], cwd=ROOT, capture_output=True, text=True)
         if done.returncode: raise RuntimeError((done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1])
 
-    def workload(self, job):
+    def workload(self, job, file):
         """One sentence as long as the only one, or a file of a batch."""
         if len(job.sentences) == 1: return ["--tokens", str(len(job.sentences[0]))]
-        file = Path(job.place).with_suffix(".txt")
         file.write_text(job.text, "utf-8")
         return ["--workload", str(file)]
 
