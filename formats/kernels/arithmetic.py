@@ -76,14 +76,11 @@ def shifted(builder: Any, x: ir.Value) -> ir.Value:
     return builder.bitcast(builder.shl(builder.bitcast(x, WHOLE), ir.Constant(WHOLE, [23] * WIDE)), VECTOR)
 
 
-def rounded(name: str) -> Emit:
-    return lambda builder, x: builder.call(function(builder, f"llvm.{name}.v{WIDE}f32", VECTOR, VECTOR), [x])
-
-
 # NaN passes through all of these: a comparison with it chooses the first operand
 larger = binary(lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), y, x))
 smaller = binary(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), y, x))
-magnitude, nearest, negative = unary(rounded("fabs")), unary(rounded("rint")), unary(lambda b, x: b.fneg(x))
+negative = unary(lambda b, x: b.fneg(x))
+magnitude = unary(lambda b, x: b.call(function(b, f"llvm.fabs.v{WIDE}f32", VECTOR, VECTOR), [x]))
 signed_as = binary(lambda b, x, y: b.call(function(b, f"llvm.copysign.v{WIDE}f32", VECTOR, VECTOR, VECTOR), [x, y]))
 low_bits_as_power = unary(shifted)
 
