@@ -139,7 +139,6 @@ class Recorded:
         """The output's rows. ValueError where an id is outside its table."""
         from formats.kernels.launch import ARENA, ROOM, address
         from formats.kernels.pool import POOL
-        from formats.kernels.replay import GROUP as KIND
         from formats.kernels.replay import REPLAY, conduct, replay
         fields = {name: batch.field(name, most) for name, most in self.read.items()}
         workers = threads()
@@ -147,25 +146,35 @@ class Recorded:
         together = len(groups) == 1
         with POOL.lock:
             scripts = [self.script(group.high - group.low, workers if together else 1) for group in groups]
-            inputs = np.empty(sum(Slots.count(group.high - group.low) for group in groups), np.int64)
             columns = scripts[0].result[2]
             out = block(FLOAT * batch.rows * columns).view(np.float32).reshape(-1, columns)
-            table, at = np.zeros(len(groups), KIND), 0
-            for i, (group, script) in enumerate(zip(groups, scripts, strict=True)):
-                rows = group.high - group.low
-                words = inputs[at:at + Slots.count(rows)]
-                fill(words, rows, {name: each[group.low:group.high] for name, each in fields.items()},
-                     batch.starts[group.first:group.last + 1] - group.low)
-                table[i] = (address(script.record), address(words), len(words), script.home, *script.result[:2], rows,
-                            columns, address(out[group.low:]))
-                at += len(words)
+            table, _inputs = tabled(groups, scripts, fields, batch.starts, out)
             room = ROOM.reserve(max(script.scratch for script in scripts))
             base = ARENA.reserve(max(script.size for script in scripts), 1 if together else workers)
             arguments = np.array([(address(table), *base, *room)], REPLAY)
             if together: POOL.conduct(lambda *given: conduct.call(given[0], address(arguments), given[1], workers, given[2]))
-            elif workers == 1: [replay.call(i, 0, address(arguments)) for i in range(len(groups))]
-            else: POOL.run(replay.address, address(arguments), len(groups))
+            elif workers > 1: POOL.run(replay.address, address(arguments), len(groups))
+            else:
+                for i in range(len(groups)): replay.call(i, 0, address(arguments))
         return out
+
+
+def tabled(groups: list[Group], scripts: list[Any], fields: dict[str, Words], starts: Words,
+           out: NDArray[np.float32]) -> tuple[NDArray[Any], Words]:
+    """What replay reads of each group, and the inputs that it points to."""
+    from formats.kernels.launch import address
+    from formats.kernels.replay import GROUP as KIND
+    sizes = [group.high - group.low for group in groups]
+    ends = np.cumsum([0, *map(Slots.count, sizes)])
+    inputs, table = np.empty(ends[-1], np.int64), np.zeros(len(groups), KIND)
+    for i, (group, script, rows) in enumerate(zip(groups, scripts, sizes, strict=True)):
+        words = inputs[ends[i]:ends[i + 1]]
+        own = {name: field[group.low:group.high] for name, field in fields.items()}
+        fill(words, rows, own, starts[group.first:group.last + 1] - group.low)
+        place, along, columns = script.result
+        table[i] = (address(script.record), address(words), len(words), script.home, place, along, rows, columns,
+                    address(out[group.low:]))
+    return table, inputs
 
 
 def block(size: int) -> NDArray[np.uint8]:
