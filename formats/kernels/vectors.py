@@ -215,14 +215,15 @@ def prefetch_apart(typing, sums, address, beside):
 
 @intrinsic
 def ask(typing, sums, base, offset):
-    """prefetch of base + offset; nothing where base is None."""
+    """prefetch of base + offset, into the second cache: the first has few places for what is on its way. Nothing where base
+    is None."""
     def code(context, builder, signature, values):
         if base == types.none: return context.get_dummy_value()
         kind = ir.IntType(8).as_pointer()
         ask = function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, LANE, LANE, LANE)
         start = builder.add(values[1], values[2])
         for v in range(sums.across):
-            builder.call(ask, [place(builder, start, 64 * v, ir.IntType(8)), LANE(0), LANE(3), LANE(1)])
+            builder.call(ask, [place(builder, start, 64 * v, ir.IntType(8)), LANE(0), LANE(2), LANE(1)])
         return context.get_dummy_value()
     return types.void(sums, base, types.int64), code
 
