@@ -45,7 +45,7 @@ class Facts:
 def examined(environment: Mapping[str, str] = os.environ) -> Facts:
     """This process's facts."""
     from formats.kernels.amx import MATRIX
-    from formats.kernels.vectors import FEATURES as FOUND
+    from formats.kernels.native import FEATURES as FOUND
     from formats.machine import cpu
     from formats.threads import threads
     names = tuple(dict.fromkeys(name for feature, name in FEATURES.items() if feature in FOUND.split(",")))
@@ -57,13 +57,13 @@ def examined(environment: Mapping[str, str] = os.environ) -> Facts:
 def kept() -> tuple[Path, bool, bool, int]:
     """The cache, whether it can be written, whether a calibration of this machine is in it, how many kernels of these sources."""
     from formats.cache import cache_directory
-    from formats.kernels import digest
+    from formats.kernels.objects import home
     from formats.machine import Machine, NotThisMachine, machine_file
     try: cache, file = cache_directory(), machine_file()
     except OSError as error: return Path(error.filename or "cache"), False, False, 0
     calibrated = False
     with suppress(NotThisMachine): calibrated = bool(Machine.load(file))
-    return cache, os.access(cache, os.W_OK), calibrated, sum(1 for _ in (cache / "kernels" / digest()).rglob("*.nbi"))
+    return cache, os.access(cache, os.W_OK), calibrated, sum(1 for _ in home().glob("*.o"))
 
 
 def pools() -> Iterator[Pool]:

@@ -2,7 +2,6 @@
 import numpy as np
 import pytest
 from arrays import room
-from numba import njit
 from scipy.special import ndtr
 
 from formats import kernels
@@ -10,6 +9,7 @@ from formats.epilogue import ACTIVATIONS, ROUGH_ERROR, Epilogue
 from formats.kernels import maths, tail
 from formats.kernels.activations import ACTIVATIONS as KERNEL_ACTIVATIONS
 from formats.kernels.activations import ROUGH, each_vector
+from formats.kernels.compiled import Function
 from formats.kernels.launch import address
 
 
@@ -53,15 +53,27 @@ def test_elementary_functions_within_two_units(rng, activation):
     assert units_off(got, EXACT[activation](x.astype(np.float64))) <= 2
 
 
-@pytest.mark.parametrize("function, exact, low, high", [(maths.exp, np.exp, -200, 88), (maths.exp2, np.exp2, -300, 126)])
+@Function.of(2, rare=True)
+def exp_of_all(y, count):
+    """A pass of exp."""
+    each_vector(maths.exp, y, count)
+
+
+@Function.of(2, rare=True)
+def exp2_of_all(y, count):
+    """A pass of exp2."""
+    each_vector(maths.exp2, y, count)
+
+
+@pytest.mark.parametrize("function, exact, low, high", [(exp_of_all, np.exp, -200, 88), (exp2_of_all, np.exp2, -300, 126)])
 def test_exponentials_within_two_units(rng, function, exact, low, high):
     x = whole_range(rng)
     x = x[(x >= low) & (x <= high)]
     got = x.copy()
-    over_all(function)(address(got), got.size)
+    function.call(address(got), got.size)
     assert units_off(got.astype(np.float64), exact(x.astype(np.float64))) <= 2
     got = np.array([-np.inf, np.nan, low], np.float32)
-    over_all(function)(address(got), got.size)
+    function.call(address(got), got.size)
     assert got[0] == got[2] == 0 and np.isnan(got[1])
 
 
@@ -74,13 +86,6 @@ def test_rough_activations_are_as_near_as_bounds_allow():
         function.call(address(got), got.size)
         assert (abs(got[:-3] - want) <= ROUGH_ERROR * np.maximum(1, abs(want))).all()
         assert abs(got[-3]) <= ROUGH_ERROR and got[-2] == np.inf and np.isnan(got[-1])
-
-
-def over_all(function):
-    """A pass of a function of vectors."""
-    @njit
-    def each(y, count): each_vector(function, y, count)
-    return each
 
 
 @pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name])

@@ -1,6 +1,5 @@
-"""The pool: several callers, few threads, forks, sleep; BLAS limited and restored; compiled code found again."""
+"""The pool: several callers, few threads, forks, sleep; BLAS limited and restored."""
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ import pytest
 import formats
 from formats import kernels, threads
 from formats.kernels import pool
-from formats.kernels.compiled import FUNCTIONS, Kernel
+from formats.kernels.compiled import Kernel
 from formats.kernels.launch import launch
 from formats.kernels.memory import longs
 from formats.kernels.vectors import FEATURES
@@ -112,15 +111,6 @@ use()
 """
 
 
-SCALE = """
-import numpy as np
-from formats import kernels
-from formats.kernels.compiled import FUNCTIONS
-assert (kernels.scale(np.ones(5, np.float32), 2.0, np.empty(5, np.float32)) == 2).all()
-print(FUNCTIONS["rowwise"].compiled.cache_hits)
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_forked_process_has_threads_of_its_own():
     run(USE + "import os\nif child := os.fork(): assert os.waitpid(child, 0)[1] == 0\nelse: use(); os._exit(0)")
@@ -140,22 +130,6 @@ def test_threads_are_no_more_than_a_quota_allows(monkeypatch):
     assert threads.available.__wrapped__() == 5
 
 
-def test_compiled_code_is_found_again_until_a_source_changes(tmp_path):
-    """numba alone looks at the file of a kernel only, not at the helpers that it calls from others."""
-    shutil.copytree(ROOT / "formats", copy := tmp_path / "formats")
-    hits = lambda: run(SCALE, tmp_path, OPMATRIX_CACHE=str(tmp_path / "cache"))
-    assert hits() == "0\n"
-    assert hits() == "1\n"
-    with (copy / "kernels" / "memory.py").open("a") as helper: helper.write("\n# changed\n")
-    assert hits() == "0\n"
-
-
-def test_kernels_that_share_a_body_are_found_again(tmp_path):
-    hits = lambda: run("from formats.kernels.narrow import quantised_matrix; print(quantised_matrix.compiled.cache_hits)",
-                       OPMATRIX_CACHE=str(tmp_path))
-    assert [hits(), hits()] == ["0\n", "1\n"]
-
-
 def test_blas_is_limited_inside_and_restored():
     get = [get for get, _ in threads.libraries()]
     before = [count() for count in get]
@@ -167,12 +141,6 @@ def test_the_command_line_gives_blas_one_thread():
     given = threads.command_line_environment()
     code = "from formats.threads import libraries; import numpy; print({get() for get, _ in libraries()})"
     assert run(code, **given) == "{1}\n"
-
-
-def test_every_kernel_compiles_and_says_so():
-    told = []
-    kernels.warm(progress=lambda name, seconds: told.append(name))
-    assert told == [name for name, function in FUNCTIONS.items() if not function.rare]
 
 
 BEFORE = "+avx2,+avx,+fma,+f16c,+sse4.2,+bmi,+bmi2,+lzcnt,+popcnt"

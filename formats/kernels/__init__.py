@@ -1,4 +1,4 @@
-"""Kernels: arrays in, arrays out. Compiled (numba) when first used and kept in the user's cache; importing is free.
+"""Kernels: arrays in, arrays out. Compiled by other processes when first used, and kept in the user's cache; importing is free.
 
 >>> from formats import kernels
 >>> kernels.product_dense(x, w, out, epilogue)                                                     # doctest: +SKIP"""
@@ -42,7 +42,7 @@ def digest() -> str:
     return hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=8).hexdigest()
 
 
-def warm(names: list[str] | None = None, progress: Callable[[str, float], None] | None = None) -> float:
+def warm(names: list[str] | None = None, progress: Callable[[str, float], None] = lambda name, seconds: None) -> float:
     """Compile kernels, or read them from the cache, with progress(name, seconds) after each; seconds in all."""
     for module in set(WHERE.values()): import_module(f".{module}", __name__)
     from .launch import warm as compile_all

@@ -1,6 +1,5 @@
 """Functions of single numbers, each a pass over a row in place: compiled when an epilogue first asks for it."""
 import numpy as np
-from numba import njit
 
 from .arithmetic import get, keep
 from .compiled import HELPER, Function
@@ -10,6 +9,7 @@ from .maths import gelu_tanh as gelu_tanh_of
 from .maths import silu as silu_of
 from .maths import tanh as tanh_of
 from .memory import floats
+from .native import njit
 
 f4 = np.float32
 

@@ -4,12 +4,9 @@ A tile of W is 16 words of depth by 16 columns, so the panels of panels.py serve
 import ctypes
 import sys
 
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
-
 from .compiled import HELPER
 from .memory import VOID, WORD, bytes_at
+from .native import intrinsic, ir, njit, types
 from .vectors import FEATURES, LANE, function
 
 BYTE = ir.IntType(8)

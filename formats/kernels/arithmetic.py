@@ -5,11 +5,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin
-
+from .native import ConcreteTemplate, infer_global, intrinsic, ir, lower_builtin, signature, types
 from .vectors import LANE, VECTOR, WIDE, Vectors, closed, function, mask, multiply_add, put, read, spread
 
 VECTOR16, NUMBER = Vectors(1, 1), types.float32

@@ -6,7 +6,6 @@ query sees the keys from so many positions behind it to so many before it; a row
 import struct
 
 import numpy as np
-from numba import njit
 
 from ..threads import threads
 from .arithmetic import get, keep, larger
@@ -15,6 +14,7 @@ from .heads import ALL, EVERY, KEYS, PLACES, Layout, Reach, blank, copy_rows, he
 from .launch import ROOM, address, filled, launch, words
 from .maths import ONE, exp2, over
 from .memory import floats, longs, record
+from .native import njit
 from .pool import POOL
 from .turning import turn_in
 from .vectors import MANY_REGISTERS, add_outer, fetch, held, plus, span, times_rows, write, zeros

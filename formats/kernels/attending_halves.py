@@ -3,9 +3,6 @@
 A word of 32 bits holds what lies along the contracted axis: two numbers of a head for scores, two keys for values. Both
 products have queries as columns, so they are turned on the way out."""
 import numpy as np
-from llvmlite import ir
-from numba import njit
-from numba.extending import intrinsic
 
 from .amx import MATRIX, multiplied, release_registers, shape_registers
 from .arithmetic import VECTOR16, get, keep, larger, low_bits_as_power
@@ -25,6 +22,7 @@ from .heads import EVERY, KEYS, Layout, Reach, blank
 from .maths import LEAST, ONE, ROUNDED
 from .memory import floats, longs, record
 from .narrow import vector_pairs
+from .native import intrinsic, ir, njit
 from .rounding import as_words, keep_halves
 from .turning import turn_in, turn_out
 from .vectors import VECTOR, closed, turn, zeros

@@ -5,14 +5,12 @@ a word one after the other, each a number times a row of tokens."""
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 
 from .arithmetic import total
 from .compiled import HELPER, Function
 from .linear import check_product
 from .memory import WORD, floats, pointer, record
+from .native import intrinsic, ir, njit, types
 from .sparse import SPARSE, STRIP, launch_sparse, typed
 from .vectors import FLOAT, LANE, MASK, VECTOR, WIDE, add_outer, function, multiply_add, place, plus, write, zeros
 

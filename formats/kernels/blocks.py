@@ -5,13 +5,13 @@ side by side, and sums of tokens by outputs are written as rows. Other tiles go 
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from .compiled import HELPER, Function, Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
 from .launch import ROOM, address, filled, launch, words
 from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import floats, pointer, record
+from .native import njit
 from .pool import POOL
 from .sparse import NEAR, SPARSE, launch_sparse, together, typed
 from .turning import turn_in

@@ -1,19 +1,17 @@
-"""Functions compiled by numba when first needed, or read from a cache that notices any change of these sources."""
+"""C functions written in Python: found in a cache of object code when first needed, or compiled by other processes, several at
+once (compiler.py)."""
 import ctypes
-from collections.abc import Callable, Generator
+import hashlib
+import linecache
+import time
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
-from threading import RLock
+from threading import RLock, local
 from typing import Any, Self
 
-from llvmlite import ir
-from numba import cfunc, types
-from numba.core import cgutils, config
-from numba.extending import intrinsic
-
-from ..cache import cache_directory
-from . import digest
+from . import objects
+from .native import cgutils, intrinsic, ir, types
 
 FUNCTIONS: dict[str, "Function"] = {}
 FAST = {"contract", "reassoc", "nsz", "arcp"}               # sums in any order; infinities and NaN keep their meaning
@@ -24,11 +22,11 @@ COMPILING = RLock()
 
 class Function:
     """A C function, named by its address. Arguments, and the result if there is one, are int64. A rare one is compiled
-    only when it is used."""
+    only when it is used. It may be declared in any module that can be imported."""
 
     def __init__(self, body: Callable[..., Any], arguments: int = 3, result: bool = False, rare: bool = False) -> None:
         self.body, self.name, self.arguments, self.result = body, body.__name__, arguments, result
-        self.rare = rare
+        self.rare, self.place = rare, 0
         FUNCTIONS[self.name] = self
 
     @classmethod
@@ -36,22 +34,78 @@ class Function:
         """Decorate a function of so many arguments."""
         return lambda body: cls(body, arguments, result, rare)
 
-    @cached_property
-    def compiled(self) -> Any:
-        """The compiled function; cache_hits tells whether it was read."""
-        signature = f"{'int64' if self.result else 'void'}({', '.join(['int64'] * self.arguments)})"
-        with COMPILING, cached_here(): return cfunc(signature, cache=True, **OPTIONS)(self.body)
-
-    @cached_property
+    @property
     def address(self) -> int:
-        """Where it is in this process."""
-        return int(self.compiled.address)
+        """Where it is in this process; 0 inside `together` if it must be compiled."""
+        if not self.place:
+            if HERE.missing is None: provide([self], others=True)
+            elif not self.found(): HERE.missing.append(self)
+        return self.place
 
     @cached_property
     def call(self) -> Callable[..., Any]:
         """Call it from Python; the interpreter lock is released meanwhile."""
+        provide([self], others=True)
         result = ctypes.c_int64 if self.result else None
-        return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * self.arguments)(self.address)
+        return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * self.arguments)(self.place)
+
+    @cached_property
+    def symbol(self) -> str:
+        """The name of its object code; one from elsewhere has the file that it is declared in as part of it."""
+        if (module := self.body.__module__).startswith(f"{__package__}."): return self.name
+        if module == "__main__":
+            raise RuntimeError(f"{self.name}: a kernel of __main__ cannot be compiled, declare it in a module that can be imported")
+        source = "".join(linecache.getlines(self.body.__code__.co_filename, self.body.__globals__))
+        return f"{self.name}-{hashlib.blake2b(source.encode(), digest_size=8).hexdigest()}"
+
+    def found(self) -> bool:
+        """Whether it is in this process, or was in the cache."""
+        with COMPILING:
+            if not self.place: self.place = objects.load(self.symbol)
+            return bool(self.place)
+
+
+class Kernel(Function):
+    """A function of (item, worker, arguments), for launch."""
+
+
+class Here(local):
+    """What a thread does without until it has all that it needs."""
+
+    missing: list[Function] | None = None
+
+
+HERE = Here()
+
+
+@contextmanager
+def together(*needed: Function) -> Generator[list[Function]]:
+    """Inside, this thread gets 0 for functions that must be compiled. They and those needed besides are in the list that this
+    gives, and compiled at once at the end, when whoever asked may ask again."""
+    before, missing = HERE.missing, [each for each in needed if not each.found()]
+    HERE.missing = missing
+    try: yield missing
+    finally: HERE.missing = before
+    provide(missing)
+
+
+def provide(functions: Iterable[Function], progress: Callable[[str, float], None] = lambda name, seconds: None,
+            others: bool = False) -> None:
+    """Give functions their addresses: from the cache, or compiled, with progress(name, seconds) after each. With others, if any
+    must be compiled, so are all that are declared and not rare: they are most likely needed next."""
+    with COMPILING:
+        begun, missing = time.perf_counter(), []
+        for each in dict.fromkeys(functions):
+            if not each.found(): missing.append(each)
+            else:
+                progress(each.name, time.perf_counter() - begun)
+                begun = time.perf_counter()
+        if not missing: return
+        from .compiler import compile_each
+        if others: missing = list(dict.fromkeys([*missing, *(each for each in FUNCTIONS.values() if not (each.rare or each.found()))]))
+        compile_each(missing, progress)
+        if lost := [each.name for each in missing if not each.found()]:
+            raise RuntimeError(f"kernels {', '.join(lost)} were compiled, but are not whole in {objects.target()}: is its disk full?")
 
 
 def calling(count: int) -> Any:
@@ -65,17 +119,3 @@ def calling(count: int) -> Any:
             return context.get_dummy_value()
         return types.void(types.int64, types.StarArgTuple([types.int64] * count)), code
     return call
-
-
-class Kernel(Function):
-    """A function of (item, worker, arguments), for launch."""
-
-
-@contextmanager
-def cached_here() -> Generator[None]:
-    """numba's cache in a directory named by a digest of these sources: it would notice a change of one file only."""
-    before = config.CACHE_DIR
-    root = Path(before) if before else cache_directory() / "kernels"
-    config.CACHE_DIR = str(root / digest())
-    try: yield
-    finally: config.CACHE_DIR = before

@@ -2,7 +2,6 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from ..epilogue import NOTHING
 from .activations import ACTIVATIONS, ROUGH
@@ -10,6 +9,7 @@ from .arithmetic import get, keep
 from .compiled import FAST, HELPER, Function, calling
 from .launch import address, step, words, written
 from .memory import floats, record
+from .native import njit
 
 # addresses (0: absent) of the two functions below, of the output, of a function of a row, and of the parts; beside,
 # across: the steps of times and residual; normal: 1 after the mean, 2 without it

@@ -1,9 +1,9 @@
 """y = x @ w, or y += x @ w, on one thread: tiles of sums in registers (Goto and van de Geijn 2008).
 
 Kernels are given its address, so it is compiled once. No other BLAS runs inside them, and no other pool of threads."""
-from numba import njit
 
 from .compiled import HELPER, Function, calling
+from .native import njit
 from .vectors import MANY_REGISTERS, add_outer, fetch, span, write, zeros
 
 # the tile of sums: 24 of 32 registers as wide as a vector, or 12 of 16 half as wide

@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from .compiled import HELPER, Kernel
 from .gemm import gemm, multiply
 from .launch import ROOM, address, launch, words, written
 from .maths import exponentials, largest
 from .memory import floats, longs, record
+from .native import njit
 from .pool import POOL
 from .vectors import turn
 

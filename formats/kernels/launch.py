@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..threads import available
-from .compiled import FUNCTIONS, Kernel
+from .compiled import FUNCTIONS, Kernel, provide
 from .pool import POOL
 
 Record = np.ndarray | array                                 # of arguments: an array of one, or plain words
@@ -100,12 +100,10 @@ def launch(*stages: Stage) -> None:
             elif items: POOL.run(kernel.address, address(arguments), items)
 
 
-def warm(names: list[str] | None = None, progress: Callable[[str, float], None] | None = None) -> float:
+def warm(names: list[str] | None = None, progress: Callable[[str, float], None] = lambda name, seconds: None) -> float:
     """Compile these kernels (by default all but rare ones), or read them from the cache; progress(name, seconds); seconds
     in all."""
     started = time.perf_counter()
-    for name in names or [name for name, function in FUNCTIONS.items() if not function.rare]:
-        begun = time.perf_counter()
-        _ = FUNCTIONS[name].address
-        if progress: progress(name, time.perf_counter() - begun)
+    if unknown := set(names or ()) - set(FUNCTIONS): raise ValueError(f"kernels: no {', '.join(unknown)}; {', '.join(FUNCTIONS)}")
+    provide([FUNCTIONS[name] for name in names or FUNCTIONS if names or not FUNCTIONS[name].rare], progress)
     return time.perf_counter() - started

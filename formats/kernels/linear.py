@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from ..threads import threads
 from .compiled import HELPER, Kernel
@@ -14,6 +13,7 @@ from .epilogue import check_rows, epilogue_record, finish_block, finish_rows
 from .gemm import gemm, multiply
 from .launch import ROOM, Record, Stage, address, filled, launch, step, temporary, words
 from .memory import floats, record, shorts, widen
+from .native import njit
 from .pool import POOL
 
 # x (T, n) and out (T, p) with their steps between rows; an item has so many rows and columns; w is the format's own

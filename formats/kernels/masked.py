@@ -1,8 +1,5 @@
 """Attention over blocks of scores: what a mask leaves out is never computed, and bits decide at its edges alone."""
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 
 from .compiled import HELPER, Kernel
 from .gemm import gemm, multiply
@@ -10,6 +7,7 @@ from .heads import KEYS, PLACES, blank, copy_rows, heads_of, scores_of, served
 from .launch import ROOM, address, launch, words, written
 from .maths import exponentials, fade, largest
 from .memory import floats, pointer, record
+from .native import intrinsic, ir, njit, types
 from .pool import POOL
 from .sparse import typed
 from .vectors import LANE, MASK, VECTOR, WIDE, function, place

@@ -3,7 +3,6 @@
 e^x is 2^n (1 + s) with |s| < 0.42: what is rounded last is a sum with s, so roundings do not add up. Coefficients are minimax
 fits. Tests hold the errors stated here, in units in the last place of float32, wherever the result is a normal number."""
 import numpy as np
-from numba import njit
 
 from .arithmetic import (
     below,
@@ -21,6 +20,7 @@ from .arithmetic import (
     total,
 )
 from .compiled import HELPER
+from .native import njit
 from .tail import EDGE, tail
 from .vectors import zeros
 

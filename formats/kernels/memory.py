@@ -1,8 +1,7 @@
 """Addresses, records and the few machine instructions that numba has no name for."""
 import numpy as np
-from llvmlite import ir
-from numba import carray, njit, types
-from numba.extending import intrinsic
+
+from .native import carray, intrinsic, ir, njit, types
 
 WORD, VOID = ir.IntType(64), ir.VoidType()
 

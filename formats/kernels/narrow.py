@@ -6,7 +6,6 @@ Scales of W belong to a column, or to a group of depths of one."""
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from ..panels import PANEL
 from ..threads import threads
@@ -17,6 +16,7 @@ from .epilogue import epilogue_record, finish_rows, move_block
 from .launch import ROOM, address, filled, launch, words
 from .linear import LINEAR, check_product, linear_stages, split, tile
 from .memory import bytes_at, floats, record, whole
+from .native import njit
 from .pool import POOL
 from .rounding import round_bytes, round_halves
 from .sparse import typed

@@ -4,7 +4,6 @@ The last panel has as many columns as are left, in whole vectors. x is read as i
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from ..panels import PANEL
 from .compiled import HELPER, Kernel
@@ -13,6 +12,7 @@ from .gemm import strip
 from .launch import address, launch
 from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import record
+from .native import njit
 from .pool import POOL
 from .sparse import typed
 from .vectors import AHEAD, MANY_REGISTERS, add_outer, ask, fetch, plus, span, write, zeros

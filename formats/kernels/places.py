@@ -2,11 +2,11 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from .compiled import FAST, HELPER, Function
 from .linear import check_product
 from .memory import floats, pointer, record
+from .native import njit
 from .sparse import SPARSE, STRIP, csr_column, launch_sparse, typed
 from .vectors import add_outer, fetch, write, zeros
 

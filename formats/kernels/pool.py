@@ -10,14 +10,11 @@ from threading import Lock, RLock, Thread
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.core.cgutils import get_or_insert_function
-from numba.extending import intrinsic
 
 from ..threads import threads
 from .compiled import HELPER, Function
 from .memory import WORD, call
+from .native import get_or_insert_function, intrinsic, ir, njit, types
 
 # offsets in the shared state, on separate lines of the cache; a ticket is the launch (upper half) and its next item
 TICKET, DONE, FUNCTION, ARGUMENTS, ITEMS, WORKERS, ASLEEP, SIZE = 0, 64, 128, 136, 144, 152, 192, 256

@@ -1,10 +1,7 @@
 """Loops that do one thing as fast as the machine can: multiply and add in registers, read memory."""
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from .compiled import Function
+from .native import cgutils, intrinsic, ir, types
 from .vectors import FLOAT, MANY_REGISTERS, WIDE
 
 CHAINS = 8 * WIDE if MANY_REGISTERS else 4 * WIDE            # eight registers: no sum waits for the one before

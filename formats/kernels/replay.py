@@ -5,11 +5,11 @@ worker (a group of sentences each, no waiting between stages), or stage by stage
 from typing import Any, Self
 
 import numpy as np
-from numba import njit
 
 from .compiled import HELPER, Function, Kernel
 from .launch import HERE, ROOM_START, ROOM_STEP, Stage, address, step, words
 from .memory import call, floats, longs, record
+from .native import njit
 from .pool import ASLEEP, load, publish, wait, work
 
 # words: the records, then the table of stages; moved, rooms, steps: which of them get base, room and step added

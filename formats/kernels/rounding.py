@@ -1,13 +1,11 @@
 """Rows of float32 as bfloat16, or as bytes of a scale for each row (dynamic quantisation: Dettmers et al. 2022,
 arXiv:2208.07339, section 2.1), 64 numbers at a time."""
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 
 from .arithmetic import VECTOR16, folded, get
 from .compiled import HELPER
 from .memory import whole
+from .native import intrinsic, ir, njit, types
 from .vectors import FEATURES, LANE, VECTOR, WIDE, closed, function, place, read, zeros
 from .words import BYTE, SHORT, WORDS, BFloat, add_fours, constant, stored
 

@@ -3,13 +3,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from ..threads import threads
 from .compiled import HELPER, Kernel
 from .epilogue import check_rows, epilogue_record, finish_block, finish_rows
 from .launch import address, launch, step, words, written
 from .memory import floats, longs, record, shorts, widen
+from .native import njit
 
 # out (T, p) from rows of x, or from rows of tables that ids name; fields: rows of 4 numbers, see FIELD
 PASS = np.dtype([*words("x along out step T p rows fields count after"), ("factor", "f8")])

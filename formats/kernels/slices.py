@@ -5,14 +5,12 @@ multiplied 16 columns at a time, with the entries of x that they name gathered."
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 
 from .compiled import HELPER, Function
 from .launch import address, filled, words
 from .linear import check_product
 from .memory import floats, pointer, record
+from .native import intrinsic, ir, njit, types
 from .places import at
 from .sparse import SPARSE, STRIP, launch_sparse, typed
 from .vectors import LANE, MASK, VECTOR, WIDE, add_outer, function, multiply_add, place, plus, read, write, zeros

@@ -6,13 +6,13 @@ is a dot product with the entries of x that it names."""
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
 
 from .compiled import FAST, HELPER, Function, Kernel, calling
 from .epilogue import epilogue_record, finish_block, finish_rows
 from .launch import ROOM, address, filled, launch, words
 from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import floats, pointer, record
+from .native import carray, njit
 from .pool import POOL
 from .turning import turn_in, turn_out
 from .vectors import AHEAD, add_outer, plus, prefetch, write, zeros

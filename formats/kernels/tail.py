@@ -6,12 +6,10 @@ import math
 from itertools import pairwise
 
 import numpy as np
-from llvmlite import ir
-from numba import njit
-from numba.extending import intrinsic
 
 from .arithmetic import VECTOR16, WHOLE, fused
 from .compiled import HELPER
+from .native import intrinsic, ir, njit
 from .vectors import FEATURES, FLOAT, LANE, VECTOR, WIDE, closed, function
 
 DEGREE, ONE = 6, np.float32(1)

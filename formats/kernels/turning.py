@@ -1,8 +1,8 @@
 """Tiles of tokens turned, so that tokens run along the contiguous axis, and turned back."""
-from numba import njit
 
 from .compiled import HELPER
 from .memory import floats
+from .native import njit
 from .vectors import turn, turn_edge
 
 

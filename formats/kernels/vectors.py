@@ -4,14 +4,8 @@ A value of type Vectors(rows, across) is a tile of sums: rows of so many vectors
 uses several."""
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.core import config
-from numba.core.cgutils import get_or_insert_function
-from numba.core.codegen import get_host_cpu_features
-from numba.extending import intrinsic, models, register_model
+from .native import FEATURES, get_or_insert_function, intrinsic, ir, models, register_model, types
 
-FEATURES = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
 MANY_REGISTERS = "+avx512f" in FEATURES                      # 32 registers of 16 float32 each
 WIDE, FLOAT = 16, ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, WIDE)

@@ -2,10 +2,8 @@
 
 Sums are tiles of vectors as in vectors.py; whole numbers lie in them as their bits. What the processor has decides how: its own
 instructions for pairs (vdpbf16ps) and fours (vpdpbusd), or widening to what it can multiply."""
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
+from .native import intrinsic, ir, types
 from .vectors import FEATURES, LANE, VECTOR, WIDE, closed, function, multiply_add, place, read
 
 PAIRS = "+avx512bf16" in FEATURES and "+amx-bf16" not in FEATURES      # where there are both, pairs are the slow way

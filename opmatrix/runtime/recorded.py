@@ -106,6 +106,14 @@ class Recorded:
         return self.scripts[key]
 
     def record(self, rows: int, workers: int) -> Any:
+        """The script of a walk; kernels that must be compiled are compiled together, and those that replay it with them."""
+        from formats.kernels.compiled import together
+        from formats.kernels.pool import drive, offer, offered, serve
+        from formats.kernels.replay import conduct, replay
+        with together(replay, conduct, drive, offer, offered, serve) as missing: script = self.walk(rows, workers)
+        return self.walk(rows, workers) if missing else script
+
+    def walk(self, rows: int, workers: int) -> Any:
         """Walk through the steps with launches kept."""
         from formats.kernels.replay import Recording
         plan, given = self.schedule.plan(rows, 0), lines(8 * Slots.count(rows))

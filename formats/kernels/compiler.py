@@ -1,0 +1,95 @@
+"""Compiling functions, each once, by processes of their own: numba is imported there only.
+
+$ python -m formats.kernels.compiler DIRECTORY CLAIMS MODULE:NAME ...     (a line `NAME seconds` for each that it compiled)"""
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from . import objects
+from .compiled import FUNCTIONS, OPTIONS, Function
+from .native import COMPILES, FEATURES, NAME, cfunc, llvm
+
+LINES = 30                                                   # of what a process said before it failed
+
+
+def compile_each(functions: list[Function], progress: Callable[[str, float], None]) -> None:
+    """Compile functions into the cache, by as many processes as there are threads; progress(name, seconds) after each.
+    RuntimeError names what cannot be compiled, and why."""
+    from ..threads import threads
+    wanted = ", ".join(each.name for each in functions)
+    if COMPILES: raise RuntimeError(f"{wanted}: a process that compiles runs no kernels")
+    if not sys.executable: raise RuntimeError(f"{wanted}: to be compiled, and sys.executable does not name a Python")
+    with started(functions, min(threads(), len(functions))) as (answers, said, processes):
+        left = {each.name for each in functions}
+        for line in answers:
+            name, seconds = line.split()
+            left.discard(name)
+            progress(name, float(seconds))
+        codes = [process.wait() for process in processes]
+        if left and any(codes):
+            said.seek(0)
+            words = said.read().decode(errors="replace").strip().splitlines()[-LINES:]
+            raise RuntimeError("\n".join([f"not compiled: {', '.join(sorted(left))} (exit status {max(codes, key=abs)})", *words]))
+
+
+@contextmanager
+def started(functions: list[Function], count: int) -> Iterator[tuple[Any, ...]]:
+    """(their answers, what they say, processes) of so many processes; what one has claimed no other compiles."""
+    paths = [os.path.abspath(each) for each in sys.path]
+    environment = os.environ | {"OPMATRIX_COMPILES": "1", "PYTHONPATH": os.pathsep.join(paths), "NUMBA_CPU_NAME": NAME,
+                                "NUMBA_CPU_FEATURES": FEATURES}
+    names = [f"{each.body.__module__}:{each.name}" for each in functions]
+    with tempfile.TemporaryDirectory(prefix="opmatrix-") as claims, tempfile.TemporaryFile() as said:
+        command = [sys.executable, "-P", "-m", __name__, str(objects.target()), claims, *names]
+        source, sink = os.pipe()
+        processes: list[subprocess.Popen] = []
+        try:
+            with os.fdopen(source) as answers:
+                try: processes += [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=said, env=environment)
+                                   for _ in range(count)]
+                finally: os.close(sink)
+                yield answers, said, processes
+        finally:
+            for process in processes: process.kill()
+            for process in processes: process.wait()
+
+
+# ---- in a process that compiles
+
+def main(directory: str, claims: str, *names: str) -> None:
+    """Compile what nobody else has claimed yet."""
+    answers = os.dup(1)
+    os.dup2(2, 1)                                            # what modules print is no answer
+    for each in names:
+        module, name = each.split(":")
+        try: (Path(claims) / name).touch(exist_ok=False)
+        except FileExistsError: continue
+        begun = time.perf_counter()
+        import_module(module)
+        if name not in FUNCTIONS: raise SystemExit(f"{module}: importing it declares no kernel {name}")
+        try: keep(FUNCTIONS[name], Path(directory))
+        except Exception as error: raise SystemExit(f"{module}.{name}: {type(error).__name__}: {error}") from error
+        os.write(answers, f"{name} {time.perf_counter() - begun:.3f}\n".encode())
+
+
+def keep(function: Function, directory: Path) -> None:
+    """Compile a function and write its object code, in which nothing else has a name that others see."""
+    signature = f"{'int64' if function.result else 'void'}({', '.join(['int64'] * function.arguments)})"
+    made = cfunc(signature, **OPTIONS)(function.body)
+    module = llvm.parse_bitcode(made._library._final_module.as_bitcode())
+    absent = []
+    for each in (*module.functions, *module.global_variables):
+        if each.name == made._wrapper_name: each.name = function.symbol
+        elif not each.is_declaration: each.linkage = llvm.Linkage.internal
+        elif each.name.startswith(objects.RAISING): absent.append(each.name)
+    objects.write(directory, function.symbol, made._library._codegen._tm.emit_object(module), absent)
+
+
+if __name__ == "__main__": main(*sys.argv[1:])

@@ -1,0 +1,158 @@
+"""Compiled code is found again until something changes that it depends on; what runs it knows no compiler."""
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import CONFIG, arrays
+from programs import bert_program, unfused_layer
+
+import formats
+from formats import FORMATS, kernels
+from formats.kernels import compiler, objects
+from formats.kernels.compiled import FUNCTIONS, Function, provide
+from formats.kernels.native import Nothing, types
+
+ROOT = Path(formats.__file__).parents[1]
+
+
+@Function.of(1, rare=True)
+def impossible(number):
+    """No code can be made of this."""
+    number.nowhere()
+
+
+def done(code, root=ROOT, **environment):
+    """What a Python does that imports the packages below root."""
+    environment = os.environ | {"PYTHONPATH": str(root)} | environment
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=root)
+
+
+def run(code, root=ROOT, **environment):
+    """What it prints."""
+    found = done(code, root, **environment)
+    assert found.returncode == 0, found.stderr
+    return found.stdout.split()
+
+
+SQUARE = """
+import sys
+import numpy as np
+from formats import kernels
+from formats.kernels import objects
+from formats.kernels.compiled import FUNCTIONS
+from formats.kernels.launch import address
+kernels.warm(["square"])
+x = np.arange(40, dtype=np.float32)
+FUNCTIONS["square"].call(address(x), 40)
+assert (x == np.arange(40) ** 2).all()
+print("compiled" if "formats.kernels.compiler" in sys.modules else "found", objects.key())
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache that has one function, and its key."""
+    directory = tmp_path_factory.mktemp("cache")
+    said, key = run(SQUARE, OPMATRIX_CACHE=str(directory))
+    assert said == "compiled"
+    return directory, key
+
+
+def test_what_was_compiled_is_found_again(cache):
+    assert run(SQUARE, OPMATRIX_CACHE=str(cache[0])) == ["found", cache[1]]
+
+
+@pytest.mark.parametrize("damage", [lambda code: code[:-30], lambda code: code[:900] + b"!" + code[901:]])
+def test_what_is_damaged_is_compiled_again(cache, damage):
+    directory, key = cache
+    file, = directory.rglob("square.o")
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert run(SQUARE, OPMATRIX_CACHE=str(directory)) == ["compiled", key]
+    assert len(file.read_bytes()) == len(whole) and [*file.parent.iterdir()] == [file]
+
+
+def test_any_change_of_a_source_changes_the_name(cache, tmp_path):
+    shutil.copytree(ROOT / "formats", tmp_path / "formats")
+    same, = run("from formats.kernels import objects; print(objects.key())", tmp_path)
+    with (tmp_path / "formats" / "kernels" / "memory.py").open("a") as helper: helper.write("\n# changed\n")
+    changed, = run("from formats.kernels import objects; print(objects.key())", tmp_path)
+    assert same == cache[1] != changed
+
+
+@pytest.mark.parametrize("setting", [("CPU_FEATURES", "+sse2"), ("CPU_NAME", "generic"), ("ENABLE_AVX", "0"), ("OPT", "1")])
+def test_other_settings_have_other_names(cache, setting):
+    name, value = setting
+    code = "from formats.kernels import native, objects; print(objects.key(), '+avx' in native.FEATURES)"
+    key, avx = run(code, **{f"NUMBA_{name}": value})
+    assert key != cache[1] and avx == str(name == "OPT" and "+avx" in objects.FEATURES)
+
+
+def test_a_cache_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "kernels").write_text("in the way")
+    assert run(SQUARE, OPMATRIX_CACHE=str(tmp_path))[0] == "compiled"
+    assert [*tmp_path.iterdir()] == [tmp_path / "kernels"]
+
+
+def test_together_is_at_once(tmp_path):
+    assert run("""
+from formats.kernels import activations, compiled
+with compiled.together(activations.relu) as missing:
+    assert activations.square.address == 0 and missing == [activations.relu, activations.square]
+asked, compiled.provide = compiled.provide, None
+assert all(each.address == each.place != 0 for each in missing)
+print("done")
+""", OPMATRIX_CACHE=str(tmp_path)) == ["done"]
+
+
+def test_a_saved_program_runs_without_a_compiler(tmp_path):
+    program = bert_program(CONFIG, arrays(CONFIG), unfused_layer, FORMATS["packed"].pack)
+    program.save(tmp_path / "program")
+    code = f"""
+import sys
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+program = Program.load({str(tmp_path / 'program')!r})
+batch = Batch([[3, 4, 5], [8], [9, 10, 11, 12]])
+found = program.run(batch)
+known = "numba" in sys.modules
+print(known, found.tobytes().hex())
+"""
+    run(code)
+    known, found = run(code)
+    assert known == "False"
+    from opmatrix.patterns import Batch
+    assert program.run(Batch([[3, 4, 5], [8], [9, 10, 11, 12]])).tobytes().hex() == found
+
+
+def test_what_cannot_be_compiled_says_why():
+    with pytest.raises(RuntimeError, match=r"(?s)not compiled: impossible .*TypingError.*nowhere"): provide([impossible])
+    with pytest.raises(ValueError, match=r"kernels: no such_one; .*gemm"): kernels.warm(["such_one"])
+    here = done("from formats.kernels.compiled import Kernel\ndef local(item, worker, arguments): pass\nKernel(local).call(1, 1, 1)")
+    assert "local: a kernel of __main__ cannot be compiled" in here.stderr
+
+
+def test_a_kernel_must_be_declared_where_it_says(monkeypatch):
+    def hidden(number): pass
+    function = Function(hidden, 1, rare=True)
+    monkeypatch.delitem(FUNCTIONS, "hidden")
+    with pytest.raises(RuntimeError, match="test_compiling: importing it declares no kernel hidden"): provide([function])
+
+
+def test_without_a_python_there_is_no_compiling(monkeypatch):
+    monkeypatch.setattr(compiler.sys, "executable", "")
+    with pytest.raises(RuntimeError, match=r"impossible: to be compiled, and sys\.executable"): provide([impossible])
+
+
+def test_what_only_the_compiler_has_is_nothing():
+    class Kind(types.Type): """Declared by a kernel."""
+    assert Kind(1, name="x") is Nothing is types.int64 and "numba" not in sys.modules
+
+
+def test_every_kernel_compiles_and_says_so():
+    told = []
+    kernels.warm(progress=lambda name, seconds: told.append(name))
+    assert sorted(told) == sorted(name for name, function in FUNCTIONS.items() if not function.rare)
