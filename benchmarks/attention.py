@@ -8,7 +8,6 @@ import argparse
 import csv
 import os
 import sys
-import time
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np  # noqa: E402
 from formats import kernels  # noqa: E402
 from formats.panels import panels  # noqa: E402
 from formats.threads import limit  # noqa: E402
+from opmatrix.measure import measure, medians  # noqa: E402
 
 COLUMNS = "sentences", "tokens", "width", "float32_ms", "float32", "share", "bfloat16_ms", "bfloat16", "torch_ms", "error", "error_bfloat16"
 MIXED = np.random.default_rng(0).integers(8, 41, 32).tolist()
@@ -53,15 +53,9 @@ def raced(lengths: list[int], width: int, given: argparse.Namespace) -> tuple:
              "bfloat16": lambda: kernels.attention_halves(q, k, v, starts, outs[1], scale),
              "product": lambda: kernels.product_packed(x, w, y)}
     if (peer := by_torch(q, k, v, starts, scale, given.threads)) is not None: calls["torch"] = peer
-    taken = {each: [] for each in calls}
-    for call in calls.values(): call()
-    for _ in range(given.rounds):
-        for each, call in calls.items():
-            start = time.perf_counter()
-            call()
-            taken[each].append(1e3 * (time.perf_counter() - start))
-    ms = {each: float(np.median(times)) for each, times in taken.items()}
-    flops, best = 4e-6 * h * width * sum(length ** 2 for length in lengths), 2e-6 * 256 * 384 * 384 / min(taken["product"])
+    taken = measure({each: lambda _, call=call: call() for each, call in calls.items()}, [None], given.rounds)
+    ms = {each: 1e3 * seconds for each, seconds in medians(taken).items()}
+    flops, best = 4e-6 * h * width * sum(length ** 2 for length in lengths), 2e-9 * 256 * 384 * 384 / min(taken["product"])
     rate = {each: flops / ms[each] for each in ("float32", "bfloat16")}
     errors = (off(out, q, k, v, starts, scale) for out in outs)
     tokens = lengths[0] if len(set(lengths)) == 1 else f"{min(lengths)} to {max(lengths)}"

@@ -8,7 +8,6 @@ import argparse
 import csv
 import os
 import sys
-import time
 from pathlib import Path
 
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -18,6 +17,7 @@ import numpy as np  # noqa: E402
 
 from formats import Mask, kernels  # noqa: E402
 from formats.threads import threads  # noqa: E402
+from opmatrix.measure import measure, medians  # noqa: E402
 
 COLUMNS = "pattern", "length", "block", "threads", "share", "bytes", "mask_ms", "whole_ms", "reach_ms", "times_whole", "error"
 FAR = 2 ** 40
@@ -55,14 +55,8 @@ def raced(name: str, length: int, given: argparse.Namespace) -> list[tuple]:
     calls = {block: lambda mask=mask: mask.attention(q, k, v, out, scale) for block, mask in masks.items()}
     calls["whole"] = lambda: kernels.attention(q, k, v, starts, out, scale)
     if reach: calls["reach"] = lambda: kernels.attention(q, k, v, starts, out, scale, reach)
-    taken = {each: [] for each in calls}
-    for call in calls.values(): call()
-    for _ in range(given.rounds):
-        for each, call in calls.items():
-            start = time.perf_counter()
-            call()
-            taken[each].append(1e3 * (time.perf_counter() - start))
-    ms = {each: float(np.median(times)) for each, times in taken.items()}
+    taken = measure({each: lambda _, call=call: call() for each, call in calls.items()}, [None], given.rounds)
+    ms = {each: 1e3 * seconds for each, seconds in medians(taken).items()}
     return [(name, length, block, threads(), mask.share, mask.nbytes, ms[block], ms["whole"], ms.get("reach", ""), ms["whole"] / ms[block],
              off(mask, q, k, v, scale)) for block, mask in masks.items()]
 
