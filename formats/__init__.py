@@ -39,8 +39,9 @@ FORMATS: dict[str, type[Format]] = {format.name: format for format in (
     SELL, Bitmap, LowRankSparse, Kronecker, BlockDiagonal)}
 
 
-def from_arrays(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Format:
-    """The matrix that `meta()` and `arrays()` of any format describe; FormatError if there is no such format."""
+def from_arrays(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], numbers: bool = True) -> Format:
+    """The matrix that `meta()` and `arrays()` of any format describe; FormatError if there is no such format. See
+    `Format.from_arrays`."""
     if not isinstance(name := meta.get("format"), str) or name not in FORMATS:
         raise FormatError(f"the format {name!r} is unknown; there are {', '.join(FORMATS)}")
-    return FORMATS[name].from_arrays(meta, arrays)
+    return FORMATS[name].from_arrays(meta, arrays, numbers)

@@ -4,10 +4,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import sympy
 from numpy.typing import ArrayLike, NDArray
 
-from .sizes import Array
+from .sizes import Array, Size
 
 Floats = NDArray[np.float32]
 LINE = 64                                                    # bytes of a cache line: where stored arrays begin
@@ -47,7 +46,7 @@ def by_rows(array: ArrayLike) -> Floats:
 def aligned(array: NDArray[Any], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
     """A copy of this dtype that begins at a cache line; FormatError if an integer does not fit into it. An array that is so
     already, and that nobody may write to, needs no copy."""
-    if dtype.kind == "u" and array.size and not 0 <= array.min() <= array.max() <= np.iinfo(dtype).max:
+    if dtype.kind == "u" and array.dtype != dtype and array.size and not 0 <= array.min() <= array.max() <= np.iinfo(dtype).max:
         raise FormatError(f"{where}: {array.min()} to {array.max()} do not fit into {dtype}")
     flags = array.flags
     if array.dtype == dtype and flags.c_contiguous and not flags.writeable and array.base is not None and array.ctypes.data % LINE == 0:
@@ -72,7 +71,7 @@ def finite(array: NDArray[Any]) -> bool:
 
 
 def measure(name: str, fields: Mapping[str, Array], arrays: tuple[NDArray[Any], ...],
-            known: dict[sympy.Symbol, int]) -> dict[sympy.Symbol, int]:
+            known: Mapping[Any, int]) -> dict[Any, int]:
     """Every size, read off the arrays of a format where an axis is just that size; FormatError where one disagrees."""
     sizes = dict(known)
     pairs = [(f"{name}.{field}", array, given) for (field, array), given in zip(fields.items(), arrays, strict=True)]
@@ -81,12 +80,19 @@ def measure(name: str, fields: Mapping[str, Array], arrays: tuple[NDArray[Any], 
             raise FormatError(f"{where}: declared {array}, given the shape {given.shape}")
         for axis, length in zip(array.shape, given.shape, strict=True):
             if axis.is_Symbol: sizes.setdefault(axis, length)
-            if axis.is_positive and not length: raise FormatError(f"{where}: declared {array}, given none of {axis}")
+            if not length and axis.is_positive: raise FormatError(f"{where}: declared {array}, given none of {axis}")
     for where, array, given in pairs:
-        wanted = tuple(sizes[axis] if axis.is_Symbol else axis.subs(sizes) for axis in array.shape)
+        wanted = tuple(fixed(axis, sizes) for axis in array.shape)
         if wanted != given.shape:
-            raise FormatError(f"{where}: declared {array} = {list(wanted)}, given {list(given.shape)}")
+            raise FormatError(f"{where}: declared {array} = [{', '.join(map(str, wanted))}], given {list(given.shape)}")
     return sizes
+
+
+def fixed(axis: Any, sizes: Mapping[Any, int]) -> Any:
+    """What a size is, given others; itself where they do not say."""
+    if not isinstance(axis, Size): return axis.subs(sizes)
+    try: return axis.at(sizes)
+    except (KeyError, ZeroDivisionError): return axis
 
 
 def picture(pattern: NDArray[np.bool_], lines: int = 32, columns: int = 64) -> str:

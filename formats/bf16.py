@@ -1,12 +1,11 @@
 """bfloat16: a number type as a format."""
 import numpy as np
-from sympy import ceiling
 
 from .arrays import FormatError
 from .epilogue import gamma
 from .format import Format
 from .panels import TILE, deepened, panels, unpanelled
-from .sizes import T, n, p, u2
+from .sizes import T, ceiling, n, p, u2
 
 UNIT, FLUSHED = 2.0 ** -8, 2.0 ** -126                       # unit roundoff; what is smaller may count as 0
 DEEP = 32                                                    # inputs of a step: 64 bytes

@@ -1,10 +1,9 @@
 """Bitmap: a bit says whether a number is there."""
 import numpy as np
-from sympy import ceiling
 
 from .format import Format
 from .pruning import highest, importance, number
-from .sizes import T, f4, n, nnz, p, u2, u4
+from .sizes import T, ceiling, f4, n, nnz, p, u2, u4
 
 
 class Bitmap(Format):

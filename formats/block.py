@@ -1,12 +1,11 @@
 """Sparse blocks: tiles of any size, dense inside."""
 import numpy as np
-from sympy import ceiling
 
 from .arrays import FormatError
 from .csr import compression
 from .format import Format
 from .pruning import highest, importance, number
-from .sizes import T, blocks, c, f4, n, p, r, u4
+from .sizes import T, blocks, c, ceiling, f4, n, p, r, u4
 
 TILE = (16, 16)
 TILES = TILE, (8, 8), (1, 16), (1, 32)                       # wide ones hold what outputs side by side share

@@ -1,10 +1,9 @@
 """Block-diagonal: every range of outputs has its own range of inputs."""
 import numpy as np
-from sympy import ceiling
 
 from .arrays import FormatError
 from .format import Format
-from .sizes import T, blocks, f4, n, p
+from .sizes import T, blocks, ceiling, f4, n, p
 
 BLOCKS = 4
 

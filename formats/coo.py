@@ -1,10 +1,9 @@
 """Coordinates: the place of every number, for matrices with fewer numbers than columns."""
 import numpy as np
-from sympy import ceiling
 
 from .format import Format
 from .pruning import highest, importance, number
-from .sizes import T, f4, n, nnz, p, unsigned
+from .sizes import T, ceiling, f4, n, nnz, p, unsigned
 
 
 class COO(Format):

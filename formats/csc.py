@@ -1,11 +1,10 @@
 """Compressed columns of Wᵀ: unstructured sparsity by inputs."""
 import numpy as np
-from sympy import ceiling
 
 from .csr import CSR, compression
 from .format import Format
 from .pruning import highest, importance, number
-from .sizes import T, f4, n, nnz, p, u4, unsigned
+from .sizes import T, ceiling, f4, n, nnz, p, u4, unsigned
 
 
 class CSC(Format):

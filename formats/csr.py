@@ -1,10 +1,9 @@
 """Compressed sparse rows of Wᵀ: unstructured sparsity."""
 import numpy as np
-from sympy import ceiling
 
 from .format import Format
 from .pruning import highest, importance, number
-from .sizes import T, f4, n, nnz, p, u4, unsigned
+from .sizes import T, ceiling, f4, n, nnz, p, u4, unsigned
 
 
 class CSR(Format):

@@ -1,8 +1,7 @@
 """Dense: the format that every other one is measured against."""
-from sympy import Min, ceiling
 
 from .format import Format
-from .sizes import T, f4, n, p
+from .sizes import Min, T, ceiling, f4, n, p
 
 
 class Dense(Format):

@@ -8,9 +8,9 @@ import numpy as np
 import sympy
 from numpy.typing import NDArray
 
-from formats import FORMATS
-from formats.sizes import T, n, p
+from formats import FORMATS, sizes
 
+T, n, p = sizes.T.expression, sizes.n.expression, sizes.p.expression
 TILES = ((8, 8), (16, 16), (32, 1))                          # inputs by outputs
 PATTERN = ("variation", "longest", *(f"fill{r}x{c}" for r, c in TILES))
 LINES = (16, 64)                                             # rows and columns come in vectors and tiles of so many

@@ -12,20 +12,38 @@ The functions are plain: a matrix in, arrays out, in the order of the annotation
 by keyword, each with a default; those that `unpack` takes too are remembered with the arrays and given to `kernel`."""
 import inspect
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-import sympy
 from numpy.typing import ArrayLike, NDArray
 
 from .arrays import Floats, FormatError, aligned, by_rows, finite, matrix, measure, picture, storable
 from .epilogue import NOTHING, Epilogue, gamma
-from .sizes import Array, T, n, p
+from .sizes import Array, Later, T, n, p, total
+
+if TYPE_CHECKING:
+    import sympy
 
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 DECLARED = ("fit", "pack", "unpack", "kernel")
+
+
+def operations(cls: "type[Format]", declared: Any) -> "sympy.Expr":
+    """The operations of a product, by default two a row and floating-point number."""
+    import sympy
+    if declared is not None: return sympy.sympify(declared)
+    return sympy.expand(2 * T * sympy.Add(*(array.count for array in cls.fields.values() if array.number.name.startswith("f"))))
+
+
+def features(cls: "type[Format]", declared: Any) -> "tuple[sympy.Expr, ...]":
+    """What the time of a product is a sum of, by default arithmetic, bytes, rows read and written."""
+    import sympy
+    return tuple(map(sympy.sympify, declared or (cls.flops / 2, cls.bytes, T * (n + p))))
+
+
+READ: dict[str, Callable[[Any, Any], Any]] = {"bytes": lambda cls, _: total(cls.fields), "flops": operations, "work": features}
 
 
 class Format:
@@ -40,14 +58,14 @@ class Format:
     options with their defaults); an instance also `shape`, `sizes` (the value of every size) and its arrays by name."""
     name: ClassVar[str] = ""
     fields: ClassVar[dict[str, Array]] = {}
-    bytes: ClassVar[sympy.Expr] = sympy.Integer(0)
-    flops: ClassVar[sympy.Expr] = sympy.Integer(0)
-    work: ClassVar[tuple[sympy.Expr, ...]] = ()
+    bytes: ClassVar["sympy.Expr"]
+    flops: ClassVar["sympy.Expr"]
+    work: ClassVar["tuple[sympy.Expr, ...]"]
     rounds: ClassVar[bool] = False                                          # whether its kernel rounds x, too
     parameters: ClassVar[dict[str, Any]] = {}
     proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
     projects: ClassVar[bool] = True                          # whether fit leaves every matrix that it made where it is
-    named: ClassVar[Mapping[str, sympy.Symbol]] = MappingProxyType({})      # remembered options that are sizes
+    named: ClassVar[Mapping[str, Any]] = MappingProxyType({})      # remembered options that are sizes
     declared: ClassVar[SimpleNamespace]
     fit: ClassVar[Callable[..., Floats]]
     pack: ClassVar[Callable[..., Any]]
@@ -62,10 +80,8 @@ class Format:
             raise TypeError(f"{cls.__name__} does not declare {' and '.join(missing)}")
         cls.name = cls.__name__.lower()
         cls.fields = {name: declared_array(cls, name, given) for name, given in inspect.get_annotations(cls).items()}
-        cls.bytes = sympy.expand(sympy.Add(*(array.bytes for array in cls.fields.values())))
-        numbers = [array.count for array in cls.fields.values() if array.number.name.startswith("f")]
-        if "flops" not in vars(cls): cls.flops = sympy.expand(2 * T * sympy.Add(*numbers))
-        if "work" not in vars(cls): cls.work = (cls.flops / 2, cls.bytes, T * (n + p))
+        declared = dict(vars(cls))
+        for name, find in READ.items(): setattr(cls, name, Later(partial(find, cls, declared.get(name))))
         cls.declared = SimpleNamespace(**{name: vars(cls)[name] for name in DECLARED})
         for name in DECLARED: delattr(cls, name)
         cls.parameters = options(cls.declared.fit) | options(cls.declared.pack)
@@ -123,12 +139,12 @@ class Format:
         return [given for i, given in enumerate(found) if given not in found[:i]]
 
     @classmethod
-    def counts(cls, inputs: int, outputs: int, **given: Any) -> dict[sympy.Symbol, int]:
+    def counts(cls, inputs: int, outputs: int, **given: Any) -> dict[Any, int]:
         """The sizes, beside n and p, that `approximate` of a matrix without zeros would have."""
         return {}
 
     @classmethod
-    def expected(cls, inputs: int, outputs: int, **given: Any) -> dict[sympy.Symbol, int]:
+    def expected(cls, inputs: int, outputs: int, **given: Any) -> dict[Any, int]:
         """Every size of `approximate` of a matrix of this shape without zeros: what `bytes` and `flops` ask for."""
         return {n: inputs, p: outputs, **cls.counts(inputs, outputs, **given)}
 
@@ -160,9 +176,10 @@ class Format:
         return {"format": self.name, "shape": list(self.shape), **self.remembered}
 
     @classmethod
-    def from_arrays(cls, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Self:
+    def from_arrays(cls, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], numbers: bool = True) -> Self:
         """The inverse of meta() and arrays(). Files are not trusted: FormatError names the first name, number type,
-        shape, number or index that is not what the format declares."""
+        shape, number or index that is not what the format declares. Whether floating-point numbers are finite is not looked
+        at without `numbers`."""
         remembered = dict(meta)
         name, shape = remembered.pop("format", None), remembered.pop("shape", None)
         if name != cls.name: raise FormatError(f"{cls.name}: given what the format {name!r} stored")
@@ -176,7 +193,7 @@ class Format:
         for name, kept in packed.arrays().items():
             if arrays[name].dtype != kept.dtype:
                 raise FormatError(f"{cls.name}.{name}: declared {cls.fields[name]}, given {arrays[name].dtype}")
-            if kept.dtype.kind == "f" and not finite(kept):
+            if numbers and kept.dtype.kind == "f" and not finite(kept):
                 raise FormatError(f"{cls.name}.{name}: it holds {kept[~np.isfinite(kept)][0]}, which is not finite")
         if complaint := packed.unsound():
             raise FormatError(f"{cls.name}: {complaint}: the file is damaged, or not written by opmatrix")

@@ -2,13 +2,12 @@
 from types import MappingProxyType
 
 import numpy as np
-from sympy import ceiling
 
 from .format import Format
 from .int8 import DEEP, UNIT, bound, grouped, quantised, spread, unsound
 from .packed import Packed
 from .panels import TILE, deepened, panels, unpanelled
-from .sizes import T, f4, n, p, u1
+from .sizes import T, ceiling, f4, n, p, u1
 from .sizes import group as size
 
 GROUP = 64

@@ -2,14 +2,13 @@
 from types import MappingProxyType
 
 import numpy as np
-from sympy import ceiling
 
 from .arrays import FormatError
 from .epilogue import gamma
 from .format import SMALLEST, Format
 from .packed import Packed
 from .panels import TILE, deepened, panels, unpanelled
-from .sizes import T, f4, n, p, u1
+from .sizes import T, ceiling, f4, n, p, u1
 from .sizes import group as size
 
 DEEP = 64                                                    # inputs of a step

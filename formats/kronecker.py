@@ -1,12 +1,11 @@
 """Kronecker products: every block of the matrix is a multiple of one block."""
 import numpy as np
-from sympy import ceiling
 
 from .arrays import FormatError
 from .epilogue import UNIT, gamma
 from .format import SMALLEST, Format
 from .lowrank import leading
-from .sizes import T, c, f4, k, n, p, r
+from .sizes import T, c, ceiling, f4, k, n, p, r
 
 
 class Kronecker(Format):

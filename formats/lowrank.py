@@ -3,12 +3,11 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sympy import Min, ceiling
 
 from .arrays import Floats, FormatError, matrix
 from .epilogue import UNIT, gamma
 from .format import SMALLEST, Format
-from .sizes import T, f4, n, p, r
+from .sizes import Min, T, ceiling, f4, n, p, r
 
 
 class LowRank(Format):

@@ -1,6 +1,5 @@
 """Low rank plus sparse: two thin factors, and the numbers that they miss."""
 import numpy as np
-from sympy import Min, ceiling
 
 from .arrays import FormatError, matrix
 from .csr import CSR, compression
@@ -8,7 +7,7 @@ from .epilogue import UNIT, gamma
 from .format import SMALLEST, Format
 from .lowrank import LowRank, product, ranked
 from .pruning import highest, importance, number
-from .sizes import T, f4, n, nnz, p, r, u4, unsigned
+from .sizes import Min, T, ceiling, f4, n, nnz, p, r, u4, unsigned
 
 STEPS, REFINED, STALLED, SMALL = 100, 40, 1e-3, 1e-10
 

@@ -17,9 +17,8 @@ import sympy
 
 from formats import FORMATS
 from formats.cache import cache_directory
-from formats.features import beyond
+from formats.features import T, beyond, n, p
 from formats.predictor import FILE, Correction
-from formats.sizes import T, n, p
 
 S2, h, d = sympy.symbols("S2 h d", positive=True)            # sum of squared lengths; heads and columns of one
 VERSION = 9                                                 # of the features: other files are calibrated anew

@@ -14,10 +14,11 @@ import sympy
 from sympy import ceiling
 
 from formats import FORMATS
+from formats.features import T, n, p
 from formats.format import Format
 from formats.machine import FEATURES, FUSED, S2, d, h
 from formats.peaks import NUMBERS
-from formats.sizes import T, n, nnz, p
+from formats.sizes import nnz
 
 Work = tuple[sympy.Expr, sympy.Expr, sympy.Expr, sympy.Expr]     # matrix and vector operations, numbers moved, stored bytes
 Tile = tuple[int, int, int]

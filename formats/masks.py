@@ -1,16 +1,17 @@
 """Masks of attention scores, by blocks: which blocks of scores are there, and which scores of a block that is there in part."""
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-import sympy
 from numpy.typing import ArrayLike, NDArray
-from sympy import ceiling
+
+if TYPE_CHECKING:
+    import sympy
 
 from .arrays import FormatError, aligned, measure, picture
 from .csr import compression
-from .sizes import Array, blocks, m, n, r, size, u2, u4
+from .sizes import Array, Later, blocks, ceiling, m, n, r, size, total, u2, u4
 
 Sees = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
 BLOCK, LARGEST = 64, 1024
@@ -29,7 +30,7 @@ class Mask:
     edge: u4[blocks]                                         # type: ignore[valid-type]
     bits: u2[edges, r, r / 16]                               # type: ignore[valid-type]
     fields: ClassVar[dict[str, Array]]
-    bytes: ClassVar[sympy.Expr]
+    bytes: ClassVar["sympy.Expr"]
 
     def __init__(self, shape: tuple[int, int], arrays: Sequence[NDArray[Any]], block: int) -> None:
         """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others."""
@@ -165,7 +166,7 @@ class Mask:
 
 
 Mask.fields = {name: given for name, given in inspect.get_annotations(Mask).items() if isinstance(given, Array)}
-Mask.bytes = sympy.expand(sympy.Add(*(array.bytes for array in Mask.fields.values())))
+Mask.bytes = Later(lambda: total(Mask.fields))
 
 
 def blocked(block: object) -> bool:

@@ -2,13 +2,12 @@
 from types import MappingProxyType
 
 import numpy as np
-from sympy import ceiling
 
 from .arrays import FormatError
 from .csr import CSR
 from .format import Format
 from .pruning import importance
-from .sizes import T, f4, group, kept, n, p, u1
+from .sizes import T, ceiling, f4, group, kept, n, p, u1
 
 
 class NM(Format):

@@ -1,9 +1,8 @@
 """Packed: float32 in the order in which a kernel reads it."""
-from sympy import ceiling
 
 from .format import Format
 from .panels import panels, unpanelled
-from .sizes import T, f4, n, p
+from .sizes import T, ceiling, f4, n, p
 
 
 class Packed(Format):

@@ -2,12 +2,11 @@
 from types import MappingProxyType
 
 import numpy as np
-from sympy import ceiling
 
 from .arrays import FormatError
 from .format import Format
 from .pruning import highest, importance, number
-from .sizes import T, c, f4, group, n, nnz, p, u4, unsigned
+from .sizes import T, c, ceiling, f4, group, n, nnz, p, u4, unsigned
 
 CHUNK, SIGMA = 16, 64
 

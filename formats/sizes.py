@@ -1,35 +1,129 @@
-"""Sizes are live symbols and an array is an annotation: `f4[n, p]` says what is stored, `f4[n, p].bytes` what it costs.
+"""Sizes are live and an array is an annotation: `f4[n, p]` says what is stored, `f4[n, p].bytes` what it costs.
 
-The sizes below are the usual ones; a format that needs another makes it with `size`. Any sympy expression of sizes is
-a size too: `u4[p + 1]`, `f4[blocks, r, c]`, `u1[p, n / group * kept]`."""
+The sizes below are the usual ones; a format that needs another makes it with `size`. Any expression of sizes is a size
+too: `u4[p + 1]`, `f4[blocks, r, c]`, `u1[p, n / group * kept]`. It evaluates by itself, exactly; where an expression is
+asked for it is one of sympy, which is imported then."""
 import ast
-import difflib
 import linecache
+import math
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import sympy
 
-from .shapes import T
+if TYPE_CHECKING:
+    import sympy
 
-__all__ = ["Array", "Number", "SizeError", "T", "blocks", "c", "f2", "f4", "f8", "group", "i4", "i8", "k", "kept", "m",
-           "n", "nnz", "p", "r", "size", "u1", "u2", "u4", "unsigned"]
+__all__ = ["Array", "Max", "Min", "Number", "Size", "SizeError", "T", "blocks", "c", "ceiling", "f2", "f4", "f8", "floor", "group",
+           "i4", "i8", "k", "kept", "m", "n", "nnz", "p", "r", "size", "u1", "u2", "u4", "unsigned"]
+
+Acts: TypeAlias = Mapping[str, Callable[..., Any]]
+NUMBERS = int, float, Fraction
+MARKS: Acts = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
+               "**": operator.pow, "": lambda number: number}
+ON_NUMBERS: Acts = {**MARKS, "/": lambda a, b: Fraction(a) / b, "ceiling": math.ceil, "floor": math.floor, "Min": min, "Max": max}
+MOST = 65535                                                 # the largest number in two bytes
 
 
 class SizeError(TypeError):
     """An annotation that is no array of sizes: names the file, the line and the token."""
 
 
-def size(name: str, least: int = 1) -> sympy.Symbol:
-    """A new size: an integer symbol, at least 1, or at least 0 for a count of what may be absent."""
-    return sympy.Symbol(name, integer=True, **{"positive" if least else "nonnegative": True})
+@dataclass(frozen=True)
+class Size:
+    """A whole number of at least `least` that nobody has fixed yet, known by its name; or what an operation makes of such.
+    What is not found here its sympy expression answers: `size.free_symbols`, `size.subs(n, 3)`."""
+    name: str
+    parts: tuple[Any, ...] = ()
+    least: int = 1
+
+    def at(self, sizes: "Mapping[Any, int]") -> Any:
+        """The number, exactly: an int, or a Fraction where it is none. KeyError names a size that is not given."""
+        found = self.read(lambda each: sizes[each], ON_NUMBERS)
+        return int(found) if found == int(found) else found
+
+    def read(self, name: Callable[["Size"], Any], acts: Acts) -> Any:
+        """The expression, with that for names and these for operations."""
+        if self.is_Symbol: return name(self)
+        return acts[self.name](*(part.read(name, acts) if isinstance(part, Size) else part for part in self.parts))
+
+    @property
+    def is_Symbol(self) -> bool: return not self.parts
+    @property
+    def is_positive(self) -> bool | None: return self.least > 0 if self.is_Symbol else self._sympy_().is_positive
+
+    @cached_property
+    def expression(self) -> "sympy.Expr":
+        """It, of sympy: names are integer symbols, positive or nonnegative."""
+        import sympy
+        functions = {name: getattr(sympy, name) for name in ("ceiling", "floor", "Min", "Max")}
+        return self.read(lambda each: sympy.Symbol(each.name, integer=True, **{"positive" if each.least else "nonnegative": True}),
+                         {**MARKS, **functions, "/": operator.truediv, "": sympy.sympify})
+
+    def _sympy_(self) -> Any: return self.expression
+    def __str__(self) -> str: return self.name if self.is_Symbol else str(self.expression)
+    def __repr__(self) -> str: return str(self)
+    def __hash__(self) -> int: return hash(self.name) if self.is_Symbol else hash(self.expression)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, NUMBERS): return bool(self.expression == other)
+        if not isinstance(other, Size): return NotImplemented
+        if self.is_Symbol or other.is_Symbol: return (self.name, self.parts, self.least) == (other.name, other.parts, other.least)
+        return bool(self.expression == other.expression)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"): raise AttributeError(name)
+        return getattr(self.expression, name)
+
+    def __neg__(self) -> Any: return made("*", -1, self)
+    def __add__(self, other: Any) -> Any: return made("+", self, other)
+    def __radd__(self, other: Any) -> Any: return made("+", other, self)
+    def __sub__(self, other: Any) -> Any: return made("-", self, other)
+    def __rsub__(self, other: Any) -> Any: return made("-", other, self)
+    def __mul__(self, other: Any) -> Any: return made("*", self, other)
+    def __rmul__(self, other: Any) -> Any: return made("*", other, self)
+    def __truediv__(self, other: Any) -> Any: return made("/", self, other)
+    def __rtruediv__(self, other: Any) -> Any: return made("/", other, self)
+    def __floordiv__(self, other: Any) -> Any: return made("//", self, other)
+    def __mod__(self, other: Any) -> Any: return made("%", self, other)
+    def __pow__(self, other: Any) -> Any: return made("**", self, other)
+    def __ceil__(self) -> Any: return made("ceiling", self)
+    def __lt__(self, other: Any) -> Any: return self.expression < other
+    def __le__(self, other: Any) -> Any: return self.expression <= other
+    def __gt__(self, other: Any) -> Any: return self.expression > other
+    def __ge__(self, other: Any) -> Any: return self.expression >= other
 
 
-m, n, k, p = map(size, "mnkp")                               # rows; inputs, contracted axis, outputs of a product
+def made(name: str, *parts: Any) -> Any:
+    """An operation on sizes and numbers; of anything else, such as what sympy has, that other takes care."""
+    if not all(isinstance(part, (Size, *NUMBERS)) for part in parts): return NotImplemented
+    return Size(name, parts)
+
+
+def function(name: str) -> Callable[..., Any]:
+    """That function of sizes, or of what sympy has."""
+    def of(*parts: Any) -> Any:
+        if (found := made(name, *parts)) is not NotImplemented: return found
+        import sympy
+        return getattr(sympy, name)(*parts)
+    return of
+
+
+ceiling, floor, Min, Max = map(function, ("ceiling", "floor", "Min", "Max"))
+
+
+def size(name: str, least: int = 1) -> Size:
+    """A new size: a whole number, at least 1, or at least 0 for a count of what may be absent."""
+    return Size(name, (), 1 if least else 0)
+
+
+T, m, n, k, p = map(size, "Tmnkp")                           # rows of a batch; rows; inputs, contracted axis, outputs of a product
 r, c = map(size, "rc")                                       # rows and columns of a tile; r also the rank of a product
 kept, group = map(size, ("kept", "group"))                   # N and M of an N:M pattern
 nnz, blocks = size("nnz", 0), size("blocks", 0)              # stored numbers, stored tiles
@@ -37,17 +131,29 @@ nnz, blocks = size("nnz", 0), size("blocks", 0)              # stored numbers, s
 
 @dataclass(frozen=True)
 class Number:
-    """How one number is stored: name, bytes, and the dtype once sizes are known. `number[sizes]` declares an array."""
+    """How one number is stored: name and dtype, four bytes where it counts to a `limit` that two do not reach. `number[sizes]`
+    declares an array."""
     name: str
-    bytes: sympy.Expr
-    dtype: Callable[[Mapping[sympy.Symbol, int]], np.dtype[Any]]
+    stored: np.dtype[Any]
+    limit: Any = None
+
+    def dtype(self, sizes: Mapping[Any, int]) -> np.dtype[Any]:
+        """The dtype, once sizes are known."""
+        return np.dtype("u4") if self.limit is not None and sizes[self.limit] > MOST else self.stored
+
+    @property
+    def bytes(self) -> Any:
+        """Bytes of one, as an expression where they depend on a size."""
+        if self.limit is None: return self.stored.itemsize
+        import sympy
+        return sympy.Piecewise((self.stored.itemsize, sympy.sympify(self.limit) <= MOST), (4, True))
 
     def __getitem__(self, sizes: Any) -> "Array":
         sizes = sizes if isinstance(sizes, tuple) else (sizes,)
         for axis, given in enumerate(sizes):
             if complaint := wrong(given):
                 raise SizeError(f"{complaint}\n{underlined(sys._getframe(1), axis)}")
-        return Array(self, tuple(map(sympy.sympify, sizes)))
+        return Array(self, tuple(map(own, sizes)))
 
     def __str__(self) -> str: return self.name
     def __repr__(self) -> str: return self.name
@@ -55,42 +161,62 @@ class Number:
 
 @dataclass(frozen=True)
 class Array:
-    """A declared array: numbers of one kind over sizes, in C order."""
+    """A declared array: numbers of one kind over sizes, in C order. A size that sympy made remains its expression."""
     number: Number
-    shape: tuple[sympy.Expr, ...]
+    shape: tuple[Any, ...]
 
     @property
-    def count(self) -> sympy.Expr:
+    def count(self) -> "sympy.Expr":
         """How many numbers, as an expression in the sizes."""
+        import sympy
         return sympy.Mul(*self.shape)
 
     @property
-    def bytes(self) -> sympy.Expr:
+    def bytes(self) -> "sympy.Expr":
         """What it stores, as an expression in the sizes."""
         return self.number.bytes * self.count
 
     def __repr__(self) -> str: return f"{self.number}[{', '.join(map(str, self.shape))}]"
 
 
-def plain(name: str) -> Number:
-    dtype = np.dtype(name)
-    return Number(name, sympy.Integer(dtype.itemsize), lambda sizes: dtype)
+class Later:
+    """A class attribute that is worked out when it is first asked for."""
+
+    def __init__(self, find: Callable[[], Any]) -> None: self.find = find
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        if not hasattr(self, "found"): self.found = self.find()
+        return self.found
 
 
-f2, f4, f8, i4, i8, u1, u2, u4 = map(plain, ("f2", "f4", "f8", "i4", "i8", "u1", "u2", "u4"))
+def total(fields: Mapping[str, Array]) -> "sympy.Expr":
+    """Bytes of all these arrays, as one expression."""
+    import sympy
+    return sympy.expand(sympy.Add(*(array.bytes for array in fields.values())))
 
 
-def unsigned(limit: sympy.Symbol) -> Number:
+f2, f4, f8, i4, i8, u1, u2, u4 = (Number(name, np.dtype(name)) for name in ("f2", "f4", "f8", "i4", "i8", "u1", "u2", "u4"))
+
+
+def unsigned(limit: Any) -> Number:
     """The narrowest of u2 and u4 that can name one of `limit` things: unsigned, so a kernel needs no sign extension."""
-    name = f"unsigned({limit})"
-    width = sympy.Piecewise((2, limit <= 65535), (4, True))
-    return Number(name, width, lambda sizes: np.dtype("u2" if sizes[limit] <= 65535 else "u4"))
+    return Number(f"unsigned({limit})", np.dtype("u2"), own(limit))
+
+
+def own(given: Any) -> Any:
+    """A size as one of this module where it is a number or a name."""
+    if isinstance(given, Size): return given
+    if isinstance(given, int): return Size("", (given,))
+    return size(given.name, given.is_positive) if given.is_Symbol else given
 
 
 def wrong(given: Any) -> str:
     """What is the matter with a size; empty if nothing is."""
+    if isinstance(given, Size): return ""
     if isinstance(given, str):
         return f"the size {given!r} is text; write {suggest(given) or 'a size'} without quotes"
+    if type(given) is int and given >= 0: return ""
+    import sympy
     if not isinstance(given, sympy.Expr | int) or isinstance(given, bool):
         return f"the size {given!r} is a {type(given).__name__}, not a whole number or a size such as n, p or nnz"
     expression = sympy.sympify(given)
@@ -105,7 +231,8 @@ def wrong(given: Any) -> str:
 
 def suggest(name: str) -> str:
     """The known size that a name was probably meant to be; empty if none is near."""
-    known = [name for name, value in globals().items() if isinstance(value, sympy.Symbol)]
+    import difflib
+    known = [name for name, value in globals().items() if isinstance(value, Size)]
     return next(iter(difflib.get_close_matches(name, known, 1, 0.5)), "")
 
 

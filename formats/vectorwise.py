@@ -2,14 +2,13 @@
 from types import MappingProxyType
 
 import numpy as np
-from sympy import ceiling
 
 from .arrays import FormatError
 from .csr import CSR
 from .format import Format
 from .nm import sound
 from .pruning import importance
-from .sizes import T, c, f4, group, kept, n, p, u4
+from .sizes import T, c, ceiling, f4, group, kept, n, p, u4
 
 WIDTH = 32
 

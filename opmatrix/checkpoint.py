@@ -4,17 +4,18 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from formats.shapes import ShapeError
 from opmatrix.data import Data
 from opmatrix.errors import InputError
-from opmatrix.term import Operator
 from opmatrix.text import Tokenizer
+
+if TYPE_CHECKING:
+    from opmatrix.term import Operator
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 Widening = Callable[[NDArray[Any]], NDArray[Any]]
@@ -110,9 +111,10 @@ class Checkpoint:
                              f"leads to {sized(shape)}: check {', '.join(keys)}")
         return Data(tensor.read(), name)
 
-    def operator(self) -> Operator:
+    def operator(self) -> "Operator":
         """The whole model as an operator. Raises InputError as `at` does, and where the config's sizes do not fit one
         another or leave out layers that the weights hold."""
+        from formats.shapes import ShapeError
         from opmatrix.models import build
         used: set[str] = set()
 

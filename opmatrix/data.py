@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.shapes import brief
-
 
 class Data:
     """An array as an attribute: equal where its numbers are, so weights shared between layers are one node.
@@ -22,6 +20,7 @@ class Data:
     def __init__(self, array: Any, name: str | None = None) -> None:
         array = np.atleast_1d(np.asarray(array))
         if array.dtype.kind not in "fiub":
+            from formats.shapes import brief
             raise TypeError(f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (a size that "
                             "is not known yet is none: put a matrix of known size before it)")
         self.array: NDArray[Any] = (array.astype(np.float64) if array.shape == (1,) else array).view()

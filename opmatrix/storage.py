@@ -1,26 +1,19 @@
 """Programs on disk: a directory of JSON and safetensors, written whole or not at all, read bit for bit, mistrusted."""
 import json
-import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from formats import FORMATS, from_arrays
-from formats.arrays import room
 from opmatrix.checkpoint import Tensor, header
 from opmatrix.errors import InputError
+from opmatrix.mapped import AGAIN, NUMBERS, Digest, Part, array, padding, view, write_tensors
 from opmatrix.program import ARRAY, Constant, Program, Step
 
 PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
 APART = ("tokenizer", "config", "certificate")              # entries of meta with a file of their own
 KIND, VERSION = "opmatrix program", 2
-NUMBERS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U8": "u1", "U16": "<u2", "U32": "<u4", "I32": "<i4", "I64": "<i8"}
-AGAIN = "copy the whole directory again, or make the program anew"
 
 
 def save(program: Program, directory: str | Path) -> None:
@@ -29,7 +22,9 @@ def save(program: Program, directory: str | Path) -> None:
     target = Path(directory).resolve()
     if target.exists() and not replaceable(target):
         raise InputError(f"{directory}: it exists and is no opmatrix program: choose another directory or remove it")
-    fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    import shutil
+    from uuid import uuid4
+    fresh = target.with_name(f".{target.name}.{uuid4().hex[:8]}")
     try:
         fresh.mkdir(parents=True)
         write(program, fresh)
@@ -46,14 +41,12 @@ def replaceable(target: Path) -> bool:
 
 
 def write(program: Program, directory: Path) -> None:
-    from safetensors.numpy import save_file
     described = program.described()
     meta = described["meta"]
     head = {"kind": KIND, "version": VERSION, "hash": program.hash}
     described["meta"] = {k: v for k, v in meta.items() if k not in APART}
     (directory / PROGRAM).write_text(spread(head | described), "utf-8")
-    save_file({name: np.ascontiguousarray(array) for name, array in program.arrays()}, directory / WEIGHTS)
-    shutil.copymode(directory / PROGRAM, directory / WEIGHTS)
+    write_tensors(dict(program.arrays()), directory / WEIGHTS)
     for name in APART:
         if (entry := program.meta.get(name)) is not None:
             text = entry if name == "tokenizer" else json.dumps(entry, indent=1)
@@ -72,6 +65,7 @@ def spread(value: Any, depth: int = 0) -> str:
 
 def swap(fresh: Path, target: Path) -> None:
     """Put the fresh directory in the target's place. What was there is put back if that fails."""
+    import shutil
     if not target.exists():
         fresh.rename(target)
         return
@@ -95,13 +89,22 @@ def load(directory: str | Path) -> Program:
     if (version := found.get("version")) != VERSION:
         raise InputError(f"{file}: version is {version!r}, but this opmatrix reads {VERSION}: {AGAIN}")
     beside = {name: entry for name in APART if (entry := apart(directory, name)) is not None}
-    meta = field(file, found, "meta", dict) | beside
-    constants = unpacked(file, field(file, found, "constants", dict), tensors(directory / WEIGHTS))
-    steps = [step(file, i, row) for i, row in enumerate(field(file, found, "steps", list))]
-    with blamed(file, "steps"): program = Program(steps, constants, field(file, found, "output", str), meta)
-    if program.hash != field(file, found, "hash", str):
-        raise InputError(f"{file}: hash is {found['hash']!r}, but the files have {program.hash!r}: one was changed "
+    meta, described = field(file, found, "meta", dict) | beside, field(file, found, "constants", dict)
+    rows, output = field(file, found, "steps", list), field(file, found, "output", str)
+    said = {"meta": {name: entry for name, entry in meta.items() if name != "certificate"}, "constants": described,
+            "steps": rows, "output": output}
+    weights = file.with_name(WEIGHTS)
+    stored = parts(file, described, tensors(weights))
+    with weights.open("rb") as raw:
+        mapped = view(raw)
+        with Digest(said, sorted(stored.items()), raw) as digest:
+            constants = unpacked(weights, described, stored, mapped)
+            steps = [step(file, i, row) for i, row in enumerate(rows)]
+            with blamed(file, "steps"): program = Program(steps, constants, output, meta)
+    if digest.found != field(file, found, "hash", str):
+        raise InputError(f"{file}: hash is {found['hash']!r}, but the files have {digest.found!r}: one was changed "
                          f"after saving: {AGAIN}")
+    program.hash = digest.found
     return program
 
 
@@ -142,38 +145,36 @@ def step(file: Path, i: int, row: Any) -> Step:
     raise InputError(f"{file}: steps[{i}] is {row!r:.80}, not [kernel, operands, attributes, output]")
 
 
-def read_array(tensor: Tensor) -> NDArray[Any]:
-    """A tensor as it lies in its file, in memory of its own that begins on a cache line and is only read: a format keeps it
-    without another copy."""
-    if tensor.number not in NUMBERS:
-        raise InputError(f"{tensor.file}: array {tensor.name!r} has number type {tensor.number}, no program's: {AGAIN}")
-    array = room(tensor.shape, np.dtype(NUMBERS[tensor.number]))
-    with tensor.file.open("rb") as raw:
-        raw.seek(tensor.start)
-        raw.readinto(array.reshape(-1).view(np.uint8))      # type: ignore[arg-type]
-    array.flags.writeable = False
-    return array
-
-
 def tensors(file: Path) -> dict[str, Tensor]:
     """Where the arrays of a program lie."""
     if not file.is_file(): raise InputError(f"{file}: it is missing: {AGAIN}")
     return header(file)
 
 
-def unpacked(file: Path, described: Mapping[str, Any], arrays: dict[str, Tensor]) -> dict[str, Constant]:
-    """The constants that program.json describes, from the arrays beside it: each array is used, and used once, and read when
-    its turn comes."""
-    weights, constants = file.with_name(WEIGHTS), {}
+def parts(file: Path, described: Mapping[str, Any], found: dict[str, Tensor]) -> dict[str, list[Part]]:
+    """The arrays of each constant that program.json describes: each array is used, and used once."""
+    weights, stored = file.with_name(WEIGHTS), {}
     for name, meta in described.items():
         kind = str(meta.get("format")) if isinstance(meta, dict) else "None"
         if meta != ARRAY and kind not in FORMATS:
             raise InputError(f"{file}: constants: {name!r}: format {kind!r} is unknown: array, {', '.join(FORMATS)}")
-        keys = {name: name} if meta == ARRAY else {f"{name}.{key}": key for key in FORMATS[kind].fields}
-        if lost := [key for key in keys if key not in arrays]:
+        keys = {name: ""} if meta == ARRAY else {f"{name}.{key}": key for key in FORMATS[kind].fields}
+        if lost := [key for key in keys if key not in found]:
             raise InputError(f"{weights}: array {lost[0]!r} is missing, which {PROGRAM} names: {AGAIN}")
-        taken = {keys[key]: read_array(arrays.pop(key)) for key in keys}
+        stored[name] = [Part(key, kind, of, found.pop(key)) for key, of in keys.items()]
+    for tensor in (part.tensor for several in stored.values() for part in several):
+        if tensor.number not in NUMBERS:
+            raise InputError(f"{weights}: array {tensor.name!r} has number type {tensor.number}, no program's: {AGAIN}")
+    if left := [name for name, tensor in found.items() if not padding(tensor)]:
+        raise InputError(f"{weights}: array {min(left)!r} belongs to no constant of {PROGRAM}: {AGAIN}")
+    return stored
+
+
+def unpacked(weights: Path, described: Mapping[str, Any], stored: Mapping[str, list[Part]], mapped: Any) -> dict[str, Constant]:
+    """The constants that program.json describes, from the arrays beside it. Whether their numbers are finite `Digest` says."""
+    constants: dict[str, Constant] = {}
+    for name, meta in described.items():
         with blamed(weights, f"constant {name!r}"):
-            constants[name] = taken[name] if meta == ARRAY else from_arrays(meta, taken)
-    if arrays: raise InputError(f"{weights}: array {min(arrays)!r} belongs to no constant of {PROGRAM}: {AGAIN}")
+            taken = {part.field: array(part, mapped) for part in stored[name]}
+            constants[name] = taken[""] if meta == ARRAY else from_arrays(meta, taken, numbers=False)
     return constants

@@ -1,6 +1,5 @@
 """Texts: a tokenizer without padding or cutting, the sentences that calibrate and verify, and sentence embeddings."""
 from collections.abc import Callable, Iterable, Sequence
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -57,6 +56,7 @@ class Tokenizer:
 
 def sentences() -> list[str]:
     """The 128 short sentences that come with the package."""
+    from importlib.resources import files
     return (files("opmatrix") / "sentences.txt").read_text("utf-8").splitlines()
 
 

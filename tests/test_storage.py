@@ -1,6 +1,10 @@
 """Programs on disk: the same bits back, whole or not at all, and one line that names what is wrong with a file."""
 import json
+import mmap
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,6 +101,76 @@ def test_the_hash_is_of_everything_but_the_certificate(program):
     assert len({program.hash, *(other.hash for other in others)}) == 5
 
 
+# ---- arrays in a file
+
+def lies_in(array):
+    """What a view is a view of, in the end."""
+    while isinstance(array, np.ndarray) and array.base is not None: array = array.base
+    return array.obj if isinstance(array, memoryview) else array
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_arrays_are_mapped_and_begin_on_cache_lines(tmp_path, format):
+    bert_program(CONFIG, arrays(CONFIG), fused_layer, FORMATS[format]).save(tmp_path / "p")
+    loaded = dict(Program.load(tmp_path / "p").arrays())
+    assert all(array.ctypes.data % 64 == 0 and not array.flags.writeable for array in loaded.values())
+    assert all(isinstance(lies_in(array), mmap.mmap) for array in loaded.values() if array.size)
+    assert {name for name in load_file(tmp_path / "p" / WEIGHTS) if not name.startswith("padding")} == set(loaded)
+
+
+def test_arrays_that_lie_anywhere_are_copied(tmp_path):
+    program = bert_program(CONFIG, arrays(CONFIG), fused_layer, FORMATS["csr"])
+    program.save(tmp_path / "p")
+    save_file({"shift": np.zeros(3, np.uint8)} | dict(program.arrays()), file := tmp_path / "p" / WEIGHTS)
+    raw = file.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    assert any((8 + length + entry["data_offsets"][0]) % 64 for entry in json.loads(raw[8:8 + length]).values())
+    with pytest.raises(InputError, match="array 'shift' belongs to no"): Program.load(tmp_path / "p")
+    save_file(dict(program.arrays()), file)
+    loaded = Program.load(tmp_path / "p")
+    assert all(array.ctypes.data % 64 == 0 for _, array in loaded.arrays())
+    assert np.array_equal(loaded.run(RAGGED), program.run(RAGGED))
+
+
+def test_what_cannot_be_mapped_is_read(saved, program, monkeypatch):
+    def none(*_, **__): raise OSError(19, "No such device")
+    monkeypatch.setattr(mmap, "mmap", none)
+    loaded = Program.load(saved)
+    assert all(array.ctypes.data % 64 == 0 and isinstance(lies_in(array), np.ndarray) for _, array in loaded.arrays())
+    assert loaded.hash == program.hash and np.array_equal(loaded.run(RAGGED), program.run(RAGGED))
+
+
+@pytest.mark.parametrize("harm", [
+    lambda saved, other: other.save(saved), lambda saved, other: shutil.rmtree(saved), lambda saved, other: (saved / WEIGHTS).unlink(),
+], ids=["replaced", "removed", "weights removed"])
+def test_a_loaded_program_outlives_its_files(saved, program, harm):
+    loaded = Program.load(saved)
+    harm(saved, Program(program.steps, program.constants | {"word": Dense.pack(0 * program.constants["word"].unpack())},
+                        program.output, program.meta))
+    assert np.array_equal(loaded.run(RAGGED), program.run(RAGGED))
+
+
+def test_the_hash_of_the_files_is_that_of_the_program(saved):
+    loaded = Program.load(saved)
+    said = loaded.hash
+    del loaded.hash
+    assert loaded.hash == said
+
+
+def test_arrays_of_another_number_type_are_not_stored(program, tmp_path):
+    odd = Program(program.steps, {**program.constants, "odd": np.zeros(3, np.complex64)}, program.output, program.meta)
+    with pytest.raises(InputError, match="array 'odd' is of complex64"): odd.save(tmp_path / "odd")
+    assert not list(tmp_path.iterdir())
+
+
+def test_loading_imports_nothing_heavy(saved):
+    heavy = "{'sympy', 'scipy', 'numba', 'llvmlite', 'egglog', 'rich', 'tokenizers', 'torch', 'matplotlib'}"
+    code = (f"import sys; from opmatrix.program import Program; program = Program.load({str(saved)!r}); "
+            f"print(*{heavy} & set(sys.modules)); program.run([[3, 4], [5]]); program.cost([[3]]); print('sympy' in sys.modules)")
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert run.stdout.split() == ["False"], run.stdout + run.stderr
+
+
 # ---- what was there before
 
 def test_a_program_is_replaced_and_what_else_was_there_is_kept(saved, program):
@@ -129,7 +203,7 @@ def test_a_failed_save_leaves_the_old_one(saved, program, monkeypatch):
     before = {p.name: p.read_bytes() for p in saved.iterdir()}
 
     def full(*_): raise OSError(28, "No space left on device")
-    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    monkeypatch.setattr("opmatrix.storage.write_tensors", full)
     with pytest.raises(InputError, match="No space left on device"): program.replace(model="other").save(saved)
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
     assert [p.name for p in saved.parent.iterdir()] == [saved.name]
@@ -192,6 +266,8 @@ DAMAGE = {
     "weights are text": (lambda d: (d / WEIGHTS).write_text("hello, world"), "weights.safetensors: 12 bytes that are"),
     "an array lost": (tensors(lambda t: t.pop(WORD)), "weights.safetensors: array 'word.w' is missing"),
     "an array more": (tensors(lambda t: t.update(extra=t[WORD])), "weights.safetensors: array 'extra' belongs to no"),
+    "padding that is none": (tensors(lambda t: next(v for k, v in t.items() if k.startswith("padding")).__setitem__(0, 1)),
+                             "array 'padding[0-9]+' belongs to no constant"),
     "an array shorter": (tensors(lambda t: t.update({WORD: t[WORD][1:].copy()})), "safetensors: constant 'word'"),
     "an array in float64": (tensors(lambda t: t.update({BIAS: t[BIAS].astype("f8")})),
                             "program.json: steps: step .* must be Vector"),

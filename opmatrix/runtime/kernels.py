@@ -10,7 +10,6 @@ from formats import kernels as compiled
 from formats.epilogue import ACTIVATIONS, NORMS, Epilogue
 from opmatrix.patterns import parse
 from opmatrix.runtime import costs, meanings, shapes
-from opmatrix.runtime import interpret as reading
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.values import (
     Array,
@@ -116,7 +115,7 @@ def headwise(out, x: Heads, weight: Stack):
 
 # ---- anything
 
-@kernel(gives=shapes.interpreted, means=lambda a: reading.exact(a), cost=costs.interpreted)
+@kernel(gives=shapes.interpreted, means=meanings.read, cost=costs.interpreted)
 def interpret(out, batch, x0: Rows | Heads = None, x1: Rows | Heads = None, x2: Rows | Heads = None,
               x3: Rows | Heads = None, x4: Rows | Heads = None, x5: Rows | Heads = None, x6: Rows | Heads = None,
               x7: Rows | Heads = None, c0: Array = None, c1: Array = None, c2: Array = None, c3: Array = None,
@@ -124,7 +123,7 @@ def interpret(out, batch, x0: Rows | Heads = None, x1: Rows | Heads = None, x2: 
     """What no other kernel computes: a term of the algebra over these values and arrays, in float64, rounded once."""
     a = Bound(batch=batch, term=term, x0=x0, x1=x1, x2=x2, x3=x3, x4=x4, x5=x5, x6=x6, x7=x7,
               c0=c0, c1=c1, c2=c2, c3=c3, c4=c4, c5=c5, c6=c6, c7=c7)
-    out[...] = reading.exact(a)
+    out[...] = meanings.read(a)
 
 
 # ---- views: nothing is copied

@@ -4,7 +4,6 @@ from typing import Any
 
 from formats import LowRank, LowRankSparse
 from opmatrix.patterns import parse
-from opmatrix.runtime import interpret
 from opmatrix.runtime.values import FLOAT, Heads, Rows, Scores, Size
 
 
@@ -101,6 +100,7 @@ def reach(a: Bound) -> None:
 
 
 def interpreted(a: Bound) -> Rows | Heads:
+    from opmatrix.runtime import interpret
     found = interpret.shape(a)
     return Rows(found.cols) if found.heads == 1 else Heads(found.heads, found.cols)
 
