@@ -1,27 +1,29 @@
 """Arrays of a program in a safetensors file. They are mapped into memory, each beginning on a cache line: what nobody looks at is
-never loaded, and what is loaded is shared by all who run the program. Their hash is worked out meanwhile, through a buffer."""
+never loaded, and what is loaded is shared by all who run the program. Their hash is worked out meanwhile, through buffers."""
 import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from io import BufferedReader
 from math import prod
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.arrays import LINE, aligned, finite, room
+from formats.threads import threads
 from opmatrix.checkpoint import Tensor
 from opmatrix.errors import InputError
 
 NUMBERS = {name: np.dtype(number) for name, number in {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U8": "u1", "U16": "<u2",
                                                        "U32": "<u4", "I32": "<i4", "I64": "<i8"}.items()}
 GAP = "padding"                                             # what names of arrays of zeros between the others begin with
-BUFFER = 1 << 20                                            # bytes that are hashed at a time
+PIECE = 1 << 20                                             # bytes that are hashed at a time
+MOST = 4                                                    # threads that do so: more would wait for memory
 AGAIN = "copy the whole directory again, or make the program anew"
 
 
@@ -51,6 +53,8 @@ class Part(NamedTuple):
 
     @property
     def number(self) -> np.dtype[Any]: return NUMBERS[self.tensor.number]
+    @property
+    def bytes(self) -> int: return prod(self.tensor.shape) * self.number.itemsize
 
 
 def padding(tensor: Tensor) -> bool:
@@ -82,46 +86,64 @@ def array(part: Part, mapped: mmap.mmap | NDArray[np.uint8]) -> NDArray[Any]:
     return kept
 
 
-class Digest(Thread):
-    """`Program.hash` of what files say, worked out beside other work. Leaving it waits for it; InputError names a number that is
-    not finite."""
+def summed(said: Mapping[str, Any], arrays: Iterable[tuple[str, str, tuple[int, ...], Iterable[bytes]]]) -> str:
+    """The hash of a program: sha256 of what JSON says of it and, of each array, its name, number type, shape and the sha256 of each
+    of its pieces, so that these can be worked out side by side."""
+    total = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    for name, number, shape, pieces in arrays:
+        total.update(f"{name} {number} {shape}".encode())
+        for each in pieces: total.update(each)
+    return total.hexdigest()[:32]
 
-    def __init__(self, said: Mapping[str, Any], stored: Iterable[tuple[str, list[Part]]], raw: BufferedReader):
-        super().__init__()
-        self.total, self.stored = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16), stored
-        self.raw = raw
+
+def pieces(array: NDArray[Any]) -> Iterator[bytes]:
+    """The sha256 of each piece of an array."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for at in range(0, len(flat), PIECE): yield hashlib.sha256(flat[at:at + PIECE].data).digest()
+
+
+class Digest:
+    """`Program.hash` of what files say, worked out beside other work, through buffers. Leaving it waits for it; InputError names a
+    number that is not finite."""
+
+    def __init__(self, said: Mapping[str, Any], stored: Mapping[str, list[Part]], raw: BufferedReader):
+        self.said, self.raw, self.lock = said, raw, Lock()
+        self.parts = [(name, part) for name, several in sorted(stored.items()) for part in several]
+        self.sums: list[list[bytes]] = [[b""] * -(-part.bytes // PIECE) for _, part in self.parts]
+        self.left = iter([(i, at) for i, sums in enumerate(self.sums) for at in range(len(sums))])
         self.wrong: InputError | None = None
+        self.threads = [Thread(target=self.work) for _ in range(min(threads(), MOST))]
 
     def __enter__(self) -> "Digest":
-        self.start()
+        for thread in self.threads: thread.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.join()
+        for thread in self.threads: thread.join()
         if self.wrong and raised == (None, None, None): raise self.wrong
 
     @property
-    def found(self) -> str: return self.total.hexdigest()
+    def found(self) -> str:
+        described = ((part.name, part.number.str, part.tensor.shape, sums)
+                     for (_, part), sums in zip(self.parts, self.sums, strict=True))
+        return summed(self.said, described)
 
-    def run(self) -> None:
-        buffer = memoryview(bytearray(BUFFER))
+    def work(self) -> None:
+        """Take pieces that nobody has taken."""
+        buffer = memoryview(bytearray(PIECE))
         try:
-            for name, several in self.stored:
-                for part in several: self.add(name, part, buffer)
+            for i, at in self.left: self.sums[i][at] = self.piece(*self.parts[i], at * PIECE, buffer)
         except InputError as error: self.wrong = error
-        except OSError as error: self.wrong = InputError(f"{part.tensor.file}: it cannot be read: {error.strerror}")
+        except OSError as error: self.wrong = InputError(f"{self.raw.name}: it cannot be read: {error.strerror}")
 
-    def add(self, name: str, part: Part, buffer: memoryview) -> None:
-        """One array, as much at a time as the buffer holds."""
-        self.total.update(f"{part.name} {part.number.str} {part.tensor.shape}".encode())
-        left = prod(part.tensor.shape) * part.number.itemsize
-        self.raw.seek(part.tensor.start)
-        while left:
-            some = buffer[:min(left, BUFFER)]
-            if self.raw.readinto(some) != len(some): raise InputError(f"{part.tensor.file}: it ends within {part.name!r}: {AGAIN}")
-            self.total.update(some)
-            left -= len(some)
-            if part.field and part.number.kind == "f" and not finite(numbers := np.frombuffer(some, part.number)):
-                bad = numbers[~np.isfinite(numbers)][0]
-                raise InputError(f"{part.tensor.file}: constant {name!r}: {part.format}.{part.field}: it holds {bad}, which is not "
-                                 "finite")
+    def piece(self, name: str, part: Part, at: int, buffer: memoryview) -> bytes:
+        """The sha256 of the piece of an array that begins at a byte."""
+        some = buffer[:min(PIECE, part.bytes - at)]
+        with self.lock:
+            self.raw.seek(part.tensor.start + at)
+            read = self.raw.readinto(some)
+        if read != len(some): raise InputError(f"{part.tensor.file}: it ends within {part.name!r}: {AGAIN}")
+        if part.field and part.number.kind == "f" and not finite(numbers := np.frombuffer(some, part.number)):
+            bad = numbers[~np.isfinite(numbers)][0]
+            raise InputError(f"{part.tensor.file}: constant {name!r}: {part.format}.{part.field}: it holds {bad}, which is not finite")
+        return hashlib.sha256(some).digest()

@@ -1,5 +1,4 @@
 """Programs: a schedule of kernel calls over planned buffers, which runs, prints, prices itself and is saved."""
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -124,13 +123,9 @@ class Program:
 
     @cached_property
     def hash(self) -> str:
-        """blake2b of everything but the certificate, which itself holds this hash."""
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(json.dumps(self.described(), sort_keys=True).encode())
-        for name, array in self.arrays():
-            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+        """Of everything but the certificate, which itself holds this hash; see opmatrix.mapped."""
+        from opmatrix.mapped import pieces, summed
+        return summed(self.described(), ((name, array.dtype.str, array.shape, pieces(array)) for name, array in self.arrays()))
 
     def described(self) -> dict[str, Any]:
         """Everything but the arrays and the certificate, as JSON."""

@@ -13,7 +13,7 @@ from opmatrix.program import ARRAY, Constant, Program, Step
 
 PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
 APART = ("tokenizer", "config", "certificate")              # entries of meta with a file of their own
-KIND, VERSION = "opmatrix program", 2
+KIND, VERSION = "opmatrix program", 3
 
 
 def save(program: Program, directory: str | Path) -> None:
@@ -97,7 +97,7 @@ def load(directory: str | Path) -> Program:
     stored = parts(file, described, tensors(weights))
     with weights.open("rb") as raw:
         mapped = view(raw)
-        with Digest(said, sorted(stored.items()), raw) as digest:
+        with Digest(said, stored, raw) as digest:
             constants = unpacked(weights, described, stored, mapped)
             steps = [step(file, i, row) for i, row in enumerate(rows)]
             with blamed(file, "steps"): program = Program(steps, constants, output, meta)

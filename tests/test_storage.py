@@ -150,7 +150,10 @@ def test_a_loaded_program_outlives_its_files(saved, program, harm):
     assert np.array_equal(loaded.run(RAGGED), program.run(RAGGED))
 
 
-def test_the_hash_of_the_files_is_that_of_the_program(saved):
+@pytest.mark.parametrize("piece", [1 << 20, 256, 4096])
+def test_the_hash_of_the_files_is_that_of_the_program(saved, program, monkeypatch, piece):
+    monkeypatch.setattr("opmatrix.mapped.PIECE", piece)
+    program.replace(model="other").save(saved)
     loaded = Program.load(saved)
     said = loaded.hash
     del loaded.hash
@@ -241,7 +244,7 @@ DAMAGE = {
     "program empty": (cut(PROGRAM, 0), "program.json: no JSON"),
     "program is a list": (lambda d: (d / PROGRAM).write_text("[]"), "program.json: it holds a list, not an object"),
     "another kind": (edit(lambda p: p.update(kind="cake")), "program.json: kind is 'cake'"),
-    "another version": (edit(lambda p: p.update(version=99)), "program.json: version is 99, but this opmatrix reads 2"),
+    "another version": (edit(lambda p: p.update(version=99)), "program.json: version is 99, but this opmatrix reads 3"),
     "no steps": (edit(lambda p: p.pop("steps")), "program.json: 'steps' is missing"),
     "steps are no list": (edit(lambda p: p.update(steps={})), "program.json: 'steps' is a dict, not a list"),
     "a step is no step": (edit(lambda p: p["steps"].insert(2, ["scale"])), r"program.json: steps\[2\] is \['scale'\]"),
