@@ -17,6 +17,7 @@ FUNCTIONS: dict[str, "Function"] = {}
 FAST = {"contract", "reassoc", "nsz", "arcp"}               # sums in any order; infinities and NaN keep their meaning
 OPTIONS: dict[str, Any] = dict(boundscheck=False, error_model="numpy")
 HELPER = OPTIONS | dict(no_cpython_wrapper=True, no_cfunc_wrapper=True, no_rewrites=True)      # not for Python to call
+COMMON = "activations", "epilogue", "gemm", "linear", "pool"                                   # modules that most others need
 COMPILING = RLock()
 
 
@@ -92,7 +93,7 @@ def together(*needed: Function) -> Generator[list[Function]]:
 def provide(functions: Iterable[Function], progress: Callable[[str, float], None] = lambda name, seconds: None,
             others: bool = False) -> None:
     """Give functions their addresses: from the cache, or compiled, with progress(name, seconds) after each. With others, if any
-    must be compiled, so are all that are declared and not rare: they are most likely needed next."""
+    must be compiled, so are those that are most likely needed next: of the same modules, and of common ones."""
     with COMPILING:
         begun, missing = time.perf_counter(), []
         for each in dict.fromkeys(functions):
@@ -102,7 +103,10 @@ def provide(functions: Iterable[Function], progress: Callable[[str, float], None
                 begun = time.perf_counter()
         if not missing: return
         from .compiler import compile_each
-        if others: missing = list(dict.fromkeys([*missing, *(each for each in FUNCTIONS.values() if not (each.rare or each.found()))]))
+        if others:
+            near = {each.body.__module__ for each in missing} | {f"{__package__}.{each}" for each in COMMON}
+            missing += [each for each in FUNCTIONS.values() if each.body.__module__ in near and each not in missing
+                        and not each.rare and not each.found()]
         compile_each(missing, progress)
         if lost := [each.name for each in missing if not each.found()]:
             raise RuntimeError(f"kernels {', '.join(lost)} were compiled, but are not whole in {objects.target()}: is its disk full?")

@@ -41,19 +41,23 @@ def compile_each(functions: list[Function], progress: Callable[[str, float], Non
 
 @contextmanager
 def started(functions: list[Function], count: int) -> Iterator[tuple[Any, ...]]:
-    """(their answers, what they say, processes) of so many processes; what one has claimed no other compiles."""
+    """(their answers, what they say, processes) of so many processes. What one has claimed no other compiles; they begin far from
+    each other, as neighbours share what they call."""
     paths = [os.path.abspath(each) for each in sys.path]
     environment = os.environ | {"OPMATRIX_COMPILES": "1", "PYTHONPATH": os.pathsep.join(paths), "NUMBA_CPU_NAME": NAME,
                                 "NUMBA_CPU_FEATURES": FEATURES}
     names = [f"{each.body.__module__}:{each.name}" for each in functions]
     with tempfile.TemporaryDirectory(prefix="opmatrix-") as claims, tempfile.TemporaryFile() as said:
-        command = [sys.executable, "-P", "-m", __name__, str(objects.target()), claims, *names]
+        command = [sys.executable, "-P", "-m", __name__, str(objects.target()), claims]
         source, sink = os.pipe()
         processes: list[subprocess.Popen] = []
         try:
             with os.fdopen(source) as answers:
-                try: processes += [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=said, env=environment)
-                                   for _ in range(count)]
+                try:
+                    for first in range(0, count * len(names), len(names)):
+                        order = [*names[first // count:], *names[:first // count]]
+                        processes.append(subprocess.Popen([*command, *order], stdin=subprocess.DEVNULL, stdout=sink, stderr=said,
+                                                          env=environment))
                 finally: os.close(sink)
                 yield answers, said, processes
         finally:
