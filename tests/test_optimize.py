@@ -311,7 +311,7 @@ def test_a_run_gives_the_same_programs_again(place, result):
 # ---- quality
 
 def test_pairs_are_read_before_anything_else():
-    with pytest.raises(InputError, match="absent.csv"): optimize("absent", pairs="absent.csv")
+    with pytest.raises(InputError, match=r"absent\.csv"): optimize("absent", pairs="absent.csv")
 
 
 def test_quality_decides_in_place_of_the_error(tmp_path):
