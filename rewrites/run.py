@@ -230,7 +230,7 @@ class Run:
         from opmatrix.spectra import Limits
         self.choices = candidates(self.space, self.structures["exact"], self.programs["exact"], self.emitter, self.representable,
                                   self.workload.fit, self.workload.probe,
-                                  Limits(error=max(0.5, error), most=4, narrowest=self.representable.narrowest), progress,
+                                  Limits(error=max(0.5, error), most=6, narrowest=self.representable.narrowest), progress,
                                   self.approximations)
 
     def front(self, error: float, memory: float | None) -> None:
