@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from formats.threads import limit, threads
 from opmatrix.runtime.values import FLOAT, LINE, lines
 
-GROUP = 128                                                 # rows of a group, about: weights are read once for so many
+GROUP, LARGER, FAR = 128, 256, 64_000_000                    # rows of a group, about; and where weights take so many bytes, which
+                                                            # far memory then holds: they are read once for each group
 READING = 4                                                 # rows that reading the weights takes as long as
 WAITING = 1.1                                               # times as long as alone where all work together
 KEPT = 256                                                  # scripts of a program that are remembered
@@ -61,12 +62,12 @@ class Group(NamedTuple):
     high: int
 
 
-def grouped(starts: Words, workers: int) -> list[Group]:
-    """The groups of a batch: one where all workers are quicker on it together."""
+def grouped(starts: Words, workers: int, most: int) -> list[Group]:
+    """The groups of a batch, about `most` rows each: one where all workers are quicker on it together."""
     rows, sentences = int(starts[-1]), len(starts) - 1
     whole = [Group(0, sentences, 0, rows)]
     if sentences < 2: return whole
-    count = workers * -(-rows // (workers * GROUP))
+    count = workers * -(-rows // (workers * most))
     wanted = rows * np.arange(1, count) / count
     cuts = sorted({0, sentences, *(int(np.abs(starts - each).argmin()) for each in wanted)})
     parts = [Group(a, b, int(starts[a]), int(starts[b])) for a, b in pairwise(cuts)]
@@ -96,6 +97,12 @@ class Recorded:
                 for name, table in zip(call.bound.fields.split(","), call.bound.tables, strict=True):
                     limits[name] = min(table.shape[0], limits.get(name, table.shape[0]))
         return limits
+
+    @cached_property
+    def group(self) -> int:
+        """Rows of a group, about."""
+        weights = {id(weight): weight.nbytes for call in self.schedule.calls if (weight := getattr(call.bound, "weight", None)) is not None}
+        return GROUP if sum(weights.values()) < FAR else LARGER
 
     def script(self, rows: int, workers: int) -> Any:
         """The script for so many rows on so many workers. The pool is locked."""
@@ -133,9 +140,9 @@ class Recorded:
         """Bytes of the result, the inputs, and what lies between kernels, of every worker. Without the sentences' starts as if
         they could be cut anywhere."""
         workers, columns = threads(), self.schedule.calls[self.schedule.result].shape.cols
-        groups = [] if starts is None else [group.high - group.low for group in grouped(starts, workers)]
+        groups = [] if starts is None else [group.high - group.low for group in grouped(starts, workers, self.group)]
         many = len(groups) > 1
-        at_once = workers * self.arena(max(groups)) if many else self.arena(groups[0] if groups else min(rows, workers * GROUP))
+        at_once = workers * self.arena(max(groups)) if many else self.arena(groups[0] if groups else min(rows, workers * self.group))
         return at_once + lines(FLOAT * columns * rows) + 8 * Slots.count(rows) + OBJECTS
 
     def arena(self, rows: int) -> int:
@@ -150,7 +157,7 @@ class Recorded:
         from formats.kernels.replay import REPLAY, conduct, replay
         fields = {name: batch.field(name, most) for name, most in self.read.items()}
         workers = threads()
-        groups = grouped(batch.starts, workers)
+        groups = grouped(batch.starts, workers, self.group)
         together = len(groups) == 1
         with POOL.lock:
             scripts = [self.script(group.high - group.low, workers if together else 1) for group in groups]
