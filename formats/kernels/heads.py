@@ -148,9 +148,8 @@ def heads_of(name: str, array: np.ndarray | None, rows: int, heads: int) -> tupl
 
 
 class Layout(NamedTuple):
-    """Where the sequences of a batch lie: row offsets, query tiles before each, scores of one head before each."""
+    """Where the sequences of a batch lie: row offsets, scores of one head before each."""
     starts: np.ndarray
-    first: np.ndarray
     before: np.ndarray
 
 
@@ -160,7 +159,12 @@ def layout(starts: bytes) -> Layout:
     rows = np.frombuffer(starts, np.int64).copy()             # an address is found sooner where it may be written to
     lengths = np.diff(rows)
     if not rows.size or rows[0] != 0 or (lengths < 0).any(): raise ValueError(f"starts: must rise from 0, got {rows}")
-    return Layout(rows, *(np.concatenate(([0], np.cumsum(part))) for part in (-(-lengths // QUERIES), lengths ** 2)))
+    return Layout(rows, sums(lengths ** 2))
+
+
+def sums(counts: np.ndarray) -> np.ndarray:
+    """What comes before each, and all."""
+    return np.concatenate(([0], np.cumsum(counts)))
 
 
 def served(name: str, array: np.ndarray | None, heads: int) -> int:
@@ -174,7 +178,8 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
               flat: np.ndarray | None = None, source: np.ndarray | None = None, room: int = 0,
               reach: Reach = EVERY, tile: int = KEYS) -> None:
     """Launch a kernel over all tiles of queries of all heads of all sequences."""
-    batch = starts if isinstance(starts, Layout) else layout(np.asarray(starts, np.int64).tobytes())
+    batch = layout(np.asarray(starts, np.int64).tobytes())
+    first = sums(-(-np.diff(batch.starts) // QUERIES))
     T, S, count = int(batch.starts[-1]), len(batch.starts) - 1, heads * int(batch.before[-1])
     for array in (flat, source):
         if array is not None and (array.dtype != f4 or not array.flags.c_contiguous or array.size != count):
@@ -188,9 +193,9 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
     if v != o: raise ValueError(f"v and out: widths {v} and {o} differ")
     behind, ahead = (max(-ALL, min(number, ALL)) for number in reach)
     with POOL.lock:
-        values = (*places, *map(address, batch), S, heads, q, v, gemm.address,
+        values = (*places, *map(address, (batch.starts, first, batch.before)), S, heads, q, v, gemm.address,
                   *(ROOM.reserve(room) if room else (0, 0)), address(flat), *serves, behind, ahead, tile, scale)
-        launch((kernel, written([values], ATTENTION), (batch.first, heads)))
+        launch((kernel, written([values], ATTENTION), int(first[-1]) * heads))
 
 
 def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, scale: float = 1.0) -> np.ndarray:

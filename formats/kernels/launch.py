@@ -14,8 +14,7 @@ from .compiled import FUNCTIONS, Kernel, provide
 from .pool import POOL
 
 Record = np.ndarray | array                                 # of arguments: an array of one, or plain words
-Items = int | tuple[np.ndarray, int]                        # how many, or the last of an array times so many
-Stage = tuple[Kernel, Record, Items]                        # kernel, its record of arguments, items
+Stage = tuple[Kernel, Record, int]                          # kernel, its record of arguments, items
 ROOM_START, ROOM_STEP = 0x7AAA_5555_AAAA_0000, 0x7AAB_5555_AAAA_0000    # what a recording has in their place
 
 
@@ -94,8 +93,7 @@ def launch(*stages: Stage) -> None:
     """Run stages in order, each on all threads. The caller holds the pool's lock if it reserved room."""
     if HERE.recording: return HERE.recording.stages.extend(stages)
     with POOL.lock:
-        for kernel, arguments, given in stages:
-            items = given if isinstance(given, int) else int(given[0][-1]) * given[1]
+        for kernel, arguments, items in stages:
             if items == 1: kernel.call(0, 0, address(arguments))
             elif items: POOL.run(kernel.address, address(arguments), items)
 

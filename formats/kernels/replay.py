@@ -18,7 +18,7 @@ SCRIPT = np.dtype(words("words count moved moves rooms roomy steps stepped table
 # addresses of inputs and out are relative to base
 GROUP = np.dtype(words("script inputs given home result along rows cols out"))
 REPLAY = np.dtype(words("groups base apart room step"))
-ENTRY = 4                                                    # of the table: function, arguments, items, times the word at
+ENTRY = 3                                                    # of the table: function, arguments, items
 
 
 class Recording:
@@ -54,7 +54,7 @@ class Recording:
     def script(self, result: np.ndarray) -> "Script":
         """What was recorded, without addresses of its own. result: rows in memory, which it gives."""
         self.step()
-        table = np.array([[kernel.address, address(arguments), *counted(items)] for kernel, arguments, items in self.stages],
+        table = np.array([[kernel.address, address(arguments), items] for kernel, arguments, items in self.stages],
                          np.int64).reshape(-1, ENTRY)
         pieces = [np.frombuffer(each, np.int64) for each in self.records]
         content = np.concatenate([*pieces, table.ravel()])
@@ -62,11 +62,6 @@ class Recording:
         moved = relocate(content, [*self.regions, *zip(self.records, places.tolist(), strict=True)])
         found = address(result) - address(self.memory), step(result), result.shape[1]
         return Script(content, moved, len(content) - table.size, len(table), self.end, self.scratch, found)
-
-
-def counted(items: Any) -> tuple[int, int]:
-    """(items, 0), or (factor, the address of the word that it multiplies)."""
-    return (items, 0) if isinstance(items, int) else (items[1], address(items[0][-1:]))
 
 
 def line(size: int) -> int: return -(-size // 64) * 64
@@ -125,13 +120,6 @@ def prepare(g, base, room, apart):
 
 
 @njit(**HELPER)
-def items_of(entry):
-    """How many items a stage has now."""
-    stage = longs(entry, ENTRY)
-    return stage[2] * longs(stage[3], 1)[0] if stage[3] else stage[2]
-
-
-@njit(**HELPER)
 def deliver(g, base):
     """The result's rows to out."""
     for i in range(g.rows):
@@ -147,9 +135,8 @@ def replay(item, worker, arguments):
     base = c.base + worker * c.apart
     table = prepare(g, base, c.room, c.step)
     for i in range(record(g.script, SCRIPT).stages):
-        entry = table + 8 * ENTRY * i
-        stage = longs(entry, ENTRY)
-        for each in range(items_of(entry)): call(stage[0], each, worker, stage[1])
+        stage = longs(table + 8 * ENTRY * i, ENTRY)
+        for each in range(stage[2]): call(stage[0], each, worker, stage[1])
     deliver(g, base)
 
 
@@ -164,8 +151,8 @@ def conduct(state, arguments, first, workers, patience):
     if first == 0: prepare(g, c.base, c.room, c.step)
     for i in range(first, s.stages):
         if i > 0 and load(state + ASLEEP) & ((1 << min(workers - 1, 62)) - 1): return i
-        entry = table + 8 * ENTRY * i
-        stage, items = longs(entry, ENTRY), items_of(entry)
+        stage = longs(table + 8 * ENTRY * i, ENTRY)
+        items = stage[2]
         if items == 1: call(stage[0], 0, 0, stage[1])
         elif items:
             publish(state, stage[0], stage[1], items, min(workers, items))

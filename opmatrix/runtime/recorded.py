@@ -32,11 +32,11 @@ class Slots:
         from formats.kernels.heads import Layout
         self.rows, self.words, self.sizes = rows, words, (rows, 0)
         words[:] = 0
-        self.starts = Layout(*words[4 * rows:].reshape(3, rows + 1))
+        self.starts = Layout(*words[4 * rows:].reshape(2, rows + 1))
         fill(words, rows, {}, [0, rows])
 
     @staticmethod
-    def count(rows: int) -> int: return 7 * rows + 3
+    def count(rows: int) -> int: return 6 * rows + 2
 
     def field(self, name: str, limit: int) -> Words:
         """The numbers of a field; whether they are below the limit is asked of each batch."""
@@ -49,7 +49,7 @@ def fill(words: Words, rows: int, fields: dict[str, Words], starts: Sequence[int
     from formats.kernels.heads import layout
     for i, name in enumerate(FIELDS):
         if name in fields: words[i * rows:(i + 1) * rows] = fields[name]
-    for place, part in zip(words[4 * rows:].reshape(3, rows + 1), layout(np.asarray(starts, np.int64).tobytes()), strict=True):
+    for place, part in zip(words[4 * rows:].reshape(2, rows + 1), layout(np.asarray(starts, np.int64).tobytes()), strict=True):
         place[:len(part)] = part
         place[len(part):] = part[-1]
 
