@@ -39,7 +39,7 @@ from opmatrix.operators import (
     zero,
 )
 from opmatrix.oracles import dense
-from opmatrix.patterns import causal, sequence
+from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.term import Data, formula, substitute
 
 
@@ -56,16 +56,46 @@ def test_equal_terms_are_one(data):
 
 def test_plain_arrays_are_weights(rng):
     x, W, V, b = rng.normal(size=(3, 4)), rng.normal(size=(4, 5)), rng.normal(size=(5, 2)), rng.normal(size=5)
-    np.testing.assert_allclose(both(W @ relu @ V, x), np.maximum(x @ W, 0) @ V)
+    np.testing.assert_allclose(both(weight(W) @ relu @ V, x), np.maximum(x @ W, 0) @ V)
     np.testing.assert_allclose(both((I @ W + b) * b / 2 - 1, x), (x @ W + b) * b / 2 - 1)
     np.testing.assert_allclose((weight(W) @ relu)(x), np.maximum(x @ W, 0))
-    assert I @ W is weight(W)
+    assert I @ W is weight(W) and compose(W, relu) is weight(W) @ relu
 
 
 def test_a_power_is_depth(rng):
     x, W = rng.normal(size=(3, 4)), weight(rng.normal(size=(4, 4)) / 2)
     equal((I + W @ relu) ** 3, (I + W @ relu) @ (I + W @ relu) @ (I + W @ relu), x)
-    assert relu**0 is I and relu**1 is relu
+    assert relu**0 is I and relu**1 is relu and relu ** np.int64(2) is relu @ relu
+
+
+@pytest.mark.parametrize("power, error", [(-1, ValueError), (np.int32(-2), ValueError), (1.5, TypeError), (2.0, TypeError),
+                                          (True, TypeError), (np.True_, TypeError), ("2", TypeError), (I, TypeError)])
+def test_a_power_is_a_whole_number_from_0(power, error):
+    with pytest.raises(error, match=r"relu\) \*\* .*a power is"): relu**power
+
+
+def test_numbers_before_an_operator_go_through_it(rng):
+    x, W = rng.normal(size=(3, 4)), rng.normal(size=(4, 5))
+    A, wanted = weight(W) @ relu, np.maximum(x @ W, 0)
+    for rows in (x, x.tolist(), x.astype(np.float32).astype(float), [*x]): np.testing.assert_allclose(rows @ A, A(rows), rtol=0)
+    np.testing.assert_allclose(x @ A, wanted)
+    np.testing.assert_allclose(x[0] @ A, wanted[0])
+    np.testing.assert_allclose(tuple(x[0]) @ A, wanted[0])
+    stack = rng.normal(size=(2, 3, 4)) @ (I + I)
+    assert stack.shape == (2, 3, 4) and (x[0] @ heads(2)).shape == (2, 2)
+    batch = Batch([[1, 3], [0]])
+    np.testing.assert_array_equal(batch @ weight(W), W[[1, 3, 0]])
+
+
+@pytest.mark.parametrize("x, error, words", [
+    (np.ones((3, 5)), ShapeError, "5"), (np.ones(5), ShapeError, "5"), (2.0, ShapeError, r"shape \(\)"),
+    (np.ones((1, 1, 1, 4)), ShapeError, r"shape \(1, 1, 1, 4\)"), (Data(np.ones((4, 4)), "W"), TypeError, r"weight\(W\)")])
+def test_what_does_not_fit_before_an_operator_is_named(rng, x, error, words):
+    with pytest.raises(error, match=words): x @ weight(rng.normal(size=(4, 5)))
+
+
+def test_one_row_is_refused_where_it_gives_no_row():
+    with pytest.raises(ShapeError, match="at one row"): np.ones(4) @ formula(lambda x: x.T)
 
 
 def test_zero_and_identity(rng, data):
