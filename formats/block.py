@@ -7,7 +7,7 @@ from .format import Format
 from .pruning import highest, importance, number
 from .sizes import T, blocks, c, ceiling, f4, n, p, r, u4
 
-TILE = (16, 16)
+TILE, LARGEST = (16, 16), 1 << 16                            # the usual sides of a tile, and what they are at most
 TILES = TILE, (8, 8), (1, 16), (1, 32)                       # wide ones hold what outputs side by side share
 
 
@@ -47,7 +47,10 @@ class Block(Format):
         """W.T in tiles of c by r."""
         return Block.pack(self.unpack().T, tile=self.val.shape[:0:-1])
 
-    def unsound(self): return compression(self.ptr, self.idx, -(-self.shape[0] // self.val.shape[1]))
+    def unsound(self):
+        try: sides(self.val.shape[1:])
+        except FormatError as error: return str(error)
+        return compression(self.ptr, self.idx, -(-self.shape[0] // self.val.shape[1]))
 
     @classmethod
     def choices(cls, inputs, outputs): return [{"density": density, "tile": TILE} for density in (0.5, 0.25, 0.1)]
@@ -62,10 +65,10 @@ class Block(Format):
 
 
 def sides(tile):
-    """The two sides of a tile; FormatError if it has not two."""
+    """The two sides of a tile; FormatError if it has not two, or if one is so large that a kernel has no room for it."""
     match tile:
-        case [int(rows), int(columns)] if rows > 0 and columns > 0: return rows, columns
-    raise FormatError(f"block: tile = {tile!r} is not a pair of positive integers, (inputs, outputs)")
+        case [int(rows), int(columns)] if 0 < rows <= LARGEST and 0 < columns <= LARGEST: return rows, columns
+    raise FormatError(f"block: tile = {tile!r} is not a pair of positive integers up to {LARGEST:,}, (inputs, outputs)")
 
 
 def tiles(W, tile):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 DECLARED = ("fit", "pack", "unpack", "kernel")
+LARGEST = 2 ** 31 - 1                                        # side of a matrix, or another size
 
 
 def operations(cls: "type[Format]", declared: Any) -> "sympy.Expr":
@@ -184,9 +185,9 @@ class Format:
         name, shape = remembered.pop("format", None), remembered.pop("shape", None)
         if name != cls.name: raise FormatError(f"{cls.name}: given what the format {name!r} stored")
         if not (isinstance(shape, list | tuple) and len(shape) == 2 and all(map(whole, shape))):
-            raise FormatError(f"{cls.name}: the shape {shape!r} is not two positive integers")
+            raise FormatError(f"{cls.name}: the shape {shape!r:.80} is not two positive integers up to {LARGEST:,}")
         if set(remembered) != set(cls.named) or not all(map(whole, remembered.values())):
-            raise FormatError(f"{cls.name}: it remembers {list(cls.named)} (positive integers), given {remembered}")
+            raise FormatError(f"{cls.name}: it remembers {list(cls.named)} (positive integers), given {remembered!r:.80}")
         if set(arrays) != set(cls.fields):
             raise FormatError(f"{cls.name}: it stores {', '.join(cls.fields)}, given {', '.join(arrays) or 'nothing'}")
         packed = cls((shape[0], shape[1]), tuple(arrays[name] for name in cls.fields), **remembered)
@@ -202,6 +203,12 @@ class Format:
     def unsound(self) -> str:
         """What is wrong with the stored indices; empty if a kernel may follow them without looking."""
         return ""
+
+    @classmethod
+    def indices(cls) -> list[str]:
+        """The fields that say where numbers lie: whole ones, unless the numbers themselves are stored as such. A kernel
+        follows them without looking, so nobody else may have a way to change them."""
+        return [name for name, array in cls.fields.items() if array.number.stored.kind == "u" and not cls.rounds]
 
     # ---- use
 
@@ -291,5 +298,5 @@ def declared_array(cls: type[Format], name: str, given: Any) -> Array:
 
 
 def whole(value: Any) -> bool:
-    """Whether a value from a file is a positive integer."""
-    return type(value) is int and value > 0
+    """Whether a value from a file is a positive integer, and no larger than a kernel counts without overflow."""
+    return type(value) is int and 0 < value <= LARGEST

@@ -7,6 +7,8 @@ from .format import SMALLEST, Format
 from .lowrank import leading
 from .sizes import T, c, ceiling, f4, k, n, p, r
 
+ROOM = 1 << 24                                               # numbers that a row of x may leave between two products
+
 
 class Kronecker(Format):
     """A sum of k products A ⊗ B of A (r, c) and B (n / r, p / c), mostly of one: row (T, n) of x as X (r, n / r) gives
@@ -44,6 +46,10 @@ class Kronecker(Format):
     def transpose(self):
         """W.T: both factors turned."""
         return Kronecker(self.shape[::-1], (self.a.transpose(0, 2, 1), self.b.transpose(0, 2, 1)))
+
+    def unsound(self):
+        (_, _, rows), (_, _, columns) = self.a.shape, self.b.shape
+        return f"{rows} × {columns} numbers lie between its two products; {ROOM:,} may" if rows * columns > ROOM else ""
 
     def bound(self, x):
         """Two products, a sum, and the rounding of unpack(): γ of their lengths and 1 on |x| Σ |A| ⊗ |B|."""

@@ -56,7 +56,7 @@ class SELL(Format):
         except FormatError as error: return str(error)
         (inputs, outputs), chunk, sigma = self.shape, self.remembered["chunk"], self.remembered["sigma"]
         ptr, idx, there = self.ptr.astype(np.int64), self.idx.astype(np.int64), self.val != 0
-        if ptr[0] != 0 or ptr[-1] * chunk != len(idx):
+        if ptr[0] != 0 or int(ptr[-1]) * chunk != len(idx):
             return f"ptr goes from {ptr[0]} to {ptr[-1]}, there are {len(idx)} indices in slices of {chunk}"
         if (np.diff(ptr) < 0).any(): return f"ptr falls at {np.diff(ptr).argmin()}"
         windows = (np.sort(self.order[at:at + sigma]) for at in range(0, outputs, sigma))

@@ -3,14 +3,14 @@ its body."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from formats.shapes import N, Shape, ShapeError, brief
 from opmatrix import monoids
 from opmatrix.data import Data
-from opmatrix.patterns import everyone
+from opmatrix.patterns import FIELDS, Pattern, everyone
 from opmatrix.term import PROPERTIES, Kind, Operator, adjoint
 
 
@@ -234,7 +234,7 @@ def kept_zero(a, b, over, where):
 @combinator(spine=True, **every("constant"), row_wise=lambda a, b, over, where: a.row_wise and b.constant,
             additive=weighted("additive"), positively_homogeneous=weighted("positively_homogeneous"),
             maps_zero_to_zero=kept_zero)
-def product(x, a: Operator, b: Operator, over: type = monoids.sum, where: object = everyone):
+def product(x, a: Operator, b: Operator, over: type = monoids.sum, where: Pattern = everyone):
     """The generalised product of two values: `product(q @ k.T, v, over=softmax, where=sequence)` is attention."""
     return a(x).product(b(x), over, where)
 
@@ -262,7 +262,7 @@ def total(x):
     return x.total()
 
 @combinator(constant=True, row_wise=True)
-def given(x, field: str, n: int):
+def given(x, field: Literal[*FIELDS], n: int):
     """One-hot rows that the batch gives, whatever x is: its tokens, positions or kinds, below n."""
     return x.given(field, n)
 

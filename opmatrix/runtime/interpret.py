@@ -5,20 +5,18 @@ that the step reads, an attribute {"array": k} its k-th array. Only kinds of the
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from types import SimpleNamespace as Bound
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.shapes import H, Shape, ShapeError, T
-from opmatrix import monoids
+from formats.shapes import Shape, ShapeError, T
 from opmatrix.data import Data
-from opmatrix.operators import symbol
 from opmatrix.oracles import Dense
-from opmatrix.patterns import Pattern, parse
-from opmatrix.term import KINDS, Operator, read
+from opmatrix.patterns import Pattern
+from opmatrix.runtime.terms import measured, operator
+from opmatrix.term import Operator, read
 
 Exact = NDArray[np.float64]
 MOST = 8                                                    # values of a step, and arrays
@@ -50,18 +48,6 @@ def written(term: Operator, values: Mapping[Operator, int]) -> tuple[str, list[D
     return json.dumps(nodes, separators=(",", ":")), arrays
 
 
-@cache
-def monoid(name: str) -> Any:
-    """A monoid by its name, as `topk(2).indices`; ValueError for another."""
-    base, _, finish = name.partition(".")
-    count = base.removeprefix("topk(").removesuffix(")")
-    found = (monoids.topk(int(count)) if base == f"topk({count})" and count.isdecimal() and 0 < len(count) < 4 else
-             next((each for each in monoids.MONOIDS if each.__name__ == base), None))
-    found = getattr(found, finish, None) if finish and found is not None and finish in found.finishes else found
-    if found is None or found.__name__ != name: raise ValueError(f"term: {name!r} is no monoid")
-    return found
-
-
 @dataclass(frozen=True, eq=False)
 class AtValues(Dense):
     """Whole arrays, where symbols stand for the values of a step."""
@@ -69,29 +55,6 @@ class AtValues(Dense):
 
     def symbol(self, name: str, into: Shape, out: Shape) -> Dense:
         return self.of(self.values[int(name[1:])])
-
-
-def operator(text: str, shapes: Sequence[Shape], arrays: Sequence[Any]) -> Operator:
-    """The term of a text over values of these shapes. ValueError says what is wrong with it."""
-    def attribute(given: Any) -> Any:
-        match given:
-            case {"array": int(k)}: return Data(arrays[k])
-            case {"pattern": str(form), "arrays": list(places)}: return parse(form, [arrays[k] for k in places])
-            case {"over": str(name)}: return monoid(name)
-            case int() | str() | None: return given
-        raise ValueError(f"term: {given!r} is no attribute")
-
-    try:
-        nodes: list[Operator] = []
-        for entry in json.loads(text):
-            match entry:
-                case ["value", int(k)]: nodes.append(symbol(f"x{k}", Shape(), shapes[k]))
-                case [str(kind), list(children), list(attributes)] if kind != "symbol":
-                    nodes.append(Operator(KINDS[kind], *(nodes[c] for c in children), *map(attribute, attributes)))
-                case _: raise ValueError(f"term: {entry!r} is no node")
-        return nodes[-1]
-    except (KeyError, IndexError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"term: {type(error).__name__}: {error}") from None
 
 
 def given(a: Bound) -> tuple[list[Any], list[Any]]:
@@ -104,8 +67,7 @@ def shape(a: Bound) -> Shape:
     """What a step gives, of shapes of its values."""
     values, arrays = given(a)
     shapes = [Shape(getattr(value, "heads", 1), T, value.cols) for value in values]
-    found = operator(a.term, shapes, arrays).out
-    if found.heads is H: found = found._replace(heads=1)
+    found = measured(operator(a.term, shapes, arrays), shapes)
     if not isinstance(found.heads, int) or not isinstance(found.cols, int) or found.rows is not T:
         raise ShapeError(f"term: it gives {found}, no rows of known size")
     return found

@@ -1,15 +1,32 @@
 """A kernel is a Python function, its signature the declaration: operands with their types, attributes with defaults."""
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
-from math import isfinite
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from formats.format import Format
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.values import CONSTANT, Size, Tables, Value
 
 NONE = Parameter.empty
+
+
+class Range(NamedTuple):
+    """The numbers that an attribute may be, as its annotation: whole ones or real ones, both ends included."""
+    number: type
+    low: float
+    high: float
+
+    def holds(self, value: Any) -> bool:
+        wanted = int if self.number is int else int | float
+        return isinstance(value, wanted) and not isinstance(value, bool) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"a {'whole' if self.number is int else 'real'} number from {self.low:.8g} to {self.high:.8g}"
+
+
+LARGEST = (2 - 2 ** -23) * 2.0 ** 127                       # of float32, in which kernels compute
+PLAIN = {float: Range(float, -LARGEST, LARGEST), int: Range(int, -2 ** 31, 2 ** 31 - 1)}
 
 
 class Declared:
@@ -62,8 +79,9 @@ class Declared:
         if value is NONE: raise ValueError(f"{self}: {name} is missing")
         if choices := get_args(wanted := parameter.annotation):
             if value in choices: return value
-            raise ValueError(f"{self}: {name} is {value!r}; it may be {' or '.join(map(repr, choices))}")
-        number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-        if value is parameter.default or (number if wanted is float else isinstance(value, wanted)):
-            return value
-        raise ValueError(f"{self}: {name} is {value!r}; it must be a finite {wanted.__name__}")
+            raise ValueError(f"{self}: {name} is {value!r:.80}; it may be {' or '.join(map(repr, choices))}")
+        wanted = PLAIN.get(wanted, wanted)
+        holds = wanted.holds(value) if isinstance(wanted, Range) else isinstance(value, wanted)
+        if value is parameter.default or holds: return value
+        needed = wanted if isinstance(wanted, Range) else "text"
+        raise ValueError(f"{self}: {name} is {value!r:.80}; it must be {needed}")

@@ -1,7 +1,6 @@
 """The kernels that steps may name; each is one entry: what it reads, gives, means and costs, and how it is called.
 
 An operand with a default may be absent, and is None then."""
-# ruff: noqa: RUF013
 # mypy: ignore-errors
 from types import SimpleNamespace as Bound
 from typing import Any, Literal
@@ -10,8 +9,9 @@ from formats import kernels as compiled
 from formats.epilogue import ACTIVATIONS, NORMS, Epilogue
 from opmatrix.patterns import parse
 from opmatrix.runtime import costs, meanings, shapes
-from opmatrix.runtime.kernel import Declared
+from opmatrix.runtime.kernel import LARGEST, Declared, Range
 from opmatrix.runtime.values import (
+    WIDEST,
     Array,
     Heads,
     Rows,
@@ -27,6 +27,9 @@ KERNELS: dict[str, Declared] = {}
 Activation = Literal[*ACTIVATIONS]
 Norm = Literal[NORMS]
 NumberType = Literal["float32", "bf16"]
+Eps = Range(float, 2.0 ** -126, LARGEST)                    # less is none in float32: a row of equal numbers had no norm
+Count, Place = Range(int, 1, WIDEST), Range(int, 0, WIDEST)
+Keys = Range(int, 1, 1 << 16)
 
 
 def kernel(**readings: Any):
@@ -42,7 +45,7 @@ def kernel(**readings: Any):
 @kernel(gives=shapes.product, means=lambda a: meanings.ending(a.x @ a.weight, a), room=shapes.between,
         cost=costs.linear, launches=True)
 def linear(out, x: Rows, weight: Weight, bias: Vector = None, times: Rows = None, residual: Rows = None,
-           gain: Vector = None, shift: Vector = None, *, activation: Activation = "", eps: float = None,
+           gain: Vector = None, shift: Vector = None, *, activation: Activation = "", eps: Eps = None,
            norm: Norm = "layer"):
     """x @ W in whatever format W has; the epilogue runs on each chunk of rows while it is in cache."""
     weight.matmul(x, out=out, epilogue=Epilogue(bias, activation, residual, eps, gain, shift, times, norm))
@@ -50,7 +53,7 @@ def linear(out, x: Rows, weight: Weight, bias: Vector = None, times: Rows = None
 
 @kernel(gives=shapes.along, means=lambda a: meanings.ending(a.x, a), cost=costs.pointwise, over="x", launches=True)
 def pointwise(out, x: Rows, bias: Vector = None, times: Rows = None, residual: Rows = None, gain: Vector = None,
-              shift: Vector = None, *, activation: Activation = "", eps: float = None, norm: Norm = "layer"):
+              shift: Vector = None, *, activation: Activation = "", eps: Eps = None, norm: Norm = "layer"):
     """The epilogue alone, in one pass."""
     compiled.pointwise(x, out, Epilogue(bias, activation, residual, eps, gain, shift, times, norm))
 
@@ -62,7 +65,7 @@ def scale(out, x: Rows, *, factor: float):
 
 
 @kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), cost=costs.embed, launches=True)
-def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None, *, fields: str, eps: float = None,
+def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None, *, fields: str, eps: Eps = None,
           norm: Norm = "layer"):
     """The sum of one row of each table, chosen by that field of the batch, then the epilogue."""
     ids = [batch.field(field, table.shape[0]) for field, table in zip(fields.split(","), tables, strict=True)]
@@ -74,8 +77,8 @@ def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None,
 
 @kernel(gives=shapes.attended, cost=costs.attention, launches=True,
         means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch, a.where), a.v, a.batch))
-def attention(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence", tile: int = 256,
-              number_type: NumberType = "float32"):
+def attention(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence",
+              tile: Keys = 256, number_type: NumberType = "float32"):
     """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022). q, k, v and
     the shares of softmax may be rounded to bfloat16."""
     call = compiled.attention if number_type == "float32" else compiled.attention_halves
@@ -102,7 +105,7 @@ def values(out, batch, p: Scores, v: Heads):
 
 
 @kernel(gives=shapes.repeated, means=lambda a: meanings.grouped(a.x, a.heads), cost=costs.copied)
-def repeat(out, x: Heads, *, heads: int):
+def repeat(out, x: Heads, *, heads: Count):
     """Each head so many times in a row that there are `heads` of them."""
     out.reshape(len(x), x.shape[1], -1, x.shape[2])[...] = x[:, :, None]
 
@@ -129,7 +132,7 @@ def interpret(out, batch, x0: Rows | Heads = None, x1: Rows | Heads = None, x2: 
 # ---- views: nothing is copied
 
 @kernel(gives=shapes.divided, means=lambda a: a.x.reshape(len(a.x), a.heads, -1))
-def heads(x: Rows, *, heads: int):
+def heads(x: Rows, *, heads: Count):
     """A row's columns as equal blocks."""
     return x.reshape(len(x), heads, -1)
 
@@ -141,6 +144,6 @@ def join(x: Heads):
 
 
 @kernel(gives=shapes.cut, means=lambda a: a.x[:, a.lo:a.hi])
-def columns(x: Rows, *, lo: int, hi: int):
+def columns(x: Rows, *, lo: Place, hi: Place):
     """Columns lo to hi, hi excluded."""
     return x[:, lo:hi]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.threads import limit, threads
+from opmatrix.patterns import FIELDS
 from opmatrix.runtime.values import FLOAT, LINE, lines
 
 GROUP, LARGER, FAR = 128, 256, 64_000_000                    # rows of a group, about; and where weights take so many bytes, which
@@ -21,7 +22,6 @@ WAITING = 1.1                                               # times as long as a
 KEPT = 256                                                  # scripts of a program that are remembered
 RECORDS = 110                                               # bytes that the records of a step take, about
 OBJECTS = 6000                                              # bytes of Python's own objects in a call, about
-FIELDS = ("tokens", "positions", "kinds", "sequence")       # of a batch, a number a row
 Words = NDArray[np.int64]
 
 

@@ -13,7 +13,7 @@ from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.planner import Life, Plan, place
 from opmatrix.runtime.recorded import OBJECTS, Recorded, block
-from opmatrix.runtime.values import LINE, Rows, Size, Value
+from opmatrix.runtime.values import FLOAT, LINE, WIDEST, Rows, Size, Value
 
 Buffers = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
 
@@ -30,10 +30,11 @@ def bind(steps: Sequence[Any], constants: Mapping[str, Any]) -> list[Call]:
     """Steps with their shapes. ValueError names the step, its kernel and what is wrong."""
     calls: list[Call] = []
     number: dict[str, int] = {}
+    shapes: dict[str, Value] = {}
     for i, step in enumerate(steps):
-        try: calls.append(call(step, {name: calls[j].shape for name, j in number.items()}, number, constants))
+        try: calls.append(call(step, shapes, number, constants))
         except ValueError as error: raise ValueError(f"step {i}, {step.output} = {step.kernel}: {error}") from None
-        number[step.output] = i
+        number[step.output], shapes[step.output] = i, calls[i].shape
     return calls
 
 
@@ -48,7 +49,9 @@ def call(step: Any, shapes: Mapping[str, Value], number: Mapping[str, int], cons
     given = {operand: shapes.get(name, constants.get(name)) for operand, name in step.operands.items()}
     bound = kernel.bind(given, step.attributes)
     values = {operand: number[name] for operand, name in step.operands.items() if name in number}
-    return Call(kernel, bound, values, kernel.gives(bound))
+    shape = kernel.gives(bound)
+    if max(shape.size) > FLOAT * WIDEST: raise ValueError(f"it gives {shape}: a row may have {WIDEST:,} numbers")
+    return Call(kernel, bound, values, shape)
 
 
 def last_uses(calls: Sequence[Call], output: int) -> list[int]:
@@ -105,12 +108,13 @@ class Schedule:
             raise ValueError(f"output: {output!r} is {self.calls[self.result].shape}; a program gives one row a token")
         home, last = homes(self.calls, self.result)
         self.buffers = sorted(set(home))
-        self.home = [self.buffers.index(h) for h in home]
+        place = {home: i for i, home in enumerate(self.buffers)}
+        self.home = [place[h] for h in home]
         self.spans = tuple(Span(self.calls[b].shape.size, b, last[b]) for b in self.buffers)
         self.scored = any(span.size.pair for span in self.spans)
         self.recorded = Recorded(self)
-        uses = last_uses(self.calls, self.result)
-        self.dropped = [[v for v, last in enumerate(uses) if last == i] for i in range(len(self.calls))]
+        self.dropped: list[list[int]] = [[] for _ in [*self.calls, self.result]]
+        for v, last_use in enumerate(last_uses(self.calls, self.result)): self.dropped[last_use].append(v)
 
     def plan(self, rows: int, pairs: int) -> Plan:
         """Where the buffers lie for so many rows and pairs of tokens of one sentence. Without scores every buffer grows

@@ -3,7 +3,7 @@ from types import SimpleNamespace as Bound
 from typing import Any
 
 from formats import LowRank, LowRankSparse
-from opmatrix.patterns import parse
+from opmatrix.patterns import FIELDS, parse
 from opmatrix.runtime.values import FLOAT, Heads, Rows, Scores, Size
 
 
@@ -45,7 +45,9 @@ def whole(a: Bound) -> Rows:
 
 
 def summed(a: Bound) -> Rows:
-    same("fields", len(a.fields.split(",")), len(a.tables))
+    same("fields", len(fields := a.fields.split(",")), len(a.tables))
+    if unknown := [name for name in fields if name not in FIELDS]:
+        raise ValueError(f"fields: {unknown[0]!r:.80} is none of {FIELDS}")
     for table in a.tables: same("table columns", table.shape[1], a.tables[0].shape[1])
     return after(a, a.tables[0].shape[1])
 

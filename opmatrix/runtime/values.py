@@ -7,6 +7,7 @@ from formats.format import Format
 
 FLOAT = 4                                                   # bytes of a number at run time: every value is float32
 LINE = 64                                                   # bytes of a cache line: every buffer begins on one
+WIDEST = 1 << 20                                            # numbers in a row of a value: a small file asks for no more
 
 
 def lines(size: int) -> int:

@@ -1,0 +1,168 @@
+"""Terms that come as text: JSON of nodes, each attribute what its kind's annotation says, and no term so large that reading
+it once would take an age."""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any, get_args
+
+from formats.files import parse_json
+from formats.shapes import H, N, Shape, ShapeError, T, expression
+from opmatrix import monoids
+from opmatrix.data import Data
+from opmatrix.operators import symbol
+from opmatrix.patterns import Pattern, parse
+from opmatrix.runtime.values import WIDEST
+from opmatrix.term import KINDS, Operator, read
+
+TEXT, NODES, DEEP = 1 << 17, 1000, 100                      # characters; nodes, and how many of them within one another
+READINGS = 10_000                                           # of nodes, each at one value
+ROWS, NUMBERS = 1024, 1 << 30                               # for so many rows a value holds at most so many numbers,
+STEPS = 1 << 24                                             # and one reading merges so many of them one by one
+
+
+def operator(text: str, shapes: Sequence[Shape], arrays: Sequence[Any]) -> Operator:
+    """The term of a text over values of these shapes: `["value", k]` is the k-th, {"array": k} the k-th array. ValueError
+    says what is wrong with it."""
+    if len(text) > TEXT: raise ValueError(f"term: {len(text):,} characters; it may have {TEXT:,}")
+    nodes: list[Operator] = []
+    readings: dict[Operator, int] = {}
+    depths: dict[Operator, int] = {}
+    try:
+        if not isinstance(entries := parse_json(text, "term"), list) or not 0 < len(entries) <= NODES:
+            raise ValueError(f"it is no list of 1 to {NODES} nodes")
+        for entry in entries:
+            nodes.append(made := node(entry, nodes, shapes, arrays))
+            first, *others = made.children or (made,)
+            depths[made] = max([depths.get(first, 0), *(depths[each] + 1 for each in others)])
+            readings[made] = read_at_once(made, readings)
+            if depths[made] > DEEP: raise ValueError(f"nodes lie {depths[made]} within one another; {DEEP} may")
+            if (count := readings[made]) > READINGS: raise ValueError(f"nodes are read {count:,} times; {READINGS:,} may be")
+    except FAULTS as error: raise ValueError(said(error)) from None
+    return nodes[-1]
+
+
+FAULTS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError
+
+
+def said(error: Exception) -> str: return f"term: {str(error).removeprefix('term: ') or type(error).__name__}"
+
+
+def node(entry: Any, nodes: Sequence[Operator], shapes: Sequence[Shape], arrays: Sequence[Any]) -> Operator:
+    """One node, of nodes before it."""
+    match entry:
+        case ["value", k]: return symbol(f"x{k}", Shape(), chosen(k, shapes))
+        case [str(name), list(children), list(attributes)] if name in KINDS and name != "symbol":
+            kind = KINDS[name]
+            declared = [parameter.annotation for parameter in kind.signature.parameters.values()][kind.arity:]
+            if len(children) != kind.arity or len(attributes) != len(declared):
+                raise ValueError(f"{entry!r:.80} is no {name}{kind.signature}")
+            given = (attribute(each, wanted, arrays) for each, wanted in zip(attributes, declared, strict=True))
+            made = Operator(kind, *(chosen(k, nodes) for k in children), *given)
+            for size in (*made.into, *made.out): bounded(size)
+            return made
+    raise ValueError(f"{entry!r:.80} is no node")
+
+
+def chosen(k: Any, among: Sequence[Any]) -> Any:
+    """The k-th of these."""
+    if type(k) is int and 0 <= k < len(among): return among[k]
+    raise ValueError(f"{k!r:.80} is none of {len(among)}")
+
+
+def attribute(given: Any, wanted: Any, arrays: Sequence[Any]) -> Any:
+    """An attribute of the type that a kind's annotation names."""
+    match given:
+        case {"array": k} if wanted is Data: return Data(chosen(k, arrays))
+        case {"pattern": str(form), "arrays": list(places)} if wanted is Pattern:
+            return parse(form, [chosen(k, arrays) for k in places])
+        case {"over": str(name)} if wanted is type: return monoid(name)
+    if isinstance(given, str) and given in get_args(wanted): return given
+    if wanted is int or int in get_args(wanted):
+        if type(given) is int and 0 <= given <= WIDEST: return given
+        if given is None and wanted is not int: return None
+    raise ValueError(f"{given!r:.80} is no {getattr(wanted, '__name__', wanted)}")
+
+
+@cache
+def monoid(name: str) -> Any:
+    """A monoid by its name, as `topk(2).indices`; ValueError for another."""
+    base, _, finish = name.partition(".")
+    count = base.removeprefix("topk(").removesuffix(")")
+    found = (monoids.topk(int(count)) if base == f"topk({count})" and count.isdecimal() and 0 < len(count) < 4 else
+             next((each for each in monoids.MONOIDS if each.__name__ == base), None))
+    found = getattr(found, finish, None) if finish and found is not None and finish in found.finishes else found
+    if found is None or found.__name__ != name: raise ValueError(f"{name!r:.80} is no monoid")
+    return found
+
+
+# ---- how large it is
+
+def bounded(size: Any) -> None:
+    """Sizes that nobody has fixed yet stand in expressions, whose numbers may neither grow without end nor vanish."""
+    if not 1 / WIDEST <= expression(size).subs({T: 2, H: 2, N: 2}) <= WIDEST:
+        raise ShapeError(f"{size!s:.80} is no size from 1 to {WIDEST:,}")
+
+
+def read_at_once(term: Operator, readings: dict[Operator, int]) -> int:
+    """How often nodes are read where this one is read once: each once at one value, and what follows a composition at
+    another."""
+    seen, todo, count = {term}, [term], 0
+    while todo:
+        last, count = todo.pop(), count + 1
+        children = () if last.kind.matrix else last.children
+        if last.kind.name == "compose": children, count = children[:1], count + readings[children[1]]
+        todo += [child for child in children if child not in seen]
+        seen.update(children)
+    return count
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A value's shape, each its own, where everything but the number of rows is known; ShapeError where one would hold too
+    many numbers, or merge too many in Python."""
+    shape: Shape
+    values: Sequence[Shape] = ()
+
+    def of(self, shape: Shape, steps: int = 1) -> "Measured":
+        count = prod(map(known, shape))
+        if count > NUMBERS or steps > STEPS:
+            raise ShapeError(f"{shape} of {ROWS} rows is {count:,} numbers, merged in {steps:,} steps: too many")
+        return Measured(shape, self.values)
+
+    def __add__(self, other: "Measured") -> "Measured": return self.of(self.shape + other.shape)
+    def __mul__(self, other: "Measured") -> "Measured": return self.of(self.shape * other.shape)
+    def turn(self) -> "Measured": return self.of(self.shape.turn())
+    def beside(self, other: "Measured") -> "Measured": return self.of(self.shape.beside(other.shape))
+    def split(self, h: int) -> "Measured": return self.of(self.shape.split(h))
+    def join(self, h: int) -> "Measured": return self.of(self.shape.join(h))
+    def repeat(self, h: int) -> "Measured": return self.of(self.shape.repeat(h))
+    def total(self) -> "Measured": return self.of(self.shape.total())
+    def given(self, field: str, cols: int) -> "Measured": return self.of(self.shape.given(field, cols))
+    def symbol(self, name: str, into: Shape, out: Shape) -> "Measured": return self.of(self.values[int(name[1:])])
+
+    def act(self, term: Operator) -> "Measured":
+        *stack, n, p = map(known, term.shape(self.shape.cols))
+        steps = 1 if term.kind.dense else prod((*stack, n, p)) * merging(term.args[1], n)
+        return self.of(self.shape.act(term), steps)
+
+    def product(self, other: "Measured", over: Any, where: Any) -> "Measured":
+        inner = known(self.shape.cols)
+        return self.of(self.shape.product(other.shape, over, where), 1 if over.closed else inner * merging(over, inner))
+
+
+def known(size: Any) -> int:
+    """A size for so many rows."""
+    return size if isinstance(size, int) else int(expression(size).subs(T, ROWS))
+
+
+def merging(over: Any, count: int) -> int:
+    """Steps in Python of one merge of so many numbers."""
+    return int(count if over.width is None else over.width ** 2)
+
+
+def measured(term: Operator, shapes: Sequence[Shape]) -> Shape:
+    """What a term gives over values of these shapes. ValueError where that is too large."""
+    try: found: Measured = read(term, Measured(Shape(1, T, 1), shapes), {})
+    except FAULTS as error: raise ValueError(said(error)) from None
+    return found.shape
