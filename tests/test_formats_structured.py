@@ -49,7 +49,7 @@ def test_which_format_of_places_is_smallest_depends_on_the_pattern():
 
 def test_options_of_a_file_ask_for_no_more_memory_than_its_numbers():
     packed = SELL.pack(np.zeros((5, 3)))
-    far = from_arrays(packed.meta() | {"chunk": 2 ** 40, "sigma": 2 ** 41}, packed.arrays())
+    far = from_arrays(packed.meta() | {"chunk": 2 ** 29, "sigma": 2 ** 30}, packed.arrays())
     assert not far.unpack().any() and not far.matmul(np.ones((2, 5))).any()
 
 

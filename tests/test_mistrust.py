@@ -84,7 +84,8 @@ WRONG = {
     "many nodes": ([["I", [], []]] * 1001, "it is no list of 1 to"),
     "doubled again and again": ([["value", 0], *(["row", [k, k], []] for k in range(60))], "no size from 1 to"),
     "read again and again": ([["relu", [], []], *(["compose", [k, k], []] for k in range(60))], "10,000 may be"),
-    "powers of an unknown size": ([["I", [], []], *(["product", [k, k], EACH] for k in range(60))], "no size from"),
+    "powers of an unknown size": ([["I", [], []], *(node for k in range(0, 80, 2) for node in (
+        ["turn", [k], []], ["product", [k, k + 1], EACH]))], "no size from"),
     "deep": ([["value", 0], *(["add", [0, k], []] for k in range(500))], "within one another"),
     "merged in an age": ([["value", 0], ["place", [], [0, 10 ** 6]], ["compose", [0, 1], []], ["I", [], []],
                           ["over", [3], [{"over": "max"}]], ["compose", [2, 4], []]], "too many"),
