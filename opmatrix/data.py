@@ -37,11 +37,6 @@ class Data:
     def shape(self) -> tuple[int, ...]: return self.array.shape
 
     @cached_property
-    def zero(self) -> bool:
-        """Every number is 0."""
-        return not self.array.any()
-
-    @cached_property
     def key(self) -> str:
         """The hash of shape, type and numbers."""
         digest = hashlib.blake2b(repr((self.array.shape, self.array.dtype.str)).encode(), digest_size=16)
@@ -85,8 +80,6 @@ class Promised(Data):
 
     @property
     def shape(self) -> tuple[int, ...]: return self.promise[1][::-1] if self.turned else self.promise[1]
-    @property
-    def zero(self) -> bool: return False
     @property
     def key(self) -> str: return f"{self.promise}{self.turned}"
     @property

@@ -84,11 +84,10 @@ def const_shape(n, b):
         raise ShapeError(f"const: {b.shape} is no row of numbers: a matrix is weight(..), as in @ W")
     return (*b.shape[:-2], n, b.shape[-1])
 
-@matrix(const_shape, lambda x, b: np.broadcast_to(b, spread(x, b)),
-        constant=True, linear=lambda b: b.zero,
-        adjoint=lambda n, b: const(np.zeros(n)) if b.zero and n is not N else None)
+@matrix(const_shape, lambda x, b: np.broadcast_to(b, spread(x, b)), linear=False, constant=True)
 def const(i, j, b: Data):
-    """The row b whatever x is: constant functions in the first row of the matrix. One number stands for any width."""
+    """The row b whatever x is: constant functions in the first row of the matrix. One number stands for any width. Zeros
+    are a row like any other: no property is read from numbers."""
     return (lambda u: b[(0, j)[-len(b.shape):]]) if i == 0 else None
 
 def over_shape(n, a, m):

@@ -1,5 +1,6 @@
 """The flat reading of an operator: every value written out from its input, every composition with one matrix or one
-entrywise function on its right. What the e-graph holds, and nothing but terms of the algebra."""
+entrywise function on its right, no shift of zeros, no gain of ones. What the e-graph holds, and nothing but terms of the
+algebra."""
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,15 +31,36 @@ def _flat(term: Operator, x: Operator, memo: dict[Any, Operator]) -> Any:
             before, after = term.children
             return flat(after, flat(before, x, memo), memo)
         case "diag":
-            return x @ (I * const(term.args[0]))
-        case "mul" if term.children[1].constant and term.children[1].uniform and not term.linear:
-            return flat(term.children[0], x, memo) @ (I * flat(term.children[1], x, memo))
+            return scaled(x, const(term.args[0]))
+        case "mul" if term.children[1].constant and term.children[1].uniform and (not term.linear or term.children[0] is I):
+            return scaled(flat(term.children[0], x, memo), flat(term.children[1], x, memo))
     if term.linear or not term.children or term.kind.matrix:
         return x @ term
     if term.kind.name == "add":
         a, b = (flat(child, x, memo) for child in term.children)
-        return spread(a, b) + spread(b, a)
+        return shifted(shifted(spread(a, b) + spread(b, a), a, b), b, a)
     return term.kind(*(flat(child, x, memo) for child in term.children), *term.attributes)
+
+
+def scaled(x: Operator, c: Operator) -> Operator:
+    """x with its columns times a constant row; x itself where that is ones."""
+    made: Operator = x @ (I * c)
+    return x if full(c, 1) and alike(made, x) else made
+
+
+def shifted(total: Operator, x: Operator, c: Operator) -> Operator:
+    """The sum of x and c; x itself where c is zeros. A single column keeps its number: the eps of a norm may be 0."""
+    return x if full(c, 0) and alike(total, x) and x.out.cols != 1 else total
+
+
+def full(c: Operator, number: int) -> bool:
+    """Whether a term is a row of this number. What that row adds or scales vanishes; no fact is read from it."""
+    return c.kind.name == "const" and bool((c.args[0].array == number).all())
+
+
+def alike(a: Operator, x: Operator) -> bool:
+    """Whether a has the columns and heads of x: a row that meets any number of heads adds none."""
+    return a.out.cols == x.out.cols and a.out.heads in (x.out.heads, H)
 
 
 def spread(c: Operator, other: Operator) -> Operator:

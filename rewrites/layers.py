@@ -39,13 +39,17 @@ def split(model: Operator) -> list[Operator]:
 
 
 def pending(term: Operator) -> tuple[Operator, Operator] | None:
-    """A value n @ (I * g) + b, taken apart: what is normed, and the term that makes it full, over a symbol."""
-    if term.kind.name != "add" or not (term.children[1].constant and term.children[1].uniform):
+    """A value n @ (I * g) + b, taken apart: what is normed, and the term that makes it full, over a symbol. A norm n may
+    lack its gain or its shift."""
+    shift = term.children[1] if term.kind.name == "add" else None
+    shift = shift if shift is not None and shift.constant and shift.uniform else None
+    inner = term if shift is None else term.children[0]
+    gain = inner.children[1] if inner.kind.name == "compose" and diagonal(inner.children[1]) else None
+    normed = inner if gain is None else inner.children[0]
+    if (gain is None or shift is None) and (gain is shift or normed.kind.name != "mul"):
         return None
-    inner, shift = term.children
-    if inner.kind.name != "compose" or not diagonal(inner.children[1]):
-        return None
-    return inner.children[0], border(inner.children[0]) @ inner.children[1] + shift
+    full = border(normed) if gain is None else border(normed) @ gain
+    return normed, full if shift is None else full + shift
 
 
 def diagonal(term: Operator) -> bool:

@@ -23,6 +23,7 @@ from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower import plainly
 from rewrites.pairs import Pairs, evaluate
+from rewrites.precision import check_precision
 from rewrites.report import Report
 from rewrites.representations import NUMBER_TYPES, Representable
 from rewrites.search import Space, Structure, cheapest, search
@@ -224,6 +225,7 @@ class Run:
     def compile(self) -> None:
         for program in self.programs.values():
             program.run(self.workload.timed)
+        check_precision(self.operator, self.programs["imported"], pieces(self.workload.verify, FEW)[0])
 
     def approximate(self, error: float, progress: Any) -> None:
         """Measures what each proposed method does to the output, on calibration rows."""

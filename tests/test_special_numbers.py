@@ -1,0 +1,84 @@
+"""Special numbers in every tensor of a BERT in turn: no fact is read from them, so graphs, searches and programs stay right."""
+import numpy as np
+import pytest
+from checkpoints import CONFIG, arrays
+from searched import RAGGED, Round, relative
+
+from opmatrix.data import Data
+from opmatrix.errors import InputError
+from opmatrix.models import build
+from opmatrix.operators import I, affine, const, diag, symbol, weight
+from opmatrix.oracles import dense
+from opmatrix.runtime.values import sizes
+from rewrites.flat import flat
+from rewrites.laws import EXACT_LAWS
+from rewrites.layers import Explorer, parts
+from rewrites.precision import check_precision
+from rewrites.search import Space, cheapest
+from rewrites.verify import check_graph
+
+SMALL = CONFIG | dict(hidden_size=16, num_attention_heads=2, intermediate_size=24, num_hidden_layers=1)
+NUMBERS = arrays(SMALL)
+PLAIN, FUSED, MATCHED, CHECKED = Explorer(()), Explorer(EXACT_LAWS), ({}, {}), set()
+
+
+def single(x):
+    y = np.zeros_like(x)
+    y[tuple(size // 2 for size in x.shape)] = 1
+    return y
+
+
+SPECIAL = {"zeros": np.zeros_like, "ones": np.ones_like, "single": single, "equal rows": lambda x: np.broadcast_to(x[:1], x.shape),
+           "denormal": lambda x: x * np.float32(1e-40), "huge": lambda x: x * np.float32(1e30)}
+
+
+def bert(**changed):
+    """A BERT of one layer, with other numbers in some tensors."""
+    numbers = NUMBERS | changed
+    return build(SMALL, lambda name, *shape: Data(numbers[name], name))
+
+
+def program(model, explorer, fusion=True):
+    """The cheapest program. Equal signatures have one graph and are matched once."""
+    space = Space(model, explorer.laws, Round(), *sizes(RAGGED), fusion=fusion)
+    space.explorer, space.first = explorer, MATCHED[fusion]
+    return cheapest(space).program({})[0]
+
+
+def fault(model):
+    """How far the program is from the float64 oracle, once every graph that is new has been checked."""
+    for part in (part for by_state in parts(model) for part in by_state.values()):
+        if part.template.text not in CHECKED: assert not check_graph(part.template, EXACT_LAWS)
+        CHECKED.add(part.template.text)
+    return relative(program(model, FUSED).run(RAGGED), dense(model, RAGGED))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_special_numbers_in_a_tensor(name):
+    for what, special in SPECIAL.items():
+        model = bert(**{name: special(NUMBERS[name])})
+        with np.errstate(all="ignore"): found = fault(model)
+        if what != "huge": assert found < 1e-5, what
+        else:
+            try: check_precision(model, program(model, PLAIN, fusion=False), RAGGED)
+            except InputError as error: assert repr(name) in str(error) and "float32" in str(error)
+            else: assert found < 1e-5, what
+
+
+def test_a_fresh_model():
+    """As a library initialises it: biases are zeros, gains are ones."""
+    fresh = {name: np.zeros_like(x) if name.endswith("bias") else np.ones_like(x) for name, x in NUMBERS.items() if x.ndim == 1}
+    assert fault(bert(**fresh)) < 1e-5
+
+
+def test_zeros_are_not_added_and_ones_are_no_gain():
+    x, W = symbol("x", None, 3), np.arange(9.0).reshape(3, 3)
+    assert flat(affine(W, np.zeros(3)), x) is x @ weight(W) and flat(I + const(0.0), x) is x
+    assert flat(diag(np.ones(3)), x) is x and flat(I * np.ones(3), x) is x
+    assert flat(I + const([0.0, 0.0, 1.0]), x) is not x and flat(diag([1.0, 1.0, 2.0]), x) is not x
+    column = symbol("c", None, 1)
+    assert flat(I + const(np.zeros(3)), column).out.cols == 3               # what spreads to more columns stays
+
+
+def test_properties_are_not_read_from_numbers():
+    for row in (const(0.0), const(1.0), const(np.zeros(3))): assert not (row.linear or row.additive or row.maps_zero_to_zero)
