@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from .errors import InputError
 
-LARGEST = 1 << 28                                            # bytes of a text or of JSON
+LARGEST, JSON = 1 << 28, 1 << 24                             # bytes of a text; of JSON, which takes many times as many once read
 KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
          stat.S_IFSOCK: "a socket"}
 
@@ -46,9 +46,9 @@ def read_text(path: str | Path) -> str:
         raise InputError(f"{path}: byte {error.start} is not UTF-8: save the file as UTF-8") from error
 
 
-def read_json(path: str | Path) -> Any:
+def read_json(path: str | Path, largest: int = JSON) -> Any:
     """What the JSON of a file says; see `parse_json`. Raises InputError, which names the file."""
-    return parse_json(read_bytes(path), str(path))
+    return parse_json(read_bytes(path, largest), str(path))
 
 
 def parse_json(text: str | bytes, where: str) -> Any:

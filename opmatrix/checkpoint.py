@@ -1,57 +1,22 @@
 """Pretrained weights: a directory with config.json and safetensors, whole or in shards, read when asked."""
-import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-
+from formats.files import read_json
 from opmatrix.data import Data
 from opmatrix.errors import InputError
+from opmatrix.tensors import Tensor, header
 from opmatrix.text import Tokenizer
 
 if TYPE_CHECKING:
     from opmatrix.term import Operator
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-Widening = Callable[[NDArray[Any]], NDArray[Any]]
-WIDEN: dict[str, tuple[str, Widening]] = {                  # number types that are read, and how each becomes float32
-    "F32": ("<f4", lambda x: x),
-    "F16": ("<f2", lambda x: x.astype(np.float32)),
-    "BF16": ("<u2", lambda x: (x.astype(np.uint32) << 16).view(np.float32)),        # the upper half of a float32
-}
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "max_position_embeddings", "type_vocab_size")
 SPELLINGS = (("", ""), (".weight", ".gamma"), (".bias", ".beta"))       # old BERT files name a norm's gain and shift so
-
-
-class Tensor(NamedTuple):
-    """Where a tensor lies: its file, its name and number type there, its shape, its first byte."""
-    file: Path
-    name: str
-    number: str
-    shape: tuple[int, ...]
-    start: int
-
-    def read(self) -> NDArray[np.float32]:
-        """The tensor in float32. Raises InputError where it has another number type, or an entry that is no number."""
-        if self.number not in WIDEN:
-            raise InputError(f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
-                             + ", ".join(WIDEN))
-        stored, widen = WIDEN[self.number]
-        count = int(np.prod(self.shape))
-        raw = np.fromfile(self.file, stored, count, offset=self.start)
-        if raw.size != count: raise InputError(f"{self.file}: it ends within tensor {self.name!r}: get the file again")
-        array: NDArray[np.float32] = widen(raw).reshape(self.shape)
-        if not (finite := np.isfinite(array)).all():
-            first = [int(i) for i in np.unravel_index(np.argmin(finite), self.shape)]
-            raise InputError(f"{self.file}: tensor {self.name!r} has {array[*first]} at {first}: weights must be "
-                             "finite numbers, so get or train it again")
-        return array
 
 
 class Config(dict[str, Any]):
@@ -157,34 +122,17 @@ def listing(directory: Path) -> dict[str, Tensor]:
         raise InputError(f"{index}: weight_map must name a file of this directory for every tensor")
     found: dict[str, Tensor] = {}
     for shard in sorted(set(shard_of.values())):
-        if not (directory / shard).exists():
-            raise InputError(f"{directory / shard}: this shard is missing, and {index} names it: get it too")
-        found |= header(directory / shard)
+        try: found |= header(directory / shard)
+        except InputError as error: raise InputError(f"{error}; {index} names this shard") from error
     if lost := [name for name in shard_of if name not in found or found[name].file.name != shard_of[name]]:
         raise InputError(f"{directory / shard_of[lost[0]]}: tensor {lost[0]!r} is missing, {index} puts it there")
     return found
 
 
-def header(file: Path) -> dict[str, Tensor]:
-    """The tensors of one safetensors file: eight bytes of length, a JSON header, then the numbers."""
-    try:
-        with safe_open(file, "np"): pass                                # the library knows every way to be damaged
-        with open(file, "rb") as raw:
-            length = int.from_bytes(raw.read(8), "little")
-            entries = json.loads(raw.read(length))
-    except (SafetensorError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise InputError(f"{file}: {file.stat().st_size} bytes that are no whole safetensors file ({reason}): get it "
-                         "again") from error
-    return {name: Tensor(file, name, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
-            for name, entry in entries.items() if name != "__metadata__"}
-
-
 def json_object(path: Path) -> dict[str, Any]:
     """A file that holds one JSON object, or an InputError that names it."""
-    try: found = json.loads(path.read_bytes())
-    except OSError as error: raise InputError(f"{path}: {error.strerror}: a model needs it") from error
-    except (ValueError, RecursionError) as error: raise InputError(f"{path}: not JSON ({error}): mend it") from error
+    try: found = read_json(path)
+    except InputError as error: raise InputError(f"{error}: a model needs it") from error
     if not isinstance(found, dict): raise InputError(f"{path}: {type(found).__name__}, not a JSON object: mend it")
     return found
 

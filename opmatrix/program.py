@@ -56,7 +56,7 @@ class Program:
                  meta: Mapping[str, Any] | None = None):
         held = {name: c if isinstance(c, Format) else np.ascontiguousarray(c) for name, c in constants.items()}
         self.steps, self.constants, self.output = tuple(steps), MappingProxyType(held), output
-        self.meta = MappingProxyType(json.loads(json.dumps(dict(meta or {}))))
+        self.meta = MappingProxyType(json.loads(json.dumps(dict(meta or {}), allow_nan=False)))
         self.schedule = Schedule(self.steps, self.constants, output)
 
     def run(self, batch: Given) -> Floats:
@@ -94,9 +94,7 @@ class Program:
         """The model's tokenizer, from the text in `meta`."""
         if not (text := self.meta.get("tokenizer")):
             raise InputError("this program has no tokenizer: run it on token ids, or save it with tokenizer.json")
-        import tokenizers
-        limit = self.meta.get("config", {}).get("max_position_embeddings")
-        return Tokenizer(tokenizers.Tokenizer.from_str(text), limit)
+        return Tokenizer.from_text(text, "tokenizer.json of this program", self.meta.get("config", {}).get("max_position_embeddings"))
 
     # ---- what it costs
 
@@ -125,7 +123,8 @@ class Program:
     def hash(self) -> str:
         """Of everything but the certificate, which itself holds this hash; see opmatrix.mapped."""
         from opmatrix.mapped import pieces, summed
-        return summed(self.described(), ((name, array.dtype.str, array.shape, pieces(array)) for name, array in self.arrays()))
+        return summed(json.dumps(self.described(), sort_keys=True),
+                      ((name, array.dtype.str, array.shape, pieces(array)) for name, array in self.arrays()))
 
     def described(self) -> dict[str, Any]:
         """Everything but the arrays and the certificate, as JSON."""
@@ -146,10 +145,14 @@ class Program:
         save(self, directory)
 
     @staticmethod
-    def load(directory: str | Path) -> "Program":
-        """Reads a saved program, bit for bit. Raises InputError, which names the file and the field."""
+    def load(directory: str | Path, copy: bool = False) -> "Program":
+        """Reads a saved program, bit for bit. Raises InputError, which names the file and the field.
+
+        Its weights stay mapped: whoever changes the file in place changes the program's numbers, though never what memory it
+        reads; whoever cuts the file short ends the process when it next reads there (SIGBUS). Files that are replaced by
+        renaming, as `save` does, harm nobody. `copy` reads all weights into memory instead."""
         from opmatrix.storage import load
-        return load(directory)
+        return load(directory, copy)
 
     def __str__(self) -> str:
         low, high = self.meta.get("rows", (1, "any number of"))

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from formats import FORMATS, from_arrays
-from opmatrix.checkpoint import Tensor, header
+from formats.files import open_regular, read_json, read_text
 from opmatrix.errors import InputError
-from opmatrix.mapped import AGAIN, NUMBERS, Digest, Part, array, padding, view, write_tensors
+from opmatrix.mapped import AGAIN, NUMBERS, Digest, Part, Stored, write_tensors
 from opmatrix.program import ARRAY, Constant, Program, Step
+from opmatrix.tensors import Tensor, plain, tensors
 
 PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
 APART = ("tokenizer", "config", "certificate")              # entries of meta with a file of their own
 KIND, VERSION = "opmatrix program", 3
+STEPS = 1 << 13                                             # of a program: to plan buffers takes time by their square
 
 
 def save(program: Program, directory: str | Path) -> None:
@@ -78,34 +80,49 @@ def swap(fresh: Path, target: Path) -> None:
     shutil.rmtree(old)
 
 
-def load(directory: str | Path) -> Program:
+def load(directory: str | Path, copy: bool = False) -> Program:
     """The program in a directory, arrays and outputs equal to the bit. InputError, which names the file and the field,
-    for whatever is missing, damaged, of another version, or not what its hash says."""
+    for whatever is missing, damaged, of another version, not safe to run, or not what its hash says."""
     directory = Path(directory)
-    file = directory / PROGRAM
-    if not file.is_file(): raise InputError(f"{directory}: no {PROGRAM} in it: give the directory of a saved program")
+    file, weights = directory / PROGRAM, directory / WEIGHTS
+    if not file.exists(): raise InputError(f"{directory}: no {PROGRAM} in it: give the directory of a saved program")
     found = parsed(file)
-    if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r}, not {KIND!r}")
+    if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")
     if (version := found.get("version")) != VERSION:
-        raise InputError(f"{file}: version is {version!r}, but this opmatrix reads {VERSION}: {AGAIN}")
-    beside = {name: entry for name in APART if (entry := apart(directory, name)) is not None}
-    meta, described = field(file, found, "meta", dict) | beside, field(file, found, "constants", dict)
+        raise InputError(f"{file}: version is {version!r:.80}, but this opmatrix reads {VERSION}: {AGAIN}")
+    meta, described = about(directory, field(file, found, "meta", dict)), field(file, found, "constants", dict)
     rows, output = field(file, found, "steps", list), field(file, found, "output", str)
-    said = {"meta": {name: entry for name, entry in meta.items() if name != "certificate"}, "constants": described,
-            "steps": rows, "output": output}
-    weights = file.with_name(WEIGHTS)
-    stored = parts(file, described, tensors(weights))
-    with weights.open("rb") as raw:
-        mapped = view(raw)
-        with Digest(said, stored, raw) as digest:
-            constants = unpacked(weights, described, stored, mapped)
+    if len(rows) > STEPS: raise InputError(f"{file}: {len(rows):,} steps; a program may have {STEPS:,}")
+    with blamed(file, "its brackets"):
+        said = json.dumps({"meta": {name: entry for name, entry in meta.items() if name != "certificate"},
+                           "constants": described, "steps": rows, "output": output}, sort_keys=True)
+    with open_regular(weights) as raw:
+        held, stored = tensors(raw, weights), Stored(raw, copy)
+        own = parts(file, described, held, stored)
+        with Digest(said, own, stored) as digest:
+            constants = unpacked(weights, described, own, stored)
             steps = [step(file, i, row) for i, row in enumerate(rows)]
             with blamed(file, "steps"): program = Program(steps, constants, output, meta)
     if digest.found != field(file, found, "hash", str):
-        raise InputError(f"{file}: hash is {found['hash']!r}, but the files have {digest.found!r}: one was changed "
+        raise InputError(f"{file}: hash is {found['hash']!r:.80}, but the files have {digest.found!r}: one was changed "
                          f"after saving: {AGAIN}")
     program.hash = digest.found
     return program
+
+
+def about(directory: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """A program's meta, with the entries that have files of their own, and whatever is read of it of its type."""
+    file = directory / PROGRAM
+    if both := sorted(set(APART) & set(meta)): raise InputError(f"{file}: meta: {both[0]!r} has a file of its own: {AGAIN}")
+    whole = dict(meta) | {name: entry for name in APART if (entry := apart(directory, name)) is not None}
+    match whole.get("rows", [1, 1]):
+        case [int(), int()]: pass
+        case rows: raise InputError(f"{file}: meta: rows are {rows!r:.80}, not the least and the most: {AGAIN}")
+    match whole.get("config", {}).get("max_position_embeddings"):
+        case None: pass
+        case int(limit) if type(limit) is int and limit > 0: pass
+        case limit: raise InputError(f"{directory / 'config.json'}: max_position_embeddings is {limit!r:.80}: {AGAIN}")
+    return whole
 
 
 @contextmanager
@@ -113,14 +130,14 @@ def blamed(file: Path, entry: str) -> Iterator[None]:
     """What goes wrong inside is the fault of that entry of the file."""
     try: yield
     except InputError: raise
+    except RecursionError as error: raise InputError(f"{file}: {entry}: they are nested too deeply: {AGAIN}") from error
     except (ValueError, TypeError, KeyError) as error: raise InputError(f"{file}: {entry}: {error}") from error
 
 
 def parsed(file: Path) -> dict[str, Any]:
     """The JSON object that a file holds."""
-    try: found = json.loads(file.read_bytes())
-    except OSError as error: raise InputError(f"{file}: it cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error: raise InputError(f"{file}: no JSON ({error}): {AGAIN}") from error
+    try: found = read_json(file)
+    except InputError as error: raise InputError(f"{error}: {AGAIN}") from error
     if isinstance(found, dict): return found
     raise InputError(f"{file}: it holds a {type(found).__name__}, not an object: {AGAIN}")
 
@@ -135,46 +152,41 @@ def field(file: Path, found: Mapping[str, Any], name: str, kind: type) -> Any:
 def apart(directory: Path, name: str) -> Any:
     """The entry of meta with that name, None where it has no file; a tokenizer stays text."""
     if not (file := directory / f"{name}.json").exists(): return None
-    with blamed(file, "text"): return file.read_text("utf-8") if name == "tokenizer" else parsed(file)
+    return read_text(file) if name == "tokenizer" else parsed(file)
 
 
 def step(file: Path, i: int, row: Any) -> Step:
     match row:
-        case [str(kernel), dict(operands), dict(attributes), str(output)]:
+        case [str(kernel), dict(operands), dict(attributes), str(output)] if plain(output):
             if {str}.issuperset(map(type, operands.values())): return Step(kernel, operands, attributes, output)
     raise InputError(f"{file}: steps[{i}] is {row!r:.80}, not [kernel, operands, attributes, output]")
 
 
-def tensors(file: Path) -> dict[str, Tensor]:
-    """Where the arrays of a program lie."""
-    if not file.is_file(): raise InputError(f"{file}: it is missing: {AGAIN}")
-    return header(file)
-
-
-def parts(file: Path, described: Mapping[str, Any], found: dict[str, Tensor]) -> dict[str, list[Part]]:
+def parts(file: Path, described: Mapping[str, Any], found: dict[str, Tensor], stored: Stored) -> dict[str, list[Part]]:
     """The arrays of each constant that program.json describes: each array is used, and used once."""
-    weights, stored = file.with_name(WEIGHTS), {}
+    weights, own = file.with_name(WEIGHTS), {}
     for name, meta in described.items():
         kind = str(meta.get("format")) if isinstance(meta, dict) else "None"
+        if not plain(name): raise InputError(f"{file}: constants: one is called {name[:40]!r}…")
         if meta != ARRAY and kind not in FORMATS:
-            raise InputError(f"{file}: constants: {name!r}: format {kind!r} is unknown: array, {', '.join(FORMATS)}")
+            raise InputError(f"{file}: constants: {name!r}: format {kind!r:.80} is unknown: array, {', '.join(FORMATS)}")
         keys = {name: ""} if meta == ARRAY else {f"{name}.{key}": key for key in FORMATS[kind].fields}
         if lost := [key for key in keys if key not in found]:
             raise InputError(f"{weights}: array {lost[0]!r} is missing, which {PROGRAM} names: {AGAIN}")
-        stored[name] = [Part(key, kind, of, found.pop(key)) for key, of in keys.items()]
-    for tensor in (part.tensor for several in stored.values() for part in several):
+        own[name] = [Part(key, kind, of, found.pop(key)) for key, of in keys.items()]
+    for tensor in (part.tensor for several in own.values() for part in several):
         if tensor.number not in NUMBERS:
             raise InputError(f"{weights}: array {tensor.name!r} has number type {tensor.number}, no program's: {AGAIN}")
-    if left := [name for name, tensor in found.items() if not padding(tensor)]:
+    if left := [name for name, tensor in found.items() if not stored.padding(tensor)]:
         raise InputError(f"{weights}: array {min(left)!r} belongs to no constant of {PROGRAM}: {AGAIN}")
-    return stored
+    return own
 
 
-def unpacked(weights: Path, described: Mapping[str, Any], stored: Mapping[str, list[Part]], mapped: Any) -> dict[str, Constant]:
+def unpacked(weights: Path, described: Mapping[str, Any], own: Mapping[str, list[Part]], stored: Stored) -> dict[str, Constant]:
     """The constants that program.json describes, from the arrays beside it. Whether their numbers are finite `Digest` says."""
     constants: dict[str, Constant] = {}
     for name, meta in described.items():
         with blamed(weights, f"constant {name!r}"):
-            taken = {part.field: array(part, mapped) for part in stored[name]}
+            taken = {part.field: stored.array(part) for part in own[name]}
             constants[name] = taken[""] if meta == ARRAY else from_arrays(meta, taken, numbers=False)
     return constants

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.files import read_text
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
 
@@ -23,10 +24,16 @@ class Tokenizer:
     @classmethod
     def from_file(cls, path: str | Path, limit: int | None = None) -> "Tokenizer":
         """Raises InputError where the file is missing or no tokenizer."""
+        try: text = read_text(path)
+        except InputError as error: raise InputError(f"{error}: texts need a tokenizer") from error
+        return cls.from_text(text, str(path), limit)
+
+    @classmethod
+    def from_text(cls, text: str, where: str, limit: int | None = None) -> "Tokenizer":
+        """The tokenizer that the text of a tokenizer.json describes. InputError, which says where it is from, for another."""
         import tokenizers
-        try: return cls(tokenizers.Tokenizer.from_buffer(Path(path).read_bytes()), limit)
-        except OSError as error: raise InputError(f"{path}: {error.strerror}: texts need a tokenizer") from error
-        except Exception as error: raise InputError(f"{path}: no tokenizer.json ({error}): get it again") from error
+        try: return cls(tokenizers.Tokenizer.from_str(text), limit)
+        except Exception as error: raise InputError(f"{where}: no tokenizer ({error}): get it again") from error
 
     def encode(self, texts: str | Iterable[str]) -> Batch:
         """The ragged batch of the texts' tokens, special tokens included (an empty text has nothing but these). Raises

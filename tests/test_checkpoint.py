@@ -81,24 +81,24 @@ def weights(keep): return lambda directory: cut(directory / "model.safetensors",
 
 DAMAGE = {                                                  # what is done to a good checkpoint, and what the line names
     "no config": (lambda d: (d / "config.json").unlink(), r"config\.json: No such file"),
-    "config is no JSON": (lambda d: cut(d / "config.json", 30), r"config\.json: not JSON"),
-    "config is empty": (lambda d: cut(d / "config.json", 0), r"config\.json: not JSON"),
-    "config is no text": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe\xfa" * 9), r"config\.json: not JSON"),
-    "config is nested": (lambda d: (d / "config.json").write_text("[" * 100_000), r"config\.json: not JSON"),
+    "config is no JSON": (lambda d: cut(d / "config.json", 30), r"config\.json: no JSON"),
+    "config is empty": (lambda d: cut(d / "config.json", 0), r"config\.json: no JSON"),
+    "config is no text": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe\xfa" * 9), r"config\.json: no JSON"),
+    "config is nested": (lambda d: (d / "config.json").write_text("[" * 100_000), r"config\.json: brackets are nested"),
     "config is a list": (lambda d: (d / "config.json").write_text("[1]"), r"config\.json: list, not a JSON object"),
     "no family": (config(model_type="perceiver"), r"config\.json: model_type 'perceiver'"),
     "a family that is a list": (config(model_type=["bert"]), r"model_type \['bert'\]"),
     "a size in words": (config(hidden_size="24"), "hidden_size is '24'"),
     "a size of nothing": (config(num_hidden_layers=0), "num_hidden_layers is 0"),
     "an eps in words": (config(layer_norm_eps="1e-12"), "layer_norm_eps is '1e-12'"),
-    "an eps that is no number": (config(layer_norm_eps=float("nan")), "layer_norm_eps is nan"),
+    "an eps that is no number": (config(layer_norm_eps=float("nan")), r"config\.json: no JSON: NaN is no finite"),
     "a size that is true": (config(type_vocab_size=True), "type_vocab_size is True"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "neither model.safetensors nor model.saf"),
     "no bytes": (weights(0), r"model\.safetensors: 0 bytes that are no whole"),
     "cut in the header": (weights(100), r"model\.safetensors: 100 bytes that are no whole"),
     "cut in a tensor": (weights(-5), r"model\.safetensors: \d+ bytes that are no whole"),
     "another format": (lambda d: (d / "model.safetensors").write_bytes(b"\x80\x02}q." * 50), "250 bytes that are no"),
-    "a directory": (lambda d: [(d / "model.safetensors").unlink(), (d / "model.safetensors").mkdir()], "no whole safe"),
+    "a directory": (lambda d: [(d / "model.safetensors").unlink(), (d / "model.safetensors").mkdir()], "it is a directory"),
 }
 
 
@@ -113,9 +113,9 @@ def test_damage_is_named_in_one_line(tmp_path, damage):
 INDEX = "model.safetensors.index.json"
 SECOND = "model-00002-of-00003.safetensors"
 BROKEN = {
-    "a shard is missing": (lambda d: (d / SECOND).unlink(), rf"{SECOND}: this shard is missing"),
+    "a shard is missing": (lambda d: (d / SECOND).unlink(), rf"{SECOND}: No such file .*names this shard"),
     "a shard is cut": (lambda d: cut(d / SECOND, -1), rf"{SECOND}: \d+ bytes that are no whole"),
-    "the index is no JSON": (lambda d: cut(d / INDEX, 10), rf"{INDEX}: not JSON"),
+    "the index is no JSON": (lambda d: cut(d / INDEX, 10), rf"{INDEX}: no JSON"),
     "the index has no map": (lambda d: rewrite(d / INDEX, weight_map=None), rf"{INDEX}: weight_map"),
     "a shard lies elsewhere": (lambda d: rewrite(d / INDEX, weight_map={NAME: f"../{SECOND}"}), rf"{INDEX}: weight"),
     "a tensor lies elsewhere": (lambda d: rewrite(d / INDEX, weight_map={"other": SECOND}), rf"{SECOND}: tensor 'o"),

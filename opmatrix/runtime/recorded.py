@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
+from weakref import proxy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +81,7 @@ class Recorded:
     """The scripts of a schedule, one for each number of rows and workers, made when first needed."""
 
     def __init__(self, schedule: Any):
-        self.schedule = schedule
+        self.schedule = proxy(schedule)                     # which holds this: what a program maps is freed with it, at once
         self.scripts: OrderedDict[tuple[int, int], Any] = OrderedDict()
 
     @cached_property
