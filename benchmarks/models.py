@@ -14,7 +14,6 @@ an order that turns, while the others sleep. Seconds are medians of rounds, of c
 is the most that such a process held. The error is that of the hidden states of real tokens against float64, in the Frobenius norm.
 A figure counts only with all four peers in the table; an int8 peer only where its Spearman is within 0.3 of float32's."""
 import argparse
-import csv
 import os
 import sys
 import tempfile
@@ -31,15 +30,15 @@ if str(HERE) not in sys.path: sys.path.append(str(HERE))
 import model_tables  # noqa: E402
 import numpy as np  # noqa: E402
 import workloads  # noqa: E402
+from command import cores, listed, named, pinned, say, tabled, tablefile, within  # noqa: E402
 from peers import ENGINES as ALL  # noqa: E402
-from peers import SETTLE, Absent, Job, Process, cores, made, replaced, version_of  # noqa: E402
+from peers import SETTLE, Absent, Job, Process, made, replaced, version_of  # noqa: E402
 
 from opmatrix.errors import InputError  # noqa: E402
 from opmatrix.measure import turned, undisturbed  # noqa: E402
 
 COLUMNS = "engine", "version", "number_type", "workload", "median_s", "min_s", "first_s", "resident_mb", "error"
 TYPES, SHAPES = ("float32", "bf16", "int8"), ("1x16", "1x128", "8x128", "32x128")
-BEGUN = time.monotonic()
 TURN = 0.1                                                  # seconds of a turn, or one call
 
 
@@ -77,22 +76,13 @@ def main():
         found = {w: workloads.made(w, checkpoint, given.pairs, given.sentences) for w in given.workloads}
         for group in groups(given, found):
             rows += raced(group, checkpoint, given)
-            write(rows, given.csv)
+            tabled(given.csv, [COLUMNS, *(row.csv() for row in rows)])
         if given.spearman and name != "base": quality([row for row in rows if row.model == checkpoint.name], checkpoint, given)
         model_tables.show(checkpoint.name, rows, given)
     if given.plot: model_tables.plot(rows, given.plot)
 
 
-def write(rows, file):
-    """All rows so far as CSV, the file whole at any time."""
-    if file is None: return
-    with (fresh := file.with_name(f".{file.name}.{os.getpid()}")).open("w", newline="") as opened:
-        csv.writer(opened).writerows([COLUMNS, *(row.csv() for row in rows)])
-    fresh.replace(file)
-
-
 def options():
-    listed = lambda text: [word for word in text.split(",") if word]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", type=listed, default=["minilm", "base"], help="minilm, base, or directories of checkpoints")
     parser.add_argument("--types", type=listed, default=[*TYPES])
@@ -107,30 +97,10 @@ def options():
     parser.add_argument("--plot", type=Path, help="draw them there (needs matplotlib)")
     parser.add_argument("--programs", type=Path, help="where opmatrix's programs are kept; the cache directory by default")
     given = parser.parse_args()
-    for option, known in (("types", TYPES), ("engines", ALL)):
-        for word in getattr(given, option):
-            if word not in known: raise InputError(f"--{option} {word}: {', '.join(known)}")
-    for option, most in (("threads", cores()), ("rounds", 10**6), ("sentences", 10**6)):
-        if not 1 <= getattr(given, option) <= most: raise InputError(f"--{option} {getattr(given, option)}: 1 to {most}")
-    for option in ("csv", "plot"):
-        file = getattr(given, option)
-        if file and (file.is_dir() or not file.absolute().parent.is_dir()):
-            raise InputError(f"--{option} {file}: it is to be a file in a directory that is there")
+    for option, known in (("types", TYPES), ("engines", ALL)): named(option, getattr(given, option), known)
+    for option, most in (("threads", cores()), ("rounds", 10**6), ("sentences", 10**6)): within(option, getattr(given, option), most)
+    for option in ("csv", "plot"): tablefile(option, getattr(given, option))
     return given
-
-
-def pinned(threads):
-    """This process and all that it starts use so many processors, on as many cores where there are as many."""
-    if not hasattr(os, "sched_setaffinity"): return
-    allowed = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, sorted(allowed, key=lambda cpu: (sibling(cpu) != cpu, cpu))[:threads])
-
-
-def sibling(cpu):
-    """The first processor on the same core."""
-    try: listed = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
-    except OSError: return cpu
-    return int(listed.replace("-", ",").split(",")[0])
 
 
 def groups(given, found):
@@ -217,9 +187,6 @@ def correlation(row, every, scores, checkpoint, given):
             process.close()
             return workloads.spearman(np.load(file), scores)
     except Absent as error: say(f"absent  {row.engine} {row.number_type}, all pairs: {error}")
-
-
-def say(words): print(f"{time.monotonic() - BEGUN:6.0f} s  {words}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent
 if str(HERE) not in sys.path: sys.path.append(str(HERE))     # behind the packages: formats.py is not formats
 
+from command import cores  # noqa: E402
 from engines import ENGINES  # noqa: E402
 
 from formats.cache import cache_directory  # noqa: E402
@@ -36,7 +37,7 @@ class Absent(RuntimeError):
 class Job:
     """What a process is to do: an engine with a model (a checkpoint's directory) in a number type, as prepared in `place`.
     `batches` are numbers of `sentences` (rows of token ids); `shape` is that of all batches, if they have one, and `masked`
-    says whether some are padded."""
+    says whether some are padded. It runs with that `python`, and what `environment` adds."""
     engine: str
     number_type: str
     model: str
@@ -49,6 +50,9 @@ class Job:
     text: str = ""
     place: str | None = None
     threads: int = 1
+    python: str = sys.executable
+    tree: str = str(ROOT)                                   # where opmatrix is imported from; "": as `python` finds it
+    environment: dict = field(default_factory=dict)
 
 
 class Process:
@@ -59,9 +63,9 @@ class Process:
         self.room = tempfile.TemporaryDirectory()
         file = Path(self.room.name) / "job.json"
         file.write_text(json.dumps(asdict(job)))
-        own = os.environ | dict.fromkeys(THREADS, str(job.threads)) | QUIET
+        own = os.environ | dict.fromkeys(THREADS, str(job.threads)) | QUIET | job.environment
         begun = time.monotonic()
-        self.process = subprocess.Popen([sys.executable, str(HERE / "serve.py"), what, str(file)], text=True, env=own,
+        self.process = subprocess.Popen([job.python, str(HERE / "serve.py"), what, str(file)], text=True, env=own,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
         try:
             self.answer()
@@ -133,11 +137,6 @@ def replaced(job, **changed): return Job(**(vars(job) | changed))
 def digest(directory):
     """What tells weights apart."""
     with open(Path(directory) / "model.safetensors", "rb") as file: return hashlib.file_digest(file, "blake2b").hexdigest()[:12]
-
-
-def cores():
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 class Peer(Process):

@@ -6,6 +6,7 @@
 
 A job is a file of JSON (see peers.Job). Nothing is imported here that the engine does not need itself, so that the time to
 the first result and the resident memory are the engine's own."""
+import hashlib
 import json
 import os
 import sys
@@ -14,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 HERE = Path(__file__).parent
-if __name__ == "__main__": sys.path[:1] = [str(HERE.parent), str(HERE)]      # the package formats before this folder's formats.py
 LONG = 0.25                                                 # seconds after which a call needs no other to warm it up
 MOST = 200                                                  # calls of a turn
 
@@ -56,6 +56,16 @@ class Server:
         self.work.run(batch)
         return time.perf_counter() - start
 
+    def bits(self):
+        """A digest of every number of every batch's result."""
+        found = hashlib.blake2b(digest_size=12)
+        for batch in self.ready: found.update(self.work.run(batch).tobytes())
+        return found.hexdigest()
+
+    def origins(self):
+        """Where the packages come from that this process has imported."""
+        return [str(Path(sys.modules[name].__file__).parent) for name in ("formats", "opmatrix", "rewrites") if name in sys.modules]
+
     def resident(self):
         """The most bytes that this process ever held in memory. Linux's ru_maxrss would count what the process that started it
         held, if that was more."""
@@ -87,8 +97,9 @@ def main(what, file):
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
-        import engines
         job = SimpleNamespace(**json.loads(Path(file).read_text()))
+        sys.path[:] = [*filter(None, [job.tree]), *(path for path in sys.path if path != str(HERE)), str(HERE)]
+        import engines
         if what == "prepare": return say(replies, answer=engines.ENGINES[job.engine].prepare(job))
         if what == "tune": engines.ENGINES[job.engine].tune(job)
         server = Server(job, engines)

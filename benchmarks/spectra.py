@@ -7,13 +7,17 @@ did not converge counts with all its restarts. "in sequence" are the products of
 for where the processes run side by side. "kept" is the largest size uniting with nothing but its own last restart:
 what it lacks against "united" is what the other processes bring."""
 import argparse
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
+sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
 
-from opmatrix.spectra import Eigenpairs, restarted_arnoldi, unite_and_conquer
+import numpy as np  # noqa: E402
+
+from opmatrix.spectra import Eigenpairs, restarted_arnoldi, unite_and_conquer  # noqa: E402
 
 N = 400
 

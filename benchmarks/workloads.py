@@ -52,6 +52,12 @@ def made(name, checkpoint, pairs, count):
     return Workload(name, cut(tokenizer, count, length), [list(range(count))], [count, length])
 
 
+def shipped(checkpoint, count=64):
+    """So many of the sentences that ship, as they are, in one batch."""
+    rows = ids(checkpoint.tokenizer().encode(sentences()[:count]))
+    return Workload("texts", rows, [list(range(len(rows)))])
+
+
 def ids(batch):
     """The sentences of a batch as lists of token ids."""
     return [part.tolist() for part in np.split(batch.tokens, batch.starts[1:-1])]

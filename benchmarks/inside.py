@@ -1,0 +1,81 @@
+"""What is asked of a tree in its own environment (see trees.py): a word and its arguments in, a line of JSON out.
+
+    ENVIRONMENT/bin/python -P benchmarks/inside.py WORD JSON
+
+Nothing of this folder is imported here: what answers is the tree, whichever it is."""
+import hashlib
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def origins():
+    """Where the three packages come from."""
+    return [str(Path(find_spec(name).origin).parent) for name in ("formats", "opmatrix", "rewrites")]
+
+
+def priced():
+    """The file that this tree looks for its calibration in, and whether it can use what is there."""
+    from formats.machine import machine_file
+    return {"file": str(machine_file()), "wrong": unusable(machine_file())}
+
+
+def unusable(file):
+    """Why this tree cannot use a calibration; nothing where it can."""
+    from formats.machine import Machine, NotThisMachine
+    try: Machine.load(file)
+    except (NotThisMachine, OSError) as error: return " ".join(str(error).split())
+
+
+def calibrate():
+    """Takes a quick calibration, and says where it is kept."""
+    from formats.machine import machine_file, this_machine
+    this_machine()
+    return str(machine_file())
+
+
+def adopt(file):
+    """Takes a calibration of other kernels for one of its own, as prices decide which programs are found. Why it cannot,
+    where the features that are priced, the machine or the packages are others."""
+    from formats.kernels import digest
+    from formats.machine import machine_file
+    given = json.loads(Path(file).read_text())
+    given["versions"]["kernels"] = digest()
+    (own := machine_file()).parent.mkdir(parents=True, exist_ok=True)
+    own.write_text(json.dumps(given))
+    if wrong := unusable(own): own.unlink()
+    return wrong
+
+
+def schedule(model, target):
+    """Saves the schedule that README writes by hand, verified."""
+    from rewrites.schedules import schedule
+    from rewrites.stages import join_qkv, prune, tile
+    made = schedule(model, tokens=128) | join_qkv | prune(0.5, "intermediate") | tile(64)
+    made.verify()
+    made.program.save(target)
+
+
+def shown(directories):
+    """Of each saved program its steps as text, and a digest of its constants' names, types, shapes and numbers."""
+    from opmatrix.program import Program
+    return [described(Program.load(directory)) for directory in directories]
+
+
+def described(program):
+    numbers = hashlib.blake2b(digest_size=12)
+    for name, array in sorted(program.arrays()):
+        numbers.update(f"{name} {array.dtype} {array.shape}".encode())
+        numbers.update(array.tobytes())
+    return {"steps": [step.show(program.constants) for step in program.steps], "numbers": numbers.hexdigest()}
+
+
+WORDS = {each.__name__: each for each in (origins, priced, calibrate, adopt, schedule, shown)}
+
+if __name__ == "__main__":
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)                                           # what libraries print is no answer
+    answer = WORDS[sys.argv[1]](**json.loads(sys.argv[2]))
+    replies.write(json.dumps({"answer": answer, "origins": origins()}) + "\n")
