@@ -5,29 +5,50 @@ import os
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from errno import EINVAL
 from io import BufferedReader, BufferedWriter
 from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
 from .errors import InputError
 
 LARGEST, JSON = 1 << 28, 1 << 24                             # bytes of a text; of JSON, which takes many times as many once read
-KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
-         stat.S_IFSOCK: "a socket"}
+TRIAL = 1 << 20                                              # bytes that are written to see whether a disk takes any
+KINDS = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device",
+         stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
 def open_regular(path: str | Path) -> BufferedReader:
     """A regular file, to be read. Raises InputError for one that is not there, and for a directory, a pipe or a device,
     whose reading might never end."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)      # opening a pipe waits for a writer
-    try: number = os.open(path, flags)
-    except (OSError, ValueError) as error: raise InputError(f"{shown(path)}: {reason(error)}") from error
-    mode = os.fstat(number).st_mode
-    if stat.S_ISREG(mode): return os.fdopen(number, "rb")
-    os.close(number)
-    raise InputError(f"{path}: it is {KINDS.get(stat.S_IFMT(mode), 'no regular file')}: give a file")
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)      # opening a pipe waits for a writer,
+    try:
+        regular(path, os.stat(path).st_mode)                 # and takes away the writer that another reader waits for
+        number = os.open(path, flags)
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError): raise
+        raise InputError(f"{shown(path)}: {reason(error)}") from error
+    try: regular(path, os.fstat(number).st_mode)
+    except InputError: os.close(number); raise
+    return os.fdopen(number, "rb")
+
+
+def regular(path: str | Path, mode: int) -> None:
+    """Raises InputError for what is no regular file."""
+    if not stat.S_ISREG(mode): raise InputError(f"{path}: it is {KINDS.get(stat.S_IFMT(mode), 'no regular file')}: give a file")
+
+
+def open_stream(path: str | Path) -> BufferedReader:
+    """A regular file or a pipe, to be read once from its beginning; a pipe is waited for until somebody writes. Raises
+    InputError for anything else."""
+    try: piped = stat.S_ISFIFO(os.stat(path).st_mode)
+    except (OSError, ValueError): piped = False
+    if not piped: return open_regular(path)
+    try: return open(path, "rb")
+    except OSError as error: raise InputError(f"{shown(path)}: {reason(error)}") from error
 
 
 def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
@@ -74,8 +95,9 @@ def real(digits: str) -> float:
 @contextmanager
 def replacing(path: str | Path) -> Generator[BufferedWriter]:
     """A file to write to that takes the place of `path` when the block ends, complete and on the disk; where the block
-    raises, what was there stays. Raises OSError where that cannot be."""
+    raises, what was there stays. Raises OSError where that cannot be, and where a link or anything but a file is there."""
     target = Path(path)
+    irregular(target)
     fresh = target.with_name(f".{uuid4().hex[:8]}.part")
     try:
         with fresh.open("xb") as out:
@@ -85,6 +107,30 @@ def replacing(path: str | Path) -> Generator[BufferedWriter]:
         os.replace(fresh, target)
     finally:
         with suppress(OSError): fresh.unlink()
+
+
+def writable(path: str | Path) -> None:
+    """Raises InputError where `replacing` could not write a file, found out by a trial beside it that is cleared away."""
+    target = Path(path)
+    try:
+        irregular(target)
+        with TemporaryDirectory(prefix=".", dir=target.parent) as room: fill(Path(room) / "trial")
+    except (OSError, ValueError) as error: raise InputError(f"{shown(path)}: not writable: {reason(error)}") from error
+
+
+def irregular(target: Path) -> None:
+    """Raises OSError where a file that is written would take the place of what is no file."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(mode := target.lstat().st_mode):
+            raise OSError(EINVAL, f"it is {KINDS.get(stat.S_IFMT(mode), 'no regular file')}: name a file")
+
+
+def fill(file: Path) -> None:
+    """Some bytes on the disk. Raises OSError where they do not fit there."""
+    with file.open("xb") as out:
+        out.write(bytes(TRIAL))
+        out.flush()
+        os.fsync(out.fileno())
 
 
 def reason(error: Exception) -> str:

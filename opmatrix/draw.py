@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from formats.files import replacing, writable
 from opmatrix.errors import InputError
 from opmatrix.spectra import Spectrum
 
+PICTURES = ".png", ".svg", ".pdf"
 BARS = "▁▂▃▄▅▆▇█"
 STYLE = {"font.size": 9, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False,
          "axes.grid": True, "grid.color": "0.92", "axes.axisbelow": True, "legend.frameon": False}
@@ -79,8 +81,20 @@ def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
             axis.set_ylabel("singular value" if kind == "weight" else "standard deviation")
         for axis in axes[len(panels):]: axis.remove()
         legend(figure, layers)
-        figure.savefig(path, dpi=150)
-    return Path(path)
+        return drawn(figure, Path(path))
+
+
+def drawable(path: Path) -> None:
+    """Raises InputError for a file that no picture could be written to."""
+    writable(path)
+    if path.suffix not in PICTURES: raise InputError(f"{path}: a picture's name ends in one of {', '.join(PICTURES)}")
+
+
+def drawn(figure: Any, path: Path) -> Path:
+    """The file of a figure, whole or not at all."""
+    drawable(path)
+    with replacing(path) as out: figure.savefig(out, dpi=150, format=path.suffix[1:])
+    return path
 
 
 def shade(index: int, count: int) -> Any:
@@ -139,8 +153,7 @@ def front_figure(points: Sequence[Mapping[str, Any]], path: str | Path, chosen: 
                       markerfacecolor="white", label="imported")
         axis.set(xlabel="time, ms", ylabel="memory, MB")
         figure.legend(loc="outside upper center", ncols=4)
-        figure.savefig(path, dpi=150)
-    return Path(path)
+        return drawn(figure, Path(path))
 
 
 def read(point: Mapping[str, Any], key: str) -> float:

@@ -1,5 +1,4 @@
 """Texts in, embeddings out, a batch at a time: however many they are, memory holds one chunk of texts and one batch of rows."""
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.files import open_regular, open_stream, reason, replacing, writable
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
 from opmatrix.text import Tokenizer, pool
@@ -25,6 +25,8 @@ Naming = Callable[[int], str]
 
 ROWS = 4096                                                 # of a batch, about
 CHUNK = 1024                                                # texts that are tokenised at once
+PIECE = 1 << 20                                             # bytes that are read at once where lines are counted
+LONGEST = 1 << 22                                           # bytes of a line: beyond that it is no text
 SHOWN = 300                                                 # texts from which a terminal is shown how far it is
 NUMBERED = "text {}".format
 MAGIC = b"\x93NUMPY\x01\x00"                               # of an .npy file, version 1.0 (NEP 1)
@@ -71,20 +73,27 @@ def each(texts: Texts) -> Iterable[str]:
     return [texts] if isinstance(texts, str) else texts
 
 
-def read(file: Path) -> Iterator[str]:
-    """Every line of a file, blank ones too. Raises InputError where it cannot be read, is empty, or is not UTF-8."""
-    try:
-        with file.open("rb") as opened: yield from lines(opened, file)
-    except OSError as error: raise InputError(f"{file}: {error.strerror}: give a file, one text a line") from error
+def read(file: Path, opened: Callable[[Path], BinaryIO] = open_stream) -> Iterator[str]:
+    """Every line of a file or a pipe, blank ones too. Raises InputError where it cannot be read, is empty, or is not UTF-8."""
+    with opened(file) as raw: yield from lines(raw, file)
+
+
+def given() -> Iterator[str]:
+    """Every line of the standard input."""
+    if sys.stdin is None: raise InputError("standard input: it is closed: give a file, one text a line")
+    return lines(sys.stdin.buffer, "standard input")
 
 
 def lines(opened: BinaryIO, name: str | Path) -> Iterator[str]:
-    """Every line of an open file, without its end."""
+    """Every line of an open file, without its end. Raises InputError for one that is too long to be a text."""
     number = -1
-    for number, raw in enumerate(opened):
-        try: yield raw.decode("utf-8-sig" if number == 0 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{line(name, number)}, byte {error.start} is not UTF-8: save the file as UTF-8") from error
+    try:
+        for number, raw in enumerate(iter(partial(opened.readline, LONGEST + 1), b"")):
+            if len(raw) > LONGEST: raise InputError(f"{line(name, number)}: more than {LONGEST:,} bytes: it is to be one text a line")
+            yield raw.decode("utf-8-sig" if number == 0 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{line(name, number)}, byte {error.start} is not UTF-8: save the file as UTF-8") from error
+    except OSError as error: raise InputError(f"{name}: {reason(error)}: give a file, one text a line") from error
     if number < 0: raise InputError(f"{name}: no text: give a file, one text a line")
 
 
@@ -92,16 +101,18 @@ def line(file: str | Path, at: int) -> str: return f"{file}: line {at + 1}"
 
 
 def quantity(texts: Texts) -> int | None:
-    """How many texts there are, where that can be known beforehand."""
+    """How many texts there are, where that can be known without reading what can be read only once."""
     if isinstance(texts, str): return 1
     if isinstance(texts, Path): return ended(texts)
     return len(texts) if isinstance(texts, Sized) else None
 
 
 def ended(file: Path) -> int | None:
-    """Lines of a file; None where it cannot be read."""
-    with suppress(OSError), file.open("rb") as opened:
-        return sum(1 for _ in opened)
+    """Lines of a file; None of a pipe, and where it cannot be read."""
+    count, last = 0, b"\n"
+    with suppress(InputError, OSError), open_regular(file) as opened:
+        while some := opened.read(PIECE): count, last = count + some.count(b"\n"), some[-1:]
+        return count + (last != b"\n")
     return None
 
 
@@ -146,28 +157,29 @@ class Bar:
 def write(blocks: Iterable[Floats], out: Path) -> tuple[int, int]:
     """Blocks of rows to an .npy file, which appears whole or not at all; its shape. Memory holds one block: the header, which
     says how many rows there are, has room for any number and is written again at the end."""
-    if out.exists() and not ours(out):
-        raise InputError(f"{out}: it exists and is no .npy file: choose another name or remove it")
-    fresh = out.with_name(f".{out.name}.{os.getpid()}")
+    replaceable(out)
     rows, width = 0, 0
     try:
-        with fresh.open("wb") as opened:
+        with replacing(out) as opened:
             for block in blocks:
                 if not width: head(opened, 0, width := block.shape[1])
                 opened.write(np.ascontiguousarray(block, "<f4").data)
                 rows += len(block)
             opened.seek(0)
             head(opened, rows, width)
-        fresh.replace(out)
-    except OSError as error: raise InputError(f"{out}: not written: {error.strerror or error}") from error
-    finally: fresh.unlink(missing_ok=True)
+    except OSError as error: raise InputError(f"{out}: not written: {reason(error)}") from error
     return rows, width
 
 
-def ours(out: Path) -> bool:
-    """Whether what is there is an array, which may be replaced."""
-    if not out.is_file(): return False
-    with out.open("rb") as opened: return opened.read(len(MAGIC)) == MAGIC
+def replaceable(out: Path) -> None:
+    """Raises InputError where no .npy file could be written, or what is there is no array."""
+    writable(out)
+    if out.exists() and not array(out):
+        raise InputError(f"{out}: it exists and is no .npy file: choose another name or remove it")
+
+
+def array(file: Path) -> bool:
+    with open_regular(file) as opened: return opened.read(len(MAGIC)) == MAGIC
 
 
 def head(opened: BinaryIO, rows: int, width: int) -> None:

@@ -140,8 +140,8 @@ class Program:
             else: yield from ((f"{name}.{key}", array) for key, array in constant.arrays().items())
 
     def save(self, directory: str | Path) -> None:
-        """Writes the directory, whole or not at all; see opmatrix.storage."""
-        from opmatrix.storage import save
+        """Writes the directory, whole or not at all; see opmatrix.saving."""
+        from opmatrix.saving import save
         save(self, directory)
 
     @staticmethod

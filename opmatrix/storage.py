@@ -1,4 +1,4 @@
-"""Programs on disk: a directory of JSON and safetensors, written whole or not at all, read bit for bit, mistrusted."""
+"""Programs read from disk: a directory of JSON and safetensors, read bit for bit, mistrusted. opmatrix.saving writes it."""
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Any
 from formats import FORMATS, from_arrays
 from formats.files import open_regular, read_json, read_text
 from opmatrix.errors import InputError
-from opmatrix.mapped import AGAIN, NUMBERS, Digest, Part, Stored, write_tensors
+from opmatrix.mapped import AGAIN, NUMBERS, Digest, Part, Stored
 from opmatrix.program import ARRAY, Constant, Program, Step
 from opmatrix.tensors import Tensor, plain, tensors
 
@@ -16,68 +16,6 @@ PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
 APART = ("tokenizer", "config", "certificate")              # entries of meta with a file of their own
 KIND, VERSION = "opmatrix program", 3
 STEPS = 1 << 13                                             # of a program: to plan buffers takes time by their square
-
-
-def save(program: Program, directory: str | Path) -> None:
-    """Write the program's directory. It appears by one renaming, complete. A program that was there is replaced; what
-    else lay in its directory is kept. InputError where something else is there, or it cannot be written."""
-    target = Path(directory).resolve()
-    if target.exists() and not replaceable(target):
-        raise InputError(f"{directory}: it exists and is no opmatrix program: choose another directory or remove it")
-    import shutil
-    from uuid import uuid4
-    fresh = target.with_name(f".{target.name}.{uuid4().hex[:8]}")
-    try:
-        fresh.mkdir(parents=True)
-        write(program, fresh)
-        swap(fresh, target)
-    except OSError as error: raise InputError(f"{directory}: not written: {error.strerror or error}") from error
-    finally: shutil.rmtree(fresh, ignore_errors=True)
-
-
-def replaceable(target: Path) -> bool:
-    """An empty directory, or one whose program.json says that it is ours."""
-    if not target.is_dir(): return False
-    try: return not any(target.iterdir()) or json.loads((target / PROGRAM).read_bytes())["kind"] == KIND
-    except (OSError, ValueError, KeyError, TypeError): return False
-
-
-def write(program: Program, directory: Path) -> None:
-    described = program.described()
-    meta = described["meta"]
-    head = {"kind": KIND, "version": VERSION, "hash": program.hash}
-    described["meta"] = {k: v for k, v in meta.items() if k not in APART}
-    (directory / PROGRAM).write_text(spread(head | described), "utf-8")
-    write_tensors(dict(program.arrays()), directory / WEIGHTS)
-    for name in APART:
-        if (entry := program.meta.get(name)) is not None:
-            text = entry if name == "tokenizer" else json.dumps(entry, indent=1)
-            (directory / f"{name}.json").write_text(text, "utf-8")
-
-
-def spread(value: Any, depth: int = 0) -> str:
-    """JSON with a line for each entry of its first two levels: for each step, each constant."""
-    if depth == 2 or not value or not isinstance(value, dict | list): return json.dumps(value)
-    line = "\n" + " " * (depth + 1)
-    if isinstance(value, list):
-        return "[" + line + f",{line}".join(spread(entry, depth + 1) for entry in value) + line[:-1] + "]"
-    entries = (f"{json.dumps(name)}: {spread(v, depth + 1)}" for name, v in value.items())
-    return "{" + line + f",{line}".join(entries) + line[:-1] + "}"
-
-
-def swap(fresh: Path, target: Path) -> None:
-    """Put the fresh directory in the target's place. What was there is put back if that fails."""
-    import shutil
-    if not target.exists():
-        fresh.rename(target)
-        return
-    old = fresh.with_name(fresh.name + ".old")
-    target.rename(old)
-    try: fresh.rename(target)
-    except OSError: old.rename(target); raise
-    for other in old.iterdir():
-        if other.name not in (PROGRAM, WEIGHTS, *(f"{name}.json" for name in APART)): other.rename(target / other.name)
-    shutil.rmtree(old)
 
 
 def load(directory: str | Path, copy: bool = False) -> Program:

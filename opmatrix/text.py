@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.files import read_text
+from formats.files import read_bytes, read_text
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
 
@@ -80,8 +80,7 @@ def verification(lines: Sequence[str]) -> Sequence[str]:
 def read_lines(path: str | Path) -> list[str]:
     """The lines of a text file that are not blank. Raises InputError where it is missing, is not UTF-8, or holds fewer
     than the two that calibration and verification need."""
-    try: lines = [line.strip() for line in Path(path).read_bytes().decode("utf-8-sig").splitlines()]
-    except OSError as error: raise InputError(f"{path}: {error.strerror}: give a file, one text a line") from error
+    try: lines = [line.strip() for line in read_bytes(path).decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {error.start} is not UTF-8: save the file as UTF-8") from error
     if len(lines := [line for line in lines if line]) < 2:

@@ -1,13 +1,13 @@
 """The commands: optimize, calibrate, run, embed, evaluate, doctor, laws, explain, spectrum."""
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from formats.files import writable
 from opmatrix.errors import InputError
+from rewrites.outputs import keep, possible, say
 
 USAGE: Any = typer.BadParameter.__mro__[2]                # click's ClickException, or that of typer's own copy of click
 INTERRUPTED = (KeyboardInterrupt, typer.Abort)
@@ -20,6 +20,8 @@ Model = Annotated[str, typer.Argument(
 Laws = Annotated[Path | None, typer.Option(
     "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you trust")]
 Results = Annotated[Path | None, typer.Option("--json", help="where to write all results")]
+Origin = Annotated[str | None, typer.Option(
+    "--model", help="the checkpoint that it was made of; without it, the one that the program names")]
 Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote")]
 
 
@@ -44,28 +46,25 @@ def optimize(
 ) -> None:
     """Find, verify, measure and save the cheapest program of a MODEL."""
     if machine is not None:
-        typer.echo(elsewhere(model, machine, tokens))
+        say(elsewhere(model, machine, tokens))
         return
-    from rewrites.explain import tell
     from rewrites.laws import EXACT_LAWS
     from rewrites.report import Report, hushed
-    from rewrites.results import as_json, printed, save
+    from rewrites.reported import Named
+    from rewrites.results import printed, save
     from rewrites.run import optimize as find
     target = out or Path(f"{Path(model).resolve().name}.opmatrix")
     refuse(error, memory, number_type, target, results)
     if not 0 <= drop <= 100:
         raise InputError(f"--drop {drop}: from 0 to 100 hundredths, such as 0.3")
-    declared = declarations(own)
+    declared, laws = declarations(own), Named.of(own)
     with hushed():
         result = find(model, error=error, memory=memory and memory * 1e6, text=str(text) if text else None,
                       tokens=tokens, workload=workload, number_type=number_type, pairs=pairs, drop=drop, leave_out=tuple(without or ()),
                       laws=(*EXACT_LAWS, *declared.laws), approximations=declared.approximations, report=Report())
-        where = save(result, target)
-        tell(result, target, where)
-    found = as_json(result, where) | {"laws": str(own.absolute()) if own else None}
-    (target / "report.json").write_text(json.dumps(found, indent=1))
+        found = save(result, target, laws)
+    say(printed(result, target))
     keep(found, results)
-    typer.echo(printed(result, target))
 
 
 def elsewhere(model: str, name: str, tokens: int | None) -> str:
@@ -92,7 +91,7 @@ def declarations(file: Path | None) -> Any:
 
 def refuse(error: float, memory: float | None, number_type: str, target: Path, results: Path | None) -> None:
     """What can be known to be wrong before the work begins, as an InputError that names the option."""
-    from opmatrix.storage import replaceable
+    from opmatrix.saving import attempt
     from rewrites.representations import NUMBER_TYPES
     if not 0 <= error < 1:
         raise InputError(f"--error {error}: a relative error from 0 to 1, such as 0.02")
@@ -100,21 +99,8 @@ def refuse(error: float, memory: float | None, number_type: str, target: Path, r
         raise InputError(f"--memory {memory}: megabytes, more than 0")
     if number_type not in NUMBER_TYPES:
         raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
-    if target.exists() and not replaceable(target):
-        raise InputError(f"--out {target}: it exists and is no opmatrix program: choose another directory or remove it")
-    writable(results)
-
-
-def writable(results: Path | None) -> None:
-    """Raises InputError where no file could be written."""
-    if results is not None and (results.is_dir() or not results.absolute().parent.is_dir()):
-        raise InputError(f"--json {results}: it is to be a file in a directory that is there")
-
-
-def keep(found: dict[str, Any], results: Path | None) -> None:
-    """Writes results as JSON where that was asked for."""
-    if results is not None:
-        results.write_text(json.dumps(found, indent=1))
+    possible("--out", attempt, target)
+    possible("--json", writable, results)
 
 
 @app.command()
@@ -124,7 +110,7 @@ def calibrate() -> None:
     from rewrites.report import Report, hushed
     with hushed():
         found = calibrated(Report())
-    typer.echo(found)
+    say(found)
 
 
 @app.command()
@@ -134,10 +120,10 @@ def run(directory: Saved, text: Annotated[list[str], typer.Argument(help="senten
     from rewrites.report import table
     vectors = Program.load(directory).embed(text)
     for sentence, vector in zip(text, vectors, strict=True):
-        typer.echo(f"{sentence[:60]!r}: [{', '.join(f'{v:.4f}' for v in vector[:6])}, …] ({len(vector)} numbers)")
+        say(f"{sentence[:60]!r}: [{', '.join(f'{v:.4f}' for v in vector[:6])}, …] ({len(vector)} numbers)")
     if len(text) > 1:
         alike = vectors @ vectors.T
-        typer.echo(table([[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
+        say(table([[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
                          ["cosine", *(str(i + 1) for i in range(len(text)))]))
 
 
@@ -149,14 +135,15 @@ def embed(
     rows: Annotated[int | None, typer.Option(help="tokens of a batch, about")] = None,
 ) -> None:
     """Embed every line of a FILE with a saved program: rows of length one, written whole or not at all."""
-    from opmatrix.embed import ROWS, followed, lines, quantity, stream, write
+    from opmatrix.embed import ROWS, followed, given, quantity, replaceable, stream, write
     from opmatrix.program import Program
+    possible("--out", replaceable, out)
     program, start = Program.load(directory), time.perf_counter()
-    texts = lines(sys.stdin.buffer, "standard input") if file == "-" else Path(file)
+    texts = given() if file == "-" else Path(file)
     blocks = stream(program, texts, ROWS if rows is None else rows)
     count, width = write(followed(blocks, quantity(texts)), out)
     seconds = time.perf_counter() - start
-    typer.echo(f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s")
+    say(f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s")
 
 
 @app.command()
@@ -169,12 +156,12 @@ def evaluate(
     from rewrites import evaluate as evaluation
     from rewrites.pairs import Pairs
     from rewrites.report import Report, hushed
-    writable(results)
+    possible("--json", writable, results)
     given = Pairs.read(pairs)
     with hushed():
         found = evaluation.compared(models, given, Report())
     keep(evaluation.as_json(found, pairs, given), results)
-    typer.echo(evaluation.told(found, given))
+    say(evaluation.told(found, given))
 
 
 @app.command()
@@ -182,10 +169,10 @@ def doctor(results: Results = None) -> None:
     """The processor and what kernels use of it, cores, libraries, caches; settings that hurt, and what to set."""
     from rewrites.doctor import as_json, told
     from rewrites.examine import examined
-    writable(results)
+    possible("--json", writable, results)
     facts = examined()
     keep(as_json(facts), results)
-    typer.echo(told(facts))
+    say(told(facts))
 
 
 @app.command()
@@ -199,19 +186,26 @@ def laws(own: Laws = None) -> None:
     for entry in entries:
         name, kind, statement, guard, source = entry.row()
         said = [f"{name} ({kind})", statement, *([f"where {guard}"] if guard else []), *([source] if source else [])]
-        typer.echo("\n    ".join(said))
+        say("\n    ".join(said))
     counts = [f"{len(exact)} exact laws", f"{len(IMPLEMENTATIONS)} implementation laws"]
-    typer.echo(", ".join(counts + [f"{len(declared.approximations)} approximations"] * bool(declared.approximations)))
+    say(", ".join(counts + [f"{len(declared.approximations)} approximations"] * bool(declared.approximations)))
 
 
 @app.command()
-def explain(directory: Saved) -> None:
-    """A saved program before and after, and what each law saved, measured by leaving it out."""
+def explain(
+    directory: Saved,
+    own: Laws = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --text")] = None,
+    workload: Annotated[Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --workload")] = None,
+    model: Origin = None,
+) -> None:
+    """A saved program before and after, and what each law saved, measured by leaving it out. No file is opened because a report
+    names it: your own files are named again, and compared by SHA-256."""
     from rewrites.explain import explain as told
     from rewrites.report import Report, hushed
     with hushed():
-        found = told(directory, Report())
-    typer.echo(found)
+        found = told(directory, Report(), model=model, laws=own, text=text, texts=workload)
+    say(found)
 
 
 @app.command()
@@ -221,9 +215,10 @@ def spectrum(
 ) -> None:
     """Singular values, ranks and energy knees of every weight of a MODEL, printed and drawn."""
     from opmatrix.checkpoint import open_model
-    from opmatrix.draw import spectrum_figure, spectrum_text
+    from opmatrix.draw import drawable, spectrum_figure, spectrum_text
     from rewrites.spectra import weights
+    possible("--out", drawable, out)
     found = weights(open_model(model).operator())
-    typer.echo(spectrum_text(found))
+    say(spectrum_text(found))
     if out is not None:
-        typer.echo(f"drawn in {spectrum_figure(found, out)}")
+        say(f"drawn in {spectrum_figure(found, out)}")

@@ -1,17 +1,18 @@
 """What became of a model: its first layers before and after, the laws that lead from one to the other, step by step, and what
 each law saved, measured by leaving it out."""
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from formats.files import read_text
 from opmatrix.checkpoint import open_model
 from opmatrix.errors import InputError
 from opmatrix.measure import measure, medians
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.storage import blamed, parsed
+from opmatrix.saving import REPORT, STEPS
 from rewrites.approximate import difference
 from rewrites.chain import chain, nearly
 from rewrites.derivation import Otherwise
@@ -20,24 +21,26 @@ from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower import Method
 from rewrites.report import Report, megabytes, ms, percent, table
+from rewrites.reported import Reported
 from rewrites.run import FEW, Result, Run, calibrated, pieces, source, without
 from rewrites.search import Structure
 from rewrites.user import Declared, load
 from rewrites.workload import Workload
 
-STEPS = "derivation.txt"                                     # beside a saved program
+NONE: Mapping[str, Path | None] = {}
 SHOWN = 14                                                  # steps: about a layer
 
 
-def explain(directory: Path, report: Report, rounds: int = 15) -> str:
-    """The report on a saved program, for the workload that it was made for. Raises InputError where the directory, or
-    the model it came from, is not there or damaged."""
-    program, file = Program.load(directory), readable(directory / "report.json")
-    with blamed(file, "what `opmatrix optimize` found"):
-        found = parsed(file)
-        run = again(program, found)
-        front = [point_row(point, i == found["chosen"]) for i, point in enumerate(found["front"])]
-        name = dict(enumerate(found["front"]))[found["chosen"]]["name"]
+def explain(directory: Path, report: Report, rounds: int = 15, model: str | None = None, **given: Path | None) -> str:
+    """The report on a saved program, for the workload that it was made for. `given` are the user's files that took part: laws,
+    text, texts (rewrites.reported). `model` is where the checkpoint is now; without it, where the program says. Raises
+    InputError where the directory, a file or the checkpoint is not there, is damaged or is another one."""
+    program = Program.load(directory)
+    found = Reported.read(directory / REPORT)
+    found.same(given)
+    run = again(program, found, model, given)
+    front = [point_row(point, i == found.chosen) for i, point in enumerate(found.front)]
+    name = found.front[found.chosen]["name"]
     with report.phase("search"):
         imported, _ = run.structure((), fusion=False).program({})
         exact = run.structure(run.laws)
@@ -45,7 +48,7 @@ def explain(directory: Path, report: Report, rounds: int = 15) -> str:
     useful = {name: structure for name, structure in left.items() if structure.time > exact.time * (1 + 1e-9)}
     with report.phase("derivation"):
         told = directory / STEPS
-        steps = told.read_text() if told.exists() else f"of the exact program\n{derived(exact, run.laws)}"
+        steps = read_text(told) if told.exists() else f"of the exact program\n{derived(exact, run.laws)}"
     programs = {"imported": imported, "fused": run.structure(()).program({})[0], "exact": exact.program({})[0]}
     with report.phase("measure") as progress:
         taken = medians(measure(programs | {f"without {name}": s.program({})[0] for name, s in useful.items()},
@@ -53,6 +56,7 @@ def explain(directory: Path, report: Report, rounds: int = 15) -> str:
     rows = [[name, f"{1e6 * (s.time - exact.time):.1f}", f"{1e6 * (taken[f'without {name}'] - taken['exact']):.1f}"]
             for name, s in sorted(useful.items(), key=lambda item: -item[1].time)]
     return "\n\n".join([
+        f"model: {run.meta['source']}{'' if model else ', as the program says'}",
         f"before: one kernel for each operator, {ms(taken['imported'])} ms\n" + shown(imported),
         f"after: {name}\n" + shown(program),
         gains(taken), "derivation: every step is one law\n" + steps,
@@ -91,20 +95,21 @@ def otherwise(structure: Structure, program: Program, held_out: Batch) -> dict[i
     return found
 
 
-def again(program: Program, found: dict[str, Any]) -> Run:
-    """The search that led to a program, on the model it came from."""
-    report, meta = Report(quiet=True), program.meta
-    checkpoint = open_model(meta["model"] if meta["model"] == "minilm" else meta["source"])
-    declared = load(found["laws"]) if found.get("laws") else Declared()
-    return Run(checkpoint.operator(), Workload.of(checkpoint, found["text"], found["tokens"], found.get("texts")),
-               calibrated(lambda *_: None), without((*EXACT_LAWS, *declared.laws), found["without"]), report,
-               source(checkpoint), approximations=declared.approximations, number_type=found.get("number_type", "int8"))
+def again(program: Program, found: Reported, model: str | None = None, given: Mapping[str, Path | None] = NONE) -> Run:
+    """The search that led to a program, on the model it came from and the user's files."""
+    checkpoint = open_model(model or origin(program))
+    declared = Declared() if (laws := given.get("laws")) is None else load(laws)
+    text, texts = (None if (file := given.get(name)) is None else str(file) for name in ("text", "texts"))
+    return Run(checkpoint.operator(), Workload.of(checkpoint, text, found.tokens, texts), calibrated(lambda *_: None),
+               without((*EXACT_LAWS, *declared.laws), found.without), Report(quiet=True), source(checkpoint),
+               approximations=declared.approximations, number_type=found.number_type)
 
 
-def readable(file: Path) -> Path:
-    if not file.exists():
-        raise InputError(f"{file} is missing: give a directory that `opmatrix optimize` wrote")
-    return file
+def origin(program: Program) -> str:
+    """The checkpoint that a program says it was made of. Raises InputError where it says none."""
+    place = program.meta.get("model") if program.meta.get("model") == "minilm" else program.meta.get("source")
+    if isinstance(place, str): return place
+    raise InputError("the program does not say which model it was made of: give it: --model MODEL")
 
 
 def shown(program: Program) -> str:
@@ -120,6 +125,6 @@ def gains(taken: dict[str, float]) -> str:
     return table(rows, ["", "ms measured", "saved"])
 
 
-def point_row(point: dict[str, Any], chosen: bool) -> list[str]:
+def point_row(point: Mapping[str, Any], chosen: bool) -> list[str]:
     return [("* " if chosen else "  ") + point["name"], ms(point["measured_s"]), megabytes(point["measured_bytes"]),
             percent(point["predicted_error"]), percent(point["measured_error"])]

@@ -4,6 +4,7 @@ import csv
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.files import open_regular, reason
 from opmatrix.errors import InputError
 from opmatrix.program import Program
 
@@ -41,14 +43,14 @@ class Pairs:
 def rows(file: Path) -> Iterator[tuple[str, str, float]]:
     """The pairs of a file, one after another."""
     try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
+        with TextIOWrapper(open_regular(file), "utf-8-sig", newline="") as opened:
             lines = csv.reader(opened, strict=True)
             places: Sequence[int] = range(3)
             for row in filter(None, lines):
                 names = [cell.strip().lower() for cell in row]
                 if lines.line_num == 1 and set(COLUMNS) <= set(names): places = [names.index(name) for name in COLUMNS]
                 else: yield pair(f"{file}: line {lines.line_num}", row, places)
-    except OSError as error: raise InputError(f"{file}: {error.strerror}: give a CSV file of {', '.join(COLUMNS)}") from error
+    except OSError as error: raise InputError(f"{file}: {reason(error)}: give a CSV file of {', '.join(COLUMNS)}") from error
     except UnicodeDecodeError as error: raise InputError(f"{file}: byte {error.start} is not UTF-8: save it as UTF-8") from error
     except csv.Error as error: raise InputError(f"{file}: line {lines.line_num}: {error}") from error
 

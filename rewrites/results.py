@@ -1,34 +1,40 @@
 """What a run found out, as text, as JSON, and as directories that run."""
+import json
 import platform
-import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from opmatrix.saving import FRONT, REPORT, placed, write
+from rewrites.explain import tell
 from rewrites.report import megabytes, ms, percent, table
+from rewrites.reported import Named
 from rewrites.run import Point, Result
 
 PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
 
 
-def save(result: Result, target: Path) -> list[Path]:
-    """Saves the chosen program in `target`, every program of the front beside its weights in `target/front`."""
-    result.best.program.save(target)
-    places = [target / "front" / f"{number}" for number in range(len(result.points))]
-    shutil.rmtree(target / "front", ignore_errors=True)     # of an earlier run, which may have had more points
-    (target / "front").mkdir()
-    for place, point in zip(places, result.points, strict=True):
-        point.program.save(place)
-    return places
+def save(result: Result, target: Path, laws: Named | None = None) -> dict[str, Any]:
+    """Saves the chosen program in `target`, beside it the report, and in `target/front` every program of the front, each with the
+    steps that lead to it: all or nothing. The figures of the report."""
+    found = as_json(result, [target / FRONT / f"{number}" for number in range(len(result.points))], laws)
+    with placed(target) as fresh:
+        places = [fresh / FRONT / f"{number}" for number in range(len(result.points))]
+        for place, program in [(fresh, result.best.program), *zip(places, (p.program for p in result.points), strict=True)]:
+            write(program, place)
+        tell(result, fresh, places)
+        (fresh / REPORT).write_text(json.dumps(found, indent=1), "utf-8")
+    return found
 
 
-def as_json(result: Result, places: list[Path]) -> dict[str, Any]:
-    """All figures of a run."""
+def as_json(result: Result, places: list[Path], laws: Named | None = None) -> dict[str, Any]:
+    """All figures of a run, and the files of the user that took part."""
     exact = result.structures["exact"]
     return {
         "model": result.model, "machine": machine_name(result.machine), "workload": result.workload.name,
-        "rows": result.workload.rows, "text": result.workload.text and str(Path(result.workload.text).absolute()),
-        "tokens": result.workload.tokens, "texts": result.workload.file and str(Path(result.workload.file).absolute()),
+        "rows": result.workload.rows, "tokens": result.workload.tokens,
+        **{name: kept and kept._asdict() for name, kept in (("text", Named.of(result.workload.text)),
+                                                           ("texts", Named.of(result.workload.file)), ("laws", laws))},
         "number_type": result.number_type, "without": sorted(result.left_out), "seeds": [0],
         "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
         "phases": result.report.seconds,

@@ -1,16 +1,17 @@
 """Laws and approximations from a user's own Python file. The file is run, as any module that is imported is; nothing in it
 takes part before it was tried: a wrong law is refused with an example."""
-import importlib.util
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from formats import FORMATS
+from formats.files import read_bytes
 from formats.shapes import brief
 from opmatrix.data import Data
 from opmatrix.errors import InputError
@@ -55,25 +56,24 @@ def load(file: str | Path) -> Declared:
     return found
 
 
-def run(file: Path) -> Any:
-    """The module of a file. What goes wrong in it is an InputError with its line."""
-    if not file.is_file():
-        raise InputError(f"{file}: no such file: give a Python file that declares laws")
-    spec = importlib.util.spec_from_file_location(f"opmatrix_user_{file.stem}", file.absolute())
-    if spec is None or spec.loader is None:
-        raise InputError(f"{file}: its name does not end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+def run(file: Path) -> ModuleType:
+    """The module of a file, made of its text and of no compiled code beside it. What goes wrong in it is an InputError with its
+    line."""
+    if file.suffix != ".py": raise InputError(f"{file}: its name does not end in .py: give a Python file that declares laws")
+    source, path = read_bytes(file), str(file.absolute())
+    module = ModuleType(f"opmatrix_user_{file.stem}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(source, path, "exec", dont_inherit=True), vars(module))
     except SyntaxError as error:
         raise InputError(f"{file}:{error.lineno}: {error.msg}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{file}:{line(file, error)}: {type(error).__name__}: {error}") from error
     return module
 
 
-def line(file: Path, error: Exception) -> int:
+def line(file: Path, error: BaseException) -> int:
     """The last line of a file that an error went through."""
     lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file.absolute())]
     return lines[-1] if lines else 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from formats.files import open_regular
 from opmatrix.checkpoint import Checkpoint
 from opmatrix.embed import batches, line, read
 from opmatrix.errors import InputError
@@ -27,7 +28,7 @@ def apart(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
     """Of the batches that `embed` makes of a file of texts, the one of median rows; and what it is called. The file is read
     twice, so that no more than a batch is kept of it."""
-    def made() -> Iterator[Batch]: return batches(tokenizer, read(file), name=partial(line, file))
+    def made() -> Iterator[Batch]: return batches(tokenizer, read(file, open_regular), name=partial(line, file))
     rows = [batch.rows for batch in made()]
     middle = int(np.argsort(rows, kind="stable")[len(rows) // 2])
     [timed] = islice(made(), middle, middle + 1)

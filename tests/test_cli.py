@@ -269,9 +269,9 @@ def test_a_workload_of_texts_is_timed_and_kept(command, saved, tmp_path, monkeyp
     ran = command("optimize", model, "--error", "0", "--text", lines, "--workload", "mix.txt", "--json", "found.json")
     assert ran.status == 0 and "3 texts" in ran.out, ran.err
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["texts"] == str(tmp_path / "mix.txt") and found["tokens"] is None
+    assert found["texts"]["file"] == str(tmp_path / "mix.txt") and found["tokens"] is None
     assert found["rows"] == Program.load("model.opmatrix").tokenizer.encode(texts).rows
-    assert command("explain", "model.opmatrix").status == 0
+    assert command("explain", "model.opmatrix", "--text", lines, "--workload", "mix.txt").status == 0
 
 
 def test_run_prints_an_embedding_for_each_text(command, saved):

@@ -8,9 +8,11 @@ import pytest
 import standin
 
 from opmatrix.program import Program
+from opmatrix.saving import STEPS
 from rewrites import explain, results, run
 from rewrites.lower import Call, Method, Use
 from rewrites.report import Report
+from rewrites.reported import Reported
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers"]
 
@@ -25,8 +27,7 @@ def saved(tmp_path_factory):
         patch.setattr(run.Run, "saved", lambda self: [])
         found = run.optimize(str(model), error=0.0, text=str(text), leave_out=["scale_scores"],
                                   machine=standin.machine(), rounds=2)
-    places = results.save(found, place / "out")
-    (place / "out" / "report.json").write_text(json.dumps(results.as_json(found, places)))
+    results.save(found, place / "out")
     return place, found
 
 
@@ -34,7 +35,7 @@ def saved(tmp_path_factory):
 def told(saved):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(explain, "calibrated", lambda progress: standin.machine())
-        return explain.explain(saved[0] / "out", Report(quiet=True), rounds=2)
+        return explain.explain(saved[0] / "out", Report(quiet=True), rounds=2, text=saved[0] / "lines.txt")
 
 
 def test_before_and_after_are_programs(saved, told):
@@ -98,11 +99,11 @@ def test_the_steps_are_kept_beside_each_program(saved, tmp_path, monkeypatch):
     place, found = saved
     shutil.copytree(place / "out", tmp_path / "copy")
     explain.tell(found, tmp_path / "copy", sorted((tmp_path / "copy" / "front").iterdir()))
-    kept = (tmp_path / "copy" / explain.STEPS).read_text()
-    assert kept == explain.derived(found.structures["exact"], found.laws) and (tmp_path / "copy" / "front" / "0" / explain.STEPS).exists()
+    kept = (tmp_path / "copy" / STEPS).read_text()
+    assert kept == explain.derived(found.structures["exact"], found.laws) and (tmp_path / "copy" / "front" / "0" / STEPS).exists()
     monkeypatch.setattr(explain, "calibrated", lambda progress: standin.machine())
     monkeypatch.setattr(explain.Run, "leaving", lambda run, exact: iter(()))
-    assert kept in explain.explain(tmp_path / "copy", Report(quiet=True), rounds=1)
+    assert kept in explain.explain(tmp_path / "copy", Report(quiet=True), rounds=1, text=place / "lines.txt")
 
 
 def test_the_front_is_shown_as_it_was_found(saved, told):
@@ -114,8 +115,8 @@ def test_the_front_is_shown_as_it_was_found(saved, told):
 def test_the_search_is_for_the_same_workload(saved, monkeypatch):
     place, found = saved
     monkeypatch.setattr(explain, "calibrated", lambda progress: standin.machine())
-    report = json.loads((place / "out" / "report.json").read_text())
-    run = explain.again(Program.load(place / "out"), report)
+    report = Reported.read(place / "out" / "report.json")
+    run = explain.again(Program.load(place / "out"), report, given={"text": place / "lines.txt"})
     assert (run.workload.rows, run.workload.pairs, run.workload.name) == \
         (found.workload.rows, found.workload.pairs, found.workload.name)
     assert "scale_scores" not in {law.name for law in run.laws}
@@ -129,12 +130,13 @@ def test_a_damaged_report_is_named(saved, change, tmp_path, monkeypatch):
     shutil.copytree(saved[0] / "out", copy)
     whole = json.loads((copy / "report.json").read_text())
     (copy / "report.json").write_text(change if isinstance(change, str) else json.dumps(whole | change))
-    with pytest.raises(explain.InputError, match=r"report\.json"): explain.explain(copy, Report(quiet=True))
+    with pytest.raises(explain.InputError, match=r"report\.json"): explain.explain(copy, Report(quiet=True), text=saved[0] / "lines.txt")
     (copy / "report.json").unlink()
-    with pytest.raises(explain.InputError, match=r"report\.json is missing"): explain.explain(copy, Report(quiet=True))
+    with pytest.raises(explain.InputError, match=r"report\.json: No such file"): explain.explain(copy, Report(quiet=True))
 
 
 def test_a_model_that_is_gone_is_named(saved, tmp_path, monkeypatch):
     place, _ = saved
     monkeypatch.setattr(explain, "open_model", lambda name: (_ for _ in ()).throw(explain.InputError(f"{name}: gone")))
-    with pytest.raises(explain.InputError, match="model: gone"): explain.explain(place / "out", Report(quiet=True))
+    with pytest.raises(explain.InputError, match="model: gone"):
+        explain.explain(place / "out", Report(quiet=True), text=place / "lines.txt")

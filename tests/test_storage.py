@@ -208,7 +208,7 @@ def test_a_failed_save_leaves_the_old_one(saved, program, monkeypatch):
     before = {p.name: p.read_bytes() for p in saved.iterdir()}
 
     def full(*_): raise OSError(28, "No space left on device")
-    monkeypatch.setattr("opmatrix.storage.write_tensors", full)
+    monkeypatch.setattr("opmatrix.saving.write_tensors", full)
     with pytest.raises(InputError, match="No space left on device"): program.replace(model="other").save(saved)
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
     assert [p.name for p in saved.parent.iterdir()] == [saved.name]

@@ -88,7 +88,7 @@ def test_a_bad_file_of_lines_is_named(tmp_path, content, words):
 
 
 def test_a_directory_is_no_file_of_lines(tmp_path):
-    with pytest.raises(InputError, match=r"Is a directory|Permission denied"): read_lines(tmp_path)
+    with pytest.raises(InputError, match="it is a directory"): read_lines(tmp_path)
 
 
 def test_pooling_by_definition():

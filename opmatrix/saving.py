@@ -1,0 +1,168 @@
+"""Programs written to disk: a directory of JSON and safetensors that appears whole or not at all. opmatrix.storage reads it."""
+import json
+import os
+import shutil
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from formats.files import fill, read_json, reason, shown
+from opmatrix.errors import InputError
+from opmatrix.mapped import write_tensors
+from opmatrix.program import Program
+from opmatrix.storage import APART, KIND, PROGRAM, VERSION, WEIGHTS
+
+FILES = (PROGRAM, WEIGHTS, *(f"{name}.json" for name in APART))          # that make up a program
+FRONT, STEPS, REPORT = "front", "derivation.txt", "report.json"          # what `opmatrix optimize` writes beside them
+OURS = (*FILES, STEPS, REPORT)
+
+
+def save(program: Program, directory: str | Path) -> None:
+    """Write the program's directory. It appears by one renaming, complete. A program that was there is replaced; what
+    else lay in its directory is kept. InputError where something else is there, or it cannot be written."""
+    with placed(directory) as fresh: write(program, fresh)
+
+
+@contextmanager
+def placed(directory: str | Path) -> Generator[Path]:
+    """A fresh directory to write a program into, and its front. When the block ends it takes its place by one renaming; what lay
+    there and was no program is kept. Where the block raises, or is interrupted, what was there stays. Raises InputError."""
+    target = vacant(directory)
+    with beside(target, directory) as fresh:
+        yield fresh
+        refuse_strays(target, directory, front=(fresh / FRONT).exists())
+        for file in fresh.rglob("*"):
+            if file.is_file(): flush(file)
+        swap(fresh, target)
+
+
+def attempt(directory: str | Path) -> None:
+    """Raises InputError where a program with its front could not be placed, found out by a trial that is cleared away."""
+    target = vacant(directory)
+    refuse_strays(target, directory, front=True)
+    with beside(target, directory) as fresh:
+        (fresh / target.name).mkdir()                       # the name may be too long
+        fill(fresh / "trial")
+
+
+@contextmanager
+def beside(target: Path, named: str | Path) -> Generator[Path]:
+    """A fresh directory in that of the target, made with its parents; what of them is not needed in the end is removed. What
+    the system refuses is an InputError."""
+    fresh = target.parent / f".{uuid4().hex[:8]}.part"
+    made = [parent for parent in target.parents if not parent.exists()]
+    try:
+        fresh.mkdir(parents=True)
+        yield fresh
+    except OSError as error: raise InputError(f"{shown(named)}: not written: {reason(error)}") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        with suppress(OSError):                             # a parent that holds something stays
+            for parent in made: parent.rmdir()
+
+
+# ---- what may be replaced
+
+def vacant(directory: str | Path) -> Path:
+    """The absolute path of a place where a program may be saved: nothing is there, an empty directory, or a program. Raises
+    InputError for anything else."""
+    named, words = Path(directory), shown(directory)
+    try:
+        if named.is_symlink(): raise InputError(f"{words}: it is a link: name the directory itself")
+        target, here = named.resolve(), Path.cwd()
+        if target in (here, *here.parents): raise InputError(f"{words}: it is or holds the working directory: name another one")
+        taken = exists(target)
+    except (OSError, ValueError, RuntimeError) as error: raise InputError(f"{words}: not writable: {reason(error)}") from error
+    if taken and not replaceable(target):
+        raise InputError(f"{words}: it exists and is no opmatrix program: choose another directory or remove it")
+    return target
+
+
+def exists(path: Path) -> bool:
+    """Whether anything is there. Raises OSError where that cannot be known."""
+    try: path.lstat()
+    except FileNotFoundError: return False
+    return True
+
+
+def replaceable(target: Path) -> bool:
+    """An empty directory, or one whose program.json says that it is ours."""
+    if not target.is_dir(): return False
+    try: return not any(target.iterdir()) or read_json(target / PROGRAM)["kind"] == KIND
+    except (OSError, ValueError, KeyError, TypeError): return False
+
+
+def refuse_strays(target: Path, named: str | Path, front: bool) -> None:
+    """Raises InputError for the first thing that replacing a program, and its front, would delete and that is not ours."""
+    try: stray = next(strays(target, front), None)
+    except OSError as error: raise InputError(f"{shown(named)}: not writable: {reason(error)}") from error
+    if stray: raise InputError(f"{shown(named)}: {shown(stray.relative_to(target))} is no part of a program and would be lost: "
+                               "move it elsewhere")
+
+
+def strays(target: Path, front: bool) -> Iterator[Path]:
+    """What bears the name of a file of ours and is no file; of the front all but programs in numbered directories."""
+    yield from (path for name in OURS if exists(path := target / name) and not regular(path))
+    if not front or not exists(place := target / FRONT): return
+    if place.is_symlink() or not place.is_dir(): yield place; return
+    for each in sorted(place.iterdir()):
+        if each.is_symlink() or not each.name.isdecimal() or not replaceable(each): yield each
+        else: yield from (path for path in sorted(each.iterdir()) if path.name not in OURS or not regular(path))
+
+
+def regular(path: Path) -> bool: return path.is_file() and not path.is_symlink()
+
+
+# ---- what is written
+
+def write(program: Program, directory: Path) -> None:
+    """The files of a program into a directory, which is made where it is not there."""
+    directory.mkdir(parents=True, exist_ok=True)
+    described = program.described()
+    meta = described["meta"]
+    head = {"kind": KIND, "version": VERSION, "hash": program.hash}
+    described["meta"] = {k: v for k, v in meta.items() if k not in APART}
+    (directory / PROGRAM).write_text(spread(head | described), "utf-8")
+    write_tensors(dict(program.arrays()), directory / WEIGHTS)
+    for name in APART:
+        if (entry := program.meta.get(name)) is not None:
+            text = entry if name == "tokenizer" else json.dumps(entry, indent=1)
+            (directory / f"{name}.json").write_text(text, "utf-8")
+
+
+def spread(value: Any, depth: int = 0) -> str:
+    """JSON with a line for each entry of its first two levels: for each step, each constant."""
+    if depth == 2 or not value or not isinstance(value, dict | list): return json.dumps(value)
+    line = "\n" + " " * (depth + 1)
+    if isinstance(value, list):
+        return "[" + line + f",{line}".join(spread(entry, depth + 1) for entry in value) + line[:-1] + "]"
+    entries = (f"{json.dumps(name)}: {spread(v, depth + 1)}" for name, v in value.items())
+    return "{" + line + f",{line}".join(entries) + line[:-1] + "}"
+
+
+def flush(file: Path) -> None:
+    """Waits until a file is on the disk."""
+    with file.open("r+b") as opened: os.fsync(opened.fileno())
+
+
+def swap(fresh: Path, target: Path) -> None:
+    """Put the fresh directory in the target's place, and into it what lay there beside the old program and is not made anew.
+    Where that fails or is interrupted, all is put back."""
+    old, moved = fresh.with_name(f"{fresh.name}.old"), list[str]()
+    try:
+        if target.exists(): target.rename(old)
+        fresh.rename(target)
+        for name in sorted(path.name for path in old.iterdir()) if old.exists() else ():
+            if name in FILES or (target / name).exists(): continue
+            moved.append(name)
+            (old / name).rename(target / name)
+    except BaseException:
+        for name in moved:
+            with suppress(FileNotFoundError): (target / name).rename(old / name)
+        if old.exists():
+            if target.exists(): target.rename(fresh)
+            old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
