@@ -1,5 +1,7 @@
 """Pretrained weights: a directory with config.json and safetensors, whole or in shards, read when asked."""
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +15,9 @@ from opmatrix.text import Tokenizer
 if TYPE_CHECKING:
     from opmatrix.term import Operator
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-         "max_position_embeddings", "type_vocab_size")
+WEIGHTS, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 SPELLINGS = (("", ""), (".weight", ".gamma"), (".bias", ".beta"))       # old BERT files name a norm's gain and shift so
+COUNTS = ("position_ids", "token_type_ids")                 # 0, 1, 2 and so on, which old files keep beside the weights
 
 
 class Config(dict[str, Any]):
@@ -25,14 +26,16 @@ class Config(dict[str, Any]):
     def __init__(self, path: Path):
         super().__init__(json_object(path))
         self.path = path
-        for key in SIZES:
-            if key in self and not (type(self[key]) is int and self[key] > 0):
-                raise InputError(f"{path}: {key} is {self[key]!r}: it must be a whole number above 0")
-        if not (type(eps := self.get("layer_norm_eps", 0)) in (int, float) and 0 <= eps < 1):
-            raise InputError(f"{path}: layer_norm_eps is {eps!r}: it must be a number from 0 to 1")
 
     def __missing__(self, key: str) -> Any:
         raise InputError(f"{self.path}: {key!r} is missing: take the config.json that belongs to the weights")
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Errors of a family, which knows the config but not its file, name the file."""
+        try: yield
+        except InputError as error:
+            raise InputError(re.sub("^config:", lambda _: f"{self.path}:", str(error))) from error
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,14 @@ class Checkpoint:
 
     @classmethod
     def open(cls, directory: str | Path, name: str | None = None) -> "Checkpoint":
-        """Raises InputError where the directory, its config.json or its weights are missing or damaged, or where no
-        model family is known by the config's `model_type`."""
-        from opmatrix.models import FAMILIES
+        """Raises InputError where the directory, its config.json or its weights are missing or damaged, where no model
+        family is known by the config's `model_type`, or where the config says what the family does not allow."""
+        from opmatrix.models import check
         directory = Path(directory)
         if not directory.is_dir():
             raise InputError(f"{directory}: no such directory: give one that holds config.json and {WEIGHTS}")
         config = Config(directory / "config.json")
-        if (family := config["model_type"]) not in list(FAMILIES):
-            raise InputError(f"{config.path}: model_type {family!r} is unknown: it must be {', '.join(FAMILIES)}")
+        with config.named(): check(config)
         return cls(name or directory.resolve().name, directory, config, listing(directory))
 
     def find(self, name: str) -> Tensor:
@@ -77,8 +79,8 @@ class Checkpoint:
         return Data(tensor.read(), name)
 
     def operator(self) -> "Operator":
-        """The whole model as an operator. Raises InputError as `at` does, and where the config's sizes do not fit one
-        another or leave out layers that the weights hold."""
+        """The whole model as an operator. Raises InputError as `at` does, where the config's sizes do not fit one
+        another, and where the weights hold a tensor of the model's own parts that it does not use."""
         from formats.shapes import ShapeError
         from opmatrix.models import build
         used: set[str] = set()
@@ -87,15 +89,24 @@ class Checkpoint:
             used.add(self.find(name).name)
             return self.at(name, *shape)
 
-        try: model = build(self.config, at)
-        except ShapeError as error: raise InputError(f"{self.config.path}: its sizes do not fit: {error}") from error
-        except InputError as error:                                     # a family knows the config, but not its file
-            raise InputError(re.sub("^config:", lambda _: f"{self.config.path}:", str(error))) from error
-        kinds = {numberless(name) for name in used}
-        if left := [name for name in self.tensors if name not in used and numberless(name) in kinds]:
-            raise InputError(f"{self.directory}: the weights hold {left[0]!r}, which {self.config.path} leaves out: "
-                             "check its number of layers")
+        with self.config.named():
+            try: model = build(self.config, at)
+            except ShapeError as error: raise InputError(f"config: its sizes do not fit: {error}") from error
+        self.complete(used)
         return model
+
+    def complete(self, used: set[str]) -> None:
+        """Raises InputError where a tensor is left over that stands beside a used one: a layer that the config leaves
+        out, or a part that the family does not know. Heads on top stand apart, and are left alone."""
+        def part(name: str) -> str: return name.removeprefix(f"{self.config['model_type']}.").split(".")[0]
+        parts, kinds = {part(name) for name in used}, {numberless(name) for name in used}
+        for name, tensor in self.tensors.items():
+            if name in used or part(name) not in parts or name.endswith(COUNTS): continue
+            if numberless(name) in kinds:
+                raise InputError(f"{self.directory}: the weights hold {name!r}, which {self.config.path} leaves out: "
+                                 "check its number of layers")
+            raise InputError(f"{tensor.file}: tensor {name!r} is no part of a plain {self.config['model_type']}, which "
+                             "would be computed without it: convert the model, or take the tensor out")
 
     def tokenizer(self) -> Tokenizer:
         """The directory's tokenizer.json, limited to the positions that the model has."""
@@ -116,6 +127,9 @@ def listing(directory: Path) -> dict[str, Tensor]:
     """Every tensor of the directory by name, from one file or from the shards that an index names."""
     if (whole := directory / WEIGHTS).exists(): return header(whole)
     if not (index := directory / INDEX).exists():
+        if (pickled := directory / PICKLED).exists():
+            raise InputError(f"{pickled}: reading it would run code from it: convert it to {WEIGHTS}, by transformers' "
+                             f"AutoModel.from_pretrained({str(directory)!r}).save_pretrained({str(directory)!r})")
         raise InputError(f"{directory}: neither {WEIGHTS} nor {INDEX}: save the model as safetensors into it")
     shard_of = json_object(index).get("weight_map")
     if not (isinstance(shard_of, dict) and all(isinstance(s, str) and s == Path(s).name for s in shard_of.values())):

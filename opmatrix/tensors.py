@@ -21,6 +21,7 @@ WIDEN: dict[str, tuple[str, Widening]] = {                  # number types that 
     "F32": ("<f4", lambda x: x),
     "F16": ("<f2", lambda x: x.astype(np.float32)),
     "BF16": ("<u2", lambda x: (x.astype(np.uint32) << 16).view(np.float32)),        # the upper half of a float32
+    "F64": ("<f8", lambda x: x.astype(np.float32)),
 }
 
 
@@ -33,7 +34,8 @@ class Tensor(NamedTuple):
     start: int
 
     def read(self) -> NDArray[np.float32]:
-        """The tensor in float32. Raises InputError where it has another number type, or an entry that is no number."""
+        """The tensor in float32. Raises InputError where it has another number type, or an entry that is no finite number
+        there."""
         if self.number not in WIDEN:
             raise InputError(f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
                              + ", ".join(WIDEN))
@@ -43,12 +45,14 @@ class Tensor(NamedTuple):
             raw.seek(self.start)
             numbers = np.fromfile(raw, stored, count)
         if len(numbers) != count: raise InputError(f"{self.file}: it ends within tensor {self.name!r}: get the file again")
-        array: NDArray[np.float32] = widen(numbers).reshape(self.shape)
+        with np.errstate(over="ignore"): array: NDArray[np.float32] = widen(numbers)
         if not (finite := np.isfinite(array)).all():
-            first = [int(i) for i in np.unravel_index(np.argmin(finite), self.shape)]
-            raise InputError(f"{self.file}: tensor {self.name!r} has {array[*first]} at {first}: weights must be "
-                             "finite numbers, so get or train it again")
-        return array
+            at = int(np.argmin(finite))
+            first = [int(i) for i in np.unravel_index(at, self.shape)]
+            found = array[at] if numbers.dtype.kind == "u" else numbers[at]
+            raise InputError(f"{self.file}: tensor {self.name!r} has {found} at {first}: weights must be finite numbers"
+                             + (" of float32, at most 3.4e38" if np.isfinite(found) else ", so get or train it again"))
+        return array.reshape(self.shape)
 
 
 def header(file: Path) -> dict[str, Tensor]:

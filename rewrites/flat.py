@@ -32,8 +32,8 @@ def _flat(term: Operator, x: Operator, memo: dict[Any, Operator]) -> Any:
             return flat(after, flat(before, x, memo), memo)
         case "diag":
             return scaled(x, const(term.args[0]))
-        case "mul" if term.children[1].constant and term.children[1].uniform and (not term.linear or term.children[0] is I):
-            return scaled(flat(term.children[0], x, memo), flat(term.children[1], x, memo))
+        case "mul" if (c := term.children[1]).constant and c.uniform and (not term.linear or term.children[0] is I):
+            return scaled(flat(term.children[0], x, memo), flat(c, x, memo))
     if term.linear or not term.children or term.kind.matrix:
         return x @ term
     if term.kind.name == "add":

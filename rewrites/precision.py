@@ -1,5 +1,5 @@
-"""Whether float32 carries a model: numbers beyond its range, or so far apart that the smaller ones are lost, leave nothing that
-a program could agree with."""
+"""Whether float32 carries a model: numbers beyond its range, or so far apart that the smaller ones are lost, leave
+nothing that a program could agree with."""
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,16 +15,16 @@ LOST = 0.01                                                 # relative; ordinary
 
 
 def check_precision(model: Operator, imported: Program, batch: Batch) -> None:
-    """Compare the imported program with the float64 oracle on a batch. Raises InputError, which names the tensor that holds the
-    largest number, where the output is no number or changes by more than a hundredth."""
+    """Compare the imported program with the float64 oracle on a batch. Raises InputError, which names the tensor that
+    holds the largest number, where the output is no number or changes by more than a hundredth."""
     with np.errstate(all="ignore"):                         # what overflows is what is looked for
         wanted, found = dense(model, batch), imported.run(batch)
         change = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
     if np.isfinite(wanted).all() and (change <= LOST or not wanted.any()): return
     size, name = max((largest(data), data.label if data.name is None else data.name) for data in tensors(model))
     what = f"changes by {100 * change:.3g} % when it is computed" if np.isfinite(change) else "is not finite"
-    raise InputError(f"tensor {name!r} holds {size:.3g}, the largest number of the model, whose output {what} in float32: scale "
-                     "its weights, or train it again")
+    raise InputError(f"tensor {name!r} holds {size:.3g}, the largest number of the model, whose output {what} in float32: "
+                     "scale its weights, or train it again")
 
 
 def tensors(model: Operator) -> Iterator[Data]:

@@ -9,6 +9,7 @@ CONFIG = {"model_type": "bert", "vocab_size": 41, "hidden_size": 24, "num_hidden
           "intermediate_size": 40, "max_position_embeddings": 20, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
           "hidden_act": "gelu", "position_embedding_type": "absolute"}
 NUMBERS = {"F32": lambda x: x.astype("<f4"), "F16": lambda x: x.astype("<f2"), "F64": lambda x: x.astype("<f8"),
+           "I32": lambda x: x.astype("<i4"),
            "BF16": lambda x: (x.astype("<f4").view("<u4") >> 16).astype("<u2")}          # cut off, not rounded
 WORDS = ["the", "bank", "of", "river", "runs", "dry", "##s", "##ing", "?", ".", "a"]
 

@@ -53,7 +53,8 @@ def test_one_whole_file_goes_before_an_index(tmp_path):
 
 
 def test_tensors_of_a_head_are_left_alone(tmp_path):
-    extra = {"pooler.dense.weight": np.ones((24, 24), np.float32), "embeddings.position_ids": np.arange(20.0)[None]}
+    extra = {"pooler.dense.weight": np.ones((24, 24), np.float32), "embeddings.position_ids": np.arange(20.0)[None],
+             "cls.predictions.decoder.weight": np.ones((41, 24)), "classifier.bias": np.ones(2), "qa_outputs.bias": np.ones(2)}
     checkpoint = Checkpoint.open(checkpoints.write(tmp_path, tensors=extra))
     assert run(checkpoint).shape == (7, 24)
 
@@ -86,13 +87,29 @@ DAMAGE = {                                                  # what is done to a 
     "config is no text": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe\xfa" * 9), r"config\.json: no JSON"),
     "config is nested": (lambda d: (d / "config.json").write_text("[" * 100_000), r"config\.json: brackets are nested"),
     "config is a list": (lambda d: (d / "config.json").write_text("[1]"), r"config\.json: list, not a JSON object"),
-    "no family": (config(model_type="perceiver"), r"config\.json: model_type 'perceiver'"),
-    "a family that is a list": (config(model_type=["bert"]), r"model_type \['bert'\]"),
-    "a size in words": (config(hidden_size="24"), "hidden_size is '24'"),
-    "a size of nothing": (config(num_hidden_layers=0), "num_hidden_layers is 0"),
-    "an eps in words": (config(layer_norm_eps="1e-12"), "layer_norm_eps is '1e-12'"),
+    "no family": (config(model_type="perceiver"), r"config\.json: model_type is 'perceiver': it must be bert or"),
+    "a family that is a list": (config(model_type=["bert"]), r"model_type is \['bert'\]"),
+    "no family at all": (lambda d: (d / "config.json").write_text("{}"), r"config\.json: 'model_type' is missing"),
+    "a size in words": (config(hidden_size="24"), "hidden_size is '24': it must be a whole number from 1 to"),
+    "a size of nothing": (config(hidden_size=0), "hidden_size is 0"),
+    "a size below nothing": (config(num_hidden_layers=-1), "num_hidden_layers is -1: it must be a whole number from 0 to 1000"),
+    "a size of too much": (config(vocab_size=2 ** 31), "vocab_size is 2147483648"),
+    "a size with a point": (config(vocab_size=41.0), r"vocab_size is 41\.0"),
+    "a size that is null": (config(intermediate_size=None), "intermediate_size is null: it must be a whole"),
+    "a size that is true": (config(type_vocab_size=True), "type_vocab_size is true"),
+    "an eps in words": (config(layer_norm_eps="1e-12"), "layer_norm_eps is '1e-12': it must be a number from 1e-20 to 1"),
     "an eps that is no number": (config(layer_norm_eps=float("nan")), r"config\.json: no JSON: NaN is no finite"),
-    "a size that is true": (config(type_vocab_size=True), "type_vocab_size is True"),
+    "an eps of nothing": (config(layer_norm_eps=0), "layer_norm_eps is 0"),
+    "an eps that float32 lacks": (config(layer_norm_eps=1e-300), "layer_norm_eps is 1e-300"),
+    "a flag in words": (config(is_decoder="false"), "is_decoder is 'false': it must be true or false"),
+    "a flag as a number": (config(is_decoder=0), "is_decoder is 0"),
+    "another model's keys": (config(is_decoder=True, add_cross_attention=True), "add_cross_attention is true: it must be false or"),
+    "positions in pairs": (config(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key': .* absolute"),
+    "an activation of its own": (config(hidden_act="swish9"), "hidden_act is 'swish9': it must be one of gelu, "),
+    "an activation in a list": (config(hidden_act=["gelu"]), r"hidden_act is \['gelu'\]"),
+    "heads taken out": (config(pruned_heads={"0": [1]}), "pruned_heads is {'0': .* it must be {} or left out: every layer"),
+    "quantised": (config(quantization_config={"bits": 4}), "quantization_config is .* left out: weights are read"),
+    "pickled weights": (lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"), r"model\.bin: .*save_pretrained"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "neither model.safetensors nor model.saf"),
     "no bytes": (weights(0), r"model\.safetensors: 0 bytes that are no whole"),
     "cut in the header": (weights(100), r"model\.safetensors: 100 bytes that are no whole"),
@@ -151,9 +168,7 @@ def changed(tmp_path, **config):
     ({"max_position_embeddings": 512}, "'embeddings.position_embeddings.weight' is 20 × 24, .* max_posi"),
     ({"num_hidden_layers": 3}, "tensor 'encoder.layer.2.* is missing from the weights: check .*config.json"),
     ({"num_hidden_layers": 1}, "weights hold 'encoder.layer.1.*', which .* leaves out: check its number of layers"),
-    ({"num_attention_heads": 5}, r"config\.json: its sizes do not fit: .*5 heads"),
-    ({"hidden_act": "swish9"}, r"/config\.json: hidden_act 'swish9' is not one of"),
-    ({"position_embedding_type": "relative_key"}, r"/config\.json: position_embedding_type 'relative_key'"),
+    ({"num_attention_heads": 5}, r"/config\.json: num_attention_heads is 5: it must be a divisor of hidden_size, 24"),
 ])
 def test_a_config_that_does_not_match_the_weights(tmp_path, config, words):
     with pytest.raises(InputError, match=words): changed(tmp_path, **config).operator()
@@ -165,7 +180,24 @@ def test_a_key_that_the_config_lacks_is_named(tmp_path):
     with pytest.raises(InputError, match=r"config\.json: 'num_attention_heads' is missing"): checkpoint.operator()
 
 
-@pytest.mark.parametrize("number", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("silent", ["hidden_act", "is_decoder", "position_embedding_type", "add_cross_attention", "pruned_heads"])
+def test_null_is_the_default(tmp_path, silent):
+    plain = Checkpoint.open(checkpoints.write(tmp_path / "plain"))
+    checkpoints.write(tmp_path / "null")
+    rewrite(tmp_path / "null" / "config.json", **{silent: None})
+    assert np.array_equal(run(Checkpoint.open(tmp_path / "null")), run(plain))
+
+
+@pytest.mark.parametrize("name", ["encoder.layer.0.attention.self.distance_embedding.weight", "embeddings.extra.weight",
+                                  "encoder.layer.1.crossattention.self.key.bias", "encoder.norm.weight"])
+@pytest.mark.parametrize("prefix", ["", "bert."])
+def test_a_tensor_that_no_bert_has_is_named(tmp_path, name, prefix):
+    checkpoint = Checkpoint.open(checkpoints.write(tmp_path, prefix=prefix, tensors={name: np.ones(3, np.float32)}))
+    with pytest.raises(InputError, match=rf"model\.safetensors: tensor '{prefix}{name}' is no part of a plain bert"):
+        checkpoint.operator()
+
+
+@pytest.mark.parametrize("number", ["F32", "F16", "BF16", "F64"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_weights_that_are_no_numbers_are_named(tmp_path, bad, number):
     array = checkpoints.arrays(checkpoints.CONFIG)[NAME]
@@ -176,8 +208,18 @@ def test_weights_that_are_no_numbers_are_named(tmp_path, bad, number):
 
 
 def test_a_number_type_that_is_not_read_is_named(tmp_path):
-    checkpoint = Checkpoint.open(checkpoints.write(tmp_path, number="F64"))
-    with pytest.raises(InputError, match="number type F64: convert it to one of F32, F16, BF16"): checkpoint.at(NAME)
+    checkpoint = Checkpoint.open(checkpoints.write(tmp_path, number="I32"))
+    with pytest.raises(InputError, match="number type I32: convert it to one of F32, F16, BF16, F64"): checkpoint.at(NAME)
+
+
+def test_doubles_are_rounded_once_and_those_beyond_float32_are_named(tmp_path):
+    array = checkpoints.arrays(checkpoints.CONFIG)[NAME].astype(np.float64) * (1 + 1e-12)
+    checkpoint = Checkpoint.open(checkpoints.write(tmp_path / "good", number="F64", tensors={NAME: array}))
+    assert np.array_equal(checkpoint.at(NAME).array, array.astype(np.float32)) and checkpoint.at(NAME).array.dtype == np.float32
+    array[3, 5] = -1e39
+    checkpoint = Checkpoint.open(checkpoints.write(tmp_path / "large", number="F64", tensors={NAME: array}))
+    with pytest.raises(InputError, match=rf"'{NAME}' has -1e\+39 at \[3, 5\]: .* of float32, at most 3\.4e38"):
+        checkpoint.operator()
 
 
 def test_a_tensor_that_is_not_there_is_named(tmp_path):

@@ -130,11 +130,11 @@ def test_layers_with_equal_weights_are_one_node():
 @pytest.mark.parametrize(
     "change, words",
     [
-        (dict(model_type="gpt9"), "model_type 'gpt9' is not one of bert"),
-        (dict(model_type=None), "model_type None is not one of bert"),
-        (dict(hidden_act="swiglu"), "hidden_act 'swiglu' is not one of gelu, relu, gelu_new"),
-        (dict(position_embedding_type="relative_key"), "position_embedding_type 'relative_key' is not one of absolute"),
-        (dict(num_attention_heads=4), "6 columns, which 4 heads do not divide"),
+        (dict(model_type="gpt9"), "model_type is 'gpt9': it must be bert or"),
+        (dict(model_type=None), "model_type is null: it must be bert"),
+        (dict(hidden_act="swiglu"), "hidden_act is 'swiglu': it must be one of gelu, "),
+        (dict(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key': it must be absolute"),
+        (dict(num_attention_heads=4), "num_attention_heads is 4: it must be a divisor of hidden_size, 6"),
     ],
 )
 def test_what_is_no_bert_is_refused(change, words, weights):

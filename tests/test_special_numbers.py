@@ -1,4 +1,5 @@
-"""Special numbers in every tensor of a BERT in turn: no fact is read from them, so graphs, searches and programs stay right."""
+"""Special numbers in every tensor of a BERT in turn: no fact is read from them, so graphs, searches and programs stay
+right."""
 import numpy as np
 import pytest
 from checkpoints import CONFIG, arrays
@@ -28,7 +29,8 @@ def single(x):
     return y
 
 
-SPECIAL = {"zeros": np.zeros_like, "ones": np.ones_like, "single": single, "equal rows": lambda x: np.broadcast_to(x[:1], x.shape),
+SPECIAL = {"zeros": np.zeros_like, "ones": np.ones_like, "single": single,
+           "equal rows": lambda x: np.broadcast_to(x[:1], x.shape),
            "denormal": lambda x: x * np.float32(1e-40), "huge": lambda x: x * np.float32(1e30)}
 
 
@@ -67,7 +69,8 @@ def test_special_numbers_in_a_tensor(name):
 
 def test_a_fresh_model():
     """As a library initialises it: biases are zeros, gains are ones."""
-    fresh = {name: np.zeros_like(x) if name.endswith("bias") else np.ones_like(x) for name, x in NUMBERS.items() if x.ndim == 1}
+    rows = {name: row for name, row in NUMBERS.items() if row.ndim == 1}
+    fresh = {name: (np.zeros_like if name.endswith("bias") else np.ones_like)(row) for name, row in rows.items()}
     assert fault(bert(**fresh)) < 1e-5
 
 
@@ -81,4 +84,5 @@ def test_zeros_are_not_added_and_ones_are_no_gain():
 
 
 def test_properties_are_not_read_from_numbers():
-    for row in (const(0.0), const(1.0), const(np.zeros(3))): assert not (row.linear or row.additive or row.maps_zero_to_zero)
+    for row in (const(0.0), const(1.0), const(np.zeros(3))):
+        assert not (row.linear or row.additive or row.maps_zero_to_zero)

@@ -90,16 +90,16 @@ def test_both_oracles_agree():
     np.testing.assert_allclose(entrywise(operator, batch)[0].astype(float), dense(operator, batch), atol=1e-12)
 
 
-@pytest.mark.parametrize("mask, said", [("causal", "looks beyond sequences"), ("sequence & often", "'often' of"),
+@pytest.mark.parametrize("mask, said", [("causal", "looks within sequences"), ("sequence & often", "'often' of"),
                                         ("sequence & (causal", "a bracket is not closed")])
 def test_a_mask_that_is_none_is_named(mask, said):
     with pytest.raises(InputError, match=rf"config: mask.*{said}"): model(BASE | dict(mask=mask))
 
 
 @pytest.mark.parametrize("changed, said", [
-    (dict(num_key_value_heads=3), "num_key_value_heads 3 does not divide num_attention_heads 4"),
-    (dict(head_dim=0), "head_dim is 0: it must be a whole number above 0"), (dict(vocab_size=2.5), "vocab_size is 2.5"),
-    (dict(hidden_act="sine"), "hidden_act 'sine' is not one of"), (dict(norm="batch"), "norm 'batch' is not one of")])
+    (dict(num_key_value_heads=3), "num_key_value_heads is 3: it must be a divisor of num_attention_heads, 4"),
+    (dict(head_dim=0), "head_dim is 0: it must be a whole number from 1"), (dict(vocab_size=2.5), "vocab_size is 2.5"),
+    (dict(hidden_act="sine"), "hidden_act is 'sine': it must be one of"), (dict(norm="batch"), "norm is 'batch': it must be layer or rms")])
 def test_a_choice_that_is_none_is_named(changed, said):
     with pytest.raises(InputError, match=said): model(BASE | changed)
 

@@ -5,10 +5,11 @@ from typing import Any, Protocol
 from opmatrix.data import Data, Promised
 from opmatrix.errors import InputError
 from opmatrix.models.bert import bert
+from opmatrix.models.config import one_of, settings
 from opmatrix.models.transformer import transformer
 from opmatrix.term import Operator
 
-__all__ = ["FAMILIES", "At", "build", "tensors"]
+__all__ = ["FAMILIES", "At", "build", "check", "tensors"]
 
 
 class At(Protocol):
@@ -20,12 +21,18 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any], At], Operator]] = {
     "bert": bert, "transformer": transformer}               # by the config's model_type
 
 
+def check(config: Mapping[str, Any]) -> str:
+    """The family of a config. Raises InputError where it names none that is known, lacks a key, or says what the
+    family does not allow."""
+    family: str = settings(config, {"model_type": one_of(FAMILIES)})["model_type"]
+    settings(config, getattr(FAMILIES[family], "keys", {}))
+    return family
+
+
 def build(config: Mapping[str, Any], at: At) -> Operator:
-    """The model of a config as an operator, from one-hot tokens to features. Raises InputError where the config names
-    no known family, lacks a key, or chooses something that the family does not have."""
-    family = config.get("model_type")
-    if family not in FAMILIES: raise InputError(f"config: model_type {family!r} is not one of {', '.join(FAMILIES)}")
-    try: return FAMILIES[family](config, at)
+    """The model of a config as an operator, from one-hot tokens to features. Raises InputError as `check` does, and where
+    sizes do not divide one another."""
+    try: return FAMILIES[check(config)](config, at)
     except KeyError as error: raise InputError(f"config: {error} is missing") from error
 
 

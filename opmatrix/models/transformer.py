@@ -9,8 +9,7 @@ from operator import matmul
 import numpy as np
 
 from opmatrix.data import Data
-from opmatrix.errors import InputError
-from opmatrix.models.bert import chosen
+from opmatrix.models.config import Key, declares, flag, one_of, real, whole, wrong
 from opmatrix.operators import (
     ACTIVATIONS,
     I,
@@ -26,14 +25,21 @@ from opmatrix.operators import (
 )
 from opmatrix.patterns import parse
 
+SIZES = "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"
+NORMS = dict(layer=layernorm, rms=rmsnorm)
 
+
+@declares(
+    **{name: whole() for name in (*SIZES, "vocab_size", "max_position_embeddings")},
+    num_hidden_layers=whole(0, 1000), norm=one_of(NORMS), norm_eps=real(1e-20, 1), pre_norm=flag(),
+    hidden_act=one_of(ACTIVATIONS, "gelu"), gated=flag(), bias=flag(),
+    mask=Key("a pattern as text", lambda v: type(v) is str))
 def transformer(config, at):
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
-    n, f, h, g, d = (count(config, key) for key in (
-        "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"))
-    if h % g: raise InputError(f"config: num_key_value_heads {g} does not divide num_attention_heads {h}")
-    act, where, eps = chosen(config, "hidden_act", ACTIVATIONS), pattern(config), config["norm_eps"]
-    unit = chosen(config, "norm", dict(layer=layernorm, rms=rmsnorm))(eps)
+    n, f, h, g, d = (config[name] for name in SIZES)
+    if h % g: raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
+    act, where = ACTIVATIONS[config["hidden_act"]], pattern(config)
+    unit = NORMS[config["norm"]](config["norm_eps"])
 
     def linear(name, n, p):
         W = at(f"{name}.weight", p, n).T
@@ -56,24 +62,18 @@ def transformer(config, at):
         F, G, first, second = mixing(l), feeding(l), norm(f"{l}.norm1"), norm(f"{l}.norm2")
         return (I + first @ F) @ (I + second @ G) if config["pre_norm"] else (I + F) @ first @ (I + G) @ second
 
-    tokens, positions = count(config, "vocab_size"), count(config, "max_position_embeddings")
+    tokens, positions = config["vocab_size"], config["max_position_embeddings"]
     embed = weight(at("tokens", tokens, n)) + given("positions", positions) @ weight(at("positions", positions, n))
     layers = [layer(f"layer.{i}") for i in range(config["num_hidden_layers"])]
     return reduce(matmul, [embed, *layers, *([norm("norm")] if config["pre_norm"] else [])])
 
 
-def count(config, key):
-    """A whole number above 0."""
-    if type(found := config[key]) is int and found > 0: return found
-    raise InputError(f"config: {key} is {found!r}: it must be a whole number above 0")
-
-
 def pattern(config):
     """Who sees whom; within sequences."""
     try: found = parse(config["mask"])
-    except ValueError as error: raise InputError(f"config: mask: {error}") from error
+    except ValueError as error: raise wrong("mask", config["mask"], f"a pattern ({error})") from error
     if found.within: return found
-    raise InputError(f"config: mask {config['mask']!r} looks beyond sequences: begin it with 'sequence & '")
+    raise wrong("mask", config["mask"], "a pattern that looks within sequences: begin it with 'sequence & '")
 
 
 MASKS = ("sequence", "sequence & causal", "sequence & window({})", "sequence & causal & window({})")

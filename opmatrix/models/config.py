@@ -1,0 +1,73 @@
+"""What a config may say. A family declares its keys once, each with what is allowed and with what silence means."""
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+from typing import Any, NamedTuple
+
+from formats.shapes import brief
+from opmatrix.errors import InputError
+
+MISSING = object()                                          # the default of a key that must be there
+LARGEST = 2 ** 31 - 1
+
+
+class Key(NamedTuple):
+    """What a config may say under one name: in words, and as a test. What is absent or null is `default`."""
+    allowed: str
+    holds: Callable[[Any], bool]
+    default: Any = MISSING
+
+
+def whole(low: int = 1, high: int = LARGEST, default: Any = MISSING) -> Key:
+    """A size or a count."""
+    return Key(f"a whole number from {low} to {high}", lambda v: type(v) is int and low <= v <= high, default)
+
+
+def real(low: float, high: float, default: Any = MISSING) -> Key:
+    """A number within a range; infinities and what is no number are in none."""
+    return Key(f"a number from {low:g} to {high:g}", lambda v: type(v) in (int, float) and low <= v <= high, default)
+
+
+def flag(default: Any = MISSING) -> Key:
+    """True or false; a text that says so is neither."""
+    return Key("true or false", lambda v: type(v) is bool, default)
+
+
+def one_of(names: Collection[str], default: Any = MISSING) -> Key:
+    """A name from a fixed set."""
+    words = " or ".join(names) if len(names) < 3 else f"one of {', '.join(names)}"
+    return Key(words, lambda v: type(v) is str and v in names, default)
+
+
+def never(value: Any, why: str) -> Key:
+    """The one value that models have which the family can hold, and why no other."""
+    return Key(f"{spelt(value)} or left out: {why}", lambda v: v == value and type(v) is type(value), value)
+
+
+def declares(**keys: Key) -> Callable[[Any], Any]:
+    """Declares what the config of a family may say: its function is given the value of every key."""
+    def made(family: Any) -> Any:
+        @wraps(family)
+        def checked(config: Mapping[str, Any], at: Any) -> Any: return family(settings(config, keys), at)
+        checked.keys = keys                                 # type: ignore[attr-defined]
+        return checked
+    return made
+
+
+def settings(config: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
+    """The value of every key. Raises InputError, which names the key, its value and what is allowed."""
+    found = {name: key.default if config.get(name) is None else config[name] for name, key in keys.items()}
+    for name, key in keys.items():
+        if found[name] is MISSING and name not in config:
+            raise InputError(f"config: {name!r} is missing: take the config.json that belongs to the weights")
+        if found[name] is MISSING or not key.holds(found[name]): raise wrong(name, config[name], key.allowed)
+    return found
+
+
+def wrong(name: str, value: Any, allowed: str) -> InputError:
+    """The error about a value that is not allowed."""
+    return InputError(f"config: {name} is {brief(spelt(value))}: it must be {allowed}")
+
+
+def spelt(value: Any) -> str:
+    """A value as JSON has it where Python spells it otherwise."""
+    return {None: "null", True: "true", False: "false"}[value] if value is None or type(value) is bool else repr(value)
