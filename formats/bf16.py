@@ -7,7 +7,7 @@ from .format import Format
 from .panels import TILE, deepened, panels, unpanelled
 from .sizes import T, ceiling, n, p, u2
 
-UNIT, FLUSHED = 2.0 ** -8, 2.0 ** -126                       # unit roundoff; what is smaller may count as 0
+FLUSHED = 2.0 ** -126                                        # what is smaller may count as 0
 DEEP = 32                                                    # inputs of a step: 64 bytes
 
 
@@ -18,7 +18,6 @@ class BF16(Format):
     w: u2[32 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n
-    rounds = True
 
     def fit(W): return widened(rounded(W))
     def pack(W): return panels(deepened(rounded(W), DEEP), 2, TILE)
@@ -28,23 +27,31 @@ class BF16(Format):
         from .kernels import product_bf16
         product_bf16(x, w, out, epilogue)
 
+    @staticmethod
+    def reads(x): return widened(nearest(np.ascontiguousarray(x, np.float32))).astype(np.float64)
+
     def unsound(self): return "w holds what is not finite" if ((self.w & 0x7F80) == 0x7F80).any() else ""
 
     def bound(self, x):
-        """Also what rounding x, and flushing the smallest numbers, may cost."""
-        x, W = abs(np.asarray(x, np.float64)), abs(self.unpack().astype(np.float64))
+        """Products are exact, their sums are not; numbers below the smallest normal one may be flushed."""
+        x, W = abs(self.reads(x)), abs(self.unpack().astype(np.float64))
         lost = W.sum(0) + x.sum(1, keepdims=True) + len(W)
-        return (UNIT + 1.01 * gamma(2 * len(W))) * (x @ W) + FLUSHED * lost
+        return gamma(len(W) + 1) * (x @ W) + FLUSHED * lost
 
 
 def rounded(W):
     """The bits of the nearest bfloat16 numbers, ties to even; FormatError where there is none."""
-    bits = W.view(np.uint32)
-    kept = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    kept = nearest(W)
     if (beyond := (kept & 0x7F80) == 0x7F80).any():
         i, j = np.argwhere(beyond)[0]
         raise FormatError(f"bf16.fit: W[{i}, {j}] = {W[i, j]} is beyond the largest bfloat16")
     return kept
+
+
+def nearest(x):
+    """The bits of the nearest bfloat16 numbers, ties to even; of infinity where that is nearest."""
+    bits = x.view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def widened(bits):

@@ -10,7 +10,9 @@ from .epilogue import Epilogue
 from .format import Format
 
 SHAPES = (24, 35), (64, 18)                                  # no square; 35 and 18 leave ragged edges
+DEEP = 200, 18                                               # several groups of inputs
 ROWS = 1, 3, 70
+GRIDS = 7, 127                                               # largest whole numbers that int4 and int8 hold
 
 
 def check(F: type[Format], rng: np.random.Generator) -> None:
@@ -24,6 +26,7 @@ def check(F: type[Format], rng: np.random.Generator) -> None:
         holes = rng.standard_normal(shape, np.float32) * np.outer(*(rng.integers(0, 2, side) for side in shape))
         multiplied(stored(F, holes, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
     stored(F, np.zeros(shape, np.float32), options)
+    for shape in *SHAPES, DEEP: counted(F, shape, rng)
 
 
 def must(condition: Any, what: object, options: object, words: str) -> None:
@@ -58,10 +61,35 @@ def multiplied(packed: Format, x: NDArray[np.float32], rng: np.random.Generator)
     outputs = packed.shape[1]
     bias, gain, shift = rng.standard_normal((3, outputs), np.float32)
     residual = rng.standard_normal((len(x), outputs), np.float32)
-    exact, error = x.astype(np.float64) @ packed.unpack().astype(np.float64), packed.bound(x)
+    exact, error = packed.reads(x) @ packed.unpack().astype(np.float64), packed.bound(x)
     for epilogue in Epilogue(), Epilogue(bias, "gelu", residual, 1e-12, gain, shift):
         off = abs(packed.matmul(x, epilogue=epilogue) - epilogue.reference(exact))
         allowed = epilogue.bound(exact, error, packed.rounds)
         worst = np.unravel_index((off - allowed).argmax(), off.shape)
         must((off <= allowed).all(), packed, len(x),
              f"rows times it, at {worst}: off by {off[worst]:.3g}, rounding allows {allowed[worst]:.3g}")
+
+
+def counted(F: type[Format], shape: tuple[int, int], rng: np.random.Generator) -> None:
+    """Where nothing rounds, results are equal to the bit, so one lost input or row shows: W whole on a grid that F keeps, the
+    largest number of every row of x 127, sums below 2^24."""
+    for options in F.choices(*shape):
+        grids = [W for W in (F.fit(on_grid(shape, most, rng), **options) for most in GRIDS)
+                 if np.array_equal(W, np.rint(W)) and np.array_equal(F.fit(W, **options), W)]
+        must(grids or not F.rounds, F, options, f"no whole numbers up to {GRIDS} are kept")
+        for W, rows in product(grids, ROWS):
+            x = rng.integers(-126, 127, (rows, shape[0])).astype(np.float32)
+            x[np.arange(rows), rng.integers(0, shape[0], rows)] = 127
+            bias, residual = rng.integers(-99, 99, shape[1]), rng.integers(-99, 99, (rows, shape[1]))
+            packed, wanted = F.pack(W, **options), x.astype(np.int64) @ W.astype(np.int64)
+            must(np.array_equal(packed.matmul(x), wanted), packed, rows, "rows of whole numbers times it are not exact")
+            after = Epilogue(np.float32(bias), "relu", np.float32(residual))
+            must(np.array_equal(packed.matmul(x, epilogue=after), np.maximum(wanted + bias, 0) + residual), packed, rows,
+                 "rows of whole numbers times it, with an epilogue, are not exact")
+
+
+def on_grid(shape: tuple[int, int], most: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Whole numbers up to `most`, which every column reaches in every 64 inputs: scales are 1."""
+    W = rng.integers(-most, most + 1, shape).astype(np.float32)
+    W[::64] = most
+    return W

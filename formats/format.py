@@ -62,7 +62,7 @@ class Format:
     bytes: ClassVar["sympy.Expr"]
     flops: ClassVar["sympy.Expr"]
     work: ClassVar["tuple[sympy.Expr, ...]"]
-    rounds: ClassVar[bool] = False                                          # whether its kernel rounds x, too
+    rounds: ClassVar[bool] = False                           # whether its kernel rounds x, too: whether `reads` is its own
     parameters: ClassVar[dict[str, Any]] = {}
     proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
     projects: ClassVar[bool] = True                          # whether fit leaves every matrix that it made where it is
@@ -83,6 +83,7 @@ class Format:
         cls.fields = {name: declared_array(cls, name, given) for name, given in inspect.get_annotations(cls).items()}
         declared = dict(vars(cls))
         for name, find in READ.items(): setattr(cls, name, Later(partial(find, cls, declared.get(name))))
+        cls.rounds = cls.reads is not Format.reads
         cls.declared = SimpleNamespace(**{name: vars(cls)[name] for name in DECLARED})
         for name in DECLARED: delattr(cls, name)
         cls.parameters = options(cls.declared.fit) | options(cls.declared.pack)
@@ -235,10 +236,16 @@ class Format:
         if not x.ndim: raise ValueError(f"{x} @ {self!r}: a single number has no columns")
         return self.matmul(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], self.shape[1])
 
+    @staticmethod
+    def reads(x: ArrayLike) -> NDArray[np.float64]:
+        """(T, n) in float64: the numbers that the kernel multiplies in place of x. A format whose kernel rounds x says how, bit by
+        bit; others multiply x as it is."""
+        return np.asarray(x, np.float64)
+
     def bound(self, x: ArrayLike) -> NDArray[np.float64]:
-        """Entrywise bound on |matmul(x) - x @ W| for any order of summation: γ_n |x| |W| (Higham 2002, eq. 3.5), and what n
-        products lose that underflow (eq. 2.8)."""
-        size: NDArray[np.float64] = abs(np.asarray(x, np.float64)) @ abs(self.unpack().astype(np.float64))
+        """Entrywise bound on |matmul(x) - reads(x) @ W| for any order of summation: γ_n |x| |W| (Higham 2002, eq. 3.5), and what
+        n products lose that underflow (eq. 2.8)."""
+        size: NDArray[np.float64] = abs(self.reads(x)) @ abs(self.unpack().astype(np.float64))
         return gamma(self.shape[0]) * size + self.shape[0] * SMALLEST
 
     def tolerance(self, W: Floats) -> float:

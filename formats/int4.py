@@ -4,7 +4,7 @@ from types import MappingProxyType
 import numpy as np
 
 from .format import Format
-from .int8 import DEEP, UNIT, bound, grouped, quantised, spread, unsound
+from .int8 import DEEP, UNIT, bound, by_row, grouped, quantised, spread, unsound
 from .packed import Packed
 from .panels import TILE, deepened, panels, unpanelled
 from .sizes import T, ceiling, f4, n, p, u1
@@ -22,7 +22,6 @@ class Int4(Format):
     scale: f4[ceiling(n / size), p]
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n, T * p * ceiling(n / size)
-    rounds = True
     named = MappingProxyType({"group": size})
 
     def fit(W, *, group=GROUP):
@@ -48,6 +47,9 @@ class Int4(Format):
     def unsound(self): return unsound("int4", self.scale, self.remembered["group"])
     def tolerance(self, W): return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
     def bound(self, x): return bound(x, self.unpack(), len(self.scale))
+
+    @staticmethod
+    def reads(x): return by_row(x)
 
     @classmethod
     def choices(cls, inputs, outputs): return [{"group": GROUP}, *([{"group": 2 * GROUP}] if inputs > 2 * GROUP else [])]

@@ -26,7 +26,6 @@ class Int8(Format):
     scale: f4[ceiling(n / size), p]
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n, T * p * ceiling(n / size)
-    rounds = True
     named = MappingProxyType({"group": size})
 
     def fit(W, *, group=COLUMN):
@@ -50,6 +49,9 @@ class Int8(Format):
     def unsound(self): return unsound("int8", self.scale, self.remembered["group"])
     def tolerance(self, W): return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
     def bound(self, x): return bound(x, self.unpack(), len(self.scale))
+
+    @staticmethod
+    def reads(x): return by_row(x)
 
     @classmethod
     def choices(cls, inputs, outputs): return [{"group": COLUMN}, *([{"group": DEEP}] if inputs > DEEP else [])]
@@ -90,9 +92,15 @@ def unsound(where, scale, group):
     return f"the scale {scale.min()} is negative" if (scale < 0).any() else ""
 
 
+def by_row(x):
+    """x (T, n) in float64 as whole multiples, up to 127, of each row's largest number / 127: by the float32 operations of
+    kernels/rounding.py, one by one."""
+    x = np.asarray(x, np.float32)
+    largest = abs(x).max(1, keepdims=True)
+    turns = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    return np.rint(x * turns).astype(np.float64) * (largest / np.float32(127))
+
+
 def bound(x, W, groups):
-    """Half a step of x for each number of W, and the roundings of scales and of sums of groups."""
-    x, W = abs(np.asarray(x, np.float64)), abs(W.astype(np.float64))
-    step = x.max(1, keepdims=True) / 127
-    off = 0.5001 * step * W.sum(0)
-    return off + gamma(groups + 8) * (x @ W + off) + SMALLEST * (1 + len(W))
+    """What is rounded of whole sums, which are exact: unpack() once, each group's sum, scale and product, and their sum."""
+    return gamma(groups + 5) * (abs(by_row(x)) @ abs(W.astype(np.float64))) + SMALLEST * (1 + len(W))

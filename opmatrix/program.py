@@ -66,11 +66,12 @@ class Program:
 
     __call__ = run
 
-    def exact(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None) -> Exact:
-        """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. Constants
-        may be replaced by name, a weight by its (n, p) matrix: those of a program made before any rounding, say."""
+    def exact(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None, rounded: bool = True) -> Exact:
+        """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. A kernel that rounds
+        its operands means the rounded ones, unless `rounded` is False. Constants may be replaced by name, a weight by its
+        (n, p) matrix: those of a program made before any rounding, say."""
         instead = {id(self.constants[name]): array for name, array in (constants or {}).items()}
-        return self.schedule.exact(batched(batch), instead)
+        return self.schedule.exact(batched(batch), instead, rounded)
 
     def trace(self, batch: Given) -> Iterator[tuple[Step, Floats, Exact]]:
         """Each step of a run with its result and, in float64, what its kernel means for the same operands: what they

@@ -2,13 +2,17 @@
 
 A word of 32 bits holds what lies along the contracted axis: two numbers of a head for scores, two keys for values. Both
 products have queries as columns, so they are turned on the way out."""
+from typing import Any
+
 import numpy as np
 
+from ..bf16 import nearest, widened
 from .amx import MATRIX, multiplied, release_registers, shape_registers
 from .arithmetic import VECTOR16, get, keep, larger, low_bits_as_power
 from .attending import (
     ATTEND,
     LINE,
+    LOG2_E,
     LOWEST,
     QUERIES,
     carry,
@@ -222,3 +226,12 @@ def attention_halves(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.nda
     span, lines, tile = -(-d // 32) * 64, -(-e // 16) * 16, -(-tile // 32) * 32
     room = 64 + LINE * (4 + span // 4 + 2 * lines + max(tile + 32, span // 4 + 1)) + -(-T // 32) * 32 * (span + 2 * lines)
     return run_attention(attend_halves_matrix, q, k, v, starts, out, scale, reach, tile, room)
+
+
+def operands(q: Any, k: Any, v: Any, scale: float) -> tuple[np.ndarray, ...]:
+    """(q times the scale, k, v) in float64 as `attention_halves` rounds them: q, times its factor of powers of two, and k with ties
+    to even (round_rows), v with ties away from 0 (turn_values)."""
+    q, k, v = (np.ascontiguousarray(each, f4) for each in (q, k, v))
+    away = ((v.view(np.uint32) + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(f4)
+    powers = widened(nearest(q * f4(scale * LOG2_E)))
+    return powers.astype(np.float64) / LOG2_E, widened(nearest(k)).astype(np.float64), away.astype(np.float64)

@@ -32,14 +32,16 @@ PLAIN = {float: Range(float, -LARGEST, LARGEST), int: Range(int, -2 ** 31, 2 ** 
 class Declared:
     """One row of the kernel table: the function, and readings of its bound arguments. Where values are shapes, `gives`
     is the shape of the result, `cost` the machine's kernels with sizes, `room` the bytes that the kernel allocates for
-    itself. Where they are float64 arrays, `means` is the result. The result may lie in the buffer of operand `over`.
+    itself. Where they are float64 arrays, `means` is the result. `reads` gives, by name, what it rounds operands to before
+    it computes. The result may lie in the buffer of operand `over`.
     `launches`: its function launches compiled kernels and does nothing else, so its launches may be recorded."""
 
     def __init__(self, function: Callable[..., Any], gives: Callable[[Any], Value], means: Callable[[Any], Any],
                  cost: Callable[..., Costs] = lambda *_: [], room: Callable[[Any], Size] = lambda _: Size(0, 0),
-                 over: str | None = None, launches: bool = False):
+                 over: str | None = None, launches: bool = False,
+                 reads: Callable[[Any], Mapping[str, Any]] = lambda _: {}):
         self.function, self.name, self.gives, self.means = function, function.__name__, gives, means
-        self.cost, self.room, self.over, self.launches = cost, room, over, launches
+        self.cost, self.room, self.over, self.launches, self.reads = cost, room, over, launches, reads
         named = dict(signature(function).parameters)
         self.view, self.batched = named.pop("out", None) is None, named.pop("batch", None) is not None
         self.attributes = {name: p for name, p in named.items() if p.kind is Parameter.KEYWORD_ONLY}

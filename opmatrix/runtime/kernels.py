@@ -43,7 +43,7 @@ def kernel(**readings: Any):
 # ---- rows
 
 @kernel(gives=shapes.product, means=lambda a: meanings.ending(a.x @ a.weight, a), room=shapes.between,
-        cost=costs.linear, launches=True)
+        cost=costs.linear, launches=True, reads=meanings.multiplied)
 def linear(out, x: Rows, weight: Weight, bias: Vector = None, times: Rows = None, residual: Rows = None,
            gain: Vector = None, shift: Vector = None, *, activation: Activation = "", eps: Eps = None,
            norm: Norm = "layer"):
@@ -75,7 +75,7 @@ def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None,
 
 # ---- heads: with fewer of k and v, or of q, each serves a group of the others; `where` is a pattern within sequences
 
-@kernel(gives=shapes.attended, cost=costs.attention, launches=True,
+@kernel(gives=shapes.attended, cost=costs.attention, launches=True, reads=meanings.halved,
         means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch, a.where), a.v, a.batch))
 def attention(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence",
               tile: Keys = 256, number_type: NumberType = "float32"):

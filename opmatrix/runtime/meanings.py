@@ -27,6 +27,19 @@ def ending(y: Exact, a: Bound) -> Exact:
     return y + a.shift if "shift" in given else y
 
 
+def multiplied(a: Bound) -> dict[str, Any]:
+    """x as the weight's format reads it."""
+    return {"x": a.weight.reads(a.x)} if hasattr(a.weight, "reads") else {}
+
+
+def halved(a: Bound) -> dict[str, Any]:
+    """q, times the scale in powers of two, k and v as attention in bfloat16 reads them."""
+    if a.number_type == "float32": return {}
+    from formats.kernels.attending_halves import operands
+    q, k, v = operands(a.q, a.k, a.v, a.scale)
+    return {"q": q, "k": k, "v": v, "scale": 1.0}
+
+
 def chosen(a: Bound) -> Exact:
     """The sum of one row of each table."""
     found = [table[getattr(a.batch, field)] for field, table in zip(a.fields.split(","), a.tables, strict=True)]

@@ -1,7 +1,7 @@
 """Steps bound to kernels: shapes inferred and checked, lifetimes known, buffers planned for any number of rows."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,14 +165,14 @@ class Schedule:
     def trace(self, batch: Any) -> Iterator[tuple[Any, Any]]:
         """Each step's result and, for the same operands, what its kernel means. No buffer is used twice."""
         for call, arguments, found in self.walk(batch, lambda i, shape: np.empty(shape, np.float32)):
-            yield found, meaning(call.kernel, arguments, batch, {})
+            yield found, meaning(call.kernel, arguments, batch)
 
-    def exact(self, batch: Any, instead: Mapping[int, Any]) -> NDArray[np.float64]:
+    def exact(self, batch: Any, instead: Mapping[int, Any], rounded: bool = True) -> NDArray[np.float64]:
         """The output's rows by the meanings of the kernels, in float64; `instead` replaces constants, by their id."""
         found: list[Any] = []
         for call in self.calls:
             arguments = vars(call.bound) | {name: found[v] for name, v in call.values.items()}
-            found.append(meaning(call.kernel, arguments, batch, instead))
+            found.append(meaning(call.kernel, arguments, batch, instead, rounded))
         return np.asarray(found[self.result])
 
 
@@ -181,10 +181,18 @@ def objects(steps: int) -> int:
     return OBJECTS + 190 * min(steps, 40)
 
 
-def meaning(kernel: Declared, arguments: Mapping[str, Any], batch: Any, instead: Mapping[int, Any]) -> Any:
-    """What a kernel means for these arguments, in float64."""
-    wider = {name: wide(value, instead) for name, value in arguments.items() if name != "batch"}
-    return kernel.means(SimpleNamespace(**wider, batch=batch))
+def meaning(kernel: Declared, arguments: Mapping[str, Any], batch: Any, instead: Mapping[int, Any] = MappingProxyType({}),
+            rounded: bool = True) -> Any:
+    """What a kernel means for these arguments, in float64; of operands that it rounds first, unless told otherwise."""
+    return kernel.means(read(kernel, arguments, batch, instead, rounded))
+
+
+def read(kernel: Declared, arguments: Mapping[str, Any], batch: Any, instead: Mapping[int, Any] = MappingProxyType({}),
+         rounded: bool = True) -> SimpleNamespace:
+    """The arguments of a kernel in float64, as it computes with them."""
+    given = {name: instead.get(id(value), value) for name, value in arguments.items()} | {"batch": batch}
+    reads = kernel.reads(SimpleNamespace(**given)) if rounded else {}
+    return SimpleNamespace(**{name: wide(value, instead) for name, value in (given | dict(reads)).items()})
 
 
 def wide(value: Any, instead: Mapping[int, Any]) -> Any:

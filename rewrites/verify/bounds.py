@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from formats.epilogue import UNIT, Epilogue, gamma
 from opmatrix.runtime.interpret import exact
+from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import chosen, grouped, sentences, squares, unseen
-from opmatrix.runtime.schedule import wide
+from opmatrix.runtime.schedule import read
 
 Bound = NDArray[np.float64]
-BF16 = 1.01 * 2.0 ** -8                                     # what rounding to bfloat16 changes a number by, at most, and then some
+BF16 = 1.01 * 2.0 ** -8 + 2.0 ** -12                        # a share as bfloat16, its exponential and its mass to 2^-13 each
+FLUSHED = 2.0 ** -126                                       # what is smaller may count as 0
 TINY = 2.0 ** -125                                          # what flushing exponentials to zero may lose of one of them
 PARTS = ("bias", "activation", "times", "residual", "eps", "norm", "gain", "shift")
 
@@ -46,7 +48,7 @@ def embed(a: Arguments) -> Bound:
 
 def scores(a: Arguments) -> Bound:
     """γ_(d+2) |q| |k|ᵀ |scale|: the products, their sum and the factor."""
-    doubt = gamma(a.q.shape[2] + 2) * abs(float(a.scale))
+    doubt = gamma(a.q.shape[2] + 2) * abs(float(a.exact.scale))
     return doubt * np.concatenate([size.ravel() for size in sizes(a)])
 
 
@@ -74,16 +76,16 @@ def values(a: Arguments) -> Bound:
 
 
 def attention(a: Arguments) -> Bound:
-    """The same in one pass: doubtful scores, shares, and their sum over the values, rescaled from tile to tile. bfloat16 rounds q
-    and k, then exponentials (of fewer terms, too), their mass and v."""
+    """The same in one pass: doubtful scores, shares, and their sum over the values, rescaled from tile to tile. bfloat16 rounds
+    the shares, too."""
     parts, (q, k), rounding = [], pair(a), 0.0 if a.number_type == "float32" else BF16
     for rows, size in zip(sentences(a.batch), sizes(a), strict=True):
-        exact = np.einsum("qhd,khd->hqk", q[rows], k[rows]) * a.scale
-        doubt = (gamma(a.q.shape[2] + 2) + 2 * rounding) * abs(a.scale) * size
+        exact = np.einsum("qhd,khd->hqk", q[rows], k[rows]) * a.exact.scale
+        doubt = gamma(a.q.shape[2] + 2) * abs(a.exact.scale) * size
         share, doubt = shares(exact, doubt, unseen(a.batch, rows, a.where))
         merges = -(-share.shape[-1] // a.tile) - 1           # each fades mass and values once more
-        total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + 3 * rounding) * (share + doubt)
-        parts.append(np.einsum("hqk,khd->qhd", total, abs(grouped(a.exact.v[rows], len(share)))))
+        total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + rounding) * (share + doubt)
+        parts.append(np.einsum("hqk,khd->qhd", total, abs(grouped(a.exact.v[rows], len(share)))) + (rounding > 0) * FLUSHED)
     return np.concatenate(parts)
 
 
@@ -122,6 +124,5 @@ BOUNDS: dict[str, Callable[[Arguments], Bound]] = dict(
 
 def bound(kernel: str, arguments: Mapping[str, Any]) -> Bound:
     """The bound of a kernel for these operands. KeyError for a kernel that has none."""
-    exact = Arguments(**{name: wide(value, {}) for name, value in arguments.items() if name != "batch"},
-                      batch=arguments.get("batch"))
+    exact = read(KERNELS[kernel], arguments, arguments.get("batch"))
     return BOUNDS[kernel](Arguments(**arguments, exact=exact))

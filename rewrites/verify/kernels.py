@@ -56,7 +56,7 @@ def computed(lowering: Lowering, cls: int, call: Call, values: Values) -> Exact:
     for step in emitter.steps:
         own = {operand: arrays[name] for operand, name in step.operands.items()}
         own = {operand: each() if callable(each) else each for operand, each in own.items()}
-        arrays[step.output] = meaning(KERNELS[step.kernel], bound(step.kernel, own, step.attributes), values.batch, {})
+        arrays[step.output] = meaning(KERNELS[step.kernel], bound(step.kernel, own, step.attributes), values.batch)
     found = arrays[result]
     return np.asarray(found() if callable(found) else found)
 

@@ -66,7 +66,7 @@ def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], im
     imported program, and step by step. `wanted` is the oracle's output where it is at hand. Raises VerificationError,
     which says what differs; returns what was found."""
     wanted = oracle(model, batches) if wanted is None else wanted
-    exact = Errors.of([program.exact(batch, constants) for batch in batches], wanted)
+    exact = Errors.of([program.exact(batch, constants, rounded=False) for batch in batches], wanted)
     if not exact.worst_row <= EQUAL:
         raise VerificationError(3, name(program), "read in float64 it is not the model", relative=exact.relative,
                                 worst_row=exact.worst_row, allowed=EQUAL)
@@ -91,13 +91,14 @@ def verify_approximate(program: Program, model: Operator, batches: Sequence[Batc
 
 
 def verify_steps(program: Program, batches: Sequence[Batch]) -> dict[str, Any]:
-    """Each kernel against its float64 meaning on the same operands, within its bound. Raises VerificationError for the
-    first step that is not; returns which came nearest to its bound, and how near."""
+    """Each kernel against its float64 meaning on the same operands, within its bound, and the whole run, which launches the same
+    kernels from a recording, to the bit. Raises VerificationError for the first step that is not; returns which came nearest to
+    its bound, and how near."""
     nearest, at = 0.0, ""
     for batch in batches:
         run = program.schedule.walk(batch, lambda number, shape: np.empty(shape, np.float32))
         for step, (call, arguments, found) in zip(program.steps, run, strict=True):
-            meant = meaning(call.kernel, arguments, batch, {})
+            meant = meaning(call.kernel, arguments, batch)
             with np.errstate(invalid="ignore"):             # equal infinities, such as a maximum over nothing, are not apart
                 off = np.where(found == meant, 0.0, abs(found - meant))
             allowed = np.broadcast_to(bound(step.kernel, arguments), off.shape)
@@ -107,6 +108,9 @@ def verify_steps(program: Program, batches: Sequence[Batch]) -> dict[str, Any]:
                                         off=off[worst], allowed=allowed[worst], entry=[int(i) for i in worst])
             share = float((off[allowed > 0] / allowed[allowed > 0]).max(initial=0.0))
             nearest, at = max((nearest, at), (share, step.output))
+            if step.output == program.output: last = found
+        if not np.array_equal(last, program.run(batch), equal_nan=True):
+            raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows)
     return {"count": len(program.steps), "nearest": nearest, "step": at}
 
 

@@ -1,0 +1,175 @@
+"""Wrong kernels of narrow numbers, planted: the format's own check sees each, and so does the check of a program's steps."""
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from formats import FORMATS, kernels
+from formats.epilogue import NOTHING
+from opmatrix.patterns import Batch
+from opmatrix.program import Program, Step
+from opmatrix.runtime import kernels as table
+from opmatrix.runtime.schedule import meaning
+from rewrites.verify import VerificationError, verify_steps
+from rewrites.verify.bounds import bound
+
+ROUNDING = {name: F for name, F in FORMATS.items() if F.rounds}
+SENTENCES = Batch([[1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16]])
+
+
+# ---- faults: what a right kernel does, on other operands, or with its result changed
+
+def lost_input(right, x, *given, **options):
+    """The input with the median size of those of the first row counts as 0."""
+    less = x.copy()
+    less[:, np.argsort(abs(x[0]))[x.shape[1] // 2]] = 0
+    right(less, *given, **options)
+
+
+def factor(right, x, *given, **options):
+    """Products 1 % too large."""
+    *arrays, out, epilogue = given
+    right(x, *arrays, out, NOTHING, **options)
+    out[...] = epilogue.reference(out * np.float32(1.01))
+
+
+def lost_row(right, x, *given, **options):
+    """The last row is computed from zeros."""
+    less = x.copy()
+    less[-1] = 0
+    right(less, *given, **options)
+
+
+def wrong_scale(right, x, w, *given, **options):
+    """One output's scale, 1 % too large; where there are no scales, one output."""
+    *scale, out, epilogue = given
+    if scale:
+        other = scale[0].copy()
+        other[:, 3] *= np.float32(1.01)
+        right(x, w, other, out, epilogue, **options)
+    else:
+        right(x, w, out, NOTHING, **options)
+        out[:, 3] *= np.float32(1.01)
+        out[...] = epilogue.reference(out)
+
+
+def shifted_group(right, x, w, *given, **options):
+    """Scales of the group before, or of the output before where there is one group; where there are no scales, inputs of
+    the one before."""
+    *scale, out, epilogue = given
+    if scale: right(x, w, np.roll(scale[0], 1, 0 if len(scale[0]) > 1 else 1), out, epilogue, **options)
+    else: right(np.roll(x, 1, 1), w, out, epilogue, **options)
+
+
+FAULTS = lost_input, factor, lost_row, wrong_scale, shifted_group
+
+
+def plant(monkeypatch, F, fault):
+    right = F.declared.kernel
+    monkeypatch.setattr(F.declared, "kernel", lambda *given, **options: fault(right, *given, **options))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", ROUNDING)
+def test_the_check_of_a_format_sees_it(monkeypatch, name, fault):
+    plant(monkeypatch, ROUNDING[name], fault)
+    with pytest.raises(AssertionError, match=f"^{name} "): ROUNDING[name].check(np.random.default_rng(0))
+
+
+def mlp(F, options, rng):
+    """Embeddings, a product with gelu, one with a residual and a norm."""
+    table = FORMATS["dense"].pack(rng.standard_normal((17, 200), np.float32))
+    up, down = (F.approximate(rng.standard_normal(shape, np.float32) / 14, **options) for shape in ((200, 130), (130, 200)))
+    bias, gain = rng.standard_normal(130).astype(np.float32), 1 + rng.standard_normal(200).astype(np.float32) / 5
+    steps = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"),
+             Step("linear", {"x": "x", "weight": "U", "bias": "b"}, {"activation": "gelu"}, "y"),
+             Step("linear", {"x": "y", "weight": "D", "residual": "x", "gain": "g"}, {"eps": 1e-5}, "z")]
+    return Program(steps, {"E": table, "U": up, "D": down, "b": bias, "g": gain}, "z")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name, options", [(name, options) for name, F in ROUNDING.items() for options in F.choices(200, 130)])
+def test_the_check_of_steps_sees_it(monkeypatch, rng, name, options, fault):
+    program = mlp(ROUNDING[name], options, rng)
+    assert verify_steps(program, [SENTENCES])["count"] == 3
+    plant(monkeypatch, ROUNDING[name], fault)
+    with pytest.raises(VerificationError, match=r"= linear\(.*is not what its kernel means"): verify_steps(program, [SENTENCES])
+
+
+@pytest.mark.parametrize("name", ROUNDING)
+def test_no_input_of_a_deep_product_may_be_lost(rng, name):
+    """Each of 1,536 in turn, by what a step's check allows."""
+    F = ROUNDING[name]
+    packed, x = F.approximate(rng.standard_normal((1536, 24), np.float32)), rng.standard_normal((9, 1536), np.float32)
+    allowed, W = packed.bound(x), packed.unpack().astype(np.float64)
+    seen = [(abs(packed.reads(x)[:, [i]] * W[i]) > 2 * allowed).any() for i in range(1536)]
+    assert sum(seen) >= 1500
+
+
+# ---- attention in bfloat16
+
+def attended(q, k, v, lengths, scale=1.0, tile=256, call=kernels.attention_halves):
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    return call(q, k, v, starts, np.empty((len(q), q.shape[1], v.shape[2]), np.float32), scale, tile=tile)
+
+
+ATTENDING = {
+    "a lost feature": lambda call, q, k, v, *rest: call(q * (np.arange(q.shape[2]) > 0), k, v, *rest),
+    "a lost value": lambda call, q, k, v, *rest: call(q, k, v * (np.arange(len(v)) != 1)[:, None, None], *rest),
+    "a factor": lambda call, q, k, v, *rest: call(q, k, v * np.float32(1.01), *rest),
+    "a wrong scale": lambda call, q, k, v, starts, out, scale, *rest: call(q, k, v, starts, out, scale * 1.05, *rest),
+    "a shifted head": lambda call, q, k, v, *rest: call(q, k, np.roll(v, 1, 1), *rest),
+    "a lost row": lambda call, q, k, v, *rest: call(q * (np.arange(len(q)) < len(q) - 1)[:, None, None], k, v, *rest)}
+
+
+def test_equal_scores_give_the_mean_of_the_values_to_the_bit(rng):
+    lengths = [1, 2, 4, 64, 128, 512]
+    q, k, v = (rng.integers(-9, 9, (sum(lengths), 3, 32)).astype(np.float32) for _ in range(3))
+    ends = np.cumsum(lengths)
+    means = np.concatenate([np.broadcast_to(v[end - n:end].mean(0, dtype=np.float64), (n, 3, 32)) for n, end in zip(lengths, ends, strict=True)])
+    for tile in (32, 256): np.testing.assert_array_equal(attended(0 * q, k, v, lengths, tile=tile), means)
+
+
+def test_a_key_far_above_the_others_gives_its_value_to_the_bit(rng):
+    """Rows of ±1 that differ from each other: a query is one of them, times 2^8, and scores fall by 2^9 or more to the next."""
+    lengths = [1, 3, 70, 200, 300]
+    for n in lengths:
+        signs = 1 - 2 * ((np.arange(n)[:, None] >> np.arange(16)) & 1)
+        k = np.stack([signs, -signs], 1).astype(np.float32)
+        order, v = rng.permutation(n), rng.integers(-99, 99, (n, 2, 24)).astype(np.float32)
+        np.testing.assert_array_equal(attended(256 * k[order], k, v, [n], tile=64), v[order])
+
+
+@pytest.mark.parametrize("fault", ATTENDING)
+def test_the_check_of_steps_sees_wrong_attention(monkeypatch, rng, fault):
+    names = ("Q", 24), ("K", 24), ("V", 40)
+    constants = {name: FORMATS["dense"].pack(rng.standard_normal((17, p), np.float32)) for name, p in names}
+    steps = [step for name, _ in names for step in (Step("embed", {"table0": name}, {"fields": "tokens"}, name.lower()),
+                                                    Step("heads", {"x": name.lower()}, {"heads": 2}, f"{name}h"))]
+    steps += [Step("attention", {"q": "Qh", "k": "Kh", "v": "Vh"}, {"scale": 0.3, "number_type": "bf16"}, "a"),
+              Step("join", {"x": "a"}, {}, "z")]
+    program = Program(steps, constants, "z")
+    assert verify_steps(program, [SENTENCES])["count"] == 8
+    wrong = lambda *given: ATTENDING[fault](kernels.attention_halves, *given)
+    class Planted:
+        def __getattr__(self, name): return wrong if name == "attention_halves" else getattr(kernels, name)
+    monkeypatch.setattr(table, "compiled", Planted())
+    with pytest.raises(VerificationError, match=r"= attention\(.*is not what its kernel means"): verify_steps(program, [SENTENCES])
+
+
+def test_a_run_that_is_not_what_its_steps_give_is_found(monkeypatch, rng):
+    program = mlp(ROUNDING["bf16"], {}, rng)
+    right = type(program.schedule).run
+    monkeypatch.setattr(type(program.schedule), "run", lambda self, batch: np.roll(right(self, batch), 1, 0))
+    with pytest.raises(VerificationError, match="its run is not what its steps give"): verify_steps(program, [SENTENCES])
+
+
+def test_what_attention_reads_is_within_a_unit_of_bfloat16(rng):
+    """The meaning of its operands, told apart from the kernel: q, k, v are rounded to 8 bits, not left as they are."""
+    q, k, v = (rng.standard_normal((16, 2, 32), np.float32) for _ in range(3))
+    call = SimpleNamespace(q=q, k=k, v=v, scale=0.25, number_type="bf16", where="sequence", tile=256, batch=Batch([range(16)]))
+    declared = table.KERNELS["attention"]
+    found, exact = attended(q, k, v, [16], 0.25), meaning(declared, vars(call), call.batch)
+    plain = meaning(declared, vars(call), call.batch, rounded=False)
+    assert (abs(found - exact) <= bound("attention", vars(call))).all()
+    assert np.linalg.norm(found - exact) < np.linalg.norm(found - plain)
