@@ -80,10 +80,10 @@ def counted(F: type[Format], shape: tuple[int, int], rng: np.random.Generator) -
         for W, rows in product(grids, ROWS):
             x = rng.integers(-126, 127, (rows, shape[0])).astype(np.float32)
             x[np.arange(rows), rng.integers(0, shape[0], rows)] = 127
-            bias, residual = rng.integers(-99, 99, shape[1]), rng.integers(-99, 99, (rows, shape[1]))
+            bias, residual = (rng.integers(-99, 99, size).astype(np.float32) for size in (shape[1:], (rows, shape[1])))
             packed, wanted = F.pack(W, **options), x.astype(np.int64) @ W.astype(np.int64)
             must(np.array_equal(packed.matmul(x), wanted), packed, rows, "rows of whole numbers times it are not exact")
-            after = Epilogue(np.float32(bias), "relu", np.float32(residual))
+            after = Epilogue(bias, "relu", residual)
             must(np.array_equal(packed.matmul(x, epilogue=after), np.maximum(wanted + bias, 0) + residual), packed, rows,
                  "rows of whole numbers times it, with an epilogue, are not exact")
 

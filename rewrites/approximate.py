@@ -83,12 +83,16 @@ class Choices:
 
     def program(self, structure: Structure, meta: dict[str, Any]) -> Program:
         """A structure with its methods, fitted to what its exact program multiplies each weight by."""
+        found = self.emitted(structure, meta)[0]
+        return narrowed(found, self.space.machine, self.space.rows, self.space.pairs)
+
+    def emitted(self, structure: Structure, meta: dict[str, Any]) -> tuple[Program, Emitter]:
+        """The same before its attention is narrowed, and where its constants come from."""
         kept, shape = self.fitted.setdefault(tuple(structure.path), {}), uses(structure)
         if shape not in self.fitters:
             exact, emitter = structure.program(meta, lambda number, use, method: Method(), kept)
             self.fitters[shape] = fitter(exact, sites(exact, structure, emitter), self.fit, self.own)
-        found = structure.program(meta, fitted=kept, fitter=self.fitters[shape])[0]
-        return narrowed(found, self.space.machine, self.space.rows, self.space.pairs)
+        return structure.program(meta, fitted=kept, fitter=self.fitters[shape])
 
 
 def keys(lowering: Lowering, cls: int) -> Iterator[str]:

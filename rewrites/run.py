@@ -256,7 +256,7 @@ class Run:
         """Laws, graphs, programs (levels 1 to 3), then errors on all held-out rows against the float64 oracle. An exact
         program that fails ends the run; an approximate one that is further off than was stated is dropped."""
         from rewrites.certificate import certified
-        from rewrites.verify import unrounded, verify_exact, verify_graphs, verify_laws, verify_steps
+        from rewrites.verify import unrounded, verify_exact, verify_graphs, verify_laws, verify_steps, verify_structure
         exact, imported = self.programs["exact"], self.programs["imported"]
         groups, few = pieces(self.workload.verify, GROUP), pieces(self.workload.verify, FEW)[:1]
         wanted = [dense(self.operator, group) for group in groups]
@@ -275,7 +275,10 @@ class Run:
             point.verified = bool(point.measured_error <= point.stated_error)
             found = results | {"error": {"relative": point.measured_error, "stated": point.stated_error, "rows": len(whole)}}
             if point.methods:
-                found = {**found, "exact": None, "steps": verify_steps(point.program, few)}
+                assert self.choices is not None and point.structure is not None
+                constants = unrounded(point.structure, self.choices.emitted(point.structure, {})[1])
+                found = {**found, "exact": None, "steps": verify_steps(point.program, few),
+                         "structure": verify_structure(point.program, few, constants, [dense(self.operator, each) for each in few])}
             point.program = certified(point.program, found, few, machine=str(getattr(self.machine, "name", "")))
         self.dropped = [point for point in self.points if not point.verified]
         self.points = [point for point in self.points if point.verified]

@@ -33,7 +33,8 @@ from rewrites.run import pieces, source
 from rewrites.search import Structure, search
 from rewrites.stages import Stage, Store, Tile, known
 from rewrites.trees import CALLS, READ, Forest, Tree
-from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact, verify_laws
+from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact, verify_laws, verify_structure
+from rewrites.verify.program import oracle
 from rewrites.wording import TRUST, Writer
 from rewrites.workload import Workload
 
@@ -241,9 +242,13 @@ class Schedule:
 
     def made(self, methods: dict[Site, Method]) -> Program:
         """The program with some weights stored otherwise."""
+        return self.over_tiles(self.emitted(methods)[0])
+
+    def emitted(self, methods: dict[Site, Method]) -> tuple[Program, Emitter]:
+        """The same before its attention goes over tiles, and where its constants come from."""
         def decide(part: int, use: Use, method: Method) -> Method:
             return methods.get((part, use.weight, use.layout), method)
-        return self.over_tiles(self.structure.program(self.meta, decide, {}, self.fitter)[0])
+        return self.structure.program(self.meta, decide, {}, self.fitter)
 
     def over_tiles(self, program: Program) -> Program:
         """A program whose attention merges as many keys at a time as a stage says."""
@@ -286,10 +291,11 @@ class Schedule:
         if self.keys is not None and not (off := self.split_holds()) <= EQUAL:
             raise VerificationError(1, f"tile({self.keys})", "softmax over tiles is not softmax", difference=off)
         batches = pieces(self.held_out, FEW)[:1]
+        constants, wanted = unrounded(self.structure, self.emitted(self.methods)[1]), oracle(self.model, batches)
         if self.methods:
-            return found | {"program": verify_approximate(self.program, self.model, batches, TRUST * self.error + ROUNDED)}
+            found["structure"] = verify_structure(self.program, batches, constants, wanted)
+            return found | {"program": verify_approximate(self.program, self.model, batches, TRUST * self.error + ROUNDED, wanted)}
         imported, _ = search(self.model, (), self.machine, *sizes(self.batch), fusion=False, methods=plainly).program({})
-        constants = unrounded(self.structure, self.exact[1])
         return found | {"program": verify_exact(self.program, self.model, batches, imported, constants)}
 
     def __str__(self) -> str:

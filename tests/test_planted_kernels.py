@@ -126,7 +126,8 @@ def test_equal_scores_give_the_mean_of_the_values_to_the_bit(rng):
     lengths = [1, 2, 4, 64, 128, 512]
     q, k, v = (rng.integers(-9, 9, (sum(lengths), 3, 32)).astype(np.float32) for _ in range(3))
     ends = np.cumsum(lengths)
-    means = np.concatenate([np.broadcast_to(v[end - n:end].mean(0, dtype=np.float64), (n, 3, 32)) for n, end in zip(lengths, ends, strict=True)])
+    means = np.concatenate([np.broadcast_to(v[end - n:end].mean(0, dtype=np.float64), (n, 3, 32))
+                            for n, end in zip(lengths, ends, strict=True)])
     for tile in (32, 256): np.testing.assert_array_equal(attended(0 * q, k, v, lengths, tile=tile), means)
 
 

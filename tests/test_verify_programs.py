@@ -17,6 +17,7 @@ from rewrites.verify import (
     verify_approximate,
     verify_exact,
     verify_steps,
+    verify_structure,
 )
 
 
@@ -144,6 +145,26 @@ def test_an_approximate_program_keeps_its_word():
     assert said["float32"]["worst_row"] >= error and said["stated"] > error
     with pytest.raises(VerificationError, match="its output changes by more than was stated"):
         verify_approximate(program, operator, [RAGGED], 0.99 * error, wanted)
+
+
+@pytest.mark.parametrize("form", ["half", "bf16", "int8", "int4"])
+def test_the_structure_of_an_approximate_program_is_the_model(form):
+    """Read with the numbers from before anything was rounded; a lost bias, which its error could hide, is found."""
+    operator, made = found()
+    structure_ = made["exact"][0]
+    def decide(part, use, method):
+        return method if use.layout == "stack" or use.x in structure_.lowerings[part].graph.facts["given"] else Method(form)
+    program, emitter = structure_.program({}, decide)
+    at = [i for i, step in enumerate(program.steps) if step.kernel == "attention"]
+    for i in at if form != "half" else (): program = changed(program, i, attributes=program.steps[i].attributes | {"number_type": "bf16"})
+    constants, wanted = unrounded(structure_, emitter), [dense(operator, RAGGED)]
+    assert constants.keys() == program.constants.keys()
+    assert relative(program.exact(RAGGED), wanted[0]) > 1e-5
+    assert verify_structure(program, [RAGGED], constants, wanted)["relative"] < 1e-12
+    at = first(program, "linear", names=["bias"])
+    operands = {name: ref for name, ref in program.steps[at].operands.items() if name != "bias"}
+    with pytest.raises(VerificationError, match="read in float64 it is not the model"):
+        verify_structure(changed(program, at, operands=operands), [RAGGED], constants, wanted)
 
 
 def test_errors_are_of_the_whole_and_of_the_worst_row():

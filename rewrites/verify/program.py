@@ -66,16 +66,23 @@ def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], im
     imported program, and step by step. `wanted` is the oracle's output where it is at hand. Raises VerificationError,
     which says what differs; returns what was found."""
     wanted = oracle(model, batches) if wanted is None else wanted
-    exact = Errors.of([program.exact(batch, constants, rounded=False) for batch in batches], wanted)
-    if not exact.worst_row <= EQUAL:
-        raise VerificationError(3, name(program), "read in float64 it is not the model", relative=exact.relative,
-                                worst_row=exact.worst_row, allowed=EQUAL)
+    exact = verify_structure(program, batches, constants, wanted)
     mine, theirs = (Errors.of([each.run(batch) for batch in batches], wanted) for each in (program, imported))
     if not mine.relative <= ROUNDING * theirs.relative:
         raise VerificationError(3, name(program), "it rounds more than the imported program", relative=mine.relative,
                                 imported=theirs.relative, times=ROUNDING)
-    return {"float64": asdict(exact), "float32": asdict(mine), "imported": asdict(theirs),
+    return {"float64": exact, "float32": asdict(mine), "imported": asdict(theirs),
             "steps": verify_steps(program, batches)}
+
+
+def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapping[str, NDArray[Any]], wanted: Outputs) -> dict[str, Any]:
+    """The steps of any program, exact or not, on constants as they were before anything was rounded, left out or fitted, in
+    float64: they are the model. Raises VerificationError; returns how far they are from it."""
+    found = Errors.of([program.exact(batch, constants, rounded=False) for batch in batches], wanted)
+    if not found.worst_row <= EQUAL:
+        raise VerificationError(3, name(program), "read in float64 it is not the model", relative=found.relative,
+                                worst_row=found.worst_row, allowed=EQUAL)
+    return asdict(found)
 
 
 def verify_approximate(program: Program, model: Operator, batches: Sequence[Batch], stated: float,
