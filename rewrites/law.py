@@ -4,8 +4,9 @@ variable is its guard: `W: matrix[n, p]` promises a linear operator, `A: operato
 `act` (it depends on the input) is never what makes a law true: it keeps rules from rewriting what is only stored. Every
 other fact is, unless the law's docstring says so; then the law has a counterexample in `without`."""
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product as cartesian
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import sympy
 from formats.shapes import Shape, T
 from opmatrix import monoids, patterns
 from opmatrix.data import Data
-from opmatrix.operators import const, gelu, ones, product, relu, square, symbol, tanh, turn, weight
+from opmatrix.operators import I, const, gelu, gelu_tanh, ones, product, relu, silu, square, symbol, tanh, turn, weight
 from opmatrix.operators import heads as split
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, Pattern
@@ -37,6 +38,7 @@ class sharp(monoids.softmax):
 
 Sides = tuple[tuple[Operator, ...], tuple[Operator, ...]]
 earlier = Pattern("earlier", lambda query, key: key.position < query.position)          # the first token sees nobody
+bent = I + tanh                                              # neither linear nor bounded
 
 
 @dataclass(frozen=True)
@@ -119,16 +121,16 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
     *heads, last = sort.sizes or (None,)
     match sort.name:
         case "value":
-            return weight(numbers(*heads, INPUT, last)) @ tanh
+            return weight(numbers(*heads, INPUT, last)) @ bent
         case "array":
             rows, columns = (weight(numbers(INPUT, size)) for size in sort.sizes)
             return product(turn(rows), columns)
         case "varying":
-            return ones @ weight(numbers(*heads, 1, last)) @ tanh
+            return ones @ weight(numbers(*heads, 1, last)) @ bent
         case "constant":
             return const(numbers(heads[0] * last)) @ split(SAMPLE[heads[0]]) if heads else const(numbers(last))
         case "column":
-            return weight(numbers(INPUT, 1)) @ tanh
+            return weight(numbers(INPUT, 1)) @ bent
         case "scalar":
             return const(numbers(1))
         case "scores" | "level":
@@ -137,23 +139,27 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
         case "matrix":
             return weight(numbers(*sort.sizes))
         case "operator":
-            return weight(numbers(*sort.sizes)) @ tanh
-        case "entrywise":
-            return [gelu, relu, square, tanh][rng.integers(4)]
+            return weight(numbers(*sort.sizes)) @ bent
         case "count":
             return int(sympy.sympify(last or h).subs(SAMPLE))
-        case "over":
-            among: list[Any] = [*monoids.MONOIDS, sharp]
-            return chosen(rng, [m for m in among if m.width == 1 and not m.indexed], sort.sizes)
-        case "where":
-            return chosen(rng, [earlier, patterns.causal, patterns.sequence, patterns.everyone], sort.sizes)
+    if able := choices(sort):
+        return able[rng.integers(len(able))]
     raise TypeError(f"{variable}: no way to draw a {sort.name}")
 
 
-def chosen(rng: np.random.Generator, among: Sequence[Any], flags: Sequence[str]) -> Any:
-    """One of those that have all the flags."""
-    able = [each for each in among if all(getattr(each, flag) for flag in flags)]
-    return able[rng.integers(len(able))]
+SCATTERED = np.random.default_rng(0).integers(0, 2, (max(ROWS), max(ROWS)))
+ALL: list[Any] = [*monoids.MONOIDS, sharp]
+CHOICES: dict[str, list[Any]] = dict(
+    entrywise=[gelu, gelu_tanh, relu, silu, square, tanh],
+    over=[each for each in ALL if each.width == 1 and not each.indexed],
+    where=[earlier, patterns.causal, patterns.sequence, patterns.everyone, patterns.window(1), patterns.causal & patterns.sequence,
+           patterns.mask(SCATTERED), patterns.mask(SCATTERED | np.eye(max(ROWS), dtype=int)) & patterns.sequence])
+
+
+def choices(sort: Sort) -> list[Any]:
+    """Every monoid, pattern or function that a variable of this sort may be: those that have its flags; none of other sorts."""
+    flags = sort.sizes if sort.name != "entrywise" else ()
+    return [each for each in CHOICES.get(sort.name, ()) if all(getattr(each, flag) for flag in flags)]
 
 
 class Declared:
@@ -209,18 +215,28 @@ class Law(Declared):
         """An operator for each variable; `other` widens what a variable may be."""
         return {name: drawn(rng, other.get(name, sort), name) for name, sort in self.variables.items()}
 
+    def combinations(self, without: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+        """Every choice of monoids, patterns and functions that its variables allow, those named left out."""
+        able = {name: found for name, sort in self.variables.items() if name not in without and (found := choices(sort))}
+        for each in cartesian(*able.values()):
+            yield dict(zip(able, each, strict=True))
+
     def difference(self, rng: np.random.Generator, **other: Sort) -> float:
         """How far apart both sides are in float64 on a random ragged batch, relative to 1 and to what they are. Raises
         TypeError where they do not even fit."""
-        left, right = self.of(self.drawn(rng, **other))
+        return self.difference_of(rng, self.drawn(rng, **other))
+
+    def difference_of(self, rng: np.random.Generator, variables: dict[str, Any]) -> float:
+        """The same where its variables are these."""
+        left, right = self.of(variables)
         x, batch = rng.normal(size=(sum(ROWS), INPUT)), Batch([np.zeros(length, int) for length in ROWS])
         with np.errstate(invalid="ignore"):                 # a maximum over nothing is no number to multiply
             return max(apart(dense(a, x, batch), dense(b, x, batch)) for a, b in zip(left, right, strict=True))
 
     def holds(self, rng: np.random.Generator, tolerance: float = 1e-9, **other: Sort) -> bool:
-        """Whether both sides agree."""
+        """Whether both sides agree, with every choice of monoids, patterns and functions."""
         try:
-            return self.difference(rng, **other) <= tolerance
+            return all(self.difference_of(rng, self.drawn(rng, **other) | each) <= tolerance for each in self.combinations(other))
         except TypeError:
             return False
 
