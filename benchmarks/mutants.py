@@ -58,7 +58,7 @@ def main() -> None:
         if options.only not in (None, name):
             continue
         start = time.process_time()
-        verdicts = [judge(mutant, EXACT_LAWS) for mutant in made]
+        verdicts = [judge(mutant) for mutant in made]
         survivors += sum(v.survived for v in verdicts)
         rows += show(name, verdicts, time.process_time() - start, options.list)
     if options.csv:

@@ -1,11 +1,33 @@
 """What sums, products and compositions mean, as laws of any values and operators, stored or not. They serve the proof that
 two statements are equal (rewrites/verify/equal.py), not the search."""
-from opmatrix.operators import I, product, row, turn
+from opmatrix.operators import I, heads, product, row, total, turn
 from opmatrix.term import KINDS
-from rewrites.kinds import blank, left, right
-from rewrites.law import Sort, collect, column, constant, k, law, n, operator, over, p, q, right_linear, where
+from rewrites.kinds import adjoint, blank, by_head, left, right
+from rewrites.law import (
+    Sort,
+    collect,
+    column,
+    constant,
+    count,
+    h,
+    k,
+    law,
+    matrix,
+    n,
+    normalised,
+    operator,
+    over,
+    p,
+    q,
+    reflexive,
+    right_linear,
+    shift_invariant,
+    where,
+)
 
-value = Sort("value")                                       # any value, whether or not it depends on the input
+value, scores = Sort("value"), Sort("scores")               # any value, whether or not it depends on the input
+level = Sort("level", ("level",))
+factors = Sort("column", ("column",))                       # a number for each row
 additive = Sort("matrix", ("additive",))
 number = Sort("scalar", ("constant", "column"))
 
@@ -74,6 +96,36 @@ def turned_sum(x: value[n], y: value[n]):
 def weighted_sum(s: Sort("scores")[k], v: value[k, n], w: value[k, n], M: over[right_linear], P: where):
     """What right-linear means."""
     return product(s, v + w, M, P), product(s, v, M, P) + product(s, w, M, P)
+
+@law(both=True, without=(dict(A=operator[n, p]),))
+def homogeneity(x: value[n], r: factors, A: matrix[n, p]):
+    """What linear means, beside additive: the same map for every row, which numbers of rows pass."""
+    return (x * r) @ A, (x @ A) * r
+
+@law(without=(dict(M=over), dict(t=scores[h])))
+def shift_invariance(s: scores[h], t: level[h], v: value[h, n], M: over[shift_invariant], P: where):
+    """What shift-invariant means."""
+    return product(s + t, v, M, P), product(s, v, M, P)
+
+@law(without=(dict(M=over), dict(P=where)))
+def normality(s: scores[h], c: constant[h, n], M: over[normalised], P: where[reflexive]):
+    """What normalised means: of equal values their own is left, where there is one."""
+    return product(s, c, M, P), c
+
+@law(both=True, without=(dict(M=over), dict(A=operator[h, n, p])))
+def mapped_values(s: scores[h], v: value[n], A: matrix[h, n, p], M: over[right_linear], P: where):
+    """What right-linear means, of linear maps of the values."""
+    return product(s, v @ A, M, P), product(s, v, M, P) @ A
+
+@law(both=True, without=(dict(A=operator[h, n, p]),))
+def adjointness(a: value[h, p], b: value[n], A: matrix[h, n, p]):
+    """What the adjoint is."""
+    return product(a, turn(b @ A)), product(a @ adjoint(A), turn(b))
+
+@law(both=True, when=("(single A)",), without=(dict(A=operator[h * q, p]),))
+def joined_rows(x: value[h, q], A: matrix[h * q, p], H: count):
+    """What the rows of a matrix by heads are."""
+    return (x @ heads(H).T) @ A, (x @ by_head(A, H)) @ total
 
 @law(both=True)
 def factor_out(a: value[n], b: value[n], s: number):

@@ -1,6 +1,5 @@
 """Statements shown to be equal: both sides in one class of a graph of axioms. What mutation leaves standing is either
 caught by no check, or is proved here."""
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -10,7 +9,7 @@ from sympy import sympify
 from formats.shapes import N
 from opmatrix.term import Operator
 from rewrites.egraph import engine, rules, saturate
-from rewrites.law import FLAGS, RESTRUCTURE, Law, normalised, right_linear
+from rewrites.law import FLAGS, Law, normalised, right_linear
 from rewrites.laws.axioms import LAWS as AXIOMS
 from rewrites.template import Template
 
@@ -27,28 +26,17 @@ FACTS = """
 
 
 @cache
-def prover(laws: tuple[Law, ...]) -> tuple[Any, tuple[Law, ...]]:
-    """An engine that knows the axioms, and the laws without the guards that only keep rules from running."""
-    own = [*map(unstored, laws), *AXIOMS]
+def prover() -> Any:
+    """An engine that knows the axioms."""
     made = engine(())
-    for text in ("(relation alike (Op Op))", FACTS, *(rule for each in own for rule in rules(each))):
+    for text in ("(relation alike (Op Op))", FACTS, *(rule for each in AXIOMS for rule in rules(each))):
         made.run_program(*made.parse_program(text))
-    return made, tuple(own)
+    return made
 
 
-def unstored(law: Law) -> Law:
-    """The law of values that may be stored too: `act` is never what makes a law true."""
-    def body(**variables: Any) -> Any:
-        return law.body(**variables)
-    body.__name__, body.__doc__ = law.name, law.doc
-    body.__annotations__ = {name: replace(sort, facts=tuple(fact for fact in sort.facts if fact != "act"))
-                            for name, sort in law.variables.items()}
-    return replace(law, body=body, phase=RESTRUCTURE, canonical=False)
-
-
-def proved(statement: Law, laws: Sequence[Law] = ()) -> bool:
-    """Whether both sides are one class by the axioms and these laws, over variables of which the statement's own guards
-    hold."""
+def proved(statement: Law) -> bool:
+    """Whether both sides are one class by the axioms, over variables of which the statement's own guards hold, and of the
+    sizes that it says."""
     before, after = statement.sides()
     roots = {f"{name}{i}": term for name, side in (("left", before), ("right", after)) for i, term in enumerate(side)}
     template = Template.of(roots)
@@ -60,8 +48,9 @@ def proved(statement: Law, laws: Sequence[Law] = ()) -> bool:
             lines.append(f"({fact} {' '.join(named[name] for name in about)})")
         elif fact in FLAGS:
             lines += [f'({flag} "{about[0]}")' for flag in (fact, *IMPLIED.get(fact, ()))]
-    shared, own = prover(tuple(laws))
-    graph = saturate(replace(template, text="\n".join([template.text, *lines])), own, shared=shared, rounds=4, budget=300)
+    lines += [f"(single {named[name]})" for name, sort in statement.variables.items()
+              if sort.name in ("matrix", "operator") and len(sort.sizes) == 2 and name in named]
+    graph = saturate(replace(template, text="\n".join([template.text, *lines])), AXIOMS, shared=prover(), rounds=4, budget=300)
     return all(graph.named[f"$left{i}"] == graph.named[f"$right{i}"] for i in range(len(before)))
 
 

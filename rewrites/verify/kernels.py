@@ -30,6 +30,7 @@ from rewrites.verify.values import Values
 
 Exact = NDArray[np.float64]
 VALUES = ("value", "scores", "column", "level", "varying")
+FREE = {"value": "constant", "column": "scalar"}            # what does not depend on the input, by what else it is
 FIELDS = {n: "tokens", q: "kinds"}                          # one-hot values, by their size; any other is of positions
 
 
@@ -120,6 +121,8 @@ def operand(rng: np.random.Generator, name: str, sort: Sort) -> Any:
         return const(np.abs(rng.normal(size=1 if "column" in sort.facts else SAMPLE[p])))
     if sort.name == "value" and sort.sizes[0] is k and len(sort.sizes) > 1:
         return drawn(rng, replace(sort, sizes=(sympify(1), *sort.sizes[1:])), name)     # one head that serves all
+    if sort.name in FREE and "act" not in sort.facts:
+        return drawn(rng, replace(sort, name=FREE[sort.name]), name)                   # what is stored
     wide = {"constant": ("constant", "varying"), "scalar": ("constant", "varying"), "matrix": ("linear", "operator")}
     fact, other = wide.get(sort.name, ("", ""))
     if other == "operator" and fact not in sort.facts:
