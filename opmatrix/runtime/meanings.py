@@ -42,7 +42,7 @@ def halved(a: Bound) -> dict[str, Any]:
 
 def chosen(a: Bound) -> Exact:
     """The sum of one row of each table."""
-    found = [table[getattr(a.batch, field)] for field, table in zip(a.fields.split(","), a.tables, strict=True)]
+    found = [table[a.batch.field(field, len(table))] for field, table in zip(a.fields.split(","), a.tables, strict=True)]
     return np.asarray(sum(found))
 
 
