@@ -3,7 +3,8 @@
 FILE has the columns truth, lhs, rhs. Sides are s-expressions over matrices of any sizes that fit: MM product, Add and
 Mul entry by entry, S times a number, T transpose, Cat0 and Cat1 rows above rows and columns beside columns, Sp<part><axis>
 a part of a concatenation, Relu, Imm the identity matrix, In an input. Proved: both sides end in one class of the e-graph
-(rewrites/equations.py). OUT has the columns truth, lhs, rhs, proved, seconds: of one equation, read and proved."""
+(rewrites/equations.py). What is not proved is tried with numbers. OUT has the columns truth, lhs, rhs, proved, seconds (of one equation,
+read and proved), refuted."""
 import argparse
 import csv
 import re
@@ -25,6 +26,7 @@ from opmatrix.term import Operator
 from rewrites.blocks import below, unit
 from rewrites.equations import Prover
 from rewrites.kinds import left, right
+from rewrites.refute import refute
 
 ARITY = dict(In=1, MM=2, Add=2, Mul=2, S=2, T=1, Cat0=2, Cat1=2, Sp00=1, Sp01=1, Sp10=1, Sp11=1, Relu=1, Imm=0)
 MEANING: dict[str, Callable[..., Any]] = dict(
@@ -195,15 +197,16 @@ def equations(file: Path) -> Iterator[tuple[str, str, str]]:
         yield from ((row["truth"], row["lhs"], row["rhs"]) for row in rows)
 
 
-def judged(prover: Prover, lhs: str, rhs: str) -> tuple[bool, float, str]:
-    """Whether it is proved, the seconds of reading and proving, and why nothing can be said if so."""
+def judged(prover: Prover, lhs: str, rhs: str) -> tuple[bool, float, bool, str]:
+    """Whether it is proved, the seconds of reading and proving, whether numbers refute it, and why nothing can be said if so."""
     start = time.perf_counter()
     try:
-        proof = prover.prove(*Reader().sides(lhs, rhs))
-        proved, why = proof.proved, proof.cut
+        sides = Reader().sides(lhs, rhs)
+        proof = prover.prove(*sides)
     except InputError as error:
-        proved, why = False, str(error)
-    return proved, time.perf_counter() - start, why
+        return False, time.perf_counter() - start, False, str(error)
+    seconds = time.perf_counter() - start
+    return proof.proved, seconds, not proof and refute(*sides) is not None, proof.cut
 
 
 def main() -> None:
@@ -215,18 +218,18 @@ def main() -> None:
     prover, rows, ready = Prover(), [], time.perf_counter() - start
     for truth, lhs, rhs in equations(options.file):
         prover.refresh()                                    # what an engine costs belongs to no equation, but to all
-        proved, seconds, why = judged(prover, lhs, rhs)
-        rows.append((truth, lhs, rhs, proved, seconds))
+        proved, seconds, refuted, why = judged(prover, lhs, rhs)
+        rows.append((truth, lhs, rhs, proved, seconds, refuted))
         if why or proved != (truth == "true"):
             print(f"{truth:20} {'proved' if proved else 'not proved':10} {lhs} = {rhs}{why and f': {why}'}")
-    print(f"{'truth':20} {'equations':>9} {'proved':>6} {'longest, ms':>11} {'in all, ms':>10}")
+    print(f"{'truth':20} {'equations':>9} {'proved':>6} {'refuted':>7} {'longest, ms':>11} {'in all, ms':>10}")
     for truth in dict.fromkeys(line[0] for line in rows):
-        proved, seconds = zip(*(line[3:] for line in rows if line[0] == truth), strict=True)
-        print(f"{truth:20} {len(proved):9} {sum(proved):6} {1e3 * max(seconds):11.1f} {1e3 * sum(seconds):10.1f}")
+        proved, seconds, refuted = zip(*(line[3:] for line in rows if line[0] == truth), strict=True)
+        print(f"{truth:20} {len(proved):9} {sum(proved):6} {sum(refuted):7} {1e3 * max(seconds):11.1f} {1e3 * sum(seconds):10.1f}")
     print(f"{time.perf_counter() - start:.2f} s in all, {ready:.2f} s of it to read the laws")
     if options.csv:
         with options.csv.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([("truth", "lhs", "rhs", "proved", "seconds"), *rows])
+            csv.writer(file).writerows([("truth", "lhs", "rhs", "proved", "seconds", "refuted"), *rows])
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Equality by the laws: two operators are equal where both end in one class of the e-graph. No number is evaluated.
+"""Equality by the laws: two operators are equal where both end in one class of the e-graph; no number is evaluated.
 
     proof = prove(product(turn(a), b), turn(product(turn(b), a)))
 
-Where there is no proof nothing is said: the laws may not reach, or the budget was spent, which `cut` then tells."""
+What is not proved is tried with numbers (rewrites/refute.py): one place where the two differ refutes it. Where there is none,
+nothing is said: the laws may not reach, or the budget was spent, which `cut` then tells."""
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -18,6 +19,7 @@ from opmatrix.term import KINDS, Operator
 from rewrites.egraph import SCHEDULE, engine, rules
 from rewrites.law import Law
 from rewrites.laws import values
+from rewrites.refute import Counterexample, refute
 from rewrites.template import Template
 
 MOST = 100                                                  # proofs that one engine makes
@@ -57,16 +59,25 @@ ROUND = "(run-schedule (saturate (run facts))) (run {} 1) (print-size)"
 @dataclass(frozen=True)
 class Proof:
     """Whether two operators are equal by laws; how often each rule matched; nodes; which was growing when the budget
-    was spent, so that nothing is said where `proved` is false; the seconds it took."""
+    was spent; the seconds it took; where they differ, if they were seen to. Prints as `verdict` does."""
 
     proved: bool
     matches: dict[str, int]
     nodes: int
     cut: str
     seconds: float
+    at: Counterexample | None = None
 
     def __bool__(self) -> bool:
         return self.proved
+
+    @property
+    def verdict(self) -> str:
+        """proved, refuted or not found."""
+        return "proved" if self.proved else "refuted" if self.at else "not found"
+
+    def __str__(self) -> str:
+        return f"{self.verdict}, {self.at}" if self.at else f"{self.verdict}{f': {self.cut}' if self.cut else ''}"
 
 
 class Prover:
@@ -178,13 +189,19 @@ def number(size: Any, powers: dict[Any, int]) -> int | None:
     return int(sum(int(count) * BASE ** powers.setdefault(one, len(powers)) for one, count in terms.items()))
 
 
-@cache
-def prover(kinds: int) -> Prover:
-    """The engine that knows the laws of values, and so many kinds of node."""
-    return Prover()
+@lru_cache(maxsize=4)
+def prover(kinds: int, laws: tuple[Law, ...]) -> Prover:
+    """The engine that knows these laws, and so many kinds of node."""
+    return Prover(laws)
 
 
-def prove(left: Operator, right: Operator, budget: int = 3000) -> Proof:
-    """Whether two operators are equal by the laws of values: both end in one class before the graph has more nodes than
-    the budget."""
-    return prover(len(KINDS)).prove(left, right, budget)
+def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[Law] = values.LAWS) -> Proof:
+    """Whether two operators are equal by laws: proved where both end in one class before the graph has more nodes than the
+    budget, refuted where numbers differ, else not found. The laws are those of values (`rewrites.laws.values`, blocks
+    included); those of the search, `rewrites.laws.EXACT_LAWS`, speak of operators between a model's products, and laws of one's own may be
+    added. TypeError for what is no operator."""
+    for side, given in (("left", left), ("right", right)):
+        if not isinstance(given, Operator):
+            raise TypeError(f"prove: the {side} side is {given!r}, no operator: give terms, such as weight(A) @ relu")
+    proof = prover(len(KINDS), tuple(laws)).prove(left, right, budget)
+    return proof if proof else replace(proof, at=refute(left, right))

@@ -15,7 +15,7 @@ from formats.shapes import N, Shape, size
 from opmatrix.errors import InputError
 from opmatrix.monoids import softmax
 from opmatrix.nodes import compose
-from opmatrix.operators import I, centre, gelu, product, relu, row, symbol, turn, weight
+from opmatrix.operators import I, centre, gelu, product, relu, row, square, symbol, turn, weight
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch
 from opmatrix.term import formula
@@ -26,6 +26,8 @@ from rewrites.law import INPUT, ROWS, array, drawn, k, law, n, operator, p, q, s
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.blocks import SAME
 from rewrites.laws.values import LAWS, SORTED
+from rewrites.refute import refute
+from rewrites.verify.mutants import instance
 
 EACH = pytest.mark.parametrize("each", LAWS, ids=lambda law: law.name)
 SPEC = importlib.util.spec_from_file_location("peer_laws", Path(__file__).parents[1] / "benchmarks" / "peer_laws.py")
@@ -150,9 +152,52 @@ def test_proved(one, other):
 
 
 @pytest.mark.parametrize("one, other", DIFFERENT)
-def test_not_proved(one, other):
+def test_refuted(one, other):
+    """Not proved, and numbers say where they differ."""
     proof = prove(one, other)
-    assert not proof and not proof.cut
+    assert not proof and not proof.cut and proof.verdict == "refuted"
+    assert abs(proof.at.left - proof.at.right) > 1e-6 and str(proof).startswith("refuted, at x = [[")
+    left, right = (instance(side, proof.at.symbols) for side in (one, other)) if not sizes(one, other) else (None, None)
+    if left is not None: assert not np.allclose(dense(left, proof.at.x), dense(right, proof.at.x))
+
+
+def sizes(*terms):
+    """Sizes without numbers among the attributes of terms, beside those of symbols."""
+    nodes = [node for term in terms for node in term.walk() if node.kind.name != "symbol"]
+    return {a for node in nodes for a in node.attributes if isinstance(a, sympy.Basic)}
+
+
+@pytest.mark.parametrize("one, other", EQUAL)
+def test_what_is_equal_is_not_refuted(one, other): assert refute(one, other, draws=5) is None
+
+
+@pytest.mark.parametrize("each", [*LAWS, *EXACT_LAWS], ids=lambda law: law.name)
+def test_no_law_is_refuted(each):
+    assert not any(refute(one, other) for one, other in zip(*each.sides(), strict=True))
+
+
+def test_what_laws_do_not_reach_is_not_found():
+    """Equal in all numbers that are tried, and no law says so."""
+    proof = prove(compose(A, square), A * A)
+    assert (proof.verdict, proof.at, str(proof)) == ("not found", None, "not found")
+
+
+def test_what_no_drawn_operator_is_is_not_refuted():
+    """A symbol of which more is declared than any drawn operator has."""
+    odd = symbol("f", None, None, linear=True, row_wise=True, constant=True)
+    assert refute(odd, I) is None
+
+
+def test_other_laws_may_be_asked():
+    x, W, V = symbol("x", None, 6), symbol("W", 6, 4, linear=True), symbol("V", 4, 3, linear=True)
+    one, other = (x @ W) @ V, x @ (W @ V)
+    assert prove(one, other, laws=EXACT_LAWS).proved
+    wrong = prove((x @ W) @ gelu, x @ W, laws=EXACT_LAWS)
+    assert wrong.verdict == "refuted" and {"x", "W"} <= wrong.at.symbols.keys()
+
+
+def test_what_is_no_operator_is_named():
+    with pytest.raises(TypeError, match="prove: the right side is 'p', no operator"): prove(A, "p")
 
 
 @EACH

@@ -7,7 +7,7 @@ from typing import Any
 
 from sympy import Symbol, sympify
 
-from formats.shapes import N
+from formats.shapes import N, T
 from opmatrix import monoids, patterns
 from opmatrix.operators import const, heads, join, turn
 from opmatrix.term import KINDS, Operator
@@ -60,7 +60,8 @@ def instance(term: Operator, by: dict[Any, Any], memo: dict[Operator, Operator] 
         if node.kind.name == "symbol":
             memo[node] = by.get(str(node.args[0]), node)
         else:
-            memo[node] = children[0] @ children[1] if node.kind.name == "compose" else node.kind(*children, *attributes)
+            follows = node.kind.name == "compose" and children[0].out.rows is T
+            memo[node] = children[0] @ children[1] if follows else node.kind(*children, *attributes)
     return memo[term]
 
 
