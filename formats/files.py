@@ -3,7 +3,7 @@ whole or not at all."""
 import json
 import os
 import stat
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from errno import EINVAL
 from io import BufferedReader, BufferedWriter
@@ -67,14 +67,15 @@ def read_text(path: str | Path) -> str:
         raise InputError(f"{path}: byte {error.start} is not UTF-8: save the file as UTF-8") from error
 
 
-def read_json(path: str | Path, largest: int = JSON) -> Any:
+def read_json(path: str | Path, largest: int = JSON, integer: Callable[[str], float] | None = None) -> Any:
     """What the JSON of a file says; see `parse_json`. Raises InputError, which names the file."""
-    return parse_json(read_bytes(path, largest), str(path))
+    return parse_json(read_bytes(path, largest), str(path), integer)
 
 
-def parse_json(text: str | bytes, where: str) -> Any:
-    """What JSON says: whole numbers of 64 bits, finite ones, brackets as deep as Python can follow. Raises InputError."""
-    try: return json.loads(text, parse_int=whole, parse_float=real, parse_constant=real)
+def parse_json(text: str | bytes, where: str, integer: Callable[[str], float] | None = None) -> Any:
+    """What JSON says: whole numbers of 64 bits (or as `integer` reads them), finite ones, brackets as deep as Python
+    can follow. Raises InputError."""
+    try: return json.loads(text, parse_int=integer or whole, parse_float=real, parse_constant=real)
     except RecursionError: raise InputError(f"{where}: brackets are nested too deeply") from None
     except (ValueError, UnicodeDecodeError) as error: raise InputError(f"{where}: no JSON: {error}") from error
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from formats.files import read_json
 from opmatrix.data import Data
+from opmatrix.declared import declared
 from opmatrix.errors import InputError
+from opmatrix.pooling import Pooling
 from opmatrix.tensors import Tensor, header
 from opmatrix.text import Tokenizer
 
@@ -109,8 +111,14 @@ class Checkpoint:
                              "would be computed without it: convert the model, or take the tensor out")
 
     def tokenizer(self) -> Tokenizer:
-        """The directory's tokenizer.json, limited to the positions that the model has."""
-        return Tokenizer.from_file(self.directory / "tokenizer.json", self.config.get("max_position_embeddings"))
+        """The directory's tokenizer.json, limited to the positions that the model has; `pooling` says where texts are
+        cut."""
+        positions = self.config.get("max_position_embeddings")
+        return Tokenizer.from_file(self.directory / "tokenizer.json", positions, self.pooling())
+
+    def pooling(self) -> Pooling:
+        """What makes one embedding of a text; see opmatrix.declared."""
+        return declared(self.directory, self.config)
 
 
 def open_model(model: str | Path) -> Checkpoint:

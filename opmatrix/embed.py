@@ -1,5 +1,6 @@
 """Texts in, embeddings out, a batch at a time: however many they are, memory holds one chunk of texts and one batch of rows."""
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
 from functools import partial
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from formats.files import open_regular, open_stream, reason, replacing, writable
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
-from opmatrix.text import Tokenizer, pool
+from opmatrix.text import Reading, Tokenizer
 
 if TYPE_CHECKING:
     from opmatrix.program import Program
@@ -21,48 +22,69 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 Texts = str | Path | Iterable[str]                          # one text, a file of texts, texts
 Progress = Callable[[int, int | None], None]                # so many texts are done, of so many where that is known
-Naming = Callable[[int], str]
 
 ROWS = 4096                                                 # of a batch, about
 CHUNK = 1024                                                # texts that are tokenised at once
 PIECE = 1 << 20                                             # bytes that are read at once where lines are counted
 LONGEST = 1 << 22                                           # bytes of a line: beyond that it is no text
 SHOWN = 300                                                 # texts from which a terminal is shown how far it is
-NUMBERED = "text {}".format
+ADVICE = "shorten or split it, or cut it: --truncate (truncate=True)"
 MAGIC = b"\x93NUMPY\x01\x00"                               # of an .npy file, version 1.0 (NEP 1)
 
 
-def stream(program: "Program", texts: Texts, rows: int = ROWS) -> Iterator[Floats]:
-    """Blocks (count, n) of embeddings of length one, in the order of the texts: of as many texts as fit into so many rows, at
-    least one. Raises InputError for no text, one that is too long, a file that cannot be read."""
-    if rows < 1: raise InputError(f"rows {rows}: a batch has at least 1")
-    name: Naming = partial(line, texts) if isinstance(texts, Path) else NUMBERED
-    for batch in batches(program.tokenizer, each(texts), rows, name):
-        yield pool(program.run(batch), batch.starts)
+def stream(program: "Program", texts: Texts, rows: int = ROWS, truncate: bool | None = None,
+           skip_bad: bool = False) -> Iterator[Floats]:
+    """Blocks (count, n) of embeddings, in the order of the texts: of as many texts as fit into so many rows, at least
+    one. Raises InputError for no text, one that is too long, a file that cannot be read."""
+    return blocks(program, each(texts), rows, reading(texts if isinstance(texts, Path) else None, truncate, skip_bad))
 
 
-def embed(program: "Program", texts: Texts, rows: int = ROWS, progress: Progress | bool = True) -> Floats:
+def embed(program: "Program", texts: Texts, rows: int = ROWS, progress: Progress | bool = True,
+          truncate: bool | None = None, skip_bad: bool = False) -> Floats:
     """The blocks of `stream` as one array (S, n)."""
-    return np.concatenate([*followed(stream(program, texts, rows), quantity(texts), progress)])
+    return np.concatenate([*followed(stream(program, texts, rows, truncate, skip_bad), quantity(texts), progress)])
 
 
-def batches(tokenizer: Tokenizer, texts: Iterable[str], rows: int = ROWS, name: Naming = NUMBERED) -> Iterator[Batch]:
-    """The texts' tokens in the order given, as many texts at a time as fit into so many rows, at least one. `name` says of the
-    text at a place what errors call it."""
-    texts, at, kept, filled = iter(texts), 0, list[list[int]](), 0
+def reading(lines_of: str | Path | None, truncate: bool | None = None, skip_bad: bool = False) -> Reading:
+    """How texts are read, which are lines of something that has a name, or have numbers."""
+    return Reading(partial(line, lines_of) if lines_of else "text {}".format, truncate, skip_bad, ADVICE)
+
+
+def blocks(program: "Program", texts: Iterable[str], rows: int, reading: Reading) -> Iterator[Floats]:
+    """A block of embeddings for each batch; a text that is skipped has a row of NaN. Raises InputError where no text is
+    left."""
+    if rows < 1: raise InputError(f"rows {rows}: a batch has at least 1")
+    done = 0
+    for batch in batches(program.tokenizer, texts, rows, reading):
+        block = program.pooling(program.run(batch), batch.starts)
+        first, last = (bisect_left(reading.skipped, at) for at in (done, done + len(block)))
+        block[[at - done for at in reading.skipped[first:last]]] = np.nan
+        done += len(block)
+        yield block
+    if len(reading.skipped) == done: raise InputError(f"no text is left: {reading.fault}")
+
+
+def batches(tokenizer: Tokenizer, texts: Iterable[str], rows: int = ROWS,
+            reading: Reading | None = None) -> Iterator[Batch]:
+    """The texts' tokens in the order given, as many texts at a time as fit into so many rows, at least one. A text that
+    is skipped has one token."""
+    texts, reading, kept, filled = iter(texts), reading or Reading(), list[list[int]](), 0
     while chunk := [*islice(texts, CHUNK)]:
-        for row in tokenizer.rows(chunk, partial(after, name, at)):
+        for row in tokenizer.rows(chunk, reading):
             if kept and filled + len(row) > rows:
                 yield Batch(kept)
                 kept, filled = [], 0
-            kept.append(row)
-            filled += len(row)
-        at += len(chunk)
+            kept.append(row or [0])
+            filled += len(kept[-1])
     if not kept: raise InputError("no text: give at least one")
     yield Batch(kept)
 
 
-def after(name: Naming, first: int, at: int) -> str: return name(first + at)
+def outcome(reading: Reading, tokenizer: Tokenizer) -> str:
+    """What became of texts that were too long or could not be read, at the end of a sentence."""
+    cut, skipped = reading.truncated, len(reading.skipped)
+    said = f"; {cut} cut at {tokenizer.most} tokens" if cut else ""
+    return said + (f"; {skipped} left out, rows of NaN, the first: {reading.fault}" if skipped else "")
 
 
 # ---- where texts come from
@@ -74,7 +96,7 @@ def each(texts: Texts) -> Iterable[str]:
 
 
 def read(file: Path, opened: Callable[[Path], BinaryIO] = open_stream) -> Iterator[str]:
-    """Every line of a file or a pipe, blank ones too. Raises InputError where it cannot be read, is empty, or is not UTF-8."""
+    """Every line of a file or a pipe, blank ones too. Raises InputError where it cannot be read or is empty."""
     with opened(file) as raw: yield from lines(raw, file)
 
 
@@ -85,14 +107,13 @@ def given() -> Iterator[str]:
 
 
 def lines(opened: BinaryIO, name: str | Path) -> Iterator[str]:
-    """Every line of an open file, without its end. Raises InputError for one that is too long to be a text."""
+    """Every line of an open file, without its end; bytes that are no UTF-8 become surrogates, which no tokenizer reads.
+    Raises InputError for a line that is too long to be a text."""
     number = -1
     try:
         for number, raw in enumerate(iter(partial(opened.readline, LONGEST + 1), b"")):
             if len(raw) > LONGEST: raise InputError(f"{line(name, number)}: more than {LONGEST:,} bytes: it is to be one text a line")
-            yield raw.decode("utf-8-sig" if number == 0 else "utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{line(name, number)}, byte {error.start} is not UTF-8: save the file as UTF-8") from error
+            yield raw.decode("utf-8-sig" if number == 0 else "utf-8", "surrogateescape").rstrip("\r\n")
     except OSError as error: raise InputError(f"{name}: {reason(error)}: give a file, one text a line") from error
     if number < 0: raise InputError(f"{name}: no text: give a file, one text a line")
 

@@ -14,6 +14,7 @@ from formats.format import Format
 from opmatrix.embed import ROWS, Progress, Texts, embed, stream
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
+from opmatrix.pooling import Pooling
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.schedule import Schedule
 from opmatrix.runtime.values import sizes
@@ -49,8 +50,9 @@ class Program:
     """Steps over constants: float32 rows out of a batch of sentences, any number of them of any length.
 
     It cannot be changed; it keeps nothing of a call, so threads may share it; the same batch gives the same bits.
-    `meta` is JSON: model, config, tokenizer (the text of a tokenizer.json), certificate, whatever belongs to it.
-    Raises ValueError, which names the step, for an unknown kernel, operand, attribute or shape that does not fit."""
+    `meta` is JSON: model, config, tokenizer (the text of a tokenizer.json), pooling (see opmatrix.pooling),
+    certificate, whatever belongs to it. Raises ValueError, which names the step, for an unknown kernel, operand,
+    attribute or shape that does not fit."""
 
     def __init__(self, steps: Iterable[Step], constants: Mapping[str, Constant], output: str,
                  meta: Mapping[str, Any] | None = None):
@@ -79,23 +81,34 @@ class Program:
         for step, (found, exact) in zip(self.steps, self.schedule.trace(batched(batch)), strict=True):
             yield step, found, exact
 
-    def embed(self, texts: Texts, rows: int = ROWS, progress: Progress | bool = True) -> Floats:
-        """(S, n): an embedding of length one for each text, the mean of its rows, about `rows` rows at a time. Texts are one
-        string, any iterable of strings, or the Path of a file with one a line; beside the result memory holds a chunk of them.
-        `progress` is called with (done, of); True draws a bar for many texts on a terminal. Raises InputError for no text, a
-        text that is too long, a file that cannot be read, and a program that was saved without a tokenizer."""
-        return embed(self, texts, rows, progress)
+    def embed(self, texts: Texts, rows: int = ROWS, progress: Progress | bool = True, *, truncate: bool | None = None,
+              skip_bad: bool = False) -> Floats:
+        """(S, n): an embedding for each text, about `rows` rows at a time, pooled as the checkpoint says; where it says
+        nothing, the mean of a text's rows, of length one. Texts are one string, any iterable of strings, or the Path of
+        a file with one a line; beside the result memory holds a chunk of them. `progress` is called with (done, of);
+        True draws a bar for many texts on a terminal. A text that is too long is cut, special tokens kept, where the
+        checkpoint has a max_seq_length; `truncate` True cuts it in any case, False never. With `skip_bad` a text that
+        cannot be embedded has a row of NaN. Raises InputError for no text, a text that is too long or none, a file that
+        cannot be read, and a program that was saved without a tokenizer."""
+        return embed(self, texts, rows, progress, truncate, skip_bad)
 
-    def stream(self, texts: Texts, rows: int = ROWS) -> Iterator[Floats]:
+    def stream(self, texts: Texts, rows: int = ROWS, *, truncate: bool | None = None,
+               skip_bad: bool = False) -> Iterator[Floats]:
         """The same in blocks (count, n), one after another, in the order of the texts."""
-        return stream(self, texts, rows)
+        return stream(self, texts, rows, truncate, skip_bad)
+
+    @cached_property
+    def pooling(self) -> Pooling:
+        """What makes one embedding of a text's rows, from `meta`. Raises InputError for what is none."""
+        return Pooling.parsed(self.meta.get("pooling"), "meta: pooling")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, from the text in `meta`."""
         if not (text := self.meta.get("tokenizer")):
             raise InputError("this program has no tokenizer: run it on token ids, or save it with tokenizer.json")
-        return Tokenizer.from_text(text, "tokenizer.json of this program", self.meta.get("config", {}).get("max_position_embeddings"))
+        limit = self.meta.get("config", {}).get("max_position_embeddings")
+        return Tokenizer.from_text(text, "tokenizer.json of this program", limit, self.pooling)
 
     # ---- what it costs
 

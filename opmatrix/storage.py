@@ -9,6 +9,7 @@ from formats import FORMATS, from_arrays
 from formats.files import open_regular, read_json, read_text
 from opmatrix.errors import InputError
 from opmatrix.mapped import AGAIN, NUMBERS, Digest, Part, Stored
+from opmatrix.pooling import Pooling
 from opmatrix.program import ARRAY, Constant, Program, Step
 from opmatrix.tensors import Tensor, plain, tensors
 
@@ -60,6 +61,7 @@ def about(directory: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
         case None: pass
         case int(limit) if type(limit) is int and limit > 0: pass
         case limit: raise InputError(f"{directory / 'config.json'}: max_position_embeddings is {limit!r:.80}: {AGAIN}")
+    Pooling.parsed(whole.get("pooling"), f"{file}: pooling")
     return whole
 
 

@@ -1,60 +1,102 @@
-"""Texts: a tokenizer without padding or cutting, the sentences that calibrate and verify, and sentence embeddings."""
+"""Texts: a tokenizer without padding, and the sentences that calibrate and verify."""
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from formats.files import read_bytes, read_text
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
+from opmatrix.pooling import MEAN, Pooling
+
+
+@dataclass
+class Reading:
+    """How texts are read, one after another, and what came of it. `name` says what errors call the text at a place,
+    `advice` what to do about one that is too long."""
+
+    name: Callable[[int], str] = "text {}".format
+    truncate: bool | None = None                            # None: where the checkpoint says at how many tokens
+    skip_bad: bool = False
+    advice: str = "shorten or split it"
+    texts: int = 0                                          # that were read
+    truncated: int = 0                                      # of these
+    skipped: list[int] = field(default_factory=list)        # places of those that cannot be read
+    fault: str = ""                                         # of the first of them
 
 
 class Tokenizer:
-    """A tokenizer.json, whatever padding and cutting it asks for switched off: a batch is ragged, and nothing is lost
-    silently. `limit` is the number of tokens that the model has positions for, None where any number will do."""
+    """A tokenizer.json, whatever padding and cutting it asks for switched off: a batch is ragged. `limit` is the number
+    of tokens that the model has positions for, None where any number will do; `pooling` says what stands before every
+    text, and where it is cut. Raises InputError where that leaves no room for text."""
 
-    def __init__(self, tokenizer: Any, limit: int | None = None):
+    def __init__(self, tokenizer: Any, limit: int | None = None, pooling: Pooling = MEAN):
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        self.tokenizer, self.limit = tokenizer, limit
+        if pooling.lower:
+            from tokenizers.normalizers import Lowercase, Sequence
+            tokenizer.normalizer = Sequence([Lowercase(), *filter(None, [tokenizer.normalizer])])
+        self.tokenizer, self.limit, self.pooling = tokenizer, limit, pooling
+        self.most = min(filter(None, [pooling.max_seq_length, limit]), default=None)
+        self.special = tokenizer.num_special_tokens_to_add(False)
+        if self.most is not None and self.most <= self.special:
+            raise InputError(f"max_seq_length {self.most} leaves no room for text: {self.special} tokens are special")
 
     @classmethod
-    def from_file(cls, path: str | Path, limit: int | None = None) -> "Tokenizer":
+    def from_file(cls, path: str | Path, limit: int | None = None, pooling: Pooling = MEAN) -> "Tokenizer":
         """Raises InputError where the file is missing or no tokenizer."""
         try: text = read_text(path)
         except InputError as error: raise InputError(f"{error}: texts need a tokenizer") from error
-        return cls.from_text(text, str(path), limit)
+        return cls.from_text(text, str(path), limit, pooling)
 
     @classmethod
-    def from_text(cls, text: str, where: str, limit: int | None = None) -> "Tokenizer":
-        """The tokenizer that the text of a tokenizer.json describes. InputError, which says where it is from, for another."""
+    def from_text(cls, text: str, where: str, limit: int | None = None, pooling: Pooling = MEAN) -> "Tokenizer":
+        """The tokenizer that the text of a tokenizer.json describes. InputError, which says where it is from, for
+        another."""
         import tokenizers
-        try: return cls(tokenizers.Tokenizer.from_str(text), limit)
+        try: found = tokenizers.Tokenizer.from_str(text)
         except Exception as error: raise InputError(f"{where}: no tokenizer ({error}): get it again") from error
+        return cls(found, limit, pooling)
 
-    def encode(self, texts: str | Iterable[str]) -> Batch:
+    def encode(self, texts: str | Iterable[str], truncate: bool | None = None) -> Batch:
         """The ragged batch of the texts' tokens, special tokens included (an empty text has nothing but these). Raises
         InputError where there is no text, or where one is no string, has no tokens, or more than the model can take."""
         texts = [texts] if isinstance(texts, str) else list(texts)
         if not texts: raise InputError("no text: give at least one")
-        return Batch(self.rows(texts))
+        return Batch(self.rows(texts, Reading(truncate=truncate)))
 
-    def rows(self, texts: Sequence[str], name: Callable[[int], str] = "text {}".format) -> list[list[int]]:
-        """The tokens of each text; what errors call a text is said by `name` of its place."""
-        for at, text in enumerate(texts):
-            if not isinstance(text, str): raise InputError(f"{name(at)} is {text!r}, no string: give strings")
-            if not encodable(text): raise InputError(f"{name(at)}, {shortened(text)}, is no valid Unicode: mend it")
-        rows: list[list[int]] = [found.ids for found in self.tokenizer.encode_batch(texts)]
-        for at, row in enumerate(rows):
-            named = f"{name(at)}, {shortened(texts[at])},"
-            if not len(row): raise InputError(f"{named} has no tokens: leave it out")
-            if self.limit and len(row) > self.limit:
-                raise InputError(f"{named} has {len(row)} tokens, and the model has positions for {self.limit} "
-                                 "(max_position_embeddings): shorten or split it")
-        return rows
+    def rows(self, texts: Sequence[str], reading: Reading) -> list[list[int]]:
+        """The tokens of each text, none of one that is skipped. Raises InputError for one that cannot be read."""
+        faults = [fault(text) for text in texts]
+        whole = [self.pooling.prompt + text if why is None else "" for text, why in zip(texts, faults, strict=True)]
+        return [self.row(text, row.ids, why, reading)
+                for text, row, why in zip(whole, self.tokenizer.encode_batch(whole), faults, strict=True)]
+
+    def row(self, text: str, row: list[int], why: str | None, reading: Reading) -> list[int]:
+        """The tokens of one text as they enter the model: cut where that is asked for, none where it is skipped. `why`
+        it cannot be read, where that is known."""
+        place, cut = reading.texts, reading.truncate
+        reading.texts += 1
+        if cut is None: cut = self.pooling.max_seq_length is not None
+        if why is None and not row: why = f", {shortened(text)}, has no tokens: leave it out"
+        if why is None and cut and self.most and len(row) > self.most:
+            reading.truncated += 1
+            return self.cut(text, self.most)
+        if why is None and self.limit and len(row) > self.limit:
+            why = (f", {shortened(text)}, has {len(row)} tokens, and the model has positions for {self.limit} "
+                   f"(max_position_embeddings): {reading.advice}")
+        if why is None: return row
+        if not reading.skip_bad: raise InputError(reading.name(place) + why)
+        reading.fault = reading.fault or reading.name(place) + why
+        reading.skipped.append(place)
+        return []
+
+    def cut(self, text: str, most: int) -> list[int]:
+        """The first tokens of a text, and all special ones."""
+        first = self.tokenizer.encode(text, add_special_tokens=False)
+        first.truncate(most - self.special)
+        found: list[int] = self.tokenizer.post_process(first).ids
+        return found
 
     def save(self, path: str | Path) -> None:
         """Writes tokenizer.json, padding and cutting switched off."""
@@ -88,25 +130,15 @@ def read_lines(path: str | Path) -> list[str]:
     return lines
 
 
-def pool(hidden: NDArray[np.floating[Any]], starts: NDArray[np.integer[Any]]) -> NDArray[np.floating[Any]]:
-    """One embedding a sentence, of length one: the mean of its rows, normalised (Reimers and Gurevych 2019, section 3).
-    `hidden` is (T, n), `starts` the S + 1 row offsets of the sentences; the result is (S, n)."""
-    lengths = np.diff(starts)
-    if (lengths < 1).any(): raise ValueError(f"pool: every sentence needs a row, lengths are {lengths.tolist()}")
-    means = np.empty((len(lengths), hidden.shape[1]))
-    for mean, (low, high) in zip(means, pairwise(starts.tolist()), strict=True):             # a tenth of what reduceat takes
-        np.add.reduce(hidden[low:high], 0, dtype=np.float64, out=mean)
-    means /= lengths[:, None]
-    norms = np.linalg.norm(means, axis=1, keepdims=True)
-    pooled: NDArray[np.floating[Any]] = means / np.maximum(norms, np.finfo(np.float64).tiny)
-    return pooled.astype(hidden.dtype)
-
-
-def encodable(text: str) -> bool:
-    """Whether it can be written as UTF-8: an argument of the command line may hold stray bytes."""
+def fault(text: object) -> str | None:
+    """Why it is no text, as the end of a sentence. What is no Unicode may come from a file or an argument: there stray
+    bytes become surrogates (PEP 383)."""
+    if not isinstance(text, str): return f" is {text!r}, no string: give strings"
     try: text.encode()
-    except UnicodeEncodeError: return False
-    return True
+    except UnicodeEncodeError as error:
+        if not "\udc80" <= text[error.start] <= "\udcff": return f", {shortened(text)}, is no valid Unicode: mend it"
+        return f", byte {len(text[:error.start].encode())} is not UTF-8: save it as UTF-8"
+    return None
 
 
 def shortened(text: str) -> str: return repr(text if len(text) <= 40 else text[:39] + "…")

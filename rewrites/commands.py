@@ -23,6 +23,8 @@ Results = Annotated[Path | None, typer.Option("--json", help="where to write all
 Origin = Annotated[str | None, typer.Option(
     "--model", help="the checkpoint that it was made of; without it, the one that the program names")]
 Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote")]
+Truncate = Annotated[bool | None, typer.Option(
+    "--truncate/--no-truncate", help="cut long texts; by default where the checkpoint has a max_seq_length")]
 
 
 @app.command()
@@ -114,14 +116,21 @@ def calibrate() -> None:
 
 
 @app.command()
-def run(directory: Saved, text: Annotated[list[str], typer.Argument(help="sentences")]) -> None:
-    """Run a saved program on text: one embedding a sentence, and how alike the sentences are."""
+def run(
+    directory: Saved,
+    text: Annotated[list[str], typer.Argument(help="sentences")],
+    truncate: Truncate = None,
+) -> None:
+    """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are."""
+    from opmatrix.pooling import unit
     from opmatrix.program import Program
     from rewrites.report import table
-    vectors = Program.load(directory).embed(text)
+    program = Program.load(directory)
+    vectors = program.embed(text, truncate=truncate)
     for sentence, vector in zip(text, vectors, strict=True):
         say(f"{sentence[:60]!r}: [{', '.join(f'{v:.4f}' for v in vector[:6])}, …] ({len(vector)} numbers)")
     if len(text) > 1:
+        if not program.pooling.normalise: vectors = unit(vectors)
         alike = vectors @ vectors.T
         say(table([[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
                          ["cosine", *(str(i + 1) for i in range(len(text)))]))
@@ -133,17 +142,22 @@ def embed(
     file: Annotated[str, typer.Argument(help="a file of texts, one a line; - for the standard input")],
     out: Annotated[Path, typer.Option(metavar="OUT.npy", help="float32, a row for each line")],
     rows: Annotated[int | None, typer.Option(help="tokens of a batch, about")] = None,
+    truncate: Truncate = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="a line that cannot be embedded: a row of NaN")] = False,
 ) -> None:
-    """Embed every line of a FILE with a saved program: rows of length one, written whole or not at all."""
-    from opmatrix.embed import ROWS, followed, given, quantity, replaceable, stream, write
+    """Embed every line of a FILE with a saved program, written whole or not at all: a row each, pooled as the
+    checkpoint's 1_Pooling and Normalize say, or the mean of length one where it says nothing."""
+    from opmatrix.embed import ROWS, blocks, each, followed, given, outcome, quantity, reading, replaceable, write
     from opmatrix.program import Program
     possible("--out", replaceable, out)
     program, start = Program.load(directory), time.perf_counter()
     texts = given() if file == "-" else Path(file)
-    blocks = stream(program, texts, ROWS if rows is None else rows)
-    count, width = write(followed(blocks, quantity(texts)), out)
+    how = reading("standard input" if file == "-" else file, truncate, skip_bad)
+    found = blocks(program, each(texts), ROWS if rows is None else rows, how)
+    count, width = write(followed(found, quantity(texts)), out)
     seconds = time.perf_counter() - start
-    say(f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s")
+    say(f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s"
+        + outcome(how, program.tokenizer))
 
 
 @app.command()
@@ -151,15 +165,17 @@ def evaluate(
     models: Annotated[list[str], typer.Argument(metavar="MODEL|DIR...", help="checkpoints or saved programs; the first is compared with")],
     pairs: Annotated[Path, typer.Option(metavar="CSV", help="sentence1, sentence2, score, with or without a header")],
     results: Results = None,
+    truncate: Truncate = None,
 ) -> None:
-    """Spearman's correlation, times 100, of the cosines of sentence pairs with the scores that people gave them."""
+    """Spearman's correlation, times 100, of the cosines of sentence pairs, as `embed` embeds them, with scores of
+    people."""
     from rewrites import evaluate as evaluation
     from rewrites.pairs import Pairs
     from rewrites.report import Report, hushed
     possible("--json", writable, results)
     given = Pairs.read(pairs)
     with hushed():
-        found = evaluation.compared(models, given, Report())
+        found = evaluation.compared(models, given, Report(), truncate)
     keep(evaluation.as_json(found, pairs, given), results)
     say(evaluation.told(found, given))
 

@@ -22,11 +22,12 @@ def opened(where: str, progress: Callable[..., None] = lambda *_: None) -> Progr
     return found.program(source(checkpoint))[0]
 
 
-def compared(places: Sequence[str], pairs: Pairs, report: Report) -> list[Evaluated]:
+def compared(places: Sequence[str], pairs: Pairs, report: Report, truncate: bool | None = None) -> list[Evaluated]:
     """Every program in turn."""
     found = []
     for place in places:
-        with report.phase(place) as progress: found.append(evaluate(place, opened(place, progress), pairs, progress))
+        with report.phase(place) as progress:
+            found.append(evaluate(place, opened(place, progress), pairs, progress, truncate))
     return found
 
 

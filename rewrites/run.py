@@ -13,6 +13,7 @@ from opmatrix.errors import InputError
 from opmatrix.measure import measure, medians, peak
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
+from opmatrix.pooling import MEAN
 from opmatrix.program import Program
 from opmatrix.term import Operator
 from rewrites.approximate import Choices, candidates, difference
@@ -166,9 +167,10 @@ def drawn(workload: Workload | Batch, operator: Operator) -> Workload:
 
 def source(checkpoint: Checkpoint) -> dict[str, Any]:
     """Where a checkpoint is, and what its programs need to read text."""
-    tokenizer = checkpoint.directory / "tokenizer.json"
+    tokenizer, pooling = checkpoint.directory / "tokenizer.json", checkpoint.pooling()
     return {"model": checkpoint.name, "config": dict(checkpoint.config), "source": str(checkpoint.directory.resolve()),
-            **({"tokenizer": tokenizer.read_text()} if tokenizer.exists() else {})}
+            **({"tokenizer": tokenizer.read_text()} if tokenizer.exists() else {}),
+            **({"pooling": pooling.described()} if pooling != MEAN else {})}
 
 
 def calibrated(progress: Any) -> Any:

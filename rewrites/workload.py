@@ -14,7 +14,7 @@ from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
 from opmatrix.runtime.values import sizes
 from opmatrix.term import Operator
-from opmatrix.text import Tokenizer, calibration, read_lines, sentences, verification
+from opmatrix.text import Reading, Tokenizer, calibration, read_lines, sentences, verification
 
 PROBE = 16                                                  # sentences
 
@@ -28,7 +28,8 @@ def apart(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
     """Of the batches that `embed` makes of a file of texts, the one of median rows; and what it is called. The file is read
     twice, so that no more than a batch is kept of it."""
-    def made() -> Iterator[Batch]: return batches(tokenizer, read(file, open_regular), name=partial(line, file))
+    def made() -> Iterator[Batch]:
+        return batches(tokenizer, read(file, open_regular), reading=Reading(partial(line, file)))
     rows = [batch.rows for batch in made()]
     middle = int(np.argsort(rows, kind="stable")[len(rows) // 2])
     [timed] = islice(made(), middle, middle + 1)

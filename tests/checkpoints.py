@@ -70,6 +70,22 @@ def write(directory, *, seed=0, shards=1, number="F32", prefix="", old=False, to
     return directory
 
 
+def pool(directory, mode="cls", normalise=True, files=None, kind="sentence_transformers.models"):
+    """Lays beside a checkpoint what sentence-transformers says about it. `files` adds entries to files, or replaces
+    some."""
+    modules = ["Transformer", "Pooling", *["Normalize"] * normalise]
+    paths = ["", "1_Pooling", "2_Normalize"]
+    written = {"modules.json": [{"idx": i, "name": str(i), "path": path, "type": f"{kind}.{name}"}
+                                for i, (name, path) in enumerate(zip(modules, paths, strict=False))],
+               "1_Pooling/config.json": {"embedding_dimension": CONFIG["hidden_size"], "pooling_mode": mode}}
+    for name, entries in (files or {}).items():
+        written[name] = written.get(name, {}) | entries if isinstance(entries, dict) else entries
+    for name, entries in written.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(entries if isinstance(entries, str) else json.dumps(entries))
+    return directory
+
+
 def write_tokenizer(path):
     """Word pieces over a few words and every letter; padding and cutting to 8 tokens switched on."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors

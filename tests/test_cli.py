@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import standin
 
+from opmatrix.pooling import Pooling
 from opmatrix.program import Program
 from rewrites import cli
 from rewrites.laws import EXACT_LAWS
@@ -295,6 +296,35 @@ def test_embed_writes_a_row_for_each_line(command, saved, tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
     assert command("embed", out, "-", "--out", "again.npy", "--rows", "9").status == 0
     np.testing.assert_allclose(np.load("again.npy"), wanted, atol=2e-5)
+
+
+def test_embed_cuts_and_leaves_out(command, saved, tmp_path):
+    *_, out, _ = saved
+    (tmp_path / "lines.txt").write_bytes(b"the bank\n" + b"dry " * 40 + b"\nthe \xff\na river")
+    bank, river = Program.load(out).embed(["the bank", "a river"])
+    refused(command("embed", out, "lines.txt", "--out", "o.npy"), "lines.txt: line 2", "--truncate")
+    refused(command("embed", out, "lines.txt", "--out", "o.npy", "--truncate"), "lines.txt: line 3, byte 4")
+    ran = command("embed", out, "lines.txt", "--out", "skipped.npy", "--skip-bad")
+    found = np.load("skipped.npy")
+    assert ran.status == 0 and "2 left out, rows of NaN, the first: lines.txt: line 2" in ran.out
+    assert np.array_equal(found[[0, 3]], [bank, river]) and np.isnan(found[1:3]).all()
+    ran = command("embed", out, "lines.txt", "--out", "cut.npy", "--skip-bad", "--truncate")
+    assert ran.status == 0 and "1 cut at 20 tokens; 1 left out" in ran.out
+    assert np.array_equal(np.load("cut.npy")[1], Program.load(out).embed("dry " * 18)[0])
+
+
+def test_run_gives_what_embed_gives(command, saved, tmp_path):
+    """Another pooling, no length one, and texts that are cut."""
+    long, pooling = "dry " * 40, Pooling(("max",), False, 9)
+    program = Program.load(saved[2]).replace(pooling=pooling.described())
+    program.save(tmp_path / "max")
+    (tmp_path / "lines.txt").write_text(f"the bank\n{long}\n")
+    assert command("embed", "max", "lines.txt", "--out", "o.npy").status == 0
+    vectors, ran = np.load("o.npy"), command("run", "max", "the bank", long)
+    for vector in vectors: assert f"[{vector[0]:.4f}, {vector[1]:.4f}" in ran.out
+    cosine = vectors[0] @ vectors[1] / np.linalg.norm(vectors[0]) / np.linalg.norm(vectors[1])
+    assert f"{cosine:.3f}" in ran.out and "1.000" in ran.out
+    refused(command("run", "max", "the bank", long, "--no-truncate"), "42 tokens")
 
 
 @pytest.mark.parametrize("arguments, words", [

@@ -11,7 +11,8 @@ from programs import bert_program
 
 from opmatrix.embed import CHUNK, ROWS, Bar, batches, followed, lines, quantity, write
 from opmatrix.errors import InputError
-from opmatrix.text import Tokenizer, pool
+from opmatrix.pooling import MEAN, Pooling
+from opmatrix.text import Tokenizer
 
 WORDS = "the bank of river runs dry a".split()
 
@@ -37,7 +38,7 @@ def some(count, seed=0):
 @pytest.mark.parametrize("rows", [1, 7, 64, ROWS])
 def test_the_size_of_batches_changes_nothing(program, rows):
     texts = some(60)
-    alone = np.concatenate([pool(program.run(batch), batch.starts) for batch in map(program.tokenizer.encode, texts)])
+    alone = np.concatenate([MEAN(program.run(batch), batch.starts) for batch in map(program.tokenizer.encode, texts)])
     found = program.embed(texts, rows=rows)
     assert found.shape == (60, 24) and found.dtype == np.float32
     np.testing.assert_allclose(found, alone, atol=2e-6)
@@ -101,7 +102,8 @@ def test_bad_texts_are_named_by_their_place(program, texts, words):
 
 @pytest.mark.parametrize("content, words", [
     (None, "No such file"), (b"", "no text"), (b"fine\nthe \xff", r"line 2, byte 4 is not UTF-8"),
-    (b"fine\n" + b"dry " * 30, r"line 2, 'dry .*…', has 32 tokens")])
+    ("größe\nthe größe \udcff".encode(errors="surrogateescape"), r"line 2, byte 12 is not UTF-8"),
+    (b"fine\n" + b"dry " * 30, r"line 2, 'dry .*…', has 32 tokens.*--truncate")])
 def test_bad_files_are_named_by_the_line(program, tmp_path, content, words):
     if content is not None: (tmp_path / "texts.txt").write_bytes(content)
     with pytest.raises(InputError, match=rf"{words}") as error: program.embed(tmp_path / "texts.txt")
@@ -116,6 +118,47 @@ def test_a_directory_and_no_rows_are_refused(program, tmp_path):
 def test_a_program_without_a_tokenizer_says_so():
     program = bert_program(checkpoints.CONFIG, checkpoints.arrays(checkpoints.CONFIG))
     with pytest.raises(InputError, match="no tokenizer"): program.embed(["a"])
+
+
+# ---- texts that are too long, and that are none
+
+LONG = "dry " * 30
+
+def test_a_long_text_is_cut_where_that_is_asked_for(program):
+    texts = ["the bank", LONG, "a river"]
+    found = program.embed(texts, truncate=True)
+    assert np.array_equal(found, program.embed(["the bank", "dry " * 18, "a river"]))
+    assert np.array_equal(np.concatenate([*program.stream(texts, rows=5, truncate=True)]), found)
+
+
+def test_a_checkpoint_with_a_length_cuts_by_itself(program):
+    short = program.replace(pooling=Pooling(max_seq_length=7).described())
+    assert np.array_equal(short.embed(["the bank", LONG]), program.embed(["the bank", "dry " * 5]))
+    assert np.array_equal(short.embed(["dry " * 18], truncate=False), program.embed(["dry " * 18]))
+    with pytest.raises(InputError, match=r"text 1, .*32 tokens"): short.embed(["the bank", LONG], truncate=False)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, ROWS])
+def test_a_text_that_is_none_has_a_row_of_nan(program, rows):
+    texts = [LONG, "the bank", 3, "", LONG, *some(30), "\ud800"]
+    bad = [0, 2, 4, 35]
+    found = program.embed(texts, rows=rows, skip_bad=True)
+    assert found.shape == (36, 24) and np.flatnonzero(np.isnan(found).all(1)).tolist() == bad
+    good = [at for at in range(36) if at not in bad]
+    assert not np.isnan(found[good]).any()
+    np.testing.assert_allclose(found[good], program.embed([texts[at] for at in good]), atol=2e-6)
+
+
+def test_lines_that_are_none_keep_their_places(program, tmp_path):
+    (tmp_path / "texts.txt").write_bytes(b"the bank\nthe \xff\n" + LONG.encode() + b"\na river")
+    found = program.embed(tmp_path / "texts.txt", skip_bad=True)
+    assert np.array_equal(found[[0, 3]], program.embed(["the bank", "a river"])) and np.isnan(found[1:3]).all()
+    assert not np.isnan(program.embed(tmp_path / "texts.txt", skip_bad=True, truncate=True)[2]).any()
+
+
+def test_texts_that_are_all_bad_are_refused(program):
+    for texts, words in (([LONG, 3], "no text is left: text 0, .*32 tokens"), ([], "no text: give at least one")):
+        with pytest.raises(InputError, match=words): program.embed(texts, skip_bad=True)
 
 
 # ---- progress

@@ -6,6 +6,7 @@ import standin
 from programs import bert_program
 
 from opmatrix.errors import InputError
+from opmatrix.pooling import Pooling
 from opmatrix.program import Program
 from rewrites import evaluate as evaluation
 from rewrites.evaluate import compared, opened, told
@@ -89,6 +90,25 @@ def test_scores_of_a_program_s_own_cosines_are_perfect(place):
 def test_pairs_that_are_all_equally_alike_are_refused(place):
     with pytest.raises(InputError, match="every pair has the cosine 1"):
         evaluate("exact", Program.load(place / "exact"), Pairs(("a",) * 6, np.arange(3.0)))
+
+
+def test_embeddings_of_any_length_are_compared_by_their_angle(place):
+    """Scores that follow the cosines, where products of the vectors rank otherwise."""
+    rng = np.random.default_rng(0)
+    words = "the bank of river runs dry a".split()
+    texts = tuple(" ".join(rng.choice(words, length)) for length in rng.integers(1, 9, 80))
+    program = Program.load(place / "exact").replace(pooling=Pooling(("max",), False).described())
+    vectors = program.embed(texts).astype(np.float64)
+    inner, norms = (vectors[::2] * vectors[1::2]).sum(1), np.linalg.norm(vectors, axis=1)
+    cosines = inner / norms[::2] / norms[1::2]
+    assert evaluate("", program, Pairs(texts, cosines)).spearman == pytest.approx(100)
+    assert evaluate("", program, Pairs(texts, inner)).spearman < 99
+
+
+def test_long_texts_of_pairs_are_cut_where_that_is_asked_for(place):
+    texts, program = ("the bank", "dry " * 30, "a river", "runs dry"), Program.load(place / "exact")
+    with pytest.raises(InputError, match="32 tokens"): evaluate("", program, Pairs(texts, np.arange(2.0)))
+    assert abs(evaluate("", program, Pairs(texts, np.arange(2.0)), truncate=True).spearman) == pytest.approx(100)
 
 
 def test_a_checkpoint_is_its_imported_program(place, monkeypatch):

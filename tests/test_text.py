@@ -1,10 +1,11 @@
-"""Tokens without padding or cutting, the sentences that ship, and embeddings."""
+"""Tokens without padding, texts that are too long, and the sentences that ship."""
 import checkpoints
 import numpy as np
 import pytest
 
 from opmatrix.errors import InputError
-from opmatrix.text import Tokenizer, calibration, pool, read_lines, sentences, verification
+from opmatrix.pooling import Pooling
+from opmatrix.text import Reading, Tokenizer, calibration, read_lines, sentences, verification
 
 
 @pytest.fixture
@@ -91,17 +92,56 @@ def test_a_directory_is_no_file_of_lines(tmp_path):
     with pytest.raises(InputError, match="it is a directory"): read_lines(tmp_path)
 
 
-def test_pooling_by_definition():
-    rng = np.random.default_rng(0)
-    hidden, starts = rng.normal(size=(9, 5)), np.array([0, 4, 5, 9])
-    expected = [rows.mean(0) / np.sqrt((rows.mean(0) ** 2).sum()) for rows in np.split(hidden, starts[1:-1])]
-    np.testing.assert_allclose(pool(hidden, starts), expected, rtol=1e-14)
-    assert pool(hidden.astype(np.float32), starts).dtype == np.float32
+# ---- texts that are too long, and that are none
+
+def cutting(path, most=None): return Tokenizer.from_file(path, 20, Pooling(max_seq_length=most))
 
 
-def test_pooling_rows_of_zeros_gives_zeros():
-    assert not pool(np.zeros((3, 2)), np.array([0, 3])).any()
+@pytest.mark.parametrize("most, truncate, length", [
+    (None, True, 20), (9, None, 9), (9, True, 9), (64, None, 20), (3, None, 3)])
+def test_a_text_is_cut_and_special_tokens_are_kept(path, most, truncate, length):
+    long = "the bank " * 9 + "river dry"
+    whole = [2, *[4, 5] * 9, 7, 9, 3]
+    found = cutting(path, most).encode([long, "a river"], truncate)
+    assert split(found) == [[*whole[:length - 1], 3], [2, 14, 7, 3][:length - 1] + [3] * (length == 3)]
 
 
-def test_pooling_refuses_a_sentence_without_rows():
-    with pytest.raises(ValueError, match=r"\[2, 0, 1\]"): pool(np.ones((3, 2)), np.array([0, 2, 2, 3]))
+def test_a_text_that_just_fits_is_whole(path):
+    assert split(cutting(path, 9).encode(["dry " * 7])) == [[2, *[9] * 7, 3]]
+    assert split(cutting(path, 9).encode(["dry " * 8])) == [[2, *[9] * 7, 3]]
+
+
+@pytest.mark.parametrize("most, truncate", [(None, None), (None, False), (9, False)])
+def test_nothing_is_cut_that_should_not_be(path, most, truncate):
+    assert split(cutting(path, most).encode(["dry " * 18], truncate)) == [[2, *[9] * 18, 3]]
+    with pytest.raises(InputError, match=r"text 0, .* has 21 tokens"):
+        cutting(path, most).encode(["dry " * 19], truncate)
+
+
+def test_a_length_that_special_tokens_fill_is_refused(path):
+    with pytest.raises(InputError, match="max_seq_length 2 leaves no room for text: 2 tokens"): cutting(path, 2)
+
+
+def test_a_prompt_and_lower_case_come_first(path):
+    from tokenizers import Tokenizer as Plain
+    cased = Plain.from_file(str(path))
+    cased.normalizer = None
+    plain, lower = (Tokenizer(cased, pooling=Pooling(prompt="the bank ", lower=low)) for low in (False, True))
+    assert split(lower.encode(["A River"])) == [[2, 4, 5, 14, 7, 3]]
+    cased.normalizer = None
+    assert split(plain.encode(["A River"])) == [[2, 4, 5, 1, 1, 3]]
+
+
+def test_what_cannot_be_read_is_counted_and_left_out(path):
+    reading = Reading(skip_bad=True)
+    texts = ["a river", 7, "dry " * 30, "", "\ud800", "the \udcff"]
+    found = cutting(path).rows(texts, reading) + cutting(path).rows(["a", None], reading)
+    assert found == [[2, 14, 7, 3], [], [], [2, 3], [], [], [2, 14, 3], []]
+    assert (reading.texts, reading.skipped, reading.truncated) == (8, [1, 2, 4, 5, 7], 0)
+    assert reading.fault == "text 1 is 7, no string: give strings"
+
+
+def test_cut_texts_are_counted(path):
+    reading = Reading()
+    cutting(path, 5).rows(["a river", "the river runs", "the river runs dry", "dry " * 90], reading)
+    assert (reading.texts, reading.skipped, reading.truncated) == (4, [], 2)

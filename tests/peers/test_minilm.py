@@ -7,7 +7,8 @@ from data import minilm
 from opmatrix.checkpoint import Checkpoint, open_model
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
-from opmatrix.text import pool, sentences
+from opmatrix.pooling import MEAN
+from opmatrix.text import sentences
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
@@ -64,7 +65,7 @@ def test_minilm_on_texts(model):
     batch = model.tokenizer().encode(texts)
     ids = [theirs(text)["input_ids"] for text in texts]
     assert [row.tolist() for row in np.split(batch.tokens, batch.starts[1:-1])] == ids
-    embedded = pool(ours(model, batch), batch.starts)
+    embedded = MEAN(ours(model, batch), batch.starts)
     hidden = np.split(peer(model.directory, batch), batch.starts[1:-1])
     means = torch.from_numpy(np.stack([rows.mean(0) for rows in hidden]))
     np.testing.assert_allclose(embedded, torch.nn.functional.normalize(means).numpy(), atol=1e-12)
