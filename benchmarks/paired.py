@@ -129,7 +129,8 @@ def worked(word, checkpoint):
 
 
 def compared(program, checkpoint, works, trees, given):
-    """The rows of a program: both trees find it, then run it on every workload."""
+    """The rows of a program: both trees find it, then run it on every workload. Where they find different ones, the second
+    tree also runs what the first found, so that what the search changed is told from what a run changed."""
     model, found = str(checkpoint.directory), []
     for tree in trees:
         say(f"{checkpoint.name} {program}: {tree.name} searches")
@@ -138,8 +139,15 @@ def compared(program, checkpoint, works, trees, given):
             say(f"{checkpoint.name} {program}: not found: {error}")
             return [Row(checkpoint.name, program, "", bits=f"not found any more: {error}")] if found else []
         shared_errors(*trees)
-    found[1] = alike(program, found, trees)
-    rows = []
+    rows, same = [], alike(program, found, trees)
+    sides = {program: (found[0], same)} if same else {program: found, f"{program} of {trees[0].name}": found[:1] * 2}
+    for name, places in sides.items(): rows += served(name, checkpoint, works, places, trees, given)
+    return rows
+
+
+def served(program, checkpoint, works, found, trees, given):
+    """The rows of what each tree runs: saved programs, on every workload."""
+    rows, model = [], str(checkpoint.directory)
     with tempfile.TemporaryDirectory(dir=trees[0].place.parent) as room:
         places = [copied(place, Path(room) / f"{side}") for side, place in enumerate(found)]
         job = lambda tree, place, work: Job(
@@ -164,8 +172,8 @@ def copied(place, target):
 
 
 def alike(program, found, trees):
-    """Of the second tree's front the program that the first chose, where it is there: which of two that are nearly as
-    fast is chosen is a matter of noise. Otherwise what differs is printed."""
+    """Where the second tree has the program that the first chose: its choice, or a point of its front, as which of two that
+    are nearly as fast is chosen is a matter of noise. Otherwise what differs is printed."""
     [chosen] = trees[0].ask("shown", directories=[str(found[0])])
     places = [found[1], *sorted((found[1] / "front").glob("*"))]
     own, *front = trees[1].ask("shown", directories=[*map(str, places)])
@@ -177,7 +185,7 @@ def alike(program, found, trees):
     more = [f"… {len(lines) - LINES} lines more"] * (len(lines) > LINES)
     what = "other steps" if lines else "the same steps, other numbers"
     print("\n".join([f"{program}: {what}", *lines[:LINES], *more]), flush=True)
-    return found[1]
+    return None
 
 
 def opened(job, tree):

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,7 @@ from opmatrix.storage import VERSION  # noqa: E402
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "OPENBLAS_THREAD_TIMEOUT": "4"}
+SILENT = 3600                                               # seconds after which a process is taken to hang
 SETTLE = 0.04                                               # seconds after which no engine spins any more (ONNX Runtime: 0.025)
 
 
@@ -73,7 +75,11 @@ class Process:
         except Absent: self.close(); raise
 
     def answer(self):
-        line = self.process.stdout.readline()
+        """What the process says next. One that says nothing for very long is ended, as if it had ended by itself."""
+        watch = threading.Timer(SILENT, self.process.kill)
+        watch.start()
+        try: line = self.process.stdout.readline()
+        finally: watch.cancel()
         found = json.loads(line) if line else {"absent": self.last_words()}
         if "absent" in found: raise Absent(found["absent"])
         return found["answer"]

@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import inside
 import paired
 import pairing
+import peers
 import trees
 from paired_rows import Row, told
 from peers import Absent
@@ -168,9 +169,19 @@ def test_another_point_of_the_same_front_is_taken(tmp_path, capsys):
     assert place(shown(["a", "b"]), shown(["c"])) == tmp_path
     assert place(shown(["c"]), shown(["a", "b"])) == tmp_path / "front" / "0"
     assert "another point of the same front" in capsys.readouterr().err
-    assert place(shown(["a", "c"]), shown(["d"])) == tmp_path and "-b\n+c" in capsys.readouterr().out
-    place(shown(["a", "b"], "2"), shown(["d"]))
+    assert place(shown(["a", "c"]), shown(["d"])) is None and "-b\n+c" in capsys.readouterr().out
+    assert place(shown(["a", "b"], "2"), shown(["d"])) is None
     assert "the same steps, other numbers" in capsys.readouterr().out
+
+
+def test_other_programs_are_also_run_as_the_first_found_them(monkeypatch):
+    tree = lambda name: SimpleNamespace(name=name, cache=Path(name), find=lambda program, model: Path(name) / program)
+    monkeypatch.setattr(paired, "served", lambda name, checkpoint, works, found, trees, given: [(name, *map(str, found))])
+    trees, checkpoint = [tree("a"), tree("b")], SimpleNamespace(name="m", directory="m")
+    for same, rows in ((Path("b/front/1"), [("int8", "a/int8", "b/front/1")]),
+                       (None, [("int8", "a/int8", "b/int8"), ("int8 of a", "a/int8", "a/int8")])):
+        monkeypatch.setattr(paired, "alike", lambda *given, same=same: same)
+        assert paired.compared("int8", checkpoint, [], trees, None) == rows
 
 
 def test_a_saved_program_may_be_refused_but_not_fail(monkeypatch):
@@ -178,6 +189,13 @@ def test_a_saved_program_may_be_refused_but_not_fail(monkeypatch):
     monkeypatch.setattr(paired, "opened", refuses)
     assert paired.resaved(None, "InputError: a: version is 3", None) == "refused: a: version is 3"
     assert paired.resaved(None, "KeyError: 'version'", None) == "fails: KeyError: 'version'"
+
+
+def test_a_process_that_hangs_is_ended(tmp_path, monkeypatch):
+    (script := tmp_path / "python").write_text("#!/bin/sh\nexec sleep 3600\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(peers, "SILENT", 0.1)
+    with pytest.raises(Absent, match="ended with status -9"): peers.Process(peers.Job("opmatrix", "any", "m", python=str(script)))
 
 
 @pytest.fixture(scope="module")
