@@ -1,0 +1,44 @@
+"""The storage formats, by name."""
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from .arrays import FormatError
+from .bf16 import BF16
+from .bitmap import Bitmap
+from .block import Block
+from .blockdiagonal import BlockDiagonal
+from .coo import COO
+from .csc import CSC
+from .csr import CSR
+from .dense import Dense
+from .epilogue import Epilogue
+from .format import Format
+from .half import Half
+from .int4 import Int4
+from .int8 import Int8
+from .kronecker import Kronecker
+from .lowrank import LowRank
+from .lowranksparse import LowRankSparse
+from .masks import Mask
+from .nm import NM
+from .packed import Packed
+from .sell import SELL
+from .vectorwise import VectorWise
+
+__all__ = ["BF16", "COO", "CSC", "CSR", "FORMATS", "NM", "SELL", "Bitmap", "Block", "BlockDiagonal", "Dense", "Epilogue",
+           "Format", "FormatError", "Half", "Int4", "Int8", "Kronecker", "LowRank", "LowRankSparse", "Mask", "Packed", "VectorWise",
+           "from_arrays"]
+
+FORMATS: dict[str, type[Format]] = {format.name: format for format in (
+    Dense, Packed, Half, BF16, Int8, Int4, CSR, Block, NM, VectorWise, LowRank, CSC, COO,
+    SELL, Bitmap, LowRankSparse, Kronecker, BlockDiagonal)}
+
+
+def from_arrays(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], numbers: bool = True) -> Format:
+    """The matrix that `meta()` and `arrays()` of any format describe; FormatError if there is no such format. See
+    `Format.from_arrays`."""
+    if not isinstance(name := meta.get("format"), str) or name not in FORMATS:
+        raise FormatError(f"the format {name!r} is unknown; there are {', '.join(FORMATS)}")
+    return FORMATS[name].from_arrays(meta, arrays, numbers)
