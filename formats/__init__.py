@@ -4,6 +4,7 @@
 attention are there. These names are looked up in the catalogue when they are first asked for: what the command line does before
 numpy may be imported needs other modules of this package."""
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,9 +12,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """A public name of the catalogue; `__all__` is the catalogue's."""
-    if name == "__all__" or (not name.startswith("_") and name in import_module("formats.catalogue").__all__):
-        return getattr(import_module("formats.catalogue"), name)
+    """A public name of the catalogue, which is not imported for the name of a module; `__all__` is the catalogue's."""
+    if name == "__all__" or not (name.startswith("_") or find_spec(f"formats.{name}")):
+        catalogue = import_module("formats.catalogue")
+        if name == "__all__" or name in catalogue.__all__: return getattr(catalogue, name)
     raise AttributeError(f"module 'formats' has no attribute {name!r}")
 
 

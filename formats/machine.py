@@ -16,8 +16,10 @@ from typing import Any
 import sympy
 
 from formats import FORMATS
-from formats.cache import cache_directory
+from formats.cache import keep, location, recall, say
+from formats.errors import InputError
 from formats.features import T, beyond, n, p
+from formats.files import parse_json, shown
 from formats.predictor import FILE, Correction
 
 S2, h, d = sympy.symbols("S2 h d", positive=True)            # sum of squared lengths; heads and columns of one
@@ -32,6 +34,8 @@ FEATURES: dict[str, tuple[sympy.Expr, ...]] = {
     **dict.fromkeys(("attention", "attention.bf16", "scores", "values"), (S2 * h * d, S2 * h, T * h * d)),
     "softmax": (S2 * h,), "headwise": (T * h * n * p, h * n * p, T * h * (n + p)),
 }
+KEPT = "the calibration"
+MOST, LEAST = 20, 1e-3                                      # of a correction: no logarithm is larger, no deviation smaller
 UNKNOWN = 0.3                                               # half the width of an interval that nobody measured
 FUSED = ("bias", "gelu", "residual", "norm", "affine")       # no call of their own
 
@@ -84,7 +88,8 @@ class Machine:
         """Predicted seconds of one call. Beside the sizes that its features need, features of a pattern may be given
         (`formats.features.pattern`)."""
         plain = self.closed(kernel, **sizes)
-        return plain * exp(self.corrections[kernel](kernel, sizes)) if kernel in self.corrections else plain
+        if kernel not in self.corrections: return plain
+        return plain * exp(min(max(self.corrections[kernel](kernel, sizes), -MOST), MOST))
 
     def closed(self, kernel: str, **sizes: float) -> float:
         """The closed form alone."""
@@ -105,27 +110,27 @@ class Machine:
         terms = zip(self.coefficients[kernel], features(kernel), strict=True)
         return sympy.Add(*(sympy.Float(a, 4) * feature for a, feature in terms))
 
-    def save(self, file: Path) -> None:
-        """Written whole or not at all."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = file.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(asdict(self), indent=1))
-        fresh.replace(file)
+    def save(self, file: Path) -> bool:
+        """Kept whole or not at all; whether it could be, which is said where it could not."""
+        return keep(file, json.dumps(asdict(self), indent=1).encode(), KEPT)
 
     @classmethod
     def load(cls, file: Path) -> "Machine":
-        """Raises NotThisMachine where the file is not what `save` writes here: another machine, version, damage."""
+        """Raises NotThisMachine where the file is not what `save` writes here: another machine, version, damage, or others could have
+        written it."""
         try:
-            read = json.loads(file.read_text())
+            read = parse_json(recall(file), shown(file))
             read["corrections"] = {kernel: Correction(**given) for kernel, given in read["corrections"].items()}
             found = cls(**read)
             wrong = [kernel for kernel in FEATURES if not prices(found.coefficients[kernel], len(features(kernel)))]
             wrong += [kernel for kernel, each in found.corrections.items() if not corrects(kernel, each)]
             wrong += [kernel for kernel, each in found.one_row.items() if not prices([*each, 1e-12], len(features(kernel)) + 1)]
             wrong += [kernel for kernel, each in found.far.items() if not prices([*each, 1e-12], 3)]
+            wrong += [kernel for kernel, each in found.interval.items() if not (number(each) and 0 <= each < MOST)]
             here = found.identity == identity() and found.features == VERSION
-        except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-            raise NotThisMachine(f"{file}: {type(error).__name__}: {error}") from None
+        except InputError as error: raise NotThisMachine(str(error)) from None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise NotThisMachine(f"{shown(file)}: {type(error).__name__}: {error}") from None
         if wrong: raise NotThisMachine(f"{file}: no prices of {', '.join(wrong)}")
         if not here: raise NotThisMachine(f"{file}: of another machine or other versions")
         return found
@@ -136,18 +141,23 @@ class Machine:
         return self.name, self.threads, tuple(sorted(self.versions.items()))
 
 
+def number(value: Any) -> bool:
+    """Whether this is a finite number, and not a text that says one."""
+    return type(value) in (int, float) and isfinite(value)
+
+
 def prices(coefficients: Any, count: int) -> bool:
     """Whether these are so many coefficients, finite and not negative, and not all zero."""
-    return len(coefficients) == count and all(0 <= float(a) < 1 for a in coefficients) and any(coefficients)
+    return len(coefficients) == count and all(number(a) and 0 <= a < 1 for a in coefficients) and any(coefficients)
 
 
 def corrects(kernel: str, correction: Correction) -> bool:
     """Whether this is a correction of the kernel: finite numbers, a length for every axis, something left at every place."""
     scale, places, left = correction.scale, correction.places, correction.left
     numbers = [correction.trust, correction.noise, correction.spread, correction.amplitude, correction.alone, *left]
-    right = kernel in (*FEATURES, "linear.blas") and all(isfinite(each) and each < 20 for each in numbers)
-    return (right and min(correction.noise, *scale, 1.0) > 0 and len(places) == len(left)
-            and all(len(place) == len(scale) and all(map(isfinite, place)) for place in places))
+    right = kernel in (*FEATURES, "linear.blas") and all(number(each) and abs(each) < MOST for each in numbers)
+    return (right and all(map(number, scale)) and min(correction.noise, correction.spread, *scale, 1.0) >= LEAST
+            and len(places) == len(left) and all(len(place) == len(scale) and all(map(number, place)) for place in places))
 
 
 def cpu() -> str:
@@ -176,16 +186,15 @@ def trained_by() -> str:
 def machine_file() -> Path:
     """Where this machine's model is kept."""
     name = hashlib.blake2b(repr(identity()).encode(), digest_size=8).hexdigest()
-    return cache_directory() / "machines" / f"{name}.json"
+    return location() / "machines" / f"{name}.json"
 
 
 def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
-    """This machine's model: read from the cache, else calibrated (18 seconds at most) and kept there. What cannot be
-    read, or belongs to another machine, is measured again and said so through `progress`."""
-    file = machine_file()
-    if file.exists():
+    """This machine's model: read from the cache, else calibrated (18 seconds at most) and kept there. What cannot be read, belongs to
+    another machine, or could be somebody else's, is measured again, and that is said; so is what cannot be kept."""
+    if os.path.lexists(file := machine_file()):
         try: return Machine.load(file)
-        except NotThisMachine as error: progress(f"measured again: {error}")
+        except NotThisMachine as error: say(f"measured again: {error}")
     from formats.calibrate import calibrate
     machine = calibrate(progress)
     machine.save(file)

@@ -14,6 +14,7 @@ import numpy as np
 
 from formats import FORMATS
 from formats.arrays import room
+from formats.cache import keep
 from formats.threads import limit, threads
 
 # formats whose product runs at the rate of a number type; the fastest that there is counts
@@ -42,12 +43,9 @@ class Peaks:
     bandwidth: list[tuple[str, int, Rate]]
     overheads: dict[str, float]
 
-    def save(self, file: Path) -> None:
-        """As JSON, written whole or not at all."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = file.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(asdict(self), indent=1))
-        fresh.replace(file)
+    def save(self, file: Path) -> bool:
+        """As JSON, kept whole or not at all; whether it could be, which is said where it could not."""
+        return keep(file, json.dumps(asdict(self), indent=1).encode(), "peaks")
 
     def rows(self) -> Iterator[tuple[str, str, str, str]]:
         """What, unit, on one thread, on all: the rows of a table."""

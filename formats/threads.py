@@ -1,7 +1,7 @@
 """How many threads kernels use, and how BLAS is kept from using others beside them."""
 import os
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import cache
 
@@ -9,19 +9,38 @@ from .host import Host
 
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
+COUNTS = "NUMBA_NUM_THREADS", "OMP_NUM_THREADS"              # the first that is a number counts
+LEAST = 64                                                   # threads that anybody may ask for
+
 
 def command_line_environment() -> dict[str, str]:
     """What a command line should put into the environment before numpy is imported; a library must not."""
     return {name: "1" for name in BLAS_VARIABLES} | {"OPENBLAS_THREAD_TIMEOUT": "4"}
 
 
+def asked(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """The variable that says how many threads there are to be, and how many; ("", 0) where none says a number."""
+    given = ((name, whole(environment.get(name, "").split(",")[0])) for name in COUNTS)
+    return next(((name, count) for name, count in given if count), ("", 0))
+
+
+def whole(text: str) -> int:
+    """The number of a text of digits; 0 for any other. Python refuses to read thousands of them, and a billion is as good."""
+    if not text.isdecimal(): return 0
+    digits = text.lstrip("0") or "0"
+    return int(digits) if len(digits) < 10 else 10 ** 9
+
+
+def most() -> int:
+    """Threads at most, whoever asks: each has a stack, and memory of its own in every arena."""
+    return max(LEAST, 4 * (os.cpu_count() or 1))
+
+
 @cache
 def available() -> int:
-    """Threads that the user allows (NUMBA_NUM_THREADS or OMP_NUM_THREADS), otherwise processors that we may use, as far as a
-    quota of time goes: more threads than that would be stopped in the middle of what others wait for."""
-    for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
-        if (value := os.environ.get(name, "").split(",")[0]).isdecimal() and int(value): return int(value)
-    return Host.here().usable
+    """Threads that the user allows (see `asked`), up to `most`; otherwise processors that we may use, as far as a quota of time goes:
+    more threads than that would be stopped in the middle of what others wait for."""
+    return min(asked()[1], most()) or Host.here().usable
 
 
 CHOSEN: list[int] = []
@@ -34,7 +53,7 @@ def threads() -> int:
 
 @contextmanager
 def limit(count: int) -> Generator[None]:
-    """Kernels inside use at most so many threads, of all callers."""
+    """Kernels inside use at most so many threads, of all callers, and never more than are available."""
     if count < 1: raise ValueError(f"threads: expected at least 1, got {count}")
     CHOSEN.append(min(count, available()))
     try: yield

@@ -192,7 +192,7 @@ def candidates(space: Space, structure: Structure, program: Program, emitter: Em
     found, prices = sites(program, structure, emitter), space.prices
     choices = Choices(space, {}, fit, representable, {each.name: each for each in own}, {}, {tuple(structure.path): emitter.fitted})
     file = place(program, (fit, batch), limits, prices)
-    if (measured := None if own else recall(file)) is None:
+    if (measured := None if own else recall(file, [site.constant for site in found])) is None:
         fitting = fitter(program, found, fit, choices.own)
         measured = proposed(program, found, prices, batch, limits, fitting, progress)
         choices.fitters[uses(structure)] = fitting

@@ -19,12 +19,10 @@ def calibrated(report: Report) -> str:
     with report.phase("BLAS") as progress: setting = blas.fastest(progress)
     with report.phase("kernels") as progress: machine = calibrate(progress, full=True)
     target = machine_file()
-    machine.save(target)
-    found.save(target.with_suffix(".peaks.json"))
-    environment.remember(setting.core, setting.rates)
+    kept = machine.save(target), found.save(target.with_suffix(".peaks.json")), environment.remember(setting.core, setting.rates)
     seconds = time.perf_counter() - start
     return "\n\n".join([f"{machine.name}, {machine.threads} threads, in {seconds:.0f} s", peak_table(found), blas_table(setting),
-                        kernel_table(machine), f"kept in {target}"])
+                        kernel_table(machine), f"kept in {target}" if all(kept) else "not kept"])
 
 
 def peak_table(found: Peaks) -> str:

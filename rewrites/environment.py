@@ -1,5 +1,5 @@
-"""What the command line puts into the environment before numpy is imported, so nothing here imports it: one pool of threads,
-and the kernels of numpy's BLAS that `opmatrix calibrate` found fastest on this processor."""
+"""What the command line puts into the environment before numpy is imported, which nothing here imports: one pool of threads, and the
+kernels of numpy's BLAS that `opmatrix calibrate` found fastest on this processor."""
 import hashlib
 import json
 import os
@@ -7,39 +7,39 @@ import platform
 from collections.abc import MutableMapping
 from pathlib import Path
 
-POOLS = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_THREAD_TIMEOUT": "4"}     # docs/architecture.md
-CORE = "OPENBLAS_CORETYPE"
+from formats import cache
+from formats.blas import CORES, VARIABLE
+from formats.errors import InputError
+from formats.files import parse_json
+from formats.threads import command_line_environment
+
+LARGEST = 1 << 16                                            # bytes of what is kept
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
     """Sets what the user has not set."""
-    for name, value in (POOLS | blas()).items(): environment.setdefault(name, value)
+    for name, value in (command_line_environment() | blas()).items(): environment.setdefault(name, value)
 
 
 def blas() -> dict[str, str]:
-    """What a calibration of this very processor keeps; nothing where there is none, or where it cannot be read."""
-    try: kept = json.loads(file().read_text())
-    except (OSError, ValueError): return {}
+    """What a calibration of this very processor keeps; nothing where there is none, where it cannot be read, or where others could
+    have written it."""
+    try: kept = parse_json(cache.recall(file(), LARGEST), str(file()))
+    except InputError: return {}
     core = kept.get("core") if isinstance(kept, dict) and kept.get("processor") == processor() else None
-    return {CORE: core} if isinstance(core, str) and core.isalnum() else {}
+    return {VARIABLE: core} if core in {each for cores in CORES.values() for each in cores} else {}
 
 
-def remember(core: str, rates: dict[str, float]) -> Path:
-    """Keeps the fastest setting ("": the library's own choice) for later commands; the file."""
-    target = file()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps({"processor": processor(), "core": core, "rates": rates}, indent=1))
-    fresh.replace(target)
-    return target
+def remember(core: str, rates: dict[str, float]) -> bool:
+    """Keeps the fastest setting ("": the library's own choice) for later commands; whether it could be kept, which is said where it
+    could not."""
+    kept = {"processor": processor(), "core": core, "rates": rates}
+    return cache.keep(file(), json.dumps(kept, indent=1).encode(), "the setting of BLAS")
 
 
 def file() -> Path:
-    """Where it is kept: in formats.cache's directory, which cannot be asked here."""
-    if not (named := os.environ.get("OPMATRIX_CACHE")):
-        from platformdirs import user_cache_dir
-        named = user_cache_dir("opmatrix", appauthor=False)
-    return Path(named).expanduser() / "machines" / "blas.json"
+    """Where it is kept."""
+    return cache.location() / "machines" / "blas.json"
 
 
 def processor() -> str:

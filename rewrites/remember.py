@@ -2,14 +2,16 @@
 and the prices alone, and these name the file."""
 import hashlib
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from formats.cache import cache_directory
+from formats import FORMATS, cache
+from formats.cache import Distrusted
+from formats.errors import InputError
+from formats.files import parse_json
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Limits
@@ -28,25 +30,44 @@ def place(program: Program, batches: Sequence[Batch], limits: Limits, prices: Pr
         digest.update(np.ascontiguousarray(batch.starts).tobytes())
     priced = [getattr(prices.machine, name, None) for name in ("coefficients", "one_row", "far", "corrections")]
     digest.update(repr((VERSION, limits, prices.rows, prices.pairs, *priced)).encode())
-    return cache_directory() / "errors" / f"{digest.hexdigest()}.json"
+    return cache.location() / "errors" / f"{digest.hexdigest()}.json"
 
 
-def recall(file: Path) -> Measured | None:
-    """What was kept there; nothing where there is no such file or it cannot be read as one."""
-    try:
-        kept = json.loads(file.read_text())
-        return {name: [Method(form, settings(options), fit, float(error)) for form, options, fit, error, *_ in rows]
-                for name, rows in kept.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
+def recall(file: Path, names: Iterable[str]) -> Measured | None:
+    """The methods of these constants that were kept there; nothing where there is no such file, or it does not hold them all as `keep`
+    writes them. What others could have written is not believed, and that is said."""
+    try: kept = parse_json(cache.recall(file), str(file))
+    except Distrusted as error: cache.say(f"measured again: {error}")
+    except InputError: return None
+    else:
+        if isinstance(kept, dict) and all(isinstance(kept.get(name), list) for name in names):
+            methods = {name: [method(row) for row in kept[name]] for name in names}
+            if all(None not in each for each in methods.values()): return cast(Measured, methods)
+    return None
+
+
+def method(row: Any) -> Method | None:
+    """A method as `keep` writes it: a known format, options that it has, a way to fit, a squared error; None for anything else."""
+    match row:
+        case [str(name), list(options), "plain" | "wanda" | "whitened" as fit, int() | float() as error, *_]:
+            right = name in FORMATS and type(error) is not bool and error >= 0 and all(map(option, options))
+            if right and {key for key, _ in options} <= set(FORMATS[name].parameters):
+                return Method(name, settings(options), fit, float(error))
+    return None
+
+
+def option(given: Any) -> bool:
+    """Whether this is a name and a number above 0, or several."""
+    match given:
+        case [str(), value]:
+            return all(type(each) in (int, float) and each > 0 for each in (value if isinstance(value, list) else [value]))
+    return False
 
 
 def keep(file: Path, measured: Measured) -> None:
-    """Written whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps({name: [list(method) for method in methods] for name, methods in measured.items()}))
-    fresh.replace(file)
+    """Kept whole or not at all; where it cannot be kept, that is said."""
+    kept = {name: [list(method) for method in methods] for name, methods in measured.items()}
+    cache.keep(file, json.dumps(kept).encode(), "measured errors")
 
 
 def settings(options: Any) -> tuple[tuple[str, Any], ...]:

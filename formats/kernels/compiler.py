@@ -1,6 +1,7 @@
 """Compiling functions, each once, by processes of their own: numba is imported there only.
 
-$ python -m formats.kernels.compiler DIRECTORY CLAIMS MODULE:NAME ...     (a line `NAME seconds` for each that it compiled)"""
+$ python -m formats.kernels.compiler DIRECTORY SPARE CLAIMS MODULE:NAME ...
+NAME seconds [why it is in the spare directory]                      (a line for each that it compiled)"""
 import os
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ..cache import say, why
+from ..errors import InputError
+from ..host import Host
 from . import objects
 from .compiled import FUNCTIONS, OPTIONS, Function
 from .native import COMPILES, FEATURES, NAME, cfunc, llvm
@@ -26,17 +30,20 @@ def compile_each(functions: list[Function], progress: Callable[[str, float], Non
     wanted = ", ".join(each.name for each in functions)
     if COMPILES: raise RuntimeError(f"{wanted}: a process that compiles runs no kernels")
     if not sys.executable: raise RuntimeError(f"{wanted}: to be compiled, and sys.executable does not name a Python")
-    with started(functions, min(threads(), len(functions))) as (answers, said, processes):
+    count = min(threads(), Host.here().usable, len(functions))          # each takes some hundred megabytes
+    with started(functions, count) as (answers, said, processes):
         left = {each.name for each in functions}
         for line in answers:
-            name, seconds = line.split()
+            name, seconds, unkept = line.rstrip("\n").split(" ", 2)
             left.discard(name)
+            if unkept: say(f"{objects.KEPT}: not kept: {unkept}")
             progress(name, float(seconds))
         codes = [process.wait() for process in processes]
         if left and any(codes):
             said.seek(0)
             words = said.read().decode(errors="replace").strip().splitlines()[-LINES:]
             raise RuntimeError("\n".join([f"not compiled: {', '.join(sorted(left))} (exit status {max(codes, key=abs)})", *words]))
+    objects.tidy()
 
 
 @contextmanager
@@ -48,7 +55,7 @@ def started(functions: list[Function], count: int) -> Iterator[tuple[Any, ...]]:
                                 "NUMBA_CPU_FEATURES": FEATURES}
     names = [f"{each.body.__module__}:{each.name}" for each in functions]
     with tempfile.TemporaryDirectory(prefix="opmatrix-") as claims, tempfile.TemporaryFile() as said:
-        command = [sys.executable, "-P", "-m", __name__, str(objects.target()), claims]
+        command = [sys.executable, "-P", "-m", __name__, str(objects.target()), objects.spare().name, claims]
         source, sink = os.pipe()
         processes: list[subprocess.Popen] = []
         try:
@@ -67,8 +74,8 @@ def started(functions: list[Function], count: int) -> Iterator[tuple[Any, ...]]:
 
 # ---- in a process that compiles
 
-def main(directory: str, claims: str, *names: str) -> None:
-    """Compile what nobody else has claimed yet."""
+def main(directory: str, spare: str, claims: str, *names: str) -> None:
+    """Compile what nobody else has claimed yet, into a directory, or a spare one where that cannot keep it."""
     answers = os.dup(1)
     os.dup2(2, 1)                                            # what modules print is no answer
     for each in names:
@@ -78,13 +85,14 @@ def main(directory: str, claims: str, *names: str) -> None:
         begun = time.perf_counter()
         import_module(module)
         if name not in FUNCTIONS: raise SystemExit(f"{module}: importing it declares no kernel {name}")
-        try: keep(FUNCTIONS[name], Path(directory))
+        try: unkept = keep(FUNCTIONS[name], Path(directory), Path(spare))
         except Exception as error: raise SystemExit(f"{module}.{name}: {type(error).__name__}: {error}") from error
-        os.write(answers, f"{name} {time.perf_counter() - begun:.3f}\n".encode())
+        os.write(answers, f"{name} {time.perf_counter() - begun:.3f} {unkept}\n".encode())
 
 
-def keep(function: Function, directory: Path) -> None:
-    """Compile a function and write its object code, in which nothing else has a name that others see."""
+def keep(function: Function, directory: Path, spare: Path) -> str:
+    """Compile a function and write its object code, in which nothing else has a name that others see; why it is in the spare directory,
+    if it is."""
     signature = f"{'int64' if function.result else 'void'}({', '.join(['int64'] * function.arguments)})"
     made = cfunc(signature, **OPTIONS)(function.body)
     module = llvm.parse_bitcode(made._library._final_module.as_bitcode())
@@ -93,7 +101,13 @@ def keep(function: Function, directory: Path) -> None:
         if each.name == made._wrapper_name: each.name = function.symbol
         elif not each.is_declaration: each.linkage = llvm.Linkage.internal
         elif each.name.startswith(objects.RAISING): absent.append(each.name)
-    objects.write(directory, function.symbol, made._library._codegen._tm.emit_object(module), absent)
+    code = function.symbol, made._library._codegen._tm.emit_object(module), absent
+    try: objects.write(directory, *code)
+    except (OSError, InputError) as error:
+        if directory == spare: raise
+        objects.write(spare, *code)
+        return why(directory, error)
+    return ""
 
 
 if __name__ == "__main__": main(*sys.argv[1:])

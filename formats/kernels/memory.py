@@ -1,8 +1,11 @@
 """Addresses, records and the few machine instructions that numba has no name for."""
+import platform
+
 import numpy as np
 
-from .native import carray, intrinsic, ir, njit, types
+from .native import FEATURES, carray, intrinsic, ir, njit, types
 
+WIDENS = "+f16c" in FEATURES.split(",") or platform.machine().lower() in ("aarch64", "arm64")     # float16 by an instruction
 WORD, VOID = ir.IntType(64), ir.VoidType()
 
 
@@ -44,7 +47,24 @@ def call(typing, function, item, worker, arguments):
 
 @intrinsic
 def widen(typing, bits):
-    """The float16 with these 16 bits, as float32."""
+    """The float16 with these 16 bits, as float32; a NaN that signals is quiet then."""
     def code(context, builder, signature, values):
-        return builder.fpext(builder.bitcast(values[0], ir.HalfType()), ir.FloatType())
+        if WIDENS: return builder.fpext(builder.bitcast(values[0], ir.HalfType()), ir.FloatType())
+        return widened(builder, builder.zext(values[0], ir.IntType(32)))
     return types.float32(types.uint16), code
+
+
+def widened(builder, bits):
+    """The same by integers, where the processor has no instruction for it and compilers would call a function that need not be there.
+    Exponent and fraction move to their places in a float32, whose exponents are 112 higher. A float16 below 2⁻¹⁴ has no leading one:
+    it is read as if it had (exponent 113), and 2⁻¹⁴ is subtracted, which is exact."""
+    word, number = bits.type, ir.FloatType()
+    moved = builder.shl(builder.and_(bits, word(0x7FFF)), word(13))
+    normal = builder.add(moved, word(112 << 23))
+    small = builder.fsub(builder.bitcast(builder.add(moved, word(113 << 23)), number), number(2.0 ** -14))
+    nan = builder.select(builder.icmp_unsigned(">", moved, word(31 << 23)), word(1 << 22), word(0))
+    endless = builder.or_(builder.or_(moved, word(255 << 23)), nan)
+    found = builder.select(builder.icmp_unsigned("<", moved, word(1 << 23)), builder.bitcast(small, word), normal)
+    found = builder.select(builder.icmp_unsigned(">=", moved, word(31 << 23)), endless, found)
+    sign = builder.shl(builder.and_(bits, word(0x8000)), word(16))
+    return builder.bitcast(builder.or_(found, sign), number)

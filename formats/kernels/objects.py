@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import sys
 import tempfile
 from contextlib import suppress
@@ -14,13 +15,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..cache import cache_directory
+from ..cache import Distrusted, guarded, location, made, put, recall, say, unkept
+from ..errors import InputError
+from ..holdings import CODE, KINDS, bound, using
 from . import digest
 from .native import FEATURES, NAME, llvm
 
 # what code only needs where a kernel raises, which none does, and what numba makes of that
 RAISING = "Py", "_Py", "NRT_", "numba_gil_", "numba_do_raise", "numba_unpickle", "numba_runtime_"
 ELSEWHERE = "NUMBA_NUM_THREADS", "NUMBA_CACHE_DIR"           # settings that no code depends on
+KEPT = "compiled kernels"
+NAMES = re.compile(r"\w+(-[0-9a-f]{16})?")                   # of symbols, and so of files
 SIZE = 16                                                    # bytes of a checksum
 LOADED: dict[str, int] = {}                                  # addresses
 
@@ -40,41 +45,71 @@ def release(package: str) -> bytes:
 
 
 def home() -> Path:
-    """Where object code of these sources and this processor is kept. OSError where there can be no cache."""
-    return cache_directory() / "kernels" / key()
+    """Where object code of these sources and this processor is kept."""
+    return location() / "kernels" / key()
 
 
 @cache
 def spare() -> tempfile.TemporaryDirectory[str]:
-    """A directory of this process, where the cache cannot be written to."""
+    """A directory of this process, where the cache cannot be used."""
     return tempfile.TemporaryDirectory(prefix="opmatrix-kernels-")
 
 
 def target() -> Path:
-    """Where new code is put: the cache, or a spare directory."""
-    with suppress(OSError):
-        (directory := home()).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory): return directory
-    return Path(spare().name)
+    """Where new code is put: the cache, or, where that cannot be used, which is said, a spare directory."""
+    try:
+        hold(directory := guarded(made(home())))
+        return directory
+    except (OSError, InputError) as error:
+        unkept(KEPT, home(), error)
+        return Path(spare().name)
+
+
+@cache
+def hold(directory: Path) -> None:
+    """This process uses its directory of the cache from now on. Raises OSError, and Distrusted."""
+    using(directory)
+
+
+def tidy() -> None:
+    """After something was compiled: the cache keeps the code of few keys, and few functions that users declared."""
+    bound(home().parent, KINDS["kernels"])
+    bound(home(), CODE)
+
+
+def file(directory: Path, name: str) -> Path:
+    """The file of a symbol. ValueError for a name that could lead out of the directory."""
+    if not NAMES.fullmatch(name): raise ValueError(f"{name[:80]!r}: a kernel is named by letters, digits and _")
+    return directory / f"{name}.o"
 
 
 def read(name: str) -> bytes:
-    """The content of the file of this name; nothing unless it is there and whole."""
-    places = [Path(spare().name)] if spare.cache_info().currsize else []
-    with suppress(OSError): places.append(home())
-    for place in places:
-        with suppress(OSError):
-            content = (place / f"{name}.o").read_bytes()
-            if content[-SIZE:] == checksum(content[:-SIZE]): return content[:-SIZE]
+    """The content of the file of this name; nothing unless it is there and whole. What others could have written is not read from the
+    cache, which is said, and an error in a spare directory."""
+    if spare.cache_info().currsize and (found := whole(file(Path(spare().name), name))): return found
+    try: directory = guarded(home())
+    except (OSError, Distrusted): return b""                 # which is said when something is to be kept there
+    try: found = whole(file(directory, name))
+    except Distrusted as error: say(f"compiled again: {error}")
+    else:
+        with suppress(OSError, InputError):
+            if found: hold(directory)
+        return found
     return b""
 
 
+def whole(place: Path) -> bytes:
+    """The code in a file; nothing where there is none or it is damaged. Raises Distrusted."""
+    try: content = recall(place)
+    except Distrusted: raise
+    except InputError: return b""
+    return content[:-SIZE] if content[-SIZE:] == checksum(content[:-SIZE]) else b""
+
+
 def write(directory: Path, name: str, code: bytes, absent: list[str]) -> None:
-    """Keep code that may lack these names, which only raising needs: the file is there whole or not at all."""
+    """Keep code that may lack these names, which only raising needs: the file is there whole or not at all. OSError, Distrusted."""
     content = code + b"\n" + " ".join(absent).encode()
-    part = directory / f"{name}.{os.getpid()}"
-    part.write_bytes(content + checksum(content))
-    os.replace(part, directory / f"{name}.o")
+    put(file(directory, name), content + checksum(content))
 
 
 def checksum(content: bytes) -> bytes: return hashlib.blake2b(content, digest_size=SIZE).digest()

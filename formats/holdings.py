@@ -1,0 +1,144 @@
+"""What the cache holds, by kind, and what of it goes when it grows: what was not used for longest, never what a process uses."""
+import importlib
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .cache import guarded, location, made
+
+try: fcntl: Any = importlib.import_module("fcntl")
+except ImportError: fcntl = None                             # as on Windows
+
+DAY = 86400.0                                                # seconds
+MONTH = 30 * DAY
+LEFT = re.compile(r"\.[0-9a-f]{8}\.part|[\w.-]+\.\d+")      # what an interruption left of a file that was being written
+MODEL = {"config.json", "model.safetensors", "tokenizer.json"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Entries of a directory of the cache: what their names are like, how many of them stay."""
+
+    names: re.Pattern[str]
+    most: int
+
+
+KINDS = {"kernels": Kind(re.compile(r"[0-9a-f]{16}"), 16), "machines": Kind(re.compile(r"[0-9a-f]{16}(\.peaks)?\.json"), 64),
+         "errors": Kind(re.compile(r"[0-9a-f]{24}\.json"), 256)}
+CODE = Kind(re.compile(r"\w+-[0-9a-f]{16}\.o"), 256)         # of kernels that users declare
+BENCHMARKS = {"peers": re.compile(r"[\w.+-]+-[0-9a-f]{12}"), "programs": re.compile(r"opmatrix-[\w.+-]+-[0-9a-f]{12}")}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`used`: when last, in seconds since the epoch; bytes with all that lies below."""
+
+    path: Path
+    used: float
+    bytes: int = 0
+
+
+def entries(directory: Path, names: re.Pattern[str] | None = None) -> list[Entry]:
+    """What lies in a directory under such names, links left out, the last used first; nothing where it cannot be read."""
+    found = []
+    with suppress(OSError), os.scandir(directory) as listed:
+        for each in listed:
+            with suppress(OSError):
+                if not each.is_symlink() and (names is None or names.fullmatch(each.name)):
+                    found.append(Entry(Path(each.path), each.stat().st_mtime))
+    return sorted(found, key=lambda entry: (-entry.used, entry.path.name))
+
+
+def size(path: Path) -> int:
+    """Bytes of a file, or of all files below a directory; links are not followed."""
+    total = 0
+    with suppress(OSError):
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode): return status.st_size
+        with os.scandir(path) as listed: total = sum(size(Path(each.path)) for each in listed)
+    return total
+
+
+def holdings() -> dict[str, tuple[int, int]]:
+    """(entries, bytes) of the cache by what lies at its top; nothing where there is none."""
+    return {each.path.name: (len(entries(each.path)) if each.path.is_dir() else 1, size(each.path))
+            for each in sorted(entries(location()), key=lambda entry: entry.path.name)}
+
+
+# ---- what goes
+
+def bound(directory: Path, kind: Kind) -> None:
+    """After something was written to a directory: no more entries stay than their kind says."""
+    removed(each.path for each in entries(directory, kind.names)[kind.most:])
+    leftovers(directory)
+
+
+def leftovers(directory: Path) -> list[Entry]:
+    """Removes what interruptions left a day ago or longer."""
+    return removed(each.path for each in entries(directory, LEFT) if time.time() - each.used > DAY)
+
+
+def clean(current: Iterable[str], calibrated: Callable[[Path], bool]) -> list[Entry]:
+    """Removes what the installed version makes no use of, and returns it: kernels but for those of the key in `current`, calibrations
+    that are not `calibrated` for these versions, errors that nobody asked for in a month, what benchmarks made (not today), what was
+    left of interruptions. Raises Distrusted or OSError where the cache is not ours."""
+    home, now, keys = guarded(location()), time.time(), set(current)
+    old = [each.path for each in entries(home / "kernels", KINDS["kernels"].names) if each.path.name not in keys]
+    old += [each.path for each in entries(home / "machines", KINDS["machines"].names) if not calibrated(each.path)]
+    old += [each.path for each in entries(home / "errors", KINDS["errors"].names) if now - each.used > MONTH]
+    for name, names in BENCHMARKS.items():
+        old += [each.path for each in entries(home / name, names) if now - each.used > DAY]
+    old += [each.path for each in entries(home, re.compile("base")) if {file.path.name for file in entries(each.path)} <= MODEL
+            and now - each.used > DAY]
+    directories = [home / name for name in KINDS] + [each.path for each in entries(home / "kernels", KINDS["kernels"].names)]
+    return removed(old) + [gone for each in directories for gone in leftovers(each)]
+
+
+def removed(paths: Iterable[Path]) -> list[Entry]:
+    """Removes files and directories, but for directories that a process uses, and returns what went, with its bytes."""
+    gone = []
+    for path in paths:
+        found = Entry(path, 0.0, size(path))
+        with suppress(OSError), unused(path):
+            if path.is_dir(): shutil.rmtree(path)
+            else: path.unlink()
+            gone.append(found)
+    return gone
+
+
+# ---- what is in use
+
+def using(directory: Path) -> int | None:
+    """Says, until this process ends, that it uses a directory, which is made if it is absent; a descriptor. None where a system has no
+    locks. Raises OSError, and Distrusted."""
+    while True:
+        place = guarded(made(directory))
+        with suppress(OSError): os.utime(place)
+        if fcntl is None: return None
+        number = os.open(place, os.O_RDONLY)
+        with suppress(OSError): fcntl.flock(number, fcntl.LOCK_SH)
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(number), os.stat(place)): return number
+        os.close(number)                                     # it went meanwhile
+
+
+@contextmanager
+def unused(path: Path) -> Iterator[None]:
+    """Inside, no process begins to use a path. OSError where one uses it already; without locks, where one did today."""
+    if not path.is_dir(): yield
+    elif fcntl is None:
+        if time.time() - path.stat().st_mtime < DAY: raise BlockingIOError
+        yield
+    else:
+        number = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        finally: os.close(number)
