@@ -19,7 +19,7 @@ except ImportError: fcntl = None                             # as on Windows
 DAY = 86400.0                                                # seconds
 MONTH = 30 * DAY
 LEFT = re.compile(r"\.[0-9a-f]{8}\.part|[\w.-]+\.\d+")      # what an interruption left of a file that was being written
-MODEL = {"config.json", "model.safetensors", "tokenizer.json"}
+BASE, MODEL = "base", {"config.json", "model.safetensors", "tokenizer.json"}           # a checkpoint that benchmarks make, its files
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Kind:
     most: int
 
 
-KINDS = {"kernels": Kind(re.compile(r"[0-9a-f]{16}"), 16), "machines": Kind(re.compile(r"[0-9a-f]{16}(\.peaks)?\.json"), 64),
+KINDS = {"kernels": Kind(re.compile(r"[0-9a-f]{16}"), 32), "machines": Kind(re.compile(r"[0-9a-f]{16}(\.peaks)?\.json"), 64),
          "errors": Kind(re.compile(r"[0-9a-f]{24}\.json"), 256)}
 CODE = Kind(re.compile(r"\w+-[0-9a-f]{16}\.o"), 256)         # of kernels that users declare
 BENCHMARKS = {"peers": re.compile(r"[\w.+-]+-[0-9a-f]{12}"), "programs": re.compile(r"opmatrix-[\w.+-]+-[0-9a-f]{12}")}
@@ -66,10 +66,10 @@ def size(path: Path) -> int:
     return total
 
 
-def holdings() -> dict[str, tuple[int, int]]:
-    """(entries, bytes) of the cache by what lies at its top; nothing where there is none."""
-    return {each.path.name: (len(entries(each.path)) if each.path.is_dir() else 1, size(each.path))
-            for each in sorted(entries(location()), key=lambda entry: entry.path.name)}
+def holdings(others: Iterable[str] = ()) -> dict[str, tuple[int, int]]:
+    """(entries, bytes) of the cache by kind, those that are there, and of others by name. What else lies there is not ours."""
+    places = {name: location() / name for name in (*KINDS, *BENCHMARKS, BASE, *others)}
+    return {name: (len(entries(place)), size(place)) for name, place in places.items() if os.path.isdir(place)}
 
 
 # ---- what goes
@@ -85,17 +85,17 @@ def leftovers(directory: Path) -> list[Entry]:
     return removed(each.path for each in entries(directory, LEFT) if time.time() - each.used > DAY)
 
 
-def clean(current: Iterable[str], calibrated: Callable[[Path], bool]) -> list[Entry]:
-    """Removes what the installed version makes no use of, and returns it: kernels but for those of the key in `current`, calibrations
-    that are not `calibrated` for these versions, errors that nobody asked for in a month, what benchmarks made (not today), what was
-    left of interruptions. Raises Distrusted or OSError where the cache is not ours."""
-    home, now, keys = guarded(location()), time.time(), set(current)
-    old = [each.path for each in entries(home / "kernels", KINDS["kernels"].names) if each.path.name not in keys]
+def clean(key: str, calibrated: Callable[[Path], bool]) -> list[Entry]:
+    """Removes what the installed version makes no use of, and returns it: kernels of other keys, calibrations that are not `calibrated`,
+    errors that nobody asked for in a month, what benchmarks made before today, what interruptions left. Raises Distrusted where the
+    cache is not ours, OSError where there is none."""
+    home, now = guarded(location()), time.time()
+    old = [each.path for each in entries(home / "kernels", KINDS["kernels"].names) if each.path.name != key]
     old += [each.path for each in entries(home / "machines", KINDS["machines"].names) if not calibrated(each.path)]
     old += [each.path for each in entries(home / "errors", KINDS["errors"].names) if now - each.used > MONTH]
     for name, names in BENCHMARKS.items():
         old += [each.path for each in entries(home / name, names) if now - each.used > DAY]
-    old += [each.path for each in entries(home, re.compile("base")) if {file.path.name for file in entries(each.path)} <= MODEL
+    old += [each.path for each in entries(home, re.compile(BASE)) if {file.path.name for file in entries(each.path)} <= MODEL
             and now - each.used > DAY]
     directories = [home / name for name in KINDS] + [each.path for each in entries(home / "kernels", KINDS["kernels"].names)]
     return removed(old) + [gone for each in directories for gone in leftovers(each)]

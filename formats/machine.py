@@ -189,6 +189,14 @@ def machine_file() -> Path:
     return location() / "machines" / f"{name}.json"
 
 
+def current(file: Path) -> bool:
+    """Whether a file in the directory of calibrations is of this processor and these versions, for any number of threads."""
+    name, _, versions = identity()
+    try: kept = parse_json(recall(file.with_name(f"{file.name.split('.')[0]}.json")), shown(file))
+    except InputError: return False
+    return isinstance(kept, dict) and (kept.get("name"), kept.get("versions")) == (name, dict(versions))
+
+
 def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
     """This machine's model: read from the cache, else calibrated (18 seconds at most) and kept there. What cannot be read, belongs to
     another machine, or could be somebody else's, is measured again, and that is said; so is what cannot be kept."""

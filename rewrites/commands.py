@@ -181,14 +181,18 @@ def evaluate(
 
 
 @app.command()
-def doctor(results: Results = None) -> None:
+def doctor(
+    results: Results = None,
+    clean: Annotated[bool, typer.Option("--clean", help="remove from the cache what this version makes no use of")] = False,
+) -> None:
     """The processor and what kernels use of it, cores, libraries, caches; settings that hurt, and what to set."""
-    from rewrites.doctor import as_json, told
-    from rewrites.examine import examined
+    from rewrites.doctor import as_json, told, went
+    from rewrites.examine import cleaned, examined
     possible("--json", writable, results)
+    gone = cleaned() if clean else []
     facts = examined()
     keep(as_json(facts), results)
-    say(told(facts))
+    say("\n\n".join([told(facts), *([went(gone)] if clean else [])]))
 
 
 @app.command()

@@ -2,11 +2,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from formats.files import shown
+from formats.holdings import Entry
+from formats.threads import COUNTS, asked, whole
 from rewrites.examine import Facts
 
 Words = Mapping[str, object]
 
-COUNTS = "NUMBA_NUM_THREADS", "OMP_NUM_THREADS"              # as formats.threads reads them
 POOLS = {"openblas": "OPENBLAS_NUM_THREADS", "mkl": "MKL_NUM_THREADS", "blis": "BLIS_NUM_THREADS"}
 SPINNING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}       # what each should be
 ENDLESS = "active", "infinite", "infinity"
@@ -35,33 +37,28 @@ class Finding(NamedTuple):
 
 # ---- what each check finds
 
-def counted(facts: Facts) -> str:
-    """The variable that says how many threads there are; empty where none does."""
-    given = ((name, facts.environment.get(name, "").split(",")[0]) for name in COUNTS)
-    return next((name for name, value in given if value.isdecimal() and int(value)), "")
-
-
 def beyond(facts: Facts) -> Iterator[Words]:
-    name, usable = counted(facts), facts.host.usable
+    (name, count), usable = asked(facts.environment), facts.host.usable
     if facts.threads > usable:
-        why = f"{name}={facts.environment[name]}" if name else "nothing limits them"
+        why = f"{name}={shown(facts.environment[name])}" if name else "nothing limits them"
+        most = " (no more are made)" if count > facts.threads else ""
         quota = f", by a quota of {facts.host.quota:g}" if facts.host.quota else ""
-        yield {"why": why, "threads": facts.threads, "usable": usable, "quota": quota, "variable": name or COUNTS[1]}
+        yield {"why": why, "threads": facts.threads, "most": most, "usable": usable, "quota": quota, "variable": name or COUNTS[1]}
 
 
 def shared(facts: Facts) -> Iterator[Words]:
     if facts.host.cores < facts.threads <= facts.host.usable:
-        yield {"threads": facts.threads, "cores": facts.host.cores, "variable": counted(facts) or COUNTS[1]}
+        yield {"threads": facts.threads, "cores": facts.host.cores, "variable": asked(facts.environment)[0] or COUNTS[1]}
 
 
 def idle(facts: Facts) -> Iterator[Words]:
-    name, most = counted(facts), min(facts.host.cores, facts.host.usable)
+    name, most = asked(facts.environment)[0], min(facts.host.cores, facts.host.usable)
     if name and facts.threads < most: yield {"variable": name, "threads": facts.threads, "cores": most}
 
 
 def beside(facts: Facts) -> Iterator[Words]:
     counts = {POOLS[pool.library]: pool.threads for pool in facts.pools if pool.library in POOLS}
-    given = {name: int(value) for name in POOLS.values() if (value := facts.environment.get(name, "")).isdecimal()}
+    given = {name: whole(facts.environment.get(name, "")) for name in POOLS.values()}
     for name, count in (given | counts).items():
         if count > 1: yield {"variable": name, "library": name.split("_")[0], "count": count}
 
@@ -69,8 +66,8 @@ def beside(facts: Facts) -> Iterator[Words]:
 def spinning(facts: Facts) -> Iterator[Words]:
     for name, better in SPINNING.items():
         value = facts.environment.get(name, "").lower()
-        if value in ENDLESS or (value.isdecimal() and int(value) > LONG.get(name, int(value))):
-            yield {"variable": name, "value": facts.environment[name], "better": better}
+        if value in ENDLESS or whole(value) > LONG.get(name, whole(value)):
+            yield {"variable": name, "value": shown(facts.environment[name]), "better": better}
 
 
 def other(variables: Mapping[str, tuple[str, ...]], facts: Facts) -> Iterator[Words]:
@@ -93,15 +90,20 @@ def forbidden(facts: Facts) -> Iterator[Words]:
 
 
 def uncalibrated(facts: Facts) -> Iterator[Words]:
-    if not facts.calibrated: yield {"cache": facts.cache}
+    if not (facts.calibrated or facts.distrusted): yield {"cache": facts.cache}
 
 
 def unwritable(facts: Facts) -> Iterator[Words]:
-    if not facts.writable: yield {"cache": facts.cache}
+    if facts.unkept and not facts.distrusted: yield {"why": facts.unkept}
+
+
+def distrusted(facts: Facts) -> Iterator[Words]:
+    if facts.distrusted: yield {"why": facts.unkept}
 
 
 CHECKS = (
-    Check("more threads than cores", beyond, "{why}: {threads} threads where {usable} can run at once{quota}, so they wait for each other",
+    Check("more threads than cores", beyond,
+          "{why}: {threads} threads{most} where {usable} can run at once{quota}, so they wait for each other",
           "export {variable}={usable}"),
     Check("threads that share a core", shared, "{threads} threads on {cores} cores: two of a core share its vector units, and gain little",
           "export {variable}={cores}"),
@@ -122,8 +124,9 @@ CHECKS = (
           "uname -r    # Linux 5.16 or later; a container must allow arch_prctl"),
     Check("not calibrated", uncalibrated, "{cache} holds no calibration of this processor, these kernels and versions",
           "opmatrix calibrate"),
-    Check("a cache that is not kept", unwritable, "{cache} cannot be written: kernels are compiled again by every process",
+    Check("a cache that is not kept", unwritable, "{why}: kernels are compiled again by every process",
           "export OPMATRIX_CACHE=DIR    # one that can be written"),
+    Check("a cache that is not believed", distrusted, "{why}", "export OPMATRIX_CACHE=DIR    # one of your own"),
 )
 
 
@@ -148,12 +151,19 @@ def told(facts: Facts) -> str:
         "versions": ", ".join(f"{name} {version}" for name, version in facts.versions.items()),
         "BLAS": "; ".join(blas) or "none that is known",
         "providers": ", ".join(f"{name} {version}" for name, version in facts.providers.items()),
-        "cache": f"{facts.cache}: {'calibrated' if facts.calibrated else 'not calibrated'}, {facts.kernels} kernels of these sources"}
+        "cache": f"{facts.cache}: {'calibrated' if facts.calibrated else 'not calibrated'}, {facts.kernels} kernels of these sources",
+        "holds": ", ".join(f"{name} {count} ({size / 1e6:.1f} MB)" for name, (count, size) in facts.holds.items()) or "nothing"}
     width = max(map(len, lines))
     found = findings(facts)
     hurting = [f"{each.check}: {each.says}\n    {each.remedy}" for each in found]
     return "\n".join([*(f"{name.ljust(width)}  {line}" for name, line in lines.items()), "",
                       *(hurting or ["no setting hurts"])])
+
+
+def went(gone: list[Entry]) -> str:
+    """What was removed, a line each, and how much in all."""
+    total = f"{len(gone)} removed, {sum(each.bytes for each in gone) / 1e6:.1f} MB"
+    return "\n".join([*(f"{each.bytes / 1e6:8.1f} MB  {each.path}" for each in gone), total])
 
 
 def as_json(facts: Facts) -> dict[str, Any]:

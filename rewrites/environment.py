@@ -27,7 +27,7 @@ def blas() -> dict[str, str]:
     try: kept = parse_json(cache.recall(file(), LARGEST), str(file()))
     except InputError: return {}
     core = kept.get("core") if isinstance(kept, dict) and kept.get("processor") == processor() else None
-    return {VARIABLE: core} if core in {each for cores in CORES.values() for each in cores} else {}
+    return {VARIABLE: core} if isinstance(core, str) and any(core in cores for cores in CORES.values()) else {}
 
 
 def remember(core: str, rates: dict[str, float]) -> bool:

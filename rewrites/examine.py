@@ -1,11 +1,12 @@
 """What a program may run at on this machine: the processor and what kernels use of it, cores, libraries, caches."""
+import errno
 import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from formats.host import Host
 
@@ -25,7 +26,8 @@ class Pool(NamedTuple):
 @dataclass(frozen=True)
 class Facts:
     """All that is looked at. `features`: what kernels use; `matrix`: whether this process may use matrix registers; `cache`: where
-    calibration and kernels are kept, `calibrated` and `kernels` what of it is of these sources."""
+    calibration and kernels are kept, `calibrated` and `kernels` what of it is of these sources, `holds` entries and bytes by kind;
+    `unkept`: why nothing can be kept there, `distrusted`: whether that is because others may write there."""
 
     host: Host = field(default_factory=Host)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -37,9 +39,11 @@ class Facts:
     versions: Mapping[str, str] = field(default_factory=dict)
     providers: Mapping[str, str] = field(default_factory=dict)
     cache: Path = Path()
-    writable: bool = True
+    unkept: str = ""
+    distrusted: bool = False
     calibrated: bool = True
     kernels: int = 0
+    holds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def examined(environment: Mapping[str, str] = os.environ) -> Facts:
@@ -49,21 +53,36 @@ def examined(environment: Mapping[str, str] = os.environ) -> Facts:
     from formats.machine import cpu
     from formats.threads import threads
     names = tuple(dict.fromkeys(name for feature, name in FEATURES.items() if feature in FOUND.split(",")))
-    cache, writable, calibrated, kernels = kept()
     return Facts(Host.here(), environment, cpu(), (*names, *(["AMX"] if MATRIX else [])), MATRIX, threads(), tuple(pools()), versions(),
-                 providers(), cache, writable, calibrated, kernels)
+                 providers(), **kept())
 
 
-def kept() -> tuple[Path, bool, bool, int]:
-    """The cache, whether it can be written, whether a calibration of this machine is in it, how many kernels of these sources."""
-    from formats.cache import cache_directory
-    from formats.kernels.objects import home
+def kept() -> dict[str, Any]:
+    """The facts of the cache."""
+    from formats.cache import Distrusted, guarded, location, made, why
+    from formats.holdings import entries, holdings
+    from formats.kernels.objects import CODES, home
     from formats.machine import Machine, NotThisMachine, machine_file
-    try: cache, file = cache_directory(), machine_file()
-    except OSError as error: return Path(error.filename or "cache"), False, False, 0
-    calibrated = False
-    with suppress(NotThisMachine): calibrated = bool(Machine.load(file))
-    return cache, os.access(cache, os.W_OK), calibrated, sum(1 for _ in home().glob("*.o"))
+    from opmatrix.fetch import MODELS
+    unkept, distrusted, calibrated = "", False, False
+    try:
+        place = guarded(made(location()))
+        if not os.access(place, os.W_OK): unkept = why(place, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+    except (OSError, Distrusted) as error: unkept, distrusted = why(location(), error), isinstance(error, Distrusted)
+    with suppress(NotThisMachine): calibrated = bool(Machine.load(machine_file()))
+    return {"cache": location(), "unkept": unkept, "distrusted": distrusted, "calibrated": calibrated,
+            "kernels": len(entries(home(), CODES)), "holds": holdings(MODELS)}
+
+
+def cleaned() -> list[Any]:
+    """Removes from the cache what the installed version makes no use of: what went. Raises InputError where the cache is not ours."""
+    from formats.cache import location, why
+    from formats.errors import InputError
+    from formats.holdings import clean
+    from formats.kernels.objects import key
+    from formats.machine import current
+    try: return clean(key(), current)
+    except OSError as error: raise InputError(why(location(), error)) from error
 
 
 def pools() -> Iterator[Pool]:

@@ -1,5 +1,6 @@
 """`opmatrix calibrate`: what it keeps is what later commands read; nothing is set behind a user's back."""
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,11 +68,25 @@ def test_commands_run_with_the_setting_unless_the_user_set_one(kept):
 
 @pytest.mark.parametrize("spoiled", [
     lambda text: text[:20], lambda text: "[]", lambda text: json.dumps(json.loads(text) | {"processor": "another"}),
-    lambda text: json.dumps(json.loads(text) | {"core": 3}), lambda text: json.dumps(json.loads(text) | {"core": "a b;c"})])
+    lambda text: json.dumps(json.loads(text) | {"core": 3}), lambda text: json.dumps(json.loads(text) | {"core": "a b;c"}),
+    lambda text: json.dumps(json.loads(text) | {"core": ["ZEN"]}), lambda text: text.replace("ZEN", "UNHEARD"),
+    lambda text: "[" * 100_000, lambda text: '{"processor": 1' + "0" * 400 + "}", lambda text: text.replace("150000000000.0", "NaN"),
+    lambda text: text + " " * (1 << 20), lambda text: "\0\udcff"])
 def test_a_setting_of_another_processor_or_damaged_is_not_used(kept, spoiled):
-    file = environment.remember("ZEN", RATES)
-    file.write_text(spoiled(file.read_text()))
+    environment.remember("ZEN", RATES)
+    file = environment.file()
+    file.write_text(spoiled(file.read_text()), errors="surrogateescape")
     assert environment.blas() == {}
+
+
+def test_a_setting_that_is_no_file_or_could_be_of_others_is_not_used(kept):
+    environment.remember("ZEN", RATES)
+    file = environment.file()
+    file.chmod(0o666)
+    assert environment.blas() == {}
+    file.unlink()
+    os.mkfifo(file)
+    assert environment.blas() == {}, "and no writer is waited for"
 
 
 def test_both_names_of_the_cache_are_one(kept, monkeypatch):

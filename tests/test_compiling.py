@@ -91,10 +91,47 @@ def test_other_settings_have_other_names(cache, setting):
     assert key != cache[1] and avx == str(name == "OPT" and "+avx" in objects.FEATURES)
 
 
-def test_a_cache_that_cannot_be_written_to(tmp_path):
+@pytest.mark.parametrize("place", ["{}", "/proc/none", "{}/kernels"])
+def test_a_cache_that_cannot_be_written_to(tmp_path, place):
     (tmp_path / "kernels").write_text("in the way")
-    assert run(SQUARE, OPMATRIX_CACHE=str(tmp_path))[0] == "compiled"
+    found = done(SQUARE, OPMATRIX_CACHE=place.format(tmp_path))
+    assert found.returncode == 0 and found.stdout.startswith("compiled ")
+    assert found.stderr.startswith("opmatrix: compiled kernels: not kept: ") and found.stderr.count("\n") == 1, found.stderr
     assert [*tmp_path.iterdir()] == [tmp_path / "kernels"]
+
+
+FULL = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+{}
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+kernels.warm(["relu"])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of files")
+def test_a_disk_that_is_full_everywhere_is_an_error_in_words(tmp_path):
+    """Nothing half is left, and nothing half is called."""
+    found = done(FULL.format(SQUARE), OPMATRIX_CACHE=str(tmp_path))
+    assert "not compiled: relu" in found.stderr and "File too large" in found.stderr and found.stdout.startswith("compiled ")
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["square.o"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to others")
+@pytest.mark.parametrize("place", ["square.o", "kernels"])
+@pytest.mark.parametrize("theirs", [lambda path: os.chown(path, 54321, -1), lambda path: path.chmod(0o777)])
+def test_object_code_that_others_could_have_written_is_not_called(cache, tmp_path, place, theirs):
+    """It is whole and would be found: only who owns it, or may write to it, is wrong."""
+    shutil.copytree(cache[0], mine := tmp_path / "mine")
+    for path in (mine, *mine.rglob("*")): path.chmod(0o700)
+    assert run(SQUARE, OPMATRIX_CACHE=str(mine)) == ["found", cache[1]]
+    theirs(found := next(mine.rglob(place)))
+    ran = done(SQUARE, OPMATRIX_CACHE=str(mine))
+    assert ran.returncode == 0 and ran.stdout.split() == ["compiled", cache[1]]
+    assert ran.stderr.count("\n") == 1 and str(found) in ran.stderr and ("54321" in ran.stderr or "others may write" in ran.stderr)
+    again = done(SQUARE, OPMATRIX_CACHE=str(mine))
+    if place == "square.o": assert again.stdout.split()[0] == "found" and not again.stderr, "ours took its place"
+    else: assert again.stdout.split()[0] == "compiled" and again.stderr == ran.stderr
 
 
 def test_together_is_at_once(tmp_path):

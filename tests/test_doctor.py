@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from formats.host import Host
-from formats.threads import BLAS_VARIABLES
+from formats.threads import BLAS_VARIABLES, asked, most
 from rewrites.doctor import CHECKS, POOLS, as_json, findings, told
 from rewrites.examine import Facts, Pool, examined
 
@@ -15,8 +15,7 @@ FOUR = Host(4, frozenset(range(4)), tuple(frozenset({cpu}) for cpu in range(4)),
 def facts(environment=None, host=FOUR, **given):
     """As `examined` would find them: threads are counted as formats.threads counts them."""
     environment = environment or {}
-    counts = [environment.get(name, "").split(",")[0] for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS")]
-    threads = next((int(count) for count in counts if count.isdecimal() and int(count)), len(host.allowed))
+    threads = min(asked(environment)[1], most()) or len(host.allowed)
     return Facts(host, environment, "a processor", ("AVX2",), threads=threads, **given)
 
 
@@ -25,7 +24,8 @@ def host(**changed): return Host(**{**vars(FOUR), **changed})
 
 HURTING = {
     "more threads than cores": [facts({"OMP_NUM_THREADS": "8"}), facts({"NUMBA_NUM_THREADS": "6", "OMP_NUM_THREADS": "2"}),
-                                facts(host=host(quota=1.5)), facts({"OMP_NUM_THREADS": "16,2"})],
+                                facts(host=host(quota=1.5)), facts({"OMP_NUM_THREADS": "16,2"}), facts({"OMP_NUM_THREADS": "100000"}),
+                                facts({"NUMBA_NUM_THREADS": "9" * 30})],
     "threads that share a core": [facts(host=host(siblings=(frozenset({0, 2}), frozenset({1, 3})) * 2))],
     "cores left idle": [facts({"OMP_NUM_THREADS": "1"}), facts({"NUMBA_NUM_THREADS": "3"})],
     "a second pool": [facts({"OPENBLAS_NUM_THREADS": "4"}), facts({"MKL_NUM_THREADS": "2"}),
@@ -39,7 +39,8 @@ HURTING = {
     "a busy machine": [facts(host=host(load=4.7))],
     "no matrix registers": [facts(host=host(flags=frozenset({"amx_tile"})))],
     "not calibrated": [facts(calibrated=False)],
-    "a cache that is not kept": [facts(writable=False)],
+    "a cache that is not kept": [facts(unkept="DIR: No such file or directory")],
+    "a cache that is not believed": [facts(unkept="DIR: others may write there", distrusted=True, calibrated=False)],
 }
 FINE = [facts(), facts({"OMP_NUM_THREADS": "4"}), facts({"OMP_NUM_THREADS": "0"}), facts({"OMP_NUM_THREADS": "many"}),
         facts({"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0", "OPENBLAS_NUM_THREADS": "1"}),

@@ -130,6 +130,27 @@ def test_threads_are_no_more_than_a_quota_allows(monkeypatch):
     assert threads.available.__wrapped__() == 5
 
 
+@pytest.mark.parametrize("asked", ["100000", "9" * 5000, "65"])
+def test_threads_are_capped_and_what_is_no_number_is_ignored(monkeypatch, asked):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr("formats.host.quota", lambda root: None)
+    for given, count in ((asked, 64), ("64", 64), ("000007,3", 7), ("many", 2), ("-4", 2), ("0" * 5000, 2), ("1e9", 2), ("", 2)):
+        monkeypatch.setenv("NUMBA_NUM_THREADS", given)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        assert threads.available.__wrapped__() == count
+        monkeypatch.setenv("OMP_NUM_THREADS", "5")
+        assert threads.available.__wrapped__() == (count if count > 2 else 5)
+
+
+def test_a_limit_is_no_way_around_the_cap():
+    with threads.limit(10 ** 6): assert threads.threads() == threads.available() <= threads.most()
+
+
+def test_a_hundred_thousand_threads_are_asked_for():
+    assert run(USE + "from formats.threads import most, threads; print(threads() == most())", NUMBA_NUM_THREADS="100000") == "True\n"
+
+
 def test_blas_is_limited_inside_and_restored():
     get = [get for get, _ in threads.libraries()]
     before = [count() for count in get]
@@ -172,3 +193,26 @@ def test_a_processor_with_less(processor, tmp_path):
     formats = ["bf16", "int8", "int4", *(["packed", "block"] if processor == "haswell" else [])]
     run(BOTH.format(expected=expected, formats=formats), OPMATRIX_CACHE=str(tmp_path), NUMBA_CPU_NAME=processor,
         NUMBA_CPU_FEATURES=wanted)
+
+
+HALVES = """
+import numpy as np
+from formats import FORMATS, kernels
+from formats.check import check
+from formats.kernels.memory import WIDENS
+assert WIDENS == {expected}
+table = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
+found = kernels.gather(np.arange(256), table.view(np.float16), np.empty((256, 256), np.float32)).view(np.uint32)
+with np.errstate(invalid="ignore"): wanted = table.view(np.float16).astype(np.float32).view(np.uint32)
+wanted = np.where(wanted & 0x7FFFFFFF > 0x7F800000, wanted | 0x400000, wanted)      # as processors do: a NaN that signals is quiet then
+wanted[128, 0] = 0                                           # -0 + 0: a sum begins with it
+assert (found == wanted).all(), [(hex(table[at]), hex(found[at]), hex(wanted[at])) for at in map(tuple, np.argwhere(found != wanted)[:5])]
+check(FORMATS["half"], np.random.default_rng(0))
+"""
+OLD = "+sse4.2,+sse4.1,+ssse3,+sse3,+sse2,+sse,+popcnt,+cx16"
+
+
+@pytest.mark.skipif("+f16c" not in FEATURES.split(","), reason="this processor has no instruction that could be missing")
+@pytest.mark.parametrize("settings", [{}, {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": OLD}], ids=["with", "without"])
+def test_every_float16_is_widened_to_the_same_bits_with_and_without_an_instruction(settings, tmp_path):
+    run(HALVES.format(expected=not settings), OPMATRIX_CACHE=str(tmp_path), **settings)

@@ -25,6 +25,7 @@ from .native import FEATURES, NAME, llvm
 RAISING = "Py", "_Py", "NRT_", "numba_gil_", "numba_do_raise", "numba_unpickle", "numba_runtime_"
 ELSEWHERE = "NUMBA_NUM_THREADS", "NUMBA_CACHE_DIR"           # settings that no code depends on
 KEPT = "compiled kernels"
+CODES = re.compile(r".+\.o")
 NAMES = re.compile(r"\w+(-[0-9a-f]{16})?")                   # of symbols, and so of files
 SIZE = 16                                                    # bytes of a checksum
 LOADED: dict[str, int] = {}                                  # addresses
