@@ -64,6 +64,7 @@ class Format:
     work: ClassVar["tuple[sympy.Expr, ...]"]
     rounds: ClassVar[bool] = False                           # whether its kernel rounds x, too: whether `reads` is its own
     parameters: ClassVar[dict[str, Any]] = {}
+    together: ClassVar[int] = 1                              # weights in one of its narrowest numbers
     proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
     projects: ClassVar[bool] = True                          # whether fit leaves every matrix that it made where it is
     named: ClassVar[Mapping[str, Any]] = MappingProxyType({})      # remembered options that are sizes
@@ -152,11 +153,11 @@ class Format:
 
     @classmethod
     def narrowest(cls) -> int:
-        """Bytes of the narrowest numbers that a weight is stored by: its floating-point arrays, or all where x is rounded to
-        such numbers too."""
+        """Bits of the narrowest numbers that a weight is stored by: those of its floating-point arrays, or of all where x is
+        rounded to such numbers too."""
         numbers = [array.number for array in cls.fields.values()]
         floating = [] if cls.rounds else [number for number in numbers if number.name.startswith("f")]
-        return min(int(number.bytes) for number in floating or numbers)
+        return min(8 * int(number.bytes) for number in floating or numbers) // cls.together
 
     # ---- out again
 

@@ -22,6 +22,7 @@ class Int4(Format):
     scale: f4[ceiling(n / size), p]
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n, T * p * ceiling(n / size)
+    together = 2
     named = MappingProxyType({"group": size})
 
     def fit(W, *, group=GROUP):

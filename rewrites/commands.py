@@ -36,7 +36,7 @@ def optimize(
     tokens: Annotated[int | None, typer.Option(help="the workload: one sentence of so many tokens")] = None,
     workload: Annotated[Path | None, typer.Option(
         metavar="FILE", help="the workload instead: texts, one a line, in batches as `embed` makes them")] = None,
-    number_type: Annotated[str, typer.Option(help="the narrowest that weights may be stored by: float32, bf16 or int8")] = "int8",
+    number_type: Annotated[str, typer.Option(help="the narrowest that weights may be stored by: float32, bf16, int8 or int4")] = "int8",
     pairs: Annotated[Path | None, typer.Option(
         metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of --error")] = None,
     drop: Annotated[float, typer.Option(help="how far Spearman's correlation (x 100) of the pairs may fall")] = 0.3,

@@ -20,7 +20,7 @@ from rewrites.template import Template
 SAMPLE = 4096                                               # numbers that are looked at before all of them are
 MOST = 0.5                                                  # share of nonzero numbers above which no sparse format pays
 GROUPS = 4, 8, 16                                           # of N:M, beside the layouts that it names
-NUMBER_TYPES = {"float32": 4, "bf16": 2, "int8": 1}         # the narrowest numbers that a weight may be stored by, in bytes
+NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}      # the narrowest numbers that a weight may be stored by, in bits
 
 LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
 
@@ -99,16 +99,16 @@ def held(form: type[Format], stored: np.ndarray, layout: dict[str, Any]) -> dict
 
 
 def wide(method: Method, narrowest: int) -> bool:
-    """Whether a method stores no numbers of fewer bytes."""
+    """Whether a method stores no numbers of fewer bits."""
     return FORMATS[method.format].narrowest() >= narrowest
 
 
 @dataclass
 class Representable:
     """The methods of the exact search: dense, and what else holds the weight of a class exactly, in numbers of at least
-    `narrowest` bytes. Searches of one model may share it: equal matrices are looked at once."""
+    `narrowest` bits. Searches of one model may share it: equal matrices are looked at once."""
 
-    narrowest: int = 1
+    narrowest: int = NUMBER_TYPES["int8"]
     known: dict[tuple[Operator, str], Sequence[Method]] = field(default_factory=dict)
 
     def __call__(self, lowering: Lowering, use: Use) -> Sequence[Method]:

@@ -110,7 +110,7 @@ def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None
              rounds: int = 11, report: Report | None = None) -> Result:
     """The cheapest verified program of a model on this machine whose output changes by at most `error`, relative, on held-out
     rows; `memory` bounds stored and working bytes, and weights are stored by no narrower numbers than `number_type` (float32,
-    bf16, int8). With `pairs`, a CSV file of sentence pairs and scores, quality decides in place of the error: the rank correlation
+    bf16, int8, int4). With `pairs`, a CSV file of sentence pairs and scores, quality decides in place of the error: the rank correlation
     of cosines with scores falls by at most `drop` hundredths. `model` is the name or the directory of a checkpoint, with a workload of
     `text`, `tokens` or a file of texts, or an operator on tokens, with a `workload`: a batch is one, beside random rows. Raises
     InputError for what comes from outside, Infeasible where no program meets the budgets."""

@@ -194,8 +194,8 @@ def test_forms_are_exact_and_priced_by_their_true_sizes(matrix, names):
 # ---- number types
 
 def width(name):
-    """Bytes of the numbers that a format of this name multiplies by, as people say them."""
-    return {"half": 2, "bf16": 2, "int8": 1, "int4": 1}.get(name, 4)
+    """Bits of the numbers that a format of this name multiplies by, as people say them."""
+    return {"half": 16, "bf16": 16, "int8": 8, "int4": 4}.get(name, 32)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -21,7 +21,7 @@ EXACT = 1e-6                                                # smaller relative e
 class Limits:
     """What to propose: nothing whose predicted relative output error exceeds `error`; ranks (multiples of `multiple`,
     for the kernels' sake) and densities where that error crosses one of `levels`; only what saves the share `saving` of
-    dense's seconds or bytes; at most `most` for one weight; no numbers of fewer bytes than `narrowest`."""
+    dense's seconds or bytes; at most `most` for one weight; no numbers of fewer bits than `narrowest`."""
     error: float = 0.5
     levels: Sequence[float] = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
     multiple: int = 8
