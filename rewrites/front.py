@@ -15,6 +15,7 @@ from rewrites.search import Structure
 
 LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
 OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))           # weights of seconds, bytes, error: the fastest, the smallest
+CLOSEST = (1e-3, 0.0, 1.0)                                  # the most exact
 MOST = 7                                                    # points of the front that are verified and measured
 TRUST = 1.2                                                 # times what its error surely is on such rows a program is stated to have
 SPARE = 4096                                                # bytes that Python's own objects may take more than planned
@@ -57,6 +58,19 @@ class Front:
                       self.within(error, memory - SPARE, OBJECTIVES[0], False)]
         return thin([*undominated([each for each in found if each is not None])], MOST, error)
 
+    def nearest(self, error: float, memory: float) -> str:
+        """Where nothing keeps both budgets: the smallest that keeps the error, the least error that keeps the memory."""
+        small = self.within(error, None, OBJECTIVES[1], False) if error else None
+        size = min(self.bytes(each) for each in (self.exact, *([self.found[id(small)][0]] if small else [])))
+        close = self.within(1.0, memory, CLOSEST, False)
+        least = f"{self.found[id(close)][2]:.3g}" if close is not None else "none that any program has"
+        return (f"no program within --memory {memory / 1e6:g} and --error {error:g}: the smallest within the error needs "
+                f"{size / 1e6:.3g} MB, the least error within the memory is {least}")
+
+    def bytes(self, program: Program) -> float:
+        """Stored and working, for the batch that is timed."""
+        return program.stored_bytes + program.peak_bytes(self.timed)
+
     def within(self, error: float, memory: float | None, weights: tuple[float, float, float], prove: bool) -> Structure | None:
         """The cheapest that keeps both: squares of errors add only about, and a plan is known when it is made, so the budgets
         of the search are tightened by what the program exceeds them."""
@@ -69,7 +83,7 @@ class Front:
                 return None
             program = self.choices.program(structure, self.meta)
             joint, stated = self.errors(program, error) if structure.error else (0.0, 0.0)
-            over = 0.0 if memory is None else program.stored_bytes + program.peak_bytes(self.timed) - memory
+            over = 0.0 if memory is None else self.bytes(program) - memory
             if stated <= error and over <= 0:
                 self.found[id(structure)] = program, joint, stated
                 return structure

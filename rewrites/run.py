@@ -248,6 +248,8 @@ class Run:
             self.points.append(self.point(described(structure), found, structure.time, joint, proved(structure), counted(structure),
                                           structure))
             self.points[-1].stated_error = stated
+        if memory is not None and not any(p.stated_error <= error and p.predicted_bytes <= memory for p in self.points):
+            raise Infeasible(front.nearest(error, memory))
 
     def point(self, name: str, program: Program, seconds: float, error: float, gap: float | None,
               methods: dict[str, int] | None = None, structure: Structure | None = None) -> Point:
@@ -334,9 +336,12 @@ class Run:
                    and (p.spearman or 0.0) >= (self.points[0].spearman or 0.0) - drop
                    and (memory is None or (p.measured_bytes or 0.0) + JITTER <= memory)]
         if not allowed:
-            smallest = min(self.points, key=lambda p: p.measured_bytes or 0.0)
-            raise Infeasible(f"no program within --memory {(memory or 0) / 1e6:g} and --error {error:g}: the smallest needs "
-                             f"{(smallest.measured_bytes or 0) / 1e6:.3g} MB, at error {smallest.measured_error:.3g}")
+            exact = [p for p in self.points if not p.methods or p.stated_error <= error]
+            small = [p for p in self.points if memory is None or (p.measured_bytes or 0.0) + JITTER <= memory]
+            least = f"{min(p.stated_error for p in small):.3g}" if small else "none that any program has"
+            raise Infeasible(f"no program within --memory {(memory or 0) / 1e6:g} and --error {error:g}: as measured, the smallest "
+                             f"within the error needs {min(p.measured_bytes or 0.0 for p in exact) / 1e6:.3g} MB, the least error "
+                             f"within the memory is {least}")
         return min(allowed, key=cost)
 
 

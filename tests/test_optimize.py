@@ -1,4 +1,5 @@
 """The search and the whole run: every program is right, bounds and budgets hold, nothing depends on luck."""
+import re
 from functools import lru_cache
 from itertools import pairwise
 
@@ -289,6 +290,20 @@ def test_no_program_stores_narrower_numbers(place, number_type):
 
 def test_an_unknown_number_type_is_named(place):
     with pytest.raises(InputError, match=r"--number-type float16.*bf16"): ran(place, number_type="float16")
+
+
+def test_budgets_that_exclude_each_other_say_what_each_allows(place, result, monkeypatch):
+    """Before anything is verified or measured: the smallest within the error, the least error within the memory."""
+    monkeypatch.setattr(Run, "verify", lambda self: pytest.fail("verified a search that found nothing"))
+    exact = result.points[0]
+    smallest = min(point.predicted_bytes for point in result.points)
+    between = (smallest + exact.predicted_bytes) / 2
+    with pytest.raises(Infeasible, match=r"within the error needs [\d.]+ MB, the least error within the memory is [\d.e-]+$") as caught:
+        ran(place, error=1e-6, memory=between)
+    needed, least = (float(found) for found in re.search(r"needs ([\d.]+) MB.* is ([\d.e-]+)$", str(caught.value)).groups())
+    assert between < 1e6 * needed <= 1.01 * exact.predicted_bytes and least > 1e-6
+    with pytest.raises(Infeasible, match="the least error within the memory is none that any program has"):
+        ran(place, error=0.9, memory=1000.0)
 
 
 def test_memory_is_kept_to(place, result):
