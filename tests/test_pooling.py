@@ -12,7 +12,7 @@ from opmatrix.checkpoint import Checkpoint
 from opmatrix.errors import InputError
 from opmatrix.pooling import MEAN, MODES, Pooling
 from opmatrix.program import Program
-from rewrites.run import source
+from rewrites.run import opened, source
 
 STARTS = np.array([0, 4, 5, 9])
 BY_HAND = {                                                 # of one sentence's rows, a column at a time
@@ -197,6 +197,14 @@ def test_a_program_pools_as_its_checkpoint_also_after_loading(tmp_path, tokenize
     for at, text in enumerate(texts):
         rows = made.run(made.tokenizer.encode(text))
         np.testing.assert_allclose(loaded.embed(texts)[at], np.concatenate([rows[-1], rows.max(0)]), atol=2e-6)
+
+
+def test_what_is_optimised_pools_as_its_checkpoint_and_is_measured_on_cut_texts(tmp_path):
+    model = checkpoints.pool(checkpoints.write(tmp_path / "model"), "max", files={BERT: {"max_seq_length": 5}})
+    (tmp_path / "lines.txt").write_text("dry " * 30 + "\nthe bank\n")
+    _, workload, meta = opened(str(model), None, str(tmp_path / "lines.txt"), None)
+    assert Pooling.parsed(meta["pooling"], "meta") == Pooling(("max",), True, 5)
+    assert workload.timed.starts.tolist() == [0, 5, 9]
 
 
 def test_json_keeps_every_entry():
