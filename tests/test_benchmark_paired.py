@@ -19,6 +19,7 @@ import paired
 import pairing
 import peers
 import trees
+import workloads
 from paired_rows import Row, told
 from peers import Absent
 
@@ -189,6 +190,19 @@ def test_a_saved_program_may_be_refused_but_not_fail(monkeypatch):
     monkeypatch.setattr(paired, "opened", refuses)
     assert paired.resaved(None, "InputError: a: version is 3", None) == "refused: a: version is 3"
     assert paired.resaved(None, "KeyError: 'version'", None) == "fails: KeyError: 'version'"
+
+
+@pytest.mark.parametrize("ratios, said", [([1.0], "same"), ([1.2, 1.0], "wide"), ([1.2, 1.2], "slower")])
+def test_what_lies_outside_is_raced_again(ratios, said, tmp_path, monkeypatch):
+    """A disturbed race is not held against the second tree; what it lost it loses again."""
+    left = iter(ratios)
+    monkeypatch.setattr(paired, "raced", lambda row, *_: row.taken.extend([[(1.0, next(left))] * 10] * 5))
+    given = SimpleNamespace(rounds=10, threads=1, startup=False)
+    tree = SimpleNamespace(place=tmp_path / "t", python="", environment={})
+    work, saved = workloads.Workload("1x3", [[1, 2, 3]], [[0]]), tmp_path / "saved"
+    saved.mkdir()
+    [row] = paired.served("exact", SimpleNamespace(name="m", directory="m"), [work], [saved] * 2, [tree] * 2, given)
+    assert len(row.taken) == 5 * len(ratios) and row.verdict == said
 
 
 def test_a_process_that_hangs_is_ended(tmp_path, monkeypatch):
