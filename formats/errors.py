@@ -1,9 +1,16 @@
 """The one error for what comes from outside: a file, a tensor, an option."""
 
+LONGEST = 800                                                # letters of a message: what a file says may be longer
+
 
 class InputError(ValueError):
-    """Bad input: one line that names the file, tensor or option, its value, and what to do. The command line prints it
-    and exits with status 2."""
+    """Bad input: one line that names the file, tensor or option, its value, and what to do, as letters that can be shown; the
+    middle of a long one is left out. The command line prints it and exits with status 2."""
 
     def __init__(self, message: str):
-        super().__init__(" ".join(message.splitlines()))
+        words = " ".join(message.splitlines())
+        if len(words) > LONGEST: words = f"{words[:LONGEST - 200]} … {words[-197:]}"
+        super().__init__(words if words.isprintable() else "".join(map(shown, words)))
+
+
+def shown(letter: str) -> str: return letter if letter.isprintable() else ascii(letter)[1:-1]

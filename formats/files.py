@@ -67,15 +67,20 @@ def read_text(path: str | Path) -> str:
         raise InputError(f"{path}: byte {error.start} is not UTF-8: save the file as UTF-8") from error
 
 
-def read_json(path: str | Path, largest: int = JSON, integer: Callable[[str], float] | None = None) -> Any:
+Reads = Callable[[str], float] | None                        # a number from its digits
+
+
+def read_json(path: str | Path, largest: int = JSON, integer: Reads = None, constant: Reads = None) -> Any:
     """What the JSON of a file says; see `parse_json`. Raises InputError, which names the file."""
-    return parse_json(read_bytes(path, largest), str(path), integer)
+    return parse_json(read_bytes(path, largest), str(path), integer, constant)
 
 
-def parse_json(text: str | bytes, where: str, integer: Callable[[str], float] | None = None) -> Any:
-    """What JSON says: whole numbers of 64 bits (or as `integer` reads them), finite ones, brackets as deep as Python
-    can follow. Raises InputError."""
-    try: return json.loads(text, parse_int=integer or whole, parse_float=real, parse_constant=real)
+def parse_json(text: str | bytes, where: str, integer: Reads = None, constant: Reads = None) -> Any:
+    """What JSON in UTF-8 says: whole numbers of 64 bits (or as `integer` reads them), finite ones, brackets as deep as
+    Python can follow. NaN and Infinity are none (or as `constant` reads them). Raises InputError."""
+    try:
+        if isinstance(text, bytes): text = text.decode().removeprefix("\ufeff")
+        return json.loads(text, parse_int=integer or whole, parse_float=real, parse_constant=constant or real)
     except RecursionError: raise InputError(f"{where}: brackets are nested too deeply") from None
     except (ValueError, UnicodeDecodeError) as error: raise InputError(f"{where}: no JSON: {error}") from error
 

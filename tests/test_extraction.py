@@ -338,7 +338,7 @@ def test_files(tmp_path):
     write(shared(), path)
     assert extract(read(path)).cost == extract(shared()).cost
     node = '{"nodes": {"n": {"eclass": "c", "children": [%s], "cost": %s}}, "root_eclasses": [%s]}'
-    for text, words in (("{", "is no JSON"), ("[" * 100_000, "is no JSON"), ("[]", "'nodes' is missing"), ("{}", "'nodes' is missing"),
+    for text, words in (("{", "no JSON"), ("[" * 100_000, "nested too deeply"), ("[]", "'nodes' is missing"), ("{}", "'nodes' is missing"),
                         ('{"nodes": [], "root_eclasses": []}', r"'nodes' is '\[\]', must be an object"),
                         ('{"nodes": {"n": 3}, "root_eclasses": []}', "node 'n' is no egraph-serialize JSON: 'eclass' is missing"),
                         (node % ('"m"', 1, '"c"'), "node 'n' has the child 'm'"), (node % ("[]", 1, '"c"'), r"the child \[\]"),

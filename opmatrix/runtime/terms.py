@@ -11,7 +11,7 @@ from formats.shapes import H, N, Shape, ShapeError, T, expression
 from opmatrix import monoids
 from opmatrix.data import Data
 from opmatrix.operators import symbol
-from opmatrix.patterns import Pattern, parse
+from opmatrix.patterns import Pattern, everyone, parse
 from opmatrix.runtime.values import WIDEST
 from opmatrix.term import KINDS, Operator, read
 
@@ -147,6 +147,7 @@ class Measured:
         return self.of(self.shape.act(term), steps)
 
     def product(self, other: "Measured", over: Any, where: Any) -> "Measured":
+        if where is not everyone and self.shape[1:] != (T, T): raise ShapeError(f"product where {where}: scores are {self.shape}")
         inner = known(self.shape.cols)
         return self.of(self.shape.product(other.shape, over, where), 1 if over.closed else inner * merging(over, inner))
 

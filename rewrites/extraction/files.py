@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
+from formats.files import LARGEST, read_json
 from opmatrix.errors import InputError
 
 from .problem import Node, Problem
@@ -20,20 +21,20 @@ def from_json(data: Any, where: str = "the graph") -> Problem:
     Raises InputError naming the place and what is wrong there.
     """
     nodes, roots = (part(data, name, kind, where) for name, kind in (("nodes", dict), ("root_eclasses", list)))
-    classes = {name: part(node, "eclass", str, f"{where}: node {name!r}") for name, node in nodes.items()}
+    classes = {name: part(node, "eclass", str, f"{where}: node {name!r:.80}") for name, node in nodes.items()}
     out = []
     for name, node in nodes.items():
-        place = f"{where}: node {name!r}"
+        place = f"{where}: node {name!r:.80}"
         children = part(node, "children", list, place) if "children" in node else []
         strange = [child for child in children if not isinstance(child, str) or child not in classes]
         if strange:
-            raise InputError(f"{place} has the child {strange[0]!r}, which is no node of the file")
+            raise InputError(f"{place} has the child {strange[0]!r:.80}, which is no node of the file")
         time, memory, error = (number(node.get(field, usual), f"{place}: {field}") for field, usual in COSTS)
         out.append(Node(classes[name], tuple(classes[child] for child in children), time, memory, error, node.get("op", name)))
     known = set(classes.values())
     unknown = [root for root in roots if not isinstance(root, str) or root not in known]
     if unknown:
-        raise InputError(f"{where}: root class {unknown[0]!r} has no node")
+        raise InputError(f"{where}: root class {unknown[0]!r:.80} has no node")
     return Problem(out, roots)
 
 
@@ -79,13 +80,7 @@ def to_json(problem: Problem) -> dict[str, Any]:
 
 def read(path: str | Path) -> Problem:
     """Read an egraph-serialize JSON file; see from_json. Raises InputError for a file that cannot be read."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as fault:
-        raise InputError(f"{path} cannot be read: {fault.strerror}") from None
-    except (ValueError, RecursionError) as fault:
-        raise InputError(f"{path} is no JSON: {fault}") from None
-    return from_json(data, str(path))
+    return from_json(read_json(path, LARGEST, constant=float), str(path))
 
 
 def write(problem: Problem, path: str | Path) -> None:

@@ -1,0 +1,304 @@
+"""Every kind of file that opmatrix reads: how a good one is made, how it is read, and which part of it is spoilt."""
+import json
+import re
+from contextlib import contextmanager
+
+import checkpoints
+import numpy as np
+from checkpoints import CONFIG, arrays
+from programs import Writer, bert_program
+
+from formats import FORMATS, Dense, Half
+from formats.errors import InputError
+from formats.machine import FEATURES, Machine, NotThisMachine, features, identity
+from opmatrix.checkpoint import Checkpoint
+from opmatrix.operators import given, product, softmax, symbol, weight
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch, causal, mask, sequence
+from opmatrix.program import Program, Step
+from opmatrix.runtime.interpret import written
+from opmatrix.storage import PROGRAM, WEIGHTS
+from opmatrix.term import Data, formula
+from opmatrix.text import read_lines
+from rewrites import environment, remember
+from rewrites.extraction import files
+from rewrites.pairs import Pairs
+
+BATCH, TEXTS = [[3, 4, 5], [6]], ["the bank", "a river runs dry"]
+KINDS = []
+
+
+class Kind:
+    """A file in a directory of its own; `good` makes it and what lies beside it, `read` gives bytes for what it says."""
+    file, part, refusals = "", "", (InputError,)
+
+    def __init_subclass__(cls):
+        if cls.file: KINDS.append(cls)
+
+    def __init__(self, room):
+        room.mkdir()
+        self.room, self.path = room, room / self.file
+        self.good()
+        self.content, self.wanted = self.path.read_bytes(), self.read()
+
+    @property
+    def name(self): return f"{self.file}{self.part and ': '}{self.part}"
+
+    @contextmanager
+    def spoilt(self, mutator):
+        """The file as a mutation leaves it, for as long as the block lasts."""
+        self.path.write_bytes(self.spoil(mutator))
+        try: yield
+        finally: self.path.write_bytes(self.content)
+
+    def spoil(self, mutator):
+        return mutator.document(json.loads(self.content)) if mutator.below(5) else mutator.text(self.content)
+
+    def outcome(self):
+        """One of hostile.OUTCOMES, and what was said."""
+        try: found = self.read()
+        except self.refusals as error: return self.refused(error)
+        return "same" if found == self.wanted else "other", ""
+
+    def refused(self, error):
+        """In one line that names where it comes from, and is not too long to be read."""
+        said = str(error)
+        fair = "\n" not in said and str(self.room) in said and len(said) < 1000
+        return ("refused", said) if fair else ("error", f"no line that names the file: {said[:200]!r}")
+
+
+# ---- programs
+
+class Saved(Kind):
+    """A program of every format, and of every kernel that recordings know. A file that does not fit the hash is given the hash
+    that it has, and read again: anybody can do so."""
+    file = ""
+
+    def good(self):
+        rng, write = np.random.default_rng(0), Writer({})
+        rows = lambda *shape: rng.normal(size=shape).astype(np.float32) / 4
+        write.constants |= {"table": Dense.pack(rows(9, 32)), "places": Half.approximate(rows(20, 32)), "g": rows(32),
+                            "stack": rows(4, 8, 8)}
+        write.steps.append(Step("embed", {"table0": "table", "table1": "places", "gain": "g", "shift": "g"},
+                                {"fields": "tokens,positions", "eps": 1e-5}, "x"))
+        x = "x"
+        for name, F in FORMATS.items():
+            write.constants[name] = F.approximate(rows(32, 32))
+            x = write.step("linear", {"eps": 1e-5, "activation": "gelu"}, x=x, weight=name, bias="g", residual=x)
+        h = write.step("heads", {"heads": 4}, x=x)
+        part = write.step("columns", {"lo": 0, "hi": 16}, x=x)
+        k = write.step("repeat", {"heads": 4}, x=write.step("heads", {"heads": 2}, x=part))
+        y = write.step("attention", {"scale": 0.3, "where": "sequence & causal", "tile": 64}, q=h, k=k, v=h)
+        y = write.step("join", x=write.step("headwise", x=y, weight="stack"))
+        last = write.step("pointwise", {"norm": "rms", "eps": 1e-5}, x=write.step("scale", {"factor": 0.5}, x=y), gain="g")
+        self.save(Program(write.steps, write.constants, last))
+
+    def save(self, program):
+        checkpoints.write_tokenizer(self.room / "t.json")
+        meta = dict(tokenizer=(self.room / "t.json").read_text("utf-8"), config=CONFIG, certificate={"error": 0.5}, rows=[1, 512])
+        program.replace(**meta).save(self.room / "p")
+        self.path = self.room / "p" / self.file
+
+    def read(self):
+        program = Program.load(self.room / "p")
+        return program.hash.encode(), self.used(program)
+
+    def used(self, program): return program.run(BATCH).tobytes()
+
+    def outcome(self):
+        try: program = Program.load(self.room / "p")
+        except InputError as error:
+            found = re.search(r"hash is '(\w{32})', but the files have '(\w{32})'", str(error))
+            if not found: return self.refused(error)
+            file = self.room / "p" / PROGRAM
+            before = file.read_bytes()
+            try:
+                file.write_bytes(before.replace(*(f'"hash": "{each}"'.encode() for each in found.groups()), 1))
+                return self.signed()
+            finally: file.write_bytes(before)
+        return "same" if (program.hash.encode(), self.used(program)) == self.wanted else "changed", ""
+
+    def signed(self):
+        """A file whose hash fits may say anything, and is as safe."""
+        try: program = Program.load(self.room / "p")
+        except InputError as error: return self.refused(error)
+        try: found = program.hash.encode(), self.used(program)
+        except ValueError as error: return "refused", str(error)
+        return "same" if found == self.wanted else "other", "its hash fits"
+
+
+class Whole(Saved): file, part = PROGRAM, ""
+
+
+class Steps(Saved):
+    file, part = PROGRAM, "steps"
+    def spoil(self, mutator): return mutator.document(json.loads(self.content), ("steps",))
+
+
+class Constants(Saved):
+    file, part = PROGRAM, "constants"
+    def spoil(self, mutator): return mutator.document(json.loads(self.content), ("constants",))
+
+
+class Attributes(Saved):
+    """Those of one step."""
+    file, part = PROGRAM, "attributes"
+    def spoil(self, mutator):
+        found = json.loads(self.content)
+        return mutator.document(found, ("steps", mutator.pick([k for k, step in enumerate(found["steps"]) if step[2]]), 2))
+
+
+class Header(Saved):
+    file, part = WEIGHTS, "header"
+    def spoil(self, mutator): return mutator.header(self.content)
+
+
+class Body(Saved):
+    file, part = WEIGHTS, "numbers"
+    def spoil(self, mutator): return mutator.body(self.content)
+
+
+class Tokenizer(Saved):
+    file = "tokenizer.json"
+    def used(self, program): return program.embed(TEXTS, progress=False).tobytes()
+    def good(self): self.save(bert_program(CONFIG, arrays(CONFIG)))
+
+
+class Config(Tokenizer): file, part = "config.json", "of a program"
+class Certificate(Saved): file = "certificate.json"
+
+
+class Terms(Saved):
+    """A program that is read rather than computed: terms over values and arrays, and scores that are kept."""
+    file, part = PROGRAM, "terms"
+
+    def good(self):
+        rng = np.random.default_rng(0)
+        W, seen, table = (Data(rng.normal(size=shape).astype(np.float32)) for shape in ((8, 8), (20, 20), (9, 8)))
+        y, where = symbol("y", None, 8), sequence & (causal | mask(seen))
+        term = formula(lambda x: x @ y + product(x @ y @ weight(W) @ (x @ y).T, x @ y, over=softmax, where=where) * 0.5)
+        text, held = written(term + given("tokens", 9) @ weight(table), {y: 0})
+        constants = {"table": Dense.pack(rng.normal(size=(9, 8))), **{f"c{k}": data.array.astype("f4") for k, data in enumerate(held)}}
+        self.save(Program([
+            Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x"), Step("heads", {"x": "x"}, {"heads": 2}, "h"),
+            Step("scores", {"q": "h", "k": "h"}, {"scale": 0.5}, "s"),
+            Step("softmax", {"x": "s"}, {"where": "sequence & window(2)"}, "p"),
+            Step("values", {"p": "p", "v": "h"}, {}, "v"), Step("join", {"x": "v"}, {}, "j"),
+            Step("interpret", {"x0": "j", **{f"c{k}": f"c{k}" for k in range(len(held))}}, {"term": text}, "z")], constants, "z"))
+
+    def spoil(self, mutator):
+        found = json.loads(self.content)
+        inner = mutator.document(json.loads(found["steps"][6][2]["term"]))
+        found["steps"][6][2]["term"] = inner.decode("utf-8", "replace")
+        return json.dumps(found).encode()
+
+
+class Patterns(Terms):
+    """Random words in the place of a pattern, of a step or of a term."""
+    file, part = PROGRAM, "patterns"
+
+    def spoil(self, mutator):
+        found, text = json.loads(self.content), mutator.pattern()
+        if mutator.below(2): found["steps"][3][2]["where"] = text
+        else:
+            term = json.loads(found["steps"][6][2]["term"])
+            for node in term:
+                for attribute in node[2] if len(node) > 2 else ():
+                    if isinstance(attribute, dict) and "pattern" in attribute: attribute["pattern"] = text
+            found["steps"][6][2]["term"] = json.dumps(term)
+        return json.dumps(found).encode()
+
+
+# ---- checkpoints: no hash says what their numbers were
+
+class Model(Kind):
+    shards = 1
+
+    def good(self): checkpoints.write(self.room, shards=self.shards, num_hidden_layers=1, hidden_size=6, intermediate_size=8)
+
+    def read(self):
+        opened = Checkpoint.open(self.room)
+        return dense(opened.operator(), Batch(BATCH)).tobytes()
+
+
+class ModelConfig(Model): file, part = "config.json", "of a checkpoint"
+
+
+class ModelHeader(Model):
+    file, part = "model.safetensors", "header"
+    def spoil(self, mutator): return mutator.header(self.content)
+
+
+class ModelBody(Model):
+    file, part = "model.safetensors", "numbers"
+    def spoil(self, mutator): return mutator.body(self.content)
+
+
+class Index(Model): file, shards = "model.safetensors.index.json", 3
+
+
+class Shard(Model):
+    file, part, shards = "model-00002-of-00003.safetensors", "a shard", 3
+    def spoil(self, mutator): return (mutator.header if mutator.below(2) else mutator.body)(self.content)
+
+
+# ---- the cache
+
+class Calibration(Kind):
+    file, refusals = "machine.json", (NotThisMachine,)
+
+    def good(self):
+        name, threads, versions = identity()
+        prices = {kernel: [1e-9] * len(features(kernel)) for kernel in FEATURES}
+        Machine(name, threads, dict(versions), prices, one_row={"linear.dense": prices["linear.dense"]}).save(self.path)
+
+    def read(self): return repr(Machine.load(self.path))
+
+
+class Blas(Kind):
+    file = "blas.json"
+    def good(self):
+        self.path.write_text(json.dumps({"processor": environment.processor(), "core": "Haswell", "rates": {"": 1.0}}))
+
+    def read(self):
+        kept, environment.file = environment.file, lambda: self.path
+        try: return environment.blas()
+        finally: environment.file = kept
+
+
+class Recalled(Kind):
+    file = "errors.json"
+    def good(self): self.path.write_text(json.dumps({"w": [["csr", [["density", 0.5], ["tile", [16, 16]]], None, 0.25]]}))
+    def read(self): return remember.recall(self.path)
+
+
+# ---- what users write
+
+class Csv(Kind):
+    file = "pairs.csv"
+    def good(self):
+        self.path.write_text("score,sentence1,sentence2\n" + "".join(f'{k},"a, b {k}",c\n' for k in range(9)))
+    def spoil(self, mutator): return mutator.text(self.content)
+    def read(self):
+        found = Pairs.read(self.path)
+        return found.texts, found.scores.tobytes()
+
+
+class Lines(Kind):
+    file = "lines.txt"
+    def good(self): self.path.write_text("".join(f"line {k} é\n" for k in range(9)), "utf-8")
+    def spoil(self, mutator): return mutator.text(self.content)
+    def read(self): return read_lines(self.path)
+
+
+class Egraph(Kind):
+    file = "egraph.json"
+
+    def good(self):
+        nodes = {f"n{k}": {"op": "f", "cost": 1.5, "eclass": f"c{k // 2}", "children": [f"n{k // 2 - 2}"] if k > 3 else []}
+                 for k in range(12)}
+        self.path.write_text(json.dumps({"nodes": nodes, "root_eclasses": ["c5"]}))
+
+    def read(self):
+        found = files.read(self.path)
+        return repr((found.nodes, found.roots))
