@@ -79,7 +79,8 @@ def measure(name: str, fields: Mapping[str, Array], arrays: tuple[NDArray[Any], 
         if given.ndim != len(array.shape):
             raise FormatError(f"{where}: declared {array}, given the shape {given.shape}")
         for axis, length in zip(array.shape, given.shape, strict=True):
-            if axis.is_Symbol: sizes.setdefault(axis, length)
+            if not axis.is_Symbol: continue
+            sizes.setdefault(axis, length)
             if not length and axis.is_positive: raise FormatError(f"{where}: declared {array}, given none of {axis}")
     for where, array, given in pairs:
         wanted = tuple(fixed(axis, sizes) for axis in array.shape)

@@ -1,5 +1,6 @@
 """Texts: a tokenizer without padding, and the sentences that calibrate and verify."""
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,15 @@ class Reading:
     truncated: int = 0                                      # of these
     skipped: list[int] = field(default_factory=list)        # places of those that cannot be read
     fault: str = ""                                         # of the first of them
+
+
+@contextmanager
+def unpanicked() -> Generator[None]:
+    """A tokenizer that contradicts itself makes its library panic, which is no Exception: InputError instead."""
+    try: yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException": raise
+        raise InputError(f"tokenizer.json contradicts itself ({error}): get it again") from error
 
 
 class Tokenizer:
@@ -50,6 +60,7 @@ class Tokenizer:
         return cls.from_text(text, str(path), limit, pooling)
 
     @classmethod
+    @unpanicked()
     def from_text(cls, text: str, where: str, limit: int | None = None, pooling: Pooling = MEAN) -> "Tokenizer":
         """The tokenizer that the text of a tokenizer.json describes. InputError, which says where it is from, for
         another."""
@@ -65,6 +76,7 @@ class Tokenizer:
         if not texts: raise InputError("no text: give at least one")
         return Batch(self.rows(texts, Reading(truncate=truncate)))
 
+    @unpanicked()
     def rows(self, texts: Sequence[str], reading: Reading) -> list[list[int]]:
         """The tokens of each text, none of one that is skipped. Raises InputError for one that cannot be read."""
         faults = [fault(text) for text in texts]

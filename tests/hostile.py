@@ -16,7 +16,7 @@ from threading import Thread
 
 HERE = Path(__file__).parent
 SPARE = 3 << 30                                             # bytes of address space that reading a small file may take
-GOOD, BAD = ("refused", "same", "other", "unsigned"), ("changed", "error", "memory", "crash", "hang", "code")
+GOOD, BAD = ("refused", "same", "other"), ("changed", "error", "memory", "crash", "hang", "code")
 OUTCOMES = (*GOOD, *BAD)
 SILENT = 120                                                # seconds without a word after which a child hangs
 
@@ -36,7 +36,8 @@ def judged(seed, first, last, silent=SILENT):
     """The outcomes of the files from `first` to `last`, last excluded. A child that dies or falls silent is replaced."""
     while first < last:
         child = subprocess.Popen([sys.executable, __file__, str(seed), str(first), str(last)], stdout=subprocess.PIPE,
-                                 stderr=subprocess.PIPE, text=True, cwd=HERE.parent)
+                                 stderr=subprocess.PIPE, text=True, cwd=HERE.parent,
+                                 env=os.environ | {"RUST_BACKTRACE": "0"})
         lines = queue.Queue()
         readers = [Thread(target=lambda: [lines.put(line) for line in child.stdout] + [lines.put(None)]),   # noqa: B023
                    Thread(target=lambda: setattr(child, "said", child.stderr.read()))]                      # noqa: B023

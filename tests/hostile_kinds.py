@@ -10,7 +10,6 @@ from programs import Writer, bert_program
 
 from formats import FORMATS, Dense, Half
 from formats.errors import InputError
-from formats.machine import FEATURES, Machine, NotThisMachine, features, identity
 from opmatrix.checkpoint import Checkpoint
 from opmatrix.operators import given, product, softmax, symbol, weight
 from opmatrix.oracles import dense
@@ -20,9 +19,9 @@ from opmatrix.runtime.interpret import written
 from opmatrix.storage import PROGRAM, WEIGHTS
 from opmatrix.term import Data, formula
 from opmatrix.text import read_lines
-from rewrites import environment, remember
 from rewrites.extraction import files
 from rewrites.pairs import Pairs
+from rewrites.reported import Reported
 
 BATCH, TEXTS = [[3, 4, 5], [6]], ["the bank", "a river runs dry"]
 KINDS = []
@@ -242,34 +241,18 @@ class Shard(Model):
     def spoil(self, mutator): return (mutator.header if mutator.below(2) else mutator.body)(self.content)
 
 
-# ---- the cache
+# ---- reports
 
-class Calibration(Kind):
-    file, refusals = "machine.json", (NotThisMachine,)
+class Report(Kind):
+    file = "report.json"
 
     def good(self):
-        name, threads, versions = identity()
-        prices = {kernel: [1e-9] * len(features(kernel)) for kernel in FEATURES}
-        Machine(name, threads, dict(versions), prices, one_row={"linear.dense": prices["linear.dense"]}).save(self.path)
+        front = [{"name": name, "measured_s": 0.5, "measured_bytes": 9, "predicted_error": 0.25, "measured_error": None} for name in "ab"]
+        laws = {"file": "/some/laws.py", "sha256": "0" * 64}
+        self.path.write_text(json.dumps({"tokens": 128, "number_type": "float32", "without": ["fusion"], "laws": laws, "text": None,
+                                         "front": front, "chosen": 1}))
 
-    def read(self): return repr(Machine.load(self.path))
-
-
-class Blas(Kind):
-    file = "blas.json"
-    def good(self):
-        self.path.write_text(json.dumps({"processor": environment.processor(), "core": "Haswell", "rates": {"": 1.0}}))
-
-    def read(self):
-        kept, environment.file = environment.file, lambda: self.path
-        try: return environment.blas()
-        finally: environment.file = kept
-
-
-class Recalled(Kind):
-    file = "errors.json"
-    def good(self): self.path.write_text(json.dumps({"w": [["csr", [["density", 0.5], ["tile", [16, 16]]], None, 0.25]]}))
-    def read(self): return remember.recall(self.path)
+    def read(self): return repr(Reported.read(self.path))
 
 
 # ---- what users write

@@ -1,4 +1,6 @@
 """Tokens without padding, texts that are too long, and the sentences that ship."""
+import json
+
 import checkpoints
 import numpy as np
 import pytest
@@ -145,3 +147,11 @@ def test_cut_texts_are_counted(path):
     reading = Reading()
     cutting(path, 5).rows(["a river", "the river runs", "the river runs dry", "dry " * 90], reading)
     assert (reading.texts, reading.skipped, reading.truncated) == (4, [], 2)
+
+
+def test_a_tokenizer_that_contradicts_itself_is_refused(path):
+    """Its library panics, which is no Exception: tokens that a template names and nothing holds."""
+    found = json.loads(path.read_text())
+    found["post_processor"]["special_tokens"] = {}
+    path.write_text(json.dumps(found))
+    with pytest.raises(InputError, match=r"tokenizer\.json contradicts itself"): Tokenizer.from_file(path).encode("a bank")
