@@ -18,7 +18,8 @@ HERE = Path(__file__).parent
 SPARE = 3 << 30                                             # bytes of address space that reading a small file may take
 GOOD, BAD = ("refused", "same", "other"), ("changed", "error", "memory", "crash", "hang", "code")
 OUTCOMES = (*GOOD, *BAD)
-SILENT = 120                                                # seconds without a word after which a child hangs
+SILENT, FIRST = 120, 1800                                   # seconds without a word after which a child hangs; before its
+                                                            # first file kernels may have to be compiled
 
 
 @dataclass
@@ -42,15 +43,15 @@ def judged(seed, first, last, silent=SILENT):
         readers = [Thread(target=lambda: [lines.put(line) for line in child.stdout] + [lines.put(None)]),   # noqa: B023
                    Thread(target=lambda: setattr(child, "said", child.stderr.read()))]                      # noqa: B023
         for reader in readers: reader.start()
-        begun, hung = None, False
+        begun, hung, started = None, False, False
         while True:
-            try: line = lines.get(timeout=silent)
+            try: line = lines.get(timeout=silent if started else FIRST)
             except queue.Empty:
                 hung = True
                 child.kill()
                 break
             if line is None: break
-            found = json.loads(line)
+            found, started = json.loads(line), True
             if "outcome" in found:
                 yield Outcome(**found)
                 begun, first = None, found["at"] + 1

@@ -10,6 +10,7 @@ from programs import Writer, bert_program
 
 from formats import FORMATS, Dense, Half
 from formats.errors import InputError
+from formats.machine import FEATURES, Machine, NotThisMachine, features, identity
 from opmatrix.checkpoint import Checkpoint
 from opmatrix.operators import given, product, softmax, symbol, weight
 from opmatrix.oracles import dense
@@ -19,6 +20,7 @@ from opmatrix.runtime.interpret import written
 from opmatrix.storage import PROGRAM, WEIGHTS
 from opmatrix.term import Data, formula
 from opmatrix.text import read_lines
+from rewrites import environment, remember
 from rewrites.extraction import files
 from rewrites.pairs import Pairs
 from rewrites.reported import Reported
@@ -35,7 +37,7 @@ class Kind:
         if cls.file: KINDS.append(cls)
 
     def __init__(self, room):
-        room.mkdir()
+        room.mkdir(0o700)
         self.room, self.path = room, room / self.file
         self.good()
         self.content, self.wanted = self.path.read_bytes(), self.read()
@@ -239,6 +241,50 @@ class Index(Model): file, shards = "model.safetensors.index.json", 3
 class Shard(Model):
     file, part, shards = "model-00002-of-00003.safetensors", "a shard", 3
     def spoil(self, mutator): return (mutator.header if mutator.below(2) else mutator.body)(self.content)
+
+
+class Declared(Model):
+    """What sentence-transformers lays beside a checkpoint."""
+    file = "modules.json"
+
+    def good(self):
+        super().good()
+        checkpoints.pool(self.room, files={"1_Pooling/config.json": {"embedding_dimension": 6}})
+
+    def read(self): return Checkpoint.open(self.room).pooling()
+
+
+class Modes(Declared): file = "1_Pooling/config.json"
+
+
+# ---- the cache
+
+class Calibration(Kind):
+    file, refusals = "machine.json", (NotThisMachine,)
+
+    def good(self):
+        name, threads, versions = identity()
+        prices = {kernel: [1e-9] * len(features(kernel)) for kernel in FEATURES}
+        Machine(name, threads, dict(versions), prices, one_row={"linear.dense": prices["linear.dense"]}).save(self.path)
+
+    def read(self): return repr(Machine.load(self.path))
+
+
+class Blas(Kind):
+    file = "blas.json"
+    def good(self):
+        self.path.write_text(json.dumps({"processor": environment.processor(), "core": "Haswell", "rates": {"": 1.0}}))
+
+    def read(self):
+        kept, environment.file = environment.file, lambda: self.path
+        try: return environment.blas()
+        finally: environment.file = kept
+
+
+class Recalled(Kind):
+    file = "errors.json"
+    def good(self): self.path.write_text(json.dumps({"w": [["csr", [["density", 0.5]], "plain", 0.25]]}))
+    def read(self): return remember.recall(self.path, ["w"])
 
 
 # ---- reports
