@@ -135,7 +135,8 @@ def bandwidth(size: int) -> Rate:
     """Bytes a second that are read in turn from so many; on all threads each reads a part of its own."""
     one = filled(size)
     taken = best(partial(read, *one)), best(partial(read, *one))
-    parts = [filled(size // threads()) for _ in range(threads())] if threads() > 1 else [one]
+    workers = threads()
+    parts = [filled(size // workers) for _ in range(workers)] if workers > 1 else [one]
     work = [partial(read, *part) for part in parts]
     return Rate(traffic(one[0]) / min(taken), sum(traffic(part) for part, _ in parts) / together(work))
 

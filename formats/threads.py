@@ -3,6 +3,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 
 from .host import Host
@@ -43,42 +44,55 @@ def available() -> int:
     return min(asked()[1], most()) or Host.here().usable
 
 
-CHOSEN: list[int] = []
+FIXED: ContextVar[int] = ContextVar("workers", default=0)     # of a recording, for its thread alone
+CHOSEN: dict[tuple[int, object], int] = {}                  # by thread and block of `limit`
 
 
 def threads() -> int:
-    """Threads that a kernel uses."""
-    return min(CHOSEN, default=available())
+    """Threads that a kernel uses. Another thread may change it at any time: a launch reads it once and hands it on."""
+    return FIXED.get() or min(CHOSEN.values(), default=available())
 
 
 @contextmanager
 def limit(count: int) -> Generator[None]:
-    """Kernels inside use at most so many threads, of all callers, and never more than are available."""
+    """Kernels that begin inside use at most so many threads, of all callers, and never more than are available."""
     if count < 1: raise ValueError(f"threads: expected at least 1, got {count}")
-    CHOSEN.append(min(count, available()))
-    try: yield
-    finally: CHOSEN.remove(min(count, available()))
+    block = threading.get_ident(), object()
+    try:                                                     # an interrupt may come right after the entry is made
+        CHOSEN[block] = min(count, available())
+        yield
+    finally: CHOSEN.pop(block, None)
 
 
 class SingleBlas:
     """A re-entrant context: while anyone is inside, every BLAS library runs on one thread (two microseconds)."""
 
     def __init__(self) -> None:
-        self.lock, self.depth = threading.Lock(), 0
+        self.lock = threading.Lock()
+        self.inside: list[int] = []                          # threads, each as often as it has entered
         self.settings: list[tuple[Callable[[int], None], int]] = []
 
     def __enter__(self) -> None:
         with self.lock:
-            self.depth += 1
-            if self.depth == 1:
+            self.inside.append(threading.get_ident())
+            if len(self.inside) == 1:
                 self.settings = [(put, count) for get, put in libraries() if (count := get()) > 1]
                 for put, _ in self.settings: put(1)
 
     def __exit__(self, *error: object) -> None:
         with self.lock:
-            self.depth -= 1
-            if not self.depth:
-                for put, count in self.settings: put(count)
+            self.inside.remove(threading.get_ident())
+            if not self.inside: self.restore()
+
+    def restore(self) -> None:
+        """Every library's own number of threads."""
+        for put, count in self.settings: put(count)
+
+    def forked(self) -> None:
+        """In a forked process: the lock is free, and threads that it has not are no longer inside."""
+        self.lock, before = threading.Lock(), self.inside
+        self.inside = [each for each in before if each == threading.get_ident()]
+        if before and not self.inside: self.restore()
 
 
 @cache
@@ -96,3 +110,13 @@ SINGLE_BLAS = SingleBlas()
 def single_blas() -> Generator[None]:
     """Limit BLAS to one thread inside; the caller's own setting is restored on leaving."""
     with SINGLE_BLAS: yield
+
+
+def forked() -> None:
+    """A forked process has none of the other threads, so nothing that they chose."""
+    for block in [*CHOSEN]:
+        if block[0] != threading.get_ident(): del CHOSEN[block]
+    SINGLE_BLAS.forked()
+
+
+if hasattr(os, "register_at_fork"): os.register_at_fork(after_in_child=forked)

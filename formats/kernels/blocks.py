@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..threads import threads
 from .compiled import HELPER, Function, Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
 from .launch import ROOM, address, filled, launch, words
@@ -178,10 +179,10 @@ def launch_blocks(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], ou
     chunk = together(val.nbytes, depth, TALL)
     once = max(NEAR * out.shape[1] // (val.nbytes * c + 1), 1) * c
     fields = 0 if counted else address(ptr), ptr if counted else 0, address(idx), address(val), r, c, chunk, depth, once
-    weight, after = filled(*fields), epilogue_record(epilogue, out)
+    weight, after, workers = filled(*fields), epilogue_record(epilogue, out), threads()
     with POOL.lock:
-        room = ROOM.reserve(4 * (min(chunk, -(-T // TALL) * TALL) * depth + TALL * c))
-        launch(*linear_stages(blocks, x, address(weight), out, after, room, unit=c))
+        room = ROOM.reserve(4 * (min(chunk, -(-T // TALL) * TALL) * depth + TALL * c), workers)
+        launch(workers, *linear_stages(blocks, x, address(weight), out, after, workers, room, unit=c))
     return out
 
 

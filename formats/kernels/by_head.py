@@ -26,10 +26,11 @@ def headwise(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> np.ndarray:
     (T, given, d), (h, deep, n) = x.shape, w.shape
     if given not in (1, h) or d != deep: raise ValueError(f"headwise: x {x.shape} does not fit w {w.shape}")
     if not T: return out
-    weight, rows = np.ascontiguousarray(w, f4), min(T, max(16, -(-T * h // (4 * threads() * h))))
+    weight, workers = np.ascontiguousarray(w, f4), threads()
+    rows = min(T, max(16, -(-T * h // (4 * workers * h))))
     source, target = heads_of("x", x, T, given), heads_of("out", out, T, h)
     if out.shape[2] != n: raise ValueError(f"headwise: out {out.shape} does not fit w {w.shape}")
     source = (*source[:2], 0 if given == 1 else source[2])
     values = (*source, *target, address(weight), T, h, d, n, rows, gemm.address)
-    launch((head_by_head, written([values], HEADWISE), -(-T // rows) * h))
+    launch(workers, (head_by_head, written([values], HEADWISE), -(-T // rows) * h))
     return out

@@ -3,12 +3,14 @@ once (compiler.py)."""
 import ctypes
 import hashlib
 import linecache
+import os
 import time
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from contextvars import ContextVar, copy_context
 from functools import cached_property
-from threading import RLock, local
-from typing import Any, Self
+from threading import RLock
+from typing import Any, Self, TypeVar
 
 from . import objects
 from .native import cgutils, intrinsic, ir, types
@@ -18,7 +20,10 @@ FAST = {"contract", "reassoc", "nsz", "arcp"}               # sums in any order;
 OPTIONS: dict[str, Any] = dict(boundscheck=False, error_model="numpy")
 HELPER = OPTIONS | dict(no_cpython_wrapper=True, no_cfunc_wrapper=True, no_rewrites=True)      # not for Python to call
 COMMON = "activations", "epilogue", "gemm", "linear", "pool"                                   # modules that most others need
-COMPILING = RLock()
+COMPILING = RLock()                                          # whoever waits for it finds compiled what it needs
+UNFORKED = RLock()                                           # held for moments that a fork must not split; it waits for them
+MISSING: ContextVar[list["Function"] | None] = ContextVar("missing", default=None)     # what a walk does without, see together
+T = TypeVar("T")
 
 
 class Function:
@@ -39,8 +44,8 @@ class Function:
     def address(self) -> int:
         """Where it is in this process; 0 inside `together` if it must be compiled."""
         if not self.place:
-            if HERE.missing is None: provide([self], others=True)
-            elif not self.found(): HERE.missing.append(self)
+            if (missing := MISSING.get()) is None: provide([self], others=True)
+            elif not self.found(): missing.append(self)
         return self.place
 
     @cached_property
@@ -61,7 +66,7 @@ class Function:
 
     def found(self) -> bool:
         """Whether it is in this process, or was in the cache."""
-        with COMPILING:
+        with UNFORKED:
             if not self.place: self.place = objects.load(self.symbol)
             return bool(self.place)
 
@@ -70,46 +75,48 @@ class Kernel(Function):
     """A function of (item, worker, arguments), for launch."""
 
 
-class Here(local):
-    """What a thread does without until it has all that it needs."""
-
-    missing: list[Function] | None = None
-
-
-HERE = Here()
-
-
-@contextmanager
-def together(*needed: Function) -> Generator[list[Function]]:
-    """Inside, this thread gets 0 for functions that must be compiled. They and those needed besides are in the list that this
-    gives, and compiled at once at the end, when whoever asked may ask again."""
-    before, missing = HERE.missing, [each for each in needed if not each.found()]
-    HERE.missing = missing
-    try: yield missing
-    finally: HERE.missing = before
+def together(walk: Callable[[], T], *needed: Function) -> T:
+    """walk(). If it or those needed besides lack functions, they are compiled at once, and it is done again: the first time they
+    have the address 0. Python itself leaves the context, however the walk ends."""
+    missing = [each for each in needed if not each.found()]
+    def collect() -> T:
+        MISSING.set(missing)
+        return walk()
+    result = copy_context().run(collect)
+    if not missing: return result
     provide(missing)
+    return walk()
 
 
 def provide(functions: Iterable[Function], progress: Callable[[str, float], None] = lambda name, seconds: None,
             others: bool = False) -> None:
     """Give functions their addresses: from the cache, or compiled, with progress(name, seconds) after each. With others, if any
-    must be compiled, so are those that are most likely needed next: of the same modules, and of common ones."""
-    with COMPILING:
-        begun, missing = time.perf_counter(), []
-        for each in dict.fromkeys(functions):
-            if not each.found(): missing.append(each)
-            else:
-                progress(each.name, time.perf_counter() - begun)
-                begun = time.perf_counter()
-        if not missing: return
-        from .compiler import compile_each
-        if others:
-            near = {each.body.__module__ for each in missing} | {f"{__package__}.{each}" for each in COMMON}
-            missing += [each for each in FUNCTIONS.values() if each.body.__module__ in near and each not in missing
-                        and not each.rare and not each.found()]
-        compile_each(missing, progress)
-        if lost := [each.name for each in missing if not each.found()]:
-            raise RuntimeError(f"kernels {', '.join(lost)} were compiled, but are not whole in {objects.target()}: is its disk full?")
+    must be compiled, so are those that are most likely needed next: of the same modules, and of common ones. No lock is held in
+    progress: it may launch, for which another thread may hold what compiling waits for."""
+    with closing(provided(functions, others)) as each:
+        while True:
+            with COMPILING: told = next(each, None)
+            if told is None: return
+            progress(*told)
+
+
+def provided(functions: Iterable[Function], others: bool) -> Iterator[tuple[str, float]]:
+    """(name, seconds) of each function once it has its address."""
+    begun, missing = time.perf_counter(), []
+    for each in dict.fromkeys(functions):
+        if not each.found(): missing.append(each)
+        else:
+            yield each.name, time.perf_counter() - begun
+            begun = time.perf_counter()
+    if not missing: return
+    from .compiler import compile_each
+    if others:
+        near = {each.body.__module__ for each in missing} | {f"{__package__}.{each}" for each in COMMON}
+        missing += [each for each in FUNCTIONS.values() if each.body.__module__ in near and each not in missing
+                    and not each.rare and not each.found()]
+    yield from compile_each(missing)
+    if lost := [each.name for each in missing if not each.found()]:
+        raise RuntimeError(f"kernels {', '.join(lost)} were compiled, but are not whole in {objects.target()}: is its disk full?")
 
 
 def calling(count: int) -> Any:
@@ -123,3 +130,14 @@ def calling(count: int) -> Any:
             return context.get_dummy_value()
         return types.void(types.int64, types.StarArgTuple([types.int64] * count)), code
     return call
+
+
+def forked() -> None:
+    """A forked process: the thread that waits for a compiler is not here."""
+    global COMPILING
+    COMPILING = RLock()
+    UNFORKED.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=UNFORKED.acquire, after_in_parent=UNFORKED.release, after_in_child=forked)

@@ -3,11 +3,12 @@
 $ python -m formats.kernels.compiler DIRECTORY SPARE CLAIMS MODULE:NAME ...
 NAME seconds [why it is in the spare directory]                      (a line for each that it compiled)"""
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -17,15 +18,15 @@ from ..cache import say, why
 from ..errors import InputError
 from ..host import Host
 from . import objects
-from .compiled import FUNCTIONS, OPTIONS, Function
+from .compiled import FUNCTIONS, OPTIONS, UNFORKED, Function
 from .native import COMPILES, FEATURES, NAME, cfunc, llvm
 
 LINES = 30                                                   # of what a process said before it failed
 
 
-def compile_each(functions: list[Function], progress: Callable[[str, float], None]) -> None:
-    """Compile functions into the cache, by as many processes as there are threads; progress(name, seconds) after each.
-    RuntimeError names what cannot be compiled, and why."""
+def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
+    """Compile functions into the cache, by as many processes as there are threads: (name, seconds) after each. RuntimeError names
+    what cannot be compiled, and why."""
     from ..threads import threads
     wanted = ", ".join(each.name for each in functions)
     if COMPILES: raise RuntimeError(f"{wanted}: a process that compiles runs no kernels")
@@ -37,7 +38,7 @@ def compile_each(functions: list[Function], progress: Callable[[str, float], Non
             name, seconds, unkept = line.rstrip("\n").split(" ", 2)
             left.discard(name)
             if unkept: say(f"{objects.KEPT}: not kept: {unkept}")
-            progress(name, float(seconds))
+            yield name, float(seconds)
         codes = [process.wait() for process in processes]
         if left and any(codes):
             said.seek(0)
@@ -54,22 +55,30 @@ def started(functions: list[Function], count: int) -> Iterator[tuple[Any, ...]]:
     environment = os.environ | {"OPMATRIX_COMPILES": "1", "PYTHONPATH": os.pathsep.join(paths), "NUMBA_CPU_NAME": NAME,
                                 "NUMBA_CPU_FEATURES": FEATURES}
     names = [f"{each.body.__module__}:{each.name}" for each in functions]
-    with tempfile.TemporaryDirectory(prefix="opmatrix-") as claims, tempfile.TemporaryFile() as said:
+    orders = [[*names[first // count:], *names[:first // count]] for first in range(0, count * len(names), len(names))]
+    with claiming() as claims, tempfile.TemporaryFile() as said:
         command = [sys.executable, "-P", "-m", __name__, str(objects.target()), objects.spare().name, claims]
-        source, sink = os.pipe()
         processes: list[subprocess.Popen] = []
         try:
-            with os.fdopen(source) as answers:
+            with UNFORKED:                                   # a forked process would hold the sink, and answers never end
+                source, sink = os.pipe()
                 try:
-                    for first in range(0, count * len(names), len(names)):
-                        order = [*names[first // count:], *names[:first // count]]
+                    for order in orders:
                         processes.append(subprocess.Popen([*command, *order], stdin=subprocess.DEVNULL, stdout=sink, stderr=said,
                                                           env=environment))
                 finally: os.close(sink)
-                yield answers, said, processes
+            with os.fdopen(source) as answers: yield answers, said, processes
         finally:
             for process in processes: process.kill()
             for process in processes: process.wait()
+
+
+@contextmanager
+def claiming() -> Iterator[str]:
+    """A directory for claims. A forked process does not remove it at its end, as it would a TemporaryDirectory."""
+    claims = tempfile.mkdtemp(prefix="opmatrix-")
+    try: yield claims
+    finally: shutil.rmtree(claims, ignore_errors=True)
 
 
 # ---- in a process that compiles

@@ -3,6 +3,7 @@ from typing import Any
 
 import numpy as np
 
+from ..threads import threads
 from .compiled import Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
 from .gemm import multiply
@@ -64,8 +65,8 @@ def product_blockdiagonal(x: np.ndarray, val: np.ndarray, out: np.ndarray, epilo
     if any(-(-side // len(val)) != part for side, part in zip((x.shape[1], out.shape[1]), val.shape[1:], strict=True)):
         raise ValueError(f"blockdiagonal: val {val.shape} does not make {x.shape[1]} × {out.shape[1]}")
     weight = filled(address(val), *val.shape[1:], fresh)
-    after = epilogue_record(epilogue, out)
-    launch(*linear_stages(grouped, x, address(weight), out, after))
+    after, workers = epilogue_record(epilogue, out), threads()
+    launch(workers, *linear_stages(grouped, x, address(weight), out, after, workers))
     return out
 
 
@@ -74,9 +75,10 @@ def product_lowrank_sparse(x: np.ndarray, u: np.ndarray, v: np.ndarray, ptr: np.
     """out (T, p) = (x (T, n) @ u (n, r)) @ v (r, p) + x @ S, then the epilogue; S in csr (see product_csr)."""
     if u.shape[1:] != v.shape[:1]: raise ValueError(f"u and v: expected (n, r) and (r, p), got {u.shape} and {v.shape}")
     check_product(x, (u.shape[0], v.shape[1]), out)
-    between = temporary((len(x), u.shape[1]))
+    between, workers = temporary((len(x), u.shape[1])), threads()
     with POOL.lock:
-        launch(*linear_stages(dense, x, address(typed("u", u, f4)), between, None, ROOM.reserve(4 * DEEP * WIDE)))
+        room = ROOM.reserve(4 * DEEP * WIDE, workers)
+        launch(workers, *linear_stages(dense, x, address(typed("u", u, f4)), between, None, workers, room))
     product_csr(x, ptr, idx, val, out)
     return product_blockdiagonal(between, v[None], out, epilogue, fresh=False)
 
@@ -86,7 +88,8 @@ def product_kronecker(x: np.ndarray, a: np.ndarray, b: np.ndarray, out: np.ndarr
     (k, c, r), (_, s, t) = typed("a", a, f4).shape, typed("b", b, f4).shape
     check_product(x, (r * s, c * t), out)
     if len(b) != k: raise ValueError(f"kronecker: {k} matrices a and {len(b)} matrices b")
-    weight, after = filled(address(a), address(b), k, r, c, s, t), epilogue_record(epilogue, out)
+    weight, after, workers = filled(address(a), address(b), k, r, c, s, t), epilogue_record(epilogue, out), threads()
     with POOL.lock:
-        launch(*linear_stages(kronecker, x, address(weight), out, after, ROOM.reserve(4 * r * t), unit=t))
+        room = ROOM.reserve(4 * r * t, workers)
+        launch(workers, *linear_stages(kronecker, x, address(weight), out, after, workers, room, unit=t))
     return out

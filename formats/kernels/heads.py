@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..threads import threads
 from .compiled import HELPER, Kernel
 from .gemm import gemm, multiply
 from .launch import ROOM, address, launch, words, written
@@ -192,10 +193,12 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
     if q != k: raise ValueError(f"q and k: widths {q} and {k} differ")
     if v != o: raise ValueError(f"v and out: widths {v} and {o} differ")
     behind, ahead = (max(-ALL, min(number, ALL)) for number in reach)
+    workers = threads()
     with POOL.lock:
+        reserved = ROOM.reserve(room, workers) if room else (0, 0)
         values = (*places, *map(address, (batch.starts, first, batch.before)), S, heads, q, v, gemm.address,
-                  *(ROOM.reserve(room) if room else (0, 0)), address(flat), *serves, behind, ahead, tile, scale)
-        launch((kernel, written([values], ATTENTION), int(first[-1]) * heads))
+                  *reserved, address(flat), *serves, behind, ahead, tile, scale)
+        launch(workers, (kernel, written([values], ATTENTION), int(first[-1]) * heads))
 
 
 def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, scale: float = 1.0) -> np.ndarray:

@@ -4,12 +4,11 @@ import ctypes
 import time
 from array import array
 from collections.abc import Callable
-from threading import local
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
-from ..threads import available
 from .compiled import FUNCTIONS, Kernel, provide
 from .pool import POOL
 
@@ -18,13 +17,7 @@ Stage = tuple[Kernel, Record, int]                          # kernel, its record
 ROOM_START, ROOM_STEP = 0x7AAA_5555_AAAA_0000, 0x7AAB_5555_AAAA_0000    # what a recording has in their place
 
 
-class Recordings(local):
-    """The recording that is on in this thread."""
-
-    recording: Any = None
-
-
-HERE = Recordings()
+RECORDING: ContextVar[Any] = ContextVar("recording", default=None)       # the one that is on in this thread
 
 
 def address(stored: Record | None) -> int:
@@ -39,21 +32,21 @@ def address(stored: Record | None) -> int:
 def filled(*fields: int) -> array:
     """A record of words alone."""
     record = array("q", fields)
-    if HERE.recording: HERE.recording.records.append(record)
+    if recording := RECORDING.get(): recording.records.append(record)
     return record
 
 
 def written(fields: Any, kind: Any) -> np.ndarray:
     """A record of this kind, or an array of words."""
     record = np.array(fields, kind)
-    if HERE.recording: HERE.recording.records.append(record)
+    if recording := RECORDING.get(): recording.records.append(record)
     return record
 
 
 def temporary(shape: tuple[int, ...]) -> np.ndarray:
     """Memory for float32 numbers that lie between two launches."""
     made = np.empty(shape, np.float32)
-    if HERE.recording: HERE.recording.temporaries.append(made)
+    if recording := RECORDING.get(): recording.temporaries.append(made)
     return made
 
 
@@ -67,19 +60,27 @@ def words(names: str) -> list[tuple[str, str]]:
     return [(name, "i8") for name in names.split()]
 
 
+class Reserved(tuple[int, int]):
+    """(address aligned to 64 bytes, bytes between workers) of memory that lasts as long as this: what interrupts a caller, and
+    launches too, may need more and replace it."""
+
+    memory: np.ndarray
+
+
 class Room:
     """Scratch memory of every worker, kept between launches; grows until it is released. Used under the pool's lock."""
 
     def __init__(self) -> None: self.memory = np.empty(0, np.uint8)
 
-    def reserve(self, size: int, workers: int | None = None) -> tuple[int, int]:
-        """(address aligned to 64 bytes, bytes between workers) of at least this many bytes for each worker."""
-        if HERE.recording: return HERE.recording.reserve(size)
+    def reserve(self, size: int, workers: int) -> tuple[int, int]:
+        """At least this many bytes for each of so many workers: no more may launch with it."""
+        if recording := RECORDING.get(): return recording.reserve(size)
         step = -(-size // 4096) * 4096 + 64                                     # not all on the same cache sets
-        whole = step * (workers or available()) + 64
-        if self.memory.size < whole: self.memory = np.empty(whole, np.uint8)
-        start = address(self.memory)
-        return start + -start % 64, step
+        if (memory := self.memory).size < (whole := step * workers + 64): self.memory = memory = np.empty(whole, np.uint8)
+        start = address(memory)
+        reserved = Reserved((start + -start % 64, step))
+        reserved.memory = memory
+        return reserved
 
     def release(self) -> None:
         """Give the memory back, unless a launch is on."""
@@ -89,13 +90,13 @@ class Room:
 ROOM, ARENA = Room(), Room()                                # of kernels; of recordings, for what lies between kernels
 
 
-def launch(*stages: Stage) -> None:
-    """Run stages in order, each on all threads. The caller holds the pool's lock if it reserved room."""
-    if HERE.recording: return HERE.recording.stages.extend(stages)
+def launch(workers: int, *stages: Stage) -> None:
+    """Run stages in order, each on so many threads, for which the caller reserved what they need under the pool's lock."""
+    if recording := RECORDING.get(): return recording.stages.extend(stages)
     with POOL.lock:
         for kernel, arguments, items in stages:
             if items == 1: kernel.call(0, 0, address(arguments))
-            elif items: POOL.run(kernel.address, address(arguments), items)
+            elif items: POOL.run(kernel.address, address(arguments), items, workers)
 
 
 def warm(names: list[str] | None = None, progress: Callable[[str, float], None] = lambda name, seconds: None) -> float:

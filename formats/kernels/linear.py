@@ -86,15 +86,16 @@ def split(rows: int, columns: int, workers: int, unit: int = 1) -> tuple[int, in
 
 
 def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, after: Record | None,
-                  room: tuple[int, int] = (0, 0), size: int = 4, unit: int = 1) -> list[Stage]:
-    """The launches of one product; weight: the address of w (size bytes a number), or of a record that describes it."""
+                  workers: int, room: tuple[int, int] = (0, 0), size: int = 4, unit: int = 1) -> list[Stage]:
+    """The launches of one product; weight: the address of w (size bytes a number), or of a record that describes it; room is for
+    so many workers."""
     (T, n), p = x.shape, out.shape[1]
-    rows, cols = split(T, p, threads(), unit)
+    rows, cols = split(T, p, workers, unit)
     fields = (address(x), step(x), address(out), step(out), T, n, p, rows, cols, gemm.address, *room, weight,
               size, address(after))
     stages: list[Stage] = [(kernel, filled(*fields), -(-T // rows) * -(-p // cols))]
     if isinstance(after, np.ndarray) and after["normal"][0] and cols < p:
-        few = -(-T // threads())
+        few = -(-T // workers)
         stages.append((settle, filled(*fields[:7], few, p, *fields[9:]), -(-T // few)))
     return stages
 
@@ -120,8 +121,10 @@ def product_half(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = 
 def product_stored(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any) -> np.ndarray:
     """The product with a contiguous weight in its own kind of number."""
     check_product(x, w.shape, out)
-    after = epilogue_record(epilogue, out)
-    with POOL.lock: launch(*linear_stages(dense, x, address(w), out, after, ROOM.reserve(4 * DEEP * WIDE), w.itemsize))
+    after, workers = epilogue_record(epilogue, out), threads()
+    with POOL.lock:
+        room = ROOM.reserve(4 * DEEP * WIDE, workers)
+        launch(workers, *linear_stages(dense, x, address(w), out, after, workers, room, w.itemsize))
     return out
 
 
@@ -130,9 +133,9 @@ def product_lowrank(x: np.ndarray, u: np.ndarray, v: np.ndarray, out: np.ndarray
     if u.shape[1:] != v.shape[:1]: raise ValueError(f"u and v: expected (n, r) and (r, p), got {u.shape} and {v.shape}")
     check_product(x, (u.shape[0], v.shape[1]), out)
     first, second = np.ascontiguousarray(u, f4), np.ascontiguousarray(v, f4)
-    between, after = temporary((x.shape[0], u.shape[1])), epilogue_record(epilogue, out)
+    between, after, workers = temporary((x.shape[0], u.shape[1])), epilogue_record(epilogue, out), threads()
     with POOL.lock:
-        room = ROOM.reserve(4 * DEEP * WIDE)
-        launch(*linear_stages(dense, x, address(first), between, None, room),
-               *linear_stages(dense, between, address(second), out, after, room))
+        room = ROOM.reserve(4 * DEEP * WIDE, workers)
+        launch(workers, *linear_stages(dense, x, address(first), between, None, workers, room),
+               *linear_stages(dense, between, address(second), out, after, workers, room))
     return out

@@ -1,6 +1,7 @@
 """Attention over blocks of scores: what a mask leaves out is never computed, and bits decide at its edges alone."""
 import numpy as np
 
+from ..threads import threads
 from .compiled import HELPER, Kernel
 from .gemm import gemm, multiply
 from .heads import KEYS, PLACES, blank, copy_rows, heads_of, scores_of, served
@@ -122,9 +123,10 @@ def attention_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, ptr: np.ndarra
     views = zip("qkvo", (q, k, v, out), (m, n, n, m), (*serves, 1), strict=True)
     places = [number for name, view, rows, many in views for number in heads_of(name, view, rows, h // many)]
     tile = max(KEYS // block, 1) * block
+    workers = threads()
     with POOL.lock:
-        room = ROOM.reserve(4 * (block * (tile + 2) + tile * max(d, e)))
+        room = ROOM.reserve(4 * (block * (tile + 2) + tile * max(d, e)), workers)
         fields = (*places, *map(address, (ptr, idx, edge, bits)), block, m, n, h, d, e, gemm.address, *room, *serves, tile,
                   scale or FAINT)
-        launch((attend_blocks, written([fields], MASKED), (len(ptr) - 1) * h))
+        launch(workers, (attend_blocks, written([fields], MASKED), (len(ptr) - 1) * h))
     return out

@@ -234,10 +234,10 @@ def product_narrow(kernels: tuple[Kernel, Kernel], x: np.ndarray, w: np.ndarray,
     if (scale is not None and scale.shape != (groups, p)) or group % unit:
         raise ValueError(f"scale: expected one for each of {p} columns and groups of {group} in {n} inputs, a multiple of {unit}")
     weight, after = filled(address(w), address(scale), depth, group, groups, span), epilogue_record(epilogue, out, rough=True)
-    rows, _ = split(T, p, threads(), PANEL)
+    rows, _ = split(T, p, workers := threads(), PANEL)
     with POOL.lock:
-        room = ROOM.reserve((rows + BAND) * (span + 4 + 4 * groups) + 8 * BAND * PANEL + 256 + PANEL * depth)
-        launch(*linear_stages(kernels[T > 1], x, address(weight), out, after, room, unit=PANEL))
+        room = ROOM.reserve((rows + BAND) * (span + 4 + 4 * groups) + 8 * BAND * PANEL + 256 + PANEL * depth, workers)
+        launch(workers, *linear_stages(kernels[T > 1], x, address(weight), out, after, workers, room, unit=PANEL))
     return out
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..panels import PANEL
+from ..threads import threads
 from .compiled import HELPER, Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
 from .gemm import strip
@@ -13,7 +14,6 @@ from .launch import address, launch
 from .linear import LINEAR, check_product, linear_stages, tile
 from .memory import record
 from .native import njit
-from .pool import POOL
 from .sparse import typed
 from .vectors import AHEAD, MANY_REGISTERS, add_outer, ask, fetch, plus, span, write, zeros
 
@@ -121,6 +121,6 @@ def product_packed(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any 
     check_product(x, (x.shape[1], out.shape[1]), out)
     if typed("w", w, np.float32).size != x.shape[1] * -(-out.shape[1] // 16) * 16:
         raise ValueError(f"packed: {w.size} numbers do not make panels of {x.shape[1]} by {out.shape[1]}")
-    after = epilogue_record(epilogue, out)
-    with POOL.lock: launch(*linear_stages(packed, x, address(w), out, after, unit=PANEL))
+    after, workers = epilogue_record(epilogue, out), threads()
+    launch(workers, *linear_stages(packed, x, address(w), out, after, workers, unit=PANEL))
     return out

@@ -2,24 +2,31 @@
 
 So a thread that is held up (another program, another pool) delays nothing: the others take its share. On a busy machine
 an OpenMP loop, which waits until every thread has come and gone, took twenty times as long. Threads look for work for
-longer than Python needs between two launches, then sleep: waking up takes as long as a small kernel."""
+longer than Python needs between two launches, then park: waking up takes as long as a small kernel.
+
+A launch is one native call that returns when all of its items are done. Python raises what interrupts a thread (a signal's
+exception, one that another thread sets) between bytecodes, so before a launch or after it: none is ever left half done."""
+import atexit
+import ctypes
 import os
-import time
-from collections.abc import Callable
-from threading import Lock, RLock, Thread
+from threading import RLock, Thread
 from typing import Any
 
 import numpy as np
 
-from ..threads import threads
-from .compiled import HELPER, Function
+from .compiled import HELPER, Function, calling
 from .memory import WORD, call
 from .native import get_or_insert_function, intrinsic, ir, njit, types
 
 # offsets in the shared state, on separate lines of the cache; a ticket is the launch (upper half) and its next item
-TICKET, DONE, FUNCTION, ARGUMENTS, ITEMS, WORKERS, ASLEEP, SIZE = 0, 64, 128, 136, 144, 152, 192, 256
+TICKET, DONE, FUNCTION, ARGUMENTS, ITEMS, WORKERS = 0, 64, 128, 136, 144, 152
+CLAIMED, CLOSED, ACQUIRE, RELEASE = 192, 200, 208, 216       # workers so far; whether they shall end; Python's own functions
+MOST = 1024                                                  # workers, with the caller, who is number 0
+PARKED, WAKE_LOCKS = 256, 256 + 8 * MOST                     # of each worker: whether it waits for its lock, and the lock
+SIZE = WAKE_LOCKS + 8 * MOST
 NOTHING = (1 << 32) - 1                                      # a ticket's lower half, and an item that no launch has
-PATIENCE = 12000                                             # looks for work before sleep: a fifth to a half of a millisecond
+PATIENCE = 12000                                             # looks for work before parking: a fifth to a half of a millisecond
+GRACE = 1.0                                                  # seconds that the process waits for a worker at its end
 
 
 def word(builder: Any, address: ir.Value) -> ir.Value: return builder.inttoptr(address, WORD.as_pointer())
@@ -43,7 +50,7 @@ def store(typing, address, value):
 
 @intrinsic
 def increase(typing, address):
-    """Add one to a word."""
+    """Add one to a word; what it was."""
     def code(context, builder, signature, values):
         return builder.atomic_rmw("add", word(builder, values[0]), WORD(1), "acq_rel")
     return types.int64(types.int64), code
@@ -59,6 +66,15 @@ def exchange(typing, address, old, new):
 
 
 @intrinsic
+def fence(typing):
+    """Of two threads that each write a word, pass a fence, and read the other's word, one at least sees what was written."""
+    def code(context, builder, signature, values):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+    return types.void(), code
+
+
+@intrinsic
 def pause(typing):
     """Leave the core's resources to its other thread for a moment, where the processor can."""
     def code(context, builder, signature, values):
@@ -69,6 +85,22 @@ def pause(typing):
     return types.void(), code
 
 
+release, acquire = calling(1), calling(2)                    # of the lock at an address
+
+
+@njit(**HELPER)
+def park(state, worker):
+    """Wait for the worker's lock. Whoever takes the mark back releases it, once: the worker itself does not wait then."""
+    acquire(load(state + ACQUIRE), load(state + WAKE_LOCKS + 8 * worker), 1)
+
+
+@njit(**HELPER)
+def unpark(state, worker):
+    """Wake a worker that has parked, or is about to."""
+    parked = state + PARKED + 8 * worker
+    if load(parked) and exchange(parked, 1, 0): release(load(state + RELEASE), load(state + WAKE_LOCKS + 8 * worker))
+
+
 @njit(**HELPER)
 def work(state, worker):
     """Take items and do them until none is left.
@@ -76,26 +108,19 @@ def work(state, worker):
     A ticket can be taken only while its launch lasts, so function, arguments and items are those of the same launch."""
     while True:
         ticket = load(state + TICKET)
-        item = ticket & NOTHING
-        if item >= load(state + ITEMS) or worker >= load(state + WORKERS): return
+        item, items = ticket & NOTHING, load(state + ITEMS)
+        if item >= items or worker >= load(state + WORKERS): return
         function, arguments = load(state + FUNCTION), load(state + ARGUMENTS)
         if exchange(state + TICKET, ticket, ticket + 1):
             call(function, item, worker, arguments)
-            increase(state + DONE)
-
-
-@njit(**HELPER)
-def wait(state, patience):
-    """Whether all items of the last launch are done, after some patience."""
-    for _ in range(patience):
-        if load(state + DONE) == load(state + ITEMS): return 1
-        pause()
-    return 0
+            if increase(state + DONE) + 1 == items and worker:
+                fence()
+                unpark(state, 0)
 
 
 @njit(**HELPER)
 def publish(state, function, arguments, items, workers):
-    """Offer the items of a launch to all threads."""
+    """Offer the items of a launch to all threads. The one before has ended."""
     launch = (load(state + TICKET) >> 32) + 1
     store(state + TICKET, launch << 32 | NOTHING)
     store(state + DONE, 0)
@@ -104,36 +129,78 @@ def publish(state, function, arguments, items, workers):
     store(state + ITEMS, items)
     store(state + WORKERS, workers)
     store(state + TICKET, launch << 32)
+    fence()                                                  # a worker about to park re-checks the tickets, so no wake-up is lost
+    for worker in range(1, workers): unpark(state, worker)
+
+
+@njit(**HELPER)
+def finish(state):
+    """Take part in a launch, and wait until all of its items are done. A wake-up that comes late, from the launch before, only
+    makes the caller look again."""
+    work(state, 0)
+    looks = 0
+    while load(state + DONE) < load(state + ITEMS):
+        looks += 1
+        if looks < PATIENCE: pause()
+        else:
+            store(state + PARKED, 1)
+            fence()
+            if load(state + DONE) < load(state + ITEMS) or not exchange(state + PARKED, 1, 0): park(state, 0)
 
 
 @Function.of(5)
-def offer(state, function, arguments, items, workers):
-    """Publish a launch."""
+def launch_items(state, function, arguments, items, workers):
+    """A launch from its beginning to its end."""
     publish(state, function, arguments, items, workers)
+    finish(state)
 
 
-@Function.of(2, result=True)
-def drive(state, patience):
-    """Take part in a launch, and wait for the items of others; whether all are done."""
-    work(state, 0)
-    return wait(state, patience)
+@Function.of(2)
+def worker_loop(state, lock):
+    """Do items of every launch, and park when there has been none for a while, until the workers are told to end. Its number is
+    taken here, so that no two threads can have the same. The lock is held."""
+    worker = increase(state + CLAIMED) + 1
+    if worker >= MOST: return
+    store(state + WAKE_LOCKS + 8 * worker, lock)
+    parked = state + PARKED + 8 * worker
+    while not load(state + CLOSED):
+        idle = 0
+        while idle < PATIENCE:
+            before = load(state + TICKET)
+            work(state, worker)
+            idle = idle + 1 if load(state + TICKET) == before else 0
+            pause()
+        store(parked, 1)
+        fence()
+        wanted = (load(state + TICKET) & NOTHING) < load(state + ITEMS) and worker < load(state + WORKERS)
+        if not ((wanted or load(state + CLOSED) != 0) and exchange(parked, 1, 0)): park(state, worker)
 
 
-@Function.of(2, result=True)
-def offered(state, worker):
-    """Whether there is an item that this worker may take."""
-    return (load(state + TICKET) & NOTHING) < load(state + ITEMS) and worker < load(state + WORKERS)
+@Function.of(1)
+def end_workers(state):
+    """Tell the workers to end once they have done the items that they are at."""
+    store(state + CLOSED, 1)
+    fence()
+    for worker in range(1, MOST): unpark(state, worker)
 
 
-@Function
-def serve(state, worker, patience):
-    """Do the items of every launch, until there has been none for a while."""
-    idle = 0
-    while idle < patience:
-        before = load(state + TICKET)
-        work(state, worker)
-        idle = idle + 1 if load(state + TICKET) == before else 0
-        pause()
+def held_lock() -> int:
+    """A lock of Python's own, which native code may wait for and release, in the state in which waiting blocks."""
+    allocate, take = ctypes.pythonapi["PyThread_allocate_lock"], ctypes.pythonapi["PyThread_acquire_lock"]
+    allocate.restype, take.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int]
+    if not (lock := allocate()): raise MemoryError("no lock for a thread")
+    take(lock, 1)
+    return int(lock)
+
+
+def entry(name: str) -> int:
+    """Where a function of Python's C interface is."""
+    return int(ctypes.cast(ctypes.pythonapi[name], ctypes.c_void_p).value or 0)
+
+
+def serve(state: int, room: np.ndarray) -> None:
+    """A worker's thread; it keeps the room that the state is in."""
+    worker_loop.call(state, held_lock())
 
 
 class Pool:
@@ -141,73 +208,41 @@ class Pool:
 
     def __init__(self) -> None:
         self.reset()
+        atexit.register(self.close)
         if hasattr(os, "register_at_fork"): os.register_at_fork(after_in_child=self.reset)
 
     def reset(self) -> None:
         """No threads yet: also what a forked process has."""
         self.lock, self.room = RLock(), np.zeros(SIZE + 64, np.uint8)
         self.state = int(self.room.ctypes.data) + -int(self.room.ctypes.data) % 64
-        self.words = self.room[self.state - int(self.room.ctypes.data):][:SIZE].view(np.int64)
-        self.beds: list[Lock] = []                           # thread i + 1 sleeps on lock i
-        self.asleep: set[int] = set()
+        words = self.room[self.state - int(self.room.ctypes.data):][:SIZE].view(np.int64)
+        words[ACQUIRE // 8], words[RELEASE // 8] = entry("PyThread_acquire_lock"), entry("PyThread_release_lock")
+        words[WAKE_LOCKS // 8] = held_lock()
+        self.threads: list[Thread] = []                      # at least so many workers
 
-    def run(self, function: int, arguments: int, items: int) -> None:
-        """Call function(item, worker, arguments) for every item, on as many threads as there are."""
-        others = min(threads(), items) - 1
-        done = False
-        try:
-            offer.call(self.state, function, arguments, items, others + 1)
-            self.wake(others)                                # not before: who lies down meanwhile looks for items again
-            done = drive.call(self.state, PATIENCE)
-            while not done:
-                time.sleep(2e-5)
-                done = drive.call(self.state, PATIENCE)
-        finally:                                             # an interrupt must not free what threads still work on
-            while not done: done = drive.call(self.state, PATIENCE)
+    def run(self, function: int, arguments: int, items: int, workers: int) -> None:
+        """Call function(item, worker, arguments) for every item, on so many threads."""
+        launch_items.call(self.state, function, arguments, items, self.ready(min(workers, items)))
 
-    def wake(self, others: int) -> None:
-        """So many threads beside the caller's, awake."""
-        while len(self.beds) < others: self.employ()
-        for thread in [thread for thread in tuple(self.asleep) if thread < others]:     # they lie down meanwhile
-            self.asleep.discard(thread)
-            self.beds[thread].release()
-        self.tell()
+    def ready(self, workers: int) -> int:
+        """How many workers a launch may have, of so many that are wanted: there are threads for them."""
+        if len(self.threads) < min(workers, MOST) - 1: self.spawn_workers(min(workers, MOST) - 1)
+        return min(workers, MOST)
 
-    def tell(self) -> None:
-        """Say to native code who is asleep, a bit each."""
-        self.words[ASLEEP // 8] = sum(1 << thread for thread in tuple(self.asleep) if thread < 62)
+    def spawn_workers(self, others: int) -> None:
+        """So many threads beside the caller's. Where the system gives no more, those that are there do everything."""
+        _ = worker_loop.call, end_workers.call               # compiled here, so that an error is raised here
+        while len(self.threads) < others:
+            thread = Thread(target=serve, args=(self.state, self.room), daemon=True, name="opmatrix")
+            try: thread.start()
+            except RuntimeError: return
+            self.threads.append(thread)                      # after it: an interrupt may add a worker, but leaves none out
 
-    def conduct(self, stages: Callable[[int, int, int], int]) -> None:
-        """Stages in order, each on all threads. stages(state, first, patience) begins with one, and gives the number of those
-        begun where it waits for others too long, or finds some asleep; 0 at the end."""
-        self.wake(threads() - 1)
-        first, done = stages(self.state, 0, PATIENCE), False
-        try:
-            while first:
-                if not (done := drive.call(self.state, PATIENCE)): time.sleep(2e-5)
-                else:
-                    self.wake(threads() - 1)
-                    first = stages(self.state, first, PATIENCE)
-            done = True
-        finally:                                             # as above
-            while not done: done = drive.call(self.state, PATIENCE)
-
-    def employ(self) -> None:
-        """One more thread."""
-        self.beds.append(bed := Lock())
-        bed.acquire()
-        function = serve.call                                # compiled here, so that an error is raised here
-        Thread(target=self.life, args=(function, len(self.beds) - 1, bed), daemon=True, name="opmatrix").start()
-
-    def life(self, function: Callable[..., None], thread: int, bed: Lock) -> None:
-        """Serve, and sleep when there is nothing to do."""
-        state, room = self.state, self.room                  # held: a thread may outlive a reset
-        while room.size:
-            function(state, thread + 1, PATIENCE)
-            self.asleep.add(thread)
-            self.tell()
-            if offered.call(state, thread + 1) and thread in self.asleep: self.asleep.discard(thread)
-            else: bed.acquire()
+    def close(self) -> None:
+        """At the end of the process no thread may be in native code that is being taken down. Launches that still come run on
+        their callers' threads alone."""
+        if self.threads: end_workers.call(self.state)
+        for thread in self.threads: thread.join(GRACE)
 
 
 POOL = Pool()

@@ -2,15 +2,18 @@
 
 A recording keeps the records of its launches as words in which addresses are relative to where it will run. Replayed by one
 worker (a group of sentences each, no waiting between stages), or stage by stage by all workers together."""
-from typing import Any, Self
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any
 
 import numpy as np
 
+from ..threads import FIXED
 from .compiled import HELPER, Function, Kernel
-from .launch import HERE, ROOM_START, ROOM_STEP, Stage, address, step, words
+from .launch import RECORDING, ROOM_START, ROOM_STEP, Stage, address, step, words
 from .memory import call, floats, longs, record
 from .native import njit
-from .pool import ASLEEP, load, publish, wait, work
+from .pool import finish, publish
 
 # words: the records, then the table of stages; moved, rooms, steps: which of them get base, room and step added
 SCRIPT = np.dtype(words("words count moved moves rooms roomy steps stepped table stages"))
@@ -22,21 +25,23 @@ ENTRY = 3                                                    # of the table: fun
 
 
 class Recording:
-    """While it is on, launches of this thread are kept. memory: what they may write to; no other thread may launch."""
+    """Launches that are kept, for so many workers. memory: what they may write to."""
 
-    def __init__(self, memory: np.ndarray) -> None:
-        self.memory, self.scratch = memory, 0
+    def __init__(self, memory: np.ndarray, workers: int) -> None:
+        self.memory, self.workers, self.scratch = memory, workers, 0
         self.stages: list[Stage] = []
         self.records: list[Any] = []
         self.temporaries: list[np.ndarray] = []              # of this step
         self.regions = [(memory, 0)]                         # memory and its place, in bytes
         self.end = line(memory.nbytes)
 
-    def __enter__(self) -> Self:
-        HERE.recording = self
-        return self
-
-    def __exit__(self, *error: object) -> None: HERE.recording = None
+    def keep(self, walk: Callable[[], Any]) -> Any:
+        """walk(), in which launches of this thread are kept. Python itself leaves the context, however the walk ends."""
+        def kept() -> Any:
+            RECORDING.set(self)
+            FIXED.set(self.workers)
+            return walk()
+        return copy_context().run(kept)
 
     def reserve(self, size: int) -> tuple[int, int]:
         """The marks of a worker's room, which is given when it runs."""
@@ -140,26 +145,20 @@ def replay(item, worker, arguments):
     deliver(g, base)
 
 
-@Function.of(5, result=True)
-def conduct(state, arguments, first, workers, patience):
-    """The stages of one group from `first` on, each by all workers. 0 once all are done and the result is there; the number of
-    stages begun, where workers had not ended theirs after some patience, or are asleep; inputs are read before the first."""
+@Function.of(3)
+def conduct(state, arguments, workers):
+    """The stages of one group, each by all workers: from its inputs to its result."""
     c = record(arguments, REPLAY)
     g = record(c.groups, GROUP)
-    s = record(g.script, SCRIPT)
-    table = c.base + g.home + 8 * s.table
-    if first == 0: prepare(g, c.base, c.room, c.step)
-    for i in range(first, s.stages):
-        if i > 0 and load(state + ASLEEP) & ((1 << min(workers - 1, 62)) - 1): return i
+    table = prepare(g, c.base, c.room, c.step)
+    for i in range(record(g.script, SCRIPT).stages):
         stage = longs(table + 8 * ENTRY * i, ENTRY)
         items = stage[2]
         if items == 1: call(stage[0], 0, 0, stage[1])
         elif items:
             publish(state, stage[0], stage[1], items, min(workers, items))
-            work(state, 0)
-            if not wait(state, patience): return i + 1
+            finish(state)
     deliver(g, c.base)
-    return 0
 
 
 GROUP_WORDS = len(GROUP.names or ())

@@ -60,12 +60,12 @@ def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: An
     """Launch a pass over chunks of rows."""
     T, p = out.shape
     if not T: return out
-    rows = max(1, -(-T // (4 * threads())))
+    rows = max(1, -(-T // (4 * (workers := threads()))))
     source = (0, 0) if x is None else (address(x), step(x))
     count, after = 0 if fields is None else len(fields), epilogue_record(epilogue, out)
     values = (*source, address(out), step(out), T, p, rows, address(fields), count,
               address(after), factor)
-    launch((kernel, written([values], PASS), -(-T // rows)))
+    launch(workers, (kernel, written([values], PASS), -(-T // rows)))
     return out
 
 

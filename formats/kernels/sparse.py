@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..threads import threads
 from .compiled import FAST, HELPER, Function, Kernel, calling
 from .epilogue import epilogue_record, finish_block, finish_rows
 from .launch import ROOM, address, filled, launch, words
@@ -210,10 +211,10 @@ def launch_sparse(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], ou
     once = max(columns // group, 1) * group
     fields = (many.address, one.address if one else 0, ptr if isinstance(ptr, int) else address(ptr), address(idx), address(val),
               *sizes, chunk, depth, out.shape[1], once)
-    weight, after = filled(*fields), epilogue_record(epilogue, out)
+    weight, after, workers = filled(*fields), epilogue_record(epilogue, out), threads()
     with POOL.lock:
-        room = ROOM.reserve(4 * (min(chunk, -(-T // STRIP) * STRIP) * depth + (once + 16) * STRIP))
-        launch(*linear_stages(sparse, x, address(weight), out, after, room, unit=group))
+        room = ROOM.reserve(4 * (min(chunk, -(-T // STRIP) * STRIP) * depth + (once + 16) * STRIP), workers)
+        launch(workers, *linear_stages(sparse, x, address(weight), out, after, workers, room, unit=group))
     return out
 
 

@@ -12,7 +12,7 @@ from weakref import proxy
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.threads import limit, threads
+from formats.threads import threads
 from opmatrix.patterns import FIELDS
 from opmatrix.runtime.values import FLOAT, LINE, lines
 
@@ -107,19 +107,17 @@ class Recorded:
 
     def script(self, rows: int, workers: int) -> Any:
         """The script for so many rows on so many workers. The pool is locked."""
-        if (key := (rows, workers)) in self.scripts: self.scripts.move_to_end(key)
-        else:
-            self.scripts[key] = self.record(rows, workers)
-            if len(self.scripts) > KEPT: self.scripts.popitem(last=False)
-        return self.scripts[key]
+        key = rows, workers
+        self.scripts[key] = script = self.scripts.pop(key, None) or self.record(rows, workers)      # the latest comes last
+        if len(self.scripts) > KEPT: self.scripts.popitem(last=False)
+        return script
 
     def record(self, rows: int, workers: int) -> Any:
         """The script of a walk; kernels that must be compiled are compiled together, and those that replay it with them."""
         from formats.kernels.compiled import together
-        from formats.kernels.pool import drive, offer, offered, serve
+        from formats.kernels.pool import end_workers, launch_items, worker_loop
         from formats.kernels.replay import conduct, replay
-        with together(replay, conduct, drive, offer, offered, serve) as missing: script = self.walk(rows, workers)
-        return self.walk(rows, workers) if missing else script
+        return together(lambda: self.walk(rows, workers), replay, conduct, launch_items, worker_loop, end_workers)
 
     def walk(self, rows: int, workers: int) -> Any:
         """Walk through the steps with launches kept."""
@@ -127,15 +125,18 @@ class Recorded:
         plan, given = self.schedule.plan(rows, 0), lines(8 * Slots.count(rows))
         memory = np.empty(given + plan.end, np.uint8)
         slots = Slots(rows, memory[:8 * Slots.count(rows)].view(np.int64))
+        recording = Recording(memory, workers)
 
         def buffer(i: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
             return np.ndarray(shape, np.float32, memory, given + plan.offsets[self.schedule.home[i]])
 
-        with limit(workers), Recording(memory) as recording:
+        def steps() -> Any:
             for i, (_, _, value) in enumerate(self.schedule.walk(slots, buffer)):
                 recording.step()
                 if i == self.schedule.result: found = value
-        return recording.script(found)
+            return found
+
+        return recording.script(recording.keep(steps))
 
     def peak(self, rows: int, starts: Words | None = None) -> int:
         """Bytes of the result, the inputs, and what lies between kernels, of every worker. Without the sentences' starts as if
@@ -165,11 +166,11 @@ class Recorded:
             columns = scripts[0].result[2]
             out = block(FLOAT * batch.rows * columns).view(np.float32).reshape(-1, columns)
             table, _inputs = tabled(groups, scripts, fields, batch.starts, out)
-            room = ROOM.reserve(max(script.scratch for script in scripts))
+            room = ROOM.reserve(max(script.scratch for script in scripts), workers)
             base = ARENA.reserve(max(script.size for script in scripts), 1 if together else workers)
             arguments = np.array([(address(table), *base, *room)], REPLAY)
-            if together: POOL.conduct(lambda *given: conduct.call(given[0], address(arguments), given[1], workers, given[2]))
-            elif workers > 1: POOL.run(replay.address, address(arguments), len(groups))
+            if together: conduct.call(POOL.state, address(arguments), POOL.ready(workers))
+            elif workers > 1: POOL.run(replay.address, address(arguments), len(groups), workers)
             else:
                 for i in range(len(groups)): replay.call(i, 0, address(arguments))
         return out

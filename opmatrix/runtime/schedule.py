@@ -1,5 +1,6 @@
 """Steps bound to kernels: shapes inferred and checked, lifetimes known, buffers planned for any number of rows."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import Context
 from functools import lru_cache
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -147,7 +148,9 @@ class Schedule:
             for v in self.dropped[i]: found[v] = None
 
     def run(self, batch: Any) -> NDArray[np.float32]:
-        """The output's rows, from recordings where that is possible."""
+        """The output's rows, from recordings where that is possible. Called back while this thread records, apart from that."""
+        from formats.kernels.launch import RECORDING
+        if RECORDING.get(): return Context().run(self.run, batch)
         return self.recorded.run(batch) if self.recorded.possible else self.step_by_step(batch)
 
     def step_by_step(self, batch: Any) -> NDArray[np.float32]:
