@@ -25,18 +25,19 @@ FREE = (N, T, H)                                            # sizes that an inpu
 @dataclass(frozen=True)
 class Counterexample:
     """Where two operators differ: at x (rows, columns), with these operators for their symbols, the entry (row, column) of
-    the result is `left` of one and `right` of the other."""
+    the result is `left` of one and `right` of the other; or, with no entry, the shape is."""
 
     x: NDArray[np.float64]
     symbols: dict[str, Operator]
     entry: tuple[int, ...]
-    left: float
-    right: float
+    left: Any
+    right: Any
 
     def __str__(self) -> str:
         said = ", ".join(f"{name} = {term}" for name, term in self.symbols.items())
         return (f"at x = {np.array2string(self.x, precision=3, threshold=20)}{f' with {said}' if said else ''}: "
-                f"entry {', '.join(map(str, self.entry))} is {self.left:.6g} and {self.right:.6g}")
+                + (f"entry {', '.join(map(str, self.entry))} is {self.left:.6g} and {self.right:.6g}" if self.entry else
+                   f"the shape is {self.left} and {self.right}"))
 
 
 def refute(left: Operator, right: Operator, draws: int = 3, seed: int = 0) -> Counterexample | None:
@@ -63,7 +64,9 @@ def differing(one: Operator, other: Operator, rng: np.random.Generator) -> tuple
     x, batch = 2 * rng.normal(size=(sum(ROWS), columns)), Batch([rng.integers(0, columns, length) for length in ROWS])
     with np.errstate(all="ignore"):
         a, b = (dense(term, x, batch) for term in (one, other))
-        if a.ndim != b.ndim or not apart(a, b) > APART:
+        if any(1 not in pair and pair[0] != pair[1] for pair in zip(a.shape[::-1], b.shape[::-1], strict=False)):
+            return x, (), a.shape, b.shape
+        if not apart(a, b) > APART:
             return None
     a, b = np.broadcast_arrays(a, b)
     off = np.nan_to_num(abs(a - b), nan=np.inf)

@@ -196,6 +196,12 @@ def test_other_laws_may_be_asked():
     assert wrong.verdict == "refuted" and {"x", "W"} <= wrong.at.symbols.keys()
 
 
+def test_different_shapes_refute():
+    a, b = symbol("a", 4, 6), symbol("b", 4, 5)
+    proof = prove(product(turn(a), b), product(turn(b), a))
+    assert proof.verdict == "refuted" and proof.at.left == proof.at.right[::-1] and str(proof).endswith(f"{proof.at.right}")
+
+
 def test_what_is_no_operator_is_named():
     with pytest.raises(TypeError, match="prove: the right side is 'p', no operator"): prove(A, "p")
 
