@@ -87,12 +87,7 @@ class Result:
 
 def pieces(batch: Batch, rows: int) -> list[Batch]:
     """Consecutive sentences, about so many rows at a time."""
-    groups: list[list[np.ndarray]] = [[]]
-    for start, end in zip(batch.starts[:-1], batch.starts[1:], strict=True):
-        if groups[-1] and sum(map(len, groups[-1])) + end - start > rows:
-            groups.append([])
-        groups[-1].append(batch.tokens[start:end])
-    return [Batch(group) for group in groups]
+    return list(batch.pieces(rows))
 
 
 def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:

@@ -1,5 +1,7 @@
 """A batch is one matrix: no padding exists, sentences do not see each other, patterns say who sees whom."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from conftest import CONFIG
@@ -141,3 +143,13 @@ def test_number_types(small, batch):
             if m.width is None: continue
             assert dense(A, x, batch, np.float32).dtype == np.float32, f"{m.__name__} widens"
     assert small(batch).tolist() == exact.tolist() and CONFIG["vocab_size"] == small.into.cols
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 9, 100])
+def test_pieces_are_the_batch_again(rows):
+    batch = Batch([[1, 2], [3], [4, 5, 6], [7], [8, 9, 10, 11, 12, 13]], [[0, 1], [1], [0, 1, 1], [0], [1] * 6])
+    found = list(batch.pieces(rows))
+    for field in ("tokens", "kinds", "positions"):
+        assert np.concatenate([getattr(each, field) for each in found]).tolist() == getattr(batch, field).tolist()
+    assert all(each.rows <= rows or len(each) == 1 for each in found)
+    assert all(a.rows + np.diff(b.starts)[0] > rows for a, b in pairwise(found)), "a piece could have been longer"

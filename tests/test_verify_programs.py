@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from searched import RAGGED, found, relative, structure
 
-from formats import Dense, kernels
+from formats import CSR, Dense, kernels
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
@@ -165,6 +165,15 @@ def test_the_structure_of_an_approximate_program_is_the_model(form):
     operands = {name: ref for name, ref in program.steps[at].operands.items() if name != "bias"}
     with pytest.raises(VerificationError, match="read in float64 it is not the model"):
         verify_structure(changed(program, at, operands=operands), [RAGGED], constants, wanted)
+
+
+def test_a_run_of_kernels_that_sum_by_rows_is_its_steps(rng):
+    """csr sums in another order for few rows, and a batch may be cut into groups of few."""
+    W = rng.standard_normal((32, 64), np.float32) * (rng.random((32, 64)) < 0.25)
+    constants = {"E": Dense.pack(rng.standard_normal((41, 32), np.float32)), "W": CSR.pack(W.astype(np.float32))}
+    program = Program([Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"), Step("linear", {"x": "x", "weight": "W"}, {}, "y")],
+                      constants, "y")
+    assert verify_steps(program, [RAGGED, Batch([[i % 41 for i in range(n)] for n in (7, 7, 5, 90, 200)])])["count"] == 2
 
 
 def test_errors_are_of_the_whole_and_of_the_worst_row():
