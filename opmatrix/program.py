@@ -130,8 +130,10 @@ class Program:
     # ---- what it is
 
     def replace(self, **meta: Any) -> "Program":
-        """The same program with other entries of meta; constants are shared."""
-        return Program(self.steps, self.constants, self.output, {**self.meta, **meta})
+        """The same program with other entries of meta; constants are shared. A certificate is of one program: what makes it another
+        one takes the certificate away."""
+        kept = self.meta if meta.keys() <= {"certificate"} else {name: e for name, e in self.meta.items() if name != "certificate"}
+        return Program(self.steps, self.constants, self.output, {**kept, **meta})
 
     @cached_property
     def hash(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from formats import FORMATS, from_arrays
 from formats.files import open_regular, read_json, read_text
+from opmatrix import certificate
 from opmatrix.errors import InputError
 from opmatrix.mapped import AGAIN, NUMBERS, Digest, Part, Stored
 from opmatrix.pooling import Pooling
@@ -46,6 +47,8 @@ def load(directory: str | Path, copy: bool = False) -> Program:
         raise InputError(f"{file}: hash is {found['hash']!r:.80}, but the files have {digest.found!r}: one was changed "
                          f"after saving: {AGAIN}")
     program.hash = digest.found
+    if (kept := program.meta.get("certificate")) is not None:
+        with blamed(directory / "certificate.json", "no certificate of this program"): certificate.check(kept, program.hash)
     return program
 
 

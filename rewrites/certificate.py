@@ -1,10 +1,9 @@
 """The certificate of a program: what was verified, on which inputs, within which bounds, and by what. JSON that is
-stored with the program, and enough to do again what needs no model."""
+stored with the program, and enough to do it again (rewrites.recheck)."""
 import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -12,9 +11,8 @@ import numpy as np
 
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.term import Operator
-from rewrites.verify import Errors, VerificationError, verify_approximate, verify_steps
-from rewrites.verify.program import EQUAL, ROUNDING, oracle
+from rewrites.verify import Errors, VerificationError
+from rewrites.verify.program import EQUAL, ROUNDING
 
 PACKAGES = "opmatrix", "numpy", "scipy", "sympy", "numba", "egglog"
 Certificate = dict[str, Any]
@@ -33,46 +31,6 @@ def certified(program: Program, results: Mapping[str, Any], batches: Sequence[Ba
               machine: str = "") -> Program:
     """The program with its certificate."""
     return program.replace(certificate=certificate(program, results, batches, seed=seed, machine=machine))
-
-
-def check_certificate(program: Program, model: Operator | None = None) -> dict[str, Any]:
-    """Does again what can be done: the program is the one that was verified, its inputs are whole, every step keeps its
-    bound on them, and the whole rounds no more than it did; with the model, its errors are what they were. Raises
-    VerificationError, which says what is not so; returns what was found, and the versions that have changed since."""
-    kept = program.meta.get("certificate")
-    if not kept:
-        raise VerificationError(3, "certificate", "the program carries none: it was never verified")
-    if kept["program"] != program.hash:
-        raise VerificationError(3, "certificate", "it belongs to another program", certificate=kept["program"],
-                                program=program.hash)
-    batches = [restored(each) for each in kept["inputs"]]
-    found: dict[str, Any] = {"steps": verify_steps(program, batches), "own": own(program, batches)}
-    if not found["own"] <= ROUNDING * kept["own"]:
-        raise VerificationError(3, "certificate", "the program rounds more than when it was verified", now=found["own"],
-                                then=kept["own"], times=ROUNDING)
-    if model is not None:
-        found["errors"] = again(program, model, batches, kept["verified"])
-    return found | {"changed": {name: [then, versions().get(name)] for name, then in kept["versions"].items()
-                                if then != versions().get(name)}}
-
-
-def again(program: Program, model: Operator, batches: Sequence[Batch], verified: Mapping[str, Any]) -> dict[str, Any]:
-    """The errors against the model, which may be what they were up to rounding."""
-    if (then := search(verified, "stated")) is not None:
-        return verify_approximate(program, model, batches, then)
-    allowed = ROUNDING * search(verified, "imported")["relative"]
-    found = Errors.of([program.run(batch) for batch in batches], oracle(model, batches))
-    if not found.relative <= allowed:
-        raise VerificationError(3, "certificate", "the program is not the model", relative=found.relative,
-                                allowed=allowed)
-    return asdict(found)
-
-
-def search(tree: Any, key: str) -> Any:
-    """The first value of that name in nested mappings."""
-    if not isinstance(tree, Mapping): return None
-    if key in tree: return tree[key]
-    return next((found for value in tree.values() if (found := search(value, key)) is not None), None)
 
 
 def own(program: Program, batches: Sequence[Batch]) -> float:

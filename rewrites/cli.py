@@ -1,27 +1,47 @@
 """The command `opmatrix`. What must be in the environment before numpy is imported is put there first."""
+import os
 import sys
+from typing import NoReturn
 
 from rewrites.environment import prepare
 
 
 def main() -> None:
-    """Runs a command. Bad input is one line on stderr and exit status 2."""
+    """Runs a command. Exit status: 2 and one line on stderr for bad input; 70 for a fault in opmatrix, whose line names the file
+    that keeps it; 130 where it was interrupted; 1 where what was verified does not hold, or nobody reads what is printed."""
+    try: run()
+    except KeyboardInterrupt: said("interrupted", 130)
+
+
+def run() -> None:
     prepare()
     from rewrites.commands import INTERRUPTED, USAGE, app
     from rewrites.errors import BAD_INPUT
     try:
-        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        if status == 130: raise KeyboardInterrupt           # which typer makes a number of
+        sys.stdout.flush()
     except USAGE as error:
         said(error.format_message(), 2)
     except BAD_INPUT as error:
         said(str(error.args[0] if error.args else error), 2)
     except INTERRUPTED:
         said("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)        # what Python would still write at its end
+        sys.exit(1)
+    except MemoryError:
+        said("there is not enough memory for this model or batch", 2)
+    except Exception as error:
+        from rewrites.faults import STATUS, told
+        said(told(error), STATUS)
+    sys.exit(status)
 
 
-def said(message: str, status: int) -> None:
-    """One line on stderr, and the end."""
-    print(f"opmatrix: {' '.join(message.split())}", file=sys.stderr)
+def said(message: str, status: int) -> NoReturn:
+    """One line on stderr, without what a terminal would obey, and the end."""
+    from rewrites.outputs import printable
+    print(f"opmatrix: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(status)
 
 

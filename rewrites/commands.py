@@ -1,4 +1,4 @@
-"""The commands: optimize, calibrate, run, embed, evaluate, doctor, laws, explain, spectrum."""
+"""The commands: optimize, calibrate, run, embed, evaluate, doctor, laws, explain, verify, spectrum."""
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +14,19 @@ INTERRUPTED = (KeyboardInterrupt, typer.Abort)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
                   help="A transformer in; the cheapest equal program that laws reach comes out, verified, and runs.")
+
+def version(asked: bool) -> None:
+    """Prints the version, and ends."""
+    from rewrites.results import installed
+    if asked:
+        say(f"opmatrix {installed('opmatrix')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(asked: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="print the version")] = False) -> None:
+    pass
+
 
 Model = Annotated[str, typer.Argument(
     help="minilm, or a directory with config.json, model.safetensors and tokenizer.json")]
@@ -226,6 +239,16 @@ def explain(
     with hushed():
         found = told(directory, Report(), model=model, laws=own, text=text, texts=workload)
     say(found)
+
+
+@app.command()
+def verify(directory: Saved, model: Origin = None) -> None:
+    """Do the checks of a saved program's certificate again, as far as the directory and the MODEL allow. Ends with status 1 where
+    one fails."""
+    from rewrites.recheck import FAILS, of_directory, told
+    found = of_directory(directory, model)
+    say(told(found))
+    if any(check.verdict == FAILS for check in found): raise typer.Exit(1)
 
 
 @app.command()

@@ -1,7 +1,6 @@
-"""What a command line answers with one line: bad input, a budget that nothing meets, a program that fails its verification."""
+"""What a command line answers with one line and status 2: bad input, and a budget that nothing meets."""
 from formats import FormatError
 from opmatrix.errors import InputError
 from rewrites.extraction import Infeasible
-from rewrites.verify.failure import VerificationError
 
-BAD_INPUT = (InputError, Infeasible, FormatError, VerificationError)
+BAD_INPUT = (InputError, Infeasible, FormatError)

@@ -1,6 +1,6 @@
 """The main job: a model in; out come the cheapest equal program, and a verified front of cheaper ones with their errors."""
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from rewrites.precision import check_precision
 from rewrites.report import Report
 from rewrites.representations import NUMBER_TYPES, Representable
 from rewrites.search import Space, Structure, cheapest, search
+from rewrites.verify.failure import VerificationError
 from rewrites.workload import Workload
 
 JITTER = 1024                                               # bytes that Python's objects differ by from run to run
@@ -128,7 +129,7 @@ def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None
         run.approximate(error, progress)
     with report.phase("front"):
         run.front(error, memory)
-    with report.phase("verify"):
+    with report.phase("verify"), own_laws(run):
         run.verify()
     with report.phase("measure") as progress:
         run.measure(rounds, progress)
@@ -138,6 +139,17 @@ def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None
     with report.phase("laws"):
         saved = run.saved()
     return run.result(error, memory, saved, drop)
+
+
+@contextmanager
+def own_laws(run: "Run") -> Iterator[None]:
+    """What fails by a law that is not the engine's is bad input; everything else that fails is a fault of the engine."""
+    try: yield
+    except VerificationError as error:
+        guilty = error.laws or run.structures["exact"].fired
+        if own := [law.name for law in run.laws if law not in EXACT_LAWS and law.name in guilty]:
+            raise InputError(f"--laws: law {own[0]}: what it leads to does not hold: {error.said}") from error
+        raise
 
 
 def opened(model: str | Operator, workload: Workload | Batch | str | Path | None, text: str | None,
@@ -261,8 +273,9 @@ class Run:
         wanted = [dense(self.operator, group) for group in groups]
         whole = np.concatenate(wanted)
         results: dict[str, Any] = {
-            "laws": verify_laws(self.laws) | {"own": [law.name for law in self.laws if law not in EXACT_LAWS]},
-            "graphs": verify_graphs([p.template for p in self.structures["exact"].parts], self.laws),
+            "laws": verify_laws(self.laws, announce=self.report.say) | {"own": [law.name for law in self.laws if law not in EXACT_LAWS]},
+            "graphs": verify_graphs([p.template for p in self.structures["exact"].parts], self.laws,
+                                    announce=self.report.say),
             "exact": verify_exact(exact, self.operator, few, imported, unrounded(self.structures["exact"], self.emitter))}
         self.imported = self.point("imported", imported, self.structures["imported"].time, 0.0, 0.0)
         self.imported.measured_error = self.imported.predicted_error = difference(imported.run(self.workload.verify), whole)

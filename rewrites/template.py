@@ -150,7 +150,8 @@ def shrunken(value: Any, small: dict[int, int], draw: Callable[[tuple[int, ...]]
     if isinstance(value, Data) and value.array.size == 1:   # an eps that nobody would see becomes one that is seen
         return value if abs(value.array.item()) > 1e-3 else Data(abs(draw((1,))))
     if isinstance(value, Data):
-        return Data(draw(tuple(small[s] for s in value.array.shape)))
+        name = value.name or (f"{value.base.name}.T" if value.base and value.base.name else None)
+        return Data(draw(tuple(small[s] for s in value.array.shape)), name)     # what errors call it
     if isinstance(value, Shape):
         return Shape(*(small.get(s, s) if isinstance(s, int) else s for s in value))
     return small[value] if type(value) is int else value

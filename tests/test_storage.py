@@ -15,8 +15,10 @@ from safetensors.numpy import load_file, save_file
 from formats import CSR, NM, Block, Dense, Half, LowRank
 from formats import FORMATS as ALL
 from opmatrix.errors import InputError
+from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.storage import PROGRAM, WEIGHTS
+from rewrites import certificate
 
 RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 FORMATS = {
@@ -36,8 +38,8 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def program(tokenizer):
-    certificate = {"error": 0.1 + 0.2, "rows": [1, 20]}
-    return bert_program(CONFIG, arrays(CONFIG), tokenizer=tokenizer, certificate=certificate, rows=[1, 512])
+    made = bert_program(CONFIG, arrays(CONFIG), tokenizer=tokenizer, rows=[1, 512])
+    return certificate.certified(made, {"error": 0.1 + 0.2, "rows": [1, 20]}, [Batch(RAGGED)])
 
 
 @pytest.fixture
@@ -93,6 +95,7 @@ def test_without_a_tokenizer():
 
 def test_the_hash_is_of_everything_but_the_certificate(program):
     assert program.replace(certificate={"other": 1}).hash == program.hash
+    assert "certificate" in program.meta and "certificate" not in program.replace(rows=[1, 511]).meta
     changed = dict(program.constants)
     changed["word"] = Dense.pack(np.nextafter(program.constants["word"].unpack(), np.float32(9)))
     others = [program.replace(rows=[1, 511]), program.replace(tokenizer=None),

@@ -1,14 +1,17 @@
 """What is raised where a law, a graph or a program is not what it should be."""
+from collections.abc import Sequence
 from typing import Any
 
 
 class VerificationError(Exception):
     """`level` 1: a law, 2: a member of a class, 3: a program; `where` names it, `values` are the numbers found.
-    `reproducer` is Python that fails by an assert as long as what is wrong is there, where such lines were found."""
+    `reproducer` is Python that fails by an assert as long as what is wrong is there, where such lines were found; `laws` are
+    those that may be at fault, `said` is the message without the lines."""
 
-    def __init__(self, level: int, where: str, what: str, reproducer: str = "", **values: Any) -> None:
-        self.level, self.where, self.values, self.reproducer = level, where, values, reproducer
+    def __init__(self, level: int, where: str, what: str, reproducer: str = "", laws: Sequence[str] = (), **values: Any) -> None:
+        self.level, self.where, self.values, self.reproducer, self.laws = level, where, values, reproducer, tuple(laws)
         numbers = ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
                             for name, value in values.items())
         lines = f"\nTo see it again:\n\n{reproducer}" if reproducer else ""
-        super().__init__(f"level {level}: {where}: {what}" + (f" ({numbers})" if numbers else "") + lines)
+        self.said = f"level {level}: {where}: {what}" + (f" ({numbers})" if numbers else "")
+        super().__init__(self.said + lines)

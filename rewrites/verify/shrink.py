@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from math import inf
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from rewrites.law import ROWS, Law
 from rewrites.template import Template, shrunken, sizes_of
 from rewrites.verify.graph import Disagreement, disagreements, spelled
 
-PATIENCE = 200                                              # graphs that may be tried
+PATIENCE, SECONDS = 200, 20                                 # graphs that may be tried, and how long it may take
 LENGTHS = (1,), (2,), (1, 1), (2, 1)                        # of sentences, fewest rows first
 SPEAKS = ("opmatrix.operators", "opmatrix.patterns", "opmatrix.monoids", "opmatrix.nodes", "opmatrix.term", "opmatrix",
           "rewrites.kinds", "rewrites.law")
@@ -64,12 +66,12 @@ def alike(found: Disagreement, first: Disagreement) -> bool:
 class Shrinker:
     """Tries smaller cases as long as they disagree and patience lasts."""
 
-    def __init__(self, case: Case, seed: int, first: Disagreement) -> None:
-        self.best, self.seed, self.left, self.first = case, seed, PATIENCE, first
+    def __init__(self, case: Case, seed: int, first: Disagreement, until: float = inf) -> None:
+        self.best, self.seed, self.left, self.first, self.until = case, seed, PATIENCE, first, until
 
     def tries(self, **changed: Any) -> bool:
         """Whether a changed case disagrees too; then it is the best so far."""
-        if self.left <= 0:
+        if self.left <= 0 or monotonic() > self.until:
             return False
         self.left -= 1
         case = replace(self.best, **changed)
@@ -169,17 +171,19 @@ def parts(term: Operator) -> Iterator[Operator]:
 
 def reproducer(template: Template, laws: Sequence[Law], found: Disagreement, seed: int) -> str:
     """Lines of Python that fail by an assert as long as the disagreement is there; nothing where no single operator of
-    the template shows it."""
-    case = start(template, tuple(laws), found, seed)
-    return "" if case is None else said(Shrinker(case, seed, found).run(), seed)
+    the template shows it in time."""
+    until = monotonic() + SECONDS
+    case = start(template, tuple(laws), found, seed, until)
+    return "" if case is None else said(Shrinker(case, seed, found, until).run(), seed)
 
 
-def start(template: Template, laws: tuple[Law, ...], found: Disagreement, seed: int) -> Case | None:
+def start(template: Template, laws: tuple[Law, ...], found: Disagreement, seed: int, until: float = inf) -> Case | None:
     """The first imported operator, small ones first, that disagrees by the laws named, else by all."""
     named = tuple(law for law in laws if law.name in found.laws)
     terms = [t for t in template.instance(template.values).values() if t.children and t.out.rows is T]
     for own in ((named,) if named else ()) + (laws,):
         for term in sorted(dict.fromkeys(map(opened, terms)), key=count):
+            if monotonic() > until: return None
             try:
                 if again := [each for each in check_term(term, own, seed=seed) if alike(each, found)]:
                     return Case(term, own, found=again[0])
