@@ -14,7 +14,7 @@ from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.storage import PROGRAM
 from opmatrix.term import Operator
-from opmatrix.text import sentences, verification
+from opmatrix.text import Reading, sentences, verification
 from rewrites.certificate import own, restored, versions
 from rewrites.laws import EXACT_LAWS
 from rewrites.layers import parts
@@ -170,9 +170,8 @@ def fresh(program: Program, model: Operator) -> Batch:
     vocabulary = int(model.into.cols)
     if program.meta.get("tokenizer"):
         rows: list[list[int]] = []
-        for text in verification(sentences()):
-            [row] = program.tokenizer.rows([text]) if len(text) < FRESH else [[vocabulary]]
-            if max(row) < vocabulary and sum(map(len, rows)) + len(row) <= FRESH: rows.append(row)
+        for row in program.tokenizer.rows([*verification(sentences())], Reading(skip_bad=True)):
+            if row and max(row) < vocabulary and sum(map(len, rows)) + len(row) <= FRESH: rows.append(row)
         if rows: return Batch(rows)
     rng = np.random.default_rng(0)
     return Batch([rng.integers(0, vocabulary, 8) for _ in range(FRESH // 8)])
