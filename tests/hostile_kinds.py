@@ -21,6 +21,7 @@ from opmatrix.storage import PROGRAM, WEIGHTS
 from opmatrix.term import Data, formula
 from opmatrix.text import read_lines
 from rewrites import environment, remember
+from rewrites.certificate import certified
 from rewrites.extraction import files
 from rewrites.pairs import Pairs
 from rewrites.reported import Reported
@@ -96,9 +97,11 @@ class Saved(Kind):
 
     def save(self, program):
         checkpoints.write_tokenizer(self.room / "t.json")
-        meta = dict(tokenizer=(self.room / "t.json").read_text("utf-8"), config=CONFIG, certificate={"error": 0.5}, rows=[1, 512])
-        program.replace(**meta).save(self.room / "p")
+        meta = dict(tokenizer=(self.room / "t.json").read_text("utf-8"), config=CONFIG, rows=[1, 512])
+        self.finished(program.replace(**meta)).save(self.room / "p")
         self.path = self.room / "p" / self.file
+
+    def finished(self, program): return program
 
     def read(self):
         program = Program.load(self.room / "p")
@@ -166,7 +169,9 @@ class Tokenizer(Saved):
 
 
 class Config(Tokenizer): file, part = "config.json", "of a program"
-class Certificate(Saved): file = "certificate.json"
+class Certificate(Saved):
+    file = "certificate.json"
+    def finished(self, program): return certified(program, {"error": {"relative": 0.25, "stated": 0.5}}, [Batch(BATCH)])
 
 
 class Terms(Saved):
