@@ -1,15 +1,18 @@
-"""Arrays at the door of a format: matrices that come in, arrays measured against their declaration, a picture."""
+"""Arrays at the door: matrices that come in, what a kernel may read and write, arrays measured against their declaration, a picture."""
 from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
+from numpy import may_share_memory
 from numpy.typing import ArrayLike, NDArray
 
 from .sizes import Array, Size
 
 Floats = NDArray[np.float32]
 LINE = 64                                                    # bytes of a cache line: where stored arrays begin
+SINGLE = np.dtype(np.float32)                                # numpy compares types of numbers faster than classes
+WORK = 10_000                                                # candidates that the exact test for shared memory may look at
 
 
 class FormatError(ValueError):
@@ -37,10 +40,58 @@ def storable(array: NDArray[Any]) -> Floats:
         return np.ascontiguousarray(array, np.float32)
 
 
-def by_rows(array: ArrayLike) -> Floats:
-    """The array itself if it is float32 with contiguous rows, otherwise a contiguous copy of that kind."""
-    if isinstance(array, np.ndarray) and array.dtype == np.float32 and array.strides[-1:] == (4,): return array
-    return np.ascontiguousarray(array, np.float32)
+# ---- what a kernel may read, and write
+
+def by_rows(array: ArrayLike, name: str = "x") -> Floats:
+    """The array itself if it is float32 with contiguous rows that begin at multiples of 4 bytes, otherwise a contiguous copy of
+    that kind; ValueError for what are no real numbers."""
+    if isinstance(array, np.ndarray) and array.dtype == SINGLE and array.strides[-1:] == (4,) and array.flags.aligned: return array
+    return plain(name, np.asarray(array), SINGLE)
+
+
+def plain(name: str, array: NDArray[Any], dtype: Any = None) -> NDArray[Any]:
+    """The array itself, or a copy of this kind that is contiguous and begins at a multiple of a number's size; ValueError for what
+    are no real numbers."""
+    if array.dtype.kind not in "biuf": raise ValueError(f"{name}: given {array.dtype}; give real numbers")
+    given = np.ascontiguousarray(array, dtype)
+    return given if given.flags.aligned else given.copy()
+
+
+def readable(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
+    """ValueError unless the array is float32 of this shape, its rows contiguous and at multiples of 4 bytes."""
+    flags = array.flags
+    if array.shape != shape or array.dtype != SINGLE:
+        raise ValueError(f"{name}: expected float32 of shape {shape}, got {array.dtype} of shape {array.shape}")
+    if not (flags.aligned and (flags.c_contiguous or shape[-1] < 2 or array.strides[-1] == 4)):
+        raise ValueError(f"{name}: rows must be contiguous and begin at multiples of 4 bytes, got strides of {array.strides} bytes "
+                         f"from address {array.ctypes.data:#x} on; give a copy")
+
+
+def writable(name: str, array: NDArray[Any]) -> None:
+    """ValueError if the array is read-only, or if two of its numbers may lie in the same place."""
+    flags = array.flags
+    if flags.carray: return
+    if not flags.writeable: raise ValueError(f"{name}: it is read-only")
+    reach = array.itemsize
+    for apart, size in sorted((abs(stride), size) for stride, size in zip(array.strides, array.shape, strict=True) if size > 1):
+        if apart < reach and array.size:
+            raise ValueError(f"{name}: numbers of shape {array.shape} with strides of {array.strides} bytes lie upon each other")
+        reach += (size - 1) * apart
+
+
+def separate(out: NDArray[Any], over: bool = False, **read: NDArray[Any]) -> None:
+    """ValueError if one of these arrays shares memory with out; with over, it may be exactly where out is."""
+    for name, array in read.items():
+        if not may_share_memory(array, out): continue        # their bounds; what follows is exact
+        if over and array.strides == out.strides and array.ctypes.data == out.ctypes.data: continue
+        try: shared = np.shares_memory(array, out, max_work=WORK)            # type: ignore[arg-type]
+        except np.exceptions.TooHardError: shared = True
+        if shared:
+            raise ValueError(f"{name} overlaps out, and is still read when out is written: {array.shape} with strides of {array.strides} "
+                             f"bytes; {out.ctypes.data - array.ctypes.data} bytes behind, {out.shape} with {out.strides}")
+
+
+# ---- stored arrays
 
 
 def aligned(array: NDArray[Any], dtype: np.dtype[Any], where: str) -> NDArray[Any]:

@@ -9,6 +9,7 @@ from .sizes import T, ceiling, n, p, u2
 
 FLUSHED = 2.0 ** -126                                        # what is smaller may count as 0
 DEEP = 32                                                    # inputs of a step: 64 bytes
+BEYOND = 0x7F7F8000                                          # bits of the first float32 that is nearer to infinity than to a bfloat16
 
 
 class BF16(Format):
@@ -42,16 +43,17 @@ class BF16(Format):
 def rounded(W):
     """The bits of the nearest bfloat16 numbers, ties to even; FormatError where there is none."""
     kept = nearest(W)
-    if (beyond := (kept & 0x7F80) == 0x7F80).any():
+    if (beyond := abs(W).view(np.uint32) >= BEYOND).any():
         i, j = np.argwhere(beyond)[0]
         raise FormatError(f"bf16.fit: W[{i}, {j}] = {W[i, j]} is beyond the largest bfloat16")
     return kept
 
 
 def nearest(x):
-    """The bits of the nearest bfloat16 numbers, ties to even; of infinity where that is nearest."""
+    """The bits of the nearest finite bfloat16 numbers, ties to even; infinity and NaN stay what they are."""
     bits = x.view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    kept = np.where(abs(x).view(np.uint32) >= BEYOND, bits, bits + np.uint32(0x7FFF) + ((bits >> 16) & 1))
+    return (np.where(np.isnan(x), bits | np.uint32(1 << 22), kept) >> 16).astype(np.uint16)
 
 
 def widened(bits):

@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import by_rows
+from .arrays import by_rows, separate
 
 UNIT = 2.0 ** -24                                            # unit roundoff of float32 (Higham 2002, section 2.1)
 GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # what a kernel's activation may add, per max(1, |y|)
+TINY, HUGE = 2.0 ** -126, float(np.finfo(np.float32).max)    # the positive normal numbers of float32
 VECTORS = ("bias", "gain", "shift")
 ROWS = ("times", "residual")
 NORMS = ("layer", "rms")
@@ -62,10 +63,11 @@ class Epilogue:
     """y + bias, activation, * times, + residual, normalised along the row, * gain, + shift: in this order, each optional.
 
     `bias`, `gain` and `shift` are (p,), `times` and `residual` are (T, p), all float32 (others are cast). `activation` is
-    a name of ACTIVATIONS. `eps` switches on normalisation without gain and shift: `norm` is "layer" (Ba et al. 2016,
+    a name of ACTIVATIONS. `eps`, a positive float32, switches on normalisation without gain and shift: `norm` is "layer" (Ba et al. 2016,
     eq. 4: the mean of the row is subtracted and the rest multiplied by 1 / sqrt(mean square + eps)) or "rms" (Zhang and
     Sennrich 2019, eq. 4: the same without the mean).
-    Raises ValueError, which names the field, for another activation or norm, a negative eps, a wrong number of axes."""
+    Raises ValueError, which names the field, for another activation or norm, an eps that is no such number, a wrong number of
+    axes."""
     bias: NDArray[np.float32] | None = None
     activation: str = ""
     residual: NDArray[np.float32] | None = None
@@ -80,12 +82,12 @@ class Epilogue:
         if self.activation not in self.ACTIVATIONS:
             raise ValueError(f"epilogue: activation {self.activation!r} is unknown; choose from {self.ACTIVATIONS}")
         if self.norm not in NORMS: raise ValueError(f"epilogue: norm {self.norm!r} is unknown; choose from {NORMS}")
-        if self.eps is not None and not 0 <= self.eps < np.inf:
-            raise ValueError(f"epilogue: eps = {self.eps} is not a finite number >= 0")
+        if self.eps is not None and not TINY <= self.eps <= HUGE:
+            raise ValueError(f"epilogue: eps = {self.eps} is no positive float32 from {TINY:.3g} on, so rows of equal numbers have no norm")
         for name in (*VECTORS, *ROWS):
             if (value := getattr(self, name)) is None: continue
             axes = 2 if name in ROWS else 1
-            value = by_rows(value)
+            value = by_rows(value, name)
             if value.ndim != axes:
                 raise ValueError(f"epilogue: {name} has shape {value.shape}; it needs {axes} axes")
             object.__setattr__(self, name, value)
@@ -95,8 +97,9 @@ class Epilogue:
         parts = self.bias, self.times, self.residual, self.eps, self.gain, self.shift
         return bool(self.activation) or any(part is not None for part in parts)
 
-    def check(self, rows: int, columns: int, before: object = "y") -> None:
-        """Raise ValueError, which names what comes before, unless every part fits an output of (rows, columns)."""
+    def check(self, rows: int, columns: int, before: object = "y", out: NDArray[Any] | None = None) -> None:
+        """Raise ValueError, which names what comes before, unless every part fits an output of (rows, columns), and lies apart from
+        `out`, to which it is written."""
         for name in VECTORS:
             value = getattr(self, name)
             if value is not None and len(value) != columns:
@@ -104,6 +107,8 @@ class Epilogue:
         for name in ROWS:
             if (value := getattr(self, name)) is not None and value.shape != (rows, columns):
                 raise ValueError(f"after {before}: {name} is {value.shape}, the output is {(rows, columns)}")
+        if out is not None:
+            separate(out, **{name: value for name in (*VECTORS, *ROWS) if (value := getattr(self, name)) is not None})
 
     def reference(self, y: NDArray[Any]) -> NDArray[Any]:
         """The same in plain float64 numpy: y (T, p) -> (T, p). The oracle that every kernel is compared with."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .arrays import Floats, by_rows
+from .arrays import Floats, by_rows, readable, separate, writable
 from .epilogue import ROWS, Epilogue
 from .format import Format
 
@@ -18,11 +18,20 @@ def grouped(x: ArrayLike, starts: ArrayLike, weights: Sequence[Format], out: Flo
     Rows lie together by expert (see `by_expert`): every expert is one product, and none is padded or dropped (Gale et al. 2023,
     arXiv:2211.15841). An epilogue's own rows (times, residual) are all T. ValueError says what does not fit."""
     x, starts = by_rows(x), np.asarray(starts)
-    if starts.shape != (len(weights) + 1,) or starts[0] != 0 or starts[-1] != len(x) or (np.diff(starts) < 0).any():
+    rise = starts.shape == (len(weights) + 1,) and starts.dtype.kind in "iu" and (starts[1:] >= starts[:-1]).all()
+    if not rise or starts[0] != 0 or starts[-1] != len(x):
         raise ValueError(f"experts: starts = {starts.tolist()} do not divide {len(x)} rows among {len(weights)} experts")
     if len(shapes := {weight.shape for weight in weights}) != 1:
         raise ValueError(f"experts: weights of one shape are needed, given {sorted(shapes)}")
-    if out is None: out = np.empty((len(x), weights[0].shape[1]), np.float32)
+    wanted = len(x), weights[0].shape[1]
+    if out is None: out = np.empty(wanted, np.float32)
+    else:                                                    # whole, before the first expert writes
+        readable("out", out, wanted)
+        writable("out", out)
+        separate(out, x=x)
+    if epilogues is not None:
+        if len(epilogues) != len(weights): raise ValueError(f"experts: {len(epilogues)} epilogues for {len(weights)} experts")
+        for epilogue in epilogues: epilogue.check(*wanted, "experts", out)
     for e, (weight, low, high) in enumerate(zip(weights, starts[:-1], starts[1:], strict=True)):
         if low < high: weight.matmul(x[low:high], out[low:high], cut(epilogues[e], low, high) if epilogues else None)
     return out
@@ -32,9 +41,11 @@ def by_expert(choice: ArrayLike, experts: int) -> tuple[NDArray[np.intp], NDArra
     """The order that brings rows of one expert together, each in their own order, and where each expert's begin: choice (T,) ->
     (T,), (experts + 1,). ValueError names a choice that is no expert."""
     choice = np.asarray(choice)
+    if choice.ndim != 1 or (choice.size and choice.dtype.kind not in "iu"):
+        raise ValueError(f"experts: choice is {choice.dtype} of shape {choice.shape}; give a whole number for each row")
     if (wrong := (choice < 0) | (choice >= experts)).any():
         raise ValueError(f"experts: row {int(wrong.argmax())} chooses {choice[wrong.argmax()]}; there are {experts} experts")
-    return np.argsort(choice, kind="stable"), np.append(0, np.bincount(choice, minlength=experts).cumsum())
+    return np.argsort(choice, kind="stable"), np.append(0, np.bincount(choice.astype(np.intp), minlength=experts).cumsum())
 
 
 def cut(epilogue: Epilogue, low: int, high: int) -> Epilogue:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .arrays import Floats, FormatError, aligned, by_rows, finite, matrix, measure, picture, storable
+from .arrays import Floats, FormatError, aligned, by_rows, finite, matrix, measure, picture, separate, storable, writable
 from .epilogue import NOTHING, Epilogue, gamma
 from .sizes import Array, Later, T, n, p, total
 
@@ -215,20 +215,21 @@ class Format:
     # ---- use
 
     def matmul(self, x: ArrayLike, out: Floats | None = None, epilogue: Epilogue | None = None) -> Floats:
-        """x @ W, then the epilogue: x (T, n) -> (T, p), in float32 (other numbers are cast), written to `out` if given:
-        float32, its rows contiguous, apart from x. ValueError says what does not fit."""
+        """x @ W, then the epilogue: x (T, n) -> (T, p), in float32 (other numbers are cast, what lies otherwise than in rows is
+        copied), written to `out` if given: float32, its rows contiguous, apart from all that is read. ValueError says what
+        does not fit."""
         x = by_rows(x)
         wanted = x.shape[0] if x.ndim else 0, self.shape[1]
         if x.ndim != 2 or x.shape[1] != self.shape[0]:
             raise ValueError(f"x @ {self!r}: x has shape {x.shape}, it must be (rows, {self.shape[0]})")
         if out is None: out = np.empty(wanted, np.float32)
         elif out.shape != wanted or by_rows(out) is not out:
-            raise ValueError(f"x @ {self!r}: out is {out.dtype} {out.shape}, it must be float32 {wanted} by rows")
-        elif np.may_share_memory(x, out): raise ValueError(f"x @ {self!r}: out overlaps x")
-        if epilogue:
-            epilogue.check(*wanted, self)
-            if epilogue.residual is not None and np.may_share_memory(epilogue.residual, out):
-                raise ValueError(f"x @ {self!r}: out overlaps the residual, which is still read after out is written")
+            raise ValueError(f"x @ {self!r}: out is {out.dtype} {out.shape} with strides of {out.strides} bytes, it must be float32 "
+                             f"{wanted} by rows at multiples of 4 bytes")
+        else:
+            writable("out", out)
+            separate(out, x=x)
+        if epilogue: epilogue.check(*wanted, self)
         if len(x): self.declared.kernel(x, *self._stored, out, epilogue or NOTHING, **self.remembered)
         return out
 

@@ -14,6 +14,7 @@ from .sizes import group as size
 DEEP = 64                                                    # inputs of a step
 COLUMN = 1 << 16                                             # a group that holds all inputs
 UNIT = 2.0 ** -24
+BEYOND = 2.0 ** 70                                           # the scale of a weight, times that of a row, is a float32
 
 
 class Int8(Format):
@@ -70,6 +71,7 @@ def quantised(W, group, most):
     """W (n, p) as whole float32 numbers up to `most`, and the scales (groups, p) of groups of inputs."""
     group = grouped("quantise", group)
     largest = np.maximum.reduceat(abs(W), np.arange(0, len(W), group), 0)
+    if largest.max() > BEYOND: raise FormatError(f"quantise: W holds {largest.max():.3g}, beyond {BEYOND:.3g}; give smaller weights")
     scale = (largest / most).astype(np.float32)
     inverse = np.divide(1, scale, out=np.zeros_like(scale, np.float64), where=scale > SMALLEST)
     return np.clip(np.rint(W * repeated(inverse, len(W), group)), -most, most).astype(np.float32), scale
@@ -95,12 +97,18 @@ def unsound(where, scale, group):
 def by_row(x):
     """x (T, n) in float64 as whole multiples, up to 127, of each row's largest number / 127: by the float32 operations of
     kernels/rounding.py, one by one."""
+    from .kernels.rounding import LEAST, LIFT, MOST
     x = np.asarray(x, np.float32)
     largest = abs(x).max(1, keepdims=True)
+    lift = np.where((0 < largest) & (largest < LEAST), LIFT, np.where(largest > MOST, 1 / LIFT, np.float32(1)))
+    largest = largest * lift
     turns = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
-    return np.rint(x * turns).astype(np.float64) * (largest / np.float32(127))
+    return np.rint(x * lift * turns).astype(np.float64) * (largest / np.float32(127)) / lift.astype(np.float64)
 
 
 def bound(x, W, groups):
-    """What is rounded of whole sums, which are exact: unpack() once, each group's sum, scale and product, and their sum."""
-    return gamma(groups + 5) * (abs(by_row(x)) @ abs(W.astype(np.float64))) + SMALLEST * (1 + len(W))
+    """What is rounded of whole sums, which are exact: unpack() once, each group's sum, scale and product, and their sum. What a
+    product of two scales loses that underflows, every whole number of a sum loses; rows beyond MOST are multiplied back."""
+    from .kernels.rounding import LIFT, MOST
+    lost = np.where(abs(np.asarray(x, np.float32)).max(1, keepdims=True) > MOST, float(LIFT), 1.0)
+    return gamma(groups + 5) * (abs(by_row(x)) @ abs(W.astype(np.float64))) + SMALLEST * (1 + 127 * 127 * len(W)) * lost

@@ -243,7 +243,7 @@ def test_the_oracle_of_epilogues():
     y = np.array([[1.0, -2.0, 4.0]])
     assert np.allclose(gelu(y), [[0.8413447460685429, -0.04550026389635842, 3.99987331503]], atol=1e-11)
     assert Epilogue([1, 1, 1], residual=[[1, 2, 3]]).reference(y).tolist() == [[3, 1, 8]]
-    normed = Epilogue(eps=0.0, gain=[2, 2, 2], shift=[1, 1, 1]).reference(y)
+    normed = Epilogue(eps=1e-30, gain=[2, 2, 2], shift=[1, 1, 1]).reference(y)
     assert np.allclose(normed.mean(), 1) and np.allclose(normed.std(), 2)
     order = Epilogue([1, 0, 0], "gelu", [[0, 1, 0]], None, [1, 1, 2], [0, 0, 1]).reference(y)
     assert np.allclose(order, [[gelu(np.array(2.0)), gelu(np.array(-2.0)) + 1, 2 * gelu(np.array(4.0)) + 1]])

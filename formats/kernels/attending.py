@@ -10,7 +10,7 @@ import numpy as np
 from ..threads import threads
 from .arithmetic import get, keep, larger
 from .compiled import HELPER, Kernel
-from .heads import ALL, EVERY, KEYS, PLACES, Layout, Reach, blank, copy_rows, heads_of, layout, served
+from .heads import ALL, EVERY, KEYS, PLACES, Layout, Reach, blank, check_heads, copy_rows, finite, heads_of, sequences, served
 from .launch import ROOM, address, filled, launch, words
 from .maths import ONE, exp2, over
 from .memory import floats, longs, record
@@ -249,6 +249,8 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | 
     q, k (T, ·, d) and v (T, ·, e) are views with any steps between rows and heads, each of as many heads as out or of a
     divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0] keys
     behind it and reach[1] ahead; `tile` keys are merged at a time."""
+    check_heads(out, q=q, k=k, v=v)
+    tile = min(tile, max(KEYS, len(q)))
     room = LINE * (4 + -(-q.shape[2] // 16) * 16 + tile) + 4 * v.shape[2] * min(PACKED, len(q))
     return run_attention(attend, q, k, v, starts, out, scale, reach, tile, room)
 
@@ -260,14 +262,14 @@ def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, s
     (heads, e), d = out.shape[1:], q.shape[2]
     if k.shape[2] != d: raise ValueError(f"q and k: widths {d} and {k.shape[2]} differ")
     if v.shape[2] != e: raise ValueError(f"v and out: widths {v.shape[2]} and {e} differ")
-    batch = starts if isinstance(starts, Layout) else layout(np.asarray(starts, np.int64).tobytes())
+    batch = starts if isinstance(starts, Layout) else sequences(starts)
     T, S, serves, places = int(batch.starts[-1]), len(batch.starts) - 1, [], []
     for name, view in (("q", q), ("k", k), ("v", v)):
         serves.append(served(name, view, heads))
         places += heads_of(name, view, T, heads // serves[-1])
     places += heads_of("out", out, T, heads)
     items = pieces(T, S, heads * (d + e), workers := threads())
-    factor, = struct.unpack("q", struct.pack("d", scale * LOG2_E))
+    factor, = struct.unpack("q", struct.pack("d", finite(scale * LOG2_E)))
     with POOL.lock:
         reserved = ROOM.reserve(room, workers)
         fields = (*places, address(batch.starts), address(batch.before), S, heads, d, e, *reserved, *serves,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..bf16 import nearest, widened
+from ..bf16 import BEYOND, nearest, widened
 from .amx import MATRIX, multiplied, release_registers, shape_registers
 from .arithmetic import VECTOR16, get, keep, larger, low_bits_as_power
 from .attending import (
@@ -22,12 +22,12 @@ from .attending import (
     run_attention,
 )
 from .compiled import HELPER, Kernel
-from .heads import EVERY, KEYS, Layout, Reach, blank
+from .heads import EVERY, KEYS, Layout, Reach, blank, check_heads
 from .maths import LEAST, ONE, ROUNDED
 from .memory import floats, longs, record
 from .narrow import vector_pairs
 from .native import intrinsic, ir, njit
-from .rounding import as_words, keep_halves
+from .rounding import as_words, keep_halves, kept_finite
 from .turning import turn_in, turn_out
 from .vectors import VECTOR, closed, turn, zeros
 from .words import constant
@@ -74,7 +74,7 @@ def turn_values(v, along, keys, e, target, span, room):
             for k in range(0, e, 16):
                 low = get(at + 4 * k, e - k if key + 2 * j < keys else 0)
                 high = get(at + along + 4 * k, e - k if key + 2 * j + 1 < keys else 0)
-                keep(paired(low, high), room + j * across + 4 * k, None)
+                keep(paired(kept_finite(low), kept_finite(high)), room + j * across + 4 * k, None)
         for k in range(0, e, 16): turn(room + 4 * k, across, target + k * span + 2 * key, span)
 
 
@@ -222,8 +222,9 @@ def attention_halves(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.nda
                      scale: float = 1.0, reach: Reach = EVERY, tile: int = KEYS) -> np.ndarray:
     """`attention` where q (times scale), k, v and the weights of values are rounded to bfloat16; sums are float32. tile is
     rounded up to a multiple of 32."""
+    check_heads(out, q=q, k=k, v=v)
     (T, _, d), e = q.shape, v.shape[2]
-    span, lines, tile = -(-d // 32) * 64, -(-e // 16) * 16, -(-tile // 32) * 32
+    span, lines, tile = -(-d // 32) * 64, -(-e // 16) * 16, -(-min(tile, max(KEYS, T)) // 32) * 32
     room = 64 + LINE * (4 + span // 4 + 2 * lines + max(tile + 32, span // 4 + 1)) + -(-T // 32) * 32 * (span + 2 * lines)
     return run_attention(attend_halves_matrix, q, k, v, starts, out, scale, reach, tile, room)
 
@@ -232,6 +233,7 @@ def operands(q: Any, k: Any, v: Any, scale: float) -> tuple[np.ndarray, ...]:
     """(q times the scale, k, v) in float64 as `attention_halves` rounds them: q, times its factor of powers of two, and k with ties
     to even (round_rows), v with ties away from 0 (turn_values)."""
     q, k, v = (np.ascontiguousarray(each, f4) for each in (q, k, v))
-    away = ((v.view(np.uint32) + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(f4)
+    away = np.where(abs(v).view(np.uint32) < BEYOND, v.view(np.uint32) + np.uint32(0x8000), v.view(np.uint32) | np.isnan(v) * np.uint32(1 << 22))
+    away = (away & np.uint32(0xFFFF0000)).view(f4)
     powers = widened(nearest(q * f4(scale * LOG2_E)))
     return powers.astype(np.float64) / LOG2_E, widened(nearest(k)).astype(np.float64), away.astype(np.float64)

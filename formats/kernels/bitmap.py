@@ -8,10 +8,10 @@ import numpy as np
 
 from .arithmetic import total
 from .compiled import HELPER, Function
-from .linear import check_product
+from .linear import check_product, typed
 from .memory import WORD, floats, pointer, record
 from .native import intrinsic, ir, njit, types
-from .sparse import SPARSE, STRIP, launch_sparse, typed
+from .sparse import SPARSE, STRIP, launch_sparse
 from .vectors import FLOAT, LANE, MASK, VECTOR, WIDE, add_outer, function, multiply_add, place, plus, write, zeros
 
 f4, i8 = np.float32, np.int64
@@ -99,8 +99,8 @@ def product_bitmap(x: np.ndarray, ptr: np.ndarray, bits: np.ndarray, val: np.nda
     val[ptr[j]:ptr[j + 1]] are these numbers.
 
     ptr: uint32 (p + 1), bits: uint16 (p, n / 16 rounded up), val: float32."""
-    check_product(x, (x.shape[1], len(bits)), out)
-    arrays = typed("ptr", ptr, np.uint32), typed("bits", bits, np.uint16), typed("val", val, f4)
+    arrays = typed("ptr", ptr, np.uint32), typed("bits", bits, np.uint16, axes=2), typed("val", val, f4)
+    check_product(x, None, len(bits), out, ptr=ptr, bits=bits, val=val)
     if len(ptr) - 1 != len(bits) or ptr[-1] != len(val) or bits.shape[1] != -(-x.shape[1] // 16):
         raise ValueError(f"bitmap: ptr of {len(ptr)} ending at {ptr[-1]}, bits of {bits.shape} and {len(val)} numbers do not "
                          f"make {x.shape[1]} × {len(bits)}")

@@ -10,11 +10,11 @@ from ..threads import threads
 from .compiled import HELPER, Function, Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
 from .launch import ROOM, address, filled, launch, words
-from .linear import LINEAR, check_product, linear_stages, tile
+from .linear import LINEAR, check_product, linear_stages, tile, typed
 from .memory import floats, pointer, record
 from .native import njit
 from .pool import POOL
-from .sparse import NEAR, SPARSE, launch_sparse, together, typed
+from .sparse import NEAR, SPARSE, launch_sparse, together
 from .turning import turn_in
 from .vectors import AHEAD, MANY_REGISTERS, add_outer, plus, prefetch, write, zeros
 
@@ -160,9 +160,10 @@ def product_block(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarr
 
     val: float32 (blocks, r, c); ptr: uint32, block columns + 1; idx: uint32, the block row of every block. Tiles that
     reach over the edge of W are padded with zeros."""
-    check_product(x, (x.shape[1], out.shape[1]), out)
-    arrays = typed("ptr", ptr, np.uint32), typed("idx", idx, np.uint32), typed("val", val, f4)
+    arrays = typed("ptr", ptr, np.uint32), typed("idx", idx, np.uint32), typed("val", val, f4, axes=3)
+    check_product(x, None, None, out, ptr=ptr, idx=idx, val=val)
     _, r, c = val.shape
+    if min(r, c) < 1: raise ValueError(f"block: tiles of {r} by {c}")
     if len(ptr) - 1 != -(-out.shape[1] // c) or not ptr[-1] == len(idx) == len(val):
         raise ValueError(f"block: ptr of {len(ptr)} ending at {ptr[-1]}, idx of {len(idx)} and val of {val.shape} "
                          f"do not make {out.shape[1]} columns")
@@ -190,8 +191,8 @@ def product_vectorwise(x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.
     """out (T, p) = x (T, n) @ W, then the epilogue; tile i of W, c outputs wide, has the rows val[i] for the inputs idx[i].
 
     idx: uint32 (tiles, kept), val: float32 (tiles, kept, c), c a multiple of 16."""
-    check_product(x, (x.shape[1], out.shape[1]), out)
-    arrays = idx.shape[1], typed("idx", idx, np.uint32), typed("val", val, f4)
-    if idx.shape != val.shape[:2] or val.shape[2] % 16 or len(idx) != -(-out.shape[1] // val.shape[2]):
+    arrays = typed("idx", idx, np.uint32, axes=2).shape[1], idx, typed("val", val, f4, axes=3)
+    check_product(x, None, None, out, idx=idx, val=val)
+    if idx.shape != val.shape[:2] or not val.size or val.shape[2] % 16 or len(idx) != -(-out.shape[1] // val.shape[2]):
         raise ValueError(f"vectorwise: idx {idx.shape} and val {val.shape} do not make {out.shape[1]} columns")
     return launch_blocks(x, arrays, out, epilogue, (1, val.shape[2]))

@@ -1,10 +1,11 @@
 """A weight of its own for every head."""
 import numpy as np
 
+from ..arrays import plain
 from ..threads import threads
 from .compiled import Kernel
 from .gemm import gemm, multiply
-from .heads import heads_of
+from .heads import check_heads, heads_of
 from .launch import address, launch, words, written
 from .memory import record
 
@@ -23,13 +24,14 @@ def head_by_head(item, worker, arguments):
 
 def headwise(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> np.ndarray:
     """out (T, h, n)[:, i] = x[:, i] @ w[i]; x is (T, h, d), or (T, 1, d) for all heads alike, w (h, d, n)."""
+    weight = plain("w", w, f4)
+    check_heads(out, x=x, w=weight)
     (T, given, d), (h, deep, n) = x.shape, w.shape
     if given not in (1, h) or d != deep: raise ValueError(f"headwise: x {x.shape} does not fit w {w.shape}")
-    if not T: return out
-    weight, workers = np.ascontiguousarray(w, f4), threads()
-    rows = min(T, max(16, -(-T * h // (4 * workers * h))))
-    source, target = heads_of("x", x, T, given), heads_of("out", out, T, h)
     if out.shape[2] != n: raise ValueError(f"headwise: out {out.shape} does not fit w {w.shape}")
+    source, target = heads_of("x", x, T, given), heads_of("out", out, T, h)
+    if not out.size: return out
+    rows = min(T, max(16, -(-T * h // (4 * (workers := threads()) * h))))
     source = (*source[:2], 0 if given == 1 else source[2])
     values = (*source, *target, address(weight), T, h, d, n, rows, gemm.address)
     launch(workers, (head_by_head, written([values], HEADWISE), -(-T // rows) * h))

@@ -1,9 +1,8 @@
 """What may follow a product while its rows are in cache: bias, activation, residual, normalisation, gain and shift."""
-from typing import Any
 
 import numpy as np
 
-from ..epilogue import NOTHING
+from ..epilogue import NOTHING, Epilogue
 from .activations import ACTIVATIONS, ROUGH
 from .arithmetic import get, keep
 from .compiled import FAST, HELPER, Function, calling
@@ -15,24 +14,40 @@ from .native import njit
 # across: the steps of times and residual; normal: 1 after the mean, 2 without it
 EPILOGUE = np.dtype([*words("on_block on_rows out step p bias activation times beside residual across normal gain shift"),
                      ("eps", "f8")])
-SINGLE = np.dtype(np.float32)                                # numpy compares types of numbers faster than classes
+ONE, LARGEST = np.float32(1), np.finfo(np.float32).max
+FAR = 2.0 ** -100                                            # brings numbers up to the largest near 1
 apply, apply_rows, activate = calling(7), calling(3), calling(2)
 PARTS = ("bias", "activation", "times", "residual", "eps", "norm", "gain", "shift")
 
 
-@njit(fastmath=FAST, **HELPER)
-def normalise(y, centred, eps):
-    """Subtract the mean if asked to, divide by the root of the mean square (Ba et al. 2016, eq. 4)."""
+@njit(forceinline=True, fastmath=FAST, **HELPER)
+def normalised(y, centred, eps, unit):
+    """Rows times unit: subtract the mean if asked to, divide by the root of the mean square (Ba et al. 2016, eq. 4). Whether the
+    squares are finite; if not, y is as it was."""
     total = np.float32(0)
     if centred:
-        for j in range(y.size): total += y[j]
+        for j in range(y.size): total += y[j] * unit
     mean = total / np.float32(y.size)
     square = np.float32(0)
     for j in range(y.size):
-        y[j] -= mean
-        square += y[j] * y[j]
-    scale = np.float32(1) / np.sqrt(square / np.float32(y.size) + eps)
-    for j in range(y.size): y[j] *= scale
+        apart = y[j] * unit - mean
+        square += apart * apart
+    if unit == ONE and not square <= LARGEST: return False
+    scale = ONE / np.sqrt(square / np.float32(y.size) + eps)
+    for j in range(y.size): y[j] = (y[j] * unit - mean) * scale
+    return True
+
+
+@njit(**HELPER)
+def normalise_far(y, centred, eps):
+    """normalise where squares or sums are no float32."""
+    normalised(y, centred, np.float32(eps * FAR * FAR), np.float32(FAR))
+
+
+@njit(**HELPER)
+def normalise(y, centred, eps):
+    """Normalise a row, whatever its size; one with what is no number, or infinite, becomes what these operations make of it."""
+    if not normalised(y, centred, np.float32(eps), ONE): normalise_far(y, centred, eps)
 
 
 @njit(forceinline=True, **HELPER)
@@ -95,7 +110,7 @@ def on_rows(after, low, high):
     e = record(after, EPILOGUE)
     for row in range(low, high):
         y = e.out + 4 * row * e.step
-        normalise(floats(y, e.p), e.normal == 1, np.float32(e.eps))
+        normalise(floats(y, e.p), e.normal == 1, e.eps)
         affine_part(e, y, 0, e.p)
 
 
@@ -122,28 +137,14 @@ def finish_rows(after, low, high):
     if after and record(after, EPILOGUE).normal: apply_rows(record(after, EPILOGUE).on_rows, after, low, high)
 
 
-def epilogue_record(epilogue: Any, out: np.ndarray, rough: bool = False) -> np.ndarray | None:
-    """The EPILOGUE of an object with the attributes PARTS; None where nothing is done. rough: what comes before is no more
-    exact than ROUGH_ERROR, so activations need not be."""
+def epilogue_record(epilogue: Epilogue | None, out: np.ndarray, rough: bool = False) -> np.ndarray | None:
+    """The EPILOGUE of one that fits out (T, p) and lies apart from it; None where nothing is done. rough: what comes before is no
+    more exact than ROUGH_ERROR, so activations need not be."""
     if epilogue is None or epilogue is NOTHING: return None
+    epilogue.check(*out.shape, "out", out)
     bias, activation, times, residual, eps, norm, gain, shift = (getattr(epilogue, part) for part in PARTS)
-    if activation and activation not in ACTIVATIONS:
-        raise ValueError(f"epilogue: activation {activation!r} is none of {', '.join(ACTIVATIONS)}")
-    for name, vector in (("bias", bias), ("gain", gain), ("shift", shift)):
-        if vector is not None: check_rows(name, vector, out.shape[1:])
-    for name, rows in (("times", times), ("residual", residual)):
-        if rows is not None: check_rows(name, rows, out.shape)
     beside, across = (0 if rows is None else step(rows) for rows in (times, residual))
     normal = 0 if eps is None else 1 if norm == "layer" else 2
     return written([(on_block.address, on_rows.address, address(out), step(out), out.shape[1], address(bias),
                       (ROUGH if rough else ACTIVATIONS)[activation].address if activation else 0, address(times), beside,
                       address(residual), across, normal, address(gain), address(shift), eps or 0.0)], EPILOGUE)
-
-
-def check_rows(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The array, if it is float32 of this shape and its rows are contiguous; otherwise an error in words."""
-    if array.shape != shape or array.dtype != SINGLE:
-        raise ValueError(f"{name}: expected float32 of shape {shape}, got {array.dtype} of shape {array.shape}")
-    if array.size > 1 and array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
-        raise ValueError(f"{name}: rows must be contiguous, got steps of {array.strides} bytes")
-    return array

@@ -8,10 +8,10 @@ from .compiled import Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
 from .gemm import multiply
 from .launch import ROOM, address, filled, launch, temporary, words
-from .linear import DEEP, LINEAR, WIDE, check_product, dense, linear_stages, tile
+from .linear import DEEP, LINEAR, WIDE, check_product, dense, factors, linear_stages, tile, typed
 from .memory import record
 from .pool import POOL
-from .sparse import product_csr, typed
+from .sparse import product_csr
 
 # a block has so many inputs and outputs; fresh: 0 to add to what is there
 GROUPED = np.dtype(words("val inputs outputs fresh"))
@@ -60,9 +60,8 @@ def product_blockdiagonal(x: np.ndarray, val: np.ndarray, out: np.ndarray, epilo
                           fresh: bool = True) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue, or out += unless fresh; val: float32 (blocks, inputs, outputs), the blocks
     along the diagonal of W, with zeros beyond its edge."""
-    check_product(x, (x.shape[1], out.shape[1]), out)
-    typed("val", val, f4)
-    if any(-(-side // len(val)) != part for side, part in zip((x.shape[1], out.shape[1]), val.shape[1:], strict=True)):
+    check_product(x, None, None, out, val=typed("val", val, f4, axes=3))
+    if not val.size or any(-(-side // len(val)) != part for side, part in zip((x.shape[1], out.shape[1]), val.shape[1:], strict=True)):
         raise ValueError(f"blockdiagonal: val {val.shape} does not make {x.shape[1]} × {out.shape[1]}")
     weight = filled(address(val), *val.shape[1:], fresh)
     after, workers = epilogue_record(epilogue, out), threads()
@@ -73,21 +72,22 @@ def product_blockdiagonal(x: np.ndarray, val: np.ndarray, out: np.ndarray, epilo
 def product_lowrank_sparse(x: np.ndarray, u: np.ndarray, v: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray,
                            out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = (x (T, n) @ u (n, r)) @ v (r, p) + x @ S, then the epilogue; S in csr (see product_csr)."""
-    if u.shape[1:] != v.shape[:1]: raise ValueError(f"u and v: expected (n, r) and (r, p), got {u.shape} and {v.shape}")
-    check_product(x, (u.shape[0], v.shape[1]), out)
+    factors(u, v)
+    check_product(x, len(u), v.shape[1], out, u=u, v=v, ptr=ptr, idx=idx, val=val)
+    if epilogue: epilogue.check(*out.shape, "out", out)      # before anything is written
     between, workers = temporary((len(x), u.shape[1])), threads()
     with POOL.lock:
         room = ROOM.reserve(4 * DEEP * WIDE, workers)
-        launch(workers, *linear_stages(dense, x, address(typed("u", u, f4)), between, None, workers, room))
+        launch(workers, *linear_stages(dense, x, address(u), between, None, workers, room))
     product_csr(x, ptr, idx, val, out)
     return product_blockdiagonal(between, v[None], out, epilogue, fresh=False)
 
 
 def product_kronecker(x: np.ndarray, a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ Σ A ⊗ B, then the epilogue; a: float32 (k, c, r), every Aᵀ, b: float32 (k, n / r, p / c)."""
-    (k, c, r), (_, s, t) = typed("a", a, f4).shape, typed("b", b, f4).shape
-    check_product(x, (r * s, c * t), out)
-    if len(b) != k: raise ValueError(f"kronecker: {k} matrices a and {len(b)} matrices b")
+    (k, c, r), (_, s, t) = typed("a", a, f4, axes=3).shape, typed("b", b, f4, axes=3).shape
+    check_product(x, r * s, c * t, out, a=a, b=b)
+    if not len(b) == k > 0: raise ValueError(f"kronecker: {k} matrices a and {len(b)} matrices b")
     weight, after, workers = filled(address(a), address(b), k, r, c, s, t), epilogue_record(epilogue, out), threads()
     with POOL.lock:
         room = ROOM.reserve(4 * r * t, workers)

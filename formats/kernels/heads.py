@@ -7,7 +7,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from ..arrays import separate, writable
 from ..threads import threads
 from .compiled import HELPER, Kernel
 from .gemm import gemm, multiply
@@ -25,6 +27,8 @@ PLACES = words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head")
 ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p q_of k_of v_of behind ahead tile"),
                       ("scale", "f8")])
 QUERIES, KEYS, ALL = 128, 256, 2 ** 40
+ROWS = 2 ** 31                                               # of a batch: fewer, so that the square of a length is an int64
+LARGEST = float(np.finfo(np.float32).max)
 f4 = np.float32
 
 
@@ -143,9 +147,25 @@ def heads_of(name: str, array: np.ndarray | None, rows: int, heads: int) -> tupl
     if array.dtype != f4 or array.ndim != 3 or array.shape[:2] != (rows, heads):
         wanted = f"float32 of shape ({rows}, {heads}, width)"
         raise ValueError(f"{name}: expected {wanted}, got {array.dtype} of {array.shape}")
-    if array.size > 1 and array.shape[2] > 1 and array.strides[2] != 4:
-        raise ValueError(f"{name}: a head's numbers must be contiguous, got steps of {array.strides} bytes")
+    if not array.flags.aligned or (array.size > 1 and array.shape[2] > 1 and array.strides[2] != 4):
+        raise ValueError(f"{name}: a head's numbers must be contiguous, heads begin at multiples of 4 bytes; got strides of "
+                         f"{array.strides} bytes")
     return address(array), array.strides[0] // 4, array.strides[1] // 4
+
+
+def check_heads(out: np.ndarray, **read: np.ndarray) -> None:
+    """The door of kernels of heads: all have three axes, out may be written to, and lies apart from what is read. ValueError names
+    what does not fit."""
+    for name, array in (*read.items(), ("out", out)):
+        if array.ndim != 3: raise ValueError(f"{name}: expected three axes, got shape {array.shape}")
+    writable("out", out)
+    separate(out, **read)
+
+
+def finite(scale: float) -> float:
+    """A scale of scores; ValueError if it is no float32."""
+    if abs(scale) <= LARGEST: return scale
+    raise ValueError(f"scale: {scale} is no finite float32")
 
 
 class Layout(NamedTuple):
@@ -160,7 +180,16 @@ def layout(starts: bytes) -> Layout:
     rows = np.frombuffer(starts, np.int64).copy()             # an address is found sooner where it may be written to
     lengths = np.diff(rows)
     if not rows.size or rows[0] != 0 or (lengths < 0).any(): raise ValueError(f"starts: must rise from 0, got {rows}")
+    if rows[-1] >= ROWS: raise ValueError(f"starts: {rows[-1]} rows, where fewer than {ROWS} are possible")
     return Layout(rows, sums(lengths ** 2))
+
+
+def sequences(starts: ArrayLike) -> Layout:
+    """The layout of whole numbers that rise from 0. ValueError for any others."""
+    given = np.asarray(starts)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise ValueError(f"starts: expected a row of whole numbers, got {given.dtype} of shape {given.shape}")
+    return layout(given.astype(np.int64).tobytes())
 
 
 def sums(counts: np.ndarray) -> np.ndarray:
@@ -170,6 +199,7 @@ def sums(counts: np.ndarray) -> np.ndarray:
 
 def served(name: str, array: np.ndarray | None, heads: int) -> int:
     """How many of so many heads one head of a (rows, its heads, width) view serves."""
+    if heads < 1: raise ValueError(f"out: it has {heads} heads")
     own = heads if array is None or array.ndim != 3 else array.shape[1]
     if own < 1 or heads % own: raise ValueError(f"{name}: its {own} heads do not divide {heads}")
     return heads // own
@@ -179,12 +209,14 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
               flat: np.ndarray | None = None, source: np.ndarray | None = None, room: int = 0,
               reach: Reach = EVERY, tile: int = KEYS) -> None:
     """Launch a kernel over all tiles of queries of all heads of all sequences."""
-    batch = layout(np.asarray(starts, np.int64).tobytes())
+    batch = sequences(starts)
     first = sums(-(-np.diff(batch.starts) // QUERIES))
     T, S, count = int(batch.starts[-1]), len(batch.starts) - 1, heads * int(batch.before[-1])
     for array in (flat, source):
-        if array is not None and (array.dtype != f4 or not array.flags.c_contiguous or array.size != count):
-            raise ValueError(f"scores: expected {count} contiguous float32, got {array.dtype} of {array.shape}")
+        if array is None: continue
+        if array.dtype != f4 or not (array.flags.c_contiguous and array.flags.aligned) or array.size != count:
+            raise ValueError(f"scores: expected {count} contiguous float32 at multiples of 4 bytes, got {array.dtype} of {array.shape} "
+                             f"with strides of {array.strides} bytes")
     serves = [served(name, views.get(name), heads) for name in "qkv"]
     places = [number for name, many in zip("qkvo", (*serves, 1), strict=True)
               for number in heads_of(name, views.get(name), T, heads // many)]
@@ -197,12 +229,15 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
     with POOL.lock:
         reserved = ROOM.reserve(room, workers) if room else (0, 0)
         values = (*places, *map(address, (batch.starts, first, batch.before)), S, heads, q, v, gemm.address,
-                  *reserved, address(flat), *serves, behind, ahead, tile, scale)
+                  *reserved, address(flat), *serves, behind, ahead, tile, finite(scale))
         launch(workers, (kernel, written([values], ATTENTION), int(first[-1]) * heads))
 
 
 def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, scale: float = 1.0) -> np.ndarray:
     """out: flat, for each sequence (h, length, length): scale q kᵀ; h is the larger number of heads of q and k."""
+    if q.ndim != 3 or k.ndim != 3: raise ValueError(f"q and k: expected three axes each, got shapes {q.shape} and {k.shape}")
+    writable("out", out)
+    separate(out, q=q, k=k)
     heads = max(q.shape[1], k.shape[1])
     run_heads(score, starts, heads, dict(q=q, k=k), scale, out, room=4 * KEYS * q.shape[2])
     return out
@@ -210,11 +245,16 @@ def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, sc
 
 def softmax(x: np.ndarray, starts: np.ndarray, heads: int, out: np.ndarray, reach: Reach = EVERY) -> np.ndarray:
     """Softmax along the keys of flat scores that each query sees, zeros elsewhere; out may be x."""
+    if heads < 1: raise ValueError(f"softmax: {heads} heads")
+    writable("out", out)
+    separate(out, over=True, x=x)
     run_heads(share, starts, heads, {}, 1.0, out, x, reach=reach)
     return out
 
 
 def values(p: np.ndarray, v: np.ndarray, starts: np.ndarray, out: np.ndarray) -> np.ndarray:
     """out (T, h, e) = p v, p flat as softmax leaves it; v may have fewer heads."""
+    check_heads(out, v=v)
+    separate(out, p=p)
     run_heads(weigh, starts, out.shape[1], dict(v=v, o=out), 1.0, p)
     return out

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import plain, readable, separate, writable
 from ..threads import threads
 from .compiled import HELPER, Kernel
-from .epilogue import check_rows, epilogue_record, finish_block, finish_rows
+from .epilogue import epilogue_record, finish_block, finish_rows
 from .gemm import gemm, multiply
 from .launch import ROOM, Record, Stage, address, filled, launch, step, temporary, words
 from .memory import floats, record, shorts, widen
@@ -79,6 +80,7 @@ def split(rows: int, columns: int, workers: int, unit: int = 1) -> tuple[int, in
     """(rows, columns) of an item: all columns where there are rows enough for every worker, otherwise all rows.
 
     A range of columns is a multiple of unit, and of 16 where that is possible."""
+    if not rows: return 0, columns
     if workers == 1 or rows >= ENOUGH * workers:
         return -(-rows // (workers * -(-rows // (workers * CHUNK)))), columns
     unit = math.lcm(unit, 16)
@@ -90,6 +92,7 @@ def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, a
     """The launches of one product; weight: the address of w (size bytes a number), or of a record that describes it; room is for
     so many workers."""
     (T, n), p = x.shape, out.shape[1]
+    if not T: return []
     rows, cols = split(T, p, workers, unit)
     fields = (address(x), step(x), address(out), step(out), T, n, p, rows, cols, gemm.address, *room, weight,
               size, address(after))
@@ -100,27 +103,43 @@ def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, a
     return stages
 
 
-def check_product(x: np.ndarray, shape: tuple[int, int], out: np.ndarray) -> None:
-    """x (T, n), W (n, p) of this shape and out (T, p) fit together."""
-    if x.ndim != 2: raise ValueError(f"x: expected (T, {shape[0]}), got shape {x.shape}")
-    check_rows("x", x, (x.shape[0], shape[0]))
-    check_rows("out", out, (x.shape[0], shape[1]))
+def check_product(x: np.ndarray, n: int | None, p: int | None, out: np.ndarray, **weights: np.ndarray) -> None:
+    """The door of every product: x (T, n), W (n, p) and out (T, p) fit together, and out lies apart from all that is read. A size
+    that the weights do not say is None. ValueError names what does not fit."""
+    if x.ndim != 2 or out.ndim != 2: raise ValueError(f"x and out: expected two axes each, got shapes {x.shape} and {out.shape}")
+    n, p = x.shape[1] if n is None else n, out.shape[1] if p is None else p
+    if n < 1 or p < 1: raise ValueError(f"W: expected at least one input and one output, got {n} by {p}")
+    readable("x", x, (len(x), n))
+    readable("out", out, (len(x), p))
+    writable("out", out)
+    separate(out, x=x, **weights)
+
+
+def typed(name: str, array: np.ndarray, *kinds: type, axes: int = 1) -> np.ndarray:
+    """The array, if it is contiguous, of one of these kinds of number and of so many axes."""
+    flags = array.flags
+    if array.dtype not in kinds or array.ndim != axes or not (flags.c_contiguous and flags.aligned):
+        wanted = " or ".join(np.dtype(kind).name for kind in kinds)
+        raise ValueError(f"{name}: expected contiguous {wanted} of {axes} axes at multiples of its size, got {array.dtype} of shape "
+                         f"{array.shape} with strides of {array.strides} bytes")
+    return array
 
 
 def product_dense(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ w (n, p) in float32, then the epilogue."""
-    return product_stored(x, np.ascontiguousarray(w, f4), out, epilogue)
+    return product_stored(x, plain("w", w, f4), out, epilogue)
 
 
 def product_half(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ w (n, p), w stored as float16, then the epilogue; sums are in float32."""
     if w.dtype != np.float16: raise ValueError(f"w: expected float16, got {w.dtype}")
-    return product_stored(x, np.ascontiguousarray(w), out, epilogue)
+    return product_stored(x, plain("w", w), out, epilogue)
 
 
 def product_stored(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any) -> np.ndarray:
     """The product with a contiguous weight in its own kind of number."""
-    check_product(x, w.shape, out)
+    if w.ndim != 2: raise ValueError(f"w: expected two axes, got shape {w.shape}")
+    check_product(x, *w.shape, out, w=w)
     after, workers = epilogue_record(epilogue, out), threads()
     with POOL.lock:
         room = ROOM.reserve(4 * DEEP * WIDE, workers)
@@ -128,11 +147,17 @@ def product_stored(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any)
     return out
 
 
+def factors(u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """u (n, r) and v (r, p), if they are these."""
+    for name, array in (("u", u), ("v", v)): typed(name, array, f4, axes=2)
+    if not u.shape[1] == len(v) > 0: raise ValueError(f"u and v: expected (n, r) and (r, p), got {u.shape} and {v.shape}")
+    return u, v
+
+
 def product_lowrank(x: np.ndarray, u: np.ndarray, v: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = (x (T, n) @ u (n, r)) @ v (r, p), then the epilogue."""
-    if u.shape[1:] != v.shape[:1]: raise ValueError(f"u and v: expected (n, r) and (r, p), got {u.shape} and {v.shape}")
-    check_product(x, (u.shape[0], v.shape[1]), out)
-    first, second = np.ascontiguousarray(u, f4), np.ascontiguousarray(v, f4)
+    first, second = factors(plain("u", u, f4), plain("v", v, f4))
+    check_product(x, len(u), v.shape[1], out, u=first, v=second)
     between, after, workers = temporary((x.shape[0], u.shape[1])), epilogue_record(epilogue, out), threads()
     with POOL.lock:
         room = ROOM.reserve(4 * DEEP * WIDE, workers)

@@ -1,16 +1,17 @@
 """Attention over blocks of scores: what a mask leaves out is never computed, and bits decide at its edges alone."""
 import numpy as np
 
+from ..arrays import separate
 from ..threads import threads
 from .compiled import HELPER, Kernel
 from .gemm import gemm, multiply
-from .heads import KEYS, PLACES, blank, copy_rows, heads_of, scores_of, served
+from .heads import KEYS, PLACES, blank, check_heads, copy_rows, finite, heads_of, scores_of, served
 from .launch import ROOM, address, launch, words, written
+from .linear import typed
 from .maths import exponentials, fade, largest
 from .memory import floats, pointer, record
 from .native import intrinsic, ir, njit, types
 from .pool import POOL
-from .sparse import typed
 from .vectors import LANE, MASK, VECTOR, WIDE, function, place
 
 # the mask's arrays and its block (see formats/masks.py), m queries and n keys; the rest as in heads.py
@@ -111,12 +112,16 @@ def attention_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, ptr: np.ndarra
 
     q (m, ·, d), k (n, ·, d) and v (n, ·, e) are views with any steps between rows and heads, each of as many heads as out or of
     a divisor; ptr, idx, edge: uint32, bits: uint16. Rows that see nothing are zeros."""
-    for name, array, kind in (("ptr", ptr, np.uint32), ("idx", idx, np.uint32), ("edge", edge, np.uint32), ("bits", bits, np.uint16)):
-        typed(name, array, kind)
+    check_heads(out, q=q, k=k, v=v)
+    for name, array in (("ptr", ptr), ("idx", idx), ("edge", edge)): typed(name, array, np.uint32)
+    separate(out, ptr=ptr, idx=idx, edge=edge, bits=typed("bits", bits, np.uint16, axes=3))
     (m, h, e), (n, _, d) = out.shape, k.shape
-    if len(ptr) - 1 != -(-m // block) or not ptr[-1] == len(idx) == len(edge):
-        raise ValueError(f"mask: ptr of {len(ptr)} ending at {ptr[-1]} does not fit {m} queries and {len(idx)} blocks of {block}")
+    if block < 16 or block % 16 or bits.shape[1:] != (block, block // 16):
+        raise ValueError(f"mask: bits of {bits.shape} are not of blocks of {block}, which must be a multiple of 16")
+    if len(ptr) - 1 != -(-m // block) or not ptr[-1] == len(idx) == len(edge) or ptr[0] or (ptr[1:] < ptr[:-1]).any():
+        raise ValueError(f"mask: ptr of {len(ptr)} does not rise from 0 to {len(idx)} blocks of {block} over {m} queries")
     if len(idx) and int(idx.max()) * block >= n: raise ValueError(f"mask: block {idx.max()} of {block} keys, there are {n}")
+    if len(edge) and int(edge.max()) > len(bits): raise ValueError(f"mask: an edge has the bits {edge.max()}, there are {len(bits)}")
     if q.shape[2] != d: raise ValueError(f"q and k: widths {q.shape[2]} and {d} differ")
     if v.shape[2] != e: raise ValueError(f"v and out: widths {v.shape[2]} and {e} differ")
     serves = [served(name, view, h) for name, view in (("q", q), ("k", k), ("v", v))]
@@ -127,6 +132,6 @@ def attention_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, ptr: np.ndarra
     with POOL.lock:
         room = ROOM.reserve(4 * (block * (tile + 2) + tile * max(d, e)), workers)
         fields = (*places, *map(address, (ptr, idx, edge, bits)), block, m, n, h, d, e, gemm.address, *room, *serves, tile,
-                  scale or FAINT)
+                  finite(scale) or FAINT)
         launch(workers, (attend_blocks, written([fields], MASKED), (len(ptr) - 1) * h))
     return out

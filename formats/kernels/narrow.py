@@ -14,12 +14,11 @@ from .arithmetic import get, keep
 from .compiled import HELPER, Kernel
 from .epilogue import epilogue_record, finish_rows, move_block
 from .launch import ROOM, address, filled, launch, words
-from .linear import LINEAR, check_product, linear_stages, split, tile
+from .linear import LINEAR, check_product, linear_stages, split, tile, typed
 from .memory import bytes_at, floats, record, whole
 from .native import njit
 from .pool import POOL
-from .rounding import round_bytes, round_halves
-from .sparse import typed
+from .rounding import ONE, round_bytes, round_halves
 from .vectors import AHEAD, prefetch_apart, write, zeros
 from .words import as_numbers, dot_eights, dot_fours, dot_pairs
 
@@ -68,6 +67,14 @@ def settle(found, less, factor, scale, to, fresh, lanes):
     """A vector of whole sums: less what was added, times the scales of its row and of its columns."""
     number = as_numbers(get(found, None), less) * (get(scale, lanes) * factor)
     keep(number if fresh else number + get(to, lanes), to, None)
+
+
+@njit(**HELPER)
+def lifted(block, rows, lifts):
+    """Rows of sums times what their scales leave out (see LIFT)."""
+    for i in range(rows):
+        lift, row = floats(lifts + 4 * i, 1)[0], floats(block + 4 * PANEL * i, PANEL)
+        for j in range(PANEL if lift != ONE else 0): row[j] *= lift
 
 
 @njit(forceinline=True, **HELPER)
@@ -153,14 +160,17 @@ def bytes_by(multiply, shape, release, tiled, middle, per, spread, item, worker,
     x = c.room + worker * c.apart
     sums = x + (high - low + BAND - 1) // BAND * BAND * w.span        # registers take whole bands of rows
     scales = sums + 4 * BAND * PANEL + 64
-    totals = scales + 4 * (high - low)
+    lifts, far = scales + 4 * (high - low), False
+    totals = lifts + 4 * (high - low)
     wide = totals + 4 * (high - low) * groups + 64
     wide -= wide % 64
     block = sums if groups == 1 else wide + PANEL * w.depth  # what the groups add up to
     shape(sums + 4 * BAND * PANEL)
     for i in range(high - low):
-        floats(scales + 4 * i, 1)[0] = round_bytes(c.x + 4 * (low + i) * c.along, c.n, row_of(x, i, w.span, tiled), w.depth,
-                                                   1024 if tiled else 64, w.group, groups, totals + 4 * i * groups)
+        scale, lift = round_bytes(c.x + 4 * (low + i) * c.along, c.n, row_of(x, i, w.span, tiled), w.depth,
+                                  1024 if tiled else 64, w.group, groups, totals + 4 * i * groups)
+        floats(scales + 4 * i, 1)[0], floats(lifts + 4 * i, 1)[0] = scale, lift
+        far |= lift != ONE
     for start in range(left, right, PANEL):
         columns = min(PANEL, c.p - start)
         stored, panel, packed = (columns + 15) // 16 * 16, w.w + w.depth * start * 4 // per, 4 if spread else per
@@ -177,6 +187,7 @@ def bytes_by(multiply, shape, release, tiled, middle, per, spread, item, worker,
                          ahead + 2 * i * lines, lines if g == 0 else 0)
                 settled(sums, rows, columns, middle, totals + 4 * i * groups, groups, g, scales + 4 * i,
                         w.scale + 4 * (g * c.p + start), block)
+            if far: lifted(block, rows, lifts + 4 * i)
             move_block(c.after, low + i, low + i + rows, start, start + columns, block, 4 * PANEL, out, 4 * c.step)
     release()
     if right - left == c.p: finish_rows(c.after, low, high)
@@ -224,11 +235,12 @@ def product_narrow(kernels: tuple[Kernel, Kernel], x: np.ndarray, w: np.ndarray,
                    out: np.ndarray, epilogue: Any, unit: int, per: int = 1) -> np.ndarray:
     """The product by the first kernel for one row, by the second for more; scale: (groups, p). n is rounded up to units in w,
     p to 16; `per` numbers lie in one of w."""
-    check_product(x, (x.shape[1], out.shape[1]), out)
+    check_product(x, None, None, out, w=w, **({} if scale is None else {"scale": scale}))
     (T, n), p = x.shape, out.shape[1]
     depth, columns = -(-n // unit) * unit, -(-p // 16) * 16
     if w.size * per != depth * columns:
         raise ValueError(f"w: {w.size} numbers of {w.dtype} do not make panels of {depth} by {columns}")
+    if group < 1: raise ValueError(f"scale: groups of {group} inputs")
     group = min(group, depth)
     groups, span = -(-n // group), depth * (2 if scale is None else 1) + 64
     if (scale is not None and scale.shape != (groups, p)) or group % unit:
@@ -236,7 +248,7 @@ def product_narrow(kernels: tuple[Kernel, Kernel], x: np.ndarray, w: np.ndarray,
     weight, after = filled(address(w), address(scale), depth, group, groups, span), epilogue_record(epilogue, out, rough=True)
     rows, _ = split(T, p, workers := threads(), PANEL)
     with POOL.lock:
-        room = ROOM.reserve((rows + BAND) * (span + 4 + 4 * groups) + 8 * BAND * PANEL + 256 + PANEL * depth, workers)
+        room = ROOM.reserve((rows + BAND) * (span + 8 + 4 * groups) + 8 * BAND * PANEL + 256 + PANEL * depth, workers)
         launch(workers, *linear_stages(kernels[T > 1], x, address(weight), out, after, workers, room, unit=PANEL))
     return out
 
@@ -250,11 +262,11 @@ def product_bf16(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = 
 def product_int8(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; w: bytes W / scale + 128 in panels of fours, n rounded up to 64; scale:
     float32, a row for every group of inputs. Each row of x is rounded to 255 steps, sums are exact within a group."""
-    return product_narrow((quantised, quantised_matrix), x, typed("w", w, np.uint8), typed("scale", scale, f4), group, out,
-                          epilogue, 64)
+    return product_narrow((quantised, quantised_matrix), x, typed("w", w, np.uint8), typed("scale", scale, f4, axes=2), group,
+                          out, epilogue, 64)
 
 
 def product_int4(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """The same for halves of bytes W / scale + 8: in a byte the low half is of one word of depth, the high one of the next."""
-    return product_narrow((nibbled, nibbled_matrix), x, typed("w", w, np.uint8), typed("scale", scale, f4), group, out,
-                          epilogue, 64, 2)
+    return product_narrow((nibbled, nibbled_matrix), x, typed("w", w, np.uint8), typed("scale", scale, f4, axes=2), group,
+                          out, epilogue, 64, 2)

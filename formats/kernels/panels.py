@@ -11,10 +11,9 @@ from .compiled import HELPER, Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
 from .gemm import strip
 from .launch import address, launch
-from .linear import LINEAR, check_product, linear_stages, tile
+from .linear import LINEAR, check_product, linear_stages, tile, typed
 from .memory import record
 from .native import njit
-from .sparse import typed
 from .vectors import AHEAD, MANY_REGISTERS, add_outer, ask, fetch, plus, span, write, zeros
 
 FEW = 48                                                     # rows that have little time to ask for what follows
@@ -118,8 +117,8 @@ def packed(item, worker, arguments):
 
 def product_packed(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ w, then the epilogue; w as `formats.panels.panels` gives it, float32."""
-    check_product(x, (x.shape[1], out.shape[1]), out)
-    if typed("w", w, np.float32).size != x.shape[1] * -(-out.shape[1] // 16) * 16:
+    check_product(x, None, None, out, w=typed("w", w, np.float32))
+    if w.size != x.shape[1] * -(-out.shape[1] // 16) * 16:
         raise ValueError(f"packed: {w.size} numbers do not make panels of {x.shape[1]} by {out.shape[1]}")
     after, workers = epilogue_record(epilogue, out), threads()
     launch(workers, *linear_stages(packed, x, address(w), out, after, workers, unit=PANEL))

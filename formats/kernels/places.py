@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 
 from .compiled import FAST, HELPER, Function
-from .linear import check_product
+from .linear import check_product, typed
 from .memory import floats, pointer, record
 from .native import njit
-from .sparse import SPARSE, STRIP, csr_column, launch_sparse, typed
+from .sparse import SPARSE, STRIP, csr_column, launch_sparse
 from .vectors import add_outer, fetch, write, zeros
 
 f4, i8 = np.float32, np.int64
@@ -141,8 +141,8 @@ def product_csc(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray
     """out (T, p) = x (T, n) @ W, then the epilogue; row i of W has val[ptr[i]:ptr[i + 1]] in the columns idx[same].
 
     ptr: uint32 (n + 1), idx: uint16 or uint32 (nnz), ascending in each row, val: float32 (nnz)."""
-    check_product(x, (len(ptr) - 1, out.shape[1]), out)
     arrays = typed("ptr", ptr, np.uint32), typed("idx", idx, np.uint16, np.uint32), typed("val", val, f4)
+    check_product(x, len(ptr) - 1, None, out, ptr=ptr, idx=idx, val=val)
     if not ptr[-1] == len(idx) == len(val):
         raise ValueError(f"csc: ptr ends at {ptr[-1]}, but idx has {len(idx)} and val {len(val)} numbers")
     sizes = idx.itemsize, len(ptr) - 1
@@ -154,10 +154,10 @@ def product_coo(x: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, val: np.
     """out (T, p) = x (T, n) @ W, then the epilogue; W has val[k] in row inputs[k] and column outputs[k].
 
     inputs, outputs: uint16 or uint32 (nnz), ascending by outputs, then inputs; val: float32 (nnz)."""
-    check_product(x, (x.shape[1], out.shape[1]), out)
     places = [typed(name, array, np.uint16, np.uint32) for name, array in (("outputs", outputs), ("inputs", inputs))]
+    check_product(x, None, None, out, inputs=inputs, outputs=outputs, val=typed("val", val, f4))
     if not len(inputs) == len(outputs) == len(val):
         raise ValueError(f"coo: {len(inputs)} inputs, {len(outputs)} outputs and {len(val)} numbers do not match")
     functions = coo_short if inputs.itemsize == 2 else coo_wide, coo_single
-    return launch_sparse(x, (*places, typed("val", val, f4)), out, epilogue, functions,
+    return launch_sparse(x, (*places, val), out, epilogue, functions,
                          (len(val), 8 * inputs.itemsize + outputs.itemsize))

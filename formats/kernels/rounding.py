@@ -2,6 +2,7 @@
 arXiv:2208.07339, section 2.1), 64 numbers at a time."""
 import numpy as np
 
+from ..bf16 import BEYOND
 from .arithmetic import VECTOR16, folded, get
 from .compiled import HELPER
 from .memory import whole
@@ -12,7 +13,10 @@ from .words import BYTE, SHORT, WORDS, BFloat, add_fours, constant, stored
 PACKS = "+avx512bw" in FEATURES                              # instructions that narrow two vectors into one
 HALVES = "+avx512bf16" in FEATURES
 f4, i4 = np.float32, np.int32
-FINITE = f4(np.finfo(f4).max)
+FINITE, ONE = f4(np.finfo(f4).max), f4(1)
+# rows whose largest number is below or above these are taken times or by LIFT, so that their scale, one over it, and what it
+# makes with a scale of W, are float32
+LEAST, MOST, LIFT = f4(127 * 2.0 ** -126), f4(2.0 ** 60), f4(2.0 ** 64)
 
 
 def as_words(builder, vector): return builder.bitcast(vector, WORDS)
@@ -82,20 +86,38 @@ def add_bytes(typing, sums, address):
 
 
 @intrinsic
+def kept_finite(typing, vector):
+    """What is finite, but would be rounded to an infinite bfloat16, becomes the largest one; NaN as one that no rounding moves."""
+    def code(context, builder, signature, values):
+        word = as_words(builder, builder.extract_value(values[0], 0))
+        size = builder.and_(word, constant(0x7FFFFFFF))
+        cut = builder.and_(word, constant(0xFFFF0000))
+        nan = builder.icmp_unsigned(">", size, constant(0x7F800000))
+        cut = builder.select(nan, builder.or_(cut, constant(1 << 22)), cut)
+        found = builder.select(builder.icmp_unsigned("<", size, constant(BEYOND)), word, cut)
+        return closed(builder, [builder.bitcast(found, VECTOR)])
+    return VECTOR16(VECTOR16), code
+
+
+@intrinsic
 def keep_halves(typing, vector, address):
-    """Store a vector as 16 bfloat16: to nearest, ties to even; NaN stays one."""
+    """Store a vector as 16 bfloat16: to nearest, ties to even, finite numbers to finite ones; NaN stays one."""
     def code(context, builder, signature, values):
         value = builder.extract_value(values[0], 0)
+        word = as_words(builder, value)
+        size = builder.and_(word, constant(0x7FFFFFFF))
+        beyond = builder.icmp_unsigned("<", builder.sub(size, constant(BEYOND)), constant(0x7F800000 - BEYOND))
         if HALVES:
+            value = builder.bitcast(builder.select(beyond, builder.and_(word, constant(0xFFFF0000)), word), VECTOR)
             narrow = ir.VectorType(BFloat(), WIDE)
             convert = function(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", narrow, VECTOR)
             builder.store(builder.call(convert, [value]), place(builder, values[1], 0, narrow)).align = 1
             return context.get_dummy_value()
-        word = as_words(builder, value)
         odd = builder.and_(builder.lshr(word, constant(16)), constant(1))
         usual = builder.add(builder.add(word, constant(0x7FFF)), odd)
-        nan = builder.icmp_unsigned(">", builder.and_(word, constant(0x7FFFFFFF)), constant(0x7F800000))
-        kept = builder.lshr(builder.select(nan, builder.or_(word, constant(1 << 22)), usual), constant(16))
+        nan = builder.icmp_unsigned(">", size, constant(0x7F800000))
+        usual = builder.select(nan, builder.or_(word, constant(1 << 22)), usual)
+        kept = builder.lshr(builder.select(beyond, word, usual), constant(16))
         stored(builder, kept, values[1], SHORT)
         return context.get_dummy_value()
     return types.void(vector, types.int64), code
@@ -115,11 +137,36 @@ def round_halves(x, n, target, depth, piece):
         target += piece
 
 
+@njit(forceinline=True, **HELPER)
+def keep_row(x, n, target, depth, piece, group, groups, totals, lift, turns):
+    """n float32 at x, times lift, times turns, as bytes, in round_bytes."""
+    full = n // 64 * 64
+    for g in range(groups):
+        start, end, added = g * group, min((g + 1) * group, depth), zeros(1, 1)
+        for k in range(start, min(end, full), 64):
+            at, to = x + 4 * k, target + k // 64 * piece
+            keep_bytes(get(at, None) * lift * turns, get(at + 64, None) * lift * turns, get(at + 128, None) * lift * turns,
+                       get(at + 192, None) * lift * turns, to)
+            added = add_bytes(added, to)
+        if start <= full < end:
+            at, left, to = x + 4 * full, n - full, target + full // 64 * piece
+            keep_bytes(get(at, left) * lift * turns, get(at + 64, left - 16) * lift * turns, get(at + 128, left - 32) * lift * turns,
+                       get(at + 192, left - 48) * lift * turns, to)
+            added = add_bytes(added, to)
+        totals[g] = bits(added_words(added))
+
+
+@njit(**HELPER)
+def keep_far_row(x, n, target, depth, piece, group, groups, totals, lift, turns):
+    """The same for what rows seldom hold."""
+    keep_row(x, n, target, depth, piece, group, groups, totals, lift, turns)
+
+
 @njit(**HELPER)
 def round_bytes(x, n, target, depth, piece, group, groups, sums):
-    """n float32 at x as whole numbers up to 127 times the scale that is given back, which is NaN for rows that are not finite;
-    zeros up to depth, a multiple of 64; what each group adds up to, as int32 at sums. Every 64 bytes begin `piece` after those
-    before."""
+    """n float32 at x as whole numbers up to 127 times the two scales that are given back: the second is 1 but for rows seldom met
+    (see LIFT), the first NaN for rows that are not finite; zeros up to depth, a multiple of 64; what each group adds up to, as
+    int32 at sums. Every 64 bytes begin `piece` after those before."""
     full, totals = n // 64 * 64, whole(sums, groups)
     a, b = zeros(1, 1), zeros(1, 1)
     for k in range(0, full, 64):
@@ -127,18 +174,10 @@ def round_bytes(x, n, target, depth, piece, group, groups, sums):
         b = larger_magnitude(larger_magnitude(b, get(x + 4 * k + 128, None)), get(x + 4 * k + 192, None))
     for k in range(full, n, 16): a = larger_magnitude(a, get(x + 4 * k, n - k))
     largest = largest_magnitude(larger_magnitude(a, b))
+    if f4(0) < largest < LEAST or MOST < largest <= FINITE:
+        lift = LIFT if largest < LEAST else ONE / LIFT
+        keep_far_row(x, n, target, depth, piece, group, groups, totals, lift, f4(127) / (largest * lift))
+        return largest * lift / f4(127), ONE / lift
     turns = f4(127) / largest if f4(0) < largest <= FINITE else f4(0)
-    for g in range(groups):
-        start, end, added = g * group, min((g + 1) * group, depth), zeros(1, 1)
-        for k in range(start, min(end, full), 64):
-            at, to = x + 4 * k, target + k // 64 * piece
-            keep_bytes(get(at, None) * turns, get(at + 64, None) * turns, get(at + 128, None) * turns,
-                       get(at + 192, None) * turns, to)
-            added = add_bytes(added, to)
-        if start <= full < end:
-            at, left, to = x + 4 * full, n - full, target + full // 64 * piece
-            keep_bytes(get(at, left) * turns, get(at + 64, left - 16) * turns, get(at + 128, left - 32) * turns,
-                       get(at + 192, left - 48) * turns, to)
-            added = add_bytes(added, to)
-        totals[g] = bits(added_words(added))
-    return largest / f4(127) if largest <= FINITE else f4(np.nan)
+    keep_row(x, n, target, depth, piece, group, groups, totals, ONE, turns)
+    return largest / f4(127) if largest <= FINITE else f4(np.nan), ONE

@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import plain, readable, separate, writable
+from ..epilogue import HUGE, TINY
 from ..threads import threads
 from .compiled import HELPER, Kernel
-from .epilogue import check_rows, epilogue_record, finish_block, finish_rows
+from .epilogue import epilogue_record, finish_block, finish_rows
 from .launch import address, launch, step, words, written
 from .memory import floats, longs, record, shorts, widen
 from .native import njit
@@ -59,7 +61,7 @@ def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: An
              fields: np.ndarray | None = None) -> np.ndarray:
     """Launch a pass over chunks of rows."""
     T, p = out.shape
-    if not T: return out
+    if not out.size: return out
     rows = max(1, -(-T // (4 * (workers := threads()))))
     source = (0, 0) if x is None else (address(x), step(x))
     count, after = 0 if fields is None else len(fields), epilogue_record(epilogue, out)
@@ -71,24 +73,32 @@ def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: An
 
 def pointwise(x: np.ndarray, out: np.ndarray, epilogue: Any) -> np.ndarray:
     """The epilogue applied to x (T, p) in one pass; out may be x."""
-    check_rows("x", x, out.shape)
-    check_rows("out", out, out.shape)
+    if out.ndim != 2: raise ValueError(f"out: expected two axes, got shape {out.shape}")
+    check_pass(x, out)
     return run_pass(rowwise, x, out, epilogue)
 
 
 def scale(x: np.ndarray, factor: float, out: np.ndarray) -> np.ndarray:
-    """out = factor x, for arrays of any number of axes whose last is contiguous; flat ones are cut into rows."""
-    flat = x.ndim != 2
-    source, target = (flat_rows(x), flat_rows(out)) if flat else (x, out)
-    check_rows("x", source, target.shape)
-    check_rows("out", target, target.shape)
+    """out = factor x, which out may be: matrices with contiguous rows, or contiguous arrays of any number of axes, which are cut
+    into rows. factor: 0, or a normal float32."""
+    if factor and not TINY <= abs(factor) <= HUGE: raise ValueError(f"scale: the factor {factor} is no normal float32")
+    check_pass(x, out)
+    source, target = (x, out) if x.ndim == 2 else (flat_rows("x", x), flat_rows("out", out))
     run_pass(rowwise, source, target, None, factor)
     return out
 
 
-def flat_rows(array: np.ndarray) -> np.ndarray:
+def check_pass(x: np.ndarray, out: np.ndarray) -> None:
+    """The door of a pass: x and out are of one shape, and one array or apart. ValueError names what does not fit."""
+    readable("x", x, out.shape)
+    readable("out", out, out.shape)
+    writable("out", out)
+    separate(out, over=True, x=x)
+
+
+def flat_rows(name: str, array: np.ndarray) -> np.ndarray:
     """A view as rows: the widest rows, at most 4096 numbers, that divide a contiguous array."""
-    if array.ndim > 2 and not array.flags.c_contiguous: raise ValueError(f"strides {array.strides} are not contiguous")
+    if not array.flags.c_contiguous: raise ValueError(f"{name}: expected a contiguous array, got strides of {array.strides} bytes")
     width = next(w for w in (4096, 1024, 256, 64, 16, 4, 1) if array.size % w == 0)
     return array.reshape(-1, width)
 
@@ -100,17 +110,22 @@ def gather(ids: np.ndarray, table: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 def embed(fields: Sequence[tuple[np.ndarray, np.ndarray]], out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = the sum over (ids, table) of table[ids], then the epilogue. IndexError where an id is outside."""
+    if out.ndim != 2: raise ValueError(f"out: expected two axes, got shape {out.shape}")
     T, p = out.shape
-    check_rows("out", out, (T, p))
+    readable("out", out, (T, p))
+    writable("out", out)
     held, rows = [], []
     for ids, table in fields:
-        if ids.shape != (T,): raise ValueError(f"ids: expected {T} whole numbers, got shape {ids.shape}")
+        if ids.shape != (T,) or ids.dtype.kind not in "iu":
+            raise ValueError(f"ids: expected {T} whole numbers, got {ids.dtype} of shape {ids.shape}")
         if table.ndim != 2 or table.shape[1] != p or table.dtype not in (np.float32, np.float16):
             wanted = f"float32 or float16 of shape (N, {p})"
             raise ValueError(f"table: expected {wanted}, got {table.dtype} of {table.shape}")
         if T and not 0 <= (low := ids.min()) <= (high := ids.max()) < len(table):
             raise IndexError(f"ids: {low if low < 0 else high} is outside 0 to {len(table) - 1}, the rows of the table")
-        ids, table = np.asarray(ids, np.int64), np.ascontiguousarray(table)
+        ids, table = np.asarray(ids, np.int64), plain("table", table)
+        if not ids.flags.aligned: ids = plain("ids", ids)
+        separate(out, ids=ids, table=table)
         held.append((ids, table))
         rows.append((address(ids), ids.strides[0], address(table), table.dtype == np.float16))
     return run_pass(gathered, None, out, epilogue, fields=written(rows, np.int64))

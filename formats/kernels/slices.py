@@ -8,11 +8,11 @@ import numpy as np
 
 from .compiled import HELPER, Function
 from .launch import address, filled, words
-from .linear import check_product
+from .linear import check_product, typed
 from .memory import floats, pointer, record
 from .native import intrinsic, ir, njit, types
 from .places import at
-from .sparse import SPARSE, STRIP, launch_sparse, typed
+from .sparse import SPARSE, STRIP, launch_sparse
 from .vectors import LANE, MASK, VECTOR, WIDE, add_outer, function, multiply_add, place, plus, read, write, zeros
 
 # chunk: columns of a slice; bytes: of an index; named: bytes of an output in order
@@ -138,9 +138,10 @@ def product_sell(x: np.ndarray, order: np.ndarray, ptr: np.ndarray, idx: np.ndar
     idx and val (each of `chunk` numbers); its columns are order[s chunk:(s + 1) chunk], sorted within windows of `sigma`.
 
     order: uint16 or uint32 (p), ptr: uint32 (slices + 1), idx: uint16 or uint32, val: float32."""
-    check_product(x, (x.shape[1], len(order)), out)
     order, ptr = typed("order", order, np.uint16, np.uint32), typed("ptr", ptr, np.uint32)
     weights = typed("idx", idx, np.uint16, np.uint32), typed("val", val, f4)
+    check_product(x, None, len(order), out, order=order, ptr=ptr, idx=idx, val=val)
+    if min(chunk, sigma) < 1: raise ValueError(f"sell: slices of {chunk}, windows of {sigma}")
     if len(ptr) - 1 != -(-len(order) // chunk) or not int(ptr[-1]) * chunk == len(idx) == len(val) or sigma % chunk:
         raise ValueError(f"sell: ptr of {len(ptr)} ending at {ptr[-1]}, {len(idx)} indices and {len(val)} numbers do not make "
                          f"{len(order)} columns in slices of {chunk}, windows of {sigma}")

@@ -11,7 +11,7 @@ from ..threads import threads
 from .compiled import FAST, HELPER, Function, Kernel, calling
 from .epilogue import epilogue_record, finish_block, finish_rows
 from .launch import ROOM, address, filled, launch, words
-from .linear import LINEAR, check_product, linear_stages, tile
+from .linear import LINEAR, check_product, linear_stages, tile, typed
 from .memory import floats, pointer, record
 from .native import carray, njit
 from .pool import POOL
@@ -229,8 +229,8 @@ def product_csr(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray
     """out (T, p) = x (T, n) @ W, then the epilogue; column j of W has val[ptr[j]:ptr[j + 1]] in the rows idx[same].
 
     ptr: uint32 (p + 1), idx: uint16 or uint32 (nnz), val: float32 (nnz)."""
-    check_product(x, (x.shape[1], len(ptr) - 1), out)
     arrays = typed("ptr", ptr, np.uint32), typed("idx", idx, np.uint16, np.uint32), typed("val", val, f4)
+    check_product(x, None, len(ptr) - 1, out, ptr=ptr, idx=idx, val=val)
     if not ptr[-1] == len(idx) == len(val):
         raise ValueError(f"csr: ptr ends at {ptr[-1]}, but idx has {len(idx)} and val {len(val)} numbers")
     functions = (csr_short, csr_short_single) if idx.itemsize == 2 else (csr_wide, csr_wide_single)
@@ -242,17 +242,10 @@ def product_nm(x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
     """out (T, p) = x (T, n) @ W, then the epilogue; of every `group` inputs a column keeps some.
 
     idx: uint8 (p, kept in all), the place within the group; val: float32 of the same shape."""
-    groups = -(-x.shape[1] // group)
-    check_product(x, (x.shape[1], len(idx)), out)
-    arrays = idx.shape[1], typed("idx", idx, np.uint8), typed("val", val, f4)
-    if idx.shape != val.shape or idx.shape[1] % groups:
+    typed("idx", idx, np.uint8, axes=2)
+    check_product(x, None, len(idx), out, idx=idx, val=typed("val", val, f4, axes=2))
+    if group < 1: raise ValueError(f"nm: a group of {group} inputs")
+    arrays, groups = (idx.shape[1], idx, val), -(-x.shape[1] // group)
+    if idx.shape != val.shape or not idx.size or idx.shape[1] % groups:
         raise ValueError(f"nm: idx {idx.shape} and val {val.shape} do not fill {groups} groups of {group} inputs")
     return launch_sparse(x, arrays, out, epilogue, (nm_columns, nm_single), (idx.shape[1] // groups, group))
-
-
-def typed(name: str, array: np.ndarray, *kinds: type) -> np.ndarray:
-    """The array, if it is contiguous and of one of these kinds of number."""
-    if array.dtype not in kinds or not array.flags.c_contiguous:
-        wanted = " or ".join(np.dtype(kind).name for kind in kinds)
-        raise ValueError(f"{name}: expected contiguous {wanted}, got {array.dtype} with strides {array.strides}")
-    return array
