@@ -11,6 +11,7 @@ from .arrays import by_rows, separate
 UNIT = 2.0 ** -24                                            # unit roundoff of float32 (Higham 2002, section 2.1)
 GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # what a kernel's activation may add, per max(1, |y|)
 TINY, HUGE = 2.0 ** -126, float(np.finfo(np.float32).max)    # the positive normal numbers of float32
+EPS = TINY, 2.0 ** 100                                       # with less, rows of equal numbers have no norm; with more, squares overflow
 VECTORS = ("bias", "gain", "shift")
 ROWS = ("times", "residual")
 NORMS = ("layer", "rms")
@@ -63,7 +64,7 @@ class Epilogue:
     """y + bias, activation, * times, + residual, normalised along the row, * gain, + shift: in this order, each optional.
 
     `bias`, `gain` and `shift` are (p,), `times` and `residual` are (T, p), all float32 (others are cast). `activation` is
-    a name of ACTIVATIONS. `eps`, a positive float32, switches on normalisation without gain and shift: `norm` is "layer" (Ba et al. 2016,
+    a name of ACTIVATIONS. `eps`, from 2^-126 to 2^100, switches on normalisation without gain and shift: `norm` is "layer" (Ba et al. 2016,
     eq. 4: the mean of the row is subtracted and the rest multiplied by 1 / sqrt(mean square + eps)) or "rms" (Zhang and
     Sennrich 2019, eq. 4: the same without the mean).
     Raises ValueError, which names the field, for another activation or norm, an eps that is no such number, a wrong number of
@@ -82,8 +83,8 @@ class Epilogue:
         if self.activation not in self.ACTIVATIONS:
             raise ValueError(f"epilogue: activation {self.activation!r} is unknown; choose from {self.ACTIVATIONS}")
         if self.norm not in NORMS: raise ValueError(f"epilogue: norm {self.norm!r} is unknown; choose from {NORMS}")
-        if self.eps is not None and not TINY <= self.eps <= HUGE:
-            raise ValueError(f"epilogue: eps = {self.eps} is no positive float32 from {TINY:.3g} on, so rows of equal numbers have no norm")
+        if self.eps is not None and not EPS[0] <= self.eps <= EPS[1]:
+            raise ValueError(f"epilogue: eps = {self.eps} is not from {EPS[0]:.3g} to {EPS[1]:.3g}, so that every row has a norm")
         for name in (*VECTORS, *ROWS):
             if (value := getattr(self, name)) is None: continue
             axes = 2 if name in ROWS else 1

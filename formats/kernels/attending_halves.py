@@ -233,7 +233,8 @@ def operands(q: Any, k: Any, v: Any, scale: float) -> tuple[np.ndarray, ...]:
     """(q times the scale, k, v) in float64 as `attention_halves` rounds them: q, times its factor of powers of two, and k with ties
     to even (round_rows), v with ties away from 0 (turn_values)."""
     q, k, v = (np.ascontiguousarray(each, f4) for each in (q, k, v))
-    away = np.where(abs(v).view(np.uint32) < BEYOND, v.view(np.uint32) + np.uint32(0x8000), v.view(np.uint32) | np.isnan(v) * np.uint32(1 << 22))
-    away = (away & np.uint32(0xFFFF0000)).view(f4)
+    bits = v.view(np.uint32)
+    bits = np.where(abs(v).view(np.uint32) < BEYOND, bits + np.uint32(0x8000), bits | np.isnan(v) * np.uint32(1 << 22))
+    away = (bits & np.uint32(0xFFFF0000)).view(f4)
     powers = widened(nearest(q * f4(scale * LOG2_E)))
     return powers.astype(np.float64) / LOG2_E, widened(nearest(k)).astype(np.float64), away.astype(np.float64)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..epilogue import NOTHING, Epilogue
+from ..epilogue import NOTHING, TINY, Epilogue
 from .activations import ACTIVATIONS, ROUGH
 from .arithmetic import get, keep
 from .compiled import FAST, HELPER, Function, calling
@@ -40,8 +40,8 @@ def normalised(y, centred, eps, unit):
 
 @njit(**HELPER)
 def normalise_far(y, centred, eps):
-    """normalise where squares or sums are no float32."""
-    normalised(y, centred, np.float32(eps * FAR * FAR), np.float32(FAR))
+    """normalise where squares or sums are no float32; equal numbers still become zeros."""
+    normalised(y, centred, np.float32(max(eps * FAR * FAR, TINY)), np.float32(FAR))
 
 
 @njit(**HELPER)

@@ -6,10 +6,10 @@ from types import SimpleNamespace as Bound
 from typing import Any, Literal
 
 from formats import kernels as compiled
-from formats.epilogue import ACTIVATIONS, NORMS, Epilogue
+from formats.epilogue import ACTIVATIONS, EPS, NORMS, Epilogue
 from opmatrix.patterns import parse
 from opmatrix.runtime import costs, meanings, shapes
-from opmatrix.runtime.kernel import LARGEST, Declared, Range
+from opmatrix.runtime.kernel import Declared, Range
 from opmatrix.runtime.values import (
     WIDEST,
     Array,
@@ -27,7 +27,7 @@ KERNELS: dict[str, Declared] = {}
 Activation = Literal[*ACTIVATIONS]
 Norm = Literal[NORMS]
 NumberType = Literal["float32", "bf16"]
-Eps = Range(float, 2.0 ** -126, LARGEST)                    # less is none in float32: a row of equal numbers had no norm
+Eps = Range(float, *EPS)
 Count, Place = Range(int, 1, WIDEST), Range(int, 0, WIDEST)
 Keys = Range(int, 1, 1 << 16)
 
