@@ -101,3 +101,11 @@ def test_experts_are_looked_at_before_anything_is_written():
     with pytest.raises(ValueError, match="do not divide 5 rows"): grouped(X, [0, 2.5, 5], held)
     with pytest.raises(ValueError, match="choice is float64"): by_expert([0.5], 2)
     assert not out.any() and [len(each) for each in by_expert([], 2)] == [0, 3]
+
+
+def test_no_rows():
+    """Every kernel gives as many; a mask has a query."""
+    for name, door in guarded.doors().items():
+        if name == "attention_blocks": continue
+        arrays = door.operands(np.random.default_rng(0), 0)
+        door.call(np.empty(door.out(**arrays), np.float32), **arrays)
