@@ -6,7 +6,7 @@ import checkpoints
 import pytest
 from searched import RAGGED, found
 from test_certificate import once  # noqa: F401
-from test_cli import command, patched, refused  # noqa: F401
+from test_cli import command, patched, refused, saved  # noqa: F401
 
 from opmatrix.program import Program
 from rewrites.certificate import certified
@@ -41,6 +41,13 @@ def test_a_saved_program_holds(command, place):  # noqa: F811
         ran = command("verify", place / "program", *arguments)
         assert ran.status == 0 and "error against the model" in ran.out and " 0 FAILS" in ran.out, ran.out + ran.err
         assert ("as the program says" in ran.out) == (not arguments)
+
+
+def test_what_optimize_saves_holds(command, saved):  # noqa: F811
+    *_, out, found = saved
+    for number in range(len(found["front"])):
+        ran = command("verify", out / "front" / f"{number}")
+        assert ran.status == 0 and " 0 FAILS" in ran.out and "as the program says" in ran.out, ran.out
 
 
 def test_without_the_model_its_checks_are_claims(command, copy, place):  # noqa: F811
