@@ -18,8 +18,8 @@ from pathlib import Path
 from engines import SEARCH
 
 from formats.cache import cache_directory
+from formats.threads import command_line_environment
 from opmatrix.errors import InputError
-from rewrites.environment import POOLS
 
 ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent
 PACKAGES = "formats", "opmatrix", "rewrites"
@@ -43,8 +43,9 @@ class Tree:
         self.place = Path(room).resolve() / f"{commit or fingerprint():.16}-{threads}{'-isolated' * isolated}"
         self.files, self.env, self.cache, self.programs = (self.place / part for part in PARTS)
         self.python = python(self.env)
-        self.environment = POOLS | {"OPMATRIX_CACHE": str(self.cache), "PYTHONPATH": "", "PYTHONSAFEPATH": "1",
-                                    "OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)}
+        self.environment = command_line_environment() | {
+            "OPMATRIX_CACHE": str(self.cache), "PYTHONPATH": "", "PYTHONSAFEPATH": "1",
+            "OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)}
 
     def made(self):
         """Itself, with what is not there yet: files, environment, a cache that begins with what the user's has."""
