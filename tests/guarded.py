@@ -174,10 +174,11 @@ def product_door(F: Any, shape: tuple[int, int], options: dict[str, Any], whole:
         return packed().declared.kernel(x, *stored, out, after(given), **packed().remembered)
 
     def means(x: np.ndarray, **given: np.ndarray) -> Any:
-        W, x = packed(), x[:, :shape[0]]                     # a kernel that is told indices alone does not know how many there are
+        W = packed()
         if not whole: W = F(shape, tuple(given.pop(name) for name in W.arrays()), **W.remembered)
-        exact = W.reads(x) @ W.unpack().astype(np.float64)
-        return after(given).reference(exact), after(given).bound(exact, W.bound(x), F.rounds)
+        inputs = slice(shape[0])                             # a kernel that is told indices alone does not know how many there are
+        exact = W.reads(x)[:, inputs] @ W.unpack().astype(np.float64)
+        return after(given).reference(exact), after(given).bound(exact, W.bound(x[:, inputs]), F.rounds)
     return Door(operands, lambda x, **_: (len(x), shape[1]), call, means)
 
 
