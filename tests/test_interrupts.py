@@ -1,19 +1,21 @@
 """Interrupts at random moments, calls within callbacks, threads whose number changes, forks: nothing hangs, results stay right."""
 import ctypes
+import mmap
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 
 import checkpoints
 import numpy as np
 import pytest
+from children import LIMIT, ROOT, printed
 from programs import bert_program, fused_layer
 from test_threads import mark
 
@@ -21,26 +23,21 @@ from formats import FORMATS, kernels, threads
 from formats.kernels import activations, compiled, launch, pool
 from opmatrix.runtime import recorded
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))
 
 import interrupts
 
 CONFIG = checkpoints.CONFIG | {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 3, "max_position_embeddings": 64}
 MANY = [[at % 40] * (at % 60 + 1) for at in range(30)]
 POSIX = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-LIMIT = 300                                                 # seconds that end a child which should take one, or compiles first
 
 
 def program(pack="packed"): return bert_program(CONFIG, checkpoints.arrays(CONFIG), fused_layer, FORMATS[pack].approximate)
 
 
 def child(code, **environment):
-    """A Python that imports what is tested; what it prints."""
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    ran = subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], capture_output=True, text=True, timeout=LIMIT,
-                         env=os.environ | {"PYTHONPATH": paths} | environment)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    """What a Python prints that imports what is tested, and the tests."""
+    return printed(code, Path(__file__).parent, ROOT, **environment)
 
 
 # ---- interrupts
@@ -165,23 +162,24 @@ def test_progress_may_run_programs_while_another_thread_needs_the_compiler(monke
 
 OURS = "attending", "blocks", "by_head", "groups", "heads", "linear", "masked", "narrow", "panels", "rows", "sparse"
 CHANGES = """
-import itertools
 import numpy as np
 import test_interrupts as here
-from formats import FORMATS, kernels, threads
+from formats import FORMATS, threads
 from formats.check import check
 from formats.kernels import launch
 
-def guarded(shape, kind): return here.before_a_guard(shape) if kind is np.uint8 else np.empty(shape, kind)
-
 wanted = {name: here.program(name).run(here.MANY) for name in here.PACKS}
-counts = itertools.cycle((1, 2, 4, 1, 3))
-fickle = lambda: threads.FIXED.get() or next(counts)
-here.replace_threads(fickle)
-launch.np = type("numpy", (), vars(np) | {"empty": staticmethod(guarded)})
-for name in here.PACKS:
-    for _ in range(10): assert np.array_equal(here.program(name).run(here.MANY), wanted[name]), name
 rng = np.random.default_rng(0)
+x, W = np.ones((300, 700), np.float32), rng.standard_normal((700, 200), np.float32)
+weights = [FORMATS[name].approximate(W) for name in here.PACKS]
+products = [weight.matmul(x) for weight in weights]
+here.replace_threads(lambda: threads.FIXED.get() or int(rng.choice((1, 2, 4))))
+here.reserve_before_a_guard()
+for name in here.PACKS:
+    shared = here.program(name)
+    for _ in range(20): assert np.array_equal(shared.run(here.MANY), wanted[name]), name
+for weight, product in zip(weights, products, strict=True):
+    for _ in range(20): assert np.array_equal(weight.matmul(x), product), weight.name
 for name in FORMATS:
     if name != "nm":
         for _ in range(3): check(FORMATS[name], rng)
@@ -197,20 +195,27 @@ def replace_threads(function):
     for module in (threads, recorded, *modules): module.threads = function
 
 
-def before_a_guard(size):
-    """Bytes that end where a page begins that nobody may touch."""
-    import mmap
-    page, libc = mmap.PAGESIZE, ctypes.CDLL(None)
-    whole = -(-size // page) * page
-    held = mmap.mmap(-1, whole + page)
-    array = np.frombuffer(held, np.uint8)
-    assert libc.mprotect(ctypes.c_void_p(array.ctypes.data + whole), ctypes.c_size_t(page), 0) == 0
-    return array[whole - size:whole]
+def reserve_before_a_guard():
+    """Rooms that are as small as they may be, and end where pages begin that nobody may touch, for more workers than there are."""
+    page, guard, libc, reserve = mmap.PAGESIZE, 1 << 26, ctypes.CDLL(None), launch.Room.reserve
+
+    def guarded(size, kind):
+        whole = -(-size // page) * page
+        array = np.frombuffer(mmap.mmap(-1, whole + guard), np.uint8)
+        assert libc.mprotect(ctypes.c_void_p(array.ctypes.data + whole), ctypes.c_size_t(guard), 0) == 0
+        return array[whole - size:whole]
+
+    def anew(room, size, workers):
+        room.memory = np.empty(0, np.uint8)
+        return reserve(room, size, workers)
+
+    launch.Room.reserve = anew
+    launch.np = SimpleNamespace(**vars(np) | {"empty": lambda shape, kind: (guarded if kind is np.uint8 else np.empty)(shape, kind)})
 
 
 @POSIX
 def test_every_launch_asks_once_how_many_threads_there_are():
-    """Otherwise room is reserved for some workers and launched with more: here beside a page that nobody may touch."""
+    """Otherwise room is reserved for some workers and launched with more: here beside pages that nobody may touch."""
     assert child(CHANGES, NUMBA_NUM_THREADS="4") == "right\n"
 
 
@@ -239,6 +244,7 @@ def test_limits_that_come_and_go():
 FORKS = """
 import os, signal, sys, time
 from threading import Event, Thread
+from types import SimpleNamespace
 import numpy as np
 import test_interrupts as here
 from formats import kernels, threads
@@ -330,3 +336,8 @@ assert (shared.run(here.MANY) == wanted).all()
 print("right")
 """
     assert child(code) == "right\n"
+
+
+def test_a_child_that_hangs_says_where():
+    with pytest.raises(AssertionError, match=r"(?s)not ended after 1 s.*in waits"):
+        printed("import time\ndef waits(): time.sleep(1000)\nwaits()", ROOT, limit=1)

@@ -59,3 +59,11 @@ def test_an_expected_failure_is_no_skip(tmp_path):
 def test_failures_stay_failures(tmp_path):
     one(tmp_path, "def test_it(): assert False")
     assert session(tmp_path)[0] == 1
+
+
+def test_a_test_that_hangs_ends_the_session(tmp_path):
+    """With the stacks of all threads, by what pyproject.toml says."""
+    (tmp_path / "test_one.py").write_text("import threading\ndef test_it(): threading.Event().wait()\n")
+    command = [sys.executable, "-m", "pytest", "-c", str(CI.parent / "pyproject.toml"), "-o", "faulthandler_timeout=1", str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1 and "Timeout" in ran.stderr and "in test_it" in ran.stderr

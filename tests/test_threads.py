@@ -1,23 +1,18 @@
 """The pool: several callers, few threads, forks, sleep; BLAS limited and restored."""
 import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
+from children import ROOT, printed
 
-import formats
 from formats import kernels, threads
 from formats.kernels import pool
 from formats.kernels.compiled import Kernel
 from formats.kernels.launch import launch
 from formats.kernels.memory import longs
 from formats.kernels.vectors import FEATURES
-
-ROOT = Path(formats.__file__).parents[1]
 
 
 @Kernel
@@ -80,12 +75,7 @@ def test_limit_refuses_nothing():
     with pytest.raises(ValueError, match="at least 1, got 0"), threads.limit(0): pass
 
 
-def run(code, root=ROOT, **environment):
-    """What a Python that imports the packages below root prints."""
-    environment = os.environ | {"PYTHONPATH": str(root)} | environment
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=root)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run(code, **environment): return printed(code, ROOT, **environment)
 
 
 USE = """
