@@ -74,5 +74,6 @@ def told(rows, first, second):
     if wide := [row.name for row in rows if row.verdict == "wide"]:
         said += [f"wide, so that little is shown: {', '.join(wide)}: more rounds, --patience, or a quieter time"]
     changed = [f"NOT THE SAME  {row.name}: {', '.join(row.changed)}" for row in rows if row.changed]
-    said += ["\n".join(changed) or f"the same: bits, and intervals that reach into 1.00 ± {ROOM}, in {len(rows)} rows"]
+    equal = f"no change: equal bits and narrow intervals that reach into 1.00 ± {ROOM} in {len(rows) - len(wide)} of {len(rows)} rows"
+    said += ["\n".join(changed) or equal]
     return "\n\n".join(said), bool(changed)

@@ -122,6 +122,7 @@ def test_noise_is_said():
     words, _ = told([row(taken=[[(1.0, 0.8)], [(1.0, 1.2)]], bits="equal", shares=(0.3, 0.1))], "old", "new")
     assert "others took over 5 % of the processors' time in 1 of 1 rows" in words
     assert "wide, so that little is shown: minilm exact 1x16" in words and "40 %" in words
+    assert "in 0 of 1 rows" in words
 
 
 # ---- trees
@@ -262,7 +263,7 @@ def test_a_commit_is_the_same_as_itself(run, capsys):
     status, [row] = run("HEAD", "HEAD")
     assert status == 0 and float(row["ratio"]) == 1
     assert (row["verdict"], row["bits"], row["saved"]) == ("same", "equal", "equal")
-    assert "the same: bits, and intervals that reach into 1.00 ± 0.02, in 1 rows" in capsys.readouterr().out
+    assert "no change: equal bits and narrow intervals that reach into 1.00 ± 0.02 in 1 of 1 rows" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words, said", [
