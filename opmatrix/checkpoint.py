@@ -3,6 +3,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os.path import isdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ class Checkpoint:
         family is known by the config's `model_type`, or where the config says what the family does not allow."""
         from opmatrix.models import check
         directory = Path(directory)
-        if not directory.is_dir():
+        if not isdir(directory):                            # a name that cannot be is none
             raise InputError(f"{directory}: no such directory: give one that holds config.json and {WEIGHTS}")
         config = Config(directory / "config.json")
         with config.named(): check(config)
@@ -125,7 +126,7 @@ def open_model(model: str | Path) -> Checkpoint:
     """A model by its name (`minilm`, fetched at first use) or by its directory (write ./minilm for one called so)."""
     from opmatrix.fetch import MODELS, fetch
     if model in MODELS: return Checkpoint.open(fetch(MODELS[str(model)]), str(model))
-    if not Path(model).is_dir():
+    if not isdir(model):
         raise InputError(f"{model}: neither a model that opmatrix fetches ({', '.join(MODELS)}) nor a directory with "
                          f"config.json and {WEIGHTS}")
     return Checkpoint.open(model)

@@ -75,7 +75,7 @@ def modules(directory: Path) -> dict[str, Path]:
         name = str(kind).rpartition(".")[2]
         if not str(kind).startswith("sentence_transformers.") or name not in KNOWN:
             raise InputError(f"{file}: a module of type {kind!r:.80} is not supported: only {', '.join(KNOWN)} are")
-        beside = isinstance(path, str) and re.fullmatch(r"[\w-]*", path) is not None
+        beside = isinstance(path, str) and re.fullmatch(r"[\w-]{0,100}", path) is not None
         expect(beside, f"{file}: path", path, "a folder beside it")
         if KNOWN.index(name) != len(found):
             raise InputError(f"{file}: {name} is out of place: supported is {', '.join(KNOWN)}")

@@ -2,6 +2,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def load(directory: str | Path, copy: bool = False) -> Program:
     for whatever is missing, damaged, of another version, not safe to run, or not what its hash says."""
     directory = Path(directory)
     file, weights = directory / PROGRAM, directory / WEIGHTS
-    if not file.exists(): raise InputError(f"{directory}: no {PROGRAM} in it: give the directory of a saved program")
+    if not exists(file): raise InputError(f"{directory}: no {PROGRAM} in it: give the directory of a saved program")
     found = parsed(file)
     if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")
     if (version := found.get("version")) != VERSION:

@@ -1,5 +1,6 @@
 """Programs and checkpoints compared by how well they rank pairs of sentences."""
 from collections.abc import Callable, Sequence
+from os.path import exists
 from pathlib import Path
 
 from opmatrix.checkpoint import open_model
@@ -16,7 +17,7 @@ SIZES = 4096, 4096 * 16                                     # rows, and squared 
 
 def opened(where: str, progress: Callable[..., None] = lambda *_: None) -> Program:
     """The program that a directory holds, or the imported one of a checkpoint: one kernel for each operator, nothing rounded."""
-    if (Path(where) / PROGRAM).exists(): return Program.load(where)
+    if exists(Path(where) / PROGRAM): return Program.load(where)
     checkpoint = open_model(where)
     found = search(checkpoint.operator(), (), calibrated(progress), *SIZES, methods=plainly, fusion=False)
     return found.program(source(checkpoint))[0]

@@ -2,6 +2,7 @@
 certificate: limits are in the code, what it states is compared with what is found here, and the rest is printed as a claim."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
+from os.path import exists, isdir
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -50,11 +51,11 @@ class Alike:
 def of_directory(directory: Path, model: str | None = None) -> list[Check]:
     """The checks of a saved program, with the checkpoint that is given, or that it names where that is a directory here. Raises
     InputError where there is no program, or no such checkpoint."""
-    if not (directory / PROGRAM).exists(): Program.load(directory)
+    if not exists(directory / PROGRAM): Program.load(directory)
     try: program = Program.load(directory)
     except InputError as error: return [Check("files", words(error), "a whole program with its own certificate", FAILS)]
     place = program.meta.get("source") if model is None else model
-    here = isinstance(place, str) and (model is not None or Path(place).is_dir())
+    here = isinstance(place, str) and (model is not None or isdir(place))
     loaded = Check("files", f"{len(program.constants)} constants, {len(program.steps)} steps", "their hash", HOLDS)
     named = [Check("model", f"{place}{'' if model else ', as the program says'}", "", CLAIMED)] if here else []
     return [loaded, *named, *checks(program, open_model(str(place)).operator() if here else None)]

@@ -321,3 +321,10 @@ def test_a_terminal_obeys_no_file(command, program, tmp_path):  # noqa: F811
     (tmp_path / "place" / "program.json").write_text('{"kind": "\x1b[2J"}'.replace("\x1b", "\\u001b"))
     ran = command("run", "place", "the bank")
     assert ran.status == 2 and "\x1b" not in ran.err + ran.out
+
+
+@pytest.mark.parametrize("given", [
+    ("spectrum", "n" * 5000), ("run", "n" * 5000, "text"), ("verify", "n" * 5000), ("explain", "n" * 5000),
+    ("embed", "n" * 5000, "texts", "--out", "x.npy"), ("optimize", "n" * 5000, "--out", "mine")])
+def test_a_name_that_is_too_long_is_that_of_nothing(command, given):
+    refused(command(*given), "nnnn")
