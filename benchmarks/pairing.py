@@ -1,16 +1,15 @@
 """Two processes that take turns, what their times say of each other, and what else the machine did meanwhile."""
-import os
 import time
-from pathlib import Path
 from statistics import median
 
 import numpy as np
+
+from formats.quiet import LOUD, Others
 
 ORDERS = (0, 1, 1, 0), (1, 0, 0, 1)                         # of a round's turns: neither side is always first, or last
 TURN, SETTLE = 0.03, 0.003                                  # seconds of a turn, or one call; until pools sleep
 ROOM = 0.02                                                 # what a ratio of 1 may be off by
 WIDE = 0.1                                                  # the width of an interval that says little
-LOUD = 0.05                                                 # of the processors' time, taken by others
 LEVEL, DRAWS = 0.95, 2000                                   # of the bootstrap
 
 
@@ -61,27 +60,3 @@ def calm(patience):
         time.sleep(0.5)
         if sum(others.shares() or (0.0,)) < LOUD: break
     return max(0.0, end - time.monotonic())
-
-
-class Others:
-    """The shares of the processors' time that others took, and that the host gave to other machines, since this was
-    made. None where the system does not tell."""
-
-    def __init__(self, pids):
-        self.pids = (os.getpid(), *pids)
-        self.before = self.now()
-
-    def now(self):
-        """Ticks of the clock at work, stolen, in all, and of these processes at work; None without Linux's /proc."""
-        try:
-            spent = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-            own = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.pids]
-        except (OSError, ValueError): return None
-        user, nice, system, idle, waiting, hard, soft, stolen = spent
-        busy = user + nice + system + hard + soft
-        return busy, stolen, busy + stolen + idle + waiting, sum(int(words[11]) + int(words[12]) for words in own)
-
-    def shares(self):
-        if self.before is None or (now := self.now()) is None: return None
-        busy, stolen, total, own = (after - before for after, before in zip(now, self.before, strict=True))
-        return (max(0.0, (busy - own) / total), stolen / total) if total else (0.0, 0.0)

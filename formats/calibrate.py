@@ -14,7 +14,10 @@ from formats.arrays import room
 from formats.epilogue import Epilogue
 from formats.features import beyond, pattern, stored
 from formats.machine import FEATURES, FUSED, Machine, evaluate, identity
+from formats.peaks import vector_rate
 from formats.predictor import fitted
+from formats.quiet import Watch
+from formats.threads import threads
 
 Case = tuple[str, dict[str, float], Callable[[], Any]]      # kernel, sizes, one call
 Measured = list[tuple[str, dict[str, float], float]]
@@ -175,9 +178,10 @@ def timed(call: Callable[[], Any], seconds: float = SECONDS) -> list[float]:
     return clean or taken
 
 
-def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None, most: float = 10.0) -> Measured:
+def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None, most: float = 10.0,
+             watch: Watch | None = None) -> Measured:
     """The lower quartile of all runs of each case: what else the machine does only ever adds. After the first round, no
-    more are begun than `most` seconds allow."""
+    more are begun than `most` seconds allow. All runs are handed to the watch."""
     runs: list[list[float]] = [[] for _ in cases]
     end, steps = time.perf_counter() + most, ROUNDS * len(cases)
     for done in range(steps):
@@ -185,6 +189,7 @@ def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None,
         runs[done % len(cases)] += timed(cases[done % len(cases)][2])
         progress(done + 1, steps)
     progress(steps, steps)
+    if watch: watch.note(runs)
     return [(kernel, sizes, sorted(taken)[len(taken) // 4])
             for (kernel, sizes, _), taken in zip(cases, runs, strict=True)]
 
@@ -235,19 +240,21 @@ def residuals(machine: Machine, rows: Measured) -> list[float]:
 
 def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = False, blas: bool = False) -> Machine:
     """Measures this machine, in 18 seconds at most, or full, in a minute; kernels are compiled, or read from the cache, first.
-    With `blas` also float32 products by numpy, which nothing but `formats.select` asks for."""
+    With `blas` also float32 products by numpy, which nothing but `formats.select` asks for. What is taken on a busy machine is
+    marked so."""
     from formats import kernels
     kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
-    numbers, plan = Numbers(), FULL if full else QUICK
+    numbers, plan, watch = Numbers(), FULL if full else QUICK, Watch()
     cases = [*products(FORMATS, plan, numbers), *(by_numpy(plan, numbers) if blas else ()),
              *passes((256, 384, 1280), SOME_ROWS, numbers), *heads(BATCHES, numbers)]
     found: dict[str, Measured] = {}
-    for row in measured(cases, progress, plan.seconds): found.setdefault(row[0], []).append(row)
+    for row in measured(cases, progress, plan.seconds, watch): found.setdefault(row[0], []).append(row)
     plain = closed(found)
     corrections = {kernel: fitted(kernel, [sizes for _, sizes, _ in rows], residuals(plain, rows))
                    for kernel, rows in found.items()}
     coefficients = plain.coefficients | {                   # riding along is never dearer than a pass of its own
         name: [min(slope, max(plain.coefficients[f"pointwise.{name}"][0], LEAST))] for name, slope in fused(numbers).items()}
     known = [*FEATURES, *(["linear.blas"] if blas else [])]
+    if threads() > 1: watch.speedup = (rate := vector_rate()).all / rate.one
     return replace(plain, coefficients={kernel: coefficients[kernel] for kernel in known}, corrections=corrections,
-                   interval={kernel: each.alone for kernel, each in corrections.items()})
+                   interval={kernel: each.alone for kernel, each in corrections.items()}, busy=watch.seen())

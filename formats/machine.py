@@ -21,6 +21,7 @@ from formats.errors import InputError
 from formats.features import T, beyond, n, p
 from formats.files import parse_json, shown
 from formats.predictor import FILE, Correction
+from formats.quiet import probe
 
 S2, h, d = sympy.symbols("S2 h d", positive=True)            # sum of squared lengths; heads and columns of one
 VERSION = 9                                                 # of the features: other files are calibrated anew
@@ -36,6 +37,7 @@ FEATURES: dict[str, tuple[sympy.Expr, ...]] = {
 }
 KEPT = "the calibration"
 MOST, LEAST = 20, 1e-3                                      # of a correction: no logarithm is larger, no deviation smaller
+SAID = 1000                                                 # characters of what was seen, fewer
 UNKNOWN = 0.3                                               # half the width of an interval that nobody measured
 FUSED = ("bias", "gelu", "residual", "norm", "affine")       # no call of their own
 
@@ -71,8 +73,8 @@ class NotThisMachine(ValueError):
 class Machine:
     """Coefficients of every kernel, in seconds, and what corrects them. Products with one row have coefficients of their own, as
     they take other ways, and `far` has the seconds of a byte of a weight beyond the second cache, with one row and with more.
-    `interval`: of each kernel, half the width,
-    as a logarithm, of an interval that should hold 80 % of calls."""
+    `interval`: of each kernel, half the width, as a logarithm, of an interval that should hold 80 % of calls. `busy`: what was seen
+    of others while it was measured (formats/quiet.py), nothing on a quiet machine."""
 
     name: str
     threads: int
@@ -83,6 +85,7 @@ class Machine:
     corrections: dict[str, Correction] = field(default_factory=dict)
     one_row: dict[str, list[float]] = field(default_factory=dict)
     far: dict[str, list[float]] = field(default_factory=dict)
+    busy: str = ""
 
     def seconds(self, kernel: str, **sizes: float) -> float:
         """Predicted seconds of one call. Beside the sizes that its features need, features of a pattern may be given
@@ -127,6 +130,7 @@ class Machine:
             wrong += [kernel for kernel, each in found.one_row.items() if not prices([*each, 1e-12], len(features(kernel)) + 1)]
             wrong += [kernel for kernel, each in found.far.items() if not prices([*each, 1e-12], 3)]
             wrong += [kernel for kernel, each in found.interval.items() if not (number(each) and 0 <= each < MOST)]
+            if not (isinstance(found.busy, str) and len(found.busy) < SAID and found.busy.isprintable()): wrong.append("a busy machine")
             here = found.identity == identity() and found.features == VERSION
         except InputError as error: raise NotThisMachine(str(error)) from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -199,11 +203,24 @@ def current(file: Path) -> bool:
 
 def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
     """This machine's model: read from the cache, else calibrated (18 seconds at most) and kept there. What cannot be read, belongs to
-    another machine, or could be somebody else's, is measured again, and that is said; so is what cannot be kept."""
+    another machine, or could be somebody else's, is measured again, and that is said; so is what cannot be kept. What was measured
+    while the machine was busy is measured again as soon as it is quiet; until then it is used, and that is said."""
     if os.path.lexists(file := machine_file()):
-        try: return Machine.load(file)
+        try: machine = Machine.load(file)
         except NotThisMachine as error: say(f"measured again: {error}")
+        else:
+            if not machine.busy: return machine
+            if probe():
+                say(marked(machine))
+                return machine
+            say(f"measured again: {marked(machine)}")
     from formats.calibrate import calibrate
     machine = calibrate(progress)
     machine.save(file)
+    if machine.busy: say(marked(machine))
     return machine
+
+
+def marked(machine: Machine) -> str:
+    """What is said of a calibration that was taken on a busy machine."""
+    return f"the calibration was taken while busy: {machine.busy}: predicted times are too long, and less certain"

@@ -6,8 +6,11 @@ from formats import blas, kernels, peaks
 from formats.calibrate import calibrate
 from formats.machine import FEATURES, Machine, machine_file
 from formats.peaks import Peaks
+from formats.quiet import told
 from rewrites import environment
 from rewrites.report import Report, table
+
+ANEW = "prices are too high; the calibration is marked so, and the first command that finds the machine quiet takes it anew"
 
 
 def calibrated(report: Report) -> str:
@@ -22,7 +25,8 @@ def calibrated(report: Report) -> str:
     kept = machine.save(target), found.save(target.with_suffix(".peaks.json")), environment.remember(setting.core, setting.rates)
     seconds = time.perf_counter() - start
     return "\n\n".join([f"{machine.name}, {machine.threads} threads, in {seconds:.0f} s", peak_table(found), blas_table(setting),
-                        kernel_table(machine), f"kept in {target}" if all(kept) else "not kept"])
+                        kernel_table(machine), *([told(machine.busy, ANEW)] if machine.busy else []),
+                        f"kept in {target}" if all(kept) else "not kept"])
 
 
 def peak_table(found: Peaks) -> str:

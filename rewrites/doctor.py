@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from formats.files import shown
 from formats.holdings import Entry
+from formats.quiet import SIGNS
 from formats.threads import COUNTS, asked, whole
 from rewrites.examine import Facts
 
@@ -81,7 +82,7 @@ def slow_clock(facts: Facts) -> Iterator[Words]:
 
 
 def busy(facts: Facts) -> Iterator[Words]:
-    if facts.host.load and facts.host.load > facts.host.logical:
+    if facts.host.load and facts.host.load > SIGNS["load"].most * facts.host.logical:
         yield {"load": f"{facts.host.load:.1f}", "logical": facts.host.logical}
 
 

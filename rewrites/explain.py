@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from formats.files import read_text
+from formats.quiet import Watch, told
 from opmatrix.checkpoint import open_model
 from opmatrix.errors import InputError
 from opmatrix.measure import measure, medians
@@ -47,16 +48,20 @@ def explain(directory: Path, report: Report, rounds: int = 15, model: str | None
         left = dict(run.leaving(exact))
     useful = {name: structure for name, structure in left.items() if structure.time > exact.time * (1 + 1e-9)}
     with report.phase("derivation"):
-        told = directory / STEPS
-        steps = read_text(told) if told.exists() else f"of the exact program\n{derived(exact, run.laws)}"
+        kept = directory / STEPS
+        steps = read_text(kept) if kept.exists() else f"of the exact program\n{derived(exact, run.laws)}"
     programs = {"imported": imported, "fused": run.structure(()).program({})[0], "exact": exact.program({})[0]}
+    watch = Watch()
     with report.phase("measure") as progress:
-        taken = medians(measure(programs | {f"without {name}": s.program({})[0] for name, s in useful.items()},
-                                [run.workload.timed], rounds, progress=progress))
+        runs = measure(programs | {f"without {name}": s.program({})[0] for name, s in useful.items()},
+                       [run.workload.timed], rounds, progress=progress)
+    watch.note(runs.values())
+    taken, seen = medians(runs), watch.seen()
     rows = [[name, f"{1e6 * (s.time - exact.time):.1f}", f"{1e6 * (taken[f'without {name}'] - taken['exact']):.1f}"]
             for name, s in sorted(useful.items(), key=lambda item: -item[1].time)]
     return "\n\n".join([
         f"model: {run.meta['source']}{'' if model else ', as the program says'}",
+        *([told(seen, "measured times are too long, and differences between them mostly noise")] if seen else []),
         f"before: one kernel for each operator, {ms(taken['imported'])} ms\n" + shown(imported),
         f"after: {name}\n" + shown(program),
         gains(taken), "derivation: every step is one law\n" + steps,

@@ -5,12 +5,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from formats.quiet import told
 from opmatrix.saving import FRONT, REPORT, placed, write
 from rewrites.explain import tell
 from rewrites.report import megabytes, ms, percent, table
 from rewrites.reported import Named
 from rewrites.run import Point, Result
 
+UNSURE = "measured times are too long; of programs that they do not tell apart, predicted times and bytes decide"
 PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
 
 
@@ -38,6 +40,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
         "number_type": result.number_type, "without": sorted(result.left_out), "seeds": [0],
         "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
         "phases": result.report.seconds,
+        "busy": {"calibration": getattr(result.machine, "busy", ""), "timing": result.busy},
         "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap,
                    "bound": exact.bound, "cut": exact.cut},
         "baseline": {"measured_s": result.imported.measured_s, "measured_bytes": result.imported.measured_bytes,
@@ -88,13 +91,14 @@ def printed(result: Result, target: Path) -> str:
              for i, point in enumerate(result.points)]
     laws = [[name, f"{1e6 * seconds:.1f}"] for name, seconds in result.saved[:5]]
     search = result.structures["exact"]
+    busy = [told(result.busy, UNSURE)] if result.busy else []
     return "\n\n".join([
         "phases  " + "  ".join(f"{name} {seconds:.1f} s" for name, seconds in result.report.seconds.items()),
         f"model     {result.model}\nmachine   {machine_name(result.machine)}\n"
         f"workload  {result.workload.name}\n"
         f"search    {search.nodes} nodes, {search.classes} classes, optimum proved to {100 * search.gap:.2g} %" +
         "".join(f"\ncut       {cut}" for cut in search.cut),
-        table(rows, header), "front\n" + table(front, header),
+        *busy, table(rows, header), "front\n" + table(front, header),
         "laws that save most, by leaving each out\n" + table(laws, ["", "µs predicted"]),
         f"verified  {len(result.laws)} laws, the graphs they make, and {len(result.points)} programs against the "
         f"float64 oracle on {result.workload.verify.rows} held-out rows" + "".join(

@@ -1,5 +1,5 @@
 """The main job: a model in; out come the cheapest equal program, and a verified front of cheaper ones with their errors."""
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from formats.quiet import Watch
 from opmatrix.checkpoint import Checkpoint, open_model
 from opmatrix.errors import InputError
 from opmatrix.measure import measure, medians, peak
@@ -18,6 +19,7 @@ from opmatrix.program import Program
 from opmatrix.term import Operator
 from rewrites.approximate import Choices, candidates, difference
 from rewrites.approximation import Approximation
+from rewrites.choice import choose
 from rewrites.extraction import Infeasible
 from rewrites.front import Front, counted, described
 from rewrites.law import Law
@@ -53,6 +55,7 @@ class Point:
     measured_s: float | None = None
     measured_bytes: float | None = None
     measured_error: float | None = None
+    rounds_s: tuple[float, ...] = ()                        # what `measured_s` is the median of
     stated_error: float = 0.0                               # on rows that nothing was fitted to or chosen by
     verified: bool = False
     laws: tuple[str, ...] = ()
@@ -80,6 +83,7 @@ class Result:
     laws: tuple[Law, ...] = ()
     dropped: list[Point] = field(default_factory=list)
     number_type: str = "int8"
+    busy: str = ""                                          # what was seen of others while programs were timed
 
     @property
     def best(self) -> Point:
@@ -203,6 +207,7 @@ class Run:
     dropped: list[Point] = field(default_factory=list)
     approximations: Sequence[Approximation] = ()
     number_type: str = "int8"
+    busy: str = ""
 
     @cached_property
     def representable(self) -> Representable:
@@ -299,10 +304,13 @@ class Run:
         """Medians of interleaved runs, and the bytes that a run needs."""
         points = {"imported": self.imported} | {str(i): point for i, point in enumerate(self.points)}
         programs = {"fused": self.programs["fused"]} | {name: point.program for name, point in points.items()}
-        middle = medians(measure(programs, [self.workload.timed], rounds, progress=progress))
+        watch = Watch()
+        taken = measure(programs, [self.workload.timed], rounds, progress=progress)
+        watch.note(taken.values())
+        middle, self.busy = medians(taken), watch.seen()
         self.fused_s = middle["fused"]
         for name, point in points.items():
-            point.measured_s = middle[name]
+            point.measured_s, point.rounds_s = middle[name], tuple(taken[name])
             point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed, RUNS)
 
     def judge(self, pairs: Pairs, progress: Any) -> None:
@@ -327,18 +335,18 @@ class Run:
         return sorted(((name, left.time - exact.time) for name, left in self.leaving(exact)), key=lambda pair: -pair[1])
 
     def result(self, error: float, memory: float | None, saved: list[tuple[str, float]], drop: float = DROP) -> Result:
-        """The fastest point within the budgets; Infeasible says how close the closest came."""
+        """The best point within the budgets (rewrites/choice.py); Infeasible says how close the closest came."""
         helpful = tuple(name for name, seconds in saved if seconds > 0)
         for point in self.points:
             point.laws = helpful
-        chosen = self.points.index(self.answer(error, memory, lambda point: point.measured_s or 0.0, drop))
+        chosen = self.points.index(choose(self.within(error, memory, drop)))
         return Result(self.meta.get("model", ""), self.machine, self.workload, self.structures, self.points, self.imported, chosen, saved,
                       self.report, self.choices, self.fused_s,
                       tuple({law.name: law for law in EXACT_LAWS}.keys() - {law.name for law in self.laws}), self.laws,
-                      self.dropped, self.number_type)
+                      self.dropped, self.number_type, self.busy)
 
-    def answer(self, error: float, memory: float | None, cost: Callable[[Point], float], drop: float = DROP) -> Point:
-        """The cheapest verified point within the budgets, of the error that is stated (or the quality as measured) and the memory as
+    def within(self, error: float, memory: float | None, drop: float = DROP) -> list[Point]:
+        """The verified points within the budgets, of the error that is stated (or the quality as measured) and the memory as
         measured; Infeasible says how close the closest came."""
         allowed = [p for p in self.points if (not p.methods or p.stated_error <= error)
                    and (p.spearman or 0.0) >= (self.points[0].spearman or 0.0) - drop
@@ -350,7 +358,7 @@ class Run:
             raise Infeasible(f"no program within --memory {(memory or 0) / 1e6:g} and --error {error:g}: as measured, the smallest "
                              f"within the error needs {min(p.measured_bytes or 0.0 for p in exact) / 1e6:.3g} MB, the least error "
                              f"within the memory is {least}")
-        return min(allowed, key=cost)
+        return allowed
 
 
 def proved(structure: Structure) -> float | None:

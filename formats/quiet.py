@@ -1,0 +1,131 @@
+"""What a busy machine is, declared once: the signs of it, and from what value on each counts. A `Watch` looks at what others did
+since it was made. Nothing is measured for it but what was to be measured anyway."""
+import atexit
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+LOUD = 0.05                                                 # of the processors' time, taken by others
+TICKS = 40                                                  # of the clock of /proc/stat, 10 ms each: fewer say too little
+FEW = 4                                                     # repeated timings have no quartiles
+PROBE = 0.5                                                 # seconds
+
+
+class Sign(NamedTuple):
+    """One way that a busy machine shows: a value above `most`. `says` is written with the value, `why` is where `most` is from."""
+
+    most: float
+    says: str
+    why: str
+
+
+SIGNS = {
+    "load": Sign(1.1, "the load was {:.1f} threads a processor",
+                 "a command of ours makes no more threads than processors, so what it leaves behind is a load of 1 at most"),
+    "others": Sign(LOUD, "other processes took {:.0%} of the processors that it needs",
+                   "what programs lose is about what others take: more than figures are told apart by (2 to 5 %)"),
+    "stolen": Sign(LOUD, "the host gave {:.0%} of the processors' time to other machines", "as for other processes"),
+    "spread": Sign(0.2, "the middle half of repeated timings is {:.0%} wide",
+                   "chosen: on a quiet machine it is a few per cent, with a neighbour on every core a half and more"),
+    "threads": Sign(1.1, "all threads together took {:.2f} times as long as one for the same arithmetic",
+                    "two threads on one core take as long as one, waking them a few per cent more"),
+}
+
+
+class Others:
+    """The shares of the processors' time that others took, and that the host gave to other machines, since this was
+    made. None where the system does not tell. `pids` are children that count as ours while they live."""
+
+    def __init__(self, pids: Iterable[int] = ()) -> None:
+        self.pids = (os.getpid(), *pids)
+        self.before = self.now()
+
+    def now(self) -> tuple[int, int, int, int] | None:
+        """Ticks of the clock at work, stolen, in all, and of these processes, and of their children that ended, at work; None
+        without Linux's /proc."""
+        try:
+            spent = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+            own = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.pids]
+        except (OSError, ValueError): return None
+        user, nice, system, idle, waiting, hard, soft, stolen = spent
+        busy = user + nice + system + hard + soft
+        return busy, stolen, busy + stolen + idle + waiting, sum(int(word) for words in own for word in words[11:15])
+
+    def shares(self, least: int = 1) -> tuple[float, float] | None:
+        """Nothing was taken in fewer ticks than `least`."""
+        if self.before is None or (now := self.now()) is None: return None
+        busy, stolen, total, own = (after - before for after, before in zip(now, self.before, strict=True))
+        return (max(0.0, (busy - own) / total), stolen / total) if total >= least else (0.0, 0.0)
+
+
+class Watch:
+    """What was seen of others since this was made: `seen` is empty on a quiet machine. Timings of one thing, again and again, and
+    how much faster all threads are than one, are handed in where they were measured."""
+
+    def __init__(self) -> None:
+        from .host import load
+        self.others, self.load = Others(), load()
+        self.runs: list[Sequence[float]] = []
+        self.speedup: float | None = None
+
+    def note(self, runs: Iterable[Sequence[float]]) -> None:
+        """Seconds of each of several things, each timed again and again."""
+        self.runs += runs
+
+    def values(self) -> dict[str, float]:
+        """The value of each sign that can be told."""
+        from .threads import threads
+        processors = os.cpu_count() or 1
+        found: dict[str, float] = {}
+        if self.load is not None: found["load"] = self.load / processors
+        if shares := self.others.shares(TICKS):
+            found["others"], found["stolen"] = missing(shares[0], threads(), processors), shares[1]
+        if wide := [width(each) for each in self.runs if len(each) >= FEW]: found["spread"] = median(wide)
+        if self.speedup: found["threads"] = 1 / self.speedup
+        return found
+
+    def seen(self) -> str:
+        """The signs of a busy machine, in words."""
+        return ", ".join(SIGNS[name].says.format(value) for name, value in self.values().items() if value > SIGNS[name].most)
+
+
+def missing(taken: float, threads: int, processors: int) -> float:
+    """Of the processors that so many threads need, the share that others leave no room for, who take this share of all."""
+    needed = min(threads, processors)
+    return max(0.0, taken * processors + needed - processors) / needed
+
+
+def width(taken: Sequence[float]) -> float:
+    """From the lower to the upper quartile, as a share of the median."""
+    ordered = sorted(taken)
+    return (ordered[-1 - len(ordered) // 4] - ordered[len(ordered) // 4]) / median(ordered)
+
+
+def told(seen: str, means: str) -> str:
+    """The line of a command on a busy machine: what was seen, and what it means for its figures."""
+    return f"busy machine: {seen}: {means}"
+
+
+def probe(seconds: float = PROBE) -> str:
+    """What is seen of others within so many seconds; the same small sum is timed in them again and again."""
+    watch, taken = Watch(), list[float]()
+    end = time.perf_counter() + seconds
+    while (start := time.perf_counter()) < end:
+        sum(range(20_000))
+        taken.append(time.perf_counter() - start)
+    watch.note([taken])
+    return watch.seen()
+
+
+def watched() -> Watch:
+    """For a benchmark: at its end, a line on standard error if the machine was busy."""
+    watch = Watch()
+
+    def last() -> None:
+        if seen := watch.seen(): print(told(seen, "times are too long, and what lies close together is not told apart"), file=sys.stderr)
+    atexit.register(last)
+    return watch

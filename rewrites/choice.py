@@ -1,0 +1,49 @@
+"""Which of the programs within the budgets is the answer: the fastest, as measured; of those that the rounds do not tell apart, the
+one that is predicted fastest; of those that this does not tell apart either, the one that needs fewest bytes.
+
+Rounds are compared in pairs, as what disturbs one program of a round disturbs all. The interval of a median ratio is the sign
+test's, which assumes nothing of how noise is spread (David and Nagaraja 2003, Order Statistics, section 7.1)."""
+from collections.abc import Sequence
+from math import comb, inf
+from typing import Protocol, TypeVar
+
+ALIKE = 0.03                                                # of the seconds: predictions of whole programs are off by so much
+LEVEL = 0.9                                                 # of the interval of a ratio
+
+
+class Timed(Protocol):
+    """A program as the choice sees it: seconds of every round, seconds as predicted, bytes that a run needs."""
+
+    @property
+    def rounds_s(self) -> Sequence[float]: ...
+    @property
+    def measured_s(self) -> float | None: ...
+    @property
+    def predicted_s(self) -> float: ...
+    @property
+    def measured_bytes(self) -> float | None: ...
+
+
+P = TypeVar("P", bound=Timed)
+
+
+def choose(points: Sequence[P]) -> P:
+    """The answer among measured programs, of which there is one at least; the first of equals."""
+    fastest = min(points, key=lambda point: point.measured_s or 0.0)
+    undecided = [point for point in points if point is fastest or ratio(point, fastest)[0] <= 1]
+    likely = min(undecided, key=lambda point: point.predicted_s)
+    alike = [point for point in undecided if point is likely or point.predicted_s <= (1 + ALIKE) * likely.predicted_s
+             or ratio(point, likely)[1] <= 1 + ALIKE]
+    return min(alike, key=lambda point: point.measured_bytes or 0.0)
+
+
+def ratio(point: Timed, base: Timed) -> tuple[float, float]:
+    """An interval of the median ratio of their seconds in a round; (0, infinity) where the rounds are too few."""
+    return middle([a / b for a, b in zip(point.rounds_s, base.rounds_s, strict=True)])
+
+
+def middle(values: Sequence[float]) -> tuple[float, float]:
+    """An interval that holds the median that the values are drawn around, in `LEVEL` of all cases at least."""
+    ordered, count, outside, left_out = sorted(values), len(values), 0.0, 0
+    while count and (outside := outside + comb(count, left_out) / 2 ** count) <= (1 - LEVEL) / 2: left_out += 1
+    return (ordered[left_out - 1], ordered[-left_out]) if left_out else (0.0, inf)
