@@ -19,6 +19,7 @@ import numpy as np  # noqa: E402
 
 from formats import kernels  # noqa: E402
 from formats.panels import panels  # noqa: E402
+from formats.quiet import watched  # noqa: E402
 from formats.threads import limit  # noqa: E402
 from opmatrix.measure import measure, medians  # noqa: E402
 
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--csv", type=Path)
     given = parser.parse_args()
+    watched()
     with limit(given.threads): rows = [raced(lengths, width, given) for width in given.widths for lengths in BATCHES]
     print(" ".join(f"{name:>14}" for name in COLUMNS))
     for row in rows: print(" ".join(f"{cell:>14.4g}" if isinstance(cell, float) else f"{cell!s:>14}" for cell in row))

@@ -22,6 +22,7 @@ from matrices import STRUCTURES  # noqa: E402
 from race import Rider, race  # noqa: E402
 
 from formats import FORMATS, blas, peaks  # noqa: E402
+from formats.quiet import watched  # noqa: E402
 from rewrites.report import table as aligned  # noqa: E402
 
 PROVIDERS = ("ours", "numpy", "scipy", "mkl", "torch")
@@ -37,6 +38,7 @@ DECODED, SHARE = ("csr", "block", "int8", "int4"), 0.7
 
 
 def main():
+    watched()
     given = arguments()
     riders, told = started(given.threads, given.providers)
     print("\n".join(told))

@@ -20,6 +20,7 @@ sys.path[0] = str(Path(__file__).parents[1])                # not this folder: i
 import numpy as np  # noqa: E402
 
 from formats.machine import this_machine  # noqa: E402
+from formats.quiet import watched  # noqa: E402
 from opmatrix.checkpoint import open_model  # noqa: E402
 from opmatrix.measure import seconds, turned, undisturbed  # noqa: E402
 from opmatrix.patterns import Batch  # noqa: E402
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--csv", type=Path, help="write the table there, too")
     given = parser.parse_args()
+    watched()
     checkpoint, machine, rows = open_model(given.model), this_machine(), []
     peers = [] if given.no_peers else the_peers(checkpoint.directory)
     for name in given.workloads:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,9 +31,9 @@ def unusable(file):
 
 
 def calibrate():
-    """Takes a quick calibration, and says where it is kept."""
+    """Takes a quick calibration, and says where it is kept. It is not marked as taken while busy, or one side would take it anew."""
     from formats.machine import machine_file, this_machine
-    this_machine()
+    if getattr(machine := this_machine(), "busy", ""): replace(machine, busy="").save(machine_file())
     return str(machine_file())
 
 
@@ -43,6 +44,7 @@ def adopt(file):
     from formats.machine import machine_file
     given = json.loads(Path(file).read_text())
     given["versions"]["kernels"] = digest()
+    given.pop("busy", None)                                 # or one side would take it anew
     (own := machine_file()).parent.mkdir(parents=True, exist_ok=True)
     own.write_text(json.dumps(given))
     if wrong := unusable(own): own.unlink()

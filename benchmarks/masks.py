@@ -16,6 +16,7 @@ sys.path[0] = str(Path(__file__).parents[1])                # not this folder: i
 import numpy as np  # noqa: E402
 
 from formats import Mask, kernels  # noqa: E402
+from formats.quiet import watched  # noqa: E402
 from formats.threads import threads  # noqa: E402
 from opmatrix.measure import measure, medians  # noqa: E402
 
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--csv", type=Path)
     given = parser.parse_args()
+    watched()
     rows = [row for length in given.lengths for name in PATTERNS for row in raced(name, length, given)]
     print(" ".join(f"{name:>16}" for name in COLUMNS))
     for row in rows: print(" ".join(f"{cell:>16.4g}" if isinstance(cell, float) else f"{cell!s:>16}" for cell in row))

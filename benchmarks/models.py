@@ -34,6 +34,7 @@ from command import cores, listed, named, pinned, say, tabled, tablefile, within
 from peers import ENGINES as ALL  # noqa: E402
 from peers import SETTLE, Absent, Job, Process, made, replaced, version_of  # noqa: E402
 
+from formats.quiet import watched  # noqa: E402
 from opmatrix.errors import InputError  # noqa: E402
 from opmatrix.measure import turned, undisturbed  # noqa: E402
 
@@ -69,6 +70,7 @@ class Row:
 
 def main():
     given = options()
+    watched()
     pinned(given.threads)
     rows = []
     for name in given.models:

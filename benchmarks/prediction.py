@@ -32,6 +32,8 @@ def main() -> None:
     os.environ |= {"NUMBA_NUM_THREADS": given.threads, "OPENBLAS_NUM_THREADS": given.threads}
     sys.path[0] = str(ROOT)
     if given.save: return calibrated(given.save, given.full)
+    from formats.quiet import watched
+    watched()
     with tempfile.TemporaryDirectory() as room:
         file = given.machine or Path(room) / "machine.json"
         if not given.machine: subprocess.run([sys.executable, *sys.argv, "--save", str(file)], check=True)

@@ -16,6 +16,7 @@ sys.path[0] = str(Path(__file__).parents[1])                # not this folder: i
 from scipy.stats import kendalltau  # noqa: E402
 
 from formats.machine import this_machine  # noqa: E402
+from formats.quiet import watched  # noqa: E402
 from opmatrix.checkpoint import open_model  # noqa: E402
 from opmatrix.measure import measure, medians  # noqa: E402
 from rewrites.extraction import Infeasible  # noqa: E402
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--apart", type=float, default=1.1)
     parser.add_argument("--csv", type=Path, help="write the table there, too")
     given = parser.parse_args()
+    watched()
     checkpoint = open_model(given.model)
     workload = Workload.of(checkpoint, tokens=given.tokens)
     run = Run(checkpoint.operator(), workload, this_machine(), EXACT_LAWS, Report(quiet=True))

@@ -23,6 +23,7 @@ import egglog.bindings  # noqa: E402, F401
 import scipy.optimize  # noqa: E402, F401
 
 from formats.machine import this_machine  # noqa: E402
+from formats.quiet import watched  # noqa: E402
 from opmatrix.data import Promised  # noqa: E402
 from opmatrix.measure import undisturbed  # noqa: E402
 from opmatrix.models import build  # noqa: E402
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--csv", type=Path, help="write the table there, too")
     given = parser.parse_args()
+    watched()
     machine, rows, whole = this_machine(), [], {}
     measured(bert(1, given.width), EXACT_LAWS, machine, given.tokens, 1)            # what is imported late, and caches
     print("layers\n", flush=True)

@@ -52,9 +52,10 @@ def main() -> None:
     parser.add_argument("--room", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--stage", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.stage:
-        sys.path[:1] = [str(ROOT), str(ROOT / "benchmarks")]
-        return STAGES[given.stage[0]](given, Path(given.stage[1]))
+    sys.path[:1] = [str(ROOT), str(ROOT / "benchmarks")]
+    if given.stage: return STAGES[given.stage[0]](given, Path(given.stage[1]))
+    from formats.quiet import watched
+    watched()
     with tempfile.TemporaryDirectory() as room: raced(given, given.room or Path(room))
 
 

@@ -19,6 +19,7 @@ import numpy as np  # noqa: E402
 
 from formats import FORMATS  # noqa: E402
 from formats.machine import this_machine  # noqa: E402
+from formats.quiet import watched  # noqa: E402
 from opmatrix.checkpoint import open_model  # noqa: E402
 from opmatrix.data import Data  # noqa: E402
 from opmatrix.measure import measure, medians, peak, ratio  # noqa: E402
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--csv", type=Path, help="write the table there, too")
     given = parser.parse_args()
+    watched()
     checkpoint, machine, rows = open_model(given.model), this_machine(), []
     for pattern in given.pattern:
         for density in given.densities:

@@ -28,6 +28,8 @@ def main() -> None:
     given = parser.parse_args()
     os.environ |= {"NUMBA_NUM_THREADS": given.threads, "OPENBLAS_NUM_THREADS": given.threads}
     sys.path[0] = str(ROOT)
+    from formats.quiet import watched
+    watched()
     data = json.loads(given.data.read_text()) if given.data else gathered(given.matrices)
     if given.keep: given.keep.write_text(json.dumps(data))
     kernels, scores = {}, {}

@@ -75,7 +75,8 @@ def test_calibration_recovers_a_machine(monkeypatch):
     """Every case runs; with a clock that follows the features, nothing is mispriced, not even new shapes."""
     truth, ran = known(), set()
     monkeypatch.setattr(calibration, "QUICK", calibration.Plan(3, 3, 256, 100))
-    def measured(cases, progress=lambda *_: None, most=0):
+    def measured(cases, progress=lambda *_: None, most=0, watch=None):
+        watch.note([[1.0, 1.0, 2.0, 3.0, 3.0]])
         for kernel, _, call in cases:
             if kernel not in ran: call()
             ran.add(kernel)
@@ -86,6 +87,7 @@ def test_calibration_recovers_a_machine(monkeypatch):
     told = []
     found = calibration.calibrate(lambda *what: told.append(what))
     assert ran == set(FEATURES) - set(FUSED) == set(found.interval) and max(found.interval.values()) < 1e-6
+    assert "the middle half of repeated timings is 100% wide" in found.busy, "and it is marked"
     assert set(found.coefficients) == set(FEATURES) and found.identity == machines.identity()
     assert any(len(what) == 2 for what in told) and any("compiled dense" in what for what in told)
 
@@ -254,6 +256,8 @@ def spoiled(text, **changes): return json.dumps(json.loads(text) | changes)
     (lambda text: spoiled(text, corrections={"linear.dense": {"noise": 1e-200}}), "no prices of linear.dense"),
     (lambda text: spoiled(text, corrections={"linear.dense": {"left": [-1e300], "places": [[]]}}), "no prices of linear.dense"),
     (lambda text: spoiled(text, corrections={"linear.dense": {"trust": "full"}}), "no prices of linear.dense"),
+    (lambda text: spoiled(text, busy=["load"]), "a busy machine"), (lambda text: spoiled(text, busy="load\n\033[2J"), "a busy machine"),
+    (lambda text: spoiled(text, busy="load" * 1000), "a busy machine"),
     (lambda text: text.replace("2e-11,", ""), "no prices of")])
 def test_foreign_and_damaged_files_are_measured_again(cache, monkeypatch, caplog, spoil, said):
     known().save(file := cache / "machine.json")
@@ -273,6 +277,19 @@ def test_a_calibration_is_kept(cache, monkeypatch):
     runs = []
     monkeypatch.setattr(calibration, "calibrate", lambda progress: runs.append(1) or known())
     assert this_machine() == this_machine() == known() and len(runs) == 1
+
+
+def test_a_calibration_taken_while_busy_is_used_marked_and_taken_anew_when_quiet(cache, monkeypatch, caplog):
+    runs, now, answers = [], ["the load was 8"], iter([known(busy="the load was 8"), known()])
+    monkeypatch.setattr(calibration, "calibrate", lambda progress: runs.append(1) or next(answers))
+    monkeypatch.setattr(machines, "probe", lambda: now[0])
+    assert this_machine() == this_machine() == known(busy="the load was 8") and len(runs) == 1
+    assert json.loads(machines.machine_file().read_text())["busy"] == "the load was 8"
+    now[0] = ""
+    assert this_machine() == this_machine() == known() == Machine.load(machines.machine_file()) and len(runs) == 2
+    used, anew = caplog.messages
+    assert "taken while busy: the load was 8" in used and "measured again" not in used
+    assert "measured again" in anew and "taken while busy: the load was 8" in anew
 
 
 def test_a_change_of_kernels_is_another_machine(cache, monkeypatch):
