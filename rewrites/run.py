@@ -239,7 +239,8 @@ class Run:
     def compile(self) -> None:
         for program in self.programs.values():
             program.run(self.workload.timed)
-        check_precision(self.operator, self.programs["imported"], pieces(self.workload.verify, FEW)[0])
+        programs = self.programs["imported"], self.programs["exact"]
+        check_precision(self.operator, programs, pieces(self.workload.verify, FEW)[0])
 
     def approximate(self, error: float, progress: Any) -> None:
         """Measures what each proposed method does to the output, on calibration rows."""
