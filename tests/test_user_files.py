@@ -326,5 +326,5 @@ def test_a_terminal_obeys_no_file(command, program, tmp_path):  # noqa: F811
 @pytest.mark.parametrize("given", [
     ("spectrum", "n" * 5000), ("run", "n" * 5000, "text"), ("verify", "n" * 5000), ("explain", "n" * 5000),
     ("embed", "n" * 5000, "texts", "--out", "x.npy"), ("optimize", "n" * 5000, "--out", "mine")])
-def test_a_name_that_is_too_long_is_that_of_nothing(command, given):
+def test_a_name_that_is_too_long_is_that_of_nothing(command, given):      # noqa: F811
     refused(command(*given), "nnnn")
