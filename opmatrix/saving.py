@@ -1,4 +1,5 @@
 """Programs written to disk: a directory of JSON and safetensors that appears whole or not at all. opmatrix.storage reads it."""
+import hashlib
 import json
 import os
 import shutil
@@ -33,6 +34,7 @@ def placed(directory: str | Path) -> Generator[Path]:
     with beside(target, directory) as fresh:
         yield fresh
         refuse_strays(target, directory, front=(fresh / FRONT).exists())
+        once(fresh)
         for file in fresh.rglob("*"):
             if file.is_file(): flush(file)
         swap(fresh, target)
@@ -140,6 +142,30 @@ def spread(value: Any, depth: int = 0) -> str:
         return "[" + line + f",{line}".join(spread(entry, depth + 1) for entry in value) + line[:-1] + "]"
     entries = (f"{json.dumps(name)}: {spread(v, depth + 1)}" for name, v in value.items())
     return "{" + line + f",{line}".join(entries) + line[:-1] + "}"
+
+
+def once(directory: Path) -> None:
+    """Files of equal bytes below a directory become one on the disk, by hard links, where the system has them: a front holds the
+    chosen program again, and every program of it the tokenizer. Each can be moved, copied or removed as if it were alone."""
+    alike: dict[int, list[Path]] = {}
+    for file in sorted(directory.rglob("*")):
+        if regular(file): alike.setdefault(file.stat().st_size, []).append(file)
+    for files in alike.values():
+        first: dict[bytes, Path] = {}
+        for file in files if len(files) > 1 else ():
+            if (same := first.setdefault(digest(file), file)) is not file: link(same, file)
+
+
+def digest(file: Path) -> bytes:
+    with file.open("rb") as raw: return hashlib.file_digest(raw, "sha256").digest()
+
+
+def link(there: Path, file: Path) -> None:
+    """Puts a second name of what is there in a file's place; where the system makes none, the file stays."""
+    spare = file.with_name(f".{file.name}.link")
+    try: os.link(there, spare)
+    except OSError: return
+    os.replace(spare, file)
 
 
 def flush(file: Path) -> None:

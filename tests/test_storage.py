@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from formats import CSR, NM, Block, Dense, Half, LowRank
 from formats import FORMATS as ALL
+from opmatrix import saving
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
@@ -68,6 +69,55 @@ def test_every_file_beside_it(saved, program, tokenizer):
     assert json.loads((saved / "config.json").read_text()) == CONFIG
     assert Program.load(saved).meta == program.meta
     assert sorted(p.name for p in saved.parent.iterdir()) == ["small.opmatrix"], "nothing temporary is left"
+
+
+def with_front(program, other, directory):
+    """A directory as `optimize` leaves it: the chosen program, and a front of two that it is one of."""
+    with saving.placed(directory) as fresh:
+        for place, each in ((fresh, program), (fresh / "front/0", other), (fresh / "front/1", program)): saving.write(each, place)
+    return directory
+
+
+@pytest.fixture
+def other(tokenizer): return bert_program(CONFIG, arrays(CONFIG), unfused_layer, FORMATS["half"], tokenizer=tokenizer, rows=[1, 512])
+
+
+def test_what_programs_of_a_front_share_is_stored_once(program, other, tmp_path):
+    """The chosen program is one of its front; every program has the tokenizer. Other files of equal length stay apart."""
+    place = with_front(program, other, tmp_path / "p")
+    front = place / "front/0", place / "front/1"
+    for name in (PROGRAM, WEIGHTS, "tokenizer.json", "config.json", "certificate.json"): assert (place / name).samefile(front[1] / name)
+    assert (front[0] / "tokenizer.json").samefile(place / "tokenizer.json")
+    assert not (front[0] / WEIGHTS).samefile(place / WEIGHTS) and (front[0] / "config.json").samefile(front[1] / "config.json")
+    assert [path for path in place.rglob("*") if path.name.startswith(".")] == []
+
+
+def test_each_program_of_a_front_stands_alone(program, other, tmp_path):
+    """Moved, copied, replaced, or with the others removed."""
+    place = with_front(program, other, tmp_path / "p")
+    shutil.copytree(place, tmp_path / "copy")
+    (place / "front/1").rename(tmp_path / "moved")
+    with_front(other, other, place)
+    for each, expected in ((tmp_path / "moved", program), (tmp_path / "copy/front/0", other), (tmp_path / "copy", program), (place, other)):
+        assert Program.load(each).hash == expected.hash
+    assert not (tmp_path / "copy" / WEIGHTS).samefile(tmp_path / "moved" / WEIGHTS)
+    shutil.rmtree(place)
+    assert np.array_equal(Program.load(tmp_path / "moved").run(RAGGED), program.run(RAGGED))
+
+
+def test_where_files_have_one_name_only_they_are_copies(program, other, tmp_path, monkeypatch):
+    def refused(*_): raise PermissionError(1, "Operation not permitted")
+    monkeypatch.setattr("os.link", refused)
+    place = with_front(program, other, tmp_path / "p")
+    assert not (place / WEIGHTS).samefile(place / "front/1" / WEIGHTS)
+    assert {Program.load(each).hash for each in (place, place / "front/1")} == {program.hash}
+
+
+def test_files_of_equal_length_are_not_equal(tmp_path):
+    for name, text in (("a", "one"), ("b", "two"), ("c", "one")): (tmp_path / name).write_text(text)
+    saving.once(tmp_path)
+    assert [(tmp_path / name).read_text() for name in "abc"] == ["one", "two", "one"]
+    assert (tmp_path / "a").samefile(tmp_path / "c") and not (tmp_path / "a").samefile(tmp_path / "b")
 
 
 def test_it_embeds_texts(saved):
