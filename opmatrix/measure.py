@@ -4,7 +4,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 Seconds = dict[str, list[float]]
@@ -57,6 +57,19 @@ def undisturbed() -> Iterator[None]:
 def medians(taken: Seconds) -> dict[str, float]:
     """The median round of each program, in seconds."""
     return {name: median(times) for name, times in taken.items()}
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """What a quarter of the values stays below, and a quarter above."""
+    low, _, high = quantiles(values if len(values) > 1 else [*values, *values], n=4, method="inclusive")
+    return low, high
+
+
+def noisy(repeats: Sequence[Sequence[float]]) -> bool:
+    """Whether differences in seconds between two programs, by repeat and round, do not say which is faster: quartiles of all
+    rounds lie on both sides of 0, or medians of repeats do."""
+    ends = *quartiles([each for rounds in repeats for each in rounds]), *map(median, repeats)
+    return min(ends) <= 0 <= max(ends)
 
 
 def ratio(taken: Seconds, name: str, base: str) -> float:

@@ -78,7 +78,7 @@ def optimize(
                       tokens=tokens, workload=workload, number_type=number_type, pairs=pairs, drop=drop, leave_out=tuple(without or ()),
                       laws=(*EXACT_LAWS, *declared.laws), approximations=declared.approximations, report=Report())
         found = save(result, target, laws)
-    say(printed(result, target))
+    say(printed(found, target))
     keep(found, results)
 
 

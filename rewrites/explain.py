@@ -2,6 +2,7 @@
 each law saved, measured by leaving it out."""
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from formats.files import read_text
 from formats.quiet import Watch, told
 from opmatrix.checkpoint import open_model
 from opmatrix.errors import InputError
-from opmatrix.measure import measure, medians
+from opmatrix.measure import Seconds, measure, noisy, quartiles
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.saving import REPORT, STEPS
@@ -18,10 +19,11 @@ from rewrites.approximate import difference
 from rewrites.chain import chain, nearly
 from rewrites.derivation import Otherwise
 from rewrites.derive import Underivable
+from rewrites.gains import joined, saves
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower import Method
-from rewrites.report import Report, megabytes, ms, percent, table
+from rewrites.report import Report, between, megabytes, ms, percent, table
 from rewrites.reported import Reported
 from rewrites.run import FEW, Result, Run, calibrated, pieces, source, without
 from rewrites.search import Structure
@@ -30,9 +32,10 @@ from rewrites.workload import Workload
 
 NONE: Mapping[str, Path | None] = {}
 SHOWN = 14                                                  # steps: about a layer
+REPEATS = 3                                                 # measurements, which have to agree on what a law saves
 
 
-def explain(directory: Path, report: Report, rounds: int = 15, model: str | None = None, **given: Path | None) -> str:
+def explain(directory: Path, report: Report, rounds: int = 7, model: str | None = None, **given: Path | None) -> str:
     """The report on a saved program, for the workload that it was made for. `given` are the user's files that took part: laws,
     text, texts (rewrites.reported). `model` is where the checkpoint is now; without it, where the program says. Raises
     InputError where the directory, a file or the checkpoint is not there, is damaged or is another one."""
@@ -45,27 +48,29 @@ def explain(directory: Path, report: Report, rounds: int = 15, model: str | None
     with report.phase("search"):
         imported, _ = run.structure((), fusion=False).program({})
         exact = run.structure(run.laws)
-        left = dict(run.leaving(exact))
-    useful = {name: structure for name, structure in left.items() if structure.time > exact.time * (1 + 1e-9)}
+        left = {joined(names): structure for names, structure in run.groups(exact)}
+    useful = {name: structure for name, structure in left.items() if saves(structure, exact.time)}
     with report.phase("derivation"):
         kept = directory / STEPS
         steps = read_text(kept) if kept.exists() else f"of the exact program\n{derived(exact, run.laws)}"
     programs = {"imported": imported, "fused": run.structure(()).program({})[0], "exact": exact.program({})[0]}
+    programs |= {f"without {name}": structure.program({})[0] for name, structure in useful.items()}
     watch = Watch()
     with report.phase("measure") as progress:
-        runs = measure(programs | {f"without {name}": s.program({})[0] for name, s in useful.items()},
-                       [run.workload.timed], rounds, progress=progress)
-    watch.note(runs.values())
-    taken, seen = medians(runs), watch.seen()
-    rows = [[name, f"{1e6 * (s.time - exact.time):.1f}", f"{1e6 * (taken[f'without {name}'] - taken['exact']):.1f}"]
-            for name, s in sorted(useful.items(), key=lambda item: -item[1].time)]
+        taken = [measure(programs, [run.workload.timed], rounds, progress=progress) for _ in range(REPEATS)]
+    for runs in taken: watch.note(runs.values())
+    seen = watch.seen()
+    rows = [[name, f"{1e6 * (structure.time - exact.time):.1f}", *saving(taken, f"without {name}", "exact")]
+            for name, structure in sorted(useful.items(), key=lambda item: -item[1].time)]
+    every = {name: [second for each in taken for second in each[name]] for name in programs}
     return "\n\n".join([
         f"model: {run.meta['source']}{'' if model else ', as the program says'}",
         *([told(seen, "measured times are too long, and differences between them mostly noise")] if seen else []),
-        f"before: one kernel for each operator, {ms(taken['imported'])} ms\n" + shown(imported),
+        f"before: one kernel for each operator, {ms(median(every['imported']))} ms\n" + shown(imported),
         f"after: {name}\n" + shown(program),
-        gains(taken), "derivation: every step is one law\n" + steps,
-        "what each law saved\n" + table(rows, ["left out", "µs predicted", "µs measured"]),
+        gains(every), "derivation: every step is one law\n" + steps,
+        f"what each law saved, measured {REPEATS} times over {rounds} rounds\n" +
+        table(rows, ["left out", "µs predicted", "µs measured", "quartiles"]),
         "front\n" + table(front, ["", "ms", "MB", "error predicted", "measured"])])
 
 
@@ -123,11 +128,18 @@ def shown(program: Program) -> str:
     return "\n".join([*lines[:SHOWN + 1], *more])
 
 
-def gains(taken: dict[str, float]) -> str:
-    base = taken["imported"]
-    names = "imported", "fused", "exact"
-    rows = [[name, ms(taken[name]), f"{100 * (1 - taken[name] / base):.1f} %"] for name in names]
-    return table(rows, ["", "ms measured", "saved"])
+def saving(taken: Sequence[Seconds], name: str, base: str) -> list[str]:
+    """Microseconds that `name` takes more than `base`, round by round: the median, or that it is below noise, and quartiles."""
+    repeats = [[a - b for a, b in zip(each[name], each[base], strict=True)] for each in taken]
+    found = [difference for rounds in repeats for difference in rounds]
+    return ["below noise" if noisy(repeats) else f"{1e6 * median(found):.1f}", " to ".join(f"{1e6 * end:.1f}" for end in quartiles(found))]
+
+
+def gains(taken: Seconds) -> str:
+    middle = {name: median(taken[name]) for name in ("imported", "fused", "exact")}
+    rows = [[name, ms(seconds), between(quartiles(taken[name])), f"{100 * (1 - seconds / middle['imported']):.1f} %"]
+            for name, seconds in middle.items()]
+    return table(rows, ["", "ms measured", "quartiles", "saved"])
 
 
 def point_row(point: Mapping[str, Any], chosen: bool) -> list[str]:

@@ -36,6 +36,7 @@ class Front:
     def __post_init__(self) -> None:
         self.wanted = [np.asarray(self.exact.run(batch), np.float64) for batch in self.rows]
         self.found: dict[int, tuple[Program, float, float]] = {}        # of a structure: its program, its errors
+        self.bound: float | None = None                     # seconds that no program within the error asked for is below
 
     def errors(self, program: Program, most: float) -> tuple[float, float]:
         """How far a program is off and what it is stated to be, on the first rows where that is too much already, else on
@@ -81,6 +82,8 @@ class Front:
                 structure = self.choices.choose(budget, room, weights, prove)
             except Infeasible:
                 return None
+            if prove and budget == error and 0 < structure.bound < np.inf:
+                self.bound = structure.bound                # a budget that is tightened has a bound of its own
             program = self.choices.program(structure, self.meta)
             joint, stated = self.errors(program, error) if structure.error else (0.0, 0.0)
             over = 0.0 if memory is None else self.bytes(program) - memory

@@ -67,6 +67,11 @@ def ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{1e3 * seconds:.2f}"
 
 
+def between(ends: Sequence[float] | None) -> str:
+    """Two seconds, in milliseconds."""
+    return "" if ends is None else " to ".join(map(ms, ends))
+
+
 def megabytes(size: float | None) -> str:
     return "" if size is None else f"{size / 1e6:.1f}"
 

@@ -3,16 +3,19 @@ import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from formats.quiet import told
 from opmatrix.saving import FRONT, REPORT, placed, write
 from rewrites.explain import tell
-from rewrites.report import megabytes, ms, percent, table
+from rewrites.gains import SAME, joined
+from rewrites.report import between, megabytes, ms, percent, table
 from rewrites.reported import Named
 from rewrites.run import Point, Result
 
 UNSURE = "measured times are too long; of programs that they do not tell apart, predicted times and bytes decide"
+SHOWN = 5                                                   # entries of laws that a report shows
 PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
 
 
@@ -43,13 +46,32 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
         "busy": {"calibration": getattr(result.machine, "busy", ""), "timing": result.busy},
         "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap,
                    "bound": exact.bound, "cut": exact.cut},
-        "baseline": {"measured_s": result.imported.measured_s, "measured_bytes": result.imported.measured_bytes,
-                     "predicted_s": result.imported.predicted_s, "measured_error": result.imported.measured_error},
-        "fused": {"measured_s": result.fused_s, "predicted_s": result.structures["fused"].time},
+        "error": result.error, "bound": bound(result), "prediction": prediction(result),
+        "baseline": figures(result.imported), "fused": figures(result.fused),
         "front": [described(point, place) for point, place in zip(result.points, places, strict=True)],
         "chosen": result.chosen,
-        "saved": [{"law": name, "seconds": seconds} for name, seconds in result.saved],
+        "steps": [step._asdict() for step in result.steps],
+        "saved_s": (result.imported.measured_s or 0.0) - (result.best.measured_s or 0.0),
+        "saved": [{"laws": list(names), "seconds": seconds} for names, seconds in result.saved],
+        "verified": {"laws": len(result.laws), "programs": len(result.points), "rows": result.workload.verify.rows},
+        "dropped": [figures(point) for point in result.dropped],
     }
+
+
+def bound(result: Result) -> dict[str, float | None]:
+    """Predicted seconds that no program is below whose methods' errors, squared, add to at most the error asked for, over all that
+    the laws reach with these formats; and the share of the chosen program's that is above. None where none was proved. Below
+    0 where the errors of the chosen program add to more, and it keeps the error all the same."""
+    chosen = result.best.predicted_s
+    return {"seconds": result.bound, "gap": None if result.bound is None else 1 - result.bound / chosen}
+
+
+def prediction(result: Result) -> dict[str, Any]:
+    """How far predicted seconds of whole programs are from measured ones, relative to these: of all programs of this run."""
+    points = [result.imported, result.fused, *result.points]
+    off = {at: abs(point.predicted_s / point.measured_s - 1) for at, point in enumerate(points) if point.measured_s}
+    worst = max(off, key=lambda at: off[at])
+    return {"programs": len(off), "median": median(off.values()), "worst": off[worst], "worst_program": points[worst].name}
 
 
 def installed(name: str) -> str:
@@ -65,43 +87,72 @@ def machine_name(machine: Any) -> str:
 
 
 def described(point: Point, place: Path) -> dict[str, Any]:
+    return figures(point) | {"program": str(place), "laws": list(point.laws), "methods": point.methods}
+
+
+def figures(point: Point) -> dict[str, Any]:
+    """What was predicted of a program, and what was measured."""
     return {"name": point.name, "predicted_s": point.predicted_s, "measured_s": point.measured_s,
             "predicted_bytes": point.predicted_bytes, "measured_bytes": point.measured_bytes,
             "stored_bytes": point.program.stored_bytes,
             "predicted_error": point.predicted_error, "measured_error": point.measured_error,
             "stated_error": point.stated_error, "gap": point.gap,
-            "verified": point.verified, "spearman": point.spearman,
-            "program": str(place), "laws": list(point.laws), "methods": point.methods}
+            "verified": point.verified, "spearman": point.spearman}
 
 
-def row(name: str, point: Point) -> list[str]:
-    return [name, ms(point.predicted_s), ms(point.measured_s),
-            megabytes(point.predicted_bytes), megabytes(point.measured_bytes),
-            percent(point.predicted_error), percent(point.measured_error),
-            *([] if point.spearman is None else [f"{point.spearman:.2f}"])]
-
-
-def printed(result: Result, target: Path) -> str:
-    """The report of a run."""
-    exact, chosen = result.points[0], result.best
+def printed(found: dict[str, Any], target: Path) -> str:
+    """The report of a run, from its figures: see `as_json`."""
+    search, front, checked, busy = found["search"], found["front"], found["verified"], found["busy"]["timing"]
     header = ["", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"]
-    header += ["Spearman x 100"] * (exact.spearman is not None)
-    rows = [row("imported", result.imported), row("exact", exact), row(f"chosen: {chosen.name}", chosen)]
-    front = [row(("* " if i == result.chosen else "  ") + point.name, point)
-             for i, point in enumerate(result.points)]
-    laws = [[name, f"{1e6 * seconds:.1f}"] for name, seconds in result.saved[:5]]
-    search = result.structures["exact"]
-    busy = [told(result.busy, UNSURE)] if result.busy else []
+    header += ["Spearman x 100"] * (front[0]["spearman"] is not None)
+    rows = [row("  imported", found["baseline"]),
+            *(row(("* " if at == found["chosen"] else "  ") + point["name"], point) for at, point in enumerate(front))]
+    laws = [[joined(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"] if entry["seconds"] > 0]
     return "\n\n".join([
-        "phases  " + "  ".join(f"{name} {seconds:.1f} s" for name, seconds in result.report.seconds.items()),
-        f"model     {result.model}\nmachine   {machine_name(result.machine)}\n"
-        f"workload  {result.workload.name}\n"
-        f"search    {search.nodes} nodes, {search.classes} classes, optimum proved to {100 * search.gap:.2g} %" +
-        "".join(f"\ncut       {cut}" for cut in search.cut),
-        *busy, table(rows, header), "front\n" + table(front, header),
-        "laws that save most, by leaving each out\n" + table(laws, ["", "µs predicted"]),
-        f"verified  {len(result.laws)} laws, the graphs they make, and {len(result.points)} programs against the "
-        f"float64 oracle on {result.workload.verify.rows} held-out rows" + "".join(
-            f"\ndropped   {p.name}: {p.measured_error:.3g} off, {p.predicted_error:.3g} predicted"
-            for p in result.dropped),
+        "phases  " + "  ".join(f"{name} {seconds:.1f} s" for name, seconds in found["phases"].items()),
+        f"model     {found['model']}\nmachine   {found['machine']}\nworkload  {found['workload']}\n"
+        f"search    {search['nodes']} nodes, {search['classes']} classes; of equal programs `exact` is predicted fastest, "
+        f"proved to {100 * search['gap']:.2g} %" + "".join(f"\ncut       {cut}" for cut in search["cut"])
+        + f"\n{proof(found)}", *([told(busy, UNSURE)] if busy else []),
+        "programs: * is chosen\n" + table(rows, header),
+        "what saved it: medians and quartiles of the same rounds\n" + gains(found),
+        "laws of the exact program, by leaving one out: savings overlap\n" + table(laws[:SHOWN], ["", "µs predicted"]),
+        f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
+        f"float64 oracle on {checked['rows']} held-out rows" + "".join(
+            f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
+            for point in found["dropped"]),
         f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix explain {target}"])
+
+
+def row(name: str, point: dict[str, Any]) -> list[str]:
+    return [name, ms(point["predicted_s"]), ms(point["measured_s"]),
+            megabytes(point["predicted_bytes"]), megabytes(point["measured_bytes"]),
+            percent(point["predicted_error"]), percent(point["measured_error"]),
+            *([] if point["spearman"] is None else [f"{point['spearman']:.2f}"])]
+
+
+def proof(found: dict[str, Any]) -> str:
+    """What the search proved of the chosen program, over what, and how far predicted seconds are to be trusted."""
+    least, chosen, off = found["bound"], found["front"][found["chosen"]], found["prediction"]
+    if least["seconds"] is None:
+        said = "none was proved for these budgets: the chosen program is the fastest of those measured"
+    else:
+        said = (f"no program that the laws reach, with weights no narrower than {found['number_type']} and errors that add to "
+                f"{percent(found['error'])}, is\n          predicted below {ms(least['seconds'])} ms; the chosen one is at "
+                f"{ms(chosen['predicted_s'])} ms, " +
+                (f"of which at most {percent(abs(least['gap']))} could be saved" if least["gap"] > -SAME else
+                 "as its errors add to more, and cancel"))
+    return (f"bound     {said}\nprices    predicted seconds of the {off['programs']} programs measured here are off by "
+            f"{percent(off['median'])} at the median, {percent(off['worst'])} at worst ({off['worst_program']})")
+
+
+def gains(found: dict[str, Any]) -> str:
+    """A row for each means, and their sum."""
+    rows = [[named(step), ms(step["measured_s"]), between(step["quartiles_s"]), ms(step["saved_s"]),
+             "below noise" * step["below_noise"]] for step in found["steps"]]
+    return table([*rows, ["in all", "", "", ms(found["saved_s"]), ""]], ["", "ms measured", "quartiles", "ms saved", ""])
+
+
+def named(step: dict[str, Any]) -> str:
+    """A means, and the program that has it."""
+    return step["name"] if step["name"] == step["program"] else f"{step['name']}: {step['program'] or 'nothing'}"

@@ -22,6 +22,7 @@ from rewrites.approximation import Approximation
 from rewrites.choice import choose
 from rewrites.extraction import Infeasible
 from rewrites.front import Front, counted, described
+from rewrites.gains import Group, Step, steps, together, whole
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower import plainly
@@ -75,10 +76,13 @@ class Result:
     points: list[Point]
     imported: Point
     chosen: int
-    saved: list[tuple[str, float]]
+    saved: list[tuple[tuple[str, ...], float]]
     report: Report
+    fused: Point
+    steps: list[Step]
+    error: float                                            # that was asked for
+    bound: float | None = None                              # predicted seconds that no program within it is below
     choices: Choices | None = None
-    fused_s: float | None = None
     left_out: tuple[str, ...] = ()
     laws: tuple[Law, ...] = ()
     dropped: list[Point] = field(default_factory=list)
@@ -208,6 +212,7 @@ class Run:
     approximations: Sequence[Approximation] = ()
     number_type: str = "int8"
     busy: str = ""
+    bound: float | None = None
 
     @cached_property
     def representable(self) -> Representable:
@@ -261,6 +266,7 @@ class Run:
             self.points.append(self.point(described(structure), found, structure.time, joint, proved(structure), counted(structure),
                                           structure))
             self.points[-1].stated_error = stated
+        self.bound = front.bound if error else exact.bound
         if memory is not None and not any(p.stated_error <= error and p.predicted_bytes <= memory for p in self.points):
             raise Infeasible(front.nearest(error, memory))
 
@@ -303,15 +309,15 @@ class Run:
 
     def measure(self, rounds: int, progress: Any) -> None:
         """Medians of interleaved runs, and the bytes that a run needs."""
-        points = {"imported": self.imported} | {str(i): point for i, point in enumerate(self.points)}
-        programs = {"fused": self.programs["fused"]} | {name: point.program for name, point in points.items()}
+        self.fused = self.point("fused", self.programs["fused"], self.structures["fused"].time, 0.0, None)
+        points = [self.imported, *self.points, self.fused]
         watch = Watch()
-        taken = measure(programs, [self.workload.timed], rounds, progress=progress)
+        taken = measure({str(i): point.program for i, point in enumerate(points)}, [self.workload.timed], rounds, progress=progress)
         watch.note(taken.values())
-        middle, self.busy = medians(taken), watch.seen()
-        self.fused_s = middle["fused"]
-        for name, point in points.items():
-            point.measured_s, point.rounds_s = middle[name], tuple(taken[name])
+        self.busy = watch.seen()
+        for point, (name, middle) in zip(points, medians(taken).items(), strict=True):
+            point.rounds_s, point.measured_s = tuple(taken[name]), middle
+        for point in points[:-1]:
             point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed, RUNS)
 
     def judge(self, pairs: Pairs, progress: Any) -> None:
@@ -326,25 +332,43 @@ class Run:
         on cannot be left out alone."""
         for law in self.laws:
             if law.name in exact.fired:
-                with suppress(Infeasible):
-                    yield law.name, search(self.operator, without(self.laws, [law.name]), self.machine, self.workload.rows,
-                                           self.workload.pairs, methods=self.representable, along=exact.path)
+                with suppress(Infeasible): yield law.name, self.lacking([law.name], exact)
 
-    def saved(self) -> list[tuple[str, float]]:
-        """Predicted seconds that each law saves, by leaving it out; the most first."""
+    def lacking(self, names: Sequence[str], exact: Structure) -> Structure:
+        """The optimum without some laws, along the same border states."""
+        return search(self.operator, without(self.laws, names), self.machine, self.workload.rows, self.workload.pairs,
+                      methods=self.representable, along=exact.path)
+
+    def groups(self, exact: Structure) -> list[Group]:
+        """The laws that fired with the optimum without each, those together that save nothing without one another."""
+        return together(self.leaving(exact), exact.time, lambda names: self.lacking(names, exact))
+
+    def saved(self) -> list[tuple[tuple[str, ...], float]]:
+        """Predicted seconds that laws save, by leaving one out, as in `groups`; the most first."""
         exact = self.structures["exact"]
-        return sorted(((name, left.time - exact.time) for name, left in self.leaving(exact)), key=lambda pair: -pair[1])
+        return sorted(((names, left.time - exact.time) for names, left in self.groups(exact)), key=lambda pair: -pair[1])
 
-    def result(self, error: float, memory: float | None, saved: list[tuple[str, float]], drop: float = DROP) -> Result:
+    def result(self, error: float, memory: float | None, saved: list[tuple[tuple[str, ...], float]], drop: float = DROP) -> Result:
         """The best point within the budgets (rewrites/choice.py); Infeasible says how close the closest came."""
-        helpful = tuple(name for name, seconds in saved if seconds > 0)
+        helpful = tuple(name for names, seconds in saved if seconds > 0 for name in names)
         for point in self.points:
             point.laws = helpful
-        chosen = self.points.index(choose(self.within(error, memory, drop)))
-        return Result(self.meta.get("model", ""), self.machine, self.workload, self.structures, self.points, self.imported, chosen, saved,
-                      self.report, self.choices, self.fused_s,
-                      tuple({law.name: law for law in EXACT_LAWS}.keys() - {law.name for law in self.laws}), self.laws,
+        within = self.within(error, memory, drop)
+        best = choose(within)
+        return Result(self.meta.get("model", ""), self.machine, self.workload, self.structures, self.points, self.imported,
+                      self.points.index(best), saved, self.report, self.fused, [*self.steps(best, within)], error, self.bound,
+                      self.choices, tuple({law.name: law for law in EXACT_LAWS}.keys() - {law.name for law in self.laws}), self.laws,
                       self.dropped, self.number_type, self.busy)
+
+    def steps(self, best: Point, within: Sequence[Point]) -> Iterator[Step]:
+        """From the import to the answer, by what is added: the best point within the budgets that only narrows numbers, and the
+        answer where it does more."""
+        exact = next((point for point in self.points if not point.methods), None)
+        narrow = [best] if whole(best.methods) else [point for point in within if point.methods and whole(point.methods)]
+        numbers = choose(narrow) if narrow and best.methods else None
+        last = None if best is exact or best is numbers else best
+        rows = {"imported": self.imported, "+ fusion": self.fused, "+ laws": exact, "+ number types": numbers, "+ sparsity and rank": last}
+        return steps([(name, point.name if point else "", point.rounds_s if point else None) for name, point in rows.items()])
 
     def within(self, error: float, memory: float | None, drop: float = DROP) -> list[Point]:
         """The verified points within the budgets, of the error that is stated (or the quality as measured) and the memory as

@@ -1,5 +1,6 @@
 """What explain says about a saved program: before and after, and each law left out, for the same workload."""
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -52,10 +53,27 @@ def test_before_and_after_are_programs(saved, told):
 
 def test_every_law_that_saved_something_is_named(saved, told):
     rows = told[told.index("what each law saved"):told.index("\nfront\n")].splitlines()[3:]
-    named = {row.split()[0]: float(row.split()[1]) for row in rows if row.strip()}
-    assert named and "scale_scores" not in named                # it was left out from the beginning
-    assert all(saving > 0 for saving in named.values())
-    assert list(named.values()) == sorted(named.values(), reverse=True)
+    cells = [re.split(r"  +", row) for row in rows if row.strip()]
+    named = {law for row in cells for law in row[0].removesuffix(", together").split(" + ")}
+    predicted = [float(row[1]) for row in cells]
+    assert named and named <= saved[1].structures["exact"].fired
+    assert "scale_scores" not in named                      # it was left out from the beginning
+    assert all(saving > 0 for saving in predicted) and predicted == sorted(predicted, reverse=True)
+    for row in cells:
+        assert row[2] == "below noise" or float(row[2]) != 0
+        assert len(re.fullmatch(r"(\S+) to (\S+)", row[3]).groups()) == 2
+
+
+def test_what_is_within_its_spread_is_below_noise():
+    """Microseconds of five rounds, measured three times."""
+    def told(*repeats):
+        base = [1.0, 2.0, 1.5, 1.0, 3.0]                    # what both have in common disturbs nothing
+        taken = [{"with": base, "without": [b + 1e-6 * each for b, each in zip(base, rounds, strict=True)]} for rounds in repeats]
+        return explain.saving(taken, "without", "with")
+    assert told([5, 6, 7, 6, 5], [6, 6, 5, 7, 900], [6, 5, 5, 7, 6]) == ["6.0", "5.0 to 6.5"]
+    assert told([-8, -9, -7, -8, -8], [-8] * 5, [-7] * 5)[0] == "-8.0"     # a law that costs time is no noise
+    assert told([-883, 10, 1847, 5, -20], [300, -200, 7, -3, 1], [5, 4, -90, 60, 0])[0] == "below noise"
+    assert told([9] * 5, [9] * 5, [-1] * 5)[0] == "below noise"    # what does not come again
 
 
 def test_what_fusion_and_laws_saved_is_told(told):

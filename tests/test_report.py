@@ -1,0 +1,171 @@
+"""The report of a run: every number that is printed is one of its figures, what means save adds up, and a bound is of what was asked."""
+import copy
+import json
+import re
+from itertools import combinations
+from types import SimpleNamespace
+
+import checkpoints
+import pytest
+import searched
+import standin
+
+from rewrites import results
+from rewrites.extraction import Infeasible
+from rewrites.front import OBJECTIVES, Front
+from rewrites.gains import joined, saves, steps, together, whole
+from rewrites.laws import EXACT_LAWS
+from rewrites.run import optimize, without
+
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w])")
+SAID = "int8", "float64"                                    # words with digits
+WAYS = ("{:.2f}", 1e3), ("{:.1f}", 1e6), ("{:.1f}", 1e-6), ("{:.3g}", 100), ("{:.2g}", 100), ("{:.0e}", 1), ("{:.1f}", 1), ("{}", 1)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A run on a small model, its figures as they are read back, and where it is saved."""
+    place = tmp_path_factory.mktemp("reported")
+    model = checkpoints.write(place / "model", num_hidden_layers=1, hidden_size=32, intermediate_size=64, num_attention_heads=2)
+    (place / "lines.txt").write_text("\n".join(["the bank of the river", "a river runs dry.", "the river?", "dry dry dry", "a bank"] * 6))
+    found = optimize(str(model), error=0.2, machine=standin.machine(), rounds=5, text=str(place / "lines.txt"))
+    results.save(found, place / "out")
+    return found, json.loads((place / "out" / "report.json").read_text()), place / "out"
+
+
+def leaves(found):
+    """Every number and every word of JSON."""
+    if isinstance(found, dict | list):
+        for each in found.values() if isinstance(found, dict) else found: yield from leaves(each)
+    elif not isinstance(found, bool) and found is not None: yield found
+
+
+def untraced(text, found, target):
+    """The numbers of a printed report that are no figure of the JSON, in any of the units that a report prints."""
+    kept = [*leaves(found)]
+    for word in sorted({*(each for each in kept if isinstance(each, str)), str(target), *SAID}, key=len, reverse=True):
+        text = text.replace(word, "")
+    figures = {way.format(each * scale) for each in kept if not isinstance(each, str) for way, scale in WAYS}
+    return [number for number in NUMBER.findall(text) if number not in figures]
+
+
+def test_every_number_of_the_report_is_a_figure_of_the_json(ran):
+    _, found, target = ran
+    text = results.printed(found, target)
+    assert len(NUMBER.findall(text)) > 60 and untraced(text, found, target) == []
+    assert len(text.splitlines()) <= 50 and max(map(len, text.replace(str(target), "").splitlines())) <= 140
+
+
+@pytest.mark.parametrize("path", [
+    ["bound", "seconds"], ["bound", "gap"], ["prediction", "median"], ["prediction", "worst"], ["error"], ["saved_s"],
+    ["saved", 0, "seconds"], ["steps", 0, "measured_s"], ["steps", 1, "saved_s"], ["steps", 2, "quartiles_s", 0],
+    ["baseline", "measured_s"], ["front", 0, "predicted_s"], ["front", 0, "measured_error"], ["phases", "search"],
+    ["search", "gap"], ["verified", "rows"]], ids=str)
+def test_a_number_that_is_no_figure_is_seen(ran, path):
+    """Another figure in each place, one that the JSON has nowhere."""
+    _, found, target = ran
+    other = copy.deepcopy(found)
+    place = other
+    for key in path[:-1]: place = place[key]
+    place[path[-1]] = 98765 if isinstance(place[path[-1]], int) else 98.76543
+    assert untraced(results.printed(other, target), found, target)
+
+
+# ---- what each means saves
+
+def test_what_means_save_adds_up(ran):
+    found, kept, _ = ran
+    rows = [step for step in kept["steps"] if step["program"]]
+    assert [step["name"] for step in kept["steps"]] == ["imported", "+ fusion", "+ laws", "+ number types", "+ sparsity and rank"]
+    assert rows[0]["measured_s"] == found.imported.measured_s and rows[-1]["measured_s"] == found.best.measured_s
+    assert kept["saved_s"] == found.imported.measured_s - found.best.measured_s
+    assert sum(step["saved_s"] for step in rows[1:]) == pytest.approx(kept["saved_s"], abs=1e-12)
+    assert all(step["quartiles_s"][0] <= step["measured_s"] <= step["quartiles_s"][1] for step in rows)
+    said = results.gains(kept).splitlines()[2:]
+    shown = [float(line.removesuffix("below noise").split()[-1]) for line in said[1:] if "nothing" not in line]
+    assert sum(shown[:-1]) == pytest.approx(shown[-1], abs=0.005 * len(shown))
+
+
+def test_a_means_that_nothing_has_says_so():
+    rows = [("imported", "imported", [9.0, 8.0, 10.0]), ("+ fusion", "fused", [5.0, 5.0, 6.0]), ("+ laws", "exact", [5.1, 4.8, 6.0]),
+            ("+ number types", "", None), ("+ sparsity and rank", "csr x2", [3.0, 3.0, 3.0])]
+    found = [*steps(rows)]
+    assert [step.saved_s for step in found] == [None, 4.0, pytest.approx(-0.1), None, pytest.approx(2.1)]
+    assert [step.below_noise for step in found] == [False, False, True, False, False]
+    assert results.named(found[3]._asdict()) == "+ number types: nothing"
+
+
+@pytest.mark.parametrize("methods, only", [({"bf16": 3, "int8": 1, "half": 2, "int4": 1}, True), ({}, True), ({"bf16": 3, "csr": 1}, False),
+                                           ({"lowrank": 1}, False), ({"nm": 1}, False), ({"mine": 1}, False)], ids=str)
+def test_number_types_keep_every_weight(methods, only): assert whole(methods) == only
+
+
+# ---- laws that save nothing without one another
+
+def test_laws_of_one_entry_save_only_together():
+    """Leaving out any of them costs what leaving out all does, and so what leaving out two does."""
+    operator = searched.model(num_hidden_layers=1)
+    exact = searched.structure(operator)
+    def lacking(names): return searched.structure(operator, without(EXACT_LAWS, names), along=exact.path)
+    left = {}
+    for law in EXACT_LAWS:
+        if law.name in exact.fired:
+            try: left[law.name] = lacking([law.name])
+            except Infeasible: continue                     # other canonical forms rest on it
+    entries = [names for names, each in together(left.items(), exact.time, lacking) if saves(each, exact.time)]
+    assert {"scale_scores", "shift_scores"} in map(set, entries) and max(map(len, entries)) > 3
+    for names in entries:
+        for pair in combinations(names[:3], 2): assert lacking(pair).time == pytest.approx(left[pair[0]].time, rel=1e-9)
+
+
+def test_laws_that_save_as_much_apart_are_not_one():
+    """Each of a and b saves 2 of its own, c and d save 2 only together, and e nothing."""
+    def lacking(names):
+        given = set(names)
+        return SimpleNamespace(time=10.0 + 2 * len(given & {"a", "b"}) + 2 * bool(given & {"c", "d"}))
+    found = together([(name, lacking([name])) for name in "acebd"], 10.0, lacking)
+    assert {names for names, _ in found} == {("e",), ("a",), ("b",), ("c", "d")}
+    assert [joined(names) for names in (("a",), ("c", "d"))] == ["a", "c + d, together"]
+
+
+# ---- what was proved
+
+def test_the_bound_is_of_the_error_asked_for(ran):
+    found, kept, _ = ran
+    assert 0 < found.bound <= found.choices.choose(0.2).time * (1 + 1e-9) and kept["bound"]["seconds"] == found.bound
+    inside = [point for point in found.points if point.structure.error <= 0.2 ** 2]
+    assert found.best in inside and all(found.bound <= point.predicted_s * (1 + 1e-9) for point in inside)
+    assert kept["bound"]["gap"] == pytest.approx(1 - found.bound / found.best.predicted_s)
+
+
+class Tightened(Front):
+    """A program is twice as far off as its parts say."""
+
+    def errors(self, program, most): return program, 2 * program
+
+
+def test_a_tightened_budget_has_another_bound():
+    """The bound of what was asked for is that of the first search, whatever is found at last."""
+    asked = []
+    def choose(budget, memory, weights, prove):
+        asked.append(budget)
+        return SimpleNamespace(error=budget ** 2, bound=1 / budget, time=1 / budget)
+    choices = SimpleNamespace(choose=choose, program=lambda structure, meta: structure.error ** 0.5)
+    front = Tightened(choices, SimpleNamespace(peak_bytes=lambda batch: 0), (), None, {})
+    assert front.within(0.2, None, OBJECTIVES[0], True).time > 5.0 and len(asked) > 1
+    assert front.bound == pytest.approx(5.0)
+
+
+def test_a_report_says_where_nothing_was_proved(ran):
+    _, found, _ = ran
+    said = results.proof(found | {"bound": {"seconds": None, "gap": None}})
+    assert "none was proved" in said and "could be saved" in results.proof(found)
+    beyond = results.proof(found | {"bound": {"seconds": 1.0, "gap": -0.1}})
+    assert "could be saved" not in beyond and "add to more" in beyond
+
+
+def test_the_error_of_predictions_is_that_of_this_run():
+    def point(name, predicted, measured): return SimpleNamespace(name=name, predicted_s=predicted, measured_s=measured)
+    found = results.prediction(SimpleNamespace(imported=point("imported", 3.0, 4.0), fused=point("fused", 3.0, 2.0),
+                                               points=[point("exact", 1.1, 1.0)]))
+    assert found == {"programs": 3, "median": 0.25, "worst": 0.5, "worst_program": "fused"}
