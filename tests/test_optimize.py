@@ -331,14 +331,15 @@ def test_a_busy_machine_is_said_with_what_it_means(result, monkeypatch, tmp_path
     """In the report and in its figures, of the timing and of the calibration; on a quiet machine there is no such line."""
     monkeypatch.setattr(Watch, "seen", lambda self: f"{len(self.runs)} programs were disturbed")
     run = Run(None, result.workload, MACHINE, (), result.report, points=[replace(point) for point in result.points])
-    run.imported, run.programs = replace(result.imported), {"fused": result.imported.program}
+    run.imported, run.programs, run.structures = replace(result.imported), {"fused": result.imported.program}, result.structures
     run.measure(2, lambda *_: None)
     assert run.busy == f"{len(result.points) + 2} programs were disturbed"
     assert all(len(point.rounds_s) == 2 and point.measured_s == sum(point.rounds_s) / 2 for point in run.points)
     given = replace(result, busy=run.busy)
-    assert f"busy machine: {run.busy}: measured times are too long" in printed(given, tmp_path)
-    assert "busy machine" not in printed(replace(result, busy=""), tmp_path)
     places = [tmp_path] * len(result.points)
+    def told(found): return printed(as_json(found, places), tmp_path)
+    assert f"busy machine: {run.busy}: measured times are too long" in told(given)
+    assert "busy machine" not in told(replace(result, busy=""))
     assert as_json(given, places)["busy"] == {"calibration": "", "timing": run.busy}
 
 
