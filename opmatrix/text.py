@@ -1,14 +1,16 @@
-"""Texts: a tokenizer without padding, and the sentences that calibrate and verify."""
+"""Texts: a tokenizer without padding, and the lines that approximations are fitted to, chosen by, and judged on."""
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from formats.files import read_bytes, read_text
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
 from opmatrix.pooling import MEAN, Pooling
+
+LINES = 3                                                   # one for each of the parts
 
 
 @dataclass
@@ -121,24 +123,28 @@ def sentences() -> list[str]:
     return (files("opmatrix") / "sentences.txt").read_text("utf-8").splitlines()
 
 
-def calibration(lines: Sequence[str]) -> Sequence[str]:
-    """The even ones, counted from 0: what errors are predicted on."""
-    return lines[0::2]
+class Parts(NamedTuple):
+    """Lines in three parts that share none: methods are `fit` to the first, programs `choose`n by the second, errors `state`d of the
+    third. A text that a file has twice may be in two of them, as it may come again."""
 
+    fit: Sequence[str]
+    choose: Sequence[str]
+    state: Sequence[str]
 
-def verification(lines: Sequence[str]) -> Sequence[str]:
-    """The odd ones: held out, what errors are measured on."""
-    return lines[1::2]
+    @classmethod
+    def of(cls, lines: Sequence[str]) -> "Parts":
+        """Counted from 0, the odd lines state; of the even ones every other fits. Fewer than LINES leave a part empty."""
+        return cls(lines[0::4], lines[2::4], lines[1::2])
 
 
 def read_lines(path: str | Path) -> list[str]:
     """The lines of a text file that are not blank. Raises InputError where it is missing, is not UTF-8, or holds fewer
-    than the two that calibration and verification need."""
+    than one for each part."""
     try: lines = [line.strip() for line in read_bytes(path).decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {error.start} is not UTF-8: save the file as UTF-8") from error
-    if len(lines := [line for line in lines if line]) < 2:
-        raise InputError(f"{path}: too few lines with text ({len(lines)}): give 2 or more, to calibrate and to verify")
+    if len(lines := [line for line in lines if line]) < LINES:
+        raise InputError(f"{path}: too few lines with text ({len(lines)}): give {LINES} or more: to fit, to choose, to state an error")
     return lines
 
 

@@ -17,7 +17,7 @@ LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the
 OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))           # weights of seconds, bytes, error: the fastest, the smallest
 CLOSEST = (1e-3, 0.0, 1.0)                                  # the most exact
 MOST = 7                                                    # points of the front that are verified and measured
-TRUST = 1.2                                                 # times what its error surely is on such rows a program is stated to have
+TRUST = 1.2                                                 # times what its error surely is where it is chosen a program is planned to have
 SPARE = 4096                                                # bytes that Python's own objects may take more than planned
 TRIES = 4                                                   # of tightening budgets that a program turns out to exceed
 
@@ -25,7 +25,7 @@ TRIES = 4                                                   # of tightening budg
 @dataclass
 class Front:
     """Programs of a space within budgets that hold for the program itself, not for a sum over its parts: the error that it is
-    stated to have, from the first of the calibration rows and then all, and stored and working bytes for the batch `timed`."""
+    planned to have, from the first of the rows that choose and then all, and stored and working bytes for the batch `timed`."""
 
     choices: Choices
     exact: Program
@@ -39,7 +39,7 @@ class Front:
         self.bound: float | None = None                     # seconds that no program within the error asked for is below
 
     def errors(self, program: Program, most: float) -> tuple[float, float]:
-        """How far a program is off and what it is stated to be, on the first rows where that is too much already, else on
+        """How far a program is off and what it is planned to be, on the first rows where that is too much already, else on
         all."""
         for batch, wanted in zip(self.rows, self.wanted, strict=True):
             rows = program.run(batch)

@@ -15,7 +15,7 @@ from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.storage import PROGRAM
 from opmatrix.term import Operator
-from opmatrix.text import Reading, sentences, verification
+from opmatrix.text import Parts, Reading, sentences
 from rewrites.certificate import own, restored, versions
 from rewrites.laws import EXACT_LAWS
 from rewrites.layers import parts
@@ -171,7 +171,7 @@ def fresh(program: Program, model: Operator) -> Batch:
     vocabulary = int(model.into.cols)
     if program.meta.get("tokenizer"):
         rows: list[list[int]] = []
-        for row in program.tokenizer.rows([*verification(sentences())], Reading(skip_bad=True)):
+        for row in program.tokenizer.rows(Parts.of(sentences()).state, Reading(skip_bad=True)):
             if row and max(row) < vocabulary and sum(map(len, rows)) + len(row) <= FRESH: rows.append(row)
         if rows: return Batch(rows)
     rng = np.random.default_rng(0)

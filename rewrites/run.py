@@ -31,6 +31,7 @@ from rewrites.precision import check_precision
 from rewrites.report import Report
 from rewrites.representations import NUMBER_TYPES, Representable
 from rewrites.search import Space, Structure, cheapest, search
+from rewrites.stated import Stated
 from rewrites.verify.failure import VerificationError
 from rewrites.workload import Workload
 
@@ -58,6 +59,7 @@ class Point:
     measured_error: float | None = None
     rounds_s: tuple[float, ...] = ()                        # what `measured_s` is the median of
     stated_error: float = 0.0                               # on rows that nothing was fitted to or chosen by
+    stated: Stated | None = None                            # the same, of single sentences and cosines too
     verified: bool = False
     laws: tuple[str, ...] = ()
     methods: dict[str, int] = field(default_factory=dict)
@@ -248,7 +250,7 @@ class Run:
         check_precision(self.operator, programs, pieces(self.workload.verify, FEW)[0])
 
     def approximate(self, error: float, progress: Any) -> None:
-        """Measures what each proposed method does to the output, on calibration rows."""
+        """Measures what each proposed method does to the output, on rows that it is not fitted to."""
         from opmatrix.spectra import Limits
         self.choices = candidates(self.space, self.structures["exact"], self.programs["exact"], self.emitter, self.representable,
                                   self.workload.fit, self.workload.probe,
@@ -259,7 +261,7 @@ class Run:
         """The exact optimum, and the undominated programs over a ladder of errors."""
         assert self.choices is not None
         exact, program = self.structures["exact"], self.programs["exact"]
-        front = Front(self.choices, program, (self.workload.probe, self.workload.calibrate), self.workload.timed, self.meta)
+        front = Front(self.choices, program, (self.workload.probe, self.workload.choose), self.workload.timed, self.meta)
         self.points = [self.point("exact", program, exact.time, 0.0, exact.gap, structure=exact)]
         for structure in front.points(error, memory):
             found, joint, stated = front.found[id(structure)]
@@ -276,8 +278,9 @@ class Run:
         return Point(name, program, seconds, size, error, gap, methods=methods or {}, structure=structure)
 
     def verify(self) -> None:
-        """Laws, graphs, programs (levels 1 to 3), then errors on all held-out rows against the float64 oracle. An exact
-        program that fails ends the run; an approximate one that is further off than was stated is dropped."""
+        """Laws, graphs, programs (levels 1 to 3), then errors on held-out rows against the float64 oracle. An exact program that
+        fails ends the run; an approximate one that is further off than was planned is dropped; of the others the error is stated,
+        on rows that took no part in the plan."""
         from rewrites.certificate import certified
         from rewrites.verify import unrounded, verify_exact, verify_graphs, verify_laws, verify_steps, verify_structure
         exact, imported = self.programs["exact"], self.programs["imported"]
@@ -291,21 +294,32 @@ class Run:
             "exact": verify_exact(exact, self.operator, few, imported, unrounded(self.structures["exact"], self.emitter))}
         self.imported = self.point("imported", imported, self.structures["imported"].time, 0.0, 0.0)
         self.imported.measured_error = self.imported.predicted_error = difference(imported.run(self.workload.verify), whole)
+        near = dense(self.operator, few[0])
+        reference = np.asarray(imported.run(self.workload.state), np.float64)
+        rounding = ROUNDING * self.imported.measured_error
         for point in self.points:
-            rounding = ROUNDING * self.imported.measured_error
             point.predicted_error = float(np.hypot(point.predicted_error, rounding))
-            point.stated_error = float(np.hypot(point.stated_error, rounding))
+            planned = float(np.hypot(point.stated_error, rounding))
             point.measured_error = difference(point.program.run(self.workload.verify), whole)
-            point.verified = bool(point.measured_error <= point.stated_error)
-            found = results | {"error": {"relative": point.measured_error, "stated": point.stated_error, "rows": len(whole)}}
+            point.verified = bool(point.measured_error <= planned)
+            point.stated = self.stated(point, reference, rounding, difference(point.program.run(few[0]), near))
+            point.stated_error = point.stated.error
+            found = results | {"error": {"relative": point.measured_error, "stated": point.stated_error, "rows": len(whole),
+                                         "like": self.workload.like, **point.stated.described()}}
             if point.methods:
                 assert self.choices is not None and point.structure is not None
                 constants = unrounded(point.structure, self.choices.emitted(point.structure, {})[1])
                 found = {**found, "exact": None, "steps": verify_steps(point.program, few),
-                         "structure": verify_structure(point.program, few, constants, [dense(self.operator, each) for each in few])}
+                         "structure": verify_structure(point.program, few, constants, [near])}
             point.program = certified(point.program, found, few, machine=str(getattr(self.machine, "name", "")))
         self.dropped = [point for point in self.points if not point.verified]
         self.points = [point for point in self.points if point.verified]
+
+    def stated(self, point: Point, reference: np.ndarray, rounding: float, least: float) -> Stated:
+        """What holds of other texts, by the lines that state and the rows that were checked, which are `least` off."""
+        state = self.workload.state
+        found = Stated.of(point.program.run(state), reference, state.starts, point.program.pooling, rounding)
+        return replace(found, error=max(found.error, point.measured_error or 0.0, least))
 
     def measure(self, rounds: int, progress: Any) -> None:
         """Medians of interleaved runs, and the bytes that a run needs."""

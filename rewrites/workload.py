@@ -1,4 +1,4 @@
-"""What a program is made cheapest for, and the rows that calibrate and verify it."""
+"""What a program is made cheapest for, and the rows that methods are fitted to, programs chosen by, and errors stated of."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,15 +14,22 @@ from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
 from opmatrix.runtime.values import sizes
 from opmatrix.term import Operator
-from opmatrix.text import Reading, Tokenizer, calibration, read_lines, sentences, verification
+from opmatrix.text import Parts, Reading, Tokenizer, read_lines, sentences
+from rewrites.stated import LEAST, uncovered
 
 PROBE = 16                                                  # sentences
+MOST, SCANNED = 1024, 65536                                 # lines that rows are made of, spread over so many of a file
+FIT, CHOOSE, VERIFY, STATE = 4096, 1024, 2048, 32768        # rows at most, of whole sentences: VERIFY go through the float64 oracle
 
 
-def apart(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The lines that approximations are measured on, and those that they are fitted to; one line alone is both."""
-    count = min(PROBE, max(1, len(lines) // 2))
-    return lines[:count], lines[count:] or lines
+def drawn_from(text: str | None, file: str | None) -> tuple[Sequence[str], str]:
+    """The lines that rows are made of, and how they are called: of `text`, else of the `file` of texts where it has enough to say how
+    single sentences vary, else those that ship."""
+    if text: return read_lines(text), f"the lines of {text}"
+    if file is None: return sentences(), "the shipped sentences"
+    lines = [*islice(read(Path(file), open_regular), SCANNED)]
+    if len(lines) >= 2 * LEAST: return lines, f"the lines of {file}"
+    return sentences(), f"the shipped sentences: {file} has fewer than {2 * LEAST} lines"
 
 
 def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
@@ -47,15 +54,19 @@ def known(checkpoint: Checkpoint, *batches: Batch) -> None:
 
 @dataclass(frozen=True)
 class Workload:
-    """`timed` is the batch whose seconds and bytes count; even lines calibrate, odd lines verify; `probe`, the first of
-    the even ones, is what single approximations are measured on."""
+    """`timed` is the batch whose seconds and bytes count. Methods are fitted to `fit`, programs are chosen by `choose`, single methods
+    by the first of it, `probe`; what an error is stated of, `state`, has no line of these, and the float64 oracle reads the first
+    of it, `verify`. `like` says whose lines they are, `lengths` what tokens all of them have, `uncovered` which kinds of text they lack."""
 
     timed: Batch
-    calibrate: Batch
-    verify: Batch
     fit: Batch
+    choose: Batch
     probe: Batch
+    state: Batch
+    verify: Batch
     name: str
+    like: str
+    uncovered: tuple[str, ...] | None = None                # None: there is no tokenizer
     text: str | None = None                                 # what it was made of, so that it can be made again
     tokens: int | None = None
     file: str | None = None
@@ -65,13 +76,19 @@ class Workload:
         return sizes(self.timed)[0]
 
     @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of the shortest and of the longest line that an error is stated of."""
+        counts = np.diff(self.state.starts)
+        return int(counts.min()), int(counts.max())
+
+    @property
     def pairs(self) -> int:
         return sizes(self.timed)[1]
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None,
            file: str | None = None) -> "Workload":
-        """Rows come from the lines of `text`, or the sentences that ship. Timed is a batch as `embed` makes of the texts of
+        """Rows come from the lines of `text`, or of `file`, or the sentences that ship. Timed is a batch as `embed` makes of the texts of
         `file`, or one sentence of `tokens` tokens; without either the whole text, or 128 tokens. Raises InputError for a length
         that the model has no positions for."""
         if file is not None and tokens is not None:
@@ -80,15 +97,16 @@ class Workload:
         length = min(128, limit) if tokens is None else tokens
         if not 1 <= length <= limit:
             raise InputError(f"--tokens {length}: {checkpoint.name} takes 1 to {limit} tokens")
-        lines = read_lines(text) if text else sentences()
         tokenizer = checkpoint.tokenizer()
-        even, odd = tokenizer.encode(calibration(lines)), tokenizer.encode(verification(lines))
-        probe, fit = (tokenizer.encode(some) for some in apart(calibration(lines)))
-        timed, said = Batch([np.resize(even.tokens, length)]), f"one sentence of {length} tokens"
         if file is not None: timed, said = typical(tokenizer, Path(file))
-        elif text and tokens is None: timed, said = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
-        known(checkpoint, even, odd, timed)
-        return cls(timed, even, odd, fit, probe, said, text, tokens, file)
+        lines, like = drawn_from(text, file)
+        parts = Parts.of(lines[::-(-len(lines) // MOST)])
+        fit, choose, state = (next(tokenizer.encode(part).pieces(rows)) for part, rows in zip(parts, (FIT, CHOOSE, STATE), strict=True))
+        if file is None and text and tokens is None: timed, said = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
+        elif file is None: timed, said = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"
+        known(checkpoint, fit, choose, state, timed)
+        return cls(timed, fit, choose, Batch([row.tokens for row in islice(choose, PROBE)]), state, next(state.pieces(VERIFY)), said, like,
+                   uncovered(tokenizer, fit, state), text, tokens, file)
 
     @classmethod
     def drawn(cls, model: Operator, timed: Batch, seed: int = 0, sentences: int = 48) -> "Workload":
@@ -98,5 +116,6 @@ class Workload:
 
         def some(count: int) -> Batch:
             return Batch([rng.integers(0, int(model.into.cols), length) for length in rng.choice(lengths, count)])
-        half = some(sentences // 2)
-        return cls(timed, half, some(sentences), some(sentences), half, f"{len(lengths)} sequences of random tokens")
+        half, judged = some(sentences // 2), some(sentences)
+        said = f"{len(lengths)} sequences of random tokens"
+        return cls(timed, some(sentences), half, half, judged, judged, said, "random tokens")

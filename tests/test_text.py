@@ -7,7 +7,7 @@ import pytest
 
 from opmatrix.errors import InputError
 from opmatrix.pooling import Pooling
-from opmatrix.text import Reading, Tokenizer, calibration, read_lines, sentences, verification
+from opmatrix.text import Parts, Reading, Tokenizer, read_lines, sentences
 
 
 @pytest.fixture
@@ -68,7 +68,14 @@ def test_the_sentences_that_ship():
     lines = sentences()
     assert len(lines) == len(set(lines)) == 128
     assert all(3 <= len(line.split()) <= 30 for line in lines)
-    assert [line for pair in zip(calibration(lines), verification(lines), strict=True) for line in pair] == lines
+    assert [len(part) for part in Parts.of(lines)] == [32, 32, 64]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 98, 99, 100, 101])
+def test_no_line_is_in_two_parts_and_none_is_lost(count):
+    parts = Parts.of(lines := [f"line {at}" for at in range(count)])
+    assert sorted(line for part in parts for line in part) == sorted(lines)
+    assert all(parts) == (count >= 3)
 
 
 def test_lines_of_a_file(tmp_path):
@@ -82,6 +89,7 @@ def test_lines_of_a_file(tmp_path):
     (b"", r"lines.txt: too few lines with text \(0\)"),
     (b"\n \n", r"lines.txt: too few lines with text \(0\)"),
     (b"only one\n", r"lines.txt: too few lines with text \(1\)"),
+    (b"one\ntwo\n", r"lines.txt: too few lines with text \(2\)"),
     (b"two\nlin\xe9s", "lines.txt: byte 7 is not UTF-8"),
 ])
 def test_a_bad_file_of_lines_is_named(tmp_path, content, words):

@@ -8,9 +8,9 @@ from opmatrix.embed import ROWS, batches
 from opmatrix.errors import InputError
 from opmatrix.operators import I
 from opmatrix.patterns import Batch
-from opmatrix.text import sentences
+from opmatrix.text import Parts, sentences
 from rewrites.run import opened
-from rewrites.workload import Workload
+from rewrites.workload import CHOOSE, FIT, VERIFY, Workload
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers"]
 
@@ -52,14 +52,24 @@ def test_one_line_alone_is_a_workload(model, tmp_path):
     assert tokens(Workload.of(model, file=str(tmp_path / "one.txt")).timed) == tokens(model.tokenizer().encode("the river"))
 
 
-def test_rows_that_calibrate_come_from_elsewhere(model, tmp_path):
-    for name in ("texts", "other"): (tmp_path / f"{name}.txt").write_text("\n".join(LINES if name == "other" else many(5)))
-    texts, other = str(tmp_path / "texts.txt"), str(tmp_path / "other.txt")
-    encode = model.tokenizer().encode
-    for given, lines in ((None, sentences()), (other, LINES), (texts, [text.strip() for text in many(5)])):
-        found = Workload.of(model, given, file=texts)
-        assert tokens(found.calibrate) == tokens(encode(lines[::2])) and tokens(found.verify) == tokens(encode(lines[1::2]))
-        assert tokens(found.timed) == tokens(encode(many(5)))
+def test_rows_are_the_workload_s_own_in_parts_that_share_no_line(model, tmp_path):
+    for name, lines in (("texts", many(60)), ("few", many(5)), ("other", LINES)): (tmp_path / name).write_text("\n".join(lines))
+    texts, few, other = (str(tmp_path / name) for name in ("texts", "few", "other"))
+    for text, file, lines, like in ((None, None, sentences(), "the shipped sentences"), (other, texts, LINES, f"the lines of {other}"),
+                                    (None, texts, many(60), f"the lines of {texts}"),
+                                    (None, few, sentences(), f"the shipped sentences: {few} has fewer than 32 lines")):
+        found = Workload.of(model, text, file=file)
+        assert found.like == like
+        for batch, part in zip((found.fit, found.choose, found.state), Parts.of(lines), strict=True):
+            assert tokens(batch) == tokens(model.tokenizer().encode(part))
+        assert tokens(found.probe) == tokens(found.choose)[:16] and tokens(found.verify) == tokens(found.state)
+
+
+def test_of_many_rows_the_oracle_reads_the_first_that_state(model, tmp_path):
+    (tmp_path / "texts").write_text("\n".join(many(3000)))
+    found = Workload.of(model, file=str(tmp_path / "texts"))
+    assert VERIFY / 2 < found.verify.rows <= VERIFY < found.state.rows and tokens(found.verify) == tokens(found.state)[:len(found.verify)]
+    assert len(found.state) == 500 and found.fit.rows <= FIT and found.choose.rows <= CHOOSE
 
 
 @pytest.mark.parametrize("content, words", [

@@ -1,0 +1,108 @@
+"""The stated error on texts that nobody has seen: of eight kinds, each the workload in turn.
+
+    python benchmarks/stated.py [minilm.opmatrix] [--point N] [--workload 100] [--fresh 200] [--seed 0] [--csv OUT]
+
+Takes a saved program with many int8 weights from the front of what `optimize minilm` saved, or point N of it, and the exact one beside
+it. Of each kind of text lines are drawn; those of the workload are parted as `optimize` parts them, and a third part states the worst
+sentence. Counted is how many fresh lines exceed it, and by how much at most. The last columns hold the same lines against what the
+shipped sentences state, and say whether they count as covered by those, and by their own workload."""
+import argparse
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
+sys.path.append(str(Path(__file__).parent))
+
+import numpy as np  # noqa: E402
+from command import say, tabled, tablefile, within  # noqa: E402
+
+from formats.files import read_json  # noqa: E402
+from opmatrix.embed import batches  # noqa: E402
+from opmatrix.errors import InputError  # noqa: E402
+from opmatrix.program import Program  # noqa: E402
+from opmatrix.saving import FRONT, REPORT  # noqa: E402
+from opmatrix.text import Parts, Reading, sentences  # noqa: E402
+from rewrites.report import table  # noqa: E402
+from rewrites.samples import KINDS, lines  # noqa: E402
+from rewrites.stated import LEAST, Stated, each, uncovered  # noqa: E402
+
+COLUMNS = ("kind", "tokens", "seen", "largest seen", "stated of all", "found of all", "stated worst", "fresh above", "largest ratio",
+           "cosine, mean", "cosine, most", "shipped: above", "largest ratio", "covered", "own")
+ALLOWED, MOST = 0.01, 1.5                                   # share of fresh lines above what is stated, times by which one may be
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("program", type=Path, nargs="?", default=Path("minilm.opmatrix"))
+    parser.add_argument("--point", type=int, help="of the front; by itself the one with most int8 weights")
+    parser.add_argument("--workload", type=int, default=100, help="lines")
+    parser.add_argument("--fresh", type=int, default=200, help="lines")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--csv", type=Path)
+    given = parser.parse_args()
+    try:
+        within("workload", given.workload, 100_000, 2 * LEAST)
+        within("fresh", given.fresh, 100_000)
+        tablefile("csv", given.csv)
+        name, program, exact = taken(given.program, given.point)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    shipped, fitted = Parts.of(sentences()), rows(program, [*Parts.of(sentences()).fit, *Parts.of(sentences()).choose])
+    said = statement(program, exact, shipped.state)
+    lacking = uncovered(program.tokenizer, fitted, rows(program, shipped.state))
+    found = []
+    for kind in KINDS:
+        found.append(judged(kind, given, program, exact, said, lacking))
+        say(kind)
+    print(f"{given.program}, {name}: stated of the shipped sentences {said.error:.3g}, worst sentence {said.sentence:.3g}, "
+          f"cosines change by {said.cosine_mean:.2g} on average, {said.cosine_most:.2g} at most of {said.pairs} pairs")
+    print(table([[shown(cell) for cell in row] for row in found], [*COLUMNS]))
+    tabled(given.csv, [COLUMNS, *found])
+    broken = [row[0] for row in found if row[COLUMNS.index("fresh above")] > ALLOWED or row[COLUMNS.index("largest ratio")] > MOST]
+    print(f"more than {100 * ALLOWED:g} % above, or one by more than {MOST:g} x: {', '.join(broken) or 'none'}")
+    return bool(broken)
+
+
+def taken(directory: Path, point: int | None) -> tuple[str, Program, Program]:
+    """The name of a point, its program, and the exact one of the same front."""
+    front = read_json(directory / REPORT)["front"]
+    counts = [sum(count for method, count in each["methods"].items() if method == "int8") for each in front]
+    if point is None: point = int(np.argmax([count - (each["measured_error"] or 0) for count, each in zip(counts, front, strict=True)]))
+    if not 0 < point < len(front): raise InputError(f"--point {point}: {directory} has approximate programs 1 to {len(front) - 1}")
+    return front[point]["name"], *(Program.load(directory / FRONT / str(number)) for number in (point, 0))
+
+
+def rows(program, texts):
+    """The texts as one batch, cut where the model has no more positions."""
+    return next(batches(program.tokenizer, texts, sys.maxsize, Reading(truncate=True)))
+
+
+def outputs(program, exact, texts):
+    """What both make of the texts, some thousand rows at a time, and where each text begins."""
+    made = [*batches(program.tokenizer, texts, reading=Reading(truncate=True))]
+    found, wanted = (np.concatenate([np.asarray(each.run(batch), np.float64) for batch in made]) for each in (program, exact))
+    return found, wanted, np.cumsum([0, *(length for batch in made for length in np.diff(batch.starts))])
+
+
+def statement(program, exact, texts): return Stated.of(*outputs(program, exact, texts), program.pooling)
+
+
+def judged(kind, given, program, exact, shipped, lacking):
+    """A row of the table."""
+    drawn = lines(kind, given.workload + given.fresh, given.seed)
+    (fit, choose, state), fresh = Parts.of(drawn[:given.workload]), drawn[given.workload:]
+    seen, new = outputs(program, exact, state), outputs(program, exact, fresh)
+    said, errors = Stated.of(*seen, program.pooling), each(*new)
+    together = float(np.linalg.norm(new[0] - new[1]) / np.linalg.norm(new[1]))
+    lengths, own = np.diff(new[2]), uncovered(program.tokenizer, rows(program, [*fit, *choose]), rows(program, state))
+    covered = ["no" if kind in lists else "yes" for lists in (lacking, own)]
+    return [kind, f"{lengths.min()} to {lengths.max()}", len(state), each(*seen).max(), said.error, together, said.sentence,
+            float(np.mean(errors > said.sentence)), errors.max() / said.sentence, said.cosine_mean, said.cosine_most,
+            float(np.mean(errors > shipped.sentence)), errors.max() / shipped.sentence, *covered]
+
+
+def shown(cell): return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
+
+
+if __name__ == "__main__": sys.exit(main())

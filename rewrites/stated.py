@@ -1,0 +1,102 @@
+"""What an approximate program is stated to be off by, on texts like those of its workload: the norm of all, single sentences, cosines;
+and which kinds of text that says nothing of. All of it is of lines that no method was fitted to and no program chosen by."""
+from dataclasses import asdict, dataclass
+from math import exp, hypot, log
+from typing import Any
+
+import numpy as np
+
+from opmatrix.embed import batches
+from opmatrix.patterns import Batch
+from opmatrix.pooling import Pooling, unit
+from opmatrix.text import Reading, Tokenizer
+from rewrites.approximate import difference, squares, surely
+from rewrites.samples import KINDS, lines
+
+ABOVE, DOUBT = 0.01, 0.01                                   # share of other sentences that exceed the worst, chance that more do
+TAIL = 4                                                    # the largest quarter says how a tail falls
+LEAST, PLENTY = 16, 459                                     # sentences: fewer say nothing of a tail; of so many 0.99ⁿ < 0.01
+SHOWN, HELD = 20, 0.9                                       # lines of a kind that coverage is judged by, share that has to be
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Of other sentences like the `sentences` seen: `error` of as many together (relative, Frobenius norms), `sentence` of a single
+    one, which at most one in a hundred exceeds (None where too few were seen), and by how much the cosines of `pairs` changed."""
+
+    sentences: int
+    error: float
+    sentence: float | None
+    pairs: int
+    cosine_mean: float
+    cosine_most: float
+
+    @classmethod
+    def of(cls, found: np.ndarray, wanted: np.ndarray, starts: np.ndarray, pooling: Pooling, rounding: float = 0.0) -> "Stated":
+        """From rows (T, n) of a program and those of what it stands for, which itself is off by `rounding`."""
+        seen = len(starts) - 1
+        cosines = changes(found, wanted, starts, pooling)
+        alone, all_ = worst(each(found, wanted, starts)), likely(found, wanted, starts)
+        return cls(seen, hypot(all_, rounding), None if alone is None else alone + rounding, len(cosines),
+                   float(cosines.mean()) if len(cosines) else 0.0, float(cosines.max(initial=0.0)))
+
+    def described(self) -> dict[str, Any]: return asdict(self)
+
+
+def each(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Relative error of every sentence, (S,)."""
+    off, size = squares(found, wanted, starts)
+    return np.sqrt(off / np.maximum(size, np.finfo(np.float64).tiny))
+
+
+def likely(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> float:
+    """What as many other sentences together stay below, but for one time in a thousand. The bootstrap says how such an error varies;
+    two samples vary alike, so their difference varies by √2 as much."""
+    seen = difference(found, wanted)
+    return seen + 2 ** 0.5 * max(0.0, surely(found, wanted, starts) - seen)
+
+
+def worst(errors: np.ndarray) -> float | None:
+    """What at most `ABOVE` of other sentences exceed, with the chance `DOUBT` that more do; none below `LEAST` sentences. Of `PLENTY`
+    it is the largest seen, whatever the distribution (Wilks 1941). Of fewer the tail is extrapolated as a power law (Weissman 1978)
+    from the k largest: their logs lie above the next one by h on average (Hill 1975), 2kh over its mean is χ² with 2k degrees, and the
+    largest mean that this leaves in doubt is taken. Never less than the largest seen."""
+    if (n := len(errors)) < LEAST: return None
+    falling = np.sort(errors)[::-1]
+    if n >= PLENTY or falling[0] == 0: return float(falling[0])
+    from scipy.special import gammaincinv
+    k = n // TAIL
+    top = np.log(np.maximum(falling[:k + 1], np.finfo(np.float64).tiny))
+    mean = float((top[:k] - top[k]).sum() / gammaincinv(k, DOUBT))
+    return float(max(falling[0], exp(top[k] + mean * log(k / (n * ABOVE)))))
+
+
+def changes(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray, pooling: Pooling) -> np.ndarray:
+    """|Δcos| of every pair of sentences' embeddings, (S (S − 1) / 2,)."""
+    before, after = (unit(np.asarray(pooling(rows, starts), np.float64)) for rows in (wanted, found))
+    changed: np.ndarray = abs(after @ after.T - before @ before.T)[np.triu_indices(len(starts) - 1, 1)]
+    return changed
+
+
+# ---- which texts are like those of a workload
+
+def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, ...]:
+    """The kinds of text that a workload does not hold: of more than one line in ten the length is beyond those of the workload, or more
+    tokens are new to it than in any line that its own statement is of. That is necessary for texts to be alike, not sufficient."""
+    counts = np.diff([*fitted.starts]), np.diff([*stated.starts])
+    low, high = (function(np.concatenate(counts)) for function in (np.min, np.max))
+    most = max(unseen(row.tokens, fitted.tokens) for row in stated)
+    whole = np.concatenate([fitted.tokens, stated.tokens])
+
+    def held(row: np.ndarray) -> bool: return low <= len(row) <= high and unseen(row, whole) <= most
+
+    def covered(kind: str) -> bool:
+        reading = Reading(truncate=True, skip_bad=True)
+        rows = [part.tokens for batch in batches(tokenizer, lines(kind, SHOWN), reading=reading) for part in batch]
+        return sum(map(held, rows)) >= HELD * len(rows)
+    return tuple(kind for kind in KINDS if not covered(kind))
+
+
+def unseen(tokens: np.ndarray, known: np.ndarray) -> float:
+    """Share of tokens that are not among those known."""
+    return float(1 - np.isin(tokens, known).mean())

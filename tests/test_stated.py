@@ -1,0 +1,90 @@
+"""What is stated of texts that nobody has seen: the rate at which it is exceeded, cosines, which kinds of text it leaves out."""
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import tokenizers
+
+from opmatrix.patterns import Batch
+from opmatrix.pooling import MEAN, unit
+from opmatrix.text import Parts, Reading, Tokenizer
+from rewrites.approximate import difference
+from rewrites.samples import KINDS, lines
+from rewrites.stated import LEAST, PLENTY, Stated, each, likely, uncovered, worst
+
+DRAWN = {"lognormal": lambda rng, n: np.exp(0.1 * rng.standard_normal(n)), "wide": lambda rng, n: np.exp(rng.standard_normal(n)),
+         "skewed": lambda rng, n: 1 + rng.gamma(2, 0.1, n), "exponential": lambda rng, n: rng.exponential(size=n),
+         "power law": lambda rng, n: rng.pareto(5, n) + 1}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("count", [LEAST, 50, 200, PLENTY])
+def test_at_most_one_in_a_hundred_exceeds_the_worst_whatever_is_drawn(name, count):
+    """400 workloads, of each the share of 4,000 fresh sentences: more than 1 % where chance has it, one time in a hundred; a power law,
+    whose threshold varies too, twice as often."""
+    rng = np.random.default_rng(0)
+    shares = np.array([np.mean(DRAWN[name](rng, 4000) > worst(DRAWN[name](rng, count))) for _ in range(400)])
+    assert np.mean(shares > 0.01) <= 0.03 and shares.mean() < 0.003
+
+
+def test_the_largest_seen_alone_would_be_exceeded_too_often():
+    rng = np.random.default_rng(0)
+    errors = [DRAWN["skewed"](rng, 50) for _ in range(400)]
+    assert np.mean([np.mean(DRAWN["skewed"](rng, 4000) > found.max()) for found in errors]) > 0.015
+
+
+def test_few_sentences_say_nothing_of_the_worst_and_equal_ones_no_more_than_themselves():
+    assert worst(np.full(LEAST - 1, 0.1)) is None
+    assert worst(np.full(LEAST, 0.1)) == pytest.approx(0.1) and worst(np.zeros(LEAST)) == 0
+
+
+def off(rng, sentences=40):
+    """Rows of sentences of 1 to 9 tokens, and the same a little off, every sentence by another share."""
+    counts = rng.integers(1, 10, sentences)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    wanted = rng.standard_normal((starts[-1], 8))
+    share = np.repeat(0.01 * np.exp(0.3 * rng.standard_normal(sentences)), counts)[:, None]
+    return wanted + share * rng.standard_normal(wanted.shape), wanted, starts
+
+
+def test_every_sentence_and_every_pair_by_itself():
+    found, wanted, starts = off(np.random.default_rng(1))
+    said = Stated.of(found, wanted, starts, MEAN)
+    rows = [slice(*pair) for pair in pairwise(starts)]
+    assert each(found, wanted, starts) == pytest.approx([difference(found[at], wanted[at]) for at in rows])
+    before, after = (unit(np.array([values[at].mean(0) for at in rows])) for values in (wanted, found))
+    changed = [abs(after[i] @ after[j] - before[i] @ before[j]) for j in range(40) for i in range(j)]
+    assert said.pairs == len(changed) == 780
+    assert (said.cosine_mean, said.cosine_most) == pytest.approx((np.mean(changed), max(changed)), rel=1e-4)
+    assert said.error < said.sentence and said.sentence >= each(found, wanted, starts).max()
+
+
+def test_as_many_other_sentences_together_stay_below():
+    rng = np.random.default_rng(2)
+    held = [difference(*off(rng)[:2]) <= likely(*off(rng)) for _ in range(300)]
+    assert np.mean(held) >= 0.98
+
+
+# ---- which texts are like those of a workload
+
+@pytest.fixture(scope="module")
+def characters():
+    """A tokenizer of single characters, between two special tokens."""
+    found = tokenizers.Tokenizer(tokenizers.models.BPE({chr(at): at for at in range(0x20, 0x10000) if not 0xd800 <= at < 0xe000}, []))
+    found.post_processor = tokenizers.processors.TemplateProcessing(single="[ $A ]", special_tokens=[("[", 0x5b), ("]", 0x5d)])
+    return Tokenizer(found, 512)
+
+
+def encoded(tokenizer, texts): return Batch(tokenizer.rows(texts, Reading(truncate=True)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_workload_covers_its_own_kind_and_lacks_others(characters, kind):
+    fit, choose, state = Parts.of(lines(kind, 100))
+    lacks = uncovered(characters, encoded(characters, [*fit, *choose]), encoded(characters, state))
+    assert kind not in lacks and "500 tokens" in {*lacks, kind} and ("Chinese" in lacks or kind == "Chinese")
+
+
+def test_lines_of_a_kind_are_the_same_every_time():
+    assert [lines(kind, 3, seed=1) for kind in KINDS] == [lines(kind, 5, seed=1)[:3] for kind in KINDS]
+    assert len({line for line in lines("random ids", 100)}) == 100
