@@ -21,6 +21,7 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.layers import parts
 from rewrites.lower import plainly
 from rewrites.search import search
+from rewrites.stated import each
 from rewrites.verify import Errors, VerificationError, verify_graphs, verify_laws, verify_steps
 from rewrites.verify.program import EQUAL, ROUNDING, oracle
 
@@ -78,7 +79,7 @@ def checks(program: Program, model: Operator | None = None) -> Iterator[Check]:
     yield attempted("steps within bounds", lambda: steps(program, batches))
     yield attempted("own rounding", lambda: rounding(program, batches, kept["own"], stated))
     yield attempted("laws", lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True))
-    yield from of_model(program, model, batches, stated, exact)
+    yield from of_model(program, model, batches, stated, exact, kept["verified"])
     yield from claims(kept)
 
 
@@ -137,9 +138,12 @@ def rounding(program: Program, batches: Sequence[Batch], then: float, stated: An
 
 # ---- what needs the model
 
-def of_model(program: Program, model: Operator | None, batches: Sequence[Batch], stated: Any, exact: bool) -> Iterator[Check]:
+def of_model(program: Program, model: Operator | None, batches: Sequence[Batch], stated: Any, exact: bool,
+             verified: Mapping[str, Any]) -> Iterator[Check]:
     """The error against the oracle on the certificate's rows and on rows that it did not choose; the graphs of the laws."""
+    single = search_for(verified, "sentence")
     if model is None:
+        if single is not None: yield Check("worst sentence against the model", f"stated {single}", "it needs --model MODEL", CLAIMED)
         yield Check("error against the model", f"stated {stated}", "it needs --model MODEL", CLAIMED)
         yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
         return
@@ -155,7 +159,12 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
         if not imported: imported.append(plain(model))
         most = ROUNDING * Errors.of([imported[0].run(batch) for batch in chosen], wanted).relative
         return judged(what, f"{found:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds", found <= most)
+    def worst() -> Check:
+        pairs = zip(batches, oracle(model, batches), strict=True)
+        found = max(float(each(program.run(batch), rows, batch.starts).max()) for batch, rows in pairs)
+        return judged("worst sentence against the model", f"{found:.3g}", f"{single}, as stated", number(single) and found <= single)
     yield attempted("error against the model", lambda: error("error against the model", batches))
+    if single is not None: yield attempted("worst sentence against the model", worst)
     what = f"error on {FRESH} other rows"
     yield attempted(what, lambda: error(what, [fresh(program, model)], judge=False))
     yield attempted("graphs of the laws", lambda: graphs(model))

@@ -13,6 +13,7 @@ from rewrites.gains import SAME, joined
 from rewrites.report import between, megabytes, ms, percent, table
 from rewrites.reported import Named
 from rewrites.run import Point, Result
+from rewrites.stated import spoken
 
 UNSURE = "measured times are too long; of programs that they do not tell apart, predicted times and bytes decide"
 SHOWN = 5                                                   # entries of laws that a report shows
@@ -42,6 +43,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
                                                            ("texts", Named.of(result.workload.file)), ("laws", laws))},
         "number_type": result.number_type, "without": sorted(result.left_out), "seeds": [0],
         "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "stated": {"like": result.workload.like, "lengths": result.workload.lengths, "uncovered": result.workload.uncovered},
         "phases": result.report.seconds,
         "busy": {"calibration": getattr(result.machine, "busy", ""), "timing": result.busy},
         "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap,
@@ -96,7 +98,7 @@ def figures(point: Point) -> dict[str, Any]:
             "predicted_bytes": point.predicted_bytes, "measured_bytes": point.measured_bytes,
             "stored_bytes": point.program.stored_bytes,
             "predicted_error": point.predicted_error, "measured_error": point.measured_error,
-            "stated_error": point.stated_error, "gap": point.gap,
+            "stated_error": point.stated_error, "stated": point.stated and point.stated.described(), "gap": point.gap,
             "verified": point.verified, "spearman": point.spearman}
 
 
@@ -120,7 +122,7 @@ def printed(found: dict[str, Any], target: Path) -> str:
         f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
         f"float64 oracle on {checked['rows']} held-out rows" + "".join(
             f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
-            for point in found["dropped"]),
+            for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']]['stated'])}",
         f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix explain {target}"])
 
 

@@ -11,6 +11,7 @@ from opmatrix.patterns import Batch
 from opmatrix.pooling import Pooling, unit
 from opmatrix.text import Reading, Tokenizer
 from rewrites.approximate import difference, squares, surely
+from rewrites.report import percent
 from rewrites.samples import KINDS, lines
 
 ABOVE, DOUBT = 0.01, 0.01                                   # share of other sentences that exceed the worst, chance that more do
@@ -36,8 +37,8 @@ class Stated:
         """From rows (T, n) of a program and those of what it stands for, which itself is off by `rounding`."""
         seen = len(starts) - 1
         cosines = changes(found, wanted, starts, pooling)
-        alone, all_ = worst(each(found, wanted, starts)), likely(found, wanted, starts)
-        return cls(seen, hypot(all_, rounding), None if alone is None else alone + rounding, len(cosines),
+        single = worst(each(found, wanted, starts))
+        return cls(seen, hypot(likely(found, wanted, starts), rounding), None if single is None else single + rounding, len(cosines),
                    float(cosines.mean()) if len(cosines) else 0.0, float(cosines.max(initial=0.0)))
 
     def described(self) -> dict[str, Any]: return asdict(self)
@@ -46,7 +47,8 @@ class Stated:
 def each(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Relative error of every sentence, (S,)."""
     off, size = squares(found, wanted, starts)
-    return np.sqrt(off / np.maximum(size, np.finfo(np.float64).tiny))
+    alone: np.ndarray = np.sqrt(off / np.maximum(size, np.finfo(np.float64).tiny))
+    return alone
 
 
 def likely(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> float:
@@ -100,3 +102,18 @@ def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, 
 def unseen(tokens: np.ndarray, known: np.ndarray) -> float:
     """Share of tokens that are not among those known."""
     return float(1 - np.isin(tokens, known).mean())
+
+
+# ---- as the report says it
+
+def told(workload: dict[str, Any], stated: dict[str, Any]) -> str:
+    """What is stated of a program, from the entries `stated` of a report: of the run, and of the program."""
+    low, high = workload["lengths"]
+    single = stated["sentence"]
+    worst = (f"a single one by {percent(single)}, which at most {percent(ABOVE)} of them exceed" if single is not None else
+             f"nothing of a single one: that needs {2 * LEAST} lines")
+    lacks = workload["uncovered"]
+    return (f"stated    texts like {workload['like']}, {low} to {high} tokens, are off by {percent(stated['error'])} together; {worst}\n"
+            f"          (of {stated['sentences']} that nothing was fitted to or chosen by); cosines by {stated['cosine_mean']:.2g} on "
+            f"average, {stated['cosine_most']:.2g} at most of {stated['pairs']} pairs" +
+            (f"\n          not covered: {', '.join(lacks)}" if lacks else ""))
