@@ -106,7 +106,7 @@ def unseen(tokens: np.ndarray, known: np.ndarray) -> float:
 
 # ---- as the report says it
 
-def told(workload: dict[str, Any], stated: dict[str, Any]) -> str:
+def spoken(workload: dict[str, Any], stated: dict[str, Any]) -> str:
     """What is stated of a program, from the entries `stated` of a report: of the run, and of the program."""
     low, high = workload["lengths"]
     single = stated["sentence"]

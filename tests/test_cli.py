@@ -189,7 +189,7 @@ def test_a_text_that_is_bad(command, tmp_path, written, word):
 
 def test_a_line_that_is_too_long(command, tmp_path):
     small(tmp_path / "model")
-    (tmp_path / "lines.txt").write_text("a bank\n" + "river " * 30)
+    (tmp_path / "lines.txt").write_text("a bank\nthe bank\n" + "river " * 30)
     refused(command("optimize", "model", "--text", "lines.txt"), "32 tokens", "20")
 
 
