@@ -30,9 +30,9 @@ MOST = 4                                                    # threads that do so
 AGAIN = "copy the whole directory again, or make the program anew"
 
 
-def write_tensors(arrays: Mapping[str, NDArray[Any]], file: Path) -> None:
+def write_tensors(arrays: Mapping[str, NDArray[Any]], file: Path, gap: str = GAP) -> None:
     """Safetensors whose arrays begin on cache lines. The format allows no holes, so what fills them are arrays, too."""
-    names, gap, at = {number: name for name, number in NUMBERS.items()}, GAP, 0
+    names, at = {number: name for name, number in NUMBERS.items()}, 0
     while any(name.startswith(gap) for name in arrays): gap += "_"
     entries: dict[str, Any] = {}
     for name, array in arrays.items():
@@ -135,7 +135,7 @@ class Digest:
     """`Program.hash` of what files say, worked out beside other work, through buffers. Leaving it waits for it; InputError
     names a number that is not finite."""
 
-    def __init__(self, said: str, parts: Mapping[str, list[Part]], stored: Stored):
+    def __init__(self, said: str, parts: Mapping[str, list[Part]], stored: Mapping[Path, Stored]):
         self.said, self.stored = said, stored
         self.parts = [(name, part) for name, several in sorted(parts.items()) for part in several]
         self.sums: list[list[bytes]] = [[b""] * -(-part.bytes // PIECE) for _, part in self.parts]
@@ -163,12 +163,12 @@ class Digest:
         try:
             for i, at in self.left: self.sums[i][at] = self.piece(*self.parts[i], at * PIECE, buffer)
         except InputError as error: self.wrong = error
-        except OSError as error: self.wrong = InputError(f"{self.stored.raw.name}: it cannot be read: {error.strerror}")
+        except OSError as error: self.wrong = InputError(f"{self.parts[i][1].tensor.file}: it cannot be read: {error.strerror}")
 
     def piece(self, name: str, part: Part, at: int, buffer: memoryview) -> bytes:
         """The sha256 of the piece of an array that begins at a byte."""
         some = buffer[:min(PIECE, part.bytes - at)]
-        self.stored.read(part.tensor.start + at, some, part.name)
+        self.stored[part.tensor.file].read(part.tensor.start + at, some, part.name)
         if part.field and part.number.kind == "f" and not finite(numbers := np.frombuffer(some, part.number)):
             bad = numbers[~np.isfinite(numbers)][0]
             raise InputError(f"{part.tensor.file}: constant {name!r}: {part.format}.{part.field}: it holds {bad}, which is not finite")

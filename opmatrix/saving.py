@@ -3,7 +3,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ from uuid import uuid4
 
 from formats.files import fill, read_json, reason, shown
 from opmatrix.errors import InputError
-from opmatrix.mapped import write_tensors
+from opmatrix.mapped import GAP, pieces, write_tensors
 from opmatrix.program import Program
-from opmatrix.storage import APART, KIND, PROGRAM, VERSION, WEIGHTS
+from opmatrix.storage import APART, KIND, PROGRAM, SHARDS, SHARED, VERSION, WEIGHTS
 
-FILES = (PROGRAM, WEIGHTS, *(f"{name}.json" for name in APART))          # that make up a program
+FILES = (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))          # that make up a program
 FRONT, STEPS, REPORT = "front", "derivation.txt", "report.json"          # what `opmatrix optimize` writes beside them
 OURS = (*FILES, STEPS, REPORT)
 
@@ -119,15 +119,39 @@ def regular(path: Path) -> bool: return path.is_file() and not path.is_symlink()
 
 # ---- what is written
 
-def write(program: Program, directory: Path) -> None:
-    """The files of a program into a directory, which is made where it is not there."""
+def write_front(programs: Mapping[Path, Program]) -> None:
+    """The files of programs into their directories. Arrays that the same several programs have, by name and bytes, lie in a file of
+    their own, equal in the directory of each, so that `once` makes one of them."""
+    owners: dict[tuple[str, str, bytes], set[str]] = {}
+    for program in programs.values():
+        for key in keyed(program).values(): owners.setdefault(key, set()).add(program.hash)
+    for directory, program in programs.items():
+        groups: dict[tuple[str, ...], set[str]] = {}
+        for name, key in keyed(program).items():
+            if len(owners[key]) > 1: groups.setdefault(tuple(sorted(owners[key])), set()).add(name)
+        write(program, directory, [groups[each] for each in sorted(groups)][:len(SHARDS)])
+
+
+def keyed(program: Program) -> dict[str, tuple[str, str, bytes]]:
+    """What tells each array of a program from others: name, number type and shape, and the sha256 of its pieces."""
+    return {name: (name, f"{array.dtype} {array.shape}", b"".join(pieces(array))) for name, array in program.arrays()}
+
+
+def write(program: Program, directory: Path, shared: Sequence[Set[str]] = ()) -> None:
+    """The files of a program into a directory, which is made where it is not there. `shared`: names of arrays that lie in files of
+    their own, one for each set."""
     directory.mkdir(parents=True, exist_ok=True)
     described = program.described()
     meta = described["meta"]
     head = {"kind": KIND, "version": VERSION, "hash": program.hash}
+    if shared: head |= {"version": SHARED, "shared": len(shared)}
     described["meta"] = {k: v for k, v in meta.items() if k not in APART}
     (directory / PROGRAM).write_text(spread(head | described), "utf-8")
-    write_tensors(dict(program.arrays()), directory / WEIGHTS)
+    arrays = dict(program.arrays())
+    for file, names in zip(SHARDS, shared, strict=False):   # what fills holes has other names in each file, the same for each program
+        gap = f"{GAP}.{hashlib.sha256(min(names).encode()).hexdigest()[:16]}."
+        write_tensors({name: arrays.pop(name) for name in sorted(names)}, directory / file, gap)
+    write_tensors(arrays, directory / WEIGHTS)
     for name in APART:
         if (entry := program.meta.get(name)) is not None:
             text = entry if name == "tokenizer" else json.dumps(entry, indent=1)

@@ -1,7 +1,7 @@
 """Programs read from disk: a directory of JSON and safetensors, read bit for bit, mistrusted. opmatrix.saving writes it."""
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from os.path import exists
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from opmatrix.tensors import Tensor, plain, tensors
 
 PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
 APART = ("tokenizer", "config", "certificate")              # entries of meta with a file of their own
-KIND, VERSION = "opmatrix program", 3
+KIND, VERSION, SHARED = "opmatrix program", 3, 4            # the version where arrays lie in several files
+SHARDS = tuple(f"shared.{i}.safetensors" for i in range(64))     # whose arrays several programs of a front have
 STEPS = 1 << 13                                             # of a program: to plan buffers takes time by their square
 
 
@@ -29,7 +30,7 @@ def load(directory: str | Path, copy: bool = False) -> Program:
     if not exists(file): raise InputError(f"{directory}: no {PROGRAM} in it: give the directory of a saved program")
     found = parsed(file)
     if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")
-    if (version := found.get("version")) != VERSION:
+    if (version := found.get("version")) not in (VERSION, SHARED):
         raise InputError(f"{file}: version is {version!r:.80}, but this opmatrix reads {VERSION}: {AGAIN}")
     meta, described = about(directory, field(file, found, "meta", dict)), field(file, found, "constants", dict)
     rows, output = field(file, found, "steps", list), field(file, found, "output", str)
@@ -37,8 +38,14 @@ def load(directory: str | Path, copy: bool = False) -> Program:
     with blamed(file, "its brackets"):
         said = json.dumps({"meta": {name: entry for name, entry in meta.items() if name != "certificate"},
                            "constants": described, "steps": rows, "output": output}, sort_keys=True)
-    with open_regular(weights) as raw:
-        held, stored = tensors(raw, weights), Stored(raw, copy)
+    with ExitStack() as opened:
+        held, stored = dict[str, Tensor](), dict[Path, Stored]()
+        for each in [weights, *(directory / name for name in more(file, found))]:
+            raw = opened.enter_context(open_regular(each))
+            lies = tensors(raw, each)
+            if both := held.keys() & lies.keys():
+                raise InputError(f"{each}: array {min(both)!r} lies in another file, too: {AGAIN}")
+            held, stored[each] = held | lies, Stored(raw, copy)
         own = parts(file, described, held, stored)
         with Digest(said, own, stored) as digest:
             constants = unpacked(weights, described, own, stored)
@@ -51,6 +58,15 @@ def load(directory: str | Path, copy: bool = False) -> Program:
     if (kept := program.meta.get("certificate")) is not None:
         with blamed(directory / "certificate.json", "no certificate of this program"): certificate.check(kept, program.hash)
     return program
+
+
+def more(file: Path, found: Mapping[str, Any]) -> list[str]:
+    """The names of the files of arrays beside the first, which several programs of a front have."""
+    if found["version"] == VERSION: return []
+    count = field(file, found, "shared", int)
+    if type(count) is not int or not 0 < count <= len(SHARDS):
+        raise InputError(f"{file}: shared is {count!r:.80}, not from 1 to {len(SHARDS)}: {AGAIN}")
+    return [*SHARDS[:count]]
 
 
 def about(directory: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +122,7 @@ def step(file: Path, i: int, row: Any) -> Step:
     raise InputError(f"{file}: steps[{i}] is {row!r:.80}, not [kernel, operands, attributes, output]")
 
 
-def parts(file: Path, described: Mapping[str, Any], found: dict[str, Tensor], stored: Stored) -> dict[str, list[Part]]:
+def parts(file: Path, described: Mapping[str, Any], found: dict[str, Tensor], stored: Mapping[Path, Stored]) -> dict[str, list[Part]]:
     """The arrays of each constant that program.json describes: each array is used, and used once."""
     weights, own = file.with_name(WEIGHTS), {}
     for name, meta in described.items():
@@ -121,16 +137,17 @@ def parts(file: Path, described: Mapping[str, Any], found: dict[str, Tensor], st
     for tensor in (part.tensor for several in own.values() for part in several):
         if tensor.number not in NUMBERS:
             raise InputError(f"{weights}: array {tensor.name!r} has number type {tensor.number}, no program's: {AGAIN}")
-    if left := [name for name, tensor in found.items() if not stored.padding(tensor)]:
+    if left := [name for name, tensor in found.items() if not stored[tensor.file].padding(tensor)]:
         raise InputError(f"{weights}: array {min(left)!r} belongs to no constant of {PROGRAM}: {AGAIN}")
     return own
 
 
-def unpacked(weights: Path, described: Mapping[str, Any], own: Mapping[str, list[Part]], stored: Stored) -> dict[str, Constant]:
+def unpacked(weights: Path, described: Mapping[str, Any], own: Mapping[str, list[Part]],
+             stored: Mapping[Path, Stored]) -> dict[str, Constant]:
     """The constants that program.json describes, from the arrays beside it. Whether their numbers are finite `Digest` says."""
     constants: dict[str, Constant] = {}
     for name, meta in described.items():
         with blamed(weights, f"constant {name!r}"):
-            taken = {part.field: stored.array(part) for part in own[name]}
+            taken = {part.field: stored[part.tensor.file].array(part) for part in own[name]}
             constants[name] = taken[""] if meta == ARRAY else from_arrays(meta, taken, numbers=False)
     return constants

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from formats.quiet import told
-from opmatrix.saving import FRONT, REPORT, placed, write
+from opmatrix.saving import FRONT, REPORT, placed, write_front
 from rewrites.explain import tell
 from rewrites.gains import SAME, joined
 from rewrites.report import between, megabytes, ms, percent, table
@@ -26,8 +26,7 @@ def save(result: Result, target: Path, laws: Named | None = None) -> dict[str, A
     found = as_json(result, [target / FRONT / f"{number}" for number in range(len(result.points))], laws)
     with placed(target) as fresh:
         places = [fresh / FRONT / f"{number}" for number in range(len(result.points))]
-        for place, program in [(fresh, result.best.program), *zip(places, (p.program for p in result.points), strict=True)]:
-            write(program, place)
+        write_front({fresh: result.best.program} | dict(zip(places, (p.program for p in result.points), strict=True)))
         tell(result, fresh, places)
         (fresh / REPORT).write_text(json.dumps(found, indent=1), "utf-8")
     return found
