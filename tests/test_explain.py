@@ -73,7 +73,7 @@ def test_what_is_within_its_spread_is_below_noise():
     assert told([5, 6, 7, 6, 5], [6, 6, 5, 7, 900], [6, 5, 5, 7, 6]) == ["6.0", "5.0 to 6.5"]
     assert told([-8, -9, -7, -8, -8], [-8] * 5, [-7] * 5)[0] == "-8.0"     # a law that costs time is no noise
     assert told([-883, 10, 1847, 5, -20], [300, -200, 7, -3, 1], [5, 4, -90, 60, 0])[0] == "below noise"
-    assert told([9] * 5, [9] * 5, [-1] * 5)[0] == "below noise"    # what does not come again
+    assert told([9] * 5, [9] * 5, [-1, -1, -1, 9, 9]) == ["below noise", "9.0 to 9.0"]     # what does not come again
 
 
 def test_what_fusion_and_laws_saved_is_told(told):
