@@ -294,15 +294,16 @@ class Run:
             "exact": verify_exact(exact, self.operator, few, imported, unrounded(self.structures["exact"], self.emitter))}
         self.imported = self.point("imported", imported, self.structures["imported"].time, 0.0, 0.0)
         self.imported.measured_error = self.imported.predicted_error = difference(imported.run(self.workload.verify), whole)
-        near = dense(self.operator, few[0])
-        reference = np.asarray(imported.run(self.workload.state), np.float64)
+        near, state = dense(self.operator, few[0]), self.workload.state
+        reference = np.asarray(imported.run(state), np.float64)
         rounding = ROUNDING * self.imported.measured_error
         for point in self.points:
             point.predicted_error = float(np.hypot(point.predicted_error, rounding))
             planned = float(np.hypot(point.stated_error, rounding))
             point.measured_error = difference(point.program.run(self.workload.verify), whole)
             point.verified = bool(point.measured_error <= planned)
-            point.stated = self.stated(point, reference, rounding, difference(point.program.run(few[0]), near))
+            checked = max(point.measured_error, difference(point.program.run(few[0]), near))
+            point.stated = Stated.of(point.program.run(state), reference, state.starts, point.program.pooling, rounding, checked)
             point.stated_error = point.stated.error
             found = results | {"error": {"relative": point.measured_error, "stated": point.stated_error, "rows": len(whole),
                                          "like": self.workload.like, **point.stated.described()}}
@@ -314,12 +315,6 @@ class Run:
             point.program = certified(point.program, found, few, machine=str(getattr(self.machine, "name", "")))
         self.dropped = [point for point in self.points if not point.verified]
         self.points = [point for point in self.points if point.verified]
-
-    def stated(self, point: Point, reference: np.ndarray, rounding: float, least: float) -> Stated:
-        """What holds of other texts, by the lines that state and the rows that were checked, which are `least` off."""
-        state = self.workload.state
-        found = Stated.of(point.program.run(state), reference, state.starts, point.program.pooling, rounding)
-        return replace(found, error=max(found.error, point.measured_error or 0.0, least))
 
     def measure(self, rounds: int, progress: Any) -> None:
         """Medians of interleaved runs, and the bytes that a run needs."""

@@ -33,12 +33,15 @@ class Stated:
     cosine_most: float
 
     @classmethod
-    def of(cls, found: np.ndarray, wanted: np.ndarray, starts: np.ndarray, pooling: Pooling, rounding: float = 0.0) -> "Stated":
-        """From rows (T, n) of a program and those of what it stands for, which itself is off by `rounding`."""
+    def of(cls, found: np.ndarray, wanted: np.ndarray, starts: np.ndarray, pooling: Pooling, rounding: float = 0.0,
+           checked: float = 0.0) -> "Stated":
+        """From rows (T, n) of a program and those of what it stands for, which itself is off by `rounding`; `checked` is the largest
+        error on those of them that others check, and no less is stated."""
         seen = len(starts) - 1
         cosines = changes(found, wanted, starts, pooling)
         single = worst(each(found, wanted, starts))
-        return cls(seen, hypot(likely(found, wanted, starts), rounding), None if single is None else single + rounding, len(cosines),
+        together = max(checked, hypot(likely(found, wanted, starts), rounding))
+        return cls(seen, together, None if single is None else single + rounding, len(cosines),
                    float(cosines.mean()) if len(cosines) else 0.0, float(cosines.max(initial=0.0)))
 
     def described(self) -> dict[str, Any]: return asdict(self)

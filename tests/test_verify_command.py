@@ -63,6 +63,15 @@ def test_without_the_model_its_checks_are_claims(command, copy, place):  # noqa:
     assert ran.status == 1 and "2 FAILS" in ran.out
 
 
+@pytest.mark.parametrize("sentence, verdict", [(1.0, "holds"), (1e-9, "FAILS"), ("small", "FAILS")])
+def test_the_worst_sentence_is_measured_again(command, copy, sentence, verdict):  # noqa: F811
+    kept = json.loads((copy / "certificate.json").read_text())["verified"]
+    certificate(copy, verified=kept | {"error": {"sentence": sentence}})
+    ran = command("verify", copy)
+    assert ran.status == (verdict == "FAILS")
+    assert any(line.split()[:6] == ["worst", "sentence", "against", "the", "model", verdict] for line in ran.out.splitlines()), ran.out
+
+
 def flip(directory):
     raw = bytearray((directory / "weights.safetensors").read_bytes())
     raw[-2] ^= 1
