@@ -2,6 +2,7 @@
 and which kinds of text that says nothing of. All of it is of lines that no method was fitted to and no program chosen by."""
 from dataclasses import asdict, dataclass
 from math import exp, hypot, log
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -65,15 +66,18 @@ def worst(errors: np.ndarray) -> float | None:
     """What at most `ABOVE` of other sentences exceed, with the chance `DOUBT` that more do; none below `LEAST` sentences. Of `PLENTY`
     it is the largest seen, whatever the distribution (Wilks 1941). Of fewer the tail is extrapolated as a power law (Weissman 1978)
     from the k largest: their logs lie above the next one by h on average (Hill 1975), 2kh over its mean is χ² with 2k degrees, and the
-    largest mean that this leaves in doubt is taken. Never less than the largest seen."""
+    largest mean that this leaves in doubt is taken. Where texts recur the k largest may be equal, and say nothing of a tail: the
+    tolerance limit of a lognormal with the mean and spread of all (Odeh and Owen 1980) counts where it is larger, and so does the
+    largest seen."""
     if (n := len(errors)) < LEAST: return None
     falling = np.sort(errors)[::-1]
     if n >= PLENTY or falling[0] == 0: return float(falling[0])
-    from scipy.special import gammaincinv
+    from scipy.special import gammaincinv, nctdtrit
     k = n // TAIL
-    top = np.log(np.maximum(falling[:k + 1], np.finfo(np.float64).tiny))
+    top = np.log(np.maximum(falling, np.finfo(np.float64).tiny))
     mean = float((top[:k] - top[k]).sum() / gammaincinv(k, DOUBT))
-    return float(max(falling[0], exp(top[k] + mean * log(k / (n * ABOVE)))))
+    times = float(nctdtrit(n - 1, NormalDist().inv_cdf(1 - ABOVE) * n ** 0.5, 1 - DOUBT)) / n ** 0.5
+    return float(max(falling[0], exp(top[k] + mean * log(k / (n * ABOVE))), exp(top.mean() + times * top.std(ddof=1))))
 
 
 def changes(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray, pooling: Pooling) -> np.ndarray:
