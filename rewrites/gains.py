@@ -4,13 +4,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from formats import FORMATS
 from opmatrix.measure import noisy, quartiles
+from rewrites.choice import choose
 from rewrites.extraction import Infeasible
 from rewrites.lower import PLAIN
 from rewrites.search import Structure
+
+if TYPE_CHECKING:
+    from rewrites.run import Point
 
 Group = tuple[tuple[str, ...], Structure]                    # laws, and a program without one of them
 SAME = 1e-9                                                 # relative: predicted seconds that are the same sum
@@ -25,6 +29,17 @@ class Step(NamedTuple):
     quartiles_s: tuple[float, float] | None = None
     saved_s: float | None = None
     below_noise: bool = False
+
+
+def added(imported: "Point", fused: "Point", points: Sequence["Point"], best: "Point", within: Sequence["Point"]) -> list[Step]:
+    """From the import to the answer, by what is added: the best point within the budgets that only narrows numbers, and the
+    answer where it does more."""
+    exact = next((point for point in points if not point.methods), None)
+    narrow = [best] if whole(best.methods) else [point for point in within if point.methods and whole(point.methods)]
+    numbers = choose(narrow) if narrow and best.methods else None
+    last = None if best is exact or best is numbers else best
+    rows = {"imported": imported, "+ fusion": fused, "+ laws": exact, "+ number types": numbers, "+ sparsity and rank": last}
+    return [*steps([(name, point.name if point else "", point.rounds_s if point else None) for name, point in rows.items()])]
 
 
 def steps(rows: Sequence[tuple[str, str, Sequence[float] | None]]) -> Iterator[Step]:

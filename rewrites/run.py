@@ -22,7 +22,7 @@ from rewrites.approximation import Approximation
 from rewrites.choice import choose
 from rewrites.extraction import Infeasible
 from rewrites.front import Front, counted, described
-from rewrites.gains import Group, Step, steps, together, whole
+from rewrites.gains import Group, Step, added, together
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower import plainly
@@ -364,20 +364,11 @@ class Run:
             point.laws = helpful
         within = self.within(error, memory, drop)
         best = choose(within)
+        steps = added(self.imported, self.fused, self.points, best, within)
         return Result(self.meta.get("model", ""), self.machine, self.workload, self.structures, self.points, self.imported,
-                      self.points.index(best), saved, self.report, self.fused, [*self.steps(best, within)], error, self.bound,
+                      self.points.index(best), saved, self.report, self.fused, steps, error, self.bound,
                       self.choices, tuple({law.name: law for law in EXACT_LAWS}.keys() - {law.name for law in self.laws}), self.laws,
                       self.dropped, self.number_type, self.busy)
-
-    def steps(self, best: Point, within: Sequence[Point]) -> Iterator[Step]:
-        """From the import to the answer, by what is added: the best point within the budgets that only narrows numbers, and the
-        answer where it does more."""
-        exact = next((point for point in self.points if not point.methods), None)
-        narrow = [best] if whole(best.methods) else [point for point in within if point.methods and whole(point.methods)]
-        numbers = choose(narrow) if narrow and best.methods else None
-        last = None if best is exact or best is numbers else best
-        rows = {"imported": self.imported, "+ fusion": self.fused, "+ laws": exact, "+ number types": numbers, "+ sparsity and rank": last}
-        return steps([(name, point.name if point else "", point.rounds_s if point else None) for name, point in rows.items()])
 
     def within(self, error: float, memory: float | None, drop: float = DROP) -> list[Point]:
         """The verified points within the budgets, of the error that is stated (or the quality as measured) and the memory as
