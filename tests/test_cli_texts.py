@@ -1,0 +1,97 @@
+"""The command line on texts: run, embed and evaluate, with a program that was saved."""
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+from test_cli import LINES, command, patched, refused, saved  # noqa: F401
+
+from opmatrix.pooling import Pooling
+from opmatrix.program import Program
+
+# ruff: noqa: F811
+
+
+def test_run_prints_an_embedding_for_each_text(command, saved):
+    *_, out, _ = saved
+    ran = command("run", out, "the bank", "the river", "")
+    vectors = Program.load(out).embed(["the bank", "the river", ""])
+    assert ran.status == 0 and len(vectors) == 3
+    for text, vector in zip(("the bank", "the river", ""), vectors, strict=True):
+        assert f"{text!r}: [{vector[0]:.4f}, {vector[1]:.4f}" in ran.out
+    assert f"{vectors[0] @ vectors[1]:.3f}" in ran.out
+    refused(command("run", out, "the " * 40), "42 tokens")
+
+
+def test_embed_writes_a_row_for_each_line(command, saved, tmp_path, monkeypatch):
+    *_, out, _ = saved
+    wanted = Program.load(out).embed(LINES)
+    (tmp_path / "lines.txt").write_text("\n".join(LINES))
+    ran = command("embed", out, "lines.txt", "--out", "lines.npy")
+    assert ran.status == 0 and f"{len(LINES)} texts x 32 numbers in lines.npy" in ran.out
+    assert np.array_equal(np.load("lines.npy"), wanted)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
+    assert command("embed", out, "-", "--out", "again.npy", "--rows", "9").status == 0
+    np.testing.assert_allclose(np.load("again.npy"), wanted, atol=2e-5)
+
+
+def test_embed_cuts_and_leaves_out(command, saved, tmp_path):
+    *_, out, _ = saved
+    (tmp_path / "lines.txt").write_bytes(b"the bank\n" + b"dry " * 40 + b"\nthe \xff\na river")
+    bank, river = Program.load(out).embed(["the bank", "a river"])
+    refused(command("embed", out, "lines.txt", "--out", "o.npy"), "lines.txt: line 2", "--truncate")
+    refused(command("embed", out, "lines.txt", "--out", "o.npy", "--truncate"), "lines.txt: line 3, byte 4")
+    ran = command("embed", out, "lines.txt", "--out", "skipped.npy", "--skip-bad")
+    found = np.load("skipped.npy")
+    assert ran.status == 0 and "2 left out, rows of NaN, the first: lines.txt: line 2" in ran.out
+    assert np.array_equal(found[[0, 3]], [bank, river]) and np.isnan(found[1:3]).all()
+    ran = command("embed", out, "lines.txt", "--out", "cut.npy", "--skip-bad", "--truncate")
+    assert ran.status == 0 and "1 cut at 20 tokens; 1 left out" in ran.out
+    assert np.array_equal(np.load("cut.npy")[1], Program.load(out).embed("dry " * 18)[0])
+
+
+def test_run_gives_what_embed_gives(command, saved, tmp_path):
+    """Another pooling, no length one, and texts that are cut."""
+    long, pooling = "dry " * 40, Pooling(("max",), False, 9)
+    program = Program.load(saved[2]).replace(pooling=pooling.described())
+    program.save(tmp_path / "max")
+    (tmp_path / "lines.txt").write_text(f"the bank\n{long}\n")
+    assert command("embed", "max", "lines.txt", "--out", "o.npy").status == 0
+    vectors, ran = np.load("o.npy"), command("run", "max", "the bank", long)
+    for vector in vectors: assert f"[{vector[0]:.4f}, {vector[1]:.4f}" in ran.out
+    cosine = vectors[0] @ vectors[1] / np.linalg.norm(vectors[0]) / np.linalg.norm(vectors[1])
+    assert f"{cosine:.3f}" in ran.out and "1.000" in ran.out
+    refused(command("run", "max", "the bank", long, "--no-truncate"), "42 tokens")
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["absent.txt", "--out", "o.npy"], ["absent.txt", "No such file"]), (["lines.txt", "--out", "diary.txt"], ["diary.txt"]),
+    (["lines.txt"], ["--out"]), (["lines.txt", "--out", "absent/o.npy"], ["absent/o.npy"]),
+    (["lines.txt", "--out", "o.npy", "--rows", "0"], ["rows 0"]), (["long.txt", "--out", "o.npy"], ["long.txt: line 2", "42 tokens"])])
+def test_embed_refuses(command, saved, tmp_path, arguments, words):
+    (tmp_path / "lines.txt").write_text("the bank")
+    (tmp_path / "long.txt").write_text("the bank\n" + "the " * 40)
+    (tmp_path / "diary.txt").write_text("dear")
+    refused(command("embed", saved[2], *arguments), *words)
+    assert {file.name for file in tmp_path.iterdir()} == {"lines.txt", "long.txt", "diary.txt"}
+
+
+def test_evaluate_compares_programs(command, saved, tmp_path):
+    model, _, out, _ = saved
+    (tmp_path / "pairs.csv").write_text("the bank,a bank,4\nthe river,of,1\ndry,a river runs dry,2\n")
+    ran = command("evaluate", model, out, out / "front" / "0", "--pairs", "pairs.csv", "--json", "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert ran.status == 0 and "Spearman" in ran.out and found["count"] == 3
+    assert [each["name"] for each in found["programs"]] == [str(model), str(out), str(out / "front" / "0")]
+    for each in found["programs"]: assert f"{each['spearman']:.2f}" in ran.out and each["texts_per_s"] > 0
+    assert found["programs"][2]["difference"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["{out}", "--pairs", "absent.csv"], ["absent.csv", "No such file"]), (["{out}"], ["--pairs"]),
+    (["{out}", "--pairs", "bad.csv"], ["bad.csv: line 2", "'high'"]), (["{out}", "--pairs", "same.csv"], ["every score is 2"]),
+    (["absent", "--pairs", "good.csv"], ["absent"]), (["{out}", "--pairs", "good.csv", "--json", "no/o.json"], ["--json no/o.json"])])
+def test_evaluate_refuses(command, saved, tmp_path, arguments, words):
+    for name, last in (("good", "3"), ("bad", "high"), ("same", "2")): (tmp_path / f"{name}.csv").write_text(f"a,b,2\nc,d,{last}\n")
+    refused(command("evaluate", *(each.format(out=saved[2]) for each in arguments)), *words)
