@@ -45,7 +45,7 @@ def optimize(
     model: Model,
     error: Annotated[float, typer.Option(help="relative change of the output on held-out rows; 0: none")] = 0.02,
     memory: Annotated[float | None, typer.Option(help="megabytes, stored and working together")] = None,
-    text: Annotated[Path | None, typer.Option(help="a file of lines: of every four one fits, one chooses, two say how large the error is")] = None,
+    text: Annotated[Path | None, typer.Option(help="a file of lines: of every four one fits, one chooses, two state the error")] = None,
     tokens: Annotated[int | None, typer.Option(help="the workload: one sentence of so many tokens")] = None,
     workload: Annotated[Path | None, typer.Option(
         metavar="FILE", help="the workload instead: texts, one a line, in batches as `embed` makes them")] = None,
