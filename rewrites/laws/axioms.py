@@ -152,6 +152,16 @@ def last_columns(x: value[n], y: value[p], A: operator[k, n]):
     """Those behind as many as A gives."""
     return right(row(x, y), A), y
 
+@law(when=("(alike A B)",))
+def first_place(z: value[n + p], A: operator[k, p], B: operator[k, p]):
+    """A place is as many columns as A gives, whatever they are."""
+    return left(z, A), left(z, B)
+
+@law(when=("(alike A B)",))
+def last_place(z: value[n + p], A: operator[k, p], B: operator[k, p]):
+    """The same of the columns behind."""
+    return right(z, A), right(z, B)
+
 @law(when=("(alike x A)",))
 def adds_nothing(x: value[n], A: operator[k, n]):
     """Zeros."""

@@ -173,8 +173,11 @@ def off(lowering: Lowering, cls: int, call: Call, values: Values) -> float:
 
 def misfit(implementation: Implementation, rng: np.random.Generator) -> tuple[int, float]:
     """Where the implementation is matched in a graph that starts from its own term: how often, and how far it is from
-    the classes that it is said to compute."""
-    lowering, _, _, values = alone(implementation, rng)
+    the classes that it is said to compute; infinite where its term has no shape."""
+    try:
+        lowering, _, _, values = alone(implementation, rng)
+    except (TypeError, ValueError, KeyError, StopIteration):
+        return 0, np.inf
     facts, worst, count = lowering.graph.facts, 0.0, 0
     for cls in lowering.terms.keys() & facts["act"] - facts["constant"]:
         for match in lowering.matcher.find(implementation.pattern, cls, implementation.variables):
