@@ -17,18 +17,19 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from threading import Event, Thread
 from threading import enumerate as enumerate_threads
 
 ROOT = Path(__file__).parents[1]
-if __name__ == "__main__": sys.path[0] = os.environ.get("PYTHONPATH", str(ROOT)).split(os.pathsep)[0]   # not this folder
+if __name__ == "__main__": sys.path[0] = str(ROOT)          # not this folder
 sys.path.append(str(ROOT / "tests"))
 
 PHASES = "recording", "preparing", "waiting", "launch", "result"
 HANG = 30                                                   # seconds without an end, of a run that takes milliseconds
 RECORDING = {"record", "walk", "together", "keep", "script", "relocate"}
-PACKAGES = tuple(f"{sys.path[0]}/{package}/" for package in ("formats", "opmatrix"))
+MISSED = 100                                                # signals in a row that strike nothing: then something is wrong here
 BUSY = [sys.executable, "-c", "while True: pass"]
 
 
@@ -81,11 +82,19 @@ def told(count: int, neighbours: int, seed: int) -> list[tuple[str, str]]:
 Place = tuple[str, str, int]                                # of a frame: file, function, line
 
 
+@cache
+def packages() -> tuple[str, ...]:
+    """Where the packages are that are interrupted."""
+    import formats
+    import opmatrix
+    return tuple(f"{Path(str(each.__file__)).parent}{os.sep}" for each in (formats, opmatrix))
+
+
 def places(frame) -> list[Place]:
     """Where the frames of these packages are, the innermost first; none where a run has not begun, or is over."""
     found = []
     while frame:
-        if frame.f_code.co_filename.startswith(PACKAGES):
+        if frame.f_code.co_filename.startswith(packages()):
             found.append((frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno or 0))
         frame = frame.f_back
     return found
@@ -169,12 +178,15 @@ def interrupted(count: int, seed: int) -> None:
 
     thread = Thread(target=beside)
     thread.start()
+    missed, _ = 0, packages()                               # asked for before a signal does
     try:
         while count:
             faulthandler.dump_traceback_later(HANG, exit=True)
             name = rng.choice([*made], p=[0.4, *[0.15] * 4])
             at = interrupts.during(made[name](), rng.uniform(1e-6, 1.2 * taken[name]), rng.uniform(1e-5, 1e-4), rng.integers(1, 4))
             wrong += [each for each in {name, "together", "kernel"} if not np.array_equal(made[each]()(), wanted[each])]
+            missed = 0 if at else missed + 1
+            if missed > MISSED: raise SystemExit(f"{missed} signals in a row struck none of {', '.join(packages())}")
             if at:
                 count -= 1
                 print(json.dumps((at, "wrong" if wrong else "right")), flush=True)
