@@ -286,11 +286,11 @@ def test_no_compiled_code_beside_a_file_is_run(tmp_path):
 @pytest.mark.parametrize("name, option", [("text", "--text"), ("texts", "--workload")])
 def test_texts_that_a_report_names_are_not_opened(command, reported, tmp_path, name, option):  # noqa: F811
     file = tmp_path / "lines.txt"
-    file.write_text("the bank\nthe river\n")
+    file.write_text("the bank\nthe river\na bank\n")
     place = reported(**{name: Named.of(file)._asdict()})
     refused(command("explain", place), option, file)
     refused(command("explain", place, option, file), "the search begins")
-    file.write_text("the bank\nthe rivers\n")
+    file.write_text("the bank\nthe rivers\na bank\n")
     refused(command("explain", place, option, file), "SHA-256")
 
 
