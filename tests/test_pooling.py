@@ -201,10 +201,10 @@ def test_a_program_pools_as_its_checkpoint_also_after_loading(tmp_path, tokenize
 
 def test_what_is_optimised_pools_as_its_checkpoint_and_is_measured_on_cut_texts(tmp_path):
     model = checkpoints.pool(checkpoints.write(tmp_path / "model"), "max", files={BERT: {"max_seq_length": 5}})
-    (tmp_path / "lines.txt").write_text("dry " * 30 + "\nthe bank\n")
+    (tmp_path / "lines.txt").write_text("dry " * 30 + "\nthe bank\nthe\n")
     _, workload, meta = opened(str(model), None, str(tmp_path / "lines.txt"), None)
     assert Pooling.parsed(meta["pooling"], "meta") == Pooling(("max",), True, 5)
-    assert workload.timed.starts.tolist() == [0, 5, 9]
+    assert workload.timed.starts.tolist() == [0, 5, 9, 12]
 
 
 def test_json_keeps_every_entry():
