@@ -152,6 +152,11 @@ def last_columns(x: value[n], y: value[p], A: operator[k, n]):
     """Those behind as many as A gives."""
     return right(row(x, y), A), y
 
+@law(both=True)
+def gained_total(x: value[h, p], c: constant[p]):
+    """One gain for all heads passes their sum."""
+    return (x @ (I * c)) @ total, (x @ total) @ (I * c)
+
 @law(when=("(alike A B)",))
 def first_place(z: value[n + p], A: operator[k, p], B: operator[k, p]):
     """A place is as many columns as A gives, whatever they are."""
