@@ -25,7 +25,7 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.lower import Method
 from rewrites.report import Report, between, megabytes, ms, percent, table
 from rewrites.reported import Reported
-from rewrites.run import FEW, Result, Run, calibrated, pieces, source, without
+from rewrites.run import FEW, Result, Run, calibrated, source, without
 from rewrites.search import Structure
 from rewrites.user import Declared, load
 from rewrites.workload import Workload
@@ -76,7 +76,7 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
 
 def tell(result: Result, target: Path, places: Sequence[Path]) -> None:
     """Writes beside every saved program the steps that lead to it from the imported model."""
-    held_out = pieces(result.workload.verify, FEW)[0]
+    held_out = next(result.workload.verify.pieces(FEW))
     for place, point in [*zip(places, result.points, strict=True), (target, result.best)]:
         if point.structure is not None:
             stored = otherwise(point.structure, point.program, held_out) if place == target else None

@@ -96,11 +96,6 @@ class Result:
         return self.points[self.chosen]
 
 
-def pieces(batch: Batch, rows: int) -> list[Batch]:
-    """Consecutive sentences, about so many rows at a time."""
-    return list(batch.pieces(rows))
-
-
 def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
     """The laws but those; InputError names one that there is not."""
     known = {law.name for law in laws}
@@ -247,7 +242,7 @@ class Run:
         for program in self.programs.values():
             program.run(self.workload.timed)
         programs = self.programs["imported"], self.programs["exact"]
-        check_precision(self.operator, programs, pieces(self.workload.verify, FEW)[0])
+        check_precision(self.operator, programs, next(self.workload.verify.pieces(FEW)))
 
     def approximate(self, error: float, progress: Any) -> None:
         """Measures what each proposed method does to the output, on rows that it is not fitted to."""
@@ -284,7 +279,7 @@ class Run:
         from rewrites.certificate import certified
         from rewrites.verify import unrounded, verify_exact, verify_graphs, verify_laws, verify_steps, verify_structure
         exact, imported = self.programs["exact"], self.programs["imported"]
-        groups, few = pieces(self.workload.verify, GROUP), pieces(self.workload.verify, FEW)[:1]
+        groups, few = list(self.workload.verify.pieces(GROUP)), [next(self.workload.verify.pieces(FEW))]
         wanted = [dense(self.operator, group) for group in groups]
         whole = np.concatenate(wanted)
         results: dict[str, Any] = {

@@ -29,7 +29,7 @@ from rewrites.layers import FULL, Part, parts
 from rewrites.lower import Call, Lowering, Method, Use, plainly
 from rewrites.price import Machine, Prices
 from rewrites.report import megabytes, ms, percent, table
-from rewrites.run import pieces, source
+from rewrites.run import source
 from rewrites.search import Structure, search
 from rewrites.stages import Stage, Store, Tile, known
 from rewrites.trees import CALLS, READ, Forest, Tree
@@ -224,7 +224,7 @@ class Schedule:
     @cached_property
     def alone(self) -> dict[int, dict[tuple[int, str], tuple[str, float, float]]]:
         """How each weight is stored, in words, and what that alone changes on calibration rows and on held-out ones."""
-        batches = self.fit, pieces(self.held_out, FEW)[0]
+        batches = self.fit, next(self.held_out.pieces(FEW))
         wanted = [np.asarray(self.exact[0].run(batch), np.float64) for batch in batches]
         found: dict[int, Any] = {}
         for site, method in self.methods.items():
@@ -290,7 +290,7 @@ class Schedule:
         found["steps"] = self.derivation.checked
         if self.keys is not None and not (off := self.split_holds()) <= EQUAL:
             raise VerificationError(1, f"tile({self.keys})", "softmax over tiles is not softmax", difference=off)
-        batches = pieces(self.held_out, FEW)[:1]
+        batches = [next(self.held_out.pieces(FEW))]
         constants, wanted = unrounded(self.structure, self.emitted(self.methods)[1]), oracle(self.model, batches)
         if self.methods:
             found["structure"] = verify_structure(self.program, batches, constants, wanted)

@@ -26,11 +26,11 @@ from rewrites.law import ROWS as LENGTHS
 from rewrites.laws.implementation import Implementation
 from rewrites.lower import Call, Lowering, Method
 from rewrites.template import Template
+from rewrites.verify.mutants import FREE
 from rewrites.verify.values import Values
 
 Exact = NDArray[np.float64]
 VALUES = ("value", "scores", "column", "level", "varying")
-FREE = {"value": "constant", "column": "scalar"}            # what does not depend on the input, by what else it is
 FIELDS = {n: "tokens", q: "kinds"}                          # one-hot values, by their size; any other is of positions
 
 
