@@ -2,7 +2,7 @@
 from importlib.util import find_spec
 from statistics import geometric_mean, median
 
-from workloads import TEXTS
+from workloads import FRESH, TEXTS
 
 from formats.machine import cpu
 from rewrites.report import table
@@ -51,9 +51,9 @@ def equal(row, every):
 
 def stands(number, every, rows, names):
     """Lines of what opmatrix takes of what the best peer takes."""
-    ours = {row.workload: row for row in rows if row.engine == "opmatrix"}
+    ours = {row.workload: row for row in rows if row.engine == "opmatrix" and equal(row, every)}
     peers = [row for row in rows if row.engine != "opmatrix" and equal(row, every)]
-    shapes = [name for name in names if name not in TEXTS and name in ours]
+    shapes = [name for name in names if name not in (*TEXTS, FRESH) and name in ours]
     against = {"fastest peer": peers}
     if number == "int8": against["openvino bf16"] = [row for row in every if (row.engine, row.number_type) == ("openvino", "bf16")]
     for whom, others in against.items():
@@ -63,6 +63,8 @@ def stands(number, every, rows, names):
     for name in [name for name in names if name in TEXTS[1:]] if "file" in ours else ():
         if found := compared(ours["file"], [row for row in peers if row.workload == name], paired, seconds):
             yield f"seconds, file / fastest peer {name}: {found[0]:.3f} ({found[1]})"
+    if FRESH in ours and (found := compared(ours[FRESH], [row for row in peers if row.workload == FRESH], paired, seconds)):
+        yield f"seconds, fresh sizes / fastest peer: {found[0]:.3f} ({found[1]})"
     for what, value in (("resident", lambda row: row.resident_mb), ("first result", lambda row: row.first_s)):
         like = {name: [row for row in peers if row.workload in ([name] if name != "file" else TEXTS)] for name in ours}
         found = {name: compared(ours[name], others, lambda a, b, value=value: value(a) / value(b), value)

@@ -2,9 +2,10 @@
 
     python benchmarks/models.py [--models minilm,base] [--types float32,bf16,int8] [--engines ...] [--threads N] [--rounds 9]
                                 [--workloads 1x16,1x128,8x128,32x128,file,padded,sorted] [--sentences 512] [--pairs CSV]
-                                [--no-spearman] [--csv OUT] [--plot PNG] [--programs DIR]
+                                [--no-spearman] [--peers-tune] [--csv OUT] [--plot PNG] [--programs DIR]
 
-SENTENCESxTOKENS are batches of one length. The last three are the sentence pairs of a file in batches of 32: `file` as they are, for
+SENTENCESxTOKENS are batches of one length; `fresh` (not by default) are batches of 1 to 8 sentences, each of another size and run once, so
+that what an engine keeps for a size helps nobody. The last three are the sentence pairs of a file in batches of 32: `file` as they are, for
 opmatrix; for peers `padded` in the order of the file, and `sorted` by length, padded as well. opmatrix has one program for each
 model, number type and workload, found by `opmatrix optimize`; they are kept in --programs and taken from there.
 
@@ -12,7 +13,7 @@ Each engine and number type has a process of its own, on the same processors wit
 an order that turns, while the others sleep. Seconds are medians of rounds, of calls of a turn; a ratio is the median of the rounds' ratios.
 `first_s` runs from the start of the process to the first result, everything that can be saved or cached being so; resident memory
 is the most that such a process held. The error is that of the hidden states of real tokens against float64, in the Frobenius norm.
-A figure counts only with all four peers in the table; an int8 peer only where its Spearman is within 0.3 of float32's."""
+A figure counts only with all four peers in the table; an engine's, ours too, only where its Spearman is within 0.3 of float32's."""
 import argparse
 import os
 import sys
@@ -75,7 +76,7 @@ def main():
     rows = []
     for name in given.models:
         checkpoint = workloads.model(name)
-        found = {w: workloads.made(w, checkpoint, given.pairs, given.sentences) for w in given.workloads}
+        found = {w: workloads.made(w, checkpoint, given.pairs, given.sentences, given.rounds) for w in given.workloads}
         for group in groups(given, found):
             rows += raced(group, checkpoint, given)
             tabled(given.csv, [COLUMNS, *(row.csv() for row in rows)])
@@ -95,6 +96,7 @@ def options():
     parser.add_argument("--sentences", type=int, default=512, help="of the pairs, for timing")
     parser.add_argument("--pairs", type=Path, default=workloads.PAIRS, help="CSV of sentence, sentence, score")
     parser.add_argument("--no-spearman", dest="spearman", action="store_false", help="of the pairs: half of the time")
+    parser.add_argument("--peers-tune", action="store_true", help="say what each peer was tuned to")
     parser.add_argument("--csv", type=Path, help="write the rows there")
     parser.add_argument("--plot", type=Path, help="draw them there (needs matplotlib)")
     parser.add_argument("--programs", type=Path, help="where opmatrix's programs are kept; the cache directory by default")
@@ -145,6 +147,7 @@ def entrant(engine, number, workload, checkpoint, given):
     try:
         say(f"{checkpoint.name} {workload.name}: {engine} {number}")
         process = Process(ready := made(job(engine, number, workload, checkpoint, given), given.programs))
+        if given.peers_tune and engine != "opmatrix": say(f"{engine} {number} {workload.name} was tuned: {ready.tuned}")
         time.sleep(SETTLE)
         return Row(checkpoint.name, engine, version_of(engine), number, workload.name, process.first, job=ready), process
     except Absent as error: say(f"absent  {engine} {number} {workload.name}: {error}")
@@ -153,7 +156,8 @@ def entrant(engine, number, workload, checkpoint, given):
 def job(engine, number, workload, checkpoint, given):
     """A workload's job; its texts are written only where a program must be found for them."""
     return Job(engine, number, str(checkpoint.directory), workload.name, workload.sentences, workload.batches, workload.shape,
-               workload.ragged, workloads.calibration(checkpoint), workloads.text(workload, checkpoint), threads=given.threads)
+               workload.shape is None, workload.fresh, workloads.calibration(checkpoint), workloads.text(workload, checkpoint),
+               threads=given.threads)
 
 
 def judged(entered, workload, checkpoint):

@@ -48,8 +48,10 @@ class Job:
     batches: list = field(default_factory=list)
     shape: list | None = None
     masked: bool = False
+    fresh: int = 0                                          # batches of a turn, each run once; 0: all of them, again and again
     calibration: list = field(default_factory=list)
     text: str = ""
+    tuned: str = ""                                         # what the engine was tuned to, in a few words
     place: str | None = None
     threads: int = 1
     python: str = sys.executable
@@ -58,7 +60,8 @@ class Job:
 
 
 class Process:
-    """An engine at work. `first` is how many seconds it took from its start to its first result. Raises Absent."""
+    """An engine at work. `said` is its first answer, `first` how many seconds it took from its start to its first result. Raises
+    Absent."""
 
     def __init__(self, job, what="serve"):
         self.job, self.errors = job, tempfile.TemporaryFile("w+")
@@ -70,7 +73,7 @@ class Process:
         self.process = subprocess.Popen([job.python, str(HERE / "serve.py"), what, str(file)], text=True, env=own,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
         try:
-            self.answer()
+            self.said = self.answer()
             self.first = self.ask("started") - begun if what == "serve" else None
         except Absent: self.close(); raise
 
@@ -102,16 +105,16 @@ class Process:
         self.room.cleanup()
 
 
-def version_of(engine):
+def version_of(engine, number_type="float32"):
     """The engine's version; Absent where a package that it needs is not installed."""
-    try: own, *_ = [version(package) for package in ENGINES[engine].packages]
+    try: own, *_ = [version(package) for package in ENGINES[engine].needs(number_type)]
     except PackageNotFoundError as error: raise Absent(f"{error.name} is not installed: pip install '.[peers]'") from None
     return own
 
 
 def made(job, programs=None):
     """The job with its place: prepared there unless it was before, and the engine's caches filled. Raises Absent."""
-    release = version_of(job.engine)
+    release = version_of(job.engine, job.number_type)
     if job.number_type not in ENGINES[job.engine].types: raise Absent(ENGINES[job.engine].lacks)
     place = home(job, release, programs)
     if not place.exists():
@@ -122,9 +125,9 @@ def made(job, programs=None):
             Process(replaced(job, place=str(fresh)), "prepare").close()
             fresh.rename(place)
         finally: shutil.rmtree(fresh, ignore_errors=True)
-    job = replaced(job, place=str(place))
-    Process(job, "tune").close()
-    return job
+    tuning = Process(job := replaced(job, place=str(place)), "tune")
+    tuning.close()
+    return replaced(job, tuned=tuning.said)
 
 
 def home(job, release, programs):

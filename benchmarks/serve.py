@@ -25,7 +25,7 @@ class Server:
     def __init__(self, job, engines):
         self.engine = engines.ENGINES[job.engine]
         self.work = self.engine.serve(job)
-        self.sentences, self.batches = job.sentences, job.batches
+        self.sentences, self.batches, self.fresh, self.next = job.sentences, job.batches, job.fresh, 1
         self.ready = [self.work.ready([job.sentences[i] for i in batch]) for batch in job.batches]
         if self.ready: self.work.run(self.ready[0])
         self.first, self.last = time.monotonic(), 0.0
@@ -39,7 +39,9 @@ class Server:
         for batch in self.ready: self.work.run(batch)
 
     def turn(self, seconds):
-        """The seconds of each call within some time, at least one; short ones are run once before."""
+        """The seconds of each call within some time, at least one; short ones are run once before. Of a job with fresh batches: those of
+        its next few, which it has never seen."""
+        if self.fresh: return self.never_seen()
         if self.last < LONG: self.whole()
         taken, end = [], time.perf_counter() + seconds
         while not taken or (time.perf_counter() < end and len(taken) < MOST):
@@ -48,6 +50,14 @@ class Server:
             taken.append(time.perf_counter() - start)
         self.last = min(taken)
         return taken
+
+    def never_seen(self):
+        batches = self.ready[self.next:self.next + self.fresh]
+        if len(batches) < self.fresh: raise IndexError(f"no batch is left that has not run: {len(self.ready)} in all")
+        self.next += self.fresh
+        start = time.perf_counter()
+        for batch in batches: self.work.run(batch)
+        return [time.perf_counter() - start]
 
     def once(self, rows):
         """The seconds of one call for rows of token ids."""
@@ -101,9 +111,9 @@ def main(what, file):
         sys.path[:] = [*filter(None, [job.tree]), *(path for path in sys.path if path != str(HERE)), str(HERE)]
         import engines
         if what == "prepare": return say(replies, answer=engines.ENGINES[job.engine].prepare(job))
-        if what == "tune": engines.ENGINES[job.engine].tune(job)
+        tuned = engines.ENGINES[job.engine].tune(job) if what == "tune" else None
         server = Server(job, engines)
-        if what == "tune": return say(replies, answer=server.turn(0.0)[:0])
+        if what == "tune": return say(replies, answer=server.turn(0.0) and tuned)
     except Exception as error: return say(replies, absent=said(error))
     say(replies, answer="ready")
     for line in sys.stdin:

@@ -4,6 +4,7 @@ import os
 import shutil
 import uuid
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,9 @@ from rewrites.pairs import Pairs
 DATA = Path(os.environ.get("OPMATRIX_DATA") or Path(__file__).parents[2] / "shared" / "data")
 PAIRS = DATA / "sts" / "stsb-en-dev.csv"
 TEXTS = "file", "padded", "sorted"                           # the sentence pairs: as they are, for peers by file, for peers by length
+FRESH = "fresh"                                             # batches of which no two have as many sentences and tokens
 BATCH, REFERENCE = 32, 1024                                 # sentences of a batch; tokens that errors are measured on
+TURN = 8                                                    # fresh batches of a turn
 BASE = {"model_type": "bert", "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
         "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
         "hidden_act": "gelu", "position_embedding_type": "absolute", "architectures": ["BertModel"]}
@@ -36,20 +39,38 @@ class Workload:
     @property
     def ragged(self): return self.name in TEXTS
 
+    @property
+    def fresh(self): return TURN if self.name == FRESH else 0
 
-def made(name, checkpoint, pairs, count):
-    """The workload of that name; InputError where there is none. `count` sentences of the pairs are used."""
+
+def made(name, checkpoint, pairs, count, rounds=1):
+    """The workload of that name; InputError where there is none. `count` sentences of the pairs are used, fresh batches for `rounds`."""
     tokenizer = checkpoint.tokenizer()
     if name in TEXTS:
         rows = ids(tokenizer.encode(Pairs.read(pairs).texts[:count]))
         order = sorted(range(len(rows)), key=lambda i: len(rows[i])) if name == "sorted" else range(len(rows))
         return Workload(name, rows, [[*order[at:at + BATCH]] for at in range(0, len(rows), BATCH)])
     limit = checkpoint.config["max_position_embeddings"]
+    if name == FRESH: return fresh(*cut(tokenizer, 1, min(128, limit)), 1 + TURN * rounds)
     try: count, length = map(int, name.split("x"))
     except ValueError: count = length = 0
     if count < 1 or not 3 <= length <= limit:
-        raise InputError(f"--workloads {name}: SENTENCESxTOKENS (of 3 to {limit} tokens) or one of {', '.join(TEXTS)}")
+        raise InputError(f"--workloads {name}: SENTENCESxTOKENS (of 3 to {limit} tokens) or one of {', '.join((*TEXTS, FRESH))}")
     return Workload(name, cut(tokenizer, count, length), [list(range(count))], [count, length])
+
+
+def fresh(row, count):
+    """So many batches of 1 to 8 sentences cut from a row of token ids; the sentences and longest one of a batch are those of no other, and
+    so are its tokens. InputError where there are not so many."""
+    rng, lengths = np.random.default_rng(0), {}             # tokens of a batch: its sentences' lengths
+    for size in rng.permutation([(n, longest) for n in range(1, 9) for longest in range(3, len(row) + 1)]):
+        found = [int(size[1]), *rng.integers(3, size[1] + 1, size[0] - 1).tolist()]
+        if len(lengths) < count: lengths.setdefault(sum(found), found)
+    if len(lengths) < count: raise InputError(f"--workloads {FRESH}: {len(lengths)} batches of different sizes, "
+                                                 f"{count} are needed: ask for fewer --rounds")
+    ends = np.cumsum([0, *map(len, lengths.values())]).tolist()
+    return Workload(FRESH, [row[:length - 1] + row[-1:] for found in lengths.values() for length in found],
+                    [[*range(*pair)] for pair in pairwise(ends)])
 
 
 def shipped(checkpoint, count=64):

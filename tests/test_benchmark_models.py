@@ -13,9 +13,11 @@ import standin
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
+import engines
 import model_tables
 import models
 import peers
+import serve
 import workloads
 
 from formats.cache import cache_directory
@@ -97,7 +99,7 @@ def test_an_absent_package_is_said(monkeypatch):
     monkeypatch.setattr(peers.ENGINES["openvino"], "packages", ("openvino-of-no-index",), raising=False)
     with pytest.raises(peers.Absent, match=r"openvino-of-no-index is not installed: pip install '\.\[peers\]'"):
         peers.made(peers.Job("openvino", "float32", "."))
-    monkeypatch.setattr(peers, "version_of", lambda engine: "1.0")
+    monkeypatch.setattr(peers, "version_of", lambda *engine: "1.0")
     with pytest.raises(peers.Absent, match="no kernels for bf16"): peers.made(peers.Job("onnxruntime", "bf16", "."))
 
 
@@ -111,6 +113,56 @@ def test_workloads_are_sentences_of_real_tokens(place):
     assert lengths == sorted(lengths) and len(lengths) == 5 and found.ragged and found.shape is None
 
 
+def test_fresh_batches_are_all_different(place):
+    """In sentences and longest one, and in tokens, so that nothing an engine keeps for a size serves another batch."""
+    found = workloads.made("fresh", Checkpoint.open(place / "small"), None, 0, rounds=6)
+    lengths = [[len(found.sentences[i]) for i in batch] for batch in found.batches]
+    assert len(lengths) == 1 + 6 * found.fresh and found.shape is None and min(map(min, lengths)) >= 3
+    assert len({(len(each), max(each)) for each in lengths}) == len({sum(each) for each in lengths}) == len(lengths)
+    with pytest.raises(InputError, match="ask for fewer --rounds"): workloads.made("fresh", Checkpoint.open(place / "small"), None, 0, 9000)
+
+
+def test_each_fresh_batch_runs_once():
+    calls = []
+    work = SimpleNamespace(ready=lambda rows: rows, run=calls.append)
+    job = SimpleNamespace(engine="any", sentences=[[i] for i in range(5)], batches=[[i] for i in range(5)], fresh=2)
+    server = serve.Server(job, SimpleNamespace(ENGINES={"any": SimpleNamespace(serve=lambda job: work)}))
+    assert len(server.turn(1.0)) == len(server.turn(1.0)) == 1 and calls == [[[i]] for i in range(5)]
+    with pytest.raises(IndexError, match="no batch is left"): server.turn(1.0)
+
+
+def test_pieces_of_a_batch_come_back_in_order():
+    """Pieces are begun before any is waited for, each padded to its own longest sentence, never an empty one."""
+    begun = []
+    def begin(i, ids, mask):
+        begun.append((i, ids.tolist(), mask.tolist()))
+        return lambda: (len(begun), 2.0 * ids[..., None])[1]
+    work = engines.Streams(begin, True, 4)
+    batch = work.ready([[5], [6, 7], [8, 9, 10]])
+    out = work.run(batch)
+    assert begun == [(0, [[5]], [[1]]), (1, [[6, 7]], [[1, 1]]), (2, [[8, 9, 10]], [[1, 1, 1]])]
+    assert [row.ravel().tolist() for row in work.rows(out, batch)] == [[10], [12, 14], [16, 18, 20]]
+    two = engines.Streams(begin, False, 2)
+    ready = [piece[:2] for piece in two.ready([[5], [6], [7, 8]])]
+    assert [(ids.tolist(), mask) for ids, mask in ready] == [([[5]], None), ([[6, 0], [7, 8]], None)]
+
+
+@pytest.mark.parametrize("number, count, tokens, tried", [
+    ("float32", 1, 16, [("f32", 1, 1)]), ("bf16", 2, 16, [("bf16", 1, 1), ("bf16", 2, 2)]), ("float32", 3, 16, [("f32", 1, 1)]),
+    ("int8", 4, 16, [(p, s, n) for p in ("f32", "bf16") for s, n in ((1, 1), (2, 2), (2, 4))])])
+def test_streams_are_tried_where_a_batch_can_be_cut(number, count, tokens, tried):
+    job = peers.Job("openvino", number, ".", batches=[[*range(count)]], shape=[count, tokens], threads=2)
+    assert engines.OpenVino().settings(job) == tried
+
+
+def test_the_fastest_of_turns_is_kept(monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    works = {name: SimpleNamespace(ready=lambda rows: rows, run=lambda rows, cost=cost: [next(clock) for _ in range(cost)])
+             for name, cost in (("slow", 3), ("fast", 1), ("slower", 5))}
+    assert engines.fastest(SimpleNamespace(batches=[[0], [0, 0]], sentences=[[1, 2]]), works, 3) == "fast"
+
+
 def test_spearman_is_of_ranks():
     vectors = np.array([[1, 0], [1, 0.1], [1, 0], [0, 1], [1, 0], [1, 1]], float)
     assert workloads.spearman(vectors, [5.0, 1.0, 3.0]) == pytest.approx(100)
@@ -119,6 +171,14 @@ def test_spearman_is_of_ranks():
 
 def row(engine, rounds, number="float32", workload="1x16", spearman=86.7):
     return models.Row("minilm", engine, "1", number, workload, 1.0, rounds, min(rounds), 100.0, 0.0, spearman)
+
+
+def test_our_program_counts_only_with_equal_quality(capsys):
+    rows = [row("opmatrix", [1.0]), row("openvino", [2.0]), row("opmatrix", [0.1], "int8", spearman=86.3), row("openvino", [2.0], "int8")]
+    given = SimpleNamespace(types=["int8"], workloads=["1x16"], threads=1, rounds=1)
+    model_tables.show("minilm", rows, given)
+    said = capsys.readouterr().out
+    assert "opmatrix (86.30, below: not counted)" in said and "fastest peer" not in said
 
 
 def test_what_counts_is_the_fastest_peer_of_equal_quality(capsys):
