@@ -26,7 +26,8 @@ from formats.cache import cache_directory  # noqa: E402
 from opmatrix.storage import VERSION  # noqa: E402
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "OPENBLAS_THREAD_TIMEOUT": "4"}
+QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "OPENBLAS_THREAD_TIMEOUT": "4",
+         "PYTHONDONTWRITEBYTECODE": ""}                     # byte code is kept of all: installed peers come with it
 SILENT = 3600                                               # seconds after which a process is taken to hang
 SETTLE = 0.04                                               # seconds after which no engine spins any more (ONNX Runtime: 0.025)
 

@@ -9,9 +9,7 @@ from errno import EINVAL
 from io import BufferedReader, BufferedWriter
 from math import isfinite
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
-from uuid import uuid4
 
 from .errors import InputError
 
@@ -104,7 +102,7 @@ def replacing(path: str | Path) -> Generator[BufferedWriter]:
     raises, what was there stays. Raises OSError where that cannot be, and where a link or anything but a file is there."""
     target = Path(path)
     irregular(target)
-    fresh = target.with_name(f".{uuid4().hex[:8]}.part")
+    fresh = target.with_name(f".{os.urandom(4).hex()}.part")
     try:
         with fresh.open("xb") as out:
             yield out
@@ -117,6 +115,7 @@ def replacing(path: str | Path) -> Generator[BufferedWriter]:
 
 def writable(path: str | Path) -> None:
     """Raises InputError where `replacing` could not write a file, found out by a trial beside it that is cleared away."""
+    from tempfile import TemporaryDirectory
     target = Path(path)
     try:
         irregular(target)

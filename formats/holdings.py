@@ -2,7 +2,6 @@
 import importlib
 import os
 import re
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +30,7 @@ class Kind:
 
 
 KINDS = {"kernels": Kind(re.compile(r"[0-9a-f]{16}"), 32), "machines": Kind(re.compile(r"[0-9a-f]{16}(\.peaks)?\.json"), 64),
-         "errors": Kind(re.compile(r"[0-9a-f]{24}\.json"), 256)}
+         "errors": Kind(re.compile(r"[0-9a-f]{24}\.json"), 256), "processors": Kind(re.compile(r"[0-9a-f]{16}\.txt"), 16)}
 CODE = Kind(re.compile(r"\w+-[0-9a-f]{16}\.o"), 256)         # of kernels that users declare
 BENCHMARKS = {"peers": re.compile(r"[\w.+-]+-[0-9a-f]{12}"), "programs": re.compile(r"opmatrix-[\w.+-]+-[0-9a-f]{12}")}
 
@@ -107,8 +106,10 @@ def removed(paths: Iterable[Path]) -> list[Entry]:
     for path in paths:
         found = Entry(path, 0.0, size(path))
         with suppress(OSError), unused(path):
-            if path.is_dir(): shutil.rmtree(path)
-            else: path.unlink()
+            if not path.is_dir(): path.unlink()
+            else:
+                from shutil import rmtree
+                rmtree(path)
             gone.append(found)
     return gone
 

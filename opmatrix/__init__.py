@@ -2,7 +2,7 @@
 
 What is public in the modules named below is found here by name; a module is imported when it is first asked for."""
 from importlib import import_module
-from pkgutil import iter_modules
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from opmatrix.term import *  # noqa: F403
 
 MODULES = ("operators", "patterns", "oracles", "term", "monoid", "models")
-OWN = {module.name for module in iter_modules(__spec__.submodule_search_locations)}
 
 
 def __getattr__(name: str) -> Any:
     """A module of the package, or the first public thing of that name in one of MODULES."""
-    if name in OWN: return import_module(f"opmatrix.{name}")
     if name == "__all__":
         return ["monoids", *(public for module in MODULES for public in import_module(f"opmatrix.{module}").__all__)]
     if not name.startswith("_"):
+        if find_spec(f"opmatrix.{name}"): return import_module(f"opmatrix.{name}")
         for module in MODULES:
             if name in (found := import_module(f"opmatrix.{module}")).__all__: return getattr(found, name)
     raise AttributeError(f"module 'opmatrix' has no attribute {name!r}")
 
 
-def __dir__() -> list[str]: return [*globals(), *OWN, *__getattr__("__all__")]
+def __dir__() -> list[str]:
+    from pkgutil import iter_modules
+    return [*globals(), *(module.name for module in iter_modules(__spec__.submodule_search_locations)), *__getattr__("__all__")]

@@ -97,7 +97,7 @@ def test_a_cache_that_cannot_be_written_to(tmp_path, place):
     found = done(SQUARE, OPMATRIX_CACHE=place.format(tmp_path))
     assert found.returncode == 0 and found.stdout.startswith("compiled ")
     assert found.stderr.startswith("opmatrix: compiled kernels: not kept: ") and found.stderr.count("\n") == 1, found.stderr
-    assert [*tmp_path.iterdir()] == [tmp_path / "kernels"]
+    assert (tmp_path / "kernels").read_text() == "in the way" and {path.name for path in tmp_path.iterdir()} <= {"kernels", "processors"}
 
 
 FULL = """
@@ -114,7 +114,7 @@ def test_a_disk_that_is_full_everywhere_is_an_error_in_words(tmp_path):
     """Nothing half is left, and nothing half is called."""
     found = done(FULL.format(SQUARE), OPMATRIX_CACHE=str(tmp_path))
     assert "not compiled: relu" in found.stderr and "File too large" in found.stderr and found.stdout.startswith("compiled ")
-    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["square.o"]
+    assert [file.name for file in (tmp_path / "kernels").rglob("*") if file.is_file()] == ["square.o"]
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to others")
@@ -158,7 +158,7 @@ from opmatrix.program import Program
 program = Program.load({str(tmp_path / 'program')!r})
 batch = Batch([[3, 4, 5], [8], [9, 10, 11, 12]])
 found = program.run(batch)
-known = "numba" in sys.modules
+known = any(each in sys.modules for each in ("numba", "llvmlite"))
 print(known, found.tobytes().hex())
 """
     run(code)

@@ -1,4 +1,5 @@
-"""Object code of kernels: files in the user's cache, named by all that they depend on, and loaded by LLVM alone.
+"""Object code of kernels: files in the user's cache, named by all that they depend on, and brought into memory by ourselves where
+that is known (elf.py), by LLVM elsewhere.
 
 A file is named like the one symbol that it defines. After the code come a line of names that only raising needs, and a checksum:
 what is damaged is compiled again."""
@@ -8,18 +9,16 @@ import os
 import platform
 import re
 import sys
-import tempfile
 from contextlib import suppress
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..cache import Distrusted, guarded, location, made, put, recall, say, unkept
 from ..errors import InputError
 from ..holdings import CODE, KINDS, bound, using
-from . import digest
-from .native import FEATURES, NAME, llvm
+from . import digest, elf
+from .processor import FEATURES, NAME, release
 
 # what code only needs where a kernel raises, which none does, and what numba makes of that
 RAISING = "Py", "_Py", "NRT_", "numba_gil_", "numba_do_raise", "numba_unpickle", "numba_runtime_"
@@ -28,6 +27,7 @@ KEPT = "compiled kernels"
 CODES = re.compile(r".+\.o")
 NAMES = re.compile(r"\w+(-[0-9a-f]{16})?")                   # of symbols, and so of files
 SIZE = 16                                                    # bytes of a checksum
+BASIC = "memcpy", "memmove", "memset", "memcmp"              # of C's functions those that a compiler calls by itself
 LOADED: dict[str, int] = {}                                  # addresses
 
 
@@ -39,20 +39,15 @@ def key() -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
-def release(package: str) -> bytes:
-    """What tells the version of a package, without importing it: importlib.metadata takes as long as all else here."""
-    beside = Path((spec.origin if (spec := find_spec(package)) else None) or package)
-    return next((file.read_bytes() for file in (beside.with_name("_version.py"), beside) if file.exists()), b"")
-
-
 def home() -> Path:
     """Where object code of these sources and this processor is kept."""
     return location() / "kernels" / key()
 
 
 @cache
-def spare() -> tempfile.TemporaryDirectory[str]:
+def spare() -> Any:
     """A directory of this process, where the cache cannot be used."""
+    import tempfile
     return tempfile.TemporaryDirectory(prefix="opmatrix-kernels-")
 
 
@@ -116,9 +111,32 @@ def write(directory: Path, name: str, code: bytes, absent: list[str]) -> None:
 def checksum(content: bytes) -> bytes: return hashlib.blake2b(content, digest_size=SIZE).digest()
 
 
+def load(name: str) -> int:
+    """The address of the function of this name, 0 if it is not there."""
+    if name not in LOADED and (content := read(name)):
+        code, _, absent = content.rpartition(b"\n")
+        try: LOADED[name] = placed(name, code, absent.decode("ascii", "replace").split())
+        except InputError as error: say(f"compiled again: {file(home(), name)}: {error}")
+    return LOADED.get(name, 0)
+
+
+def placed(name: str, code: bytes, absent: list[str]) -> int:
+    """The address of a function once its code is in memory. Raises InputError for what is damaged."""
+    outside = {each: function(each) for each in BASIC} | dict.fromkeys(absent, function("abort"))
+    if elf.HERE:
+        with suppress(elf.Foreign): return elf.load(code, name, outside)
+    import llvmlite.binding as llvm
+    for each in absent:
+        if llvm.address_of_symbol(each) is None: llvm.add_symbol(each, function("abort"))
+    linker().add_object_file(llvm.ObjectFileRef.from_data(code))
+    linker().finalize_object()
+    return int(linker().get_function_address(name))
+
+
 @cache
 def linker() -> Any:
     """LLVM's, whose code lasts as long as the process."""
+    import llvmlite.binding as llvm
     with suppress(RuntimeError): llvm.initialize()           # newer versions need it no more, and say so
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -126,20 +144,8 @@ def linker() -> Any:
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 
 
-def load(name: str) -> int:
-    """The address of the function of this name, 0 if it is not there."""
-    if name not in LOADED and (content := read(name)):
-        code, absent = content.rsplit(b"\n", 1)
-        for each in absent.decode().split():
-            if llvm.address_of_symbol(each) is None: llvm.add_symbol(each, abort())
-        linker().add_object_file(llvm.ObjectFileRef.from_data(code))
-        linker().finalize_object()
-        LOADED[name] = int(linker().get_function_address(name))
-    return LOADED.get(name, 0)
-
-
 @cache
-def abort() -> int:
-    """The address of C's abort."""
+def function(name: str) -> int:
+    """The address of a function of C's."""
     library = ctypes.CDLL(None if os.name == "posix" else "msvcrt")
-    return int(ctypes.cast(library.abort, ctypes.c_void_p).value or 0)
+    return int(ctypes.cast(library[name], ctypes.c_void_p).value or 0)

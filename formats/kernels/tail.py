@@ -3,6 +3,7 @@
 R, half of erfcx(a / √2), is a polynomial on each of 16 intervals of a, told apart by the highest bits of a + 1; vectors look
 16 coefficients up at once."""
 import math
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -32,6 +33,7 @@ def polynomial(low: float, high: float) -> list[float]:
     return [centre, ratio(centre), *np.linalg.solve(np.vander(at - centre, increasing=True), rises).tolist()]
 
 
+@cache
 def tables() -> np.ndarray:
     """(2 + DEGREE, 16): centres, then coefficients; an interval is where the bits of what it begins with, plus one, say."""
     codes = (np.array(EDGES[:-1], np.float32) + ONE).view(np.uint32) >> SHIFT & 15
@@ -63,19 +65,19 @@ def chosen(builder, values, codes):
     return nothing
 
 
-def table(values):
-    """An intrinsic: of 16 values those for a vector of a + 1."""
+def table(row):
+    """An intrinsic: of 16 values, which are a row of the tables, those for a vector of a + 1."""
     @intrinsic
     def look_up(typing, sums):
         def code(context, builder, signature, given):
             bits = builder.bitcast(builder.extract_value(given[0], 0), WHOLE)
             codes = builder.lshr(bits, ir.Constant(WHOLE, [SHIFT] * WIDE))
-            return closed(builder, [chosen(builder, [float(value) for value in values], codes)])
+            return closed(builder, [chosen(builder, tables()[row].tolist(), codes)])
         return VECTOR16(VECTOR16), code
     return look_up
 
 
-centre, r0, r1, r2, r3, r4, r5, r6 = map(table, tables())
+centre, r0, r1, r2, r3, r4, r5, r6 = map(table, range(2 + DEGREE))
 
 
 @njit(forceinline=True, **HELPER)
