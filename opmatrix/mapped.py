@@ -135,8 +135,8 @@ class Digest:
     """`Program.hash` of what files say, worked out beside other work, through buffers. Leaving it waits for it; InputError
     names a number that is not finite."""
 
-    def __init__(self, said: str, parts: Mapping[str, list[Part]], stored: Mapping[Path, Stored]):
-        self.said, self.stored = said, stored
+    def __init__(self, parts: Mapping[str, list[Part]], stored: Mapping[Path, Stored]):
+        self.stored = stored
         self.parts = [(name, part) for name, several in sorted(parts.items()) for part in several]
         self.sums: list[list[bytes]] = [[b""] * -(-part.bytes // PIECE) for _, part in self.parts]
         self.left = iter([(i, at) for i, sums in enumerate(self.sums) for at in range(len(sums))])
@@ -151,11 +151,11 @@ class Digest:
         for thread in self.threads: thread.join()
         if self.wrong and raised == (None, None, None): raise self.wrong
 
-    @property
-    def found(self) -> str:
+    def found(self, said: str) -> str:
+        """The hash, with what JSON says."""
         described = ((part.name, part.number.str, part.tensor.shape, sums)
                      for (_, part), sums in zip(self.parts, self.sums, strict=True))
-        return summed(self.said, described)
+        return summed(said, described)
 
     def work(self) -> None:
         """Take pieces that nobody has taken."""

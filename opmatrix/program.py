@@ -58,7 +58,7 @@ class Program:
                  meta: Mapping[str, Any] | None = None):
         held = {name: c if isinstance(c, Format) else np.ascontiguousarray(c) for name, c in constants.items()}
         self.steps, self.constants, self.output = tuple(steps), MappingProxyType(held), output
-        self.meta = MappingProxyType(json.loads(json.dumps(dict(meta or {}), allow_nan=False)))
+        self.meta = MappingProxyType(copied(meta or {}))
         self.schedule = Schedule(self.steps, self.constants, output)
 
     def run(self, batch: Given) -> Floats:
@@ -177,6 +177,12 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<Program {self.meta.get('model', '')} {len(self.steps)} steps, {self.stored_bytes:,} bytes stored>"
+
+
+def copied(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What JSON keeps of meta. Texts are kept as they are: a tokenizer's takes long to be written and read."""
+    texts = {name: entry for name, entry in meta.items() if type(name) is type(entry) is str}
+    return json.loads(json.dumps({**meta, **dict.fromkeys(texts, "")}, allow_nan=False)) | texts
 
 
 def batched(batch: Given) -> Batch:

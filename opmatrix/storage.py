@@ -35,9 +35,6 @@ def load(directory: str | Path, copy: bool = False) -> Program:
     meta, described = about(directory, field(file, found, "meta", dict)), field(file, found, "constants", dict)
     rows, output = field(file, found, "steps", list), field(file, found, "output", str)
     if len(rows) > STEPS: raise InputError(f"{file}: {len(rows):,} steps; a program may have {STEPS:,}")
-    with blamed(file, "its brackets"):
-        said = json.dumps({"meta": {name: entry for name, entry in meta.items() if name != "certificate"},
-                           "constants": described, "steps": rows, "output": output}, sort_keys=True)
     with ExitStack() as opened:
         held, stored = dict[str, Tensor](), dict[Path, Stored]()
         for each in [weights, *(directory / name for name in more(file, found))]:
@@ -47,14 +44,17 @@ def load(directory: str | Path, copy: bool = False) -> Program:
                 raise InputError(f"{each}: array {min(both)!r} lies in another file, too: {AGAIN}")
             held, stored[each] = held | lies, Stored(raw, copy)
         own = parts(file, described, held, stored)
-        with Digest(said, own, stored) as digest:
+        with Digest(own, stored) as digest:
+            with blamed(file, "its brackets"):
+                said = json.dumps({"meta": {name: entry for name, entry in meta.items() if name != "certificate"},
+                                   "constants": described, "steps": rows, "output": output}, sort_keys=True)
             constants = unpacked(weights, described, own, stored)
             steps = [step(file, i, row) for i, row in enumerate(rows)]
             with blamed(file, "steps"): program = Program(steps, constants, output, meta)
-    if digest.found != field(file, found, "hash", str):
-        raise InputError(f"{file}: hash is {found['hash']!r:.80}, but the files have {digest.found!r}: one was changed "
+    if (hashed := digest.found(said)) != field(file, found, "hash", str):
+        raise InputError(f"{file}: hash is {found['hash']!r:.80}, but the files have {hashed!r}: one was changed "
                          f"after saving: {AGAIN}")
-    program.hash = digest.found
+    program.hash = hashed
     if (kept := program.meta.get("certificate")) is not None:
         with blamed(directory / "certificate.json", "no certificate of this program"): certificate.check(kept, program.hash)
     return program
