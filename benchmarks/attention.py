@@ -5,43 +5,54 @@
 q, k and v are columns of one array, as a joined projection leaves them. Rates are in Gflop/s: four flops for each pair of
 tokens of a sentence and number of a head, counted once. `share` is of the rate of the best product of packed float32."""
 import argparse
-import csv
-import os
-import sys
 from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path
+from statistics import geometric_mean, median
 
-os.environ |= {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
+import command
+import numpy as np
+from command import Figure, Parser, cell, concluded, count, say, spread, tabled, takes
 
-import numpy as np  # noqa: E402
+from formats import kernels
+from formats.panels import panels
+from formats.threads import limit
+from opmatrix.measure import measure, medians
 
-from formats import kernels  # noqa: E402
-from formats.panels import panels  # noqa: E402
-from formats.quiet import watched  # noqa: E402
-from formats.threads import limit  # noqa: E402
-from opmatrix.measure import measure, medians  # noqa: E402
-
-COLUMNS = "sentences", "tokens", "width", "float32_ms", "float32", "share", "bfloat16_ms", "bfloat16", "torch_ms", "error", "error_bfloat16"
+COLUMNS = "sentences", "tokens", "width", "float32_ms", "float32", "share", "bfloat16_ms", "bfloat16", "torch_ms", "error", \
+    "error_bfloat16", "spread"
 MIXED = np.random.default_rng(0).integers(8, 41, 32).tolist()
-BATCHES = [*([tokens] * count for count in (1, 8) for tokens in (16, 64, 128, 256, 512)), [12] * 32, [31] * 32, [77] * 8, MIXED]
+LONG = 128, 256, 512
+BATCHES = [*([tokens] * sentences for sentences in (1, 8) for tokens in (16, 64, *LONG)), [12] * 32, [31] * 32, [77] * 8, MIXED]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--heads", type=int, default=12)
-    parser.add_argument("--widths", type=int, nargs="+", default=[32, 64])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--csv", type=Path)
+    parser = Parser(__doc__)
+    parser.add_argument("--heads", type=count, default=12)
+    parser.add_argument("--widths", type=count, nargs="+", default=[32, 64])
+    parser.add_argument("--rounds", type=count, default=15)
+    parser.add_argument("--threads", type=count, default=1)
     given = parser.parse_args()
-    watched()
-    with limit(given.threads): rows = [raced(lengths, width, given) for width in given.widths for lengths in BATCHES]
+    takes(3 + 0.08 * len(BATCHES) * len(given.widths) * given.rounds * given.heads / 12)
+    rows = []
+    for width in given.widths:
+        with limit(given.threads): rows += [raced(lengths, width, given) for lengths in BATCHES]
+        say(f"heads of {width} columns")
     print(" ".join(f"{name:>14}" for name in COLUMNS))
-    for row in rows: print(" ".join(f"{cell:>14.4g}" if isinstance(cell, float) else f"{cell!s:>14}" for cell in row))
-    if given.csv:
-        with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *rows])
+    for row in rows: print(" ".join(cell(each, 14) for each in row))
+    tabled(given.csv, [COLUMNS, *rows])
+    concluded(given, figures(rows))
+
+
+def figures(rows: list[tuple]) -> list[Figure]:
+    """The least share of a product's rate where sentences are long enough for tiles, and times torch's seconds."""
+    found = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    wide = [row["spread"] for row in found if row["spread"] is not None]
+    ratios = [row["torch_ms"] / row["float32_ms"] for row in found if row["torch_ms"]]
+    least = min((row["share"] for row in found if row["tokens"] in LONG), default=None)
+    middle = median(wide) if wide else None
+    return [Figure(f"least share of a product's rate, {LONG[0]} tokens and more", least, spread=middle, ceiling=1),
+            Figure("torch's seconds over ours, geometric mean", geometric_mean(ratios) if ratios else None, "x", middle,
+                   why="torch is not installed")]
 
 
 def raced(lengths: list[int], width: int, given: argparse.Namespace) -> tuple:
@@ -62,7 +73,7 @@ def raced(lengths: list[int], width: int, given: argparse.Namespace) -> tuple:
     errors = (off(out, q, k, v, starts, scale) for out in outs)
     tokens = lengths[0] if len(set(lengths)) == 1 else f"{min(lengths)} to {max(lengths)}"
     return (len(lengths), tokens, width, ms["float32"], rate["float32"], rate["float32"] / best, ms["bfloat16"], rate["bfloat16"],
-            ms.get("torch", ""), *errors)
+            ms.get("torch", ""), *errors, spread(taken["float32"]))
 
 
 def by_torch(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, scale: float, threads: int):
@@ -85,4 +96,4 @@ def off(out: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np
     return float(np.linalg.norm(out[:, 0] - want) / np.linalg.norm(want))
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": command.run(main)

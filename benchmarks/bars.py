@@ -4,6 +4,7 @@ from math import exp, inf, log
 from statistics import median
 
 BLOCKS = "block tile=16x16"
+LINES = 28                                                   # of a legend, beside one row of panels
 FEW = 16                                                     # rows from which products are judged by arithmetic
 
 
@@ -116,18 +117,20 @@ def least(pairs):
 
 def plot(table, file, threads=1):
     """Times faster than dense float32 over density, a panel for each structure and number of rows. A circle is where a format
-    crosses dense float32, a square where it crosses the fastest bf16."""
+    crosses dense float32, a square where it crosses the fastest bf16. The figure, or None without curves."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     curves = {key: points for key, points in table.curves().items() if key[3] == threads and len(points) > 1}
-    if not curves: return
+    if not curves: return None
     against = table.curves("bf16")
     shape = max({key[0] for key in curves}, key=lambda s: sum(key[0] == s for key in curves))
     curves = {key: points for key, points in curves.items() if key[0] == shape}
     structures, rows = (sorted({key[at] for key in curves}) for at in (1, 2))
-    figure, axes = plt.subplots(len(structures), len(rows), figsize=(4.5 * len(rows) + 2, 3.6 * len(structures)), squeeze=False)
     names = sorted({(key[5], key[4]) for key in curves})
+    height, columns = 3.6 * len(structures), -(-len(names) // (LINES * len(structures)))
+    figure, axes = plt.subplots(len(structures), len(rows), figsize=(4.5 * len(rows) + 2 * columns, height), squeeze=False,
+                                layout="constrained")
     colour = {name: plt.colormaps["tab20"](i % 20) for i, name in enumerate(names)}
     for i, structure in enumerate(structures):
         for j, count in enumerate(rows):
@@ -136,10 +139,10 @@ def plot(table, file, threads=1):
             axes[i][j].set_title(f"{structure}, {count} rows", fontsize=9)
     lines = [plt.Line2D([], [], color=colour[name], ls="-" if name[0] == "ours" else "--", label=" ".join(name))
              for name in names]
-    figure.legend(handles=lines, loc="center right", fontsize=6)
+    figure.legend(handles=lines, loc="outside right upper", fontsize=6, ncols=columns)
     figure.suptitle(f"x @ W, {shape}, {threads} thread(s): times faster than numpy's dense float32 (o: crosses it, squares: bf16)")
-    figure.tight_layout(rect=(0, 0, 1 - 2 / figure.get_size_inches()[0], 1))
     figure.savefig(file, dpi=110)
+    return figure
 
 
 def panel(axis, curves, colour):

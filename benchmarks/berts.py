@@ -10,22 +10,22 @@ what was asked for on other sentences, ends with status 1.
 """
 from __future__ import annotations
 
-import argparse
-import csv
 import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import command
 import numpy as np
+from command import TESTS, Figure, Parser, concluded, count, tabled, takes, whole
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+sys.path.insert(0, str(TESTS))
 
-from checkpoints import write_tokenizer  # noqa: E402
+from checkpoints import write_tokenizer
 
-from opmatrix.patterns import Batch  # noqa: E402
-from rewrites.run import Result, optimize  # noqa: E402
+from opmatrix.patterns import Batch
+from rewrites.run import Result, optimize
 
 COLUMNS = ("model", "saved as", "layers x width", "heads", "inner", "tokens", "activation", "eps", "number type",
            "numbers", "files", "exact", "chosen", "program", "seconds")
@@ -115,26 +115,26 @@ def row(number: int, made: Case, result: Result, exact: float, chosen: float, se
             made.files, f"{exact:.1e}", f"{chosen:.1e}", result.best.name, f"{seconds:.1f}")
 
 
-def main() -> None:
+def main() -> int:
     """Run, print the table as it grows, write the CSV."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", type=int, default=30)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--csv", type=Path)
+    parser = Parser(__doc__)
+    parser.add_argument("--models", type=count, default=30)
+    parser.add_argument("--first", type=whole, default=0)
     given = parser.parse_args()
-    rows, wrong = [], 0
+    takes(7 * given.models)
+    rows, wrong, off = [], 0, [0.0]
     print("  ".join(COLUMNS))
     for number in range(given.first, given.first + given.models):
         start, error = time.perf_counter(), DEFAULT if number % 4 == 3 else 0.0
         with TemporaryDirectory() as place: made, result, exact, chosen = compared(number, Path(place) / "model", error)
+        off.append(exact)
         wrong += not (exact <= EXACT and chosen <= max(2 * error, EXACT))
         rows.append(row(number, made, result, exact, chosen, time.perf_counter() - start))
         print("  ".join(map(str, rows[-1])), flush=True)
-    print(f"{len(rows)} models, {wrong} too far off")
-    if given.csv:
-        with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *rows])
-    sys.exit(bool(wrong))
+    tabled(given.csv, [COLUMNS, *rows])
+    concluded(given, [Figure(f"models of {len(rows)} that are too far off transformers", wrong, most=0),
+                      Figure("largest relative change of an exact program", max(off), most=EXACT)])
+    return int(bool(wrong))
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__": command.run(main)

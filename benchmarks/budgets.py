@@ -5,51 +5,44 @@
 For every model an error is drawn between the ends of the front, then a memory between the ends of what keeps this error, and
 the best program within both is found, as `optimize` does. Planned peaks are held against tracemalloc's, stated errors against those
 on held-out rows that nothing was fitted to or chosen by."""
-import argparse
-import csv
-import os
-import sys
 import time
-from pathlib import Path
 from statistics import median
 
-os.environ |= {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_THREAD_TIMEOUT": "4"}
-sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
+import command
+import numpy as np
+from command import Figure, Parser, concluded, count, say, tabled, takes, whole
 
-import numpy as np  # noqa: E402
+from formats.machine import this_machine
+from opmatrix.measure import peak
+from opmatrix.models.transformer import random_config, random_sentences, random_weights, transformer
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from rewrites.approximate import difference
+from rewrites.extraction import Infeasible
+from rewrites.laws import EXACT_LAWS
+from rewrites.report import Report, hushed
+from rewrites.run import RUNS, Run
+from rewrites.workload import Workload
 
-from formats.machine import this_machine  # noqa: E402
-from opmatrix.measure import peak  # noqa: E402
-from opmatrix.models.transformer import random_config, random_sentences, random_weights, transformer  # noqa: E402
-from opmatrix.oracles import dense  # noqa: E402
-from opmatrix.patterns import Batch  # noqa: E402
-from rewrites.approximate import difference  # noqa: E402
-from rewrites.extraction import Infeasible  # noqa: E402
-from rewrites.laws import EXACT_LAWS  # noqa: E402
-from rewrites.report import Report, hushed, table  # noqa: E402
-from rewrites.run import RUNS, Run  # noqa: E402
-from rewrites.workload import Workload  # noqa: E402
-
+PLANNED = 0.01                                              # what a planned peak may be off by
 COLUMNS = ("seed", "layers", "width", "heads", "kv_heads", "norm", "act", "mask", "rows", "error_budget", "memory_budget", "program",
            "planned_peak", "measured_peak", "stored", "stated_error", "held_out_error", "original", "seconds")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0, help="of the first model")
-    parser.add_argument("--sentences", type=int, default=64)
-    parser.add_argument("--csv", type=Path, help="write the table there, too")
+    parser = Parser(__doc__)
+    parser.add_argument("--models", type=count, default=200)
+    parser.add_argument("--seed", type=whole, default=0, help="of the first model")
+    parser.add_argument("--sentences", type=count, default=64)
     given = parser.parse_args()
+    takes(4 * given.models)
     machine, rows = this_machine(), []
     for seed in range(given.seed, given.seed + given.models):
         with hushed():
             rows.append(tried(seed, given.sentences, machine))
-        print(f"\r{len(rows)} of {given.models} ", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    print(table(summary(rows), ["", ""]))
-    if given.csv:
-        with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *rows])
+        if not len(rows) % max(1, given.models // 10): say(f"{len(rows)} of {given.models} models")
+    tabled(given.csv, [COLUMNS, *rows])
+    concluded(given, figures(rows))
 
 
 def tried(seed, sentences, machine):
@@ -84,19 +77,21 @@ def tried(seed, sentences, machine):
 def ends(numbers): return min(numbers), max(numbers)
 
 
-def summary(rows):
-    """What the table comes to."""
-    refused = [row for row in rows if row[COLUMNS.index("program")] == "refused"]
-    columns = {name: [row[i] for row in rows if row not in refused] for i, name in enumerate(COLUMNS)}
-    off = [abs(measured / planned - 1) for planned, measured in zip(columns["planned_peak"], columns["measured_peak"], strict=True)]
-    over = sum(p + s > m for p, s, m in zip(columns["measured_peak"], columns["stored"], columns["memory_budget"], strict=True))
-    times = [stated / held for stated, held in zip(columns["stated_error"], columns["held_out_error"], strict=True)]
-    return [["models", str(len(rows))], ["refused", str(len(refused))], ["planned peak off by, at most", f"{100 * max(off):.2f} %"],
-            ["within 1 %", f"{sum(each <= 0.01 for each in off)}"], ["over the memory budget", str(over)],
-            ["held-out error above the stated one", str(sum(each < 1 for each in times))],
-            ["stated / held-out error, median", f"{median(times):.2f}"],
-            ["approximate", str(sum(" x" in name for name in columns["program"]))],
-            ["the original", str(sum(columns["original"]))], ["seconds a model, median", f"{median(columns['seconds']):.1f}"]]
+def figures(rows):
+    """What the table comes to. A memory that nothing keeps is refused; nothing else can be said of it."""
+    kept = [dict(zip(COLUMNS, row, strict=True)) for row in rows if row[COLUMNS.index("program")] != "refused"]
+    off = [abs(row["measured_peak"] / row["planned_peak"] - 1) for row in kept]
+    over = sum(row["measured_peak"] + row["stored"] > row["memory_budget"] for row in kept)
+    times = [row["stated_error"] / row["held_out_error"] for row in kept]
+    unless = dict(why="every model was refused")
+    return [Figure("models", len(rows)), Figure("refused", len(rows) - len(kept)),
+            Figure("planned peak off by, at most", 100 * max(off) if off else None, "%", most=100 * PLANNED, **unless),
+            Figure("over the memory budget", over if kept else None, most=0, **unless),
+            Figure("held-out error above the stated one", sum(each < 1 for each in times) if kept else None, **unless),
+            Figure("stated / held-out error, median", median(times) if times else None, **unless),
+            Figure("approximate", sum(" x" in row["program"] for row in kept)),
+            Figure("the original", sum(row["original"] for row in kept)),
+            Figure("seconds a model, median", median(row["seconds"] for row in kept) if kept else None, "s", **unless)]
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": command.run(main)

@@ -1,15 +1,66 @@
-"""What the commands of this folder share: options that are refused in a line, processors, progress, tables as files."""
+"""What the commands of this folder share. Imported first, it finds the packages of this tree, and keeps BLAS to one thread where a
+benchmark runs. Options are refused in a line, seconds are foretold, and figures are judged by the bars that they are declared with."""
+import argparse
 import csv
 import io
+import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from math import inf, isfinite
 from pathlib import Path
 
-from formats.files import replacing
-from opmatrix.errors import InputError
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+TESTS = ROOT / "tests"
+if str(ROOT) not in sys.path: sys.path.insert(0, str(ROOT))  # before an installed opmatrix
+
+from formats.errors import InputError  # noqa: E402
+from formats.files import open_regular, replacing  # noqa: E402
+from formats.threads import command_line_environment  # noqa: E402
+
+if Path(sys.argv[0]).resolve().parent == HERE:               # not where a test imports this
+    os.environ |= command_line_environment() | os.environ
 
 BEGUN = time.monotonic()
+ROOM = 1.05                                                  # of a ceiling that is itself measured
+
+
+# ---- options
+
+class Parser(argparse.ArgumentParser):
+    """Refuses in a line, as everything else is refused. The first line of a benchmark's documentation says what it does."""
+
+    def __init__(self, doc: str, table: bool = True) -> None:
+        super().__init__(description=doc.splitlines()[0])
+        if table: self.add_argument("--csv", type=Path, help="write the table there, too")
+        self.add_argument("--figures", type=Path, help="write what it comes to there, as JSON")
+
+    def error(self, message: str) -> None:                  # type: ignore[override]
+        raise InputError(message.replace("argument ", "", 1))
+
+    def parse_args(self, *given):                            # type: ignore[no-untyped-def]
+        found = super().parse_args(*given)
+        for option in ("csv", "figures"): tablefile(option, getattr(found, option, None))
+        return found
+
+
+def number(kind: Callable[[str], float], least: float, most: float, says: str) -> Callable[[str], float]:
+    """The type of an option: a number from `least` to `most`."""
+    def read(text: str) -> float:
+        try: value = kind(text)
+        except ValueError: value = inf
+        if not (isfinite(value) and least <= value <= most): raise argparse.ArgumentTypeError(f"{text}: {says}")
+        return value
+    return read
+
+
+count = number(int, 1, 10 ** 9, "a whole number from 1 on")
+whole = number(int, 0, 10 ** 9, "a whole number from 0 on")
+share = number(float, 1e-9, 1, "a share, more than 0 and at most 1")
+positive = number(float, 1e-9, 1e12, "a number above 0")
 
 
 def listed(text):
@@ -34,12 +85,118 @@ def tablefile(option, file):
         raise InputError(f"--{option} {file}: it is to be a file in a directory that is there")
 
 
+def shape(text: str) -> tuple[int, int]:
+    """The type of an option: two whole numbers, such as 8x128."""
+    first, _, second = text.partition("x")
+    try: return int(count(first)), int(count(second))
+    except argparse.ArgumentTypeError: raise argparse.ArgumentTypeError(f"{text}: two whole numbers, such as 8x128") from None
+
+
+def folder(text: str) -> Path:
+    """The type of an option: a directory to read from."""
+    if not Path(text).is_dir(): raise argparse.ArgumentTypeError(f"{text}: it is no directory")
+    return Path(text)
+
+
+def readable(text: str) -> Path:
+    """The type of an option: a file to read."""
+    try: open_regular(text).close()
+    except InputError as error: raise argparse.ArgumentTypeError(str(error)) from None
+    return Path(text)
+
+
+# ---- what is said
+
+def say(words): print(f"{time.monotonic() - BEGUN:6.0f} s  {words}", file=sys.stderr, flush=True)
+
+
+def takes(seconds: float) -> None:
+    """Says how long what begins now is going to take; from now on others are looked at."""
+    from formats.quiet import watched
+    watched()
+    said = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{max(1, seconds):.0f} s"
+    say(f"about {said}, on two quiet cores")
+
+
+def spread(taken: Sequence[float]) -> float | None:
+    """From the lower to the upper quartile of repeated measurements, as a share of their median; None of too few."""
+    from formats.quiet import FEW, width
+    return width(taken) if len(taken) >= FEW else None
+
+
+def shown(part: float | None) -> str:
+    """A spread in words: what lies within it is half of all."""
+    return "" if part is None else f"± {50 * part:.1f} %"
+
+
+def cell(value: object, width: int) -> str:
+    """A cell of a table of so wide columns."""
+    return f"{'' if value is None else f'{value:.4g}' if isinstance(value, float) else value!s:>{width}}"
+
+
 def tabled(file, rows):
     """Writes rows as CSV, the file whole at any time; nothing where there is no file."""
     if file is None: return
     csv.writer(text := io.StringIO()).writerows(rows)
     with replacing(file) as raw: raw.write(text.getvalue().encode())
 
+
+@dataclass(frozen=True)
+class Figure:
+    """One number that a benchmark comes to, None where it was not measured, and `why`. It is to be at least `least` or at most
+    `most`, if there is a bar; above `ceiling` no such number can be. `spread` as above."""
+    what: str
+    value: float | None
+    unit: str = ""
+    spread: float | None = None
+    least: float | None = None
+    most: float | None = None
+    ceiling: float | None = None
+    why: str = ""
+
+    @property
+    def bar(self) -> str:
+        ends = {"≥": self.least, "≤": self.most}
+        return ", ".join(f"{sign} {end:g}" for sign, end in ends.items() if end is not None)
+
+    @property
+    def verdict(self) -> str:
+        """A number that cannot be is never called met."""
+        if self.value is None or not isfinite(self.value): return f"not measured here: {self.why or 'no number came out'}"
+        if self.ceiling is not None and not 0 <= self.value <= ROOM * self.ceiling:
+            return f"impossible: beyond {self.ceiling:g}, so it was measured wrongly"
+        if not self.bar: return ""
+        low, high = (-inf if self.least is None else self.least), (inf if self.most is None else self.most)
+        return "met" if low <= self.value <= high else "missed"
+
+    def cells(self) -> list[str]:
+        value = "" if self.value is None else f"{self.value:.3g} {self.unit}".strip()
+        return [self.what, value, shown(self.spread), self.bar, self.verdict]
+
+
+def show(figures: Iterable[Figure]) -> None:
+    """Prints a table of them."""
+    from rewrites.report import table
+    print("\n" + table([each.cells() for each in figures], ["in short", "", "spread", "bar", ""]), flush=True)
+
+
+def concluded(given: argparse.Namespace, figures: Iterable[Figure]) -> None:
+    """Prints what a benchmark comes to, and writes it where it is asked for."""
+    figures = [*figures]
+    show(figures)
+    if given.figures is None: return
+    with replacing(given.figures) as raw: raw.write(json.dumps([asdict(each) for each in figures], indent=1).encode())
+
+
+def run(main: Callable[[], int | None], *refused: type[Exception]) -> None:
+    """Runs a benchmark and ends the process with its status. What is refused, bad input or these, is a line, with
+    status 2."""
+    try: sys.exit(main())
+    except (InputError, *refused) as error: sys.exit(print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr) or 2)
+    except KeyboardInterrupt: sys.exit(130)
+
+
+# ---- processors
 
 def cores():
     """The processors that this process may use."""
@@ -58,6 +215,3 @@ def sibling(cpu):
     try: listed = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
     except OSError: return cpu
     return int(listed.replace("-", ",").split(",")[0])
-
-
-def say(words): print(f"{time.monotonic() - BEGUN:6.0f} s  {words}", file=sys.stderr, flush=True)

@@ -7,18 +7,18 @@ definition. `closed` is the part of the gap between greedy and bound that is clo
 """
 from __future__ import annotations
 
-import argparse
 import csv
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from random import Random
 
+import command
 import scipy.optimize  # noqa: F401  (its import is not extraction's time)
+from command import Figure, Parser, concluded, folder, positive, tabled, takes
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+from formats.files import read_text
+from opmatrix.errors import InputError
 from rewrites.extraction import Extraction, Node, Problem, extract, read, verify
 
 
@@ -89,33 +89,41 @@ def closed(answer: Extraction) -> float:
     return (answer.greedy - answer.cost) / gap if gap > 1e-9 * answer.greedy else 1.0
 
 
+def optima(folder: Path | None) -> dict[str, float]:
+    """By file, where they are known."""
+    if not folder or not (file := folder / "optima.csv").exists(): return {}
+    try: return {row["file"]: float(row["optimum"]) for row in csv.DictReader(read_text(file).splitlines())}
+    except (KeyError, TypeError, ValueError) as error: raise InputError(f"{file}: columns file and optimum: {error}") from None
+
+
 def main() -> None:
     """Run, print a table, write the CSV."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="folder of egraph-serialize JSON files")
-    parser.add_argument("--csv", type=Path, metavar="OUT", help="write the columns file, nodes, cost, bound, greedy, seconds")
-    parser.add_argument("--time-limit", type=float, default=10.0, metavar="S", help="seconds for each graph")
+    parser = Parser(__doc__)
+    parser.add_argument("folder", type=folder, nargs="?", metavar="DIR", help="folder of egraph-serialize JSON files")
+    parser.add_argument("--time-limit", type=positive, default=10.0, metavar="S", help="seconds for each graph")
     parser.add_argument("--generated", action="store_true", help="also 2,000 to 30,000 nodes, generated")
     options = parser.parse_args()
-    best = {}
-    if options.folder and (options.folder / "optima.csv").exists():
-        with (options.folder / "optima.csv").open() as file:
-            best = {row["file"]: float(row["optimum"]) for row in csv.DictReader(file)}
-    rows = []
+    if not options.folder and not options.generated: raise InputError("nothing to extract: give a folder, or --generated")
+    takes(options.time_limit * (24 * options.generated + (options.folder is not None)) + 10)
+    best, rows, proved, wrong = optima(options.folder), [], 0, []
     print(f"{'file':52} {'nodes':>6} {'cost':>12} {'bound':>12} {'greedy':>12} {'closed':>6} {'seconds':>8}")
     for name, problem in problems(options.folder, options.generated):
         answer = extract(problem, time_limit=options.time_limit)
         verify(problem, answer)
         proof = "proved" if answer.optimal else f"gap {answer.gap:.2%}"
+        proved += answer.optimal
         if name in best and abs(answer.cost - best[name]) > 1e-6 * best[name]:
+            wrong.append(name)
             proof += f", not the optimum {best[name]}"
         print(f"{name[-52:]:52} {len(problem.nodes):6} {answer.cost:12.6g} {answer.bound:12.6g} {answer.greedy:12.6g} "
               f"{closed(answer):6.2f} {answer.seconds:8.3f}  {proof}", flush=True)
         rows.append([name, len(problem.nodes), answer.cost, answer.bound, answer.greedy, answer.seconds])
-    if options.csv:
-        with options.csv.open("w", newline="") as file:
-            csv.writer(file).writerows([["file", "nodes", "cost", "bound", "greedy", "seconds"], *rows])
+    tabled(options.csv, [["file", "nodes", "cost", "bound", "greedy", "seconds"], *rows])
+    known = sum(row[0] in best for row in rows)
+    concluded(options, [Figure(f"graphs of {len(rows)} solved with a proof", proved),
+                        Figure(f"costs of {known} that are not the known optimum", len(wrong) if known else None, most=0,
+                               why="the folder has no optima.csv"),
+                        Figure("longest", max((row[5] for row in rows), default=None), "s")])
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__": command.run(main)

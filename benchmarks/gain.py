@@ -6,63 +6,60 @@
 All programs and all peers run once in every round, in an order that turns; figures are medians of rounds, ratios medians
 of the rounds' ratios. `chosen` is what `opmatrix optimize --error` would return. Peers run in processes of their own,
 with as many threads (benchmarks/peers.py)."""
-import argparse
-import csv
-import os
-import sys
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
-os.environ |= {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_THREAD_TIMEOUT": "4"}
-sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
+import command
+import numpy as np
+from command import Figure, Parser, concluded, count, number, say, shape, shown, spread, tabled, takes
 
-import numpy as np  # noqa: E402
+from formats.machine import this_machine
+from opmatrix.checkpoint import open_model
+from opmatrix.measure import seconds, turned, undisturbed
+from opmatrix.patterns import Batch
+from rewrites.laws import EXACT_LAWS
+from rewrites.report import Report, table
+from rewrites.run import Run
+from rewrites.workload import Workload
 
-from formats.machine import this_machine  # noqa: E402
-from formats.quiet import watched  # noqa: E402
-from opmatrix.checkpoint import open_model  # noqa: E402
-from opmatrix.measure import seconds, turned, undisturbed  # noqa: E402
-from opmatrix.patterns import Batch  # noqa: E402
-from rewrites.laws import EXACT_LAWS  # noqa: E402
-from rewrites.report import Report, table  # noqa: E402
-from rewrites.run import Run  # noqa: E402
-from rewrites.workload import Workload  # noqa: E402
-
-COLUMNS = "workload", "program", "ms", "share_saved", "times_baseline", "predicted_ms", "error"
+COLUMNS = "workload", "program", "ms", "share_saved", "times_baseline", "predicted_ms", "error", "spread"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--model", default="minilm")
-    parser.add_argument("--workloads", nargs="+", default=["1x16", "1x128", "8x128"], help="sentences x tokens")
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--error", type=float, default=0.02)
+    parser.add_argument("--workloads", type=shape, nargs="+", default=[(1, 16), (1, 128), (8, 128)], help="sentences x tokens")
+    parser.add_argument("--rounds", type=count, default=25)
+    parser.add_argument("--error", type=number(float, 0, 1, "from 0 to 1"), default=0.02)
     parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--csv", type=Path, help="write the table there, too")
     given = parser.parse_args()
-    watched()
+    takes(45 * len(given.workloads) + 20 * (not given.no_peers))
     checkpoint, machine, rows = open_model(given.model), this_machine(), []
     peers = [] if given.no_peers else the_peers(checkpoint.directory)
-    for name in given.workloads:
-        rows += measured(name, checkpoint, machine, peers, given)
+    for sentences, tokens in given.workloads:
+        rows += measured(sentences, tokens, checkpoint, machine, peers, given)
+        say(f"{sentences}x{tokens}")
     for peer in peers: peer.close()
-    if given.csv:
-        with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *rows])
+    tabled(given.csv, [COLUMNS, *rows])
+    concluded(given, figures(rows))
 
 
 def the_peers(directory):
     """Started once for all workloads."""
-    import importlib.util
-    spec = importlib.util.spec_from_file_location("peers", Path(__file__).with_name("peers.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.started(directory)
+    from peers import started
+    return started(directory)
 
 
-def measured(name, checkpoint, machine, peers, given):
+def figures(rows):
+    """What each means saves of the whole, by workload, and the chosen program's error."""
+    for row in (dict(zip(COLUMNS, each, strict=True)) for each in rows):
+        if row["program"] == "baseline": yield Figure(f"{row['workload']}: imported", row["ms"], "ms", row["spread"])
+        else: yield Figure(f"{row['workload']}: {row['program']}, saved", 100 * row["share_saved"], "%", row["spread"], ceiling=100)
+
+
+def measured(sentences, tokens, checkpoint, machine, peers, given):
     """Prints a workload's table, and gives its rows."""
-    sentences, tokens = map(int, name.split("x"))
+    name = f"{sentences}x{tokens}"
     workload = Workload.of(checkpoint, tokens=tokens)
     timed = Batch([np.resize(workload.calibrate.tokens, tokens)] * sentences)
     run = Run(checkpoint.operator(), replace(workload, timed=timed), machine, EXACT_LAWS,
@@ -75,12 +72,13 @@ def measured(name, checkpoint, machine, peers, given):
     peers = [peer for peer in peers if works(peer, sentences, tokens)]
     times = rounds(programs, peers, timed, given.rounds)
     lines = [(name, who, 1e3 * median(taken), 1 - ratio(times, who), ratio(times, who),
-              1e3 * predicted.get(who, np.nan), best.measured_error if who.startswith("chosen") else "") for who, taken in times.items()]
+              1e3 * predicted.get(who, np.nan), best.measured_error if who.startswith("chosen") else "",
+              spread(taken)) for who, taken in times.items()]
     print(f"\n{name} tokens, {given.rounds} rounds\n" + table([
         [who, f"{ms:.3f}", f"{100 * share:.1f} %", f"{times_base:.3f}", f"{ahead:.3f}" if ahead == ahead else "",
-         f"{error:.2g}" if error else ""]
-        for _, who, ms, share, times_base, ahead, error in lines],
-        ["", "ms", "saved", "× baseline (paired)", "ms predicted", "error"]))
+         f"{error:.2g}" if error else "", shown(wide)]
+        for _, who, ms, share, times_base, ahead, error, wide in lines],
+        ["", "ms", "saved", "× baseline (paired)", "ms predicted", "error", "spread"]))
     if peers:
         fastest = min(peers, key=lambda peer: median(times[peer.name])).name
         times_ours = median(times[fastest]) / median(times["+ laws"])
@@ -126,4 +124,4 @@ def ratio(times, name):
     return median(a / b for a, b in zip(times[name], times["baseline"], strict=True))
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": command.run(main)

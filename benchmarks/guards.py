@@ -4,45 +4,51 @@
 
 Each result is right to the bit of plain arrays, which are near float64, or refused in words; anything else is printed, and ends
 with status 1."""
-import argparse
 import os
 import random
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path[0] = str(ROOT)                                     # not this folder: its formats.py is not the package
-sys.path.insert(1, str(ROOT / "tests"))
+import command
+from command import ROOT, TESTS, Figure, Parser, concluded, count, named, say, share, takes
 
-import guarded  # noqa: E402
+sys.path.insert(0, str(TESTS))
+
+import guarded
 
 RESULTS = "right", "refused", "wrong", "crashed"
 PIECE = 2000                                                # cases of a child
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--share", type=float, default=1.0, help="of all cases, drawn at random")
+def main() -> int:
+    parser = Parser(__doc__, table=False)
+    parser.add_argument("--share", type=share, default=1.0, help="of all cases, drawn at random")
     parser.add_argument("--doors", nargs="*", help="formats and kernels; default: all")
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--workers", type=count, default=os.cpu_count())
     given = parser.parse_args()
-    chosen = [case for case in guarded.cases() if not given.doors or case[0].split()[0] in given.doors]
+    every = [*guarded.cases()]
+    named("doors", given.doors or (), sorted({case[0].split()[0] for case in every}))
+    chosen = [case for case in every if not given.doors or case[0].split()[0] in given.doors]
     chosen = random.Random(0).sample(chosen, max(1, int(given.share * len(chosen))))
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths, "PYTHONWARNINGS": "ignore"}
-    started, found = time.perf_counter(), Counter()
+    takes(3 + 0.012 * len(chosen))
+    started, found, done = time.perf_counter(), Counter(), 0
     with ThreadPoolExecutor(given.workers) as pool:
-        for counts in pool.map(lambda piece: guarded.run_all(piece, environment), pieces(chosen)): found.update(counts)
+        for counts in pool.map(lambda piece: guarded.run_all(piece, environment), pieces(chosen)):
+            found.update(counts)
+            done += sum(counts.values())
+            say(f"{done} of {len(chosen)} cases")
     said = [words for words, result in found if result in ("wrong", "crashed")]
     for words in said: print(words)
     print(f"{'door':<22}{'cases':>9}" + "".join(f"{result:>9}" for result in RESULTS))
     for door, counts in sorted(table(found).items()):
         print(f"{door:<22}{sum(counts.values()):>9}" + "".join(f"{counts[result]:>9}" for result in RESULTS))
     print(f"{time.perf_counter() - started:.0f} s")
-    sys.exit(bool(said))
+    concluded(given, [Figure(f"results of {len(chosen)} that are wrong, or crashes", len(said), most=0)])
+    return int(bool(said))
 
 
 def pieces(cases: list[guarded.Case]) -> list[list[guarded.Case]]:
@@ -52,10 +58,10 @@ def pieces(cases: list[guarded.Case]) -> list[list[guarded.Case]]:
 def table(found: Counter) -> dict[str, Counter]:
     """Results by format or kernel, and of all."""
     rows: dict[str, Counter] = {"all": Counter()}
-    for (words, result), count in found.items():
+    for (words, result), cases in found.items():
         door = words.lstrip("('").split()[0].rstrip("',")
-        for name in ("all", door): rows.setdefault(name, Counter())[result] += count
+        for name in ("all", door): rows.setdefault(name, Counter())[result] += cases
     return rows
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": command.run(main)

@@ -8,17 +8,16 @@ nothing. A program whose hash no longer fits is given the hash that it has and r
 file. `same`: read, with the same result. `other`: read with other numbers, where no hash spoke against it or a fitting one was
 made. What must not be: `changed` (other numbers though the hash did not fit), `error` (anything but such a line), `memory`
 (3 GB), `crash`, `hang` (two minutes), `code` (run, compiled, imported, started, or a file written elsewhere)."""
-import argparse
-import csv
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+import command
+from command import TESTS, Figure, Parser, concluded, count, say, tabled, takes, whole
 
-from hostile import BAD, OUTCOMES, Outcome, judged, table  # noqa: E402
+sys.path.insert(0, str(TESTS))                              # its hostile.py, not this one
+
+from hostile import BAD, OUTCOMES, Outcome, judged, table
 
 SHARE = 2000                                                # files that one child reads
 COLUMNS = ("kind", "files", *OUTCOMES)
@@ -31,6 +30,7 @@ def measure(files: int, processes: int, seed: int) -> list[Outcome]:
         for each in judged(seed, first, min(first + SHARE, files)):
             found.append(each)
             if each.outcome in BAD: print(f"{each.outcome}: file {each.at}, {each.kind}: {each.said}", flush=True)
+        say(f"{min(first + SHARE, files)} files")
         return found
 
     with ThreadPoolExecutor(processes) as pool:
@@ -38,19 +38,20 @@ def measure(files: int, processes: int, seed: int) -> list[Outcome]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--files", type=int, default=100_000)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path)
+    parser = Parser(__doc__)
+    parser.add_argument("--files", type=count, default=100_000)
+    parser.add_argument("--processes", type=count, default=2)
+    parser.add_argument("--seed", type=whole, default=0)
     options = parser.parse_args()
+    takes(5 + 0.012 * options.files * 2 / options.processes)
     start = time.perf_counter()
     rows = table(measure(options.files, options.processes, options.seed))
     for kind, *counts in (COLUMNS, *rows): print(f"{kind:<44}" + "".join(f"{count:>9}" for count in counts))
     print(f"{time.perf_counter() - start:.0f} s")
-    if options.csv:
-        with options.csv.open("w", newline="") as out: csv.writer(out).writerows([COLUMNS, *rows])
-    return int(any(rows[-1][2 + OUTCOMES.index(bad)] for bad in BAD))
+    tabled(options.csv, [COLUMNS, *rows])
+    wrong = sum(rows[-1][2 + OUTCOMES.index(bad)] for bad in BAD)
+    concluded(options, [Figure(f"files of {rows[-1][1]} that did what must not be", wrong, most=0)])
+    return int(bool(wrong))
 
 
-if __name__ == "__main__": sys.exit(main())
+if __name__ == "__main__": command.run(main)

@@ -5,8 +5,6 @@
 An interruption is one to three signals within microseconds of each other, each of which raises KeyboardInterrupt wherever the
 main thread is in these packages, also while the one before it unwinds. Another thread runs the same program all the time.
 Runs are of one sentence (all threads together), of many (a group each), on one thread, of one kernel, and first runs, which record."""
-import argparse
-import csv
 import faulthandler
 import json
 import linecache
@@ -22,9 +20,10 @@ from pathlib import Path
 from threading import Event, Thread
 from threading import enumerate as enumerate_threads
 
-ROOT = Path(__file__).parents[1]
-if __name__ == "__main__": sys.path[0] = str(ROOT)          # not this folder
-sys.path.append(str(ROOT / "tests"))
+import command
+from command import TESTS, Figure, Parser, concluded, count, tabled, takes, whole
+
+sys.path.append(str(TESTS))
 
 PHASES = "recording", "preparing", "waiting", "launch", "result"
 HANG = 30                                                   # seconds without an end, of a run that takes milliseconds
@@ -33,20 +32,21 @@ MISSED = 100                                                # signals in a row t
 BUSY = [sys.executable, "-c", "while True: pass"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--neighbours", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path)
+def main() -> int | None:
+    parser = Parser(__doc__)
+    parser.add_argument("--count", type=count, default=1000)
+    parser.add_argument("--neighbours", type=whole, default=2)
+    parser.add_argument("--seed", type=whole, default=0)
     parser.add_argument("--child", action="store_true", help="be interrupted, and say so in lines of JSON")
     given = parser.parse_args()
     if given.child: return interrupted(given.count, given.seed)
+    takes(10 + 0.15 * given.count)
     rows = table(told(given.count, given.neighbours, given.seed))
     for row in rows: print(" ".join(f"{cell!s:>14}" for cell in row))
-    if given.csv:
-        with given.csv.open("w", newline="") as file: csv.writer(file).writerows(rows)
-    if sum(sum(row[2:]) for row in rows[1:]): raise SystemExit(1)
+    tabled(given.csv, rows)
+    wrong = sum(rows[-1][2:])
+    concluded(given, [Figure(f"interruptions of {rows[-1][1]} after which a run hangs, is wrong, or dies", wrong, most=0)])
+    return int(bool(wrong))
 
 
 def table(said: list[tuple[str, str]]) -> list[tuple]:
@@ -202,4 +202,4 @@ def seconds(call) -> float:
     return time.perf_counter() - begun
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": command.run(main)

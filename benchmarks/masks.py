@@ -5,23 +5,19 @@
 All take turns in one process; `whole` is attention without a mask, `reach` leaves out what is beyond a causal or
 a window's reach, and is empty where a pattern is no range of keys."""
 import argparse
-import csv
-import os
-import sys
-from pathlib import Path
 
-os.environ |= {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
+import command
+import numpy as np
+from command import Figure, Parser, cell, concluded, count, say, spread, tabled, takes
 
-import numpy as np  # noqa: E402
+from formats import Mask, kernels
+from formats.threads import threads
+from opmatrix.measure import measure, medians
 
-from formats import Mask, kernels  # noqa: E402
-from formats.quiet import watched  # noqa: E402
-from formats.threads import threads  # noqa: E402
-from opmatrix.measure import measure, medians  # noqa: E402
-
-COLUMNS = "pattern", "length", "block", "threads", "share", "bytes", "mask_ms", "whole_ms", "reach_ms", "times_whole", "error"
+COLUMNS = "pattern", "length", "block", "threads", "share", "bytes", "mask_ms", "whole_ms", "reach_ms", "times_whole", "error", \
+    "spread"
 FAR = 2 ** 40
+EXACT = 1e-5                                                # relative, of float32
 PATTERNS = {
     "causal": (Mask.causal, (FAR, 0)),
     "window 64": (lambda length, block: Mask.window(length, 64, block=block), (64, 64)),
@@ -31,20 +27,32 @@ PATTERNS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048])
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--blocks", type=int, nargs="+", default=[32, 64, 128])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--csv", type=Path)
+    parser = Parser(__doc__)
+    parser.add_argument("--lengths", type=count, nargs="+", default=[512, 2048])
+    parser.add_argument("--heads", type=count, default=8)
+    parser.add_argument("--width", type=count, default=64)
+    parser.add_argument("--blocks", type=count, nargs="+", default=[32, 64, 128])
+    parser.add_argument("--rounds", type=count, default=9)
     given = parser.parse_args()
-    watched()
-    rows = [row for length in given.lengths for name in PATTERNS for row in raced(name, length, given)]
+    takes(3 + 4e-8 * sum(length ** 2 for length in given.lengths) * given.rounds * given.heads / 8 * len(PATTERNS))
+    rows = []
+    for length in given.lengths:
+        rows += [row for name in PATTERNS for row in raced(name, length, given)]
+        say(f"{length} tokens")
     print(" ".join(f"{name:>16}" for name in COLUMNS))
-    for row in rows: print(" ".join(f"{cell:>16.4g}" if isinstance(cell, float) else f"{cell!s:>16}" for cell in row))
-    if given.csv:
-        with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *rows])
+    for row in rows: print(" ".join(cell(each, 16) for each in row))
+    tabled(given.csv, [COLUMNS, *rows])
+    concluded(given, figures(rows))
+
+
+def figures(rows: list[tuple]) -> list[Figure]:
+    """What is gained by the best block of each pattern, on the longest sentence; and the worst error."""
+    found = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    longest = [row for row in found if row["length"] == max(row["length"] for row in found)]
+    best = [max((row for row in longest if row["pattern"] == name), key=lambda row: row["times_whole"]) for name in PATTERNS]
+    return [*(Figure(f"{row['pattern']}: times as fast as all scores ({100 * row['share']:.0f} % kept)", row["times_whole"], "x",
+                     row["spread"]) for row in best),
+            Figure("largest relative error", max(row["error"] for row in found), most=EXACT)]
 
 
 def raced(name: str, length: int, given: argparse.Namespace) -> list[tuple]:
@@ -60,7 +68,7 @@ def raced(name: str, length: int, given: argparse.Namespace) -> list[tuple]:
     taken = measure({each: lambda _, call=call: call() for each, call in calls.items()}, [None], given.rounds)
     ms = {each: 1e3 * seconds for each, seconds in medians(taken).items()}
     return [(name, length, block, threads(), mask.share, mask.nbytes, ms[block], ms["whole"], ms.get("reach", ""), ms["whole"] / ms[block],
-             off(mask, q, k, v, scale)) for block, mask in masks.items()]
+             off(mask, q, k, v, scale), spread(taken[block])) for block, mask in masks.items()]
 
 
 def off(mask: Mask, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> float:
@@ -72,4 +80,4 @@ def off(mask: Mask, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -
     return float(np.linalg.norm(mask.attention(q, k, v, scale=scale)[rows, 0] - want) / np.linalg.norm(want))
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": command.run(main)

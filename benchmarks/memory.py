@@ -4,42 +4,39 @@
 
 The process has its kernels from the cache and has run a tiny program; then the high-water mark is reset (Linux:
 /proc/self/clear_refs), the program is loaded and run. Predicted are stored bytes plus the planned peak."""
-import argparse
-import csv
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-os.environ |= {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_THREAD_TIMEOUT": "4"}
-sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
+import command
+import numpy as np
+from command import Figure, Parser, concluded, count, say, tabled, takes
 
-import numpy as np  # noqa: E402
-
-from formats.machine import this_machine  # noqa: E402
-from opmatrix.models.transformer import random_weights, transformer  # noqa: E402
-from opmatrix.patterns import Batch  # noqa: E402
-from opmatrix.program import Program  # noqa: E402
-from rewrites.laws import EXACT_LAWS  # noqa: E402
-from rewrites.lower import EXACT, Method  # noqa: E402
-from rewrites.report import table  # noqa: E402
-from rewrites.search import search  # noqa: E402
+from formats.machine import this_machine
+from opmatrix.models.transformer import random_weights, transformer
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from rewrites.laws import EXACT_LAWS
+from rewrites.lower import EXACT, Method
+from rewrites.report import table
+from rewrites.search import search
 
 COLUMNS = "width", "layers", "format", "rows", "stored_mb", "planned_mb", "predicted_mb", "grown_mb", "off"
+OVER = 0.05                                                 # of what was predicted, so much may a process grow by beyond it
 FORMS = {"dense": Method(), "half": Method("half"), "csr": Method("csr", (("density", 0.25),)),
          "lowrank": Method("lowrank", (("rank", 32),))}
 SHARE = {"dense": 4, "half": 2, "csr": 1.5, "lowrank": 0.27}   # bytes of a number
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--megabytes", type=int, nargs="+", default=[80, 160], help="stored, about")
-    parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--csv", type=Path, help="write the table there, too")
+    parser = Parser(__doc__)
+    parser.add_argument("--megabytes", type=count, nargs="+", default=[80, 160], help="stored, about")
+    parser.add_argument("--rows", type=count, default=512)
     given = parser.parse_args()
+    takes(5 + 0.12 * len(FORMS) * sum(given.megabytes))
     machine, rows = this_machine(), []
     with tempfile.TemporaryDirectory() as room:
         for size in given.megabytes:
@@ -54,10 +51,12 @@ def main() -> None:
                 rows.append([768, layers, form, batch.rows, stored / 1e6, planned / 1e6, (stored + planned) / 1e6, grew / 1e6,
                              grew / (stored + planned) - 1])
                 shutil.rmtree(place)
+                say(f"{form}, {size} MB")
     print(table([[str(c) if not isinstance(c, float) else f"{c:.1f}" for c in row[:-1]] + [f"{100 * row[-1]:+.1f} %"] for row in rows],
                 list(COLUMNS)))
-    if given.csv:
-        with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *rows])
+    tabled(given.csv, [COLUMNS, *rows])
+    most = 100 * max(row[-1] for row in rows)
+    concluded(given, [Figure("resident memory beyond what was predicted, at most", most, "%", most=100 * OVER)])
 
 
 def made(width, layers, rows, method, machine):
@@ -106,4 +105,4 @@ def status(name):
     return 1024 * int(line.split()[1])
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": command.run(main)

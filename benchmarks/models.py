@@ -14,30 +14,21 @@ an order that turns, while the others sleep. Seconds are medians of rounds, of c
 `first_s` runs from the start of the process to the first result, everything that can be saved or cached being so; resident memory
 is the most that such a process held. The error is that of the hidden states of real tokens against float64, in the Frobenius norm.
 A figure counts only with all four peers in the table; an engine's, ours too, only where its Spearman is within 0.3 of float32's."""
-import argparse
-import os
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-os.environ |= {"OPENBLAS_THREAD_TIMEOUT": "4"}
-HERE = Path(__file__).parent
-if __name__ == "__main__": sys.path[0] = str(HERE.parent)   # not this folder: its formats.py is not the package
-if str(HERE) not in sys.path: sys.path.append(str(HERE))
+import command
+import model_tables
+import numpy as np
+import workloads
+from command import Figure, Parser, concluded, cores, listed, named, pinned, say, spread, tabled, tablefile, takes, within
+from peers import ENGINES as ALL
+from peers import SETTLE, Absent, Job, Process, made, replaced, version_of
 
-import model_tables  # noqa: E402
-import numpy as np  # noqa: E402
-import workloads  # noqa: E402
-from command import cores, listed, named, pinned, say, tabled, tablefile, within  # noqa: E402
-from peers import ENGINES as ALL  # noqa: E402
-from peers import SETTLE, Absent, Job, Process, made, replaced, version_of  # noqa: E402
-
-from formats.quiet import watched  # noqa: E402
-from opmatrix.errors import InputError  # noqa: E402
-from opmatrix.measure import turned, undisturbed  # noqa: E402
+from opmatrix.measure import turned, undisturbed
 
 COLUMNS = "engine", "version", "number_type", "workload", "median_s", "min_s", "first_s", "resident_mb", "error"
 TYPES, SHAPES = ("float32", "bf16", "int8"), ("1x16", "1x128", "8x128", "32x128")
@@ -71,7 +62,7 @@ class Row:
 
 def main():
     given = options()
-    watched()
+    takes(20 * len(given.models) * len(given.types) * len(given.workloads) * len(given.engines))
     pinned(given.threads)
     rows = []
     for name in given.models:
@@ -83,10 +74,24 @@ def main():
         if given.spearman and name != "base": quality([row for row in rows if row.model == checkpoint.name], checkpoint, given)
         model_tables.show(checkpoint.name, rows, given)
     if given.plot: model_tables.plot(rows, given.plot)
+    concluded(given, figures(rows))
+
+
+def figures(rows):
+    """What opmatrix takes of what the fastest peer of equal quality takes, by model, number type and workload."""
+    for ours in (row for row in rows if row.engine == "opmatrix"):
+        what = f"{ours.model} {ours.number_type} {ours.workload}"
+        same = [row for row in rows if (row.model, row.number_type, row.workload) == (ours.model, ours.number_type, ours.workload)]
+        peers = [row for row in same if row.engine != "opmatrix" and model_tables.equal(row, rows)]
+        yield Figure(f"{what}: opmatrix", 1e3 * ours.median_s, "ms", spread(ours.rounds))
+        if ours.workload in workloads.TEXTS: continue       # peers have others: benchmarks/model_tables.py
+        found = model_tables.compared(ours, peers, model_tables.paired, model_tables.seconds)
+        yield Figure(f"{what}: of the fastest peer's ({found[1] if found else 'none'})", found[0] if found else None, "x", most=1,
+                     why="no peer of equal quality is here")
 
 
 def options():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--models", type=listed, default=["minilm", "base"], help="minilm, base, or directories of checkpoints")
     parser.add_argument("--types", type=listed, default=[*TYPES])
     parser.add_argument("--workloads", type=listed, default=[*SHAPES, *workloads.TEXTS])
@@ -97,13 +102,12 @@ def options():
     parser.add_argument("--pairs", type=Path, default=workloads.PAIRS, help="CSV of sentence, sentence, score")
     parser.add_argument("--no-spearman", dest="spearman", action="store_false", help="of the pairs: half of the time")
     parser.add_argument("--peers-tune", action="store_true", help="say what each peer was tuned to")
-    parser.add_argument("--csv", type=Path, help="write the rows there")
     parser.add_argument("--plot", type=Path, help="draw them there (needs matplotlib)")
     parser.add_argument("--programs", type=Path, help="where opmatrix's programs are kept; the cache directory by default")
     given = parser.parse_args()
     for option, known in (("types", TYPES), ("engines", ALL)): named(option, getattr(given, option), known)
     for option, most in (("threads", cores()), ("rounds", 10**6), ("sentences", 10**6)): within(option, getattr(given, option), most)
-    for option in ("csv", "plot"): tablefile(option, getattr(given, option))
+    tablefile("plot", given.plot)
     return given
 
 
@@ -195,6 +199,4 @@ def correlation(row, every, scores, checkpoint, given):
     except Absent as error: say(f"absent  {row.engine} {row.number_type}, all pairs: {error}")
 
 
-if __name__ == "__main__":
-    try: main()
-    except InputError as error: sys.exit(print(f"models.py: {error}", file=sys.stderr) or 2)
+if __name__ == "__main__": command.run(main)

@@ -10,16 +10,13 @@ four minutes on two cores; --every 10 judges each tenth.
 """
 from __future__ import annotations
 
-import argparse
-import csv
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+import command
+from command import Figure, Parser, concluded, count, say, tabled, takes
 
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import IMPLEMENTATIONS
@@ -73,21 +70,19 @@ def judged(name: str, processes: int, every: int) -> tuple[list[Verdict], float]
         for at, found in zip(places, pool.map(partial(one, name), places, chunksize=20), strict=True):
             verdicts.append(Verdict(made(name)[at], *found))
             if len(verdicts) % 200 == 0:
-                print(f"{name}: {len(verdicts)} of {len(places)}, {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+                say(f"{name}: {len(verdicts)} of {len(places)}")
     return verdicts, time.perf_counter() - start
 
 
-def main() -> None:
+def main() -> int:
     """Run, print a table for each kind of law, write the CSV."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--csv", type=Path)
+    parser = Parser(__doc__)
     parser.add_argument("--only", choices=("exact", "kernels"))
     parser.add_argument("--list", action="store_true", help="list what is equal, and why")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="judge each N-th mutant")
+    parser.add_argument("--processes", type=count, default=2)
+    parser.add_argument("--every", type=count, default=1, metavar="N", help="judge each N-th mutant")
     options = parser.parse_args()
-    if options.processes < 1 or options.every < 1:
-        parser.error("--processes and --every are at least 1")
+    takes(5 + 270 * 2 / options.processes / options.every)
     rows, survivors = [], 0
     for name in MADE:
         if options.only not in (None, name):
@@ -95,11 +90,9 @@ def main() -> None:
         verdicts, seconds = judged(name, options.processes, options.every)
         survivors += sum(v.survived for v in verdicts)
         rows += show(name, verdicts, seconds, options.list)
-    if options.csv:
-        with options.csv.open("w", newline="") as file:
-            csv.writer(file).writerows([("laws", *COLUMNS), *rows])
-    sys.exit(bool(survivors))
+    tabled(options.csv, [("laws", *COLUMNS), *rows])
+    concluded(options, [Figure(f"survivors of {sum(row[2] for row in rows if row[1] == 'all')} mutants", survivors, most=0)])
+    return int(bool(survivors))
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__": command.run(main)

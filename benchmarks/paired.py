@@ -16,30 +16,23 @@ count. A commit against itself shows what noise does.
 second tree does with the program as the first saved it. *others* is the share of the processors' time that something
 else took. Exit status: 1 where bits differ, where an interval lies wholly outside, or where a program is not found any
 more; 2 for bad input."""
-import argparse
 import difflib
-import os
 import shutil
-import sys
 import tempfile
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
-os.environ |= {"OPENBLAS_THREAD_TIMEOUT": "4"}
-HERE = Path(__file__).parent
-if __name__ == "__main__": sys.path[0] = str(HERE.parent)   # not this folder: its formats.py is not the package
-if str(HERE) not in sys.path: sys.path.append(str(HERE))
+import command
+import numpy as np
+import workloads
+from command import Figure, Parser, concluded, cores, listed, named, pinned, say, tabled, takes, within
+from paired_rows import COLUMNS, EQUAL, REFUSED, Row, told
+from pairing import Others, apart, calm, rounds
+from peers import Absent, Job, Process
+from trees import PACKAGES, PROGRAMS, Fault, Tree, commit, git, priced_alike, shared_errors
 
-import numpy as np  # noqa: E402
-import workloads  # noqa: E402
-from command import cores, listed, named, pinned, say, tabled, tablefile, within  # noqa: E402
-from paired_rows import COLUMNS, EQUAL, REFUSED, Row, told  # noqa: E402
-from pairing import Others, apart, calm, rounds  # noqa: E402
-from peers import Absent, Job, Process  # noqa: E402
-from trees import PACKAGES, PROGRAMS, Fault, Tree, commit, git, priced_alike, shared_errors  # noqa: E402
-
-from opmatrix.errors import InputError  # noqa: E402
-from opmatrix.measure import undisturbed  # noqa: E402
+from opmatrix.errors import InputError
+from opmatrix.measure import undisturbed
 
 TEXTS = "texts"
 WORKLOADS = ["1x16", "1x128", "8x128", TEXTS]
@@ -57,7 +50,8 @@ def main():
     rows = []
     with nullcontext(given.keep) if given.keep else tempfile.TemporaryDirectory(prefix="paired-") as room:
         trees = [Tree(each, room, given.threads, given.isolated) for each in (first, second)]
-        say(f"about {expected(given) / 60:.0f} minutes if it is quiet, and two for each tree without compiled kernels")
+        takes(expected(given))
+        say("two minutes more for each tree without compiled kernels")
         for tree in trees: tree.made().ask("origins")
         print(introduced(trees, given, priced_alike(*trees, say)), flush=True)
         for checkpoint, works in models:
@@ -67,11 +61,12 @@ def main():
     if not rows: raise Fault("nothing was compared")
     words, changed = told(rows, *(tree.name for tree in trees))
     print(f"\n{words}")
+    concluded(given, [Figure(f"rows of {len(rows)} that are not the same", sum(bool(row.changed) for row in rows), most=0)])
     return int(changed)
 
 
 def options():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("commit", metavar="COMMIT", help="what this tree is held against")
     parser.add_argument("other", metavar="OTHER", nargs="?", help="a commit in the place of this tree")
     parser.add_argument("--only", type=listed, default=[*PROGRAMS], help=", ".join(PROGRAMS))
@@ -84,7 +79,6 @@ def options():
     parser.add_argument("--isolated", action="store_true", help="pip installs each tree with what it asks for")
     parser.add_argument("--patience", type=float, default=0.0, help="seconds that a row may wait for others to rest")
     parser.add_argument("--keep", type=Path, help="keep environments, caches, programs there, or take them")
-    parser.add_argument("--csv", type=Path, help="write the rows there")
     given = parser.parse_args()
     for option in ("only", "workloads", "models"):
         if not getattr(given, option): raise InputError(f"--{option}: it names nothing: leave it out, or name some")
@@ -94,7 +88,6 @@ def options():
         given.only = [name for name in given.only if name in QUICK] or given.only[:2]
     for option, least, most in (("rounds", 3, 10**4), ("threads", 1, cores()), ("patience", 0, 10**5)):
         within(option, getattr(given, option), most, least)
-    tablefile("csv", given.csv)
     if given.keep and given.keep.exists() and not given.keep.is_dir():
         raise InputError(f"--keep {given.keep}: it is no directory")
     return given
@@ -250,6 +243,4 @@ def started(like, jobs, trees, count):
     return rows
 
 
-if __name__ == "__main__":
-    try: sys.exit(main())
-    except (InputError, Fault) as error: sys.exit(print(f"paired.py: {error}", file=sys.stderr) or 2)
+if __name__ == "__main__": command.run(main, Fault)

@@ -5,19 +5,18 @@ Mul entry by entry, S times a number, T transpose, Cat0 and Cat1 rows above rows
 a part of a concatenation, Relu, Imm the identity matrix, In an input. Proved: both sides end in one class of the e-graph
 (rewrites/equations.py). What is not proved is tried with numbers. OUT has the columns truth, lhs, rhs, proved, seconds (of one equation,
 read and proved), refuted."""
-import argparse
 import csv
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import command
 import sympy
+from command import Figure, Parser, concluded, readable, say, tabled, takes
 
-sys.path.insert(0, str(Path(__file__).parents[1]))          # this folder has a formats.py too
-
+from formats.files import read_text
 from formats.shapes import Shape, size
 from opmatrix.errors import InputError
 from opmatrix.nodes import compose
@@ -190,11 +189,10 @@ class Reader:
 
 def equations(file: Path) -> Iterator[tuple[str, str, str]]:
     """Truth, left and right of every line."""
-    with file.open(newline="", encoding="utf-8") as lines:
-        rows = csv.DictReader(lines)
-        if missing := {"truth", "lhs", "rhs"} - set(rows.fieldnames or ()):
-            raise InputError(f"{file}: the columns {', '.join(sorted(missing))} are missing")
-        yield from ((row["truth"], row["lhs"], row["rhs"]) for row in rows)
+    rows = csv.DictReader(read_text(file).splitlines())
+    if missing := {"truth", "lhs", "rhs"} - set(rows.fieldnames or ()):
+        raise InputError(f"{file}: the columns {', '.join(sorted(missing))} are missing")
+    yield from ((row["truth"] or "", row["lhs"] or "", row["rhs"] or "") for row in rows)
 
 
 def judged(prover: Prover, lhs: str, rhs: str) -> tuple[bool, float, bool, str]:
@@ -210,16 +208,17 @@ def judged(prover: Prover, lhs: str, rhs: str) -> tuple[bool, float, bool, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--csv", type=Path)
+    parser = Parser(__doc__)
+    parser.add_argument("file", type=readable)
     options = parser.parse_args()
+    takes(2 + 0.06 * sum(1 for _ in equations(options.file)))
     start = time.perf_counter()
     prover, rows, ready = Prover(), [], time.perf_counter() - start
     for truth, lhs, rhs in equations(options.file):
         prover.refresh()                                    # what an engine costs belongs to no equation, but to all
         proved, seconds, refuted, why = judged(prover, lhs, rhs)
         rows.append((truth, lhs, rhs, proved, seconds, refuted))
+        if not len(rows) % 100: say(f"{len(rows)} equations")
         if why or proved != (truth == "true"):
             print(f"{truth:20} {'proved' if proved else 'not proved':10} {lhs} = {rhs}{why and f': {why}'}")
     print(f"{'truth':20} {'equations':>9} {'proved':>6} {'refuted':>7} {'longest, ms':>11} {'in all, ms':>10}")
@@ -227,10 +226,11 @@ def main() -> None:
         proved, seconds, refuted = zip(*(line[3:] for line in rows if line[0] == truth), strict=True)
         print(f"{truth:20} {len(proved):9} {sum(proved):6} {sum(refuted):7} {1e3 * max(seconds):11.1f} {1e3 * sum(seconds):10.1f}")
     print(f"{time.perf_counter() - start:.2f} s in all, {ready:.2f} s of it to read the laws")
-    if options.csv:
-        with options.csv.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([("truth", "lhs", "rhs", "proved", "seconds", "refuted"), *rows])
+    tabled(options.csv, [("truth", "lhs", "rhs", "proved", "seconds", "refuted"), *rows])
+    true, other = [row[3] for row in rows if row[0] == "true"], [row[3] for row in rows if row[0] != "true"]
+    concluded(options, [Figure(f"proved of {len(true)} that are true", sum(true)),
+                        Figure(f"proved of {len(other)} that are not", sum(other), most=0),
+                        Figure("true ones that numbers refute", sum(row[5] for row in rows if row[0] == "true"), most=0)])
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__": command.run(main)

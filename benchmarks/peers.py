@@ -16,14 +16,11 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent
-if str(HERE) not in sys.path: sys.path.append(str(HERE))     # behind the packages: formats.py is not formats
+from command import HERE, ROOT, cores
+from engines import ENGINES
 
-from command import cores  # noqa: E402
-from engines import ENGINES  # noqa: E402
-
-from formats.cache import cache_directory  # noqa: E402
-from opmatrix.storage import VERSION  # noqa: E402
+from formats.cache import cache_directory
+from opmatrix.storage import VERSION
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "OPENBLAS_THREAD_TIMEOUT": "4",

@@ -6,14 +6,15 @@ The machine is calibrated in one process and asked in another, on matrices whose
 ones. Errors are relative to the lower quartile of the measured times; `again` is how far a second measurement is from the
 first: no prediction is nearer. `held` is the share of times within the predicted interval, which should hold 80 %."""
 import argparse
-import csv
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+import command
+from command import Figure, InputError, Parser, concluded, count, readable, say, tabled, takes
+
 COLUMNS = ("format", "inputs", "outputs", "rows", "bytes", "skewed", "seconds", "closed_s", "predicted_s", "low_s", "high_s",
            "again_s")
 LARGEST, ARITHMETIC = 4096, 6e8
@@ -21,26 +22,29 @@ ALLOWED = 0.10, 0.25                                         # median and 90th p
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--full", action="store_true", help="the calibration of a minute, not the quick one")
-    parser.add_argument("--threads", default="1")
-    parser.add_argument("--matrices", type=int, default=24, help="of each format")
-    parser.add_argument("--machine", type=Path, help="a calibration that was saved")
+    parser.add_argument("--threads", type=count, default=1)
+    parser.add_argument("--matrices", type=count, default=24, help="of each format")
+    parser.add_argument("--machine", type=readable, help="a calibration that was saved")
     parser.add_argument("--save", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--csv", type=Path, help="write the table there, too")
     given = parser.parse_args()
-    os.environ |= {"NUMBA_NUM_THREADS": given.threads, "OPENBLAS_NUM_THREADS": given.threads}
-    sys.path[0] = str(ROOT)
+    os.environ |= dict.fromkeys(("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(given.threads))
     if given.save: return calibrated(given.save, given.full)
-    from formats.quiet import watched
-    watched()
+    takes((90 if given.full else 20) * (not given.machine) + 2 + 2.5 * given.matrices)
     with tempfile.TemporaryDirectory() as room:
         file = given.machine or Path(room) / "machine.json"
-        if not given.machine: subprocess.run([sys.executable, *sys.argv, "--save", str(file)], check=True)
+        if not given.machine: another(file)
         table = measured(file, given.matrices)
-    show(table)
-    if given.csv:
-        with given.csv.open("w", newline="") as out: csv.writer(out).writerows([COLUMNS, *table])
+    figures = show(table)
+    tabled(given.csv, [COLUMNS, *table])
+    concluded(given, figures)
+
+
+def another(file):
+    """Calibrates in another process."""
+    say("calibrates")
+    if status := subprocess.run([sys.executable, *sys.argv, "--save", str(file)]).returncode: sys.exit(status)
 
 
 def calibrated(file, full):
@@ -53,18 +57,20 @@ def measured(file, count):
     """The rows of the table."""
     from formats import FORMATS, calibrate
     from formats.features import stored
-    from formats.machine import Machine
-    machine, numbers = Machine.load(file), calibrate.Numbers()
-    plan = calibrate.Plan(count // 2, 4, LARGEST, 700, ARITHMETIC, 1e9, 1e9)
+    from formats.machine import Machine, NotThisMachine
+    try: machine, numbers = Machine.load(file), calibrate.Numbers()
+    except NotThisMachine as error: raise InputError(f"--machine {error}: give what `opmatrix calibrate` saved here") from None
     table = []
     for name in FORMATS:
-        for skew in (0.0, 0.7):
+        for skew, share in ((0.0, -(-count // 2)), (0.7, count // 2)):
+            plan = calibrate.Plan(share, 4, LARGEST, 700, ARITHMETIC, 1e9, 1e9)
             cases = [*calibrate.products([name], plan, numbers, start=5000 + count * (skew > 0), skew=skew)]
             first, again = (calibrate.measured(cases, most=1e9) for _ in range(2))
             for (kernel, sizes, seconds), (*_, other) in zip(first, again, strict=True):
                 prices = machine.closed(kernel, **sizes), machine.seconds(kernel, **sizes), *machine.between(kernel, **sizes)
                 shape = (int(sizes[each]) for each in ("n", "p", "T"))
                 table.append((name, *shape, int(stored(name, sizes)[0]), skew, seconds, *prices, other))
+        say(name)
     return table
 
 
@@ -74,6 +80,7 @@ def show(table):
     print(f"{'format':16s} {'rows':>6s} {'cases':>5s} {'closed: median':>14s} {'90 %':>6s} {'predicted: median':>17s} "
           f"{'90 %':>6s} {'held':>6s} {'again: median':>13s} {'90 %':>6s}")
     def line(name, which, rows):
+        if not rows: return [0.0, 0.0]                      # few matrices may have no case of one row, or of more
         taken, closed, found, low, high, again = np.array([row[6:] for row in rows]).T
         errors = [abs(each / taken - 1) for each in (closed, found, again)]
         held = np.mean((low <= taken) & (taken <= high))
@@ -81,15 +88,20 @@ def show(table):
         print(f"{name:16s} {which:>6s} {len(rows):5d} {numbers[0]:14.1%} {numbers[1]:6.1%} {numbers[2]:17.1%} {numbers[3]:6.1%} "
               f"{held:6.0%} {numbers[4]:13.1%} {numbers[5]:6.1%}")
         return numbers[2:4]
-    failed = []
-    for name in dict.fromkeys(row[0] for row in table):
+    failed, names = [], [*dict.fromkeys(row[0] for row in table)]
+    for name in names:
         rows = [row for row in table if row[0] == name]
         line(name, "one", [row for row in rows if row[3] == 1])
         line("", "more", [row for row in rows if row[3] > 1])
         if any(found >= allowed for found, allowed in zip(line("", "all", rows), ALLOWED, strict=True)): failed.append(name)
-    line("all", "all", table)
+    middle, most = line("all", "all", table)
+    off = np.array([abs(row[11] / row[6] - 1) for row in table])
     print(f"median under {ALLOWED[0]:.0%} and 90th percentile under {ALLOWED[1]:.0%}: "
           f"{'every format' if not failed else 'not ' + ', '.join(failed)}")
+    again = float(np.quantile(off, 0.5))
+    return [Figure(f"predicted seconds of {len(table)} products off by, median", 100 * middle, "%", again, most=100 * ALLOWED[0]),
+            Figure("90th percentile", 100 * most, "%", float(np.quantile(off, 0.9)), most=100 * ALLOWED[1]),
+            Figure(f"formats of {len(names)} that keep both bars", len(names) - len(failed), least=len(names))]
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": command.run(main)

@@ -9,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import command  # noqa: F401
+
 HERE = Path(__file__).parent
-if __name__ == "__main__": sys.path[0] = str(HERE.parent)    # not this folder: its formats.py is not the package
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 LINGER = {"OPENBLAS_THREAD_TIMEOUT": "22", "KMP_BLOCKTIME": "2"}         # idle pools stop spinning within two milliseconds
 SETTLE = 0.003
@@ -50,7 +51,6 @@ class Server:
     """What runs in the process: candidates for one matrix, timed when it is their turn."""
 
     def __init__(self, provider):
-        sys.path.append(str(HERE))
         import providers
         self.providers, self.provider = providers, provider
 

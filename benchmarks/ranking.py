@@ -4,53 +4,50 @@
 
 Alternatives are the import, fusion, the optimum, optima without some laws, and approximations over a ladder of errors.
 Of these the most are kept whose predicted times differ by a factor of `--apart` from one to the next."""
-import argparse
-import csv
-import os
-import sys
-from pathlib import Path
+from statistics import median
 
-os.environ |= {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_THREAD_TIMEOUT": "4"}
-sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
+import command
+from command import Figure, Parser, concluded, count, number, say, shown, spread, tabled, takes
+from scipy.stats import kendalltau
 
-from scipy.stats import kendalltau  # noqa: E402
+from formats.machine import this_machine
+from opmatrix.checkpoint import open_model
+from opmatrix.measure import measure, medians
+from rewrites.extraction import Infeasible
+from rewrites.laws import EXACT_LAWS
+from rewrites.report import Report, table
+from rewrites.run import Run, without
+from rewrites.workload import Workload
 
-from formats.machine import this_machine  # noqa: E402
-from formats.quiet import watched  # noqa: E402
-from opmatrix.checkpoint import open_model  # noqa: E402
-from opmatrix.measure import measure, medians  # noqa: E402
-from rewrites.extraction import Infeasible  # noqa: E402
-from rewrites.laws import EXACT_LAWS  # noqa: E402
-from rewrites.report import Report, table  # noqa: E402
-from rewrites.run import Run, without  # noqa: E402
-from rewrites.workload import Workload  # noqa: E402
-
-COLUMNS = "program", "predicted_ms", "measured_ms", "measured_over_predicted"
+COLUMNS = "program", "predicted_ms", "measured_ms", "measured_over_predicted", "spread"
 ERRORS = [0.01 * 1.25 ** step for step in range(24)]
 LEFT = ["join"], ["join", "stack_columns", "stack_rows"], ["absorb_keys"]        # names of laws that there are
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--model", default="minilm")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--apart", type=float, default=1.1)
-    parser.add_argument("--csv", type=Path, help="write the table there, too")
+    parser.add_argument("--tokens", type=count, default=128)
+    parser.add_argument("--rounds", type=count, default=15)
+    parser.add_argument("--apart", type=number(float, 1, 100, "from 1 to 100"), default=1.1)
     given = parser.parse_args()
-    watched()
+    takes(30 + 0.4 * given.rounds)
     checkpoint = open_model(given.model)
     workload = Workload.of(checkpoint, tokens=given.tokens)
     run = Run(checkpoint.operator(), workload, this_machine(), EXACT_LAWS, Report(quiet=True))
     kept = apart(alternatives(run), given.apart)
-    taken = medians(measure({name: program for name, _, program in kept}, [run.workload.timed], given.rounds))
-    rows = [(name, 1e3 * ahead, 1e3 * taken[name], taken[name] / ahead) for name, ahead, _ in kept]
-    print(table([[name, *(f"{figure:.3f}" for figure in figures)] for name, *figures in rows],
-                ["", "ms predicted", "ms measured", "measured / predicted"]))
-    tau = kendalltau([row[1] for row in rows], [row[2] for row in rows]).statistic
-    print(f"\n{len(rows)} alternatives, {given.apart} times apart or more: Kendall's tau {tau:.3f}")
-    if given.csv:
-        with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *rows])
+    say(f"{len(kept)} programs, {given.rounds} rounds")
+    rounds = measure({name: program for name, _, program in kept}, [run.workload.timed], given.rounds)
+    taken = medians(rounds)
+    rows = [(name, 1e3 * ahead, 1e3 * taken[name], taken[name] / ahead, spread(rounds[name])) for name, ahead, _ in kept]
+    print(table([[name, *(f"{figure:.3f}" for figure in figures), shown(wide)] for name, *figures, wide in rows],
+                ["", "ms predicted", "ms measured", "measured / predicted", "spread"]))
+    tau = float(kendalltau([row[1] for row in rows], [row[2] for row in rows]).statistic) if len(rows) > 1 else None
+    tabled(given.csv, [COLUMNS, *rows])
+    wide = [row[4] for row in rows if row[4] is not None]
+    concluded(given, [Figure(f"Kendall's tau of {len(rows)} programs, each {given.apart:g} times as slow as the next", tau,
+                             spread=median(wide) if wide else None, ceiling=1, why="one program is no order"),
+                      Figure("predicted seconds off by, median", 100 * median(abs(1 - 1 / row[3]) for row in rows), "%")])
 
 
 def alternatives(run):
@@ -81,4 +78,4 @@ def apart(found, factor):
     return kept
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": command.run(main)

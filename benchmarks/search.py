@@ -1,41 +1,37 @@
 """How long the search takes on a BERT: for the exact program, by layers and by laws, and for an approximate one where each
 weight may be stored in eight ways.
 
-    python benchmarks/search.py [--layers 1 2 6 12 24 48] [--tokens 128] [--rounds 3] [--width 768] [--csv OUT]
+    python benchmarks/search.py [--layers 1 2 6 12 24 48] [--tokens 128] [--rounds 3] [--width 768] [--brief]
+                                [--csv OUT]
 
 Only sizes count, so weights are promised, not made. Imports are done
 before the clock starts; figures are medians of rounds, without the garbage collector, as timeit has it."""
-import argparse
-import csv
-import os
-import sys
 import time
+from dataclasses import dataclass
 from functools import reduce
 from operator import matmul
-from pathlib import Path
 from statistics import median
 from zlib import crc32
 
-os.environ |= {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_THREAD_TIMEOUT": "4"}
-sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
+import command
+import egglog.bindings  # noqa: F401
+import scipy.optimize  # noqa: F401
+from command import Figure, Parser, concluded, count, say, shown, spread, tabled, takes
 
-import egglog.bindings  # noqa: E402, F401
-import scipy.optimize  # noqa: E402, F401
+from formats.machine import this_machine
+from opmatrix.data import Promised
+from opmatrix.measure import undisturbed
+from opmatrix.models import build
+from rewrites.budgets import within
+from rewrites.extraction import Infeasible
+from rewrites.flat import factors
+from rewrites.laws import EXACT_LAWS
+from rewrites.lower import EXACT, Method
+from rewrites.report import table
+from rewrites.search import Space, search
 
-from formats.machine import this_machine  # noqa: E402
-from formats.quiet import watched  # noqa: E402
-from opmatrix.data import Promised  # noqa: E402
-from opmatrix.measure import undisturbed  # noqa: E402
-from opmatrix.models import build  # noqa: E402
-from rewrites.budgets import within  # noqa: E402
-from rewrites.flat import factors  # noqa: E402
-from rewrites.laws import EXACT_LAWS  # noqa: E402
-from rewrites.lower import EXACT, Method  # noqa: E402
-from rewrites.report import table  # noqa: E402
-from rewrites.search import Space, search  # noqa: E402
-
-COLUMNS = "layers", "laws", "phase", "seconds", "nodes", "classes", "time_s", "bound_s", "greedy_s"
-HEADER = "seconds", "of processor", "nodes", "classes", "ms predicted", "bound", "greedy", "gap", "by phase"
+COLUMNS = "layers", "laws", "phase", "seconds", "nodes", "classes", "time_s", "bound_s", "greedy_s", "spread"
+HEADER = "seconds", "spread", "of processor", "nodes", "classes", "ms predicted", "bound", "greedy", "gap", "by phase"
 OFFERED = [(Method(), 0.0), (Method("half"), 1e-4), (Method("csr", (("density", 0.3),)), 0.02),
            (Method("csr", (("density", 0.15),)), 0.06), (Method("nm", (("n", 2), ("m", 4))), 0.01),
            (Method("block", (("density", 0.3), ("tile", (16, 16)))), 0.04), (Method("lowrank", (("rank", 64),)), 0.05),
@@ -44,55 +40,69 @@ PUBLISHED = {"Tensat": 1.4, "TASO": 13.6}                   # seconds on BERT (Y
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 6, 12, 24, 48])
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--csv", type=Path, help="write the table there, too")
+    parser = Parser(__doc__)
+    parser.add_argument("--layers", type=count, nargs="+", default=[1, 2, 6, 12, 24, 48])
+    parser.add_argument("--tokens", type=count, default=128)
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--width", type=count, default=768)
+    parser.add_argument("--brief", action="store_true", help="the layers alone: no other widths, methods or laws")
     given = parser.parse_args()
-    watched()
-    machine, rows, whole = this_machine(), [], {}
-    measured(bert(1, given.width), EXACT_LAWS, machine, given.tokens, 1)            # what is imported late, and caches
+    takes(4 + 0.06 * given.rounds * sum(given.layers) + (not given.brief) * (20 + 12 * given.rounds))
+    rounds, rows = Rounds(this_machine(), given), []
+    rounds.of(bert(1, given.width), EXACT_LAWS, 1)          # what is imported late, and caches
     print("layers\n", flush=True)
-    lines = []
+    whole, lines = {}, []
     for layers in given.layers:
-        found = measured(bert(layers, given.width), EXACT_LAWS, machine, given.tokens, given.rounds)
-        whole[layers] = found.pop("in all")
-        rows += written(layers, len(EXACT_LAWS), whole[layers], found)
-        lines.append(row(layers, whole[layers], found))
+        whole[layers] = rounds.of(bert(layers, given.width), EXACT_LAWS)
+        rows += written(layers, len(EXACT_LAWS), whole[layers])
+        lines.append(row(layers, whole[layers]))
+        say(f"{layers} layers")
     print(table(lines, ["layers", *HEADER]))
-    if 12 in whole:
-        ours = whole[12][0]
-        print(f"\n12 layers {ours:.2f} s; published for BERT: " + ", ".join(f"{n} {s} s" for n, s in PUBLISHED.items()))
-        if 48 in whole: print(f"48 layers take {whole[48][0] / ours:.2f} times as long as 12")
+    if not given.brief:
+        for part in (others, methods, laws): rows += part(rounds, given)
+    tabled(given.csv, [COLUMNS, *rows])
+    concluded(given, [*figures(whole)])
+
+
+def figures(whole):
+    """The search of BERT-base beside what is published, how it grows with layers, and the gap of its bound."""
+    published = min(PUBLISHED.values())
+    known = {layers: median(found.totals) for layers, found in whole.items()}
+    wide = {layers: spread(found.totals) for layers, found in whole.items()}
+    yield Figure("seconds of BERT-base, 12 layers; published: " + ", ".join(f"{name} {taken}" for name, taken in PUBLISHED.items()),
+                 known.get(12), "s", wide.get(12), most=published, why="--layers 12")
+    yield Figure("times as long, 48 layers as 12", known[48] / known[12] if {12, 48} <= {*known} else None, "x", wide.get(48), most=4,
+                 why="--layers 12 48")
+    yield Figure("largest gap of the proved bound", max(100 * found.search.gap for found in whole.values()), "%", ceiling=100)
+
+
+def others(rounds, given):
+    """The rows of layers of different widths; prints their table."""
     print("\nlayers of different widths, no two alike\n")
-    lines = []
-    for layers in (12, 48):
-        found = measured(different(layers, given.width), EXACT_LAWS, machine, given.tokens, given.rounds)
-        whole[layers] = found.pop("in all")
-        rows += written(f"{layers} different", len(EXACT_LAWS), whole[layers], found)
-        lines.append(row(layers, whole[layers], found))
-    print(table(lines, ["layers", *HEADER]))
-    print(f"\n48 layers take {whole[48][0] / whole[12][0]:.2f} times as long as 12")
+    found = {layers: rounds.of(different(layers, given.width), EXACT_LAWS) for layers in (12, 48)}
+    print(table([row(layers, each) for layers, each in found.items()], ["layers", *HEADER]))
+    print(f"\n48 layers take {median(found[48].totals) / median(found[12].totals):.2f} times as long as 12")
+    say("layers of different widths")
+    return [line for layers, each in found.items() for line in written(f"{layers} different", len(EXACT_LAWS), each)]
+
+
+def methods(rounds, given):
+    """The rows of approximate searches; prints their table."""
     print("\napproximate, 8 methods a weight\n")
-    lines = []
-    for layers in sorted({12, *given.layers} & {12, 24, 48}):
-        for error in (0.02, 0.1):
-            lines.append(approximate(bert(layers, given.width), layers, error, machine, given.tokens))
-            rows += [(layers, len(EXACT_LAWS), f"within {error}", lines[-1][2], "", "", *lines[-1][3:5], "")]
+    lines = [approximate(bert(layers, given.width), layers, error, rounds.machine, given.tokens)
+             for layers in sorted({12, *given.layers} & {12, 24, 48}) for error in (0.02, 0.1)]
     print(table(lines, ["layers", "error", "seconds", "ms predicted", "bound", "gap", "MB"]))
+    say("approximate")
+    return [(line[0], len(EXACT_LAWS), f"within {line[1]}", line[2], "", "", *line[3:5], "", "") for line in lines]
+
+
+def laws(rounds, given):
+    """The rows of searches with some of the laws, which lead to no program where too few are there; prints their table."""
     print("\nlaws, at 12 layers\n")
-    lines = []
-    for count in range(0, len(EXACT_LAWS) + 1, 4):
-        found = measured(bert(12, given.width), EXACT_LAWS[:count], machine, given.tokens, given.rounds)
-        if found is None: continue
-        total = found.pop("in all")
-        rows += written(12, count, total, found)
-        lines.append(row(count, total, found))
-    print(table(lines, ["laws", *HEADER]))
-    if given.csv:
-        with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *rows])
+    counts = range(0, len(EXACT_LAWS) + 1, 4)
+    found = {count: each for count in counts if (each := rounds.of(bert(12, given.width), EXACT_LAWS[:count]))}
+    print(table([row(count, each) for count, each in found.items()], ["laws", *HEADER]))
+    return [line for count, each in found.items() for line in written(12, count, each)]
 
 
 def bert(layers, width, inner=None, prefix=""):
@@ -125,37 +135,56 @@ def approximate(model, layers, error, machine, tokens):
             f"{100 * found.gap:.2f} %", f"{found.memory / 1e6:.1f}"]
 
 
-def measured(model, laws, machine, tokens, rounds):
-    """Seconds by phase and in all, medians of rounds; none where these laws lead to no program."""
-    from rewrites.extraction import Infeasible
-    phases, totals, processor = [], [], []
-    for _ in range(rounds):
-        with undisturbed():
-            begun, own = time.perf_counter(), time.process_time()
-            try: found = search(model, laws, machine, tokens, tokens ** 2)
-            except Infeasible: return None
-            totals.append(time.perf_counter() - begun)
-            processor.append(time.process_time() - own)
-        phases.append(found.seconds)
-    seconds = {name: median(each.get(name, 0.0) for each in phases) for name in phases[0]}
-    seconds["other"] = max(0.0, median(totals) - sum(seconds.values()))
-    return seconds | {"in all": (median(totals), found, median(processor))}
+@dataclass
+class Timed:
+    """A search, again and again: its seconds in all, of the processor, and by phase; what it found."""
+    search: object
+    totals: list
+    processor: list
+    phases: list
+
+    @property
+    def seconds(self):
+        """By phase, medians of rounds."""
+        known = {name: median(each.get(name, 0.0) for each in self.phases) for name in self.phases[0]}
+        return known | {"other": max(0.0, median(self.totals) - sum(known.values()))}
 
 
-def written(layers, laws, total, seconds):
+@dataclass
+class Rounds:
+    """Searches on a machine with these options."""
+    machine: object
+    given: object
+
+    def of(self, model, laws, rounds=None):
+        """None where these laws lead to no program."""
+        tokens, taken = self.given.tokens, Timed(None, [], [], [])
+        for _ in range(rounds or self.given.rounds):
+            with undisturbed():
+                begun, own = time.perf_counter(), time.process_time()
+                try: taken.search = search(model, laws, self.machine, tokens, tokens ** 2)
+                except Infeasible: return None
+                taken.totals.append(time.perf_counter() - begun)
+                taken.processor.append(time.process_time() - own)
+            taken.phases.append(taken.search.seconds)
+        return taken
+
+
+def written(layers, laws, taken):
     """The rows of the file."""
-    found = total[1]
+    found = taken.search
     figures = found.nodes, found.classes, found.time, found.bound, found.greedy
-    return [(layers, laws, name, taken, *figures) for name, taken in {**seconds, "in all": total[0]}.items()]
+    rows = [(layers, laws, name, seconds, *figures, "") for name, seconds in taken.seconds.items()]
+    return [*rows, (layers, laws, "in all", median(taken.totals), *figures, spread(taken.totals))]
 
 
-def row(label, total, seconds):
+def row(label, taken):
     """A line of the table."""
-    taken, found, processor = total
-    phases = sorted(((second, name) for name, second in seconds.items() if second > 5e-4), reverse=True)
-    return [str(label), f"{taken:.3f}", f"{processor:.3f}", str(found.nodes), str(found.classes),
-            *(f"{1e3 * figure:.3f}" for figure in (found.time, found.bound, found.greedy)), f"{100 * found.gap:.2g} %",
+    found = taken.search
+    phases = sorted(((second, name) for name, second in taken.seconds.items() if second > 5e-4), reverse=True)
+    return [str(label), f"{median(taken.totals):.3f}", shown(spread(taken.totals)), f"{median(taken.processor):.3f}", str(found.nodes),
+            str(found.classes), *(f"{1e3 * figure:.3f}" for figure in (found.time, found.bound, found.greedy)), f"{100 * found.gap:.2g} %",
             "  ".join(f"{name} {second:.3f}" for second, name in phases)]
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": command.run(main)

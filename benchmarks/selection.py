@@ -14,7 +14,6 @@ Printed: kept performance (geometric mean of best / chosen), how often the choic
 best - 1), and excess regret against the better of two rules with hindsight: always one format, and one format below a density
 and one above it (where either does not hold the matrix: packed float32)."""
 import argparse
-import csv
 import gzip
 import json
 import os
@@ -24,7 +23,9 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+import command
+from command import ROOT, Figure, InputError, Parser, concluded, count, folder, say, tabled, takes, whole, within
+
 DATA = Path(os.environ.get("OPMATRIX_DATA", ROOT.parent / "shared" / "data")) / "dlmc"
 COLUMNS = "pattern", "structure", "rows", "chosen", "best", "chosen_s", "best_s", "constant_s", "threshold_s"
 ERRORS = 0.0, 0.004, 0.0, 0.015                              # of the cases in turn
@@ -38,51 +39,53 @@ KINDS = [(kind, shape, density) for kind in ("random", "uneven") for shape in ((
 FAR, SLOW, NEAR = 6.0, 2.5, 1.6                              # times the fastest: predicted, after one turn, paid for
 TURNS, QUICK = 8, 4                                          # a quick run takes every fourth case
 FALLBACK = "packed"
+WAYS = {"predicted": "prediction alone", "measured": "prediction, the nearest timed"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("directory", nargs="?", type=Path, default=DATA)
+    parser = Parser(__doc__)
+    parser.add_argument("directory", nargs="?", type=folder)
     parser.add_argument("--quick", action="store_true", help="every fourth case, and the quick calibration")
-    parser.add_argument("--part", type=int, default=0, help="which fourth of the cases a quick run takes: 0 to 3")
-    parser.add_argument("--processes", type=int, default=3, help="that pay")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 128, 512])
-    parser.add_argument("--threads", default="1")
-    parser.add_argument("--csv", type=Path, help="write the table there, too")
+    parser.add_argument("--part", type=whole, default=0, help="which fourth of the cases a quick run takes: 0 to 3")
+    parser.add_argument("--processes", type=count, default=3, help="that pay")
+    parser.add_argument("--rows", type=count, nargs="+", default=[1, 16, 128, 512])
+    parser.add_argument("--threads", type=count, default=1)
     parser.add_argument("--room", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--stage", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    sys.path[:1] = [str(ROOT), str(ROOT / "benchmarks")]
+    within("part", given.part, QUICK - 1, 0)
     if given.stage: return STAGES[given.stage[0]](given, Path(given.stage[1]))
-    from formats.quiet import watched
-    watched()
+    asked = sum(len(rows) for *_, rows in cases(given))
+    takes((25 if given.quick else 90) + asked * (1.2 + 0.3 * given.processes))
     with tempfile.TemporaryDirectory() as room: raced(given, given.room or Path(room))
 
 
 def raced(given, room):
     """Runs the stages, each in a process of its own, and shows what came out."""
-    sys.path[:1] = [str(ROOT)]
     from formats.blas import fastest
     blas, start = fastest(), time.time()
-    pools = dict.fromkeys(("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), given.threads)
+    pools = dict.fromkeys(("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(given.threads))
     def stage(name):
         done = subprocess.run([sys.executable, *sys.argv, "--stage", name, str(room)], env=os.environ | pools | blas.environment)
-        if done.returncode: sys.exit(f"{name} ended with status {done.returncode}")
-        print(f"[{time.time() - start:5.0f} s] {name}", file=sys.stderr, flush=True)
+        if done.returncode: sys.exit(done.returncode)
+        say(name)
     for name in ("calibrate", "oracle", "choose", *["pay"] * given.processes): stage(name)
     read = {file.stem: json.loads(file.read_text()) for file in room.glob("*.json")}
-    for way in ("predicted", "measured"):
-        rows = table(read, way, given.processes)
-        print(f"\nchosen by {'prediction alone' if way == 'predicted' else 'prediction, the nearest timed'}")
-        show(rows, read, given.processes)
-        if given.csv and way == "measured":
-            with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *(row[:9] for row in rows)])
+    for way in WAYS:
+        rows = outcome(read, way, given.processes)
+        print(f"\nchosen by {WAYS[way]}")
+        figures = show(rows, read, way)
+        if way == "measured": tabled(given.csv, [COLUMNS, *(row[:9] for row in rows)])
+        else: command.show(figures)
     print(f"\n{versions(blas)}, {given.threads} threads, {time.time() - start:.0f} s")
+    concluded(given, figures)
 
 
 def cases(given):
     """(name, structure, matrix, [(rows, error)]) of every pattern; the matrix is made when it is asked for."""
-    files = sorted(given.directory.glob("*.smtx.gz")) if given.directory.is_dir() else []
+    place = given.directory or DATA
+    files = sorted(place.glob("*.smtx.gz")) if place.is_dir() else []
+    if given.directory and not files: raise InputError(f"{place}: it holds no patterns (*.smtx.gz)")
     patterns = [(file.name.removesuffix(".smtx.gz"), "real", lambda file=file: read(file)) for file in files]
     made = MADE if files else MADE + KINDS
     patterns += [(f"{kind} {shape[0]}x{shape[1]} {density:g}", kind, lambda each=(kind, shape, density): make(*each))
@@ -100,11 +103,13 @@ def cases(given):
 def read(file):
     """Wᵀ of a pattern file has the file's rows: outputs. The numbers are normal."""
     import numpy as np
-    lines = gzip.open(file, "rt").read().split("\n")
-    (outputs, inputs, stored), starts, columns = (np.array(line.replace(",", " ").split(), int) for line in (*lines[:3], "")[:3])
-    W = np.zeros((inputs, outputs), np.float32)
-    W[columns, np.repeat(np.arange(outputs), np.diff(starts))] = np.random.default_rng(0).standard_normal(stored)
-    return W
+    try:
+        lines = gzip.open(file, "rt").read().split("\n")
+        (outputs, inputs, stored), starts, columns = (np.array(line.replace(",", " ").split(), int) for line in (*lines[:3], "")[:3])
+        W = np.zeros((inputs, outputs), np.float32)
+        W[columns, np.repeat(np.arange(outputs), np.diff(starts))] = np.random.default_rng(0).standard_normal(stored)
+        return W
+    except (OSError, EOFError, ValueError, IndexError) as error: raise InputError(f"{file}: no pattern: {error}") from None
 
 
 def make(kind, shape, density):
@@ -217,7 +222,7 @@ def timed(entries, shape, rows, slowest, turns):
 STAGES = {"calibrate": calibrate, "oracle": oracle, "choose": choose, "pay": pay}
 
 
-def table(read, way, processes):
+def outcome(read, way, processes):
     """COLUMNS for each case, then density, seconds of what the oracle chose, how far off the prediction was."""
     from statistics import median
     cases, first = list(read["oracle"]), {case: found["seconds"] for case, found in read["oracle"].items()}
@@ -260,8 +265,8 @@ def threshold(cases, labels, paid, best, density):
 def regret(ratios): return sum(ratios) / len(ratios) - 1
 
 
-def show(rows, read, processes):
-    """The figures, and which bars they meet."""
+def show(rows, read, way):
+    """Prints what was chosen beside the rules; returns figures with their bars."""
     import numpy as np
     chosen, best, constant, limit, oracle = (np.array([row[i] for row in rows]) for i in (5, 6, 7, 8, 10))
     def figures(taken):
@@ -275,18 +280,20 @@ def show(rows, read, processes):
     kept, near, high, worst, mean = found["chosen"]
     winners = [row[4] for row in rows]
     share, most = max((winners.count(label) / len(rows), label) for label in set(winners))
-    bars = {"kept performance >= 99.4 %": kept >= 0.994, "within 5 % in >= 95 %, or a point below the oracle":
-            near >= min(0.95, found["oracle"][1] - 0.01), "95th percentile of regret <= 5 %": high <= 0.05,
-            "worst <= the oracle's + 10 points": worst <= found["oracle"][3] + 0.10,
-            "excess regret <= a third of the rules'": mean <= min(found["constant"][4], found["threshold"][4]) / 3,
-            f"no format right more than 40 % of the time ({most}: {share:.0%})": share <= 0.4}
-    for what, holds in bars.items(): print(f"  {'holds' if holds else 'FAILS':6s} {what}")
     off = abs(np.array([row[11] / row[5] - 1 for row in rows
                         if row[3] == read["choose"][f"{row[0]} | {row[2]}"]["predicted"]]))
     print(f"  {len(rows)} cases; predicted seconds of choices are off by {np.median(off):.1%} (median), "
           f"{np.quantile(off, 0.9):.1%} (90 %)")
     for row in sorted(rows, key=lambda row: row[6] / row[5])[:6]:
         print(f"  {row[5] / row[6] - 1:6.1%}  {row[0][:60]} {row[2]} rows: {row[3]} for {row[4]}")
+    rules = min(found["constant"][4], found["threshold"][4])
+    return [Figure("kept performance", 100 * kept, "%", least=99.4),
+            Figure("within 5 % of the best; the bar: 95 %, or a point below the oracle", 100 * near, "%",
+                   least=100 * min(0.95, found["oracle"][1] - 0.01)),
+            Figure("95th percentile of regret", 100 * high, "%", most=5),
+            Figure("worst regret; the bar: the oracle's and ten points", 100 * worst, "%", most=100 * (found["oracle"][3] + 0.1)),
+            Figure("mean regret; the bar: a third of the better rule's", 100 * mean, "%", most=100 * rules / 3),
+            Figure(f"how often one format is right, at most ({most})", 100 * share, "%", most=40)]
 
 
 def versions(blas):
@@ -298,4 +305,4 @@ def versions(blas):
     return f"{cpu()}, python {platform.python_version()}, {packages}, OpenBLAS {blas.core or 'as it chooses'}"
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": command.run(main)

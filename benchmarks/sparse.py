@@ -6,54 +6,50 @@
 Every weight of the layers is pruned by magnitude to the density; what is left is the model, and all programs are exact
 for it. That nothing is made dense is shown by the most bytes that a run allocates beyond its planned buffers, against
 the bytes of the smallest weight that is stored sparse, were it dense."""
-import argparse
-import csv
-import os
-import sys
-from pathlib import Path
+import command
+import numpy as np
+from command import Figure, Parser, concluded, count, say, share, shown, spread, tabled, takes
 
-os.environ |= {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_THREAD_TIMEOUT": "4"}
-sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
-
-import numpy as np  # noqa: E402
-
-from formats import FORMATS  # noqa: E402
-from formats.machine import this_machine  # noqa: E402
-from formats.quiet import watched  # noqa: E402
-from opmatrix.checkpoint import open_model  # noqa: E402
-from opmatrix.data import Data  # noqa: E402
-from opmatrix.measure import measure, medians, peak, ratio  # noqa: E402
-from opmatrix.models import build  # noqa: E402
-from opmatrix.oracles import dense  # noqa: E402
-from opmatrix.patterns import Batch  # noqa: E402
-from rewrites.approximate import difference  # noqa: E402
-from rewrites.laws import EXACT_LAWS  # noqa: E402
-from rewrites.lower import Method, plainly  # noqa: E402
-from rewrites.report import table  # noqa: E402
-from rewrites.search import search  # noqa: E402
+from formats import FORMATS
+from formats.machine import this_machine
+from opmatrix.checkpoint import open_model
+from opmatrix.data import Data
+from opmatrix.measure import measure, medians, peak, ratio
+from opmatrix.models import build
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from rewrites.approximate import difference
+from rewrites.laws import EXACT_LAWS
+from rewrites.lower import Method, plainly
+from rewrites.report import table
+from rewrites.search import search
 
 COLUMNS = ("pattern", "density", "kernels", "sparse_ms", "same_dense_ms", "best_dense_ms", "times_same_dense",
-           "times_best_dense", "stored", "stored_dense", "allocated", "planned", "smallest_dense", "error")
+           "times_best_dense", "stored", "stored_dense", "allocated", "planned", "smallest_dense", "error", "spread")
+EXACT = 1e-5                                                # relative, of float32
 SPARSE = "csr", "block", "nm"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--model", default="minilm")
-    parser.add_argument("--densities", type=float, nargs="+", default=[0.5, 0.25, 0.1, 0.05])
+    parser.add_argument("--densities", type=share, nargs="+", default=[0.5, 0.25, 0.1, 0.05])
     parser.add_argument("--pattern", nargs="+", choices=SPARSE, default=["csr", "block", "nm"])
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--csv", type=Path, help="write the table there, too")
+    parser.add_argument("--tokens", type=count, default=128)
+    parser.add_argument("--rounds", type=count, default=15)
     given = parser.parse_args()
-    watched()
+    takes(2 + len(given.pattern) * len(given.densities) * (6 + 0.06 * given.rounds))
     checkpoint, machine, rows = open_model(given.model), this_machine(), []
     for pattern in given.pattern:
         for density in given.densities:
             rows.append(measured(pruned(checkpoint, pattern, density), checkpoint, machine, pattern, density, given))
             show(rows[-1])
-    if given.csv:
-        with given.csv.open("w", newline="") as file: csv.writer(file).writerows([COLUMNS, *rows])
+            say(f"{pattern} at {density:g}")
+    tabled(given.csv, [COLUMNS, *rows])
+    found = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    concluded(given, [*(Figure(f"{row['pattern']} at density {row['density']:g}: of the best dense program's seconds",
+                               row["times_best_dense"], "x", row["spread"], most=1) for row in found),
+                      Figure("largest relative error", max(row["error"] for row in found), most=EXACT)])
 
 
 def pruned(checkpoint, pattern, density):
@@ -85,15 +81,15 @@ def measured(model, checkpoint, machine, pattern, density, given):
             ratio(times, "sparse", "same dense"), ratio(times, "sparse", "best dense"),
             program.stored_bytes, programs["best dense"].stored_bytes,
             peak(program, batch), program.peak_bytes(batch), min((4 * int(np.prod(w.shape)) for w in held), default=0),
-            difference(program.run(batch), dense(model, batch)))
+            difference(program.run(batch), dense(model, batch)), spread(times["sparse"]))
 
 
 def show(row):
     """A row as a paragraph."""
-    pattern, density, kernels, ours, same, best, by_same, by_best, *sizes, error = row
+    pattern, density, kernels, ours, same, best, by_same, by_best, *sizes, error, wide = row
     stored, plain, allocated, planned, smallest = sizes
     print(f"\n{pattern} at density {density:g}: sparse kernels {kernels}; {stored / 1e6:.1f} MB stored, "
-          f"dense {plain / 1e6:.1f}; error {error:.1g}")
+          f"dense {plain / 1e6:.1f}; error {error:.1g}; spread {shown(wide)}")
     print(table([["chosen", f"{ours:.2f}", ""], ["the same, dense", f"{same:.2f}", f"{by_same:.3f}"],
                  ["the best dense", f"{best:.2f}", f"{by_best:.3f}"]], ["", "ms", "chosen / this (paired)"]))
     if smallest:
@@ -101,4 +97,4 @@ def show(row):
               f"the smallest of these weights is {smallest / 1e3:.0f} kB dense")
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": command.run(main)

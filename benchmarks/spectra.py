@@ -7,18 +7,18 @@ did not converge counts with all its restarts. "in sequence" are the products of
 for where the processes run side by side. "kept" is the largest size uniting with nothing but its own last restart:
 what it lacks against "united" is what the other processes bring."""
 import argparse
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
+import command
+import numpy as np
+from command import Figure, Parser, concluded, count, listed, say, spread, tabled, takes
 
-import numpy as np  # noqa: E402
+from opmatrix.errors import InputError
+from opmatrix.spectra import Eigenpairs, restarted_arnoldi, unite_and_conquer
 
-from opmatrix.spectra import Eigenpairs, restarted_arnoldi, unite_and_conquer  # noqa: E402
-
+COLUMNS = "matrix", "processes", "restarts", "products", "in_sequence", "right", "spread"
 N = 400
 
 
@@ -66,21 +66,39 @@ def right(found: Eigenpairs, wanted: Any) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=4)
-    parser.add_argument("--subspaces", type=lambda text: tuple(map(int, text.split(","))), default=(10, 15, 20))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--restarts", type=int, default=300)
+    parser = Parser(__doc__)
+    parser.add_argument("--count", type=count, default=4)
+    parser.add_argument("--subspaces", type=lambda text: tuple(int(count(word)) for word in listed(text)), default=(10, 15, 20))
+    parser.add_argument("--seeds", type=count, default=5)
+    parser.add_argument("--restarts", type=count, default=300)
     given = parser.parse_args()
+    if given.count >= min(given.subspaces):
+        raise InputError(f"--subspaces {min(given.subspaces)}: more than --count {given.count}")
+    takes(1 + 2 * given.seeds * given.restarts / 300)
+    rows: list[tuple[Any, ...]] = []
     print(f"{'':<16}{'processes':<22}{'restarts':>9}{'products':>10}{'in sequence':>13}{'right':>8}")
     for name, (make, symmetric) in MATRICES.items():
         matrix = make()
         values = np.linalg.eigvals(matrix)
         wanted = values[np.argsort(-abs(values))][:given.count]
         for label, largest, found in runs(matrix, symmetric, given):
-            restarts = median(each.restarts for each in found)
-            print(f"{name:<16}{label:<22}{restarts:>9g}{median(each.products for each in found):>10g}"
-                  f"{restarts * largest:>13g}{sum(right(each, wanted) for each in found):>5}/{given.seeds}", flush=True)
+            restarts, products = (median(getattr(each, name) for each in found) for name in ("restarts", "products"))
+            rows.append((name, label, restarts, products, restarts * largest, sum(right(each, wanted) for each in found),
+                         spread([each.products for each in found])))
+            print(f"{name:<16}{label:<22}{restarts:>9g}{products:>10g}{rows[-1][4]:>13g}{rows[-1][5]:>5}/{given.seeds}", flush=True)
+        say(name)
+    tabled(given.csv, [COLUMNS, *rows])
+    concluded(given, [*figures(rows, given.seeds)])
 
 
-if __name__ == "__main__": main()
+def figures(rows: list[tuple[Any, ...]], seeds: int) -> Iterator[Figure]:
+    """By matrix: products in sequence of all sizes united over those of the best size alone, where both are always right."""
+    for name in MATRICES:
+        mine = [row for row in rows if row[0] == name and row[5] == seeds]
+        alone, united = ([row for row in mine if row[1].startswith(word)] for word in ("alone", "united"))
+        best = min(alone, key=lambda row: row[4], default=None)
+        yield Figure(f"{name}: products in sequence, united over the best alone", united[0][4] / best[4] if best and united else None, "x",
+                     united[0][6] if united else None, why="not every seed found the eigenvalues")
+
+
+if __name__ == "__main__": command.run(main)

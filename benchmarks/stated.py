@@ -6,25 +6,22 @@ Takes a saved program with many int8 weights from the front of what `optimize mi
 it. Of each kind of text lines are drawn; those of the workload are parted as `optimize` parts them, and a third part states the worst
 sentence. Counted is how many fresh lines exceed it, and by how much at most. The last columns hold the same lines against what the
 shipped sentences state, and say whether they count as covered by those, and by their own workload."""
-import argparse
 import sys
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
-sys.path.append(str(Path(__file__).parent))
+import command
+import numpy as np
+from command import Figure, Parser, concluded, count, say, tabled, takes, whole, within
 
-import numpy as np  # noqa: E402
-from command import say, tabled, tablefile, within  # noqa: E402
-
-from formats.files import read_json  # noqa: E402
-from opmatrix.embed import batches  # noqa: E402
-from opmatrix.errors import InputError  # noqa: E402
-from opmatrix.program import Program  # noqa: E402
-from opmatrix.saving import FRONT, REPORT  # noqa: E402
-from opmatrix.text import Parts, Reading, sentences  # noqa: E402
-from rewrites.report import table  # noqa: E402
-from rewrites.samples import KINDS, lines  # noqa: E402
-from rewrites.stated import LEAST, Stated, each, uncovered  # noqa: E402
+from formats.files import read_json
+from opmatrix.embed import batches
+from opmatrix.errors import InputError
+from opmatrix.program import Program
+from opmatrix.saving import FRONT, REPORT
+from opmatrix.text import Parts, Reading, sentences
+from rewrites.report import table
+from rewrites.samples import KINDS, lines
+from rewrites.stated import LEAST, Stated, each, uncovered
 
 COLUMNS = ("kind", "tokens", "seen", "largest seen", "stated of all", "found of all", "stated worst", "fresh above", "largest ratio",
            "cosine, mean", "cosine, most", "shipped: above", "largest ratio", "covered", "own")
@@ -32,22 +29,17 @@ ALLOWED, MOST = 0.01, 1.5                                   # share of fresh lin
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("program", type=Path, nargs="?", default=Path("minilm.opmatrix"))
-    parser.add_argument("--point", type=int, help="of the front; by itself the one with most int8 weights")
-    parser.add_argument("--workload", type=int, default=100, help="lines")
-    parser.add_argument("--fresh", type=int, default=200, help="lines")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--point", type=count, help="of the front; by itself the one with most int8 weights")
+    parser.add_argument("--workload", type=count, default=100, help="lines")
+    parser.add_argument("--fresh", type=count, default=200, help="lines")
+    parser.add_argument("--seed", type=whole, default=0)
     given = parser.parse_args()
-    try:
-        within("workload", given.workload, 100_000, 2 * LEAST)
-        within("fresh", given.fresh, 100_000)
-        tablefile("csv", given.csv)
-        name, program, exact = taken(given.program, given.point)
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
+    within("workload", given.workload, 100_000, 2 * LEAST)
+    within("fresh", given.fresh, 100_000)
+    name, program, exact = taken(given.program, given.point)
+    takes(3 + 0.025 * len(KINDS) * (given.workload / 2 + given.fresh))
     shipped, fitted = Parts.of(sentences()), rows(program, [*Parts.of(sentences()).fit, *Parts.of(sentences()).choose])
     said = statement(program, exact, shipped.state)
     lacking = uncovered(program.tokenizer, fitted, rows(program, shipped.state))
@@ -61,6 +53,10 @@ def main() -> int:
     tabled(given.csv, [COLUMNS, *found])
     broken = [row[0] for row in found if row[COLUMNS.index("fresh above")] > ALLOWED or row[COLUMNS.index("largest ratio")] > MOST]
     print(f"more than {100 * ALLOWED:g} % above, or one by more than {MOST:g} x: {', '.join(broken) or 'none'}")
+    above, times = (max(row[COLUMNS.index(name)] for row in found) for name in ("fresh above", "largest ratio"))
+    what = f"fresh lines above the stated worst, of {given.fresh}, in the worst kind"
+    concluded(given, [Figure(what, 100 * above, "%", most=100 * ALLOWED),
+                      Figure("the farthest, over what is stated", times, "x", most=MOST)])
     return bool(broken)
 
 
@@ -105,4 +101,4 @@ def judged(kind, given, program, exact, shipped, lacking):
 def shown(cell): return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
 
 
-if __name__ == "__main__": sys.exit(main())
+if __name__ == "__main__": command.run(main)

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -121,8 +122,9 @@ def probe(seconds: float = PROBE) -> str:
     return watch.seen()
 
 
+@cache
 def watched() -> Watch:
-    """For a benchmark: at its end, a line on standard error if the machine was busy."""
+    """For a benchmark: at its end, a line on standard error if the machine was busy. A process has one, whoever asks for it again."""
     watch = Watch()
 
     def last() -> None:

@@ -281,13 +281,3 @@ def test_bad_options_are_refused(words, said, monkeypatch):
 def test_a_workload_is_made_of_real_tokens(run):
     with pytest.raises(InputError, match="--workloads file: SENTENCESxTOKENS or texts"):
         run("HEAD", "--workloads", "file")
-
-
-@pytest.mark.parametrize("command, words, status, said", [
-    ("paired.py", ["no-such"], 2, f"paired.py: no-such: no commit of {ROOT}: give one that git log shows\n"),
-    ("spectra.py", ["--help"], 0, "")])
-def test_a_command_finds_the_package_and_not_its_neighbour(command, words, status, said, tmp_path):
-    """benchmarks/formats.py lies beside both."""
-    command = [sys.executable, ROOT / "benchmarks" / command, *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (status, said)

@@ -59,3 +59,12 @@ def test_a_probe_repeats_something(monkeypatch):
     seen = []
     monkeypatch.setattr(Watch, "seen", lambda self: seen.append(len(self.runs[0])) or "")
     assert probe(0.02) == "" and seen[0] >= 1
+
+
+def test_a_process_is_watched_once(monkeypatch):
+    """Whoever begins to measure asks for it; one line is said at the end."""
+    asked = []
+    monkeypatch.setattr(quiet.atexit, "register", asked.append)
+    quiet.watched.cache_clear()
+    try: assert quiet.watched() is quiet.watched() and len(asked) == 1
+    finally: quiet.watched.cache_clear()

@@ -1,35 +1,32 @@
 """How long x @ W takes: shape x structure x density x rows x format x provider, and what that says.
 
-    python benchmarks/formats.py [--quick | --bars] [--shapes 384x1536 …] [--structures random …] [--densities 0.1 …]
+    python benchmarks/products.py [--quick | --bars] [--shapes 384x1536 …] [--structures random …] [--densities 0.1 …]
                                  [--rows 1 16 …] [--formats csr …] [--threads 1 2] [--rounds 9] [--csv OUT] [--plot OUT.png]
 
 Providers: ours; numpy with the fastest kernels that its BLAS has here; scipy.sparse; MKL by sparse-dot-mkl; torch. Each runs in
 a process of its own and they take turns (benchmarks/race.py); times are medians over rounds, ratios medians of the ratios
 within a round. Then: the density up to which each format beats dense float32, and dense bf16; and the bars. The whole grid
 takes about half an hour, --bars four minutes. A figure against peers counts only where torch, scipy and MKL are in the table."""
-import argparse
-import csv
-import sys
 from itertools import product
+from math import isinf
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
-sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
-sys.path.append(str(Path(__file__).parent))
+import command
+from bars import Table, crossovers, plot, sparse_bars
+from command import Figure, Parser, concluded, named, number, positive, say, share, shown, spread, tabled, tablefile, takes
+from matrices import STRUCTURES
+from race import Rider, race
 
-from bars import Table, crossovers, plot, sparse_bars  # noqa: E402
-from matrices import STRUCTURES  # noqa: E402
-from race import Rider, race  # noqa: E402
-
-from formats import FORMATS, blas, peaks  # noqa: E402
-from formats.quiet import watched  # noqa: E402
-from rewrites.report import table as aligned  # noqa: E402
+from formats import FORMATS, blas, peaks
+from rewrites.report import table as aligned
 
 PROVIDERS = ("ours", "numpy", "scipy", "mkl", "torch")
 PEERS = ("scipy", "mkl", "torch")
-COLUMNS = ("shape", "rows", "structure", "density", "format", "provider", "threads", "median_s", "min_s", "bytes", "error")
-SHAPES, ROWS = ("384x1536", "1024x1024"), (1, 16, 128, 512)
-DENSITIES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
+COLUMNS = ("shape", "rows", "structure", "density", "format", "provider", "threads", "median_s", "min_s", "bytes", "error", "spread")
+GRID = {"shapes": (["384x1536"], ["384x1536", "1024x1024"]), "structures": (["random"], [*STRUCTURES]),
+        "densities": ([0.1, 0.3, 0.38, 0.5], [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7]), "rows": ([1, 128], [1, 16, 128, 512]),
+        "decode": (0.0, float(peaks.BEYOND))}              # quick, and all
 BARS = [(shape, "random", d, (16, 128, 512)) for shape in ("384x1536", "1536x384") for d in (0.1, 0.3, 0.38, 0.45, 0.55)]
 BARS += [(shape, "blocks", d, (16, 128, 512)) for shape in ("384x1536", "1536x384") for d in (0.1, 0.5)]
 BARS += [("4096x4096", "blocks", 0.5, (128,))]
@@ -38,58 +35,75 @@ DECODED, SHARE = ("csr", "block", "int8", "int4"), 0.7
 
 
 def main():
-    watched()
     given = arguments()
+    work = tasks(given)
+    takes(expected(work, given))
     riders, told = started(given.threads, given.providers)
     print("\n".join(told))
     rows = []
     try:
-        for (shape, structure, density, many), only, counts in tasks(given):
+        for done, ((shape, structure, density, many), only, counts) in enumerate(work, 1):
             case = dict(shape=[*map(int, shape.split("x"))], structure=structure, density=density, only=only)
             for threads in counts:
                 field = [rider for rider in riders if rider.threads == threads]
                 for count, found in race(field, case, many, given.rounds, given.seconds):
                     rows += (new := [*lines(shape, count, structure, density, field, found)])
                     show(new)
+            say(f"{done} of {len(work)} matrices")
         found = Table(rows)
-        report(found, given.threads)
-        decoded(riders, given)
+        figures = [*report(found, given.threads), *decoded(riders, given)]
     finally:
         for rider in riders: rider.close()
-    if given.csv:
-        with given.csv.open("w", newline="") as file:
-            csv.writer(file).writerows([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)])
+    tabled(given.csv, [COLUMNS, *([row[name] for name in COLUMNS] for row in rows)])
     if given.plot: plot(found, given.plot)
+    concluded(given, figures)
+
+
+def expected(work, given):
+    """Seconds, about: of every race, and of the one-row products."""
+    kinds = len(given.formats) or (len(JUDGED) if given.bars else 2 * len(FORMATS))
+    races = sum(len(many) * len(counts) for (*_, many), _, counts in work)
+    return 12 + races * (kinds + 8) * given.rounds * 1.5 * given.seconds + (30 if given.decode else 0) * len(given.threads)
 
 
 def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", default=SHAPES)
-    parser.add_argument("--structures", nargs="+", choices=[*STRUCTURES], default=[*STRUCTURES])
-    parser.add_argument("--densities", type=float, nargs="+", default=DENSITIES)
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser = Parser(__doc__)
+    parser.add_argument("--shapes", type=sized, nargs="+")
+    parser.add_argument("--structures", nargs="+", choices=[*STRUCTURES])
+    parser.add_argument("--densities", type=share, nargs="+")
+    parser.add_argument("--rows", type=command.count, nargs="+")
     parser.add_argument("--formats", nargs="+", default=[], help="ours, by the beginning of their names; all by default")
     parser.add_argument("--providers", nargs="+", choices=PROVIDERS, default=PROVIDERS)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=0.004, help="of one candidate's turn")
-    parser.add_argument("--csv", type=Path, help="write the table there")
+    parser.add_argument("--threads", type=command.count, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=command.count, default=9)
+    parser.add_argument("--seconds", type=positive, default=0.004, help="of one candidate's turn")
     parser.add_argument("--plot", type=Path, help="draw the curves there (PNG; needs matplotlib)")
     parser.add_argument("--bars", action="store_true", help="only what the bars need")
-    parser.add_argument("--quick", action="store_true", help="one shape, few densities")
-    parser.add_argument("--decode", type=float, default=peaks.BEYOND, metavar="N",
-                        help="one-row products on matrices of N last caches; 0: leave out")
-    return parser.parse_args()
+    parser.add_argument("--quick", action="store_true",
+                        help="where nothing else is given: one shape, one structure, few densities and rows, no one-row products")
+    parser.add_argument("--decode", type=number(float, 0, 100, "from 0 to 100"), metavar="N",
+                        help=f"one-row products on matrices of N last caches, by itself {peaks.BEYOND}; 0: leave out")
+    given = parser.parse_args()
+    named("formats", given.formats, FORMATS)
+    tablefile("plot", given.plot)
+    given.whole = not (given.shapes or given.structures or given.quick)
+    for option, (few, all_) in GRID.items():
+        if getattr(given, option) is None: setattr(given, option, few if given.quick else all_)
+    return given
+
+
+def sized(text):
+    """The type of an option: inputs and outputs of a matrix, as they were given."""
+    return "x".join(map(str, command.shape(text)))
 
 
 def tasks(given):
     """((shape, structure, density, rows), formats, threads): the grid, on the first number of threads, then what the bars
     still need, on all."""
     if given.bars: return [(task, JUDGED, given.threads) for task in BARS]
-    if given.quick: given.shapes, given.densities, given.rows = ["384x1536"], [0.1, 0.3, 0.5], [1, 128]
     grid = [(shape, structure, d, tuple(given.rows))
             for shape, structure, d in product(given.shapes, given.structures, given.densities)]
-    bars = [] if given.quick or (given.shapes, given.structures) != (SHAPES, [*STRUCTURES]) else BARS
+    bars = BARS if given.whole else []
     return [(task, tuple(given.formats), given.threads[:1] if bars else given.threads) for task in grid] + [
         (task, JUDGED, given.threads if task[:3] not in {each[:3] for each in grid} else given.threads[1:]) for task in bars]
 
@@ -117,54 +131,63 @@ def lines(shape, count, structure, density, riders, found):
     for (i, _), ((form, size, error), medians, minima) in found.items():
         yield dict(shape=shape, rows=count, structure=structure, density=density, format=form, provider=riders[i].provider,
                    threads=riders[i].threads, median_s=median(medians), min_s=min(minima), bytes=size, error=error,
-                   rounds=medians)
+                   rounds=medians, spread=spread(medians))
 
 
 def show(rows):
-    """One race, the fastest first, with its spread: the quartiles' distance over the median."""
+    """One race, the fastest first."""
     first, here = rows[0], Table(rows)
     print(f"\n{first['shape']} {first['structure']} {first['density']:g}, {first['rows']} rows, {first['threads']} thread(s)")
     def line(row):
-        low, _, high = quantiles(row["rounds"], n=4) if len(row["rounds"]) > 1 else row["rounds"] * 3
         ratio = here.ratio(row)
         return [f"{row['provider']} {row['format']}", f"{1e6 * row['median_s']:.1f}",
-                f"{100 * (high - low) / row['median_s']:.0f} %", f"{1e6 * row['min_s']:.1f}",
+                shown(row["spread"]), f"{1e6 * row['min_s']:.1f}",
                 "" if ratio is None else f"{ratio:.2f}", f"{row['bytes']:,}", f"{row['error']:.1g}"]
     ordered = sorted(rows, key=lambda row: row["median_s"])
     print(aligned([*map(line, ordered)], ["", "µs", "spread", "least", "x dense", "bytes", "error"]), flush=True)
 
 
 def report(found, threads):
-    """Crossovers, and the bars with one thread; with more beside."""
+    """Prints crossovers, and the bars with one thread; with more beside. Returns the figures of the first number of threads."""
     if crossed := [*crossovers(found, threads[0])]:
         print("\ndensity up to which a format wins, one thread")
         print(aligned(crossed, ["matrix", "rows", "format", "provider", "over float32", "over bf16"]))
+    densest, first = max(row["density"] for row in found.rows), []
     for count in threads:
         if not (judged := [*sparse_bars(found, count)]): continue
+        wide = typical(found, count)
+        figures = [Figure(what, densest if value is not None and isinf(value) else value, spread=wide, least=bar, why="no such row")
+                   for what, bar, value, *_ in judged]
+        first = first or figures
         print(f"\nbars on {count} thread(s)" + ("" if count == 1 else ", beside"))
-        print(aligned([[what, f"{bar:g}", said, verdict(value, bar), beside] for what, bar, value, said, beside in judged],
-                      ["", "bar", "here", "", "where"]))
+        print(aligned([[what, f"{bar:g}", said, figure.verdict, beside]
+                       for (what, bar, _, said, beside), figure in zip(judged, figures, strict=True)], ["", "bar", "here", "", "where"]))
+    return first or [Figure("races", len(found.rows), spread=typical(found, threads[0]))]
 
 
-def verdict(value, bar): return "not measured" if value is None else "met" if value >= bar else "MISSED"
+def typical(found, threads):
+    """The median spread of the rows of so many threads; None where too few rounds say any."""
+    wide = [row["spread"] for row in found.where(threads=threads) if row["spread"] is not None]
+    return median(wide) if wide else None
 
 
 def decoded(riders, given):
-    """One row times matrices that no cache holds, as a share of the bandwidth that reading them has."""
+    """One row times matrices that no cache holds, as a share of the bandwidth that reading them has: figures."""
     if not given.decode: return
     last = peaks.caches()[-1]
     size = int(min(given.decode * last, peaks.free_memory() // 6))
-    print(f"\none row, packed bytes {peaks.sized(size)}, last cache {peaks.sized(last)}"
-          + ("" if size >= 2 * last else ": TOO SMALL for the bar, which asks for more than twice that"))
+    small = "" if size >= 2 * last else f"{peaks.sized(size)} are less than twice the last cache of {peaks.sized(last)}"
+    print(f"\none row, packed bytes {peaks.sized(size)}, last cache {peaks.sized(last)}")
     table = []
-    for rider in riders:
-        if rider.provider != "ours": continue
+    for rider in (rider for rider in riders if rider.provider == "ours"):
         for name in DECODED:
-            if name not in FORMATS: table.append([name, "", "no such format", "", ""]); continue
             stored, speed, reading = rider.ask("decode", name=name, size=size)
+            figure = Figure(f"{name}, one row: share of the bandwidth", None if small else speed / reading, least=SHARE,
+                            ceiling=1, why=small)
             table.append([name, str(rider.threads), f"{stored / 1e6:.0f} MB", f"{speed / 1e9:.1f} of {reading / 1e9:.1f} GB/s",
-                          f"{speed / reading:.2f} {verdict(speed / reading, SHARE)}"])
-    print(aligned(table, ["format", "threads", "stored", "reached", f"share (bar {SHARE:g})"]))
+                          f"{speed / reading:.2f}", figure.verdict])
+            if rider.threads == given.threads[0]: yield figure
+    print(aligned(table, ["format", "threads", "stored", "reached", "share", f"bar {SHARE:g}"]))
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": command.run(main)
