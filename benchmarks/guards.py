@@ -1,6 +1,6 @@
 """Arrays of every step, alignment, overlap and flag before pages that nobody may touch, at the door of every format and kernel.
 
-    python benchmarks/guards.py [--share 1.0] [--doors int8 attention] [--workers 2]
+    python benchmarks/guards.py [--share 1.0] [--doors int8 attention] [--workers 2] [--csv OUT]
 
 Each result is right to the bit of plain arrays, which are near float64, or refused in words; anything else is printed, and ends
 with status 1."""
@@ -12,7 +12,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import command
-from command import ROOT, TESTS, Figure, Parser, concluded, count, named, say, share, takes
+from command import ROOT, TESTS, Figure, Parser, concluded, count, named, say, share, tabled, takes
 
 sys.path.insert(0, str(TESTS))
 
@@ -23,7 +23,7 @@ PIECE = 2000                                                # cases of a child
 
 
 def main() -> int:
-    parser = Parser(__doc__, table=False)
+    parser = Parser(__doc__)
     parser.add_argument("--share", type=share, default=1.0, help="of all cases, drawn at random")
     parser.add_argument("--doors", nargs="*", help="formats and kernels; default: all")
     parser.add_argument("--workers", type=count, default=os.cpu_count())
@@ -44,9 +44,10 @@ def main() -> int:
     said = [words for words, result in found if result in ("wrong", "crashed")]
     for words in said: print(words)
     print(f"{'door':<22}{'cases':>9}" + "".join(f"{result:>9}" for result in RESULTS))
-    for door, counts in sorted(table(found).items()):
+    for door, counts in (rows := sorted(table(found).items())):
         print(f"{door:<22}{sum(counts.values()):>9}" + "".join(f"{counts[result]:>9}" for result in RESULTS))
     print(f"{time.perf_counter() - started:.0f} s")
+    tabled(given.csv, [("door", *RESULTS), *((door, *(counts[result] for result in RESULTS)) for door, counts in rows)])
     concluded(given, [Figure(f"results of {len(chosen)} that are wrong, or crashes", len(said), most=0)])
     return int(bool(said))
 

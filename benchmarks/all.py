@@ -1,0 +1,207 @@
+"""The benchmarks that say what this project is worth, one after another, and a page of what they come to.
+
+    python benchmarks/all.py [--quick] [--only gain,search] [--list] [--out DIR]
+
+--quick takes ten minutes at most on two cores: a benchmark that is over its time is ended, and one that would begin too late is left
+out. DIR (benchmark-results) has page.md, and beside it NAME.csv, NAME.json with all figures and NAME.txt with what was printed. What
+fails, is over its time or was left out is named there, and the status is 1; a bar that is missed is no failure of a benchmark."""
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import command
+from command import HERE, Figure, InputError, Parser, listed, named, say, takes
+
+from formats.files import read_json, replacing
+
+DATA = Path(os.environ.get("OPMATRIX_DATA") or command.ROOT.parent / "shared" / "data")
+WHOLE, PATIENCE = 600.0, 2.0                                # seconds of a quick run; times its own seconds that a benchmark may take
+ROWS = 4                                                    # of the page, for each benchmark
+PAGE = "page.md"
+
+
+class Benchmark(NamedTuple):
+    """Its arguments, quick and in full, with the seconds that they take on two quiet cores; the question that it answers; what it
+    reads: `{data}` is the directory of OPMATRIX_DATA."""
+    quick: str
+    seconds: float
+    full: str
+    at_length: float
+    answers: str
+    reads: str = ""
+
+
+BENCHMARKS = {
+    "gain": Benchmark("--workloads 1x128 --rounds 15 --no-peers", 45, "", 300, "What do fusion, laws and approximations save?"),
+    "models": Benchmark("--models minilm --types float32 --workloads 1x128 --rounds 5 --no-spearman", 90, "", 7200,
+                        "How fast is a whole model beside torch, ONNX Runtime and OpenVINO?"),
+    "ranking": Benchmark("--rounds 7", 45, "", 60, "Do prices order programs as the clock does?"),
+    "prediction": Benchmark("--matrices 2", 40, "--full", 180, "How far off are predicted seconds of products?"),
+    "products": Benchmark("--quick --rounds 5", 60, "", 1800, "Which format multiplies fastest, and from which density on?"),
+    "selection": Benchmark("{data}/dlmc --quick --processes 1 --rows 16", 60, "", 1500, "Is the format that is chosen the fastest?",
+                           "{data}/dlmc"),
+    "sparse": Benchmark("--densities 0.1 --pattern csr block --rounds 5", 20, "", 120, "What does a pruned model gain?"),
+    "attention": Benchmark("--rounds 5 --widths 32", 10, "", 60, "How near is attention to a product?"),
+    "masks": Benchmark("--lengths 1024 --rounds 5", 10, "", 30, "What do masks by blocks save?"),
+    "search": Benchmark("--layers 12 48 --rounds 3 --brief", 15, "", 90, "How long does the search take, and how does it grow?"),
+    "extraction": Benchmark("{data}/extraction_gym --time-limit 1", 15, "{data}/extraction_gym --generated", 400,
+                            "Is the extraction exact?", "{data}/extraction_gym"),
+    "peer_laws": Benchmark("{data}/peer_laws/rules.csv", 15, "{data}/peer_laws/rules.csv", 60, "What do the laws of values prove?",
+                           "{data}/peer_laws/rules.csv"),
+    "budgets": Benchmark("--models 4", 20, "", 800, "Do planned memory and stated errors hold?"),
+    "memory": Benchmark("--megabytes 32", 15, "", 120, "How much memory does a process with a program take?"),
+    "stated": Benchmark("minilm.opmatrix --fresh 50", 30, "minilm.opmatrix", 90, "Do stated errors hold for texts that nobody saw?",
+                        "minilm.opmatrix"),
+    "berts": Benchmark("--models 2", 20, "", 240, "Are programs what transformers computes?"),
+    "mutants": Benchmark("--every 60", 15, "", 270, "Which wrong laws do the checks see?"),
+    "guards": Benchmark("--share 0.002", 10, "", 900, "Do kernels stay within their arrays?"),
+    "hostile": Benchmark("--files 400", 15, "", 1200, "What does a spoilt file do?"),
+    "interrupts": Benchmark("--count 20", 15, "", 200, "Is a run right after it was interrupted?"),
+    "spectra": Benchmark("--seeds 2", 10, "", 20, "How fast are singular values found?"),
+}
+APART = {"paired": "holds two commits against each other", "train_selection": "makes formats/predictor.json"}
+
+
+@dataclass
+class Outcome:
+    """What became of one: `wrong` says what kept it from its end, `busy` what it saw of a busy machine."""
+    name: str
+    seconds: float = 0.0
+    wrong: str = ""
+    busy: str = ""
+    absent: str = ""
+    figures: list[Figure] = field(default_factory=list)
+
+    def rows(self) -> Iterator[list[str]]:
+        """Of the page: bars come first. Each has a benchmark's name, a figure's cells, seconds."""
+        figures = sorted(self.figures, key=lambda each: not each.bar)[:ROWS]
+        head = [f"**{self.name}**: {BENCHMARKS[self.name].answers}" if self.name in BENCHMARKS else self.name, f"{self.seconds:.0f} s"]
+        if self.wrong: yield [head[0], "", "", "", "", f"**failed**: {self.wrong}", head[1]]
+        elif self.absent: yield [head[0], "", "", "", "", f"not measured here: {self.absent}", ""]
+        elif not figures: yield [head[0], "", "", "", "", "no figures", head[1]]
+        for at, each in enumerate(figures):
+            first = not at and not self.wrong
+            yield [head[0] if first else "", *each.cells(), head[1] if first else ""]
+
+
+def main() -> int:
+    given = options()
+    if given.list: return listing(given.only)
+    given.out.mkdir(parents=True, exist_ok=True)
+    chosen = {name: BENCHMARKS[name] for name in given.only}
+    takes(sum(each.seconds if given.quick else each.at_length for each in chosen.values()))
+    machine, begun = prepared(), time.monotonic()
+    found: list[Outcome] = []
+    for name, each in chosen.items():
+        left = WHOLE - (time.monotonic() - begun) if given.quick else float("inf")
+        found.append(measured(name, each, given.quick, left, given.out))
+        say(f"{name}: {found[-1].wrong or found[-1].absent or 'done'}")
+        written(given.out / PAGE, page(found, machine, given, time.monotonic() - begun))
+    print((given.out / PAGE).read_text())
+    return int(any(each.wrong for each in found))
+
+
+def options() -> argparse.Namespace:
+    parser = Parser(__doc__ or "", table=False)
+    parser.add_argument("--quick", action="store_true", help="ten minutes at most, on two cores")
+    parser.add_argument("--only", type=listed, default=[*BENCHMARKS], help="some of them, between commas")
+    parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
+    parser.add_argument("--out", "--csv", type=Path, default=Path("benchmark-results"), metavar="DIR")
+    given = parser.parse_args()
+    named("only", given.only, BENCHMARKS)
+    if given.out.exists() and not given.out.is_dir(): raise InputError(f"--out {given.out}: it is no directory")
+    return given
+
+
+def listing(names: list[str]) -> int:
+    from rewrites.report import table
+    rows = [[name, f"{each.seconds:.0f} s", f"{each.at_length:.0f} s", each.answers] for name, each in BENCHMARKS.items() if name in names]
+    print(table(rows, ["", "quick", "in full", ""]))
+    for name, why in APART.items(): print(f"{name}.py stands apart: it {why}")
+    return 0
+
+
+def prepared() -> dict[str, str]:
+    """What the page says of the machine, once its kernels, its calibration and the model are there."""
+    from formats import kernels
+    from formats.machine import this_machine
+    from opmatrix.checkpoint import open_model
+    from rewrites.examine import examined
+    say("kernels, calibration, model")
+    kernels.warm()
+    this_machine()
+    open_model("minilm")
+    facts = examined()
+    return {"processor": f"{facts.processor}: {', '.join(facts.features)}", "threads": str(facts.threads),
+            "load before": "unknown" if facts.host.load is None else f"{facts.host.load:.1f}",
+            "versions": ", ".join(f"{name} {found}" for name, found in {**facts.versions, **facts.providers}.items() if found)}
+
+
+def measured(name: str, each: Benchmark, quick: bool, left: float, out: Path) -> Outcome:
+    """Runs one in a process of its own, which is ended with all that it started when its time is over."""
+    fill = lambda text: text.replace("{data}", str(DATA))
+    if each.reads and not Path(fill(each.reads)).exists(): return Outcome(name, absent=f"{fill(each.reads)} is not there")
+    if left < (each.seconds if quick else 0): return Outcome(name, wrong="left out: the ten minutes are over")
+    limit = min(left, PATIENCE * (each.seconds if quick else each.at_length))
+    files = {kind: out / f"{name}.{kind}" for kind in ("csv", "json", "txt", "err")}
+    for file in files.values(): file.unlink(missing_ok=True)
+    words = [sys.executable, str(HERE / f"{name}.py"), *map(fill, shlex.split(each.quick if quick else each.full)),
+             "--figures", str(files["json"].resolve()), "--csv", str(files["csv"].resolve())]
+    begun = time.monotonic()
+    with files["txt"].open("w") as printed, files["err"].open("w") as errors:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=printed, stderr=errors, start_new_session=True)
+        try: status: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired: status = None
+        finally: ended(process)
+    said = files["err"].read_text(errors="replace").strip().splitlines()
+    files["err"].unlink()
+    return Outcome(name, time.monotonic() - begun, wrong(status, limit, said),
+                   next((line.partition(": ")[2] for line in said if line.startswith("busy machine: ")), ""), figures=judged(files["json"]))
+
+
+def ended(process: subprocess.Popen) -> None:
+    """Ends a process and all that it started and left behind."""
+    try: os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError: pass
+    process.wait()
+
+
+def wrong(status: int | None, limit: float, said: list[str]) -> str:
+    if status is None: return f"over its {limit:.0f} s"
+    last = next((line for line in reversed(said) if not line.startswith("busy machine: ")), "")
+    return f"ended with status {status}: {last[:160]}" if status else ""
+
+
+def judged(file: Path) -> list[Figure]:
+    """The figures that a benchmark wrote before it ended."""
+    return [Figure(**each) for each in read_json(file)] if file.exists() else []
+
+
+def page(found: list[Outcome], machine: dict[str, str], given: argparse.Namespace, seconds: float) -> str:
+    """In Markdown."""
+    how = "quick" if given.quick else "in full"
+    verdicts = [each.verdict for one in found for each in one.figures if each.bar]
+    lines = [f"# Benchmarks, {how}", "", *(f"- {what}: {said}" for what, said in machine.items()),
+             f"- {len(found)} of {len(given.only)} benchmarks, {seconds:.0f} s; bars: {verdicts.count('met')} met, "
+             f"{verdicts.count('missed')} missed, {len(verdicts) - verdicts.count('met') - verdicts.count('missed')} not measured",
+             "", "| benchmark | figure | here | spread | bar | | took |", "|---|---|---|---|---|---|---|"]
+    lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for one in found for row in one.rows()]
+    if bad := [one.name for one in found if one.wrong]: lines += ["", f"**Failed: {', '.join(bad)}.**"]
+    if busy := [f"{one.name} ({one.busy.split(': times')[0]})" for one in found if one.busy]:
+        lines += ["", f"Busy machine, so that times are too long: {'; '.join(busy)}."]
+    return "\n".join([*lines, "", "All figures are in NAME.json, what was printed in NAME.txt, rows in NAME.csv."]) + "\n"
+
+
+def written(file: Path, text: str) -> None:
+    with replacing(file) as raw: raw.write(text.encode())
+
+
+if __name__ == "__main__": command.run(main)
