@@ -45,7 +45,7 @@ BENCHMARKS = {
                         "How fast is a whole model beside torch, ONNX Runtime and OpenVINO?"),
     "ranking": Benchmark("--rounds 7", 45, "", 60, "Do prices order programs as the clock does?"),
     "prediction": Benchmark("--matrices 2", 40, "--full", 180, "How far off are predicted seconds of products?"),
-    "products": Benchmark("--quick --rounds 5", 60, "", 1800, "Which format multiplies fastest, and from which density on?"),
+    "crossovers": Benchmark("--quick --rounds 5", 60, "", 1800, "Which format multiplies fastest, and from which density on?"),
     "selection": Benchmark("{data}/dlmc --quick --processes 1 --rows 16", 60, "", 1500, "Is the format that is chosen the fastest?",
                            "{data}/dlmc"),
     "sparse": Benchmark("--densities 0.1 --pattern csr block --rounds 5", 20, "", 120, "What does a pruned model gain?"),

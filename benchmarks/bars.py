@@ -4,7 +4,7 @@ from math import exp, inf, log
 from statistics import median
 
 BLOCKS = "block tile=16x16"
-LINES = 28                                                   # of a legend, beside one row of panels
+LINES = 24                                                   # of a legend, beside one row of panels
 FEW = 16                                                     # rows from which products are judged by arithmetic
 
 
@@ -140,7 +140,8 @@ def plot(table, file, threads=1):
     lines = [plt.Line2D([], [], color=colour[name], ls="-" if name[0] == "ours" else "--", label=" ".join(name))
              for name in names]
     figure.legend(handles=lines, loc="outside right upper", fontsize=6, ncols=columns)
-    figure.suptitle(f"x @ W, {shape}, {threads} thread(s): times faster than numpy's dense float32 (o: crosses it, squares: bf16)")
+    said = f"x @ W, {shape}, {threads} thread(s)\ntimes faster than numpy's dense float32 (o: crosses it, squares: bf16)"
+    figure.suptitle(said, x=0.01, ha="left", fontsize=8)
     figure.savefig(file, dpi=110)
     return figure
 

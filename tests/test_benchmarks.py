@@ -15,8 +15,8 @@ import standin
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import command
+import crossovers
 import prediction
-import products
 from bars import Table, plot
 from command import HERE, Figure, concluded
 
@@ -58,7 +58,7 @@ REFUSED = [
     ("sparse.py", ["--model", "{folder}"], "config.json"), ("train_selection.py", ["--data", "{folder}/bad.json"], "no JSON"),
     ("spectra.py", ["--subspaces", "3,9"], "--subspaces 3: more than --count 4"),
     ("masks.py", ["--csv", "nowhere/out.csv"], "--csv nowhere/out.csv: it is to be a file"),
-    ("products.py", ["--formats", "zip"], "--formats zip: dense"), ("guards.py", ["--doors", "back"], "--doors back: "),
+    ("crossovers.py", ["--formats", "zip"], "--formats zip: dense"), ("guards.py", ["--doors", "back"], "--doors back: "),
     ("hostile.py", ["--files", "0"], "--files: 0: a whole number from 1 on"), ("paired.py", ["no-such"], "no-such: no commit of"),
     ("models.py", ["--types", "float8"], "--types float8: float32")]
 
@@ -119,20 +119,20 @@ def test_too_few_times_have_no_spread():
 # ---- products
 
 def asked(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["products.py", *words])
-    return products.arguments()
+    monkeypatch.setattr(sys, "argv", ["crossovers.py", *words])
+    return crossovers.arguments()
 
 
 def test_a_quick_run_keeps_the_options_that_are_given(monkeypatch):
     given = asked(monkeypatch, "--quick", "--shapes", "64x128", "--densities", "0.25", "--decode", "1")
     assert (given.shapes, given.densities, given.decode) == (["64x128"], [0.25], 1.0)
-    assert {task for task, *_ in products.tasks(given)} == {("64x128", "random", 0.25, (1, 128))}
-    assert len(products.tasks(asked(monkeypatch, "--quick"))) < len(products.tasks(asked(monkeypatch, "--shapes", "64x128")))
+    assert {task for task, *_ in crossovers.tasks(given)} == {("64x128", "random", 0.25, (1, 128))}
+    assert len(crossovers.tasks(asked(monkeypatch, "--quick"))) < len(crossovers.tasks(asked(monkeypatch, "--shapes", "64x128")))
     assert not asked(monkeypatch, "--quick").decode and asked(monkeypatch).decode
 
 
 def test_the_whole_grid_alone_holds_the_bars(monkeypatch):
-    held = {words: any(task[0] == "4096x4096" for task, *_ in products.tasks(asked(monkeypatch, *words)))
+    held = {words: any(task[0] == "4096x4096" for task, *_ in crossovers.tasks(asked(monkeypatch, *words)))
             for words in ((), ("--quick",), ("--structures", "random"), ("--bars",))}
     assert held == {(): True, ("--quick",): False, ("--structures", "random"): False, ("--bars",): True}
 
@@ -153,15 +153,15 @@ class Reads:
     (0.8, 4, "met"), (0.5, 4, "missed"), (6.26, 4, "impossible: beyond 1, so it was measured wrongly"),
     (0.8, 1, "not measured here: 64 MiB are less than twice the last cache of 64 MiB")])
 def test_no_product_reads_faster_than_memory(share, size, said, monkeypatch):
-    monkeypatch.setattr(products.peaks, "caches", lambda: [1 << 15, 64 << 20])
-    monkeypatch.setattr(products.peaks, "free_memory", lambda: 1 << 40)
-    figures = [*products.decoded([Reads(share)], SimpleNamespace(decode=size, threads=[1]))]
-    assert {each.verdict for each in figures} == {said} and len(figures) == len(products.DECODED)
+    monkeypatch.setattr(crossovers.peaks, "caches", lambda: [1 << 15, 64 << 20])
+    monkeypatch.setattr(crossovers.peaks, "free_memory", lambda: 1 << 40)
+    figures = [*crossovers.decoded([Reads(share)], SimpleNamespace(decode=size, threads=[1]))]
+    assert {each.verdict for each in figures} == {said} and len(figures) == len(crossovers.DECODED)
 
 
 def test_bars_are_figures_of_the_first_number_of_threads(capsys):
     rows = [row(form, who, at, seconds) for at in (0.1, 0.4, 0.8) for form, who, seconds in (("dense", "numpy", 8.0), ("csr", "ours", 2.0))]
-    figures = {each.what: each for each in products.report(Table(rows), [1])}
+    figures = {each.what: each for each in crossovers.report(Table(rows), [1])}
     assert figures["CSR at 0.1 against dense"].verdict == "met" and figures["CSR at 0.1 against dense"].value == 4.0
     assert figures["CSR: density up to which it beats dense float32"].value == 0.8, "it wins as far as was measured"
     assert figures["CSR at 0.1 against the best library's CSR"].verdict == "not measured here: no such row"
@@ -175,7 +175,7 @@ def test_the_legend_lies_beside_the_panels(tmp_path):
     figure = plot(Table(rows), tmp_path / "out.png")
     legend, edge = figure.legends[0].get_window_extent(), figure.get_window_extent()
     assert (tmp_path / "out.png").exists() and legend.x1 <= edge.x1 and legend.y0 >= edge.y0, "nothing of it is cut off"
-    for axis in figure.axes: assert not axis.get_window_extent().overlaps(legend)
+    for part in (*figure.axes, figure.texts[0]): assert not part.get_window_extent().overlaps(legend)
 
 
 # ---- prediction

@@ -3,8 +3,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from test_formats_properties import few_inputs
 
 from formats import FORMATS, kernels
+from formats.check import multiplied
 from formats.epilogue import NOTHING
 from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
@@ -61,6 +63,12 @@ def shifted_group(right, x, w, *given, **options):
     else: right(np.roll(x, 1, 1), w, out, epilogue, **options)
 
 
+def zeros(right, x, *given, **options):
+    """No product at all."""
+    *_, out, epilogue = given
+    out[...] = epilogue.reference(np.zeros_like(out))
+
+
 FAULTS = lost_input, factor, lost_row, wrong_scale, shifted_group
 
 
@@ -106,6 +114,17 @@ def test_no_input_of_a_deep_product_may_be_lost(rng, name):
     assert sum(seen) >= 1500
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("name", FORMATS)
+def test_zeros_in_place_of_a_very_deep_product_are_seen(monkeypatch, name, rows):
+    """Of 65,600 inputs, whose sums may round the most: where few of them are not 0, little is allowed."""
+    F, rng = FORMATS[name], np.random.default_rng(1)
+    packed, x = F.approximate(rng.standard_normal((65600, 8), np.float32)), few_inputs(rng, rows, 65600)
+    multiplied(packed, x, np.random.default_rng(0))
+    plant(monkeypatch, F, zeros)
+    with pytest.raises(AssertionError, match="rounding allows"): multiplied(packed, x, np.random.default_rng(0))
+
+
 # ---- attention in bfloat16
 
 def attended(q, k, v, lengths, scale=1.0, tile=256, call=kernels.attention_halves):
@@ -113,7 +132,17 @@ def attended(q, k, v, lengths, scale=1.0, tile=256, call=kernels.attention_halve
     return call(q, k, v, starts, np.empty((len(q), q.shape[1], v.shape[2]), np.float32), scale, tile=tile)
 
 
+def lost_key(call, q, k, v, starts, out, *rest):
+    """The second token of the first sentence is seen by itself alone."""
+    call(q, k, v, starts, out, *rest)
+    others = np.arange(len(q)) != 1
+    less = np.empty((len(q) - 1, *out.shape[1:]), out.dtype)
+    call(*(part[others] for part in (q, k, v)), np.concatenate([starts[:1], starts[1:] - 1]), less, *rest)
+    out[others] = less
+
+
 ATTENDING = {
+    "a lost key": lost_key,
     "a lost feature": lambda call, q, k, v, *rest: call(q * (np.arange(q.shape[2]) > 0), k, v, *rest),
     "a lost value": lambda call, q, k, v, *rest: call(q, k, v * (np.arange(len(v)) != 1)[:, None, None], *rest),
     "a factor": lambda call, q, k, v, *rest: call(q, k, v * np.float32(1.01), *rest),

@@ -1,4 +1,4 @@
-"""What benchmarks/products.py says of times, and that what it times is the product."""
+"""What benchmarks/crossovers.py says of times, and that what it times is the product."""
 import sys
 from math import inf
 from pathlib import Path

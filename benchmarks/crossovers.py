@@ -1,6 +1,6 @@
 """How long x @ W takes: shape x structure x density x rows x format x provider, and what that says.
 
-    python benchmarks/products.py [--quick | --bars] [--shapes 384x1536 …] [--structures random …] [--densities 0.1 …]
+    python benchmarks/crossovers.py [--quick | --bars] [--shapes 384x1536 …] [--structures random …] [--densities 0.1 …]
                                  [--rows 1 16 …] [--formats csr …] [--threads 1 2] [--rounds 9] [--csv OUT] [--plot OUT.png]
 
 Providers: ours; numpy with the fastest kernels that its BLAS has here; scipy.sparse; MKL by sparse-dot-mkl; torch. Each runs in
