@@ -61,7 +61,7 @@ def measured(sentences, tokens, checkpoint, machine, peers, given):
     """Prints a workload's table, and gives its rows."""
     name = f"{sentences}x{tokens}"
     workload = Workload.of(checkpoint, tokens=tokens)
-    timed = Batch([np.resize(workload.calibrate.tokens, tokens)] * sentences)
+    timed = Batch([np.resize(workload.timed.tokens, tokens)] * sentences)
     run = Run(checkpoint.operator(), replace(workload, timed=timed), machine, EXACT_LAWS,
               Report(quiet=True))
     best = chosen(run, given.error)
