@@ -52,7 +52,7 @@ def adopt(file):
 
 
 def schedule(model, target):
-    """Saves the schedule that README writes by hand, verified."""
+    """Saves a schedule by hand, verified: one that every tree can make."""
     from rewrites.schedules import schedule
     from rewrites.stages import join_qkv, prune, tile
     made = schedule(model, tokens=128) | join_qkv | prune(0.5, "intermediate") | tile(64)

@@ -62,6 +62,16 @@ def half(*only: str) -> Store:
     return Store("half()", "half", {}, only)
 
 
+def bf16(*only: str) -> Store:
+    """Weights in bfloat16; their products round what they multiply to it, too."""
+    return Store("bf16()", "bf16", {}, only)
+
+
+def int8(*only: str) -> Store:
+    """Weights in 8 bits, with a scale for each output; their products round every row of x to 8 bits, too."""
+    return Store("int8()", "int8", {}, only)
+
+
 def nearest(approximation: Approximation, *only: str, **parameters: Any) -> Store:
     """Weights by an approximation that a user declared; what is not given is the first that its declaration tries."""
     given = {key: parameters.get(key, values[0]) for key, values in approximation.grid.items()}

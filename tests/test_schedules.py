@@ -14,10 +14,12 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.schedules import schedule
 from rewrites.search import search
 from rewrites.stages import (
+    bf16,
     drop_key_bias,
     fold_norm,
     fold_scale,
     half,
+    int8,
     join_qkv,
     keep,
     low_rank,
@@ -108,7 +110,8 @@ def test_a_wrong_law_is_named_when_it_is_verified(start):
 
 # ---- approximations by hand
 
-STORES = [(prune(0.5), "csr"), (prune_blocks(0.5), "block"), (keep(2, 4), "nm"), (low_rank(8), "lowrank"), (half(), "half")]
+STORES = [(prune(0.5), "csr"), (prune_blocks(0.5), "block"), (keep(2, 4), "nm"), (low_rank(8), "lowrank"), (half(), "half"),
+          (bf16(), "bf16"), (int8(), "int8")]
 
 
 @pytest.mark.parametrize("stage, form", STORES, ids=[form for _, form in STORES])
