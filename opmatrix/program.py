@@ -182,7 +182,8 @@ class Program:
 def copied(meta: Mapping[str, Any]) -> dict[str, Any]:
     """What JSON keeps of meta. Texts are kept as they are: a tokenizer's takes long to be written and read."""
     texts = {name: entry for name, entry in meta.items() if type(name) is type(entry) is str}
-    return json.loads(json.dumps({**meta, **dict.fromkeys(texts, "")}, allow_nan=False)) | texts
+    kept: dict[str, Any] = json.loads(json.dumps({**meta, **dict.fromkeys(texts, "")}, allow_nan=False))
+    return kept | texts
 
 
 def batched(batch: Given) -> Batch:
