@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from formats.shapes import H
+from opmatrix.data import Promised
 from opmatrix.operators import I, const, weight
 from opmatrix.term import KINDS, Operator
 
@@ -54,8 +55,9 @@ def shifted(total: Operator, x: Operator, c: Operator) -> Operator:
 
 
 def full(c: Operator, number: int) -> bool:
-    """Whether a term is a row of this number. What that row adds or scales vanishes; no fact is read from it."""
-    return c.kind.name == "const" and bool((c.args[0].array == number).all())
+    """Whether a term is a row of this number. What that row adds or scales vanishes; no fact is read from it. A promised row
+    has no numbers yet, and is taken to be of no single one."""
+    return c.kind.name == "const" and not isinstance(c.args[0], Promised) and bool((c.args[0].array == number).all())
 
 
 def alike(a: Operator, x: Operator) -> bool:
