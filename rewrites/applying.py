@@ -6,11 +6,12 @@ from functools import cache, cached_property
 from typing import Any
 
 from opmatrix.errors import InputError
+from rewrites.borders import FULL
 from rewrites.derivation import Step, unify
 from rewrites.derive import Bound, Deriver, sides
 from rewrites.egraph import Graph, engine, freeze, keep
 from rewrites.law import MARK, Law
-from rewrites.layers import FULL, Part
+from rewrites.layers import Part
 from rewrites.lower import Lowering
 from rewrites.trees import Forest, Tree
 from rewrites.wording import occurrences

@@ -6,11 +6,11 @@ from typing import Any
 
 from rewrites import wording
 from rewrites.approximation import by
+from rewrites.borders import FULL
 from rewrites.derivation import Derivation, Otherwise
 from rewrites.derive import derive
 from rewrites.extraction import Extraction
 from rewrites.law import APPROXIMATE, Law
-from rewrites.layers import FULL
 from rewrites.lower import Call, Method, Stored, Use
 from rewrites.search import Structure
 from rewrites.trees import Forest

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rewrites.borders import FULL
 from rewrites.extraction import Extraction, Infeasible, Node, Problem, extract, order
-from rewrites.layers import FULL
 from rewrites.lower import Lowering, Stored, Use
 
 Price = tuple[float, float, float]                          # of a second, a byte, a unit of squared error

@@ -1,6 +1,6 @@
 """A model as parts with borders between them: one graph for each distinct signature, one small program for each pair of
-border states, joined by a shortest path. A state says which buffer is handed on: the full value, or the normed one whose
-gain and shift are still pending."""
+border states, joined by a shortest path. A state is the name of what is handed on: the full value, or a border form of it
+(rewrites/borders.py)."""
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,15 +8,13 @@ from functools import cached_property, reduce
 from operator import matmul
 from typing import Any
 
-from formats.shapes import Shape, T
-from opmatrix.operators import I, given, symbol
+from opmatrix.operators import given
 from opmatrix.term import Operator
+from rewrites.borders import FULL, apart, border
 from rewrites.egraph import Graph, engine, saturate
 from rewrites.flat import factors, flat
 from rewrites.law import Law
 from rewrites.template import Template
-
-FULL, NORMED = "full", "normed"
 
 
 @dataclass(frozen=True)
@@ -38,48 +36,20 @@ def split(model: Operator) -> list[Operator]:
     return [reduce(matmul, group) for group in groups]
 
 
-def pending(term: Operator) -> tuple[Operator, Operator] | None:
-    """A value n @ (I * g) + b, taken apart: what is normed, and the term that makes it full, over a symbol. A norm n may
-    lack its gain or its shift."""
-    shift = term.children[1] if term.kind.name == "add" else None
-    shift = shift if shift is not None and shift.constant and shift.uniform else None
-    inner = term if shift is None else term.children[0]
-    gain = inner.children[1] if inner.kind.name == "compose" and diagonal(inner.children[1]) else None
-    normed = inner if gain is None else inner.children[0]
-    if (gain is None or shift is None) and (gain is shift or normed.kind.name != "mul"):
-        return None
-    full = border(normed) if gain is None else border(normed) @ gain
-    return normed, full if shift is None else full + shift
-
-
-def diagonal(term: Operator) -> bool:
-    return term.kind.name == "mul" and term.children[0] is I and term.children[1].constant
-
-
-def border(term: Operator) -> Operator:
-    """An opaque value as wide as this one."""
-    width = int(term.out.cols)
-    return symbol("border", Shape(1, T, width), Shape(1, T, width))
-
-
 def parts(model: Operator) -> list[dict[str, Part]]:
     """Every part of a model, by the state of the border before it."""
     found: list[dict[str, Part]] = []
-    before: tuple[Operator, Operator] | None = None
-    width: Operator | None = None
+    starts: dict[str, Operator] = {}
     for factor in split(model):
-        starts = {FULL: border(width)} if width is not None else {FULL: given("tokens", int(factor.into.cols))}
-        if before is not None:
-            starts[NORMED] = before[1]
-        states = {}
+        states, starts = {}, starts or {FULL: given("tokens", int(factor.into.cols))}
         for state, x in starts.items():
             full = flat(factor, x)
-            before_this = pending(full)
-            roots = {FULL: full} | ({NORMED: before_this[0]} if before_this else {})
+            forms = [*apart(full)]
+            roots = {FULL: full} | {name: handed for name, handed, _ in forms}
             leaf = next((t for t in full.walk() if t.kind.name == "symbol"), None)
             states[state] = Part(Template.of(roots | ({"border": leaf} if leaf else {}), [leaf] if leaf else []),
                                  "$border" if leaf is not None else None, {name: f"${name}" for name in roots})
-        width, before = full, before_this
+        starts = {FULL: border(full)} | {name: over for name, _, over in forms}
         found.append(states)
     return found
 

@@ -18,6 +18,7 @@ from opmatrix.term import Operator
 from rewrites.applying import Applied, Rewrite, apply, refusal
 from rewrites.approximate import difference, fitter, sites
 from rewrites.approximation import Approximation
+from rewrites.borders import FULL
 from rewrites.chain import Chain, told
 from rewrites.derivation import Derivation, Step
 from rewrites.derive import lowered
@@ -25,7 +26,7 @@ from rewrites.emit import Emitter
 from rewrites.extraction import Extraction, Infeasible, extract
 from rewrites.fit import Fitter
 from rewrites.law import PARTITION, Law, apart
-from rewrites.layers import FULL, Part, parts
+from rewrites.layers import Part, parts
 from rewrites.lower import Call, Lowering, Method, Use, plainly
 from rewrites.price import Machine, Prices
 from rewrites.report import megabytes, ms, percent, table

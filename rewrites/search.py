@@ -9,11 +9,12 @@ from opmatrix.data import Data
 from opmatrix.program import Program
 from opmatrix.runtime.order import ordered
 from opmatrix.term import Operator
+from rewrites.borders import FULL
 from rewrites.emit import Emitter, Value
 from rewrites.extraction import Extraction, Infeasible, Problem, extract
 from rewrites.fit import Fitter
 from rewrites.law import Law
-from rewrites.layers import FULL, Explorer, Part, parts, states
+from rewrites.layers import Explorer, Part, parts, states
 from rewrites.lower import Lowering, Method, Use
 from rewrites.price import Machine, Prices
 from rewrites.representations import Representable, content

@@ -8,10 +8,10 @@ from searched import RAGGED, Round, model, relative
 
 from opmatrix.oracles import dense
 from opmatrix.runtime.values import sizes
+from rewrites.borders import FULL
 from rewrites.budgets import Budgets, within
 from rewrites.extraction import Infeasible, Node, Problem, extract, verify
 from rewrites.laws import EXACT_LAWS
-from rewrites.layers import FULL
 from rewrites.lower import EXACT, Method
 from rewrites.search import Space, cheapest
 

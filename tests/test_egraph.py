@@ -13,11 +13,12 @@ from opmatrix.monoids import softmax
 from opmatrix.operators import I, centre, cols, const, gelu, given, heads, product, symbol, turn, weight
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, everyone, sequence
+from rewrites.borders import FULL, normed
 from rewrites.egraph import JOIN, MARK, SCHEDULE, saturate
 from rewrites.flat import factors, flat
 from rewrites.law import SIMPLIFY, constant, law, matrix, n, p, value
 from rewrites.laws import EXACT_LAWS, ring
-from rewrites.layers import FULL, NORMED, parts
+from rewrites.layers import parts
 from rewrites.lower import Lowering
 from rewrites.price import Prices
 from rewrites.template import Template, shrink
@@ -144,7 +145,7 @@ def test_a_norm_loses_its_shift_to_the_next_product():
     assert folded                                            # border @ (diag(g) @ W): the gain is in the weight
 
 
-@pytest.mark.parametrize("state", [FULL, NORMED])
+@pytest.mark.parametrize("state", [FULL, normed.name])
 def test_a_layer_saturates_well_within_its_budget(state):
     part = parts(model())[2][state]
     graph = saturate(part.template, EXACT_LAWS)

@@ -13,6 +13,7 @@ from opmatrix.operators import I, const, gelu, given, heads, product, row, squar
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.term import substitute
+from rewrites.borders import FULL
 from rewrites.egraph import saturate
 from rewrites.extraction import Problem, extract
 from rewrites.flat import flat
@@ -38,7 +39,7 @@ from rewrites.law import (
 )
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.layers import FULL, Part
+from rewrites.layers import Part
 from rewrites.lower import Call, Lowering, plainly
 from rewrites.price import Prices
 from rewrites.search import Structure

@@ -3,14 +3,15 @@ import numpy as np
 import pytest
 from searched import KINDS, RAGGED, Round, found, model, relative, structure
 
-from opmatrix.operators import attention, layernorm, relu
+from opmatrix.operators import attention
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, everyone, mask, sequence, window
+from rewrites.borders import FULL, normed
 from rewrites.emit import Emitter
 from rewrites.extraction import Infeasible, verify
 from rewrites.law import find
 from rewrites.laws import EXACT_LAWS
-from rewrites.layers import FULL, NORMED, Explorer, parts, pending, states
+from rewrites.layers import Explorer, parts, states
 from rewrites.lower import EXACT, Lowering, Method, plainly
 from rewrites.price import Prices
 from rewrites.search import shortest
@@ -136,18 +137,9 @@ def test_one_graph_for_each_signature(layers):
 
 def test_borders_hand_on_the_full_value_or_the_normed_one():
     found_parts = parts(model())
-    assert [set(part) for part in found_parts] == [{FULL}, {FULL, NORMED}, {FULL, NORMED}]
-    assert all(set(part.roots) == {FULL, NORMED} for by_state in found_parts for part in by_state.values())
+    assert [set(part) for part in found_parts] == [{FULL}, {FULL, normed.name}, {FULL, normed.name}]
+    assert all(set(part.roots) == {FULL, normed.name} for by_state in found_parts for part in by_state.values())
     assert {after for number, _, after in states(found_parts) if number == 2} == {FULL}
-
-
-def test_what_is_pending_is_the_gain_and_the_shift():
-    layer = parts(model())[1][FULL]
-    term = layer.template.instance(layer.template.values)
-    full = next(t for t in term.values() if t.kind.name == "add" and pending(t))
-    normed, rest = pending(full)
-    assert normed.out == full.out and {t.kind.name for t in rest.walk()} >= {"symbol", "mul", "const", "add"}
-    assert pending(normed) is None
 
 
 def test_a_model_that_ends_in_a_norm_ends_in_the_full_value():
@@ -226,7 +218,3 @@ def test_weights_of_heads_are_laid_out_as_kernels_want():
         matrix = each.lowerings[part].matrix(stored.weight, stored.layout)
         assert matrix.dtype == np.float64 and matrix.ndim == 2
     assert find(EXACT_LAWS, "join").name in each.fired
-
-
-def test_a_norm_without_gain_is_handed_on_whole():
-    assert pending(layernorm(1e-3)) is None and pending(relu) is None

@@ -1,0 +1,97 @@
+"""Border forms: what is handed on and what is still to follow are the full value; a form is one function."""
+import numpy as np
+import pytest
+from searched import Round, relative
+
+from opmatrix.data import Data
+from opmatrix.models import build
+from opmatrix.models.transformer import random_config, random_weights
+from opmatrix.operators import I, attention, const, gelu, given, layernorm, relu, rmsnorm, weight
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch, sequence
+from opmatrix.runtime.values import sizes
+from opmatrix.term import substitute
+from rewrites import borders
+from rewrites.borders import FORMS, FULL, apart, form, gained, rms_normed, shifted
+from rewrites.flat import flat
+from rewrites.law import SAMPLE, drawn, n, value
+from rewrites.laws import EXACT_LAWS
+from rewrites.layers import parts
+from rewrites.search import search
+
+WIDE, TOKENS = SAMPLE[n], given("tokens", 10)
+BATCH = Batch([[3, 1, 4], [1], [5, 9]])
+PENDING = [(form, full) for form in FORMS for full in form.pending]
+
+
+def numbers(rng, *shape): return Data(rng.normal(size=shape))
+def start(rng): return weight(numbers(rng, 10, WIDE)) @ gelu
+
+
+def made(rng, function, **known):
+    """What a declaration gives, of drawn operators where nothing else is known."""
+    return function(**{name: known.get(name) or drawn(rng, sort, name) for name, sort in function.__annotations__.items()})
+
+
+@pytest.mark.parametrize("form, full", PENDING, ids=[f"{form.name}-{full.__name__}" for form, full in PENDING])
+def test_a_value_taken_apart_and_put_together_is_itself(form, full):
+    rng = np.random.default_rng(0)
+    value = made(rng, form.body, x=start(rng), eps=const(0.25))
+    whole = made(rng, full, y=value)
+    term = flat(whole, TOKENS)
+    [(name, handed, over)] = apart(term)
+    [border] = (node for node in over.walk() if node.kind.name == "symbol")
+    assert name == form.name and handed is flat(value, TOKENS)
+    assert substitute(over, {border: handed}) is term
+    assert relative(dense(term, np.zeros((BATCH.rows, 1)), BATCH), dense(whole, BATCH)) < 1e-12
+
+
+@pytest.mark.parametrize("term", [layernorm(0.25), rmsnorm(0.25), relu, I * const(np.arange(1.0, 7)), gelu + const(np.ones(6)),
+                                  gelu @ (I * const(np.arange(1.0, 7))) + const(np.ones(6))], ids=str)
+def test_what_is_of_no_form_is_handed_on_whole(term):
+    """A norm without gain and shift is full already; a gain or a shift of what is no norm is not pending."""
+    assert not [*apart(flat(start(np.random.default_rng(0)) @ term, TOKENS))]
+
+
+@pytest.mark.parametrize("each", FORMS, ids=lambda form: form.name)
+def test_a_shift_that_depends_on_the_position_is_not_pending(each):
+    rng = np.random.default_rng(0)
+    value = flat(each.body(start(rng), const(0.25)), TOKENS)
+    assert [*apart(value + const(numbers(rng, WIDE)))]
+    assert not [*apart(value + given("positions", 4) @ weight(numbers(rng, 4, WIDE)))]
+
+
+# ---- models
+
+def along(model, state):
+    """The program that hands on this state between all layers, and how far it is from the model."""
+    found = parts(model)
+    first, *layers = [FULL] * 2 + [state] * (len(found) - 2)
+    path = [*zip([first, *layers], [*layers, FULL], strict=True)]
+    program, _ = search(model, EXACT_LAWS, Round(), *sizes(BATCH), along=path).program({})
+    return found, relative(program.run(BATCH), dense(model, BATCH))
+
+
+def test_layers_that_end_in_an_rms_norm_hand_on_what_is_before_its_gain():
+    rng = np.random.default_rng(3)
+    config = random_config(rng) | dict(norm="rms", pre_norm=False, num_hidden_layers=3, mask="sequence", vocab_size=10)
+    found, off = along(build(config, random_weights(config, rng)), rms_normed.name)
+    assert [set(part) for part in found] == [{FULL}, {FULL}, *[{FULL, rms_normed.name}] * 2]
+    assert off < 1e-5
+
+
+def test_a_form_is_declared_in_one_place(monkeypatch):
+    """A function more is a state more of every search, and programs along it are the model."""
+    monkeypatch.setattr(borders, "FORMS", [*FORMS])
+
+    @form(gained, shifted)
+    def activated(x: value[n]):
+        """What gelu gives, before a gain or a shift."""
+        return x @ gelu
+
+    rng = np.random.default_rng(4)
+    mixing = weight(numbers(rng, WIDE, WIDE)) @ gelu + const(numbers(rng, WIDE))
+    layer = attention(*(weight(numbers(rng, WIDE, WIDE)) for _ in range(3)), 2, sequence) @ mixing
+    found, off = along(weight(numbers(rng, 10, WIDE)) @ layer @ layer @ layer, activated.name)
+    assert [set(part) for part in found][2:] == [{FULL, activated.name}] * 2
+    assert off < 1e-5
