@@ -1,7 +1,7 @@
 """A pytest plugin: every skip is printed, and fails the session unless nobody could have run that test here.
 
 Excused are three reasons, and "needs peers" where $LATER names a file: there go the files of those tests, which .ci/run
-runs once the peers are installed."""
+runs once the peers are installed. Where worker processes run the tests, the one that gathers their reports speaks alone."""
 import os
 from pathlib import Path
 
@@ -27,6 +27,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None: note(report)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"): return       # a worker of pytest-xdist
     if unexcused() and session.exitstatus == pytest.ExitCode.OK: session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if path := os.environ.get("LATER"):
         later = {test.split("::")[0] for test, why in skips.items() if "needs peers" in why}
