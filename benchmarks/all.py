@@ -2,9 +2,9 @@
 
     python benchmarks/all.py [--quick] [--only gain,search] [--list] [--out DIR]
 
---quick takes ten minutes at most on two cores: a benchmark that is over its time is ended, and one that would begin too late is left
-out. DIR (benchmark-results) has page.md, and beside it NAME.csv, NAME.json with all figures and NAME.txt with what was printed. What
-fails, is over its time or was left out is named there, and the status is 1; a bar that is missed is no failure of a benchmark."""
+--quick takes ten minutes at most on two cores: a benchmark that is over its time is ended, and one that would begin too late
+is left out. DIR (benchmark-results) has page.md, and beside it NAME.csv, NAME.json with all figures and NAME.txt with what was
+printed. What fails, is over its time or was left out is named there, and the status is 1; a missed bar is no failure."""
 import argparse
 import os
 import shlex
@@ -23,14 +23,15 @@ from command import HERE, Figure, InputError, Parser, listed, named, say, takes
 from formats.files import read_json, replacing
 
 DATA = Path(os.environ.get("OPMATRIX_DATA") or command.ROOT.parent / "shared" / "data")
-WHOLE, PATIENCE = 600.0, 2.0                                # seconds of a quick run; times its own seconds that a benchmark may take
+WHOLE = 600.0                                               # seconds of a quick run
+PATIENCE, START = 2.0, 20.0                                 # a benchmark may take so many times its own seconds, and so many more
 ROWS = 4                                                    # of the page, for each benchmark
-PAGE = "page.md"
+PAGE, BUSY = "page.md", "busy machine: "
 
 
 class Benchmark(NamedTuple):
-    """Its arguments, quick and in full, with the seconds that they take on two quiet cores; the question that it answers; what it
-    reads: `{data}` is the directory of OPMATRIX_DATA."""
+    """Its arguments, quick and in full, with the seconds that they take on two quiet cores; the question that it answers; what
+    it reads. `{data}` is the directory of OPMATRIX_DATA."""
     quick: str
     seconds: float
     full: str
@@ -40,32 +41,32 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = {
-    "gain": Benchmark("--workloads 1x128 --rounds 15 --no-peers", 45, "", 300, "What do fusion, laws and approximations save?"),
-    "models": Benchmark("--models minilm --types float32 --workloads 1x128 --rounds 5 --no-spearman", 90, "", 7200,
-                        "How fast is a whole model beside torch, ONNX Runtime and OpenVINO?"),
-    "ranking": Benchmark("--rounds 7", 45, "", 60, "Do prices order programs as the clock does?"),
-    "prediction": Benchmark("--matrices 2", 40, "--full", 180, "How far off are predicted seconds of products?"),
-    "crossovers": Benchmark("--quick --rounds 5", 60, "", 1800, "Which format multiplies fastest, and from which density on?"),
-    "selection": Benchmark("{data}/dlmc --quick --processes 1 --rows 16", 60, "", 1500, "Is the format that is chosen the fastest?",
+    "gain": Benchmark("--workloads 1x128 --rounds 15 --no-peers", 40, "", 300, "What do fusion, laws, approximations save?"),
+    "models": Benchmark("--models minilm --types float32 --workloads 1x128 --engines opmatrix,torch,openvino --rounds 5 "
+                        "--no-spearman", 120, "", 7200, "How fast is a whole model beside torch, ONNX Runtime and OpenVINO?"),
+    "ranking": Benchmark("--rounds 7", 35, "", 60, "Do prices order programs as the clock does?"),
+    "prediction": Benchmark("--matrices 2", 30, "--full", 180, "How far off are predicted seconds of products?"),
+    "crossovers": Benchmark("--quick --rounds 5", 60, "", 1800, "Which format is fastest, from which density on?"),
+    "selection": Benchmark("{data}/dlmc --quick --processes 1 --rows 16", 35, "", 1500, "Is the chosen format the fastest?",
                            "{data}/dlmc"),
-    "sparse": Benchmark("--densities 0.1 --pattern csr block --rounds 5", 20, "", 120, "What does a pruned model gain?"),
-    "attention": Benchmark("--rounds 5 --widths 32", 10, "", 60, "How near is attention to a product?"),
-    "masks": Benchmark("--lengths 1024 --rounds 5", 10, "", 30, "What do masks by blocks save?"),
-    "search": Benchmark("--layers 12 48 --rounds 3 --brief", 15, "", 90, "How long does the search take, and how does it grow?"),
-    "extraction": Benchmark("{data}/extraction_gym --time-limit 1", 15, "{data}/extraction_gym --generated", 400,
+    "sparse": Benchmark("--densities 0.1 --pattern csr block --rounds 5", 12, "", 120, "What gains a pruned model?"),
+    "attention": Benchmark("--rounds 5 --widths 32", 8, "", 60, "How near is attention to a product?"),
+    "masks": Benchmark("--lengths 1024 --rounds 5", 4, "", 30, "What do masks by blocks save?"),
+    "search": Benchmark("--layers 12 48 --rounds 3 --brief", 12, "", 90, "How long is the search, and how does it grow?"),
+    "extraction": Benchmark("{data}/extraction_gym --time-limit 1", 5, "{data}/extraction_gym --generated", 400,
                             "Is the extraction exact?", "{data}/extraction_gym"),
-    "peer_laws": Benchmark("{data}/peer_laws/rules.csv", 15, "{data}/peer_laws/rules.csv", 60, "What do the laws of values prove?",
-                           "{data}/peer_laws/rules.csv"),
-    "budgets": Benchmark("--models 4", 20, "", 800, "Do planned memory and stated errors hold?"),
+    "peer_laws": Benchmark("{data}/peer_laws/rules.csv", 6, "{data}/peer_laws/rules.csv", 60,
+                           "What do the laws of values prove?", "{data}/peer_laws/rules.csv"),
+    "budgets": Benchmark("--models 4", 10, "", 800, "Do planned memory and stated errors hold?"),
     "memory": Benchmark("--megabytes 32", 15, "", 120, "How much memory does a process with a program take?"),
-    "stated": Benchmark("minilm.opmatrix --fresh 50", 30, "minilm.opmatrix", 90, "Do stated errors hold for texts that nobody saw?",
-                        "minilm.opmatrix"),
-    "berts": Benchmark("--models 2", 20, "", 240, "Are programs what transformers computes?"),
-    "mutants": Benchmark("--every 60", 15, "", 270, "Which wrong laws do the checks see?"),
-    "guards": Benchmark("--share 0.002", 10, "", 900, "Do kernels stay within their arrays?"),
-    "hostile": Benchmark("--files 400", 15, "", 1200, "What does a spoilt file do?"),
-    "interrupts": Benchmark("--count 20", 15, "", 200, "Is a run right after it was interrupted?"),
-    "spectra": Benchmark("--seeds 2", 10, "", 20, "How fast are singular values found?"),
+    "stated": Benchmark("minilm.opmatrix --fresh 50", 20, "minilm.opmatrix", 90,
+                        "Do stated errors hold for texts that nobody saw?", "minilm.opmatrix"),
+    "berts": Benchmark("--models 2", 15, "", 240, "Are programs what transformers computes?"),
+    "mutants": Benchmark("--every 60", 12, "", 270, "Which wrong laws do the checks see?"),
+    "guards": Benchmark("--share 0.002", 6, "", 900, "Do kernels stay within their arrays?"),
+    "hostile": Benchmark("--files 400", 8, "", 1200, "What does a spoilt file do?"),
+    "interrupts": Benchmark("--count 20", 10, "", 200, "Is a run right after it was interrupted?"),
+    "spectra": Benchmark("--seeds 2", 5, "", 20, "How fast are singular values found?"),
 }
 APART = {"paired": "holds two commits against each other", "train_selection": "makes formats/predictor.json"}
 
@@ -83,13 +84,12 @@ class Outcome:
     def rows(self) -> Iterator[list[str]]:
         """Of the page: bars come first. Each has a benchmark's name, a figure's cells, seconds."""
         figures = sorted(self.figures, key=lambda each: not each.bar)[:ROWS]
-        head = [f"**{self.name}**: {BENCHMARKS[self.name].answers}" if self.name in BENCHMARKS else self.name, f"{self.seconds:.0f} s"]
-        if self.wrong: yield [head[0], "", "", "", "", f"**failed**: {self.wrong}", head[1]]
-        elif self.absent: yield [head[0], "", "", "", "", f"not measured here: {self.absent}", ""]
-        elif not figures: yield [head[0], "", "", "", "", "no figures", head[1]]
+        name, took = f"**{self.name}**: {BENCHMARKS[self.name].answers}", f"{self.seconds:.0f} s"
+        said = f"**failed**: {self.wrong}" if self.wrong else f"not measured here: {self.absent}" if self.absent else ""
+        if said or not figures: yield [name, "", "", "", "", said or "no figures", took]
         for at, each in enumerate(figures):
-            first = not at and not self.wrong
-            yield [head[0] if first else "", *each.cells(), head[1] if first else ""]
+            first = not at and not said
+            yield [name if first else "", *each.cells(), took if first else ""]
 
 
 def main() -> int:
@@ -123,7 +123,8 @@ def options() -> argparse.Namespace:
 
 def listing(names: list[str]) -> int:
     from rewrites.report import table
-    rows = [[name, f"{each.seconds:.0f} s", f"{each.at_length:.0f} s", each.answers] for name, each in BENCHMARKS.items() if name in names]
+    chosen = [(name, BENCHMARKS[name]) for name in names]
+    rows = [[name, f"{each.seconds:.0f} s", f"{each.at_length:.0f} s", each.answers] for name, each in chosen]
     print(table(rows, ["", "quick", "in full", ""]))
     for name, why in APART.items(): print(f"{name}.py stands apart: it {why}")
     return 0
@@ -140,31 +141,33 @@ def prepared() -> dict[str, str]:
     this_machine()
     open_model("minilm")
     facts = examined()
+    versions = {**facts.versions, **facts.providers}
     return {"processor": f"{facts.processor}: {', '.join(facts.features)}", "threads": str(facts.threads),
             "load before": "unknown" if facts.host.load is None else f"{facts.host.load:.1f}",
-            "versions": ", ".join(f"{name} {found}" for name, found in {**facts.versions, **facts.providers}.items() if found)}
+            "versions": ", ".join(f"{name} {found}" for name, found in versions.items() if found)}
 
 
 def measured(name: str, each: Benchmark, quick: bool, left: float, out: Path) -> Outcome:
     """Runs one in a process of its own, which is ended with all that it started when its time is over."""
     fill = lambda text: text.replace("{data}", str(DATA))
-    if each.reads and not Path(fill(each.reads)).exists(): return Outcome(name, absent=f"{fill(each.reads)} is not there")
+    if (reads := fill(each.reads)) and not Path(reads).exists(): return Outcome(name, absent=f"{reads} is not there")
     if left < (each.seconds if quick else 0): return Outcome(name, wrong="left out: the ten minutes are over")
-    limit = min(left, PATIENCE * (each.seconds if quick else each.at_length))
+    limit = min(left, PATIENCE * (each.seconds if quick else each.at_length) + START)
     files = {kind: out / f"{name}.{kind}" for kind in ("csv", "json", "txt", "err")}
     for file in files.values(): file.unlink(missing_ok=True)
     words = [sys.executable, str(HERE / f"{name}.py"), *map(fill, shlex.split(each.quick if quick else each.full)),
              "--figures", str(files["json"].resolve()), "--csv", str(files["csv"].resolve())]
     begun = time.monotonic()
     with files["txt"].open("w") as printed, files["err"].open("w") as errors:
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=printed, stderr=errors, start_new_session=True)
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=printed, stderr=errors,
+                                   start_new_session=True)  # a group, so that all that it starts can be ended
         try: status: int | None = process.wait(limit)
         except subprocess.TimeoutExpired: status = None
         finally: ended(process)
     said = files["err"].read_text(errors="replace").strip().splitlines()
     files["err"].unlink()
-    return Outcome(name, time.monotonic() - begun, wrong(status, limit, said),
-                   next((line.partition(": ")[2] for line in said if line.startswith("busy machine: ")), ""), figures=judged(files["json"]))
+    busy = next((line.split(": ")[1] for line in said if line.startswith(BUSY)), "")
+    return Outcome(name, time.monotonic() - begun, wrong(status, limit, said), busy, figures=judged(files["json"]))
 
 
 def ended(process: subprocess.Popen) -> None:
@@ -176,7 +179,7 @@ def ended(process: subprocess.Popen) -> None:
 
 def wrong(status: int | None, limit: float, said: list[str]) -> str:
     if status is None: return f"over its {limit:.0f} s"
-    last = next((line for line in reversed(said) if not line.startswith("busy machine: ")), "")
+    last = next((line for line in reversed(said) if not line.startswith(BUSY)), "")
     return f"ended with status {status}: {last[:160]}" if status else ""
 
 
@@ -189,13 +192,14 @@ def page(found: list[Outcome], machine: dict[str, str], given: argparse.Namespac
     """In Markdown."""
     how = "quick" if given.quick else "in full"
     verdicts = [each.verdict for one in found for each in one.figures if each.bar]
+    met, missed = verdicts.count("met"), verdicts.count("missed")
     lines = [f"# Benchmarks, {how}", "", *(f"- {what}: {said}" for what, said in machine.items()),
-             f"- {len(found)} of {len(given.only)} benchmarks, {seconds:.0f} s; bars: {verdicts.count('met')} met, "
-             f"{verdicts.count('missed')} missed, {len(verdicts) - verdicts.count('met') - verdicts.count('missed')} not measured",
+             f"- {len(found)} of {len(given.only)} benchmarks, {seconds:.0f} s",
+             f"- bars: {met} met, {missed} missed, {len(verdicts) - met - missed} not measured",
              "", "| benchmark | figure | here | spread | bar | | took |", "|---|---|---|---|---|---|---|"]
     lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for one in found for row in one.rows()]
     if bad := [one.name for one in found if one.wrong]: lines += ["", f"**Failed: {', '.join(bad)}.**"]
-    if busy := [f"{one.name} ({one.busy.split(': times')[0]})" for one in found if one.busy]:
+    if busy := [f"{one.name} ({one.busy})" for one in found if one.busy]:
         lines += ["", f"Busy machine, so that times are too long: {'; '.join(busy)}."]
     return "\n".join([*lines, "", "All figures are in NAME.json, what was printed in NAME.txt, rows in NAME.csv."]) + "\n"
 

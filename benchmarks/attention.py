@@ -18,11 +18,12 @@ from formats.panels import panels
 from formats.threads import limit
 from opmatrix.measure import measure, medians
 
-COLUMNS = "sentences", "tokens", "width", "float32_ms", "float32", "share", "bfloat16_ms", "bfloat16", "torch_ms", "error", \
-    "error_bfloat16", "spread"
+COLUMNS = ("sentences", "tokens", "width", "float32_ms", "float32", "share", "bfloat16_ms", "bfloat16", "torch_ms", "error",
+           "error_bfloat16", "spread")
 MIXED = np.random.default_rng(0).integers(8, 41, 32).tolist()
 LONG = 128, 256, 512
-BATCHES = [*([tokens] * sentences for sentences in (1, 8) for tokens in (16, 64, *LONG)), [12] * 32, [31] * 32, [77] * 8, MIXED]
+BATCHES = [*([tokens] * sentences for sentences in (1, 8) for tokens in (16, 64, *LONG)),
+           [12] * 32, [31] * 32, [77] * 8, MIXED]
 
 
 def main() -> None:

@@ -129,8 +129,8 @@ def plot(table, file, threads=1):
     structures, rows = (sorted({key[at] for key in curves}) for at in (1, 2))
     names = sorted({(key[5], key[4]) for key in curves})
     height, columns = 3.6 * len(structures), -(-len(names) // (LINES * len(structures)))
-    figure, axes = plt.subplots(len(structures), len(rows), figsize=(4.5 * len(rows) + 2 * columns, height), squeeze=False,
-                                layout="constrained")
+    figure, axes = plt.subplots(len(structures), len(rows), squeeze=False, layout="constrained",
+                                figsize=(4.5 * len(rows) + 2 * columns, height))
     colour = {name: plt.colormaps["tab20"](i % 20) for i, name in enumerate(names)}
     for i, structure in enumerate(structures):
         for j, count in enumerate(rows):
@@ -140,8 +140,8 @@ def plot(table, file, threads=1):
     lines = [plt.Line2D([], [], color=colour[name], ls="-" if name[0] == "ours" else "--", label=" ".join(name))
              for name in names]
     figure.legend(handles=lines, loc="outside right upper", fontsize=6, ncols=columns)
-    said = f"x @ W, {shape}, {threads} thread(s)\ntimes faster than numpy's dense float32 (o: crosses it, squares: bf16)"
-    figure.suptitle(said, x=0.01, ha="left", fontsize=8)
+    said = "times faster than numpy's dense float32 (o: crosses it, squares: bf16)"
+    figure.suptitle(f"x @ W, {shape}, {threads} thread(s)\n{said}", x=0.01, ha="left", fontsize=8)
     figure.savefig(file, dpi=110)
     return figure
 

@@ -1,5 +1,5 @@
-"""What the commands of this folder share. Imported first, it finds the packages of this tree, and keeps BLAS to one thread where a
-benchmark runs. Options are refused in a line, seconds are foretold, and figures are judged by the bars that they are declared with."""
+"""What the commands of this folder share. Imported first, it finds the packages of this tree, and keeps BLAS to one thread
+where a benchmark runs. Options are refused in a line, seconds are foretold, figures are judged by their bars."""
 import argparse
 import csv
 import io
@@ -31,7 +31,7 @@ ROOM = 1.05                                                  # of a ceiling that
 # ---- options
 
 class Parser(argparse.ArgumentParser):
-    """Refuses in a line, as everything else is refused. The first line of a benchmark's documentation says what it does."""
+    """Refuses in a line, as everything else is refused. The first line of a benchmark's docstring says what it does."""
 
     def __init__(self, doc: str, table: bool = True) -> None:
         super().__init__(description=doc.splitlines()[0])
@@ -87,9 +87,10 @@ def tablefile(option, file):
 
 def shape(text: str) -> tuple[int, int]:
     """The type of an option: two whole numbers, such as 8x128."""
-    first, _, second = text.partition("x")
-    try: return int(count(first)), int(count(second))
-    except argparse.ArgumentTypeError: raise argparse.ArgumentTypeError(f"{text}: two whole numbers, such as 8x128") from None
+    try: first, second = (int(count(part)) for part in text.split("x"))
+    except (argparse.ArgumentTypeError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text}: two whole numbers, such as 8x128") from None
+    return first, second
 
 
 def folder(text: str) -> Path:
@@ -143,8 +144,8 @@ def tabled(file, rows):
 
 @dataclass(frozen=True)
 class Figure:
-    """One number that a benchmark comes to, None where it was not measured, and `why`. It is to be at least `least` or at most
-    `most`, if there is a bar; above `ceiling` no such number can be. `spread` as above."""
+    """One number that a benchmark comes to, None where it was not measured, and `why`. It is to be at least `least` or at
+    most `most`, if there is a bar; above `ceiling` no such number can be. `spread` as above."""
     what: str
     value: float | None
     unit: str = ""
@@ -162,7 +163,8 @@ class Figure:
     @property
     def verdict(self) -> str:
         """A number that cannot be is never called met."""
-        if self.value is None or not isfinite(self.value): return f"not measured here: {self.why or 'no number came out'}"
+        if self.value is None or not isfinite(self.value):
+            return f"not measured here: {self.why or 'no number came out'}"
         if self.ceiling is not None and not 0 <= self.value <= ROOM * self.ceiling:
             return f"impossible: beyond {self.ceiling:g}, so it was measured wrongly"
         if not self.bar: return ""

@@ -14,7 +14,21 @@ from statistics import median
 
 import command
 from bars import Table, crossovers, plot, sparse_bars
-from command import Figure, Parser, concluded, named, number, positive, say, share, shown, spread, tabled, tablefile, takes
+from command import (
+    Figure,
+    Parser,
+    concluded,
+    named,
+    number,
+    positive,
+    say,
+    share,
+    shown,
+    spread,
+    tabled,
+    tablefile,
+    takes,
+)
 from matrices import STRUCTURES
 from race import Rider, race
 
@@ -23,10 +37,11 @@ from rewrites.report import table as aligned
 
 PROVIDERS = ("ours", "numpy", "scipy", "mkl", "torch")
 PEERS = ("scipy", "mkl", "torch")
-COLUMNS = ("shape", "rows", "structure", "density", "format", "provider", "threads", "median_s", "min_s", "bytes", "error", "spread")
+COLUMNS = ("shape", "rows", "structure", "density", "format", "provider", "threads", "median_s", "min_s", "bytes", "error",
+           "spread")
 GRID = {"shapes": (["384x1536"], ["384x1536", "1024x1024"]), "structures": (["random"], [*STRUCTURES]),
-        "densities": ([0.1, 0.3, 0.38, 0.5], [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7]), "rows": ([1, 128], [1, 16, 128, 512]),
-        "decode": (0.0, float(peaks.BEYOND))}              # quick, and all
+        "densities": ([0.1, 0.3, 0.38, 0.5], [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7]),
+        "rows": ([1, 128], [1, 16, 128, 512]), "decode": (0.0, float(peaks.BEYOND))}       # quick, and all
 BARS = [(shape, "random", d, (16, 128, 512)) for shape in ("384x1536", "1536x384") for d in (0.1, 0.3, 0.38, 0.45, 0.55)]
 BARS += [(shape, "blocks", d, (16, 128, 512)) for shape in ("384x1536", "1536x384") for d in (0.1, 0.5)]
 BARS += [("4096x4096", "blocks", 0.5, (128,))]
@@ -63,7 +78,8 @@ def expected(work, given):
     """Seconds, about: of every race, and of the one-row products."""
     kinds = len(given.formats) or (len(JUDGED) if given.bars else 2 * len(FORMATS))
     races = sum(len(many) * len(counts) for (*_, many), _, counts in work)
-    return 12 + races * (kinds + 8) * given.rounds * 1.5 * given.seconds + (30 if given.decode else 0) * len(given.threads)
+    decoding = 30 * len(given.threads) if given.decode else 0
+    return 12 + races * (kinds + 8) * given.rounds * 1.5 * given.seconds + decoding
 
 
 def arguments():
@@ -80,7 +96,7 @@ def arguments():
     parser.add_argument("--plot", type=Path, help="draw the curves there (PNG; needs matplotlib)")
     parser.add_argument("--bars", action="store_true", help="only what the bars need")
     parser.add_argument("--quick", action="store_true",
-                        help="where nothing else is given: one shape, one structure, few densities and rows, no one-row products")
+                        help="where nothing else is given: a shape, a structure, few densities and rows, no one-row products")
     parser.add_argument("--decode", type=number(float, 0, 100, "from 0 to 100"), metavar="N",
                         help=f"one-row products on matrices of N last caches, by itself {peaks.BEYOND}; 0: leave out")
     given = parser.parse_args()
@@ -148,7 +164,7 @@ def show(rows):
 
 
 def report(found, threads):
-    """Prints crossovers, and the bars with one thread; with more beside. Returns the figures of the first number of threads."""
+    """Prints crossovers, and bars by number of threads. Returns the figures of the first of these numbers."""
     if crossed := [*crossovers(found, threads[0])]:
         print("\ndensity up to which a format wins, one thread")
         print(aligned(crossed, ["matrix", "rows", "format", "provider", "over float32", "over bf16"]))
@@ -156,12 +172,13 @@ def report(found, threads):
     for count in threads:
         if not (judged := [*sparse_bars(found, count)]): continue
         wide = typical(found, count)
-        figures = [Figure(what, densest if value is not None and isinf(value) else value, spread=wide, least=bar, why="no such row")
-                   for what, bar, value, *_ in judged]
+        figures = [Figure(what, densest if value is not None and isinf(value) else value, spread=wide, least=bar,
+                          why="no such row") for what, bar, value, *_ in judged]
         first = first or figures
         print(f"\nbars on {count} thread(s)" + ("" if count == 1 else ", beside"))
-        print(aligned([[what, f"{bar:g}", said, figure.verdict, beside]
-                       for (what, bar, _, said, beside), figure in zip(judged, figures, strict=True)], ["", "bar", "here", "", "where"]))
+        lines = [[what, f"{bar:g}", said, figure.verdict, beside]
+                 for (what, bar, _, said, beside), figure in zip(judged, figures, strict=True)]
+        print(aligned(lines, ["", "bar", "here", "", "where"]))
     return first or [Figure("races", len(found.rows), spread=typical(found, threads[0]))]
 
 

@@ -93,7 +93,8 @@ def optima(folder: Path | None) -> dict[str, float]:
     """By file, where they are known."""
     if not folder or not (file := folder / "optima.csv").exists(): return {}
     try: return {row["file"]: float(row["optimum"]) for row in csv.DictReader(read_text(file).splitlines())}
-    except (KeyError, TypeError, ValueError) as error: raise InputError(f"{file}: columns file and optimum: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{file}: columns file and optimum: {error}") from None
 
 
 def main() -> None:
@@ -103,7 +104,8 @@ def main() -> None:
     parser.add_argument("--time-limit", type=positive, default=10.0, metavar="S", help="seconds for each graph")
     parser.add_argument("--generated", action="store_true", help="also 2,000 to 30,000 nodes, generated")
     options = parser.parse_args()
-    if not options.folder and not options.generated: raise InputError("nothing to extract: give a folder, or --generated")
+    if not options.folder and not options.generated:
+        raise InputError("nothing to extract: give a folder, or --generated")
     takes(options.time_limit * (24 * options.generated + (options.folder is not None)) + 10)
     best, rows, proved, wrong = optima(options.folder), [], 0, []
     print(f"{'file':52} {'nodes':>6} {'cost':>12} {'bound':>12} {'greedy':>12} {'closed':>6} {'seconds':>8}")
@@ -121,8 +123,8 @@ def main() -> None:
     tabled(options.csv, [["file", "nodes", "cost", "bound", "greedy", "seconds"], *rows])
     known = sum(row[0] in best for row in rows)
     concluded(options, [Figure(f"graphs of {len(rows)} solved with a proof", proved),
-                        Figure(f"costs of {known} that are not the known optimum", len(wrong) if known else None, most=0,
-                               why="the folder has no optima.csv"),
+                        Figure(f"costs of {known} that are not the known optimum", len(wrong) if known else None,
+                               most=0, why="the folder has no optima.csv"),
                         Figure("longest", max((row[5] for row in rows), default=None), "s")])
 
 

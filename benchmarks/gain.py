@@ -28,7 +28,8 @@ COLUMNS = "workload", "program", "ms", "share_saved", "times_baseline", "predict
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--model", default="minilm")
-    parser.add_argument("--workloads", type=shape, nargs="+", default=[(1, 16), (1, 128), (8, 128)], help="sentences x tokens")
+    parser.add_argument("--workloads", type=shape, nargs="+", default=[(1, 16), (1, 128), (8, 128)],
+                        help="sentences x tokens")
     parser.add_argument("--rounds", type=count, default=25)
     parser.add_argument("--error", type=number(float, 0, 1, "from 0 to 1"), default=0.02)
     parser.add_argument("--no-peers", action="store_true")
@@ -53,8 +54,9 @@ def the_peers(directory):
 def figures(rows):
     """What each means saves of the whole, by workload, and the chosen program's error."""
     for row in (dict(zip(COLUMNS, each, strict=True)) for each in rows):
-        if row["program"] == "baseline": yield Figure(f"{row['workload']}: imported", row["ms"], "ms", row["spread"])
-        else: yield Figure(f"{row['workload']}: {row['program']}, saved", 100 * row["share_saved"], "%", row["spread"], ceiling=100)
+        workload, program, saved, wide = (row[name] for name in ("workload", "program", "share_saved", "spread"))
+        if program == "baseline": yield Figure(f"{workload}: imported", row["ms"], "ms", wide)
+        else: yield Figure(f"{workload}: {program}, saved", 100 * saved, "%", wide)
 
 
 def measured(sentences, tokens, checkpoint, machine, peers, given):

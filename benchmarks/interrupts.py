@@ -45,7 +45,8 @@ def main() -> int | None:
     for row in rows: print(" ".join(f"{cell!s:>14}" for cell in row))
     tabled(given.csv, rows)
     wrong = sum(rows[-1][2:])
-    concluded(given, [Figure(f"interruptions of {rows[-1][1]} after which a run hangs, is wrong, or dies", wrong, most=0)])
+    what = f"interruptions of {rows[-1][1]} after which a run hangs, is wrong, or dies"
+    concluded(given, [Figure(what, wrong, most=0)])
     return int(bool(wrong))
 
 

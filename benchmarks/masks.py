@@ -14,8 +14,8 @@ from formats import Mask, kernels
 from formats.threads import threads
 from opmatrix.measure import measure, medians
 
-COLUMNS = "pattern", "length", "block", "threads", "share", "bytes", "mask_ms", "whole_ms", "reach_ms", "times_whole", "error", \
-    "spread"
+COLUMNS = ("pattern", "length", "block", "threads", "share", "bytes", "mask_ms", "whole_ms", "reach_ms", "times_whole",
+           "error", "spread")
 FAR = 2 ** 40
 EXACT = 1e-5                                                # relative, of float32
 PATTERNS = {
@@ -49,9 +49,10 @@ def figures(rows: list[tuple]) -> list[Figure]:
     """What is gained by the best block of each pattern, on the longest sentence; and the worst error."""
     found = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
     longest = [row for row in found if row["length"] == max(row["length"] for row in found)]
-    best = [max((row for row in longest if row["pattern"] == name), key=lambda row: row["times_whole"]) for name in PATTERNS]
-    return [*(Figure(f"{row['pattern']}: times as fast as all scores ({100 * row['share']:.0f} % kept)", row["times_whole"], "x",
-                     row["spread"]) for row in best),
+    best = [max((row for row in longest if row["pattern"] == name), key=lambda row: row["times_whole"])
+            for name in PATTERNS]
+    said = "{pattern}: times as fast as all scores, {share:.0%} of which are kept"
+    return [*(Figure(said.format(**row), row["times_whole"], "x", row["spread"]) for row in best),
             Figure("largest relative error", max(row["error"] for row in found), most=EXACT)]
 
 

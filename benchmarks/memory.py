@@ -54,8 +54,9 @@ def main() -> None:
     print(table([[str(c) if not isinstance(c, float) else f"{c:.1f}" for c in row[:-1]] + [f"{100 * row[-1]:+.1f} %"] for row in rows],
                 list(COLUMNS)))
     tabled(given.csv, [COLUMNS, *rows])
-    concluded(given, [Figure("resident memory over what was predicted, at most", max(row[-2] / row[-3] for row in rows), "x"),
-                      Figure("at least", min(row[-2] / row[-3] for row in rows), "x")])
+    ratios = [1 + row[-1] for row in rows]
+    concluded(given, [Figure("resident memory over what was predicted, at most", max(ratios), "x"),
+                      Figure("at least", min(ratios), "x")])
 
 
 def made(width, layers, rows, method, machine):

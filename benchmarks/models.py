@@ -24,7 +24,21 @@ import command
 import model_tables
 import numpy as np
 import workloads
-from command import Figure, Parser, concluded, cores, listed, named, pinned, say, spread, tabled, tablefile, takes, within
+from command import (
+    Figure,
+    Parser,
+    concluded,
+    cores,
+    listed,
+    named,
+    pinned,
+    say,
+    spread,
+    tabled,
+    tablefile,
+    takes,
+    within,
+)
 from peers import ENGINES as ALL
 from peers import SETTLE, Absent, Job, Process, made, replaced, version_of
 
@@ -50,6 +64,9 @@ class Row:
     error: float | None = None
     spearman: float | None = None
     job: Job | None = None
+
+    @property
+    def race(self): return self.model, self.number_type, self.workload
 
     @property
     def median_s(self): return median(self.rounds)
@@ -80,14 +97,13 @@ def main():
 def figures(rows):
     """What opmatrix takes of what the fastest peer of equal quality takes, by model, number type and workload."""
     for ours in (row for row in rows if row.engine == "opmatrix"):
-        what = f"{ours.model} {ours.number_type} {ours.workload}"
-        same = [row for row in rows if (row.model, row.number_type, row.workload) == (ours.model, ours.number_type, ours.workload)]
-        peers = [row for row in same if row.engine != "opmatrix" and model_tables.equal(row, rows)]
+        same = [row for row in rows if row.race == ours.race]
+        peers, what = [row for row in same if row.engine != "opmatrix" and model_tables.equal(row, rows)], " ".join(ours.race)
         yield Figure(f"{what}: opmatrix", 1e3 * ours.median_s, "ms", spread(ours.rounds))
         if ours.workload in workloads.TEXTS: continue       # peers have others: benchmarks/model_tables.py
         found = model_tables.compared(ours, peers, model_tables.paired, model_tables.seconds)
-        yield Figure(f"{what}: of the fastest peer's ({found[1] if found else 'none'})", found[0] if found else None, "x", most=1,
-                     why="no peer of equal quality is here")
+        ratio, who = found or (None, "none")
+        yield Figure(f"{what}: of the fastest peer's ({who})", ratio, "x", most=1, why="no peer of equal quality is here")
 
 
 def options():

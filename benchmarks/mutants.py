@@ -91,7 +91,8 @@ def main() -> int:
         survivors += sum(v.survived for v in verdicts)
         rows += show(name, verdicts, seconds, options.list)
     tabled(options.csv, [("laws", *COLUMNS), *rows])
-    concluded(options, [Figure(f"survivors of {sum(row[2] for row in rows if row[1] == 'all')} mutants", survivors, most=0)])
+    judged_in_all = sum(row[2] for row in rows if row[1] == "all")
+    concluded(options, [Figure(f"survivors of {judged_in_all} mutants", survivors, most=0)])
     return int(bool(survivors))
 
 

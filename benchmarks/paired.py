@@ -61,7 +61,8 @@ def main():
     if not rows: raise Fault("nothing was compared")
     words, changed = told(rows, *(tree.name for tree in trees))
     print(f"\n{words}")
-    concluded(given, [Figure(f"rows of {len(rows)} that are not the same", sum(bool(row.changed) for row in rows), most=0)])
+    others = sum(bool(row.changed) for row in rows)
+    concluded(given, [Figure(f"rows of {len(rows)} that are not the same", others, most=0)])
     return int(changed)
 
 

@@ -230,7 +230,8 @@ def main() -> None:
     true, other = [row[3] for row in rows if row[0] == "true"], [row[3] for row in rows if row[0] != "true"]
     concluded(options, [Figure(f"proved of {len(true)} that are true", sum(true)),
                         Figure(f"proved of {len(other)} that are not", sum(other), most=0),
-                        Figure("true ones that numbers refute", sum(row[5] for row in rows if row[0] == "true"), most=0)])
+                        Figure("true ones that numbers refute", sum(row[5] for row in rows if row[0] == "true"),
+                               most=0)])
 
 
 if __name__ == "__main__": command.run(main)

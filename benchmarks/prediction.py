@@ -59,7 +59,8 @@ def measured(file, count):
     from formats.features import stored
     from formats.machine import Machine, NotThisMachine
     try: machine, numbers = Machine.load(file), calibrate.Numbers()
-    except NotThisMachine as error: raise InputError(f"--machine {error}: give what `opmatrix calibrate` saved here") from None
+    except NotThisMachine as error:
+        raise InputError(f"--machine {error}: give what `opmatrix calibrate` saved here") from None
     table = []
     for name in FORMATS:
         for skew, share in ((0.0, -(-count // 2)), (0.7, count // 2)):
@@ -98,9 +99,10 @@ def show(table):
     off = np.array([abs(row[11] / row[6] - 1) for row in table])
     print(f"median under {ALLOWED[0]:.0%} and 90th percentile under {ALLOWED[1]:.0%}: "
           f"{'every format' if not failed else 'not ' + ', '.join(failed)}")
-    again = float(np.quantile(off, 0.5))
-    return [Figure(f"predicted seconds of {len(table)} products off by, median", 100 * middle, "%", again, most=100 * ALLOWED[0]),
-            Figure("90th percentile", 100 * most, "%", float(np.quantile(off, 0.9)), most=100 * ALLOWED[1]),
+    again, far = (float(np.quantile(off, share)) for share in (0.5, 0.9))
+    bars = [100 * allowed for allowed in ALLOWED]
+    return [Figure(f"predicted seconds of {len(table)} products off by, median", 100 * middle, "%", again, most=bars[0]),
+            Figure("90th percentile", 100 * most, "%", far, most=bars[1]),
             Figure(f"formats of {len(names)} that keep both bars", len(names) - len(failed), least=len(names))]
 
 

@@ -39,15 +39,17 @@ def main() -> None:
     say(f"{len(kept)} programs, {given.rounds} rounds")
     rounds = measure({name: program for name, _, program in kept}, [run.workload.timed], given.rounds)
     taken = medians(rounds)
-    rows = [(name, 1e3 * ahead, 1e3 * taken[name], taken[name] / ahead, spread(rounds[name])) for name, ahead, _ in kept]
+    rows = [(name, 1e3 * ahead, 1e3 * taken[name], taken[name] / ahead, spread(rounds[name]))
+            for name, ahead, _ in kept]
     print(table([[name, *(f"{figure:.3f}" for figure in figures), shown(wide)] for name, *figures, wide in rows],
                 ["", "ms predicted", "ms measured", "measured / predicted", "spread"]))
     tau = float(kendalltau([row[1] for row in rows], [row[2] for row in rows]).statistic) if len(rows) > 1 else None
     tabled(given.csv, [COLUMNS, *rows])
     wide = [row[4] for row in rows if row[4] is not None]
-    concluded(given, [Figure(f"Kendall's tau of {len(rows)} programs, each {given.apart:g} times as slow as the next", tau,
-                             spread=median(wide) if wide else None, ceiling=1, why="one program is no order"),
-                      Figure("predicted seconds off by, median", 100 * median(abs(1 - 1 / row[3]) for row in rows), "%")])
+    what = f"Kendall's tau of {len(rows)} programs, each {given.apart:g} times as slow as the next"
+    off = median(abs(1 - 1 / row[3]) for row in rows)
+    concluded(given, [Figure(what, tau, spread=median(wide) if wide else None, ceiling=1, why="one program is no order"),
+                      Figure("predicted seconds off by, median", 100 * off, "%")])
 
 
 def alternatives(run):

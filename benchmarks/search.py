@@ -66,14 +66,14 @@ def main() -> None:
 
 def figures(whole):
     """The search of BERT-base beside what is published, how it grows with layers, and the gap of its bound."""
-    published = min(PUBLISHED.values())
+    published, named = min(PUBLISHED.values()), ", ".join(f"{name} {taken}" for name, taken in PUBLISHED.items())
     known = {layers: median(found.totals) for layers, found in whole.items()}
     wide = {layers: spread(found.totals) for layers, found in whole.items()}
-    yield Figure("seconds of BERT-base, 12 layers; published: " + ", ".join(f"{name} {taken}" for name, taken in PUBLISHED.items()),
-                 known.get(12), "s", wide.get(12), most=published, why="--layers 12")
-    yield Figure("times as long, 48 layers as 12", known[48] / known[12] if {12, 48} <= {*known} else None, "x", wide.get(48), most=4,
-                 why="--layers 12 48")
-    yield Figure("largest gap of the proved bound", max(100 * found.search.gap for found in whole.values()), "%", ceiling=100)
+    yield Figure(f"12 layers of BERT-base; published: {named}", known.get(12), "s", wide.get(12), most=published,
+                 why="--layers 12")
+    yield Figure("times as long, 48 layers as 12", known[48] / known[12] if {12, 48} <= {*known} else None, "x",
+                 wide.get(48), most=4, why="--layers 12 48")
+    yield Figure("largest gap of the proved bound", max(100 * found.search.gap for found in whole.values()), "%")
 
 
 def others(rounds, given):
@@ -97,7 +97,7 @@ def methods(rounds, given):
 
 
 def laws(rounds, given):
-    """The rows of searches with some of the laws, which lead to no program where too few are there; prints their table."""
+    """The rows of searches with some of the laws; too few of them lead to no program. Prints their table."""
     print("\nlaws, at 12 layers\n")
     counts = range(0, len(EXACT_LAWS) + 1, 4)
     found = {count: each for count in counts if (each := rounds.of(bert(12, given.width), EXACT_LAWS[:count]))}
@@ -182,9 +182,9 @@ def row(label, taken):
     """A line of the table."""
     found = taken.search
     phases = sorted(((second, name) for name, second in taken.seconds.items() if second > 5e-4), reverse=True)
-    return [str(label), f"{median(taken.totals):.3f}", shown(spread(taken.totals)), f"{median(taken.processor):.3f}", str(found.nodes),
-            str(found.classes), *(f"{1e3 * figure:.3f}" for figure in (found.time, found.bound, found.greedy)), f"{100 * found.gap:.2g} %",
-            "  ".join(f"{name} {second:.3f}" for second, name in phases)]
+    return [str(label), f"{median(taken.totals):.3f}", shown(spread(taken.totals)), f"{median(taken.processor):.3f}",
+            str(found.nodes), str(found.classes), *(f"{1e3 * figure:.3f}" for figure in (found.time, found.bound, found.greedy)),
+            f"{100 * found.gap:.2g} %", "  ".join(f"{name} {second:.3f}" for second, name in phases)]
 
 
 if __name__ == "__main__": command.run(main)

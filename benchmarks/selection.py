@@ -105,11 +105,13 @@ def read(file):
     import numpy as np
     try:
         lines = gzip.open(file, "rt").read().split("\n")
-        (outputs, inputs, stored), starts, columns = (np.array(line.replace(",", " ").split(), int) for line in (*lines[:3], "")[:3])
+        sizes, starts, columns = (np.array(line.replace(",", " ").split(), int) for line in (*lines[:3], "")[:3])
+        outputs, inputs, stored = sizes
         W = np.zeros((inputs, outputs), np.float32)
         W[columns, np.repeat(np.arange(outputs), np.diff(starts))] = np.random.default_rng(0).standard_normal(stored)
         return W
-    except (OSError, EOFError, ValueError, IndexError) as error: raise InputError(f"{file}: no pattern: {error}") from None
+    except (OSError, EOFError, ValueError, IndexError) as error:
+        raise InputError(f"{file}: no pattern: {error}") from None
 
 
 def make(kind, shape, density):
@@ -291,7 +293,8 @@ def show(rows, read, way):
             Figure("within 5 % of the best; the bar: 95 %, or a point below the oracle", 100 * near, "%",
                    least=100 * min(0.95, found["oracle"][1] - 0.01)),
             Figure("95th percentile of regret", 100 * high, "%", most=5),
-            Figure("worst regret; the bar: the oracle's and ten points", 100 * worst, "%", most=100 * (found["oracle"][3] + 0.1)),
+            Figure("worst regret; the bar: the oracle's and ten points", 100 * worst, "%",
+                   most=100 * (found["oracle"][3] + 0.1)),
             Figure("mean regret; the bar: a third of the better rule's", 100 * mean, "%", most=100 * rules / 3),
             Figure(f"how often one format is right, at most ({most})", 100 * share, "%", most=40)]
 

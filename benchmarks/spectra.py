@@ -68,7 +68,8 @@ def right(found: Eigenpairs, wanted: Any) -> bool:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--count", type=count, default=4)
-    parser.add_argument("--subspaces", type=lambda text: tuple(int(count(word)) for word in listed(text)), default=(10, 15, 20))
+    parser.add_argument("--subspaces", type=lambda text: tuple(int(count(word)) for word in listed(text)),
+                        default=(10, 15, 20))
     parser.add_argument("--seeds", type=count, default=5)
     parser.add_argument("--restarts", type=count, default=300)
     given = parser.parse_args()
@@ -83,22 +84,23 @@ def main() -> None:
         wanted = values[np.argsort(-abs(values))][:given.count]
         for label, largest, found in runs(matrix, symmetric, given):
             restarts, products = (median(getattr(each, name) for each in found) for name in ("restarts", "products"))
-            rows.append((name, label, restarts, products, restarts * largest, sum(right(each, wanted) for each in found),
-                         spread([each.products for each in found])))
-            print(f"{name:<16}{label:<22}{restarts:>9g}{products:>10g}{rows[-1][4]:>13g}{rows[-1][5]:>5}/{given.seeds}", flush=True)
+            met, wide = sum(right(each, wanted) for each in found), spread([each.products for each in found])
+            rows.append((name, label, restarts, products, restarts * largest, met, wide))
+            print(f"{name:<16}{label:<22}{restarts:>9g}{products:>10g}{restarts * largest:>13g}{met:>5}/{given.seeds}", flush=True)
         say(name)
     tabled(given.csv, [COLUMNS, *rows])
     concluded(given, [*figures(rows, given.seeds)])
 
 
 def figures(rows: list[tuple[Any, ...]], seeds: int) -> Iterator[Figure]:
-    """By matrix: products in sequence of all sizes united over those of the best size alone, where both are always right."""
+    """By matrix: products in sequence of all sizes united over those of the best size alone, where both are right."""
     for name in MATRICES:
         mine = [row for row in rows if row[0] == name and row[5] == seeds]
         alone, united = ([row for row in mine if row[1].startswith(word)] for word in ("alone", "united"))
         best = min(alone, key=lambda row: row[4], default=None)
-        yield Figure(f"{name}: products in sequence, united over the best alone", united[0][4] / best[4] if best and united else None, "x",
-                     united[0][6] if united else None, why="not every seed found the eigenvalues")
+        ratio, wide = (united[0][4] / best[4], united[0][6]) if best and united else (None, None)
+        yield Figure(f"{name}: products in sequence, united over the best alone", ratio, "x", wide,
+                     why="not every seed found the eigenvalues")
 
 
 if __name__ == "__main__": command.run(main)

@@ -124,7 +124,7 @@ def probe(seconds: float = PROBE) -> str:
 
 @cache
 def watched() -> Watch:
-    """For a benchmark: at its end, a line on standard error if the machine was busy. A process has one, whoever asks for it again."""
+    """For a benchmark: at its end, a line on standard error if the machine was busy, once a process, whoever asks again."""
     watch = Watch()
 
     def last() -> None:
