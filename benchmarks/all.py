@@ -96,6 +96,7 @@ def main() -> int:
     given = options()
     if given.list: return listing(given.only)
     given.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it runs is ended with it
     chosen = {name: BENCHMARKS[name] for name in given.only}
     takes(sum(each.seconds if given.quick else each.at_length for each in chosen.values()))
     machine, begun = prepared(), time.monotonic()

@@ -2,7 +2,10 @@
 import argparse
 import os
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,6 +56,14 @@ def run(tmp_path, monkeypatch, capsys):
     return run
 
 
+def gone(pid):
+    """Whether a process is over; whoever adopted it may not have noticed yet."""
+    with suppress(ProcessLookupError, FileNotFoundError):
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
 def rows(page): return [[cell.strip() for cell in line.split(" | ")] for line in page.splitlines() if line.startswith("| ")][1:]
 
 
@@ -78,10 +89,21 @@ def test_what_does_not_end_is_ended_with_all_that_it_started(run, monkeypatch):
     run.table["hangs"] = run.table["hangs"]._replace(seconds=1.0)
     status, page = run("--quick", "--only", "hangs,good")
     assert status == 1 and "**failed**: over its 2 s" in page and "**Failed: hangs.**" in page and "met" in page
-    pid = int((run.out / "pid").read_text())
-    with suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", "its child goes on"
+    assert gone(int((run.out / "pid").read_text())), "its child goes on"
+
+
+def test_what_it_runs_is_ended_with_it(run, monkeypatch):
+    """It is told to end by a signal, as by a shell that gives up."""
+    def tell(self, limit=None, wait=subprocess.Popen.wait):
+        while limit and not (run.out / "pid").exists(): time.sleep(0.01)
+        if limit: os.kill(os.getpid(), signal.SIGTERM)
+        return wait(self, limit)
+    monkeypatch.setattr(subprocess.Popen, "wait", tell)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as left: run("--quick", "--only", "hangs")
+    finally: signal.signal(signal.SIGTERM, before)
+    assert left.value.code == 143 and gone(int((run.out / "pid").read_text()))
 
 
 def test_a_quick_run_begins_nothing_too_late(run, monkeypatch):
