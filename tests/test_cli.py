@@ -10,6 +10,7 @@ import checkpoints
 import numpy as np
 import pytest
 import standin
+from optimized import small
 
 from opmatrix.program import Program
 from rewrites import cli
@@ -17,17 +18,10 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.run import Run
 
-LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers", "dry dry dry", "a bank runs"]
 QUERY = "encoder.layer.0.attention.self.query.weight"
 KEYS = {"model", "machine", "workload", "seeds", "versions", "search", "baseline", "front", "chosen"}
 POINT = {"predicted_s", "measured_s", "predicted_bytes", "measured_bytes", "predicted_error", "measured_error", "gap",
          "verified", "program", "laws"}
-
-
-def small(directory, **changed):
-    """A BERT of one layer, wide enough that storing it otherwise pays."""
-    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
-    return checkpoints.write(directory, **(sizes | changed))
 
 
 def spoilt(directory, name=QUERY, change=lambda array: array):
@@ -62,20 +56,6 @@ def command(patched, tmp_path, capsys, monkeypatch):
         with pytest.raises(SystemExit) as end: cli.main()
         return Ran(*capsys.readouterr(), end.value.code or 0)
     return run
-
-
-@pytest.fixture(scope="module")
-def saved(patched, tmp_path_factory):
-    """One whole run: the model, the program's directory, the results."""
-    place = tmp_path_factory.mktemp("saved")
-    model, text = small(place / "model"), place / "lines.txt"
-    text.write_text("\n".join(LINES))
-    arguments = [model, "--text", text, "--error", "0.2", "--out", place / "out", "--json", place / "found.json"]
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
-        patch.setattr(sys, "argv", ["opmatrix", "optimize", *map(str, arguments)])
-        cli.main()
-    assert not end.value.code
-    return model, text, place / "out", json.loads((place / "found.json").read_text())
 
 
 def refused(ran, *words):
@@ -201,8 +181,8 @@ def test_nothing_is_written_over_what_is_not_ours(command, tmp_path):
     assert (tmp_path / "mine" / "diary.txt").read_text() == "dear"
 
 
-def test_a_memory_that_nothing_fits(command, saved, monkeypatch):
-    model, text, *_ = saved
+def test_a_memory_that_nothing_fits(command, optimized, monkeypatch):
+    model, text, *_ = optimized
     monkeypatch.setattr(Run, "saved", lambda run: [])       # what each law saves is not asked here
     ran = command("optimize", model, "--text", text, "--memory", "0.001", "--out", "mine.opmatrix")
     refused(ran, "--memory 0.001", "MB")
@@ -210,8 +190,8 @@ def test_a_memory_that_nothing_fits(command, saved, monkeypatch):
 
 # ---- what is written and printed
 
-def test_the_results_hold_all_that_is_promised(saved):
-    _, text, out, found = saved
+def test_the_results_hold_all_that_is_promised(optimized):
+    _, text, out, found, _ = optimized
     assert KEYS <= found.keys() and {"seconds", "nodes", "classes"} <= found["search"].keys()
     assert {"measured_s", "measured_bytes"} <= found["baseline"].keys()
     assert all(seconds >= 0 for seconds in found["search"]["seconds"].values()) and found["search"]["nodes"] > 100
@@ -230,8 +210,8 @@ def test_the_results_hold_all_that_is_promised(saved):
     assert {law for entry in found["saved"] for law in entry["laws"]} <= {law.name for law in EXACT_LAWS} and found["saved"]
 
 
-def test_every_program_of_the_front_runs(saved):
-    *_, out, found = saved
+def test_every_program_of_the_front_runs(optimized):
+    _, _, out, found, _ = optimized
     batch = [[2, 7, 3], [5]]
     exact = Program.load(out / "front" / "0").run(batch)
     for point in found["front"]:
@@ -241,8 +221,8 @@ def test_every_program_of_the_front_runs(saved):
     assert Program.load(out).hash == Program.load(found["front"][found["chosen"]]["program"]).hash
 
 
-def test_without_an_error_or_a_law(command, saved, tmp_path, monkeypatch):
-    model, text, _, before = saved
+def test_without_an_error_or_a_law(command, optimized, tmp_path, monkeypatch):
+    model, text, out, before, _ = optimized
     monkeypatch.setattr(Run, "saved", lambda run: [])
     ran = command("optimize", model, "--text", text, "--error", "0", "--without", "join", "--without", "stack_columns")
     assert ran.status == 0 and (tmp_path / "model.opmatrix" / "program.json").exists()
@@ -250,7 +230,7 @@ def test_without_an_error_or_a_law(command, saved, tmp_path, monkeypatch):
     chosen = found["front"][found["chosen"]]
     assert not chosen["methods"] and chosen["measured_error"] < 1e-5
     assert found["without"] == ["join", "stack_columns"]
-    assert any(step.kernel == "columns" for step in Program.load(saved[2] / "front" / "0").steps)
+    assert any(step.kernel == "columns" for step in Program.load(out / "front" / "0").steps)
     assert not any(step.kernel == "columns" for step in Program.load("model.opmatrix").steps)
     assert found["front"][0]["predicted_s"] >= before["front"][0]["predicted_s"]
     program = Program.load(tmp_path / "model.opmatrix")
@@ -260,8 +240,8 @@ def test_without_an_error_or_a_law(command, saved, tmp_path, monkeypatch):
     for phase in found["phases"]: assert f"{phase} " in ran.err
 
 
-def test_a_workload_of_texts_is_timed_and_kept(command, saved, tmp_path, monkeypatch):
-    model, lines, texts = *saved[:2], ["the river", "", "banks of rivers runs dry"]
+def test_a_workload_of_texts_is_timed_and_kept(command, optimized, tmp_path, monkeypatch):
+    model, lines, texts = *optimized[:2], ["the river", "", "banks of rivers runs dry"]
     monkeypatch.setattr(Run, "saved", lambda run: [])
     refused(command("optimize", model, "--text", lines, "--workload", "absent.txt", "--out", "o"), "absent.txt", "No such file")
     (tmp_path / "mix.txt").write_text("\n".join(texts))
@@ -292,8 +272,8 @@ def test_laws_prints_every_law(command):
     assert f"{len(EXACT_LAWS)} exact laws" in ran.out
 
 
-def test_spectrum_prints_every_weight(command, saved, tmp_path):
-    ran = command("spectrum", saved[0])
+def test_spectrum_prints_every_weight(command, optimized, tmp_path):
+    ran = command("spectrum", optimized.model)
     for part in ("query", "key", "value", "attention_output_dense", "intermediate_dense", "output_dense"):
         assert part in ran.out
     assert ran.status == 0
@@ -310,17 +290,17 @@ def test_help_names_the_commands(command):
 
 @pytest.mark.parametrize("name", ["run", "explain"])
 @pytest.mark.parametrize("file", ["program.json", "weights.safetensors", "config.json"])
-def test_a_saved_program_that_is_damaged(command, saved, tmp_path, name, file):
+def test_a_saved_program_that_is_damaged(command, optimized, tmp_path, name, file):
     copy = tmp_path / "copy"
-    shutil.copytree(saved[2], copy)
+    shutil.copytree(optimized.out, copy)
     raw = (copy / file).read_bytes()
     (copy / file).write_bytes(raw[:len(raw) // 2])
     refused(command(name, copy, *(["the bank"] if name == "run" else [])), copy / file)
 
 
-def test_a_saved_program_that_was_changed(command, saved, tmp_path):
+def test_a_saved_program_that_was_changed(command, optimized, tmp_path):
     copy = tmp_path / "copy"
-    shutil.copytree(saved[2], copy)
+    shutil.copytree(optimized.out, copy)
     file = copy / "weights.safetensors"
     raw = bytearray(file.read_bytes())
     raw[-2] ^= 1

@@ -5,7 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-from test_cli import LINES, command, patched, refused, saved  # noqa: F401
+from optimized import LINES
+from test_cli import command, patched, refused  # noqa: F401
 
 from opmatrix.pooling import Pooling
 from opmatrix.program import Program
@@ -13,8 +14,8 @@ from opmatrix.program import Program
 # ruff: noqa: F811
 
 
-def test_run_prints_an_embedding_for_each_text(command, saved):
-    *_, out, _ = saved
+def test_run_prints_an_embedding_for_each_text(command, optimized):
+    out = optimized.out
     ran = command("run", out, "the bank", "the river", "")
     vectors = Program.load(out).embed(["the bank", "the river", ""])
     assert ran.status == 0 and len(vectors) == 3
@@ -24,8 +25,8 @@ def test_run_prints_an_embedding_for_each_text(command, saved):
     refused(command("run", out, "the " * 40), "42 tokens")
 
 
-def test_embed_writes_a_row_for_each_line(command, saved, tmp_path, monkeypatch):
-    *_, out, _ = saved
+def test_embed_writes_a_row_for_each_line(command, optimized, tmp_path, monkeypatch):
+    out = optimized.out
     wanted = Program.load(out).embed(LINES)
     (tmp_path / "lines.txt").write_text("\n".join(LINES))
     ran = command("embed", out, "lines.txt", "--out", "lines.npy")
@@ -36,8 +37,8 @@ def test_embed_writes_a_row_for_each_line(command, saved, tmp_path, monkeypatch)
     np.testing.assert_allclose(np.load("again.npy"), wanted, atol=2e-5)
 
 
-def test_embed_cuts_and_leaves_out(command, saved, tmp_path):
-    *_, out, _ = saved
+def test_embed_cuts_and_leaves_out(command, optimized, tmp_path):
+    out = optimized.out
     (tmp_path / "lines.txt").write_bytes(b"the bank\n" + b"dry " * 40 + b"\nthe \xff\na river")
     bank, river = Program.load(out).embed(["the bank", "a river"])
     refused(command("embed", out, "lines.txt", "--out", "o.npy"), "lines.txt: line 2", "--truncate")
@@ -51,10 +52,10 @@ def test_embed_cuts_and_leaves_out(command, saved, tmp_path):
     assert np.array_equal(np.load("cut.npy")[1], Program.load(out).embed("dry " * 18)[0])
 
 
-def test_run_gives_what_embed_gives(command, saved, tmp_path):
+def test_run_gives_what_embed_gives(command, optimized, tmp_path):
     """Another pooling, no length one, and texts that are cut."""
     long, pooling = "dry " * 40, Pooling(("max",), False, 9)
-    program = Program.load(saved[2]).replace(pooling=pooling.described())
+    program = Program.load(optimized.out).replace(pooling=pooling.described())
     program.save(tmp_path / "max")
     (tmp_path / "lines.txt").write_text(f"the bank\n{long}\n")
     assert command("embed", "max", "lines.txt", "--out", "o.npy").status == 0
@@ -69,16 +70,16 @@ def test_run_gives_what_embed_gives(command, saved, tmp_path):
     (["absent.txt", "--out", "o.npy"], ["absent.txt", "No such file"]), (["lines.txt", "--out", "diary.txt"], ["diary.txt"]),
     (["lines.txt"], ["--out"]), (["lines.txt", "--out", "absent/o.npy"], ["absent/o.npy"]),
     (["lines.txt", "--out", "o.npy", "--rows", "0"], ["rows 0"]), (["long.txt", "--out", "o.npy"], ["long.txt: line 2", "42 tokens"])])
-def test_embed_refuses(command, saved, tmp_path, arguments, words):
+def test_embed_refuses(command, optimized, tmp_path, arguments, words):
     (tmp_path / "lines.txt").write_text("the bank")
     (tmp_path / "long.txt").write_text("the bank\n" + "the " * 40)
     (tmp_path / "diary.txt").write_text("dear")
-    refused(command("embed", saved[2], *arguments), *words)
+    refused(command("embed", optimized.out, *arguments), *words)
     assert {file.name for file in tmp_path.iterdir()} == {"lines.txt", "long.txt", "diary.txt"}
 
 
-def test_evaluate_compares_programs(command, saved, tmp_path):
-    model, _, out, _ = saved
+def test_evaluate_compares_programs(command, optimized, tmp_path):
+    model, _, out, *_ = optimized
     (tmp_path / "pairs.csv").write_text("the bank,a bank,4\nthe river,of,1\ndry,a river runs dry,2\n")
     ran = command("evaluate", model, out, out / "front" / "0", "--pairs", "pairs.csv", "--json", "found.json")
     found = json.loads((tmp_path / "found.json").read_text())
@@ -92,6 +93,6 @@ def test_evaluate_compares_programs(command, saved, tmp_path):
     (["{out}", "--pairs", "absent.csv"], ["absent.csv", "No such file"]), (["{out}"], ["--pairs"]),
     (["{out}", "--pairs", "bad.csv"], ["bad.csv: line 2", "'high'"]), (["{out}", "--pairs", "same.csv"], ["every score is 2"]),
     (["absent", "--pairs", "good.csv"], ["absent"]), (["{out}", "--pairs", "good.csv", "--json", "no/o.json"], ["--json no/o.json"])])
-def test_evaluate_refuses(command, saved, tmp_path, arguments, words):
+def test_evaluate_refuses(command, optimized, tmp_path, arguments, words):
     for name, last in (("good", "3"), ("bad", "high"), ("same", "2")): (tmp_path / f"{name}.csv").write_text(f"a,b,2\nc,d,{last}\n")
-    refused(command("evaluate", *(each.format(out=saved[2]) for each in arguments)), *words)
+    refused(command("evaluate", *(each.format(out=optimized.out) for each in arguments)), *words)

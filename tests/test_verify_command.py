@@ -6,7 +6,7 @@ import checkpoints
 import pytest
 from searched import RAGGED, found
 from test_certificate import once  # noqa: F401
-from test_cli import command, patched, refused, saved  # noqa: F401
+from test_cli import command, patched, refused  # noqa: F401
 
 from opmatrix.program import Program
 from rewrites.certificate import certified
@@ -43,10 +43,9 @@ def test_a_saved_program_holds(command, place):  # noqa: F811
         assert ("as the program says" in ran.out) == (not arguments)
 
 
-def test_what_optimize_saves_holds(command, saved):  # noqa: F811
-    *_, out, found = saved
-    for number in range(len(found["front"])):
-        ran = command("verify", out / "front" / f"{number}")
+def test_what_optimize_saves_holds(command, optimized):  # noqa: F811
+    for number in range(len(optimized.report["front"])):
+        ran = command("verify", optimized.out / "front" / f"{number}")
         assert ran.status == 0 and " 0 FAILS" in ran.out and "as the program says" in ran.out, ran.out
 
 
