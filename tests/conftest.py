@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from formats import kernels
 from opmatrix.models import build
 from opmatrix.patterns import Batch
 from opmatrix.term import Data
@@ -19,6 +20,12 @@ CONFIG = dict(
     type_vocab_size=2,
     vocab_size=11,
 )
+
+
+def pytest_sessionstart(session):
+    """Before the processes of a whole run begin, kernels are compiled once, and not by each of them."""
+    whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if whole and session.config.getoption("numprocesses", None): kernels.warm()
 
 
 @pytest.fixture(scope="session")

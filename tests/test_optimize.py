@@ -104,11 +104,11 @@ def test_every_state_of_a_border_gives_a_right_program(state):
 @pytest.mark.parametrize("seed", range(6))
 def test_every_program_of_random_configs_is_right(seed):
     rng = np.random.default_rng(seed)
-    heads = int(rng.integers(1, 5))
+    heads = int(rng.integers(1, 7))
     config = {"num_attention_heads": heads, "hidden_size": heads * int(rng.integers(1, 9)),
-              "intermediate_size": int(rng.integers(1, 40)), "num_hidden_layers": int(rng.integers(1, 4)),
+              "intermediate_size": int(rng.integers(1, 40)), "num_hidden_layers": int(rng.integers(1, 5)),
               "vocab_size": int(rng.integers(10, 60)), "type_vocab_size": int(rng.integers(1, 4)),
-              "layer_norm_eps": float(10.0 ** -rng.integers(3, 13))}
+              "layer_norm_eps": float(10.0 ** -rng.integers(1, 13))}
     lengths = rng.integers(1, 12, int(rng.integers(1, 5)))
     batch = Batch([rng.integers(0, config["vocab_size"], length) for length in lengths])
     rows, pairs = batch.rows, int(np.square(np.diff(batch.starts)).sum())
@@ -116,19 +116,6 @@ def test_every_program_of_random_configs_is_right(seed):
     for laws, fusion in (((), False), ((), True), (EXACT_LAWS, True), (EXACT_LAWS, False)):
         program, _ = search(operator, laws, MACHINE, rows, pairs, fusion=fusion).program({})
         assert right(program, operator, batch), (config, len(laws), fusion)
-
-
-def test_leaving_out_a_law_never_helps():
-    operator, found = structures(num_hidden_layers=1)
-    exact, usual = found["exact"], 0
-    for law in EXACT_LAWS:
-        if law.name in exact.fired:
-            try: left = search(operator, without(EXACT_LAWS, [law.name]), MACHINE, 16, 256, along=exact.path)
-            except Infeasible: continue                     # other canonical forms rest on it
-            usual += 1
-            assert left.time >= exact.time * (1 - 1e-6), law.name
-            assert right(left.program({})[0], operator), law.name
-    assert usual > 5
 
 
 def test_a_search_gives_the_same_again():
