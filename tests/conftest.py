@@ -1,5 +1,7 @@
 """What the tests of the algebra start from, and the one whole run that is made for all tests of a process."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
@@ -25,12 +27,14 @@ CONFIG = dict(
 def pytest_sessionstart(session):
     """Before the processes of a whole run begin, kernels are compiled once, and not by each of them."""
     whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
-    if whole and session.config.getoption("numprocesses", None): kernels.warm()
+    if whole and session.config.getoption("numprocesses", None):
+        with suppress(RuntimeError): kernels.warm()         # what cannot be compiled, tests say
 
 
 @pytest.fixture(scope="session")
 def optimized(tmp_path_factory):
-    from optimized import optimized  # which imports what most tests do without
+    """Imported here: most tests do without what it imports."""
+    from optimized import optimized
     return optimized(tmp_path_factory.mktemp("optimized"))
 
 
