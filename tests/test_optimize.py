@@ -311,7 +311,7 @@ def test_pairs_are_read_before_anything_else():
     with pytest.raises(InputError, match=r"absent\.csv"): optimize("absent", pairs="absent.csv")
 
 
-def test_quality_decides_in_place_of_the_error(tmp_path):
+def test_quality_decides_in_place_of_the_error(tmp_path, monkeypatch):
     """Every point is judged by pairs of sentences; the answer keeps the exact program's correlation up to the drop."""
     checkpoints.write(tmp_path / "model")
     words = ["the bank", "a river", "dry.", "the river?", "runs of a bank", "banks", "the dry river runs", "of"]
@@ -319,10 +319,12 @@ def test_quality_decides_in_place_of_the_error(tmp_path):
     pairs.write_text("".join(f"{a},{b},{(3 * i + 7 * j) % 11}\n" for i, a in enumerate(words) for j, b in enumerate(words)))
     (tmp_path / "lines.txt").write_text("\n".join(LINES * 5))
     given = dict(text=str(tmp_path / "lines.txt"), pairs=pairs, tokens=8, machine=MACHINE, rounds=1)
+    asked, within = [], Run.within
+    monkeypatch.setattr(Run, "within", lambda run, *budgets: asked.append(budgets) or within(run, *budgets))
     found = optimize(str(tmp_path / "model"), drop=100.0, **given)
     exact = found.points[0]
     assert exact.name == "exact" and len(found.points) > 1 and all(point.spearman is not None for point in found.points)
-    assert found.best is choose(found.points)
+    assert asked == [(ANY, None, 100.0)] and found.best is choose(found.points)
     keep = [point for point in found.points if point.spearman >= exact.spearman]
-    within = Run(None, found.workload, MACHINE, (), found.report, points=found.points).within(ANY, None, drop=0.0)
-    assert within == keep and len(keep) < len(found.points)
+    run = Run(None, found.workload, MACHINE, (), found.report, points=found.points)
+    assert within(run, ANY, None, 0.0) == keep and len(keep) < len(found.points)
