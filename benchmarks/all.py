@@ -21,6 +21,7 @@ import command
 from command import HERE, Figure, InputError, Parser, listed, named, say, takes
 
 from formats.files import read_json, replacing
+from formats.quiet import watched
 
 DATA = Path(os.environ.get("OPMATRIX_DATA") or command.ROOT.parent / "shared" / "data")
 WHOLE = 600.0                                               # seconds of a quick run
@@ -46,7 +47,7 @@ BENCHMARKS = {
                         "--no-spearman", 120, "", 7200, "How fast is a whole model beside torch, ONNX Runtime and OpenVINO?"),
     "ranking": Benchmark("--rounds 7", 35, "", 60, "Do prices order programs as the clock does?"),
     "prediction": Benchmark("--matrices 2", 30, "--full", 180, "How far off are predicted seconds of products?"),
-    "crossovers": Benchmark("--quick --rounds 5", 60, "", 1800, "Which format is fastest, from which density on?"),
+    "crossovers": Benchmark("--quick --rounds 5 --threads 1", 40, "", 1800, "Which format is fastest, from which density on?"),
     "selection": Benchmark("{data}/dlmc --quick --processes 1 --rows 16", 35, "", 1500, "Is the chosen format the fastest?",
                            "{data}/dlmc"),
     "sparse": Benchmark("--densities 0.1 --pattern csr block --rounds 5", 12, "", 120, "What gains a pruned model?"),
@@ -200,8 +201,8 @@ def page(found: list[Outcome], machine: dict[str, str], given: argparse.Namespac
              "", "| benchmark | figure | here | spread | bar | | took |", "|---|---|---|---|---|---|---|"]
     lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for one in found for row in one.rows()]
     if bad := [one.name for one in found if one.wrong]: lines += ["", f"**Failed: {', '.join(bad)}.**"]
-    if busy := [f"{one.name} ({one.busy})" for one in found if one.busy]:
-        lines += ["", f"Busy machine, so that times are too long: {'; '.join(busy)}."]
+    busy = [f"{name} ({said})" for name, said in [("in all", watched().seen()), *((one.name, one.busy) for one in found)] if said]
+    if busy: lines += ["", f"Busy machine, so that times are too long: {'; '.join(busy)}."]
     return "\n".join([*lines, "", "All figures are in NAME.json, what was printed in NAME.txt, rows in NAME.csv."]) + "\n"
 
 

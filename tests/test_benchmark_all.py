@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,6 +46,7 @@ def run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(every, "START", 0.0)
     monkeypatch.setattr(every, "BENCHMARKS", table)
     monkeypatch.setattr(every, "takes", lambda seconds: None)
+    monkeypatch.setattr(every, "watched", lambda: SimpleNamespace(seen=lambda: "the load was 7"))
     monkeypatch.setattr(every, "prepared", lambda: {"processor": "a processor: AVX", "threads": "2"})
 
     def run(*words):
@@ -75,7 +77,7 @@ def test_a_row_for_each(run):
     assert found[0][1:6] == ["speed / rate", "2 x", "", "≥ 1", "met"] and "Is good so?" in found[0][0]
     assert found[1][5] == "impossible: beyond 1, so it was measured wrongly"
     assert "not measured here: " in page and str(run.out.parent / "nowhere") in page and "no figures" in page
-    assert "Busy machine, so that times are too long: loud (the load was 9)." in page and "a processor: AVX" in page
+    assert "too long: in all (the load was 7); loud (the load was 9)." in page and "a processor: AVX" in page
     assert (run.out / "good.txt").read_text() == "printed\n" and (run.out / "good.json").exists()
 
 
