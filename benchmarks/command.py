@@ -162,14 +162,16 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """A number that cannot be is never called met."""
+        """A number that cannot be is never called met, nor one that was too noisy to tell."""
         if self.value is None or not isfinite(self.value):
             return f"not measured here: {self.why or 'no number came out'}"
         if self.ceiling is not None and not 0 <= self.value <= ROOM * self.ceiling:
             return f"impossible: beyond {self.ceiling:g}, so it was measured wrongly"
         if not self.bar: return ""
         low, high = (-inf if self.least is None else self.least), (inf if self.most is None else self.most)
-        return "met" if low <= self.value <= high else "missed"
+        half = (self.spread or 0.0) / 2
+        found = {low <= value <= high for value in (self.value * (1 - half), self.value, self.value * (1 + half))}
+        return ("met" if found == {True} else "missed") if len(found) == 1 else "not measured here: the bar lies within the spread"
 
     def cells(self) -> list[str]:
         value = "" if self.value is None else f"{self.value:.3g} {self.unit}".strip()

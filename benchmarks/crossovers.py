@@ -198,11 +198,11 @@ def decoded(riders, given):
     table = []
     for rider in (rider for rider in riders if rider.provider == "ours"):
         for name in DECODED:
-            stored, speed, reading = rider.ask("decode", name=name, size=size)
-            figure = Figure(f"{name}, one row: share of the bandwidth", None if small else speed / reading, least=SHARE,
-                            ceiling=1, why=small)
+            stored, speed, reading, shares = rider.ask("decode", name=name, size=size)
+            figure = Figure(f"{name}, one row: share of the bandwidth", None if small else median(shares), spread=spread(shares),
+                            least=SHARE, ceiling=1, why=small)
             table.append([name, str(rider.threads), f"{stored / 1e6:.0f} MB", f"{speed / 1e9:.1f} of {reading / 1e9:.1f} GB/s",
-                          f"{speed / reading:.2f}", figure.verdict])
+                          f"{median(shares):.2f}", figure.verdict])
             if rider.threads == given.threads[0]: yield figure
     print(aligned(table, ["format", "threads", "stored", "reached", "share", f"bar {SHARE:g}"]))
 

@@ -155,14 +155,14 @@ def torch_sparse(torch, name, A):
 # ---- one row, from memory
 
 def decode(name, size):
-    """(bytes, bytes a second of x @ W with one row, bytes a second of reading as much), in turn, medians of nine."""
+    """(bytes, bytes a second of x @ W with one row, bytes a second of reading as much, the share of every turn): nine turns."""
     from formats import peaks
     packed = filled(FORMATS[name], size)
     call, memory = our_call(packed, 1), peaks.filled(packed.nbytes)
     taken = np.zeros((9, 2))
     for turn in taken: turn[:] = timed(call), timed(partial(peaks.read, *memory))
-    product, reading = np.median(taken, 0)
-    return packed.nbytes, packed.nbytes / product, peaks.traffic(memory[0]) / reading
+    speeds = np.array([packed.nbytes, peaks.traffic(memory[0])]) / taken
+    return packed.nbytes, *np.median(speeds, 0).tolist(), (speeds[:, 0] / speeds[:, 1]).tolist()
 
 
 def timed(call):

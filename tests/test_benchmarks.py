@@ -95,6 +95,8 @@ def test_an_option_out_of_range_is_refused(kind, text, value):
 @pytest.mark.parametrize("given, verdict", [
     (dict(value=0.8, least=0.7), "met"), (dict(value=0.6, least=0.7), "missed"), (dict(value=3.0, most=3), "met"),
     (dict(value=3.1, most=3), "missed"), (dict(value=5.0), ""), (dict(value=2.0, least=1, most=3), "met"),
+    (dict(value=0.72, least=0.7, spread=0.1), "not measured here: the bar lies within the spread"),
+    (dict(value=0.72, least=0.7, spread=0.05), "met"), (dict(value=1.2, most=1, spread=0.2), "missed"),
     (dict(value=6.26, least=0.7, ceiling=1), "impossible: beyond 1, so it was measured wrongly"),
     (dict(value=-0.1, most=0.7, ceiling=1), "impossible: beyond 1, so it was measured wrongly"),
     (dict(value=1.03, least=0.7, ceiling=1), "met"), (dict(value=None, least=1, why="no torch"), "not measured here: no torch"),
@@ -146,7 +148,7 @@ class Reads:
     """A process that multiplies at a share of the speed of reading."""
     provider, threads = "ours", 1
     def __init__(self, share): self.share = share
-    def ask(self, what, /, **given): return 1 << 30, self.share * 1e10, 1e10
+    def ask(self, what, /, **given): return 1 << 30, 9e9, 1e10, [0.1, *[self.share] * 7, 99.0]
 
 
 @pytest.mark.parametrize("share, size, said", [
