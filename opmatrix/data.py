@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.shapes import brief
+
 
 class Data:
     """An array as an attribute: equal where its numbers are, so weights shared between layers are one node.
@@ -20,7 +22,6 @@ class Data:
     def __init__(self, array: Any, name: str | None = None) -> None:
         array = np.atleast_1d(np.asarray(array))
         if array.dtype.kind not in "fiub":
-            from formats.shapes import brief
             raise TypeError(f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (a size that "
                             "is not known yet is none: put a matrix of known size before it)")
         self.array: NDArray[Any] = (array.astype(np.float64) if array.shape == (1,) else array).view()
@@ -31,7 +32,7 @@ class Data:
     def of(cls, thing: Any) -> Data:
         """Arrays, lists and numbers are taken as they are; a weight or a constant gives its numbers."""
         if getattr(getattr(thing, "kind", None), "name", None) in ("weight", "const"): thing = thing.args[0]
-        return thing if isinstance(thing, Data) else cls(thing)
+        return thing if isinstance(thing, Data) else cls(finite(thing))
 
     @property
     def shape(self) -> tuple[int, ...]: return self.array.shape
@@ -70,6 +71,15 @@ class Data:
         turned = Data(self.array.swapaxes(-1, -2))
         turned.base = self
         return turned
+
+
+def finite(numbers: Any) -> NDArray[Any]:
+    """Numbers that somebody wrote down, as an array. Raises TypeError for rows of different lengths, ValueError for NaN."""
+    try: array = np.asarray(numbers)
+    except ValueError: raise TypeError(f"an operand: {brief(numbers)}: its rows have different lengths") from None
+    if array.dtype.kind == "f" and (lost := np.argwhere(np.isnan(array))).size:
+        raise ValueError(f"an operand of shape {array.shape}: NaN at {lost[0].tolist()}")
+    return array
 
 
 class Promised(Data):

@@ -40,6 +40,11 @@ class Monoid:
     shift_invariant = False                                 # adding one number to a row on the left changes nothing
     normalised = False                                      # the weights of a row sum to one: rows of b give b
 
+    def __new__(cls, *args: Any, **named: Any) -> Any:
+        """Nobody makes one: the class itself is the monoid."""
+        raise TypeError(f"{cls.__name__}(..): a monoid is a way of summing, not a function: product(scores, values, over={cls.__name__}), "
+                        f"or x @ {cls.__name__} for one sum of each row")
+
     @staticmethod
     def distributes(w: float) -> bool:
         """Whether x -> lift(x, w) is a homomorphism: it merges what was merged, and leaves the unit."""

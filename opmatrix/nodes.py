@@ -55,7 +55,13 @@ def ones(i, j):
     """One column of ones: the sum of a row; `over(ones, m)`, or the monoid m alone, reduces a row by m."""
     return 1
 
-@matrix(lambda n, w: w.shape, lambda x, w: x @ w, adjoint=lambda n, w: weight(w.T))
+def weight_shape(n, w):
+    if len(w.shape) not in (2, 3):
+        raise ShapeError(f"weight: an array of shape {w.shape}: a matrix is (rows, columns), one for each head (heads, rows, columns); "
+                         "one row is const(..)")
+    return w.shape
+
+@matrix(weight_shape, lambda x, w: x @ w, adjoint=lambda n, w: weight(w.T))
 def weight(i, j, w: Data):
     """Entries "multiply by w[i, j]": the ordinary product. An array with three axes is one matrix for each head."""
     return w[i, j]
@@ -143,6 +149,21 @@ def square(u):
 def rsqrt(u):
     """One over the square root."""
     return 1 / np.sqrt(u)
+
+@entrywise()
+def exp(u):
+    """e to the power u."""
+    return np.exp(u)
+
+@entrywise()
+def sigmoid(u):
+    """The logistic function, 1 / (1 + e^-u)."""
+    return 0.5 * (1 + np.tanh(u / 2))
+
+@entrywise(positively_homogeneous=True, maps_zero_to_zero=True)
+def magnitude(u):
+    """u without its sign; abs(A) is A @ magnitude."""
+    return np.abs(u)
 
 
 # Combinators: what holds of the whole, from what holds of the parts.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import sympy
 
-from formats.shapes import Shape, T
+from formats.shapes import Shape, T, brief
 from opmatrix import monoids, patterns
 from opmatrix.data import Data
 from opmatrix.operators import I, const, gelu, gelu_tanh, ones, product, relu, silu, square, symbol, tanh, turn, weight
@@ -204,7 +204,10 @@ class Law(Declared):
 
     def of(self, variables: dict[str, Any]) -> Sides:
         """Left and right over these; a law may have several of each, equal in pairs."""
-        left, right = self.body(**variables)
+        found = self.body(**variables)
+        if not (isinstance(found, tuple) and len(found) == 2):
+            raise ValueError(f"law {self.name}: it returns {brief(found)}: return both sides, left, right")
+        left, right = found
         return (left, right) if isinstance(left, tuple) else ((left,), (right,))
 
     def sides(self) -> Sides:
@@ -270,8 +273,13 @@ def apart(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def law(**declared: Any) -> Callable[[Callable[..., Any]], Law]:
-    """Declares a law by a function of its variables that returns both sides."""
-    return lambda body: Law(body, **declared)
+    """Declares a law by a function of its variables that returns both sides. Raises TypeError where a variable is not annotated."""
+    def declare(body: Callable[..., Any]) -> Law:
+        found = Law(body, **declared)
+        if bare := [name for name in inspect.signature(body).parameters if not isinstance(found.variables.get(name), Sort)]:
+            raise TypeError(f"law {found.name}: {bare[0]} does not say what it stands for: annotate it, such as {bare[0]}: value[n]")
+        return found
+    return declare
 
 
 def collect(namespace: dict[str, Any]) -> tuple[Law, ...]:

@@ -1,0 +1,78 @@
+"""What people write first, and what it says or does: each mistake is one message that names what to write instead."""
+import inspect
+import pydoc
+
+import numpy as np
+import pytest
+
+from opmatrix import I, exp, formula, magnitude, monoids, over, product, relu, sigmoid, softmax, symbol, tanh, weight
+from rewrites.law import SIMPLIFY, law, n, value
+
+A = weight([[1.0, -2.0], [3.0, 4.0]])
+
+
+@pytest.mark.parametrize("write, says", [
+    (lambda: softmax([[1.0]]), "softmax(..): a monoid is a way of summing, not a function: product(scores, values, over=softmax)"),
+    (lambda: over(I, "maxx"), "over: there is no monoid 'maxx': concat,"),
+    (lambda: product(A, A, over=relu), "product: relu is no monoid: give one of opmatrix.monoids"),
+    (lambda: over(I, int), "over: <class 'int'> is no monoid"),
+    (lambda: formula(lambda x: None), "formula <lambda>: it gives nothing (is a `return` missing?): give a value, such as x @ relu"),
+    (lambda: formula(lambda x: relu), "formula <lambda>: it gives relu, a Operator: give a value"),
+    (lambda: formula(lambda x: np.maximum(x, 0)), "np.maximum of a Value: it stands for numbers that are not known yet: apply an operator"),
+    (lambda: formula(lambda x: np.add.reduce(x)), "np.add of a Value"),
+    (lambda: formula(lambda x: x.sum()), "a Value has no sum: it stands for numbers that are not known yet"),
+    (lambda: weight([1.0, 2.0]), "weight: an array of shape (2,): a matrix is (rows, columns)"),
+    (lambda: weight(np.ones((1, 2, 3, 4))), "weight: an array of shape (1, 2, 3, 4): a matrix is"),
+    (lambda: weight([[1.0, np.nan]]), "an operand of shape (1, 2): NaN at [0, 1]"),
+    (lambda: weight([[1, 2], [3]]), "an operand: [[1, 2], [3]]: its rows have different lengths"),
+    (lambda: symbol("a", 3, 4, linear=True).T, "(a).T: nothing is known of the symbol a but its sizes: transpose what it gives, turn(a)"),
+    (lambda: relu.T, "(relu).T: only a linear operator of known sizes has an adjoint")])
+def test_a_mistake_is_one_message(write, says):
+    with pytest.raises((TypeError, ValueError, AttributeError)) as error: write()
+    assert str(error.value).startswith(says) and "\n" not in str(error.value)
+
+
+def test_a_law_says_what_its_variables_are():
+    with pytest.raises(TypeError, match=r"law bare: x does not say what it stands for: annotate it, such as x: value\[n\]"):
+        @law(phase=SIMPLIFY)
+        def bare(x): return x, x
+
+
+def test_a_law_returns_both_sides():
+    @law(phase=SIMPLIFY)
+    def one(x: value[n]): return x @ relu
+    for read in (one.sides, lambda: one.check(np.random.default_rng(0))):
+        with pytest.raises(ValueError, match=r"law one: it returns .*: return both sides, left, right"): read()
+
+
+def test_a_monoid_by_its_name():
+    assert over(I, "max") is over(I, monoids.max) and over(I, "moments.mean") is over(I, monoids.moments.mean)
+    assert formula(lambda x: product(x @ x.T, x, over="softmax")) is formula(lambda x: product(x @ x.T, x, over=softmax))
+
+
+def test_numpy_in_a_formula():
+    """What is declared as an operator is applied; arrays and numbers of numpy's stand on either side."""
+    assert formula(lambda x: np.tanh(x) + np.exp(x) * np.abs(x)) is formula(lambda x: x @ tanh + (x @ exp) * (x @ magnitude))
+    row = np.arange(2.0)
+    for write, means in ((lambda x: row + x, lambda x: row + x), (lambda x: row - x, lambda x: row - x),
+                         (lambda x: 1 - x, lambda x: 1 - x), (lambda x: np.float64(2) * x, lambda x: 2 * x), (abs, abs)):
+        np.testing.assert_array_equal(formula(write)([[3.0, -4.0]]), means(np.array([[3.0, -4.0]])))
+    np.testing.assert_array_equal(formula(lambda x: 3)([[1.0, 2.0]]), [[3.0]])
+
+
+def test_functions_that_people_look_for():
+    x = np.array([[-800.0, -1.5, 0.0, 2.0]])
+    np.testing.assert_allclose(sigmoid(x), [[0, 1 / (1 + np.exp(1.5)), 0.5, 1 / (1 + np.exp(-2))]], atol=1e-15)
+    np.testing.assert_array_equal(abs(I)(x), abs(x))
+    np.testing.assert_array_equal(exp(x), np.exp(x))
+
+
+def test_a_large_operator_is_said_by_its_shape():
+    large = weight(np.ones((300, 200)))
+    assert repr(large @ relu + np.arange(200)) == "weight(300×200) @ relu + const(200)"
+    assert repr(large.T) == "weight(200×300)" and repr(A) == str(A), "what is small is written out"
+    assert "300" not in str(large), "the text that evaluates to the term names it by its numbers"
+
+
+def test_help_is_about_what_was_asked():
+    assert "multiply by w[i, j]" in pydoc.plain(pydoc.render_doc(weight)) and str(inspect.signature(weight)) == "(w: opmatrix.data.Data)"
