@@ -76,8 +76,9 @@ def test_a_row_for_each(run):
     assert [row[0].strip("| *").split(":")[0] for row in found if row[0].strip("| ")] == ["good**", "loud**", "silent**", "absent**"]
     assert found[0][1:6] == ["speed / rate", "2 x", "", "≥ 1", "met"] and "Is good so?" in found[0][0]
     assert found[1][5] == "impossible: beyond 1, so it was measured wrongly"
+    assert [row[6].strip(" |").endswith("s, busy") for row in found] == [False, False, True, False, False, False]
     assert "not measured here: " in page and str(run.out.parent / "nowhere") in page and "no figures" in page
-    assert "too long: in all (the load was 7); loud (the load was 9)." in page and "a processor: AVX" in page
+    assert "too long where the last column says so: the load was 7." in page and "a processor: AVX" in page
     assert (run.out / "good.txt").read_text() == "printed\n" and (run.out / "good.json").exists()
 
 
