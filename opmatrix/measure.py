@@ -54,6 +54,18 @@ def undisturbed() -> Iterator[None]:
         if was: gc.enable()
 
 
+@contextmanager
+def collected() -> Iterator[None]:
+    """Garbage is gone, and what is left is not looked through again meanwhile: after a search there is so much of it that looking
+    takes longer than a program's runs. What somebody froze stays as it is."""
+    gc.collect()
+    frozen = gc.get_freeze_count()
+    if not frozen: gc.freeze()
+    try: yield
+    finally:
+        if not frozen: gc.unfreeze()
+
+
 def medians(taken: Seconds) -> dict[str, float]:
     """The median round of each program, in seconds."""
     return {name: median(times) for name, times in taken.items()}

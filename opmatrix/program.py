@@ -132,8 +132,11 @@ class Program:
     def replace(self, **meta: Any) -> "Program":
         """The same program with other entries of meta; constants are shared. A certificate is of one program: what makes it another
         one takes the certificate away."""
-        kept = self.meta if meta.keys() <= {"certificate"} else {name: e for name, e in self.meta.items() if name != "certificate"}
-        return Program(self.steps, self.constants, self.output, {**kept, **meta})
+        same = meta.keys() <= {"certificate"}
+        kept = self.meta if same else {name: e for name, e in self.meta.items() if name != "certificate"}
+        found = Program(self.steps, self.constants, self.output, {**kept, **meta})
+        if same and "hash" in vars(self): found.hash = self.hash
+        return found
 
     @cached_property
     def hash(self) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from numpy.typing import NDArray
+
 from formats.files import fill, read_json, reason, shown
 from opmatrix.errors import InputError
 from opmatrix.mapped import GAP, pieces, write_tensors
@@ -122,19 +124,30 @@ def regular(path: Path) -> bool: return path.is_file() and not path.is_symlink()
 def write_front(programs: Mapping[Path, Program]) -> None:
     """The files of programs into their directories. Arrays that the same several programs have, by name and bytes, lie in a file of
     their own, equal in the directory of each, so that `once` makes one of them."""
-    owners: dict[tuple[str, str, bytes], set[str]] = {}
+    owners, sums = dict[tuple[str, str, bytes], set[str]](), Sums()
     for program in programs.values():
-        for key in keyed(program).values(): owners.setdefault(key, set()).add(program.hash)
+        for key in keyed(program, sums).values(): owners.setdefault(key, set()).add(program.hash)
     for directory, program in programs.items():
         groups: dict[tuple[str, ...], set[str]] = {}
-        for name, key in keyed(program).items():
+        for name, key in keyed(program, sums).items():
             if len(owners[key]) > 1: groups.setdefault(tuple(sorted(owners[key])), set()).add(name)
         write(program, directory, [groups[each] for each in sorted(groups)][:len(SHARDS)])
 
 
-def keyed(program: Program) -> dict[str, tuple[str, str, bytes]]:
+class Sums:
+    """The sha256 of the pieces of arrays, of each worked out once, as programs of a front share most: they must not change meanwhile."""
+
+    def __init__(self) -> None: self.found: dict[int, tuple[NDArray[Any], list[bytes]]] = {}
+
+    def __call__(self, array: NDArray[Any]) -> list[bytes]:
+        """An array that is kept here has a number of its own."""
+        if id(array) not in self.found: self.found[id(array)] = array, [*pieces(array)]
+        return self.found[id(array)][1]
+
+
+def keyed(program: Program, sums: Sums) -> dict[str, tuple[str, str, bytes]]:
     """What tells each array of a program from others: name, number type and shape, and the sha256 of its pieces."""
-    return {name: (name, f"{array.dtype} {array.shape}", b"".join(pieces(array))) for name, array in program.arrays()}
+    return {name: (name, f"{array.dtype} {array.shape}", b"".join(sums(array))) for name, array in program.arrays()}
 
 
 def write(program: Program, directory: Path, shared: Sequence[Set[str]] = ()) -> None:

@@ -17,8 +17,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
 
 def version(asked: bool) -> None:
     """Prints the version, and ends."""
-    from rewrites.results import installed
     if asked:
+        from rewrites.results import installed              # only then: every command comes by here
         say(f"opmatrix {installed('opmatrix')}")
         raise typer.Exit
 

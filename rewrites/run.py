@@ -11,7 +11,7 @@ import numpy as np
 from formats.quiet import Watch
 from opmatrix.checkpoint import Checkpoint, open_model
 from opmatrix.errors import InputError
-from opmatrix.measure import measure, medians, peak
+from opmatrix.measure import collected, measure, medians, peak
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.pooling import MEAN
@@ -321,8 +321,9 @@ class Run:
         self.busy = watch.seen()
         for point, (name, middle) in zip(points, medians(taken).items(), strict=True):
             point.rounds_s, point.measured_s = tuple(taken[name]), middle
-        for point in points[:-1]:
-            point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed, RUNS)
+        with collected():
+            for point in points[:-1]:
+                point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed, RUNS)
 
     def judge(self, pairs: Pairs, progress: Any) -> None:
         """How well each program ranks pairs of sentences."""

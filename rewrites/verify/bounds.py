@@ -122,7 +122,8 @@ BOUNDS: dict[str, Callable[[Arguments], Bound]] = dict(
     repeat=view, heads=view, join=view, columns=view)
 
 
-def bound(kernel: str, arguments: Mapping[str, Any]) -> Bound:
-    """The bound of a kernel for these operands. KeyError for a kernel that has none."""
-    exact = read(KERNELS[kernel], arguments, arguments.get("batch"))
+def bound(kernel: str, arguments: Mapping[str, Any], exact: Any = None) -> Bound:
+    """The bound of a kernel for these operands, which `read` gives in float64, if they were not yet. KeyError for a kernel that has
+    none."""
+    if exact is None: exact = read(KERNELS[kernel], arguments, arguments.get("batch"))
     return BOUNDS[kernel](Arguments(**arguments, exact=exact))

@@ -13,7 +13,7 @@ from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.recorded import GROUP
-from opmatrix.runtime.schedule import meaning
+from opmatrix.runtime.schedule import read
 from opmatrix.term import Operator
 from rewrites.emit import Emitter
 from rewrites.lower import Stored
@@ -107,10 +107,11 @@ def verify_steps(program: Program, batches: Sequence[Batch]) -> dict[str, Any]:
     for batch in (piece for given in batches for piece in given.pieces(GROUP)):
         run = program.schedule.walk(batch, lambda number, shape: np.empty(shape, np.float32))
         for step, (call, arguments, found) in zip(program.steps, run, strict=True):
-            meant = meaning(call.kernel, arguments, batch)
+            exact = read(call.kernel, arguments, batch)
+            meant = call.kernel.means(exact)
             with np.errstate(invalid="ignore"):             # equal infinities, such as a maximum over nothing, are not apart
                 off = np.where(found == meant, 0.0, abs(found - meant))
-            allowed = np.broadcast_to(bound(step.kernel, arguments), off.shape)
+            allowed = np.broadcast_to(bound(step.kernel, arguments, exact), off.shape)
             if not (off <= allowed).all():
                 worst = np.unravel_index(np.argmax(np.nan_to_num(off - allowed, nan=np.inf)), off.shape)
                 raise VerificationError(3, step.show(program.constants), "it is not what its kernel means",
