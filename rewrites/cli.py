@@ -1,9 +1,12 @@
 """The command `opmatrix`. What must be in the environment before numpy is imported is put there first."""
+import gc
 import os
 import sys
 from typing import NoReturn
 
 from rewrites.environment import prepare
+
+OBJECTS = 50_000, 10, 10                                    # made before garbage is looked for: graphs are large and hold no cycles
 
 
 def main() -> None:
@@ -15,6 +18,7 @@ def main() -> None:
 
 def run() -> None:
     prepare()
+    gc.set_threshold(*OBJECTS)                              # a process of our own; a library leaves it alone
     from rewrites.commands import INTERRUPTED, USAGE, app
     from rewrites.errors import BAD_INPUT
     try:

@@ -17,8 +17,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
 
 def version(asked: bool) -> None:
     """Prints the version, and ends."""
-    if asked:
-        from rewrites.results import installed              # only then: every command comes by here
+    if asked:                                               # every command comes by here, and most need no such imports
+        from rewrites.results import installed
         say(f"opmatrix {installed('opmatrix')}")
         raise typer.Exit
 

@@ -25,6 +25,7 @@ from rewrites.front import Front, counted, described
 from rewrites.gains import Group, Step, added, together
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
+from rewrites.layers import Part, parts
 from rewrites.lower import plainly
 from rewrites.pairs import Pairs, evaluate
 from rewrites.precision import check_precision
@@ -215,11 +216,16 @@ class Run:
     def representable(self) -> Representable:
         return Representable(NUMBER_TYPES[self.number_type])
 
+    @cached_property
+    def parts(self) -> list[dict[str, Part]]:
+        """Of the model: no law changes them."""
+        return parts(self.operator)
+
     def searched(self, laws: Sequence[Law], fusion: bool = True) -> tuple[Space, Structure]:
         """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms need one
         another: where a law that makes one is left out, the others keep both their sides."""
         def found(laws: Sequence[Law], time_limit: float) -> tuple[Space, Structure]:
-            space = Space(self.operator, laws, self.machine, self.workload.rows, self.workload.pairs, fusion)
+            space = Space(self.operator, laws, self.machine, self.workload.rows, self.workload.pairs, fusion, found=self.parts)
             return space, cheapest(space, self.representable if laws else plainly, time_limit)
         try:
             return found(laws, 10.0)
@@ -342,7 +348,7 @@ class Run:
     def lacking(self, names: Sequence[str], exact: Structure) -> Structure:
         """The optimum without some laws, along the same border states."""
         return search(self.operator, without(self.laws, names), self.machine, self.workload.rows, self.workload.pairs,
-                      methods=self.representable, along=exact.path)
+                      methods=self.representable, along=exact.path, found=self.parts)
 
     def groups(self, exact: Structure) -> list[Group]:
         """The laws that fired with the optimum without each, those together that save nothing without one another."""

@@ -76,7 +76,7 @@ class Structure:
 @dataclass
 class Space:
     """Every program of a model that laws reach, part by part and between any two border states, for a workload of `rows`
-    tokens and `pairs` (sum of squared lengths): what all searches of it share."""
+    tokens and `pairs` (sum of squared lengths): what all searches of it share. `found`: the model's parts, where they are at hand."""
 
     model: Operator
     laws: Sequence[Law]
@@ -86,10 +86,11 @@ class Space:
     fusion: bool = True
     lowerings: dict[tuple[int, str], Lowering] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    found: Sequence[dict[str, Part]] = ()
 
     def __post_init__(self) -> None:
         start = time.perf_counter()
-        self.found = parts(self.model)
+        self.found = self.found or parts(self.model)
         self.seconds["flatten"] = time.perf_counter() - start
         self.explorer, self.prices = Explorer(self.laws), Prices(self.machine, self.rows, self.pairs)
         self.first: dict[Any, Lowering] = {}
@@ -127,10 +128,10 @@ class Space:
 
 def search(model: Operator, laws: Sequence[Law], machine: Machine, rows: int, pairs: int, *, fusion: bool = True,
            methods: Methods | None = None, time_limit: float = 10.0,
-           along: Sequence[tuple[str, str]] | None = None) -> Structure:
+           along: Sequence[tuple[str, str]] | None = None, found: Sequence[dict[str, Part]] = ()) -> Structure:
     """The cheapest program of a model for a workload. `methods` are the representations that a weight may be stored in: by
     default every one that holds it exactly. With `along`, the cheapest that hands on these border states."""
-    return cheapest(Space(model, laws, machine, rows, pairs, fusion), methods, time_limit, along)
+    return cheapest(Space(model, laws, machine, rows, pairs, fusion, found=found), methods, time_limit, along)
 
 
 def cheapest(space: Space, methods: Methods | None = None, time_limit: float = 10.0,
