@@ -59,7 +59,7 @@ BENCHMARKS = {
     "peer_laws": Benchmark("{data}/peer_laws/rules.csv", 6, "{data}/peer_laws/rules.csv", 60,
                            "What do the laws of values prove?", "{data}/peer_laws/rules.csv"),
     "budgets": Benchmark("--models 4", 30, "", 800, "Do planned memory and stated errors hold?"),
-    "memory": Benchmark("--megabytes 32", 15, "", 120, "How much memory does a process with a program take?"),
+    "memory": Benchmark("--megabytes 32", 30, "", 120, "How much memory does a process with a program take?"),
     "stated": Benchmark("minilm.opmatrix --fresh 50", 20, "minilm.opmatrix", 90,
                         "Do stated errors hold for texts that nobody saw?", "minilm.opmatrix"),
     "berts": Benchmark("--models 2", 15, "", 240, "Are programs what transformers computes?"),
