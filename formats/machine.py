@@ -22,6 +22,7 @@ from formats.features import T, beyond, n, p
 from formats.files import parse_json, shown
 from formats.predictor import FILE, Correction
 from formats.quiet import probe
+from formats.switches import switched_off
 
 S2, h, d = sympy.symbols("S2 h d", positive=True)            # sum of squared lengths; heads and columns of one
 VERSION = 9                                                 # of the features: other files are calibrated anew
@@ -173,12 +174,13 @@ def cpu() -> str:
 
 
 def identity() -> tuple[Any, ...]:
-    """What a calibration belongs to: the processor, the threads, the versions that make code, the kernels, the trained
-    predictor."""
+    """What a calibration belongs to: the processor and what of it is switched off, the threads, the versions that make code, the
+    kernels, the trained predictor."""
     from formats.kernels import digest
     from formats.threads import threads
     versions = [(name, version(name)) for name in ("numba", "llvmlite", "numpy")]
-    return cpu(), threads(), tuple(sorted([*versions, ("kernels", digest()), ("predictor", trained_by())]))
+    off = [("off", ",".join(names))] if (names := switched_off()) else []
+    return cpu(), threads(), tuple(sorted([*versions, *off, ("kernels", digest()), ("predictor", trained_by())]))
 
 
 @cache

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from formats.files import shown
 from formats.holdings import Entry
 from formats.quiet import SIGNS
+from formats.switches import VARIABLE
 from formats.threads import COUNTS, asked, whole
 from rewrites.examine import Facts
 
@@ -16,7 +17,7 @@ ENDLESS = "active", "infinite", "infinity"
 LONG = {"KMP_BLOCKTIME": 1000, "GOMP_SPINCOUNT": 10 ** 7}    # milliseconds, turns: more than any wait is worth
 BINDING = {"OMP_PROC_BIND": ("", "false"), "GOMP_CPU_AFFINITY": ("",), "KMP_AFFINITY": ("", "none", "disabled")}
 SLOWING = {"NUMBA_DISABLE_JIT": ("", "0"), "NUMBA_OPT": ("", "3", "max"), "NUMBA_CPU_NAME": ("", "host"),
-           "NUMBA_CPU_FEATURES": ("",), "NUMBA_DEBUGINFO": ("", "0")}                     # what does no harm
+           "NUMBA_CPU_FEATURES": ("",), "NUMBA_DEBUGINFO": ("", "0"), VARIABLE: ("",)}        # what does no harm
 
 
 class Check(NamedTuple):
@@ -87,7 +88,7 @@ def busy(facts: Facts) -> Iterator[Words]:
 
 
 def forbidden(facts: Facts) -> Iterator[Words]:
-    if "amx_tile" in facts.host.flags and not facts.matrix: yield {}
+    if "amx_tile" in facts.host.flags and not (facts.matrix or facts.environment.get(VARIABLE)): yield {}
 
 
 def uncalibrated(facts: Facts) -> Iterator[Words]:

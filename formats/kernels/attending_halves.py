@@ -25,9 +25,9 @@ from .compiled import HELPER, Kernel
 from .heads import EVERY, KEYS, Layout, Reach, blank, check_heads
 from .maths import LEAST, ONE, ROUNDED
 from .memory import floats, longs, record
-from .narrow import vector_pairs
 from .native import intrinsic, ir, njit
 from .rounding import as_words, keep_halves, kept_finite
+from .tiles import attended_pairs
 from .turning import turn_in, turn_out
 from .vectors import VECTOR, closed, turn, zeros
 from .words import constant
@@ -175,7 +175,7 @@ def halves_of(product, shape, release, item, worker, arguments):
 @njit(**HELPER)
 def by_vectors(rows, columns, x, along, w, apart, words, y, step):
     """Sums at y (rows, columns) of words of x against those of w."""
-    vector_pairs(rows, columns, x, along, w, apart, 64, words, y, step, 0, 0)
+    attended_pairs(0, rows, columns, x, along, w, apart, 64, words, y, step, None, None)
 
 
 @njit(**HELPER)

@@ -115,6 +115,25 @@ def on_rows(after, low, high):
 
 
 @njit(**HELPER)
+def pointwise_sums(after):
+    """Whether the record at an address, or 0, asks for nothing of single columns but that a bias and a residual are added."""
+    if not after: return True
+    e = record(after, EPILOGUE)
+    return not (e.activation or e.times or ((e.gain or e.shift) and not e.normal))
+
+
+@njit(**HELPER)
+def sums_at(after, row, column, nothing):
+    """(bias, residual, bytes between its rows) of the record at an address, from a row and a column on; what is not there is at
+    `nothing`, a line that adds nothing."""
+    if not after: return nothing, nothing, 0
+    e = record(after, EPILOGUE)
+    bias = e.bias + 4 * column if e.bias else nothing
+    if not e.residual: return bias, nothing, 0
+    return bias, e.residual + 4 * (row * e.across + column), 4 * e.across
+
+
+@njit(**HELPER)
 def finish_block(after, low, high, left, right):
     """on_block of the record at an address, where the output is; nothing for 0."""
     if after:

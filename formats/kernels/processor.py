@@ -11,6 +11,7 @@ from pathlib import Path
 from ..cache import location, put, recall
 from ..errors import InputError
 from ..holdings import KINDS, bound
+from ..switches import switched_off, without
 
 UNSOUND = "corei7-avx", "core-avx-i", "sandybridge", "ivybridge", "nocona"      # numba leaves their avx alone
 SAID = re.compile(r"([\w.-]+) ((?:[+-][\w.-]+,?)+) (\w+)")   # a name, features, and a digest of both
@@ -83,3 +84,4 @@ def processor() -> tuple[str, str]:
 
 
 NAME, FEATURES = processor()
+FEATURES = without(FEATURES, switched_off())

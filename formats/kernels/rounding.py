@@ -138,7 +138,7 @@ def round_halves(x, n, target, depth, piece):
 
 
 @njit(forceinline=True, **HELPER)
-def keep_row(x, n, target, depth, piece, group, groups, totals, lift, turns):
+def keep_row(x, n, target, depth, piece, group, groups, totals, middle, lift, turns):
     """n float32 at x, times lift, times turns, as bytes, in round_bytes."""
     full = n // 64 * 64
     for g in range(groups):
@@ -153,20 +153,20 @@ def keep_row(x, n, target, depth, piece, group, groups, totals, lift, turns):
             keep_bytes(get(at, left) * lift * turns, get(at + 64, left - 16) * lift * turns, get(at + 128, left - 32) * lift * turns,
                        get(at + 192, left - 48) * lift * turns, to)
             added = add_bytes(added, to)
-        totals[g] = bits(added_words(added))
+        totals[g] = i4(middle * bits(added_words(added)))
 
 
 @njit(**HELPER)
-def keep_far_row(x, n, target, depth, piece, group, groups, totals, lift, turns):
+def keep_far_row(x, n, target, depth, piece, group, groups, totals, middle, lift, turns):
     """The same for what rows seldom hold."""
-    keep_row(x, n, target, depth, piece, group, groups, totals, lift, turns)
+    keep_row(x, n, target, depth, piece, group, groups, totals, middle, lift, turns)
 
 
 @njit(**HELPER)
-def round_bytes(x, n, target, depth, piece, group, groups, sums):
+def round_bytes(x, n, target, depth, piece, group, groups, sums, middle):
     """n float32 at x as whole numbers up to 127 times the two scales that are given back: the second is 1 but for rows seldom met
-    (see LIFT), the first NaN for rows that are not finite; zeros up to depth, a multiple of 64; what each group adds up to, as
-    int32 at sums. Every 64 bytes begin `piece` after those before."""
+    (see LIFT), the first NaN for rows that are not finite; zeros up to depth, a multiple of 64; what each group adds up to,
+    times middle, as int32 at sums. Every 64 bytes begin `piece` after those before."""
     full, totals = n // 64 * 64, whole(sums, groups)
     a, b = zeros(1, 1), zeros(1, 1)
     for k in range(0, full, 64):
@@ -176,8 +176,8 @@ def round_bytes(x, n, target, depth, piece, group, groups, sums):
     largest = largest_magnitude(larger_magnitude(a, b))
     if f4(0) < largest < LEAST or MOST < largest <= FINITE:
         lift = LIFT if largest < LEAST else ONE / LIFT
-        keep_far_row(x, n, target, depth, piece, group, groups, totals, lift, f4(127) / (largest * lift))
+        keep_far_row(x, n, target, depth, piece, group, groups, totals, middle, lift, f4(127) / (largest * lift))
         return largest * lift / f4(127), ONE / lift
     turns = f4(127) / largest if f4(0) < largest <= FINITE else f4(0)
-    keep_row(x, n, target, depth, piece, group, groups, totals, ONE, turns)
+    keep_row(x, n, target, depth, piece, group, groups, totals, middle, ONE, turns)
     return largest / f4(127) if largest <= FINITE else f4(np.nan), ONE

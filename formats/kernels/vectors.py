@@ -146,6 +146,20 @@ def write(typing, sums, y, apart, lanes):
 
 
 @intrinsic
+def write_sum(typing, sums, y, apart, line, rows, across):
+    """Store a tile plus a line of numbers, and plus rows that lie across bytes from each other, at y."""
+    def code(context, builder, signature, values):
+        tile, y, apart, line, rows, across = values
+        for i in range(sums.count):
+            r, v = divmod(i, sums.across)
+            row, more = builder.add(y, builder.mul(apart, apart.type(r))), builder.add(rows, builder.mul(across, across.type(r)))
+            found = builder.fadd(builder.extract_value(tile, i), read(builder, line, 64 * v))
+            put(builder, builder.fadd(found, read(builder, more, 64 * v)), row, 64 * v)
+        return context.get_dummy_value()
+    return types.void(sums, *[types.int64] * 5), code
+
+
+@intrinsic
 def fetch(typing, sums, y, apart, lanes):
     """A tile of the same size from y, its rows apart bytes from each other, the last vector of a row cut to lanes."""
     def code(context, builder, signature, values):

@@ -4,7 +4,7 @@ Sums are tiles of vectors as in vectors.py; whole numbers lie in them as their b
 instructions for pairs (vdpbf16ps) and fours (vpdpbusd), or widening to what it can multiply."""
 
 from .native import intrinsic, ir, types
-from .vectors import FEATURES, LANE, VECTOR, WIDE, closed, function, multiply_add, place, read
+from .vectors import FEATURES, FLOAT, LANE, VECTOR, WIDE, closed, function, multiply_add, place, read, spread
 
 PAIRS = "+avx512bf16" in FEATURES and "+amx-bf16" not in FEATURES      # where there are both, pairs are the slow way
 FOURS = "+avx512vnni" in FEATURES
@@ -75,6 +75,24 @@ def as_numbers(typing, vector, less):
         number = builder.sitofp(builder.sub(words, everywhere(builder, values[1])), VECTOR)
         return closed(builder, [number])
     return vector(vector, types.int32), code
+
+
+@intrinsic
+def settled(typing, numbers, sums, less, apart, factors, scales):
+    """numbers + a tile of whole numbers, in it as their bits, as float32: less an int32 of each row, apart bytes from each other,
+    times a factor of the row and scales of the columns."""
+    def code(context, builder, signature, values):
+        before, tile, less, apart, factors, scales = values
+        scale, new = [read(builder, scales, 64 * v) for v in range(sums.across)], []
+        for r in range(sums.rows):
+            off = everywhere(builder, builder.load(place(builder, builder.add(less, builder.mul(apart, apart.type(r))), 0, LANE)))
+            factor = spread(builder, builder.load(place(builder, factors, 4 * r, FLOAT)))
+            for each in scale:
+                words = builder.bitcast(builder.extract_value(tile, len(new)), WORDS)
+                number, by = builder.sitofp(builder.sub(words, off), VECTOR), builder.fmul(each, factor)
+                new.append(multiply_add(builder, number, by, builder.extract_value(before, len(new))))
+        return closed(builder, new)
+    return sums(sums, sums, types.int64, types.int64, types.int64, types.int64), code
 
 
 def dots(add, split=None):
