@@ -175,7 +175,7 @@ def halves_of(product, shape, release, item, worker, arguments):
 @njit(**HELPER)
 def by_vectors(rows, columns, x, along, w, apart, words, y, step):
     """Sums at y (rows, columns) of words of x against those of w."""
-    attended_pairs(0, rows, columns, x, along, w, apart, 64, words, y, step, None, None)
+    attended_pairs(0, rows, columns, x, along, w, apart, 64, words, y, step, (0, 0, 0), (0, 0, 0, 0, 1, 0))
 
 
 @njit(**HELPER)

@@ -35,7 +35,7 @@ def unscaled(how, start, columns, edge):
 
 @njit(**HELPER)
 def scales_at(how, start, columns, edge):
-    """how (see of_bytes) for the panel that begins at a column; where it ends within a vector, scales are copied to the edge."""
+    """how (see by_bands) for the panel that begins at a column; where it ends within a vector, scales are copied to the edge."""
     less, factors, scales, pitch, groups, group = how
     scales += 4 * start
     if columns % 16 == 0: return less, factors, scales, pitch, groups, group
@@ -76,7 +76,7 @@ def halves(item, worker, arguments):
     block = c.room + worker * c.apart
     x = block + 4 * (BAND + 1) * PANEL
     for i in range(high - low): round_halves(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth, 64)
-    by_panels(vector_pairs, unscaled, c, w, item, x, 2 * w.depth, w.depth // 2, None, False, 0, block, 0)
+    by_panels(vector_pairs, unscaled, c, w, item, x, 2 * w.depth, w.depth // 2, (0, 0, 0, 0, 1, 0), False, 0, block, 0)
 
 
 @njit(forceinline=True, **HELPER)

@@ -146,20 +146,6 @@ def write(typing, sums, y, apart, lanes):
 
 
 @intrinsic
-def write_sum(typing, sums, y, apart, line, rows, across):
-    """Store a tile plus a line of numbers, and plus rows that lie across bytes from each other, at y."""
-    def code(context, builder, signature, values):
-        tile, y, apart, line, rows, across = values
-        for i in range(sums.count):
-            r, v = divmod(i, sums.across)
-            row, more = builder.add(y, builder.mul(apart, apart.type(r))), builder.add(rows, builder.mul(across, across.type(r)))
-            found = builder.fadd(builder.extract_value(tile, i), read(builder, line, 64 * v))
-            put(builder, builder.fadd(found, read(builder, more, 64 * v)), row, 64 * v)
-        return context.get_dummy_value()
-    return types.void(sums, *[types.int64] * 5), code
-
-
-@intrinsic
 def fetch(typing, sums, y, apart, lanes):
     """A tile of the same size from y, its rows apart bytes from each other, the last vector of a row cut to lanes."""
     def code(context, builder, signature, values):
@@ -196,6 +182,13 @@ def turned(builder, rows):
     return rows
 
 
+def ask_line(builder, address):
+    """Ask for the cache line of an address, which need not be anybody's."""
+    kind = ir.IntType(8).as_pointer()
+    ask = function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, LANE, LANE, LANE)
+    builder.call(ask, [builder.inttoptr(address, kind), LANE(0), LANE(3), LANE(1)])
+
+
 @intrinsic
 def prefetch(typing, sums, address):
     """Ask for the cache lines of a row of a tile's vectors at an address, which need not be anybody's."""
@@ -206,19 +199,6 @@ def prefetch(typing, sums, address):
             builder.call(ask, [place(builder, values[1], 64 * v, ir.IntType(8)), LANE(0), LANE(3), LANE(1)])
         return context.get_dummy_value()
     return types.void(sums, types.int64), code
-
-
-@intrinsic
-def prefetch_apart(typing, sums, address, beside):
-    """Ask for a line for each vector of a row of a tile, beside bytes apart."""
-    def code(context, builder, signature, values):
-        kind = ir.IntType(8).as_pointer()
-        ask = function(builder, "llvm.prefetch.p0", ir.VoidType(), kind, LANE, LANE, LANE)
-        for v in range(sums.across):
-            at = builder.add(values[1], builder.mul(values[2], values[2].type(v)))
-            builder.call(ask, [place(builder, at, 0, ir.IntType(8)), LANE(0), LANE(3), LANE(1)])
-        return context.get_dummy_value()
-    return types.void(sums, types.int64, types.int64), code
 
 
 @intrinsic

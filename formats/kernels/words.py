@@ -4,7 +4,7 @@ Sums are tiles of vectors as in vectors.py; whole numbers lie in them as their b
 instructions for pairs (vdpbf16ps) and fours (vpdpbusd), or widening to what it can multiply."""
 
 from .native import intrinsic, ir, types
-from .vectors import FEATURES, FLOAT, LANE, VECTOR, WIDE, closed, function, multiply_add, place, read, spread
+from .vectors import FEATURES, LANE, VECTOR, WIDE, closed, function, multiply_add, place
 
 PAIRS = "+avx512bf16" in FEATURES and "+amx-bf16" not in FEATURES      # where there are both, pairs are the slow way
 FOURS = "+avx512vnni" in FEATURES
@@ -77,49 +77,7 @@ def as_numbers(typing, vector, less):
     return vector(vector, types.int32), code
 
 
-@intrinsic
-def settled(typing, numbers, sums, less, apart, factors, scales):
-    """numbers + a tile of whole numbers, in it as their bits, as float32: less an int32 of each row, apart bytes from each other,
-    times a factor of the row and scales of the columns."""
-    def code(context, builder, signature, values):
-        before, tile, less, apart, factors, scales = values
-        scale, new = [read(builder, scales, 64 * v) for v in range(sums.across)], []
-        for r in range(sums.rows):
-            off = everywhere(builder, builder.load(place(builder, builder.add(less, builder.mul(apart, apart.type(r))), 0, LANE)))
-            factor = spread(builder, builder.load(place(builder, factors, 4 * r, FLOAT)))
-            for each in scale:
-                words = builder.bitcast(builder.extract_value(tile, len(new)), WORDS)
-                number, by = builder.sitofp(builder.sub(words, off), VECTOR), builder.fmul(each, factor)
-                new.append(multiply_add(builder, number, by, builder.extract_value(before, len(new))))
-        return closed(builder, new)
-    return sums(sums, sums, types.int64, types.int64, types.int64, types.int64), code
-
-
-def dots(add, split=None):
-    """An intrinsic: sums + (one word for each row, apart bytes from each other) against the words at w, vectors beside
-    bytes apart; with split, a vector holds the words of several factors, one word after another."""
-    @intrinsic
-    def step(typing, sums, factors, apart, w, beside):
-        def code(context, builder, signature, values):
-            tile, factors, apart, w, beside = values
-            starts = [builder.add(w, builder.mul(beside, beside.type(v))) for v in range(sums.across)]
-            found = [builder.bitcast(read(builder, start), WORDS) for start in starts]
-            new = [builder.extract_value(tile, i) for i in range(sums.count)]
-            for i, vectors in enumerate(zip(*(split(builder, v) if split else [v] for v in found), strict=True)):
-                for r in range(sums.rows):
-                    at = builder.add(factors, builder.mul(apart, apart.type(r)))
-                    x = everywhere(builder, builder.load(place(builder, at, 4 * i, LANE)))
-                    for v, vector in enumerate(vectors):
-                        new[r * sums.across + v] = add(builder, new[r * sums.across + v], x, vector)
-            return closed(builder, new)
-        return sums(sums, types.int64, types.int64, types.int64, types.int64), code
-    return step
-
-
 def nibbles(builder, vector):
     """The low and the high halves of bytes, each as bytes."""
     mask = constant(0x0F0F0F0F)
     return builder.and_(vector, mask), builder.and_(builder.lshr(vector, constant(4)), mask)
-
-
-dot_pairs, dot_fours, dot_eights = dots(add_pairs), dots(add_fours), dots(add_fours, nibbles)
