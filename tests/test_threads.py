@@ -9,6 +9,7 @@ from children import ROOT, printed
 
 from formats import kernels, threads
 from formats.kernels import pool
+from formats.kernels.amx import MATRIX
 from formats.kernels.compiled import Kernel
 from formats.kernels.launch import launch
 from formats.kernels.memory import longs
@@ -140,9 +141,7 @@ def test_the_command_line_gives_blas_one_thread():
     assert run(code, **given) == "{1}\n"
 
 
-BEFORE = "+avx2,+avx,+fma,+f16c,+sse4.2,+bmi,+bmi2,+lzcnt,+popcnt"
-WIDE = f"{BEFORE},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd"
-PROCESSORS = {"haswell": BEFORE, "znver4": f"{WIDE},+avx512vnni,+avx512bf16"}       # with less than ours may have
+OFF = {"avx512": [], "avx512bf16,-avx512vnni,-amx": ["+avx512f"], "amx": ["+avx512f", "+avx512vnni", "+avx512bf16"]}      # what is left
 BOTH = """
 import numpy as np
 from formats import FORMATS, kernels
@@ -161,14 +160,13 @@ for name in {formats}: check(FORMATS[name], rng)
 """
 
 
-@pytest.mark.parametrize("processor", [name for name, wanted in PROCESSORS.items() if set(wanted.split(",")) <= set(FEATURES.split(","))])
-def test_a_processor_with_less(processor, tmp_path):
+@pytest.mark.parametrize("off, left", [pytest.param(off, left, id=off) for off, left in OFF.items()
+                                       if {*left} <= {*FEATURES.split(",")} and (off != "amx" or MATRIX)])
+def test_a_processor_with_less(off, left, tmp_path):
     """Other tiles of sums are used there, and other instructions for narrow numbers; whole numbers have exact products."""
-    wanted = PROCESSORS[processor]
-    expected = "+avx512f" in wanted, "+avx512vnni" in wanted, "+avx512bf16" in wanted, False
-    formats = ["bf16", "int8", "int4", *(["packed", "block"] if processor == "haswell" else [])]
-    run(BOTH.format(expected=expected, formats=formats), OPMATRIX_CACHE=str(tmp_path), NUMBA_CPU_NAME=processor,
-        NUMBA_CPU_FEATURES=wanted)
+    expected = *(feature in left for feature in ("+avx512f", "+avx512vnni", "+avx512bf16")), False
+    formats = ["bf16", "int8", "int4", *(["packed", "block"] if off == "avx512" else [])]
+    run(BOTH.format(expected=expected, formats=formats), OPMATRIX_CACHE=str(tmp_path), OPMATRIX_FEATURES=f"-{off}")
 
 
 HALVES = """
@@ -185,10 +183,9 @@ wanted[128, 0] = 0                                           # -0 + 0: a sum beg
 assert (found == wanted).all(), [(hex(table[at]), hex(found[at]), hex(wanted[at])) for at in map(tuple, np.argwhere(found != wanted)[:5])]
 check(FORMATS["half"], np.random.default_rng(0))
 """
-OLD = "+sse4.2,+sse4.1,+ssse3,+sse3,+sse2,+sse,+popcnt,+cx16"
 
 
 @pytest.mark.skipif("+f16c" not in FEATURES.split(","), reason="this processor has no instruction that could be missing")
-@pytest.mark.parametrize("settings", [{}, {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": OLD}], ids=["with", "without"])
+@pytest.mark.parametrize("settings", [{}, {"OPMATRIX_FEATURES": "-avx"}], ids=["with", "without"])
 def test_every_float16_is_widened_to_the_same_bits_with_and_without_an_instruction(settings, tmp_path):
     run(HALVES.format(expected=not settings), OPMATRIX_CACHE=str(tmp_path), **settings)

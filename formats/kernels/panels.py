@@ -14,7 +14,7 @@ from .launch import address, launch
 from .linear import LINEAR, check_product, linear_stages, tile, typed
 from .memory import record
 from .native import njit
-from .vectors import AHEAD, MANY_REGISTERS, add_outer, ask, fetch, plus, span, write, zeros
+from .vectors import AHEAD, MANY_REGISTERS, add_outer, ask, fetch, span, write, zeros
 
 FEW = 48                                                     # rows that have little time to ask for what follows
 DEEP = 384                                                   # depths of a block: 96 KiB of a panel
@@ -22,15 +22,13 @@ DEEP = 384                                                   # depths of a block
 
 @njit(**HELPER)
 def one_row(none, x, w, across, depth, y):
-    """One row of x against a whole panel: even and odd depths apart, as an addition takes four cycles."""
-    even, odd = none, none
-    for _ in range(depth // 2):
-        even = add_outer(even, x, 0, w, None)
-        odd = add_outer(odd, x + 4, 0, w + across, None)
-        x += 8
-        w += 2 * across
-    if depth % 2: even = add_outer(even, x, 0, w, None)
-    write(plus(even, odd), y, 0, None)
+    """One row of x against a whole panel."""
+    sums = none
+    for _ in range(depth):
+        sums = add_outer(sums, x, 0, w, None)
+        x += 4
+        w += across
+    write(sums, y, 0, None)
 
 
 @njit(**HELPER)

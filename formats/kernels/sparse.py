@@ -70,7 +70,7 @@ def wide(count):
 
 @njit(**HELPER)
 def csr_column(none, idx, val, k, end, x, along, y):
-    """One column for 16 tokens: several sums side by side, as an addition takes four cycles."""
+    """One column for a strip of tokens: four sums side by side, whatever the strip, as an addition takes four cycles."""
     one, two, three, four = none, none, none, none
     while k + 4 <= end:
         one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along, None)
@@ -85,24 +85,12 @@ def csr_column(none, idx, val, k, end, x, along, y):
 
 
 @njit(**HELPER)
-def csr_pair(none, idx, val, k, end, x, along, y):
-    """The same with two vectors of tokens, so that two sums suffice."""
-    one, two = none, none
-    while k + 2 <= end:
-        one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along, None)
-        two = add_outer(two, val + 4 * k + 4, 0, x + i8(idx[k + 1]) * along, None)
-        k += 2
-    if k < end: one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along, None)
-    write(plus(one, two), y, 0, None)
-
-
-@njit(**HELPER)
 def csr_range(w, idx, start, width, tokens, x, y):
     """A range of columns for the tokens of a strip."""
     ptr, along = carray(pointer(w.ptr, np.uint32), w.p + 1), 4 * tokens
     for j in range(width):
         k, end = i8(ptr[start + j]), i8(ptr[start + j + 1])
-        if tokens == STRIP: csr_pair(zeros(1, 2), idx, w.val, k, end, x, along, y + j * along)
+        if tokens == STRIP: csr_column(zeros(1, 2), idx, w.val, k, end, x, along, y + j * along)
         else: csr_column(zeros(1, 1), idx, w.val, k, end, x, along, y + j * along)
 
 
