@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import time
+from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from statistics import median
@@ -132,13 +133,13 @@ def theirs(kind, trial, w, bias):
     at, (n, p), blocks = address, w.shape, w.shape[1] // WIDTH
     panels = {"float32": lambda: trial.pack(w, WIDTH), "bf16": lambda: layered(trial.bf16(w), 2, trial)}
     if kind in panels:
-        gemm, packed, bias = trial.make_gemm("f32" if kind == "float32" else kind, "bias"), panels[kind](), trial.keep(bias)
+        gemm, packed, bias = generated(trial, "f32" if kind == "float32" else kind, "bias"), panels[kind](), trial.keep(bias)
         size, words = (4, n) if kind == "float32" else (2, n // 2)
         def prepared(x, out):
             given = trial.keep(x if kind == "float32" else trial.bf16(x))
             return lambda: gemm(at(given), size * n, at(packed), words, at(out), 4 * p, at(bias), 0, 0, 0, len(x), 0, blocks)
         return prepared
-    gemm, scale = trial.make_gemm("int8", "none"), abs(w).max(0) / 127
+    gemm, scale = generated(trial, "int8", "none"), abs(w).max(0) / 127
     whole = np.rint(w / scale).astype(np.int8)
     packed, start = layered(whole, 4, trial), (-128 * whole.astype(np.int32).sum(0)).astype(np.int32).view(np.float32)
     ends = trial.keep(np.stack([bias, scale, start]).reshape(3, -1, WIDTH).transpose(1, 0, 2))
@@ -147,6 +148,12 @@ def theirs(kind, trial, w, bias):
         given = trial.keep((np.rint(x / factors[:, None]) + 128).astype(np.uint8))
         return lambda: gemm(at(given), n, at(packed), n // 4, at(out), 4 * p, at(ends), at(factors), 4, 0, len(x), 0, blocks)
     return rounded
+
+
+@cache
+def generated(trial, kind, epilogue):
+    """The trial's kernel, compiled once."""
+    return trial.make_gemm(kind, epilogue)
 
 
 def layered(w, words, trial):
