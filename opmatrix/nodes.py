@@ -7,18 +7,115 @@ from typing import Any, Literal
 
 import numpy as np
 
-from formats.shapes import N, Shape, ShapeError, brief
+from formats.shapes import H, N, Shape, ShapeError, brief
 from opmatrix import monoids
 from opmatrix.data import Data
 from opmatrix.patterns import FIELDS, Pattern, everyone
-from opmatrix.term import PROPERTIES, Kind, Operator, adjoint
+from opmatrix.term import PROPERTIES, Kind, Operator, adjoint, holding
+
+# Properties: what may be true of an operator, each declared once, by two arrays that are equal where it is. Kinds say below
+# which they have; laws ask for them by name, and what a graph knows of its classes is derived from them.
+
+def weights(x):
+    """A number for each row of each head."""
+    return np.linspace(0.5, 2, x[..., 0].size).reshape(*x.shape[:-1], 1)
+
+def halves(x, y, axis):
+    """The first half of x, then the second of y."""
+    (first, _), (_, second) = (np.array_split(a, 2, axis) for a in (x, y))
+    return np.concatenate([first, second], axis)
+
+def half(x, axis): return np.array_split(x, 2, axis)[0]
+def same(x, axis): return np.repeat(x.take([0], axis), x.shape[axis], axis)
+
+@holding()
+def splits(f, x, y):
+    """cuts the columns of one head into several heads"""
+    return f(x), x.reshape(x.shape[-2], len(f(x)), -1).swapaxes(0, 1)
+
+@holding(measured=lambda a: a.out.cols == 1)
+def column(f, x, y):
+    """gives one column"""
+    return f(x), f(x)[..., :1]
+
+@holding("column")
+def level(f, x, y):
+    """gives columns that are all the same"""
+    return f(x), same(f(x), -1)
+
+@holding()
+def linear(f, x, y):
+    """is x @ W with one matrix W a head, the same for every row: licenses distributing, folding and the adjoint"""
+    r, s = weights(x), 1 - weights(x)
+    return f(r * np.roll(x, 1, -2) + s * y), r * np.roll(f(x), 1, -2) + s * f(y)
+
+@holding()
+def stacked(f, x, y):
+    """takes one head, whose columns go through a matrix for each of several heads"""
+    return linear.sides(f, x, y)
+
+@holding("stacked", measured=lambda a: a.linear and (isinstance(a.into.cols, int) or not isinstance(a.out.cols, int)))
+def storable(f, x, y):
+    """is x @ W with numbers W of known sizes, one matrix or one for each head that comes out, which can be stored and turned"""
+    return linear.sides(f, x, y)
+
+@holding(measured=lambda a: a.storable and a.out.heads in (1, H))
+def single(f, x, y):
+    """is one matrix, no stack of one for each head"""
+    return f(x), f(x)[:1]
+
+@holding("linear", "storable")
+def row_linear(f, x, y):
+    """acts on each row of a head by a matrix of its own, which may depend on the row's position; numbers of rows pass it"""
+    r, s = weights(x), 1 - weights(x)
+    return f(r * x + s * y), r * f(x) + s * f(y)
+
+@holding("row_linear")
+def additive(f, x, y):
+    """(x + y) @ A = x @ A + y @ A; heads, join and total are additive, but move numbers between heads"""
+    return f(x + y), f(x) + f(y)
+
+@holding("row_linear", "diagonal")
+def row_wise(f, x, y):
+    """row i of the output depends on row i of the input alone"""
+    return half(f(halves(x, y, -2)), -2), half(f(x), -2)
+
+@holding("linear", "storable", "entrywise")
+def uniform(f, x, y):
+    """every row goes through the same function, whatever its position"""
+    return f(same(x, -2)), same(f(x), -2)
+
+@holding("entrywise")
+def diagonal(f, x, y):
+    """entry (i, j) of the output depends on entry (i, j) of the input alone"""
+    return half(f(halves(x, y, -1)), -1), half(f(x), -1)
+
+@holding()
+def entrywise(f, x, y):
+    """is diagonal with the same function for every column"""
+    return f(abs(x)[..., ::-1])[..., ::-1], f(abs(x))       # a root has no value elsewhere
+
+@holding("additive")
+def positively_homogeneous(f, x, y):
+    """(c x) @ A = c (x @ A) for every number c > 0"""
+    return f(2.5 * x), 2.5 * f(x)
+
+@holding("additive")
+def maps_zero_to_zero(f, x, y):
+    """0 @ A = 0"""
+    return f(0 * x), np.zeros_like(f(x))
+
+@holding()
+def constant(f, x, y):
+    """does not depend on x (it may depend on the batch)"""
+    return f(y), f(x)
 
 
 def matrix(shape, dense, linear=True, **more):
     """Declares an operator matrix by its entry (i, j): a number, a function, or None where there is none."""
     return lambda entry: Kind(entry, matrix=shape, dense=dense, linear=linear, row_wise=True, uniform=True, **more)
 
-def entrywise(**properties):
+def scalar_function(**properties):
     """Declares a diagonal operator: f on the diagonal, nothing elsewhere."""
     def declare(f):
         def entry(i, j): return f if i == j else None
@@ -44,7 +141,7 @@ def placed(x, lo, n):
     out[..., lo:lo + x.shape[-1]] = x
     return out
 
-@matrix(lambda n: (n, n), lambda x: x, entrywise=True, adjoint=lambda n: I())
+@matrix(lambda n: (n, n), lambda x: x, entrywise=True, storable=True, adjoint=lambda n: I())
 def I(i, j):                                                # noqa: E743
     """The identity: x itself."""
     return 1 if i == j else None
@@ -114,53 +211,53 @@ def over(i, j, a: Operator, m: type):
 
 # Functions of one number.
 
-@entrywise(positively_homogeneous=True, maps_zero_to_zero=True)
+@scalar_function(positively_homogeneous=True, maps_zero_to_zero=True)
 def relu(u):
     """Negative numbers become zero."""
     return np.maximum(u, 0)
 
-@entrywise(maps_zero_to_zero=True)
+@scalar_function(maps_zero_to_zero=True)
 def gelu(u):
     """u times the probability that a normal number is below u (Hendrycks and Gimpel 2016)."""
     from scipy.special import erf
     return u * 0.5 * (1 + erf(u / 2 ** 0.5))
 
-@entrywise(maps_zero_to_zero=True)
+@scalar_function(maps_zero_to_zero=True)
 def gelu_tanh(u):
     """Its approximation by a tanh, which some checkpoints were trained with."""
     return u * 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (u + 0.044715 * u * u * u)))
 
-@entrywise(maps_zero_to_zero=True)
+@scalar_function(maps_zero_to_zero=True)
 def silu(u):
     """u times its logistic function."""
     return u * 0.5 * (1 + np.tanh(u / 2))
 
-@entrywise(maps_zero_to_zero=True)
+@scalar_function(maps_zero_to_zero=True)
 def tanh(u):
     """The hyperbolic tangent."""
     return np.tanh(u)
 
-@entrywise(maps_zero_to_zero=True)
+@scalar_function(maps_zero_to_zero=True)
 def square(u):
     """u times u."""
     return u * u
 
-@entrywise()
+@scalar_function()
 def rsqrt(u):
     """One over the square root."""
     return 1 / np.sqrt(u)
 
-@entrywise()
+@scalar_function()
 def exp(u):
     """e to the power u."""
     return np.exp(u)
 
-@entrywise()
+@scalar_function()
 def sigmoid(u):
     """The logistic function, 1 / (1 + e^-u)."""
     return 0.5 * (1 + np.tanh(u / 2))
 
-@entrywise(positively_homogeneous=True, maps_zero_to_zero=True)
+@scalar_function(positively_homogeneous=True, maps_zero_to_zero=True)
 def magnitude(u):
     """u without its sign; abs(A) is A @ magnitude."""
     return np.abs(u)
@@ -175,7 +272,8 @@ def every(*names: str) -> dict[str, Callable[..., bool]]:
     def holds(name): return lambda *args: all(getattr(a, name) for a in args if isinstance(a, Operator))
     return {name: holds(name) for name in names}
 
-PRESERVED = every("linear", "additive", "row_wise", "uniform", "positively_homogeneous", "maps_zero_to_zero")
+PRESERVED = every("linear", "storable", "single", "row_linear", "additive", "row_wise", "uniform", "positively_homogeneous",
+                  "maps_zero_to_zero")
 
 def alike(a: Operator) -> bool:
     """The same row, whatever x and the row are."""
@@ -189,8 +287,12 @@ def pointwise(name: str) -> Callable[[Operator, Operator], bool]:
     """Both have the property, or one is a single number that spreads."""
     def holds(a: Operator, b: Operator) -> bool:
         own = [getattr(c, name) for c in (a, b)]
-        return any(own) and all(has or (alike(c) and c.out.cols == 1) for has, c in zip(own, (a, b), strict=True))
+        return any(own) and all(has or (alike(c) and c.column) for has, c in zip(own, (a, b), strict=True))
     return holds
+
+def by_constant(name: str) -> Callable[[Operator, Operator], bool]:
+    """One factor has the property and the other is the same row, whatever x and the row are."""
+    return lambda a, b: (getattr(a, name) and alike(b)) or (getattr(b, name) and alike(a))
 
 def flag(over: Any, name: str) -> bool:
     """A flag of a monoid; one that nobody has chosen yet has none."""
@@ -209,23 +311,25 @@ def scaling(n, a, b, p):
     """The adjoint of a times a constant row: times the row first."""
     return (I() * b) @ widened(a, n, p) if alike(b) else (I() * a) @ widened(b, n, p) if alike(a) else None
 
-@combinator(spine=True, **PRESERVED, **every("diagonal", "entrywise"), constant=lambda a, b: a.constant or b.constant,
+@combinator(at_x=1, **PRESERVED, **every("diagonal", "entrywise"), constant=lambda a, b: a.constant or b.constant,
+            stacked=lambda a, b: (a.storable and (b.splits or b.stacked)) or (a.stacked and b.storable),
+            column=lambda a, b: b.column or (a.column and b.entrywise), level=lambda a, b: a.level and b.entrywise,
             adjoint=lambda n, a, b: adjoint(b, a(Shape(cols=n)).cols) @ adjoint(a, n))
 def compose(x, a: Operator, b: Operator):
     """a, then b."""
     return b(a(x))
 
-@combinator(spine=True, **PRESERVED, **every("constant"),
+@combinator(at_x=2, **PRESERVED, **every("constant", "column", "level"),
             diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
             adjoint=lambda n, a, b: widened(a, n, p := (a(x := Shape(cols=n)) + b(x)).cols) + widened(b, n, p))
 def add(x, a: Operator, b: Operator):
     """The sum, entry by entry."""
     return a(x) + b(x)
 
-@combinator(spine=True, **every("row_wise", "uniform", "constant"),
+@combinator(at_x=2, **every("row_wise", "uniform", "constant", "column", "level"),
             diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
-            linear=lambda a, b: (a.linear and alike(b)) or (b.linear and alike(a)),
-            additive=lambda a, b: scaled(a, b, "additive"),
+            linear=by_constant("linear"), storable=by_constant("storable"),
+            row_linear=lambda a, b: scaled(a, b, "row_linear"), additive=lambda a, b: scaled(a, b, "additive"),
             positively_homogeneous=lambda a, b: scaled(a, b, "positively_homogeneous"),
             maps_zero_to_zero=lambda a, b: a.maps_zero_to_zero or b.maps_zero_to_zero,
             adjoint=lambda n, a, b: scaling(n, a, b, (a(x := Shape(cols=n)) * b(x)).cols))
@@ -233,12 +337,12 @@ def mul(x, a: Operator, b: Operator):
     """The product, entry by entry."""
     return a(x) * b(x)
 
-@combinator(spine=True, **PRESERVED, **every("constant"), adjoint=beside)
+@combinator(at_x=2, **PRESERVED, **every("constant", "stacked"), adjoint=beside)
 def row(x, a: Operator, b: Operator):
     """Columns side by side."""
     return a(x).beside(b(x))
 
-@combinator(spine=True, **every("additive", "constant", "positively_homogeneous", "maps_zero_to_zero"))
+@combinator(at_x=1, **every("additive", "constant", "positively_homogeneous", "maps_zero_to_zero"), level=alike)
 def turn(x, a: Operator):
     """The numbers of a value with rows and columns exchanged."""
     return a(x).turn()
@@ -251,16 +355,16 @@ def weighted(name: str) -> Callable[..., bool]:
 def kept_zero(a, b, over, where):
     return ((flag(over, "linear") and a.maps_zero_to_zero) or (flag(over, "right_linear") and b.maps_zero_to_zero))
 
-@combinator(spine=True, **every("constant"), row_wise=lambda a, b, over, where: a.row_wise and b.constant,
+@combinator(at_x=2, **every("constant"), row_wise=lambda a, b, over, where: a.row_wise and b.constant,
             additive=weighted("additive"), positively_homogeneous=weighted("positively_homogeneous"),
-            maps_zero_to_zero=kept_zero)
+            maps_zero_to_zero=kept_zero, level=lambda a, b, over, where: b.level and flag(over, "right_linear"))
 def product(x, a: Operator, b: Operator, over: type = monoids.sum, where: Pattern = everyone):
     """The generalised product of two values: `product(q @ k.T, v, over=softmax, where=sequence)` is attention."""
     return a(x).product(b(x), over, where)
 
 # These are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum
 # over heads. The first two are each other's adjoint all the same.
-@combinator(additive=True, row_wise=True, uniform=True, adjoint=lambda n, h: join(h))
+@combinator(additive=True, row_wise=True, uniform=True, splits=True, adjoint=lambda n, h: join(h))
 def heads(x, h: int):
     """Columns into h heads of equal width."""
     return x.split(h)
@@ -280,6 +384,17 @@ def repeat(x, h: int):
 def total(x):
     """The sum of all heads."""
     return x.total()
+
+@combinator(row_linear=True)
+def rotate(x, cos: Data, sin: Data):
+    """Each column of the first half and its fellow in the second, turned by an angle of the row's position: those of position p
+    by the cosines and sines in row p of the tables (Su et al. 2021, RoPE, by halves as LLaMA has it)."""
+    if len(cos.shape) != 2 or cos.shape != sin.shape:
+        raise ShapeError(f"rotate: tables of cosines {cos.shape} and sines {sin.shape}: both are positions × half the columns")
+    positions, k = cos.shape
+    a, b = x.act(cols(0, k, 2 * k)), x.act(cols(k, 2 * k, 2 * k))
+    c, s = (x.given("positions", positions).act(weight(table)) for table in (cos, sin))
+    return (a * c + b * s * x.act(const(-1.0))).beside(a * s + b * c)
 
 @combinator(constant=True, row_wise=True)
 def given(x, field: Literal[*FIELDS], n: int):

@@ -10,7 +10,7 @@ from opmatrix.operators import cols, combinator, const
 from opmatrix.term import Operator
 
 
-@combinator(constant=lambda a, b: a.constant and b.constant,
+@combinator(at_x=2, constant=lambda a, b: a.constant and b.constant,
             **{name: PRESERVED[name] for name in ("additive", "positively_homogeneous", "maps_zero_to_zero")})
 def below(x, a: Operator, b: Operator):
     """The rows of a above those of b."""

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from formats.shapes import ShapeError
 from opmatrix.term import KINDS, Kind, Operator
 from rewrites import kinds
-from rewrites.law import FLAGS, JOIN, MARK, NORMALISE, RESTRUCTURE, SIMPLIFY, Law
-from rewrites.laws.facts import FACTS, UNARY
+from rewrites.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SIMPLIFY, Law
+from rewrites.laws import facts
 from rewrites.template import Template, quoted
 
 SCHEDULE = (NORMALISE, SIMPLIFY, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
@@ -50,13 +50,13 @@ def written(law: Law, trace: bool) -> Iterator[str]:
         yield f'(rule ({" ".join(query)}) ({" ".join(actions)}) :ruleset {law.phase} :name "{name}")'
 
 
-def prelude(laws: Sequence[Law], trace: bool = False) -> str:
-    """Sort, constructors, facts and laws: parsed once for each graph."""
+def prelude(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ()) -> str:
+    """Sort, constructors, facts and laws: parsed once for each graph. Facts are those that laws ask for, or others `later`."""
     sorts = " ".join(f"(K_{kind.name} {' '.join(arguments(kind))})" for kind in KINDS.values())
-    relations = [f"(relation {fact} (Op))" for fact in UNARY] + [f"(relation {flag} (String))" for flag in FLAGS]
     rulesets = [f"(ruleset {name})" for name in dict.fromkeys(("facts", *SCHEDULE, *(law.phase for law in laws)))]
     bodies = [rule for law in laws for rule in rules(law, trace)]
-    return "\n".join([f"(datatype Op {sorts})", *relations, "(relation by (Op String))", *rulesets, FACTS, *bodies])
+    asked = {guard.strip("()").split()[0] for law in (*laws, *later) for guard in law.guards}
+    return "\n".join([f"(datatype Op {sorts})", *facts.relations(), "(relation by (Op String))", *rulesets, facts.rules(asked), *bodies])
 
 
 def arguments(kind: Kind) -> list[str]:
@@ -84,6 +84,11 @@ class Graph:
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     matches: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     cut: list[str] = field(default_factory=list)
+
+    @cached_property
+    def fixed(self) -> set[int]:
+        """Classes that are the same row whatever the input and the row."""
+        return self.facts["constant"] & self.facts["uniform"]
 
     @cached_property
     def members(self) -> dict[int, list[Node]]:
@@ -131,11 +136,12 @@ def fitting(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> O
         return None
 
 
-def engine(laws: Sequence[Law], trace: bool = False) -> Any:
-    """An egglog engine that knows these laws and holds no term yet: graphs may share it, one after another."""
+def engine(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ()) -> Any:
+    """An egglog engine that knows these laws and holds no term yet: graphs may share it, one after another. `later` are laws
+    that it is told afterwards."""
     from egglog.bindings import EGraph
     made = EGraph()
-    made.run_program(*made.parse_program(prelude(laws, trace)))
+    made.run_program(*made.parse_program(prelude(laws, trace, later)))
     return made
 
 

@@ -49,25 +49,25 @@ def read_as(term: Operator, child: Any, x: Any) -> Any:
     return Child(term, child.memo)(x)
 
 
-@combinator(linear=lambda a: a.linear)
+@combinator(linear=lambda a: a.linear, storable=lambda a: a.storable)
 def adjoint(x, a: Operator):
     """The transposed matrix of every head."""
     return read_as(transposed(a.term, x), a, x)
 
 
-@combinator(linear=lambda a, h: a.linear)
+@combinator(linear=lambda a, h: a.linear, storable=lambda a, h: a.storable)
 def by_head(x, a: Operator, h: int):
     """Head i times the i-th block of rows of the matrix."""
     return read_as(cut_rows(a.term, h, x), a, x)
 
 
-@combinator()
+@combinator(at_x=1)
 def left(x, y: Operator, a: Operator):
     """The first columns of y, as many as `a` has."""
     return y(x).act(cols(0, a.term.out.cols))
 
 
-@combinator()
+@combinator(at_x=1)
 def right(x, y: Operator, a: Operator):
     """The columns of y behind those of `a`."""
     return y(x).act(cols(a.term.out.cols, y.term.out.cols))

@@ -1,8 +1,8 @@
 """A law is a function that returns both sides. Symbols in: a rewrite. Operators in: a check. The annotation of a
 variable is its guard: `W: matrix[n, p]` promises a linear operator, `A: operator[n, p]` promises nothing.
 
-`act` (it depends on the input) is never what makes a law true: it keeps rules from rewriting what is only stored. Every
-other fact is, unless the law's docstring says so; then the law has a counterexample in `without`."""
+What directs laws (rewrites/laws/facts.py) is never what makes one true: `act`, it depends on the input, keeps rules from
+rewriting what is only stored. Every other fact is, unless the law's docstring says so; then the law has a counterexample in `without`."""
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ import sympy
 from formats.shapes import Shape, T, brief
 from opmatrix import monoids, patterns
 from opmatrix.data import Data
-from opmatrix.operators import I, const, gelu, gelu_tanh, ones, product, relu, silu, square, symbol, tanh, turn, weight
+from opmatrix.operators import I, const, gelu, gelu_tanh, given, ones, product, relu, rotate, silu, square, symbol, tanh, turn, weight
 from opmatrix.operators import heads as split
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, Pattern
@@ -59,12 +59,14 @@ class Sort:
 
 
 value = Sort("value", ("act",))                             # what some input gives: [columns] or [heads, columns]
-matrix = Sort("matrix", ("linear",))                        # a linear operator: [in, out] or [heads, in, out]
-constant = Sort("constant", ("constant",))                  # the same row whatever the input
+matrix = Sort("matrix", ("storable",))                      # a linear operator: [in, out] or [heads, in, out]
+constant = Sort("constant", ("constant", "uniform"))        # the same row whatever the input
+placed = Sort("placed", ("constant",))                      # a row of numbers for each position
 column = Sort("column", ("act", "column"))                  # a value with one column
-scalar = Sort("scalar", ("constant", "column"))             # one number
+scalar = Sort("scalar", ("constant", "uniform", "column"))  # one number
 scores = Sort("scores", ("act",))                           # a value with a column for each row: [heads]
 level = Sort("level", ("act", "level"))                     # scores whose columns are all the same: [heads]
+rotation = Sort("rotation", ("row_linear", "turning"))      # a matrix for each position: [in, out]
 operator = Sort("operator")                                 # anything
 array = Sort("array")                                       # numbers of any rows and columns: [rows, columns]
 varying = Sort("varying", ("act",))                         # a value that can be read at any width, but no constant
@@ -100,6 +102,8 @@ def stand_in(variable: str, sort: Sort) -> Any:
             return symbol(variable, None, Shape(last, T, T))
         case "constant":
             return symbol(variable, None, Shape((heads or [1])[0], T, last), constant=True, uniform=True)
+        case "placed":
+            return symbol(variable, None, Shape((heads or [1])[0], T, last), constant=True)
         case "column":
             return symbol(variable, None, 1)
         case "scalar":
@@ -107,6 +111,8 @@ def stand_in(variable: str, sort: Sort) -> Any:
         case "matrix" | "operator":
             *stack, rows, cols = sort.sizes
             return symbol(variable, rows, Shape((stack or [1])[0], T, cols), linear=sort.name == "matrix")
+        case "rotation":
+            return symbol(variable, last, last, row_linear=True)
         case "entrywise":
             return symbol(variable, last, last, entrywise=True)
         case "count":
@@ -129,6 +135,11 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
             return ones @ weight(numbers(*heads, 1, last)) @ bent
         case "constant":
             return const(numbers(heads[0] * last)) @ split(SAMPLE[heads[0]]) if heads else const(numbers(last))
+        case "placed":
+            rows = given("positions", max(ROWS)) @ weight(numbers(max(ROWS), (heads or [1])[0] * last))
+            return rows @ split(SAMPLE[heads[0]]) if heads else rows
+        case "rotation":
+            return rotate(*(numbers(max(ROWS), last / 2) for _ in range(2)))
         case "column":
             return weight(numbers(INPUT, 1)) @ bent
         case "scalar":

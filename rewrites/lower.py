@@ -110,7 +110,7 @@ class Lowering:
             if self.fusion or implementation.single:
                 kernels[implementation.pattern.kind.name].append(implementation)
         return [(cls, Call(implementation, tuple(found.items())))
-                for cls in self.terms if cls in facts["act"] and cls not in facts["constant"]
+                for cls in self.terms if cls in facts["act"] and cls not in self.graph.fixed
                 for kind in sorted({node.kind for node in members.get(cls, ())})
                 for implementation in kernels[kind]
                 for found in self.matcher.find(implementation.pattern, cls, implementation.variables)]

@@ -105,7 +105,7 @@ class Matcher:
             return False
         if name == "matrix" and (cls not in self.sized or cls in facts["entrywise"]):
             return False                                    # centring and diagonals are passes, not kept as matrices
-        if name == "value" and "given" not in sort.facts and (cls in facts["constant"] or cls in facts["given"]):
+        if name == "value" and "given" not in sort.facts and (cls in self.graph.fixed or cls in facts["given"]):
             return False
         if name in ("value", "scores") and (name == "scores") != (cls in self.square):
             return False                                    # scores have a column for each row, values so many

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from formats.shapes import H, Shape
+from formats.shapes import Shape
 from opmatrix.data import Data
-from opmatrix.term import KINDS, Operator
-from rewrites.law import FLAGS
+from opmatrix.term import KINDS, PROPERTIES, Operator
+from rewrites.laws import facts
 
 
 class Entry(NamedTuple):
@@ -53,6 +53,7 @@ class Template:
     def of(cls, roots: dict[str, Operator], leaves: Sequence[Operator] = ()) -> "Template":
         """`leaves` are the borders: opaque values that depend on the input."""
         table, entries, lines, names = Table(), [], [], dict[Operator, str]()
+        measured, flags = [name for name, said in PROPERTIES.items() if said.measured], facts.flags()
         for root in roots.values():
             for term in root.walk():
                 if term not in names:
@@ -60,9 +61,9 @@ class Template:
                     entries.append(Entry(names[term], term.kind.name, tuple(names[c] for c in term.children),
                                          tuple(table.name(a) for a in term.attributes)))
                     lines.append(f"(let {names[term]} {made(entries[-1])})")
-                    lines += [f"({fact} {names[term]})" for fact in known(term, leaves)]
+                    lines += [f"({fact} {names[term]})" for fact in known(term, leaves, measured)]
         lines += [f"(let ${name} {names[term]})" for name, term in roots.items()]
-        lines += [f'({flag} "{name}")' for name, value in table.values.items() for flag in FLAGS
+        lines += [f'({facts.relation(flag)} "{name}")' for name, value in table.values.items() for flag in flags
                   if getattr(value, flag, False) is True]
         return cls("\n".join(lines), table.values, tuple(entries))
 
@@ -93,21 +94,15 @@ def quoted(name: str) -> str:
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def known(term: Operator, leaves: Sequence[Operator]) -> Iterator[str]:
-    """The facts that an imported term states of itself."""
+def known(term: Operator, leaves: Sequence[Operator], measured: Sequence[str]) -> Iterator[str]:
+    """What an imported term states of itself: what its sizes tell, and all of a symbol. The rest follows."""
     if term in leaves or term.kind.name == "given":
         yield "act"
     if term.kind.name == "given":
         yield "given"
-    yield from (fact for fact in ("additive", "entrywise") if getattr(term, fact))
-    if term.linear and (isinstance(term.into.cols, int) or not isinstance(term.out.cols, int)):
-        yield "linear"                                      # row sums of any width are no matrix that could be turned
-        if term.out.heads in (1, H):
-            yield "single"
-    if term.constant and term.uniform:
-        yield "constant"
-    if term.out.cols == 1:
-        yield "column"
+    if not term.children and not term.uniform and term.row_linear:
+        yield "turning"
+    yield from (name for name in (PROPERTIES if term.kind.name == "symbol" else measured) if getattr(term, name))
 
 
 def shrink(values: dict[str, Any], draw: Callable[[tuple[int, ...]], Any],

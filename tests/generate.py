@@ -22,6 +22,7 @@ from opmatrix.operators import (
     place,
     product,
     relu,
+    rotate,
     row,
     rsqrt,
     silu,
@@ -92,6 +93,8 @@ class Grower:
                 lambda: diag(self.data(n)),
                 lambda: centre,
             ]
+        if n == p and n % 2 == 0:
+            found += [lambda: rotate(self.data(3, n // 2), self.data(3, n // 2))]
         if n == p and not self.exact:
             found += [lambda: layernorm(0.25)]
         if n > p:

@@ -99,6 +99,7 @@ class Grower:
     def cut(self, v): return v @ cols(0, v.cols - 1) if v.cols > 1 else v
     def placed(self, v): return v @ place(1, v.cols + 2)
     def turned(self, v): return v.T.T
+    def rotated(self, v): return self.to(v, 4) @ operators.rotary(LONGEST, 4)
     def by_head(self, v): return v @ weight(self.numbers(2, v.cols, 3)) @ self.function() @ weight(self.numbers(2, 3, self.width())) @ total
 
     def through_heads(self, v):
@@ -112,7 +113,7 @@ class Grower:
 
 PLAIN = ("linear", "bias", "activate", "gate", "residual", "gain", "normed", "block", "attend", "shifted", "attend")
 OTHERS = ("affine", "positions", "kinds", "reduced", "summed", "rooted", "centred", "scaled", "negated", "times_row",
-          "beside", "cut", "placed", "turned", "by_head", "through_heads", "mixed")
+          "beside", "cut", "placed", "turned", "rotated", "by_head", "through_heads", "mixed")
 
 
 def size(term):

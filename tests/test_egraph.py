@@ -139,7 +139,7 @@ def test_a_norm_loses_its_shift_to_the_next_product():
     g, b, (W,) = numbers(6), numbers(6, seed=1), matrices(6, 4)
     graph, template = graph_of((I * const(g) + const(b)) @ W, ring.LAWS)
     root, terms = graph.named["$full"], graph.terms(template)
-    assert any(node.kind == "add" and node.children[1] in graph.facts["constant"] for node in graph.members[root])
+    assert any(node.kind == "add" and node.children[1] in graph.fixed for node in graph.members[root])
     folded = [node for node in graph.nodes if node.kind == "compose" and node.children[0] == graph.named["$border"]
               and terms[node.children[1]].out.cols == 4]
     assert folded                                            # border @ (diag(g) @ W): the gain is in the weight

@@ -38,6 +38,7 @@ from rewrites.law import (
     varying,
 )
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.facts import DIRECTING
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.layers import Part
 from rewrites.lower import Call, Lowering, plainly
@@ -84,13 +85,13 @@ def dropped(each, other):
     """The facts and flags that a counterexample does without."""
     for name, wide in other.items():
         old = each.variables[name]
-        yield from set(old.facts) - set(wide.facts) - {"act"}
+        yield from set(old.facts) - set(wide.facts) - {*DIRECTING}
         if old.name in ("over", "where"): yield from set(old.sizes) - set(wide.sizes)
 
 
 def test_every_guard_has_its_counterexample():
     assert {fact for each, other in COUNTEREXAMPLES for fact in dropped(each, other)} == {
-        "linear", "constant", "column", "level", *FLAGS}
+        "storable", "row_linear", "constant", "uniform", "column", "level", *FLAGS}
 
 
 @LAWS
@@ -99,7 +100,7 @@ def test_a_guard_without_a_counterexample_is_none_of_truth(each):
     needed = {name for other in each.without for name in other}
     for name, sort in each.variables.items():
         flags = sort.sizes if sort.name in ("over", "where") else ()
-        if name in needed or not (set(sort.facts) - {"act"} or flags): continue
+        if name in needed or not (set(sort.facts) - {*DIRECTING} or flags): continue
         wide = Sort(sort.name) if flags else WIDER[sort.name][sort.sizes]
         for seed in range(3): assert each.holds(np.random.default_rng(seed), **{name: wide}), f"{name} is needed"
         assert name == "B" or "True of any" in each.doc, f"{each.name} does not say why {name} is guarded"

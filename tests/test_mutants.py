@@ -30,7 +30,7 @@ def test_every_law_has_mutants_of_every_kind_that_fits_it():
 def test_a_mutant_is_the_law_with_one_thing_changed():
     late_scale = find(EXACT_LAWS, "late_scale")
     said = {each.change: each.law for each in mutants([late_scale])}
-    assert said["A need not be linear"].guards == ("(act x)", "(act r)", "(column r)")
+    assert said["A need not be storable"].guards == ("(act x)", "(act r)", "(column r)")
     assert said["r need not be column"].variables["r"].sizes and "(column r)" not in said["r need not be column"].guards
     negated = said["(x_ @ A) is negated on the right"]
     assert negated.statement() == "x_ * r @ A → -(x_ @ A) * r" and negated.guards == late_scale.guards

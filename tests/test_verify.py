@@ -7,7 +7,6 @@ from searched import model
 from opmatrix.monoids import mean
 from opmatrix.operators import I, gelu, heads, layernorm, ones, product, rsqrt, square, total, turn, weight
 from opmatrix.operators import over as overall
-from rewrites import egraph
 from rewrites.kinds import by_head
 from rewrites.law import (
     SIMPLIFY,
@@ -215,7 +214,7 @@ def test_a_reproducer_is_as_small_as_can_be():
 
 
 def test_a_reproducer_of_a_wrong_fact_names_no_law(monkeypatch):
-    monkeypatch.setattr(egraph, "FACTS", facts.FACTS + "(rule ((= e (K_gelu))) ((linear e)) :ruleset facts)")
+    monkeypatch.setattr(facts, "MARKERS", facts.MARKERS + "(rule ((= e (K_gelu))) ((linear e)) :ruleset facts)")
     found_ = check_term(I @ gelu, [])
     assert "gelu is not linear" in str(found_[0])
     with pytest.raises(VerificationError) as caught: verify_graphs(TEMPLATES[2:], EXACT_LAWS)
@@ -242,7 +241,7 @@ by_rows = weight([[1.0, 2.0, 3.0], [0.5, -1.0, 1.0]])
     ("(rule ((= e (K_square))) ((additive e)) :ruleset facts)", "is not additive"),
 ])
 def test_a_wrong_fact_is_found(monkeypatch, rule, said):
-    monkeypatch.setattr(egraph, "FACTS", facts.FACTS + rule)
+    monkeypatch.setattr(facts, "MARKERS", facts.MARKERS + rule)
     found_ = check_graph(TEMPLATES[1], EXACT_LAWS)
     assert any(said in str(each) for each in found_)
 

@@ -15,9 +15,11 @@ from rewrites.law import (
     operator,
     over,
     p,
+    placed,
     q,
     reflexive,
     right_linear,
+    rotation,
     scalar,
     scores,
     shift_invariant,
@@ -35,6 +37,13 @@ def scale_scores(a: value[h, n], b: value[h, n], s: scalar):
     return product(a, turn(b)) @ (I * s), product(a @ (I * s), turn(b))
 
 
+@law(phase=SIMPLIFY, canonical=True, source="linearity in each row; Su et al. 2021, RoPE",
+     without=(dict(R=operator[n, n]), dict(s=varying[1])))
+def scale_rotated(x: value[h, n], R: rotation[n, n], s: scalar):
+    """1/√d passes a rotation by positions, on its way into the weight of the queries."""
+    return (x @ R) @ (I * s), (x @ (I * s)) @ R
+
+
 @law(phase=SIMPLIFY, canonical=True, source="linearity of the dot product")
 def split_keys(a: value[h, n], b: value[h, n], c: constant[h, n]):
     """A bias of the keys adds one number to all scores of a row. True of any c; constant, what it adds is level."""
@@ -49,7 +58,7 @@ def shift_scores(s: scores[h], t: level[h], v: value[h, n], M: over[shift_invari
 
 
 @law(phase=SIMPLIFY, canonical=True, source="weights of a row sum to one",
-     without=(dict(M=over), dict(P=where), dict(c=value[h, n])))
+     without=(dict(M=over), dict(P=where), dict(c=value[h, n]), dict(c=placed[h, n])))
 def value_bias(s: scores[h], v: value[h, n], c: constant[h, n], M: over[normalised], P: where[reflexive]):
     """A bias of the values comes out unchanged where every row's weights sum to one."""
     return product(s, v + c, M, P), product(s, v, M, P) + c

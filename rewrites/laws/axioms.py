@@ -18,6 +18,7 @@ from rewrites.law import (
     operator,
     over,
     p,
+    placed,
     q,
     reflexive,
     right_linear,
@@ -28,8 +29,8 @@ from rewrites.law import (
 value, scores = Sort("value"), Sort("scores")               # any value, whether or not it depends on the input
 level = Sort("level", ("level",))
 factors = Sort("column", ("column",))                       # a number for each row
-additive = Sort("matrix", ("additive",))
-number = Sort("scalar", ("constant", "column"))
+additive, by_rows = Sort("matrix", ("additive",)), Sort("rotation", ("row_linear",))
+number = Sort("scalar", ("constant", "column"))             # for all rows, or one for each position
 
 
 @law(both=True)
@@ -43,8 +44,8 @@ def identity(x: value[n]):
     return KINDS["compose"](x, I), x
 
 @law()
-def whatever(x: value[n], c: constant[n]):
-    """A constant is the same behind anything."""
+def whatever(x: value[n], c: placed[n]):
+    """A constant is the same behind anything, if another at each position."""
     return x @ c, c
 
 @law()
@@ -97,9 +98,9 @@ def weighted_sum(s: Sort("scores")[k], v: value[k, n], w: value[k, n], M: over[r
     """What right-linear means."""
     return product(s, v + w, M, P), product(s, v, M, P) + product(s, w, M, P)
 
-@law(both=True, without=(dict(A=operator[n, p]),))
-def homogeneity(x: value[n], r: factors, A: matrix[n, p]):
-    """What linear means, beside additive: the same map for every row, which numbers of rows pass."""
+@law(both=True, without=(dict(A=operator[n, n]),))
+def homogeneity(x: value[n], r: factors, A: by_rows[n, n]):
+    """What row-linear means, beside additive: a map for every row, which numbers of rows pass."""
     return (x * r) @ A, (x @ A) * r
 
 @law(without=(dict(M=over), dict(t=scores[h])))

@@ -1,52 +1,108 @@
-"""What a composite is, from what its parts are: class facts as egglog rules. They describe the value a class denotes,
-so they pass through an approximation from its original, never from its replacement. A `single` matrix is no stack of one for
-each head. `halves` alone is about storage: a joined product leaves all heads of its first half, then all of its second."""
+"""Class facts: what is known of the value that a class denotes, as egglog rules. They are properties, which kinds declare
+(opmatrix/nodes.py): each predicate is asked what is the least that its operands must be, and that is a rule. Facts describe a
+value, so they pass through an approximation from its original, never from its replacement.
 
-UNARY = ("linear", "single", "additive", "constant", "entrywise", "column", "level", "act", "given", "stacked", "halves")
+Beside them stands what directs laws and kernels, and makes nothing true: `act` depends on the input, `given` is a field of the
+batch, `turning` acts on rows by their positions, `halves` is what a joined product leaves: all heads of its first half, then
+all of its second."""
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+from opmatrix.term import KINDS, PROPERTIES, Kind, Operator
+from rewrites.law import FLAGS
+
+Known = frozenset[tuple[str, str]]                          # (variable, property or flag)
+DIRECTING = "act", "given", "halves", "turning"
+ALWAYS = "storable", "single", "stacked", "constant", "uniform", "entrywise", "column"    # kernels and markers ask for these
 
 
-def each(kind: str, *facts: str) -> list[str]:
-    """Binary kinds that have a fact where both parts have it."""
-    return [f"(rule ((= e (K_{kind} a b)) ({f} a) ({f} b)) (({f} e)) :ruleset facts)" for f in facts]
+class Asked(Operator):
+    """Stands for an operand: it has the properties that are known of it, and notes what else is asked."""
+
+    def __new__(cls, *about: Any) -> "Asked":
+        return object.__new__(cls)
+
+    def __init__(self, name: str, known: Known, asked: set[tuple[str, str]]) -> None:
+        self.name, self.known, self.asked = name, known, asked
+
+    def __getattribute__(self, name: str) -> Any:
+        return self.says(name) if name in PROPERTIES else object.__getattribute__(self, name)
+
+    def says(self, name: str) -> bool:
+        self.asked.add((self.name, name))
+        return (self.name, name) in self.known
 
 
-def any_of(kind: str, arguments: str, *parts: str) -> list[str]:
-    """Kinds that depend on the input where one of the parts does."""
-    return [f"(rule ((= e (K_{kind} {arguments})) (act {p})) ((act e)) :ruleset facts)" for p in parts]
+class AskedFlags:
+    """Stands for an attribute: the same of the flags of a monoid. What else an attribute says, a template knows."""
+
+    def __init__(self, name: str, known: Known, asked: set[tuple[str, str]]) -> None:
+        self.name, self.known, self.asked = name, known, asked
+
+    def __getattr__(self, flag: str) -> bool:
+        self.asked.add((self.name, relation(flag)))
+        return (self.name, relation(flag)) in self.known
+
+    def __contains__(self, name: str) -> bool:
+        return False
 
 
-FACTS = "\n".join([
-    *each("compose", "linear", "single"),
-    *each("add", "linear", "single", "constant", "column"),
-    *each("mul", "constant", "column"),
-    *each("row", "linear", "single", "constant"),
-    *any_of("compose", "a b", "a"), *any_of("add", "a b", "a", "b"), *any_of("mul", "a b", "a", "b"),
-    *any_of("product", "a b m w", "a", "b"), *any_of("turn", "a", "a"),
-    *any_of("row", "a b", "a", "b"), *any_of("left", "a b", "a"), *any_of("right", "a b", "a"),
-    """
-(rule ((linear e)) ((additive e)) :ruleset facts)
-(rule ((= e (K_I))) ((linear e)) :ruleset facts)
-(rule ((= e (K_total))) ((additive e)) :ruleset facts)
-(rule ((= e (K_heads n))) ((additive e)) :ruleset facts)
-(rule ((= e (K_join n))) ((additive e)) :ruleset facts)
-(rule ((= e (K_repeat n))) ((additive e)) :ruleset facts)
-(rule ((= e (K_mul a c)) (linear a) (constant c)) ((linear e)) :ruleset facts)
-(rule ((= e (K_compose a (K_heads n))) (linear a)) ((linear e)) :ruleset facts)
-(rule ((= e (K_compose a (K_heads n))) (linear a)) ((stacked e)) :ruleset facts)
-(rule ((= e (K_compose a b)) (stacked a) (linear b)) ((stacked e)) :ruleset facts)
-(rule ((= e (K_compose a b)) (linear a) (stacked b)) ((stacked e)) :ruleset facts)
-(rule ((= e (K_row a b)) (stacked a) (stacked b)) ((stacked e)) :ruleset facts)
-(rule ((= e (K_adjoint a)) (linear a)) ((linear e)) :ruleset facts)
-(rule ((= e (K_by_head a n)) (linear a)) ((linear e)) :ruleset facts)
-(rule ((= e (K_blank a))) ((constant e)) :ruleset facts)
-(rule ((= e (K_compose c a)) (constant c) (additive a)) ((constant e)) :ruleset facts)
-(rule ((= e (K_compose c a)) (constant c) (entrywise a)) ((constant e)) :ruleset facts)
-(rule ((= e (K_compose a f)) (column a) (entrywise f)) ((column e)) :ruleset facts)
-(rule ((= e (K_compose a f)) (column f)) ((column e)) :ruleset facts)
-(rule ((= e (K_product a (K_turn c) "sum" w)) (act a) (constant c)) ((level e)) :ruleset facts)
-(rule ((= e (K_compose x (K_row a b))) (act x)) ((halves e)) :ruleset facts)
-(rule ((= e (K_add y (K_row a b))) (halves y)) ((halves e)) :ruleset facts)
-"""])
+def relation(flag: str) -> str:
+    """What a flag of an attribute is called in a graph, where a property may have its name."""
+    return flag if flag in FLAGS else f"{flag}_over"
+
+
+def variables(kind: Kind) -> list[str]:
+    return list(kind.signature.parameters)
+
+
+def premises(kind: Kind, predicate: Callable[..., bool]) -> list[Known]:
+    """Every least set of facts about the arguments of a kind from which a predicate of them follows. Predicates never
+    become false by what is known beside, so what is asked on the way leads to all of them."""
+    found, todo = list[Known](), [Known()]
+    for known in todo:                                      # it grows meanwhile, from smaller sets to larger ones
+        if any(least <= known for least in found):
+            continue
+        asked: set[tuple[str, str]] = set()
+        arguments = [(Asked if k < kind.arity else AskedFlags)(name, known, asked) for k, name in enumerate(variables(kind))]
+        if predicate(*arguments):
+            found.append(known)
+        else:
+            todo += [known | {one} for one in sorted(asked - known) if known | {one} not in todo]
+    return found
+
+
+def derived() -> tuple[tuple[str, Known, str], ...]:
+    """A node's text, what must be known of its arguments, and the fact that follows: of every kind and property there are."""
+    return derived_of(tuple(KINDS.values()), tuple(PROPERTIES))
+
+
+@cache
+def derived_of(kinds: tuple[Kind, ...], properties: tuple[str, ...]) -> tuple[tuple[str, Known, str], ...]:
+    found = list[tuple[str, Known, str]]()
+    for kind in kinds:
+        node = f"(K_{' '.join([kind.name, *variables(kind)])})"
+        found += [(node, known, name) for name in properties if name in kind.properties
+                  for known in premises(kind, kind.properties[name])]
+        found += [(node, Known({(child, "act")}), "act") for child in variables(kind)[:kind.at_x]]
+    return tuple(found)
+
+
+def flags() -> tuple[str, ...]:
+    """The flags of attributes that laws and properties ask for."""
+    asked = {flag for _, known, _ in derived() for _, flag in known} - PROPERTIES.keys() - {*DIRECTING}
+    return *FLAGS, *sorted({flag.removesuffix("_over") for flag in asked} - {*FLAGS})
+
+
+def rule(premises: list[str], facts: list[str]) -> str:
+    return f"(rule ({' '.join(premises)}) ({' '.join(facts)}) :ruleset facts)"
+
+
+# How a joined product is stored.
+HALVES = (rule(["(= e (K_compose x (K_row a b)))", "(act x)"], ["(halves e)"]),
+          rule(["(= e (K_add y (K_row a b)))", "(halves y)"], ["(halves e)"]))
 
 # Who reads products together, stated on the consumers: queries and keys, then both and values; keys and values alone where
 # they are shared by groups of queries, as the heads of queries are more then.
@@ -57,11 +113,42 @@ MARKERS = """
 (relation joinable (Op Op))
 (rule ((= o (K_product s v m w)) (= s (K_product a (K_turn b) "sum" u)) (act s)) ((reads a b v)) :ruleset mark)
 (rule ((= y (K_compose x A)) (act x) (stacked A)) ((affine y x A)) :ruleset mark)
-(rule ((= y (K_add z c)) (= z (K_compose x A)) (act x) (stacked A) (constant c)) ((affine y x A)) :ruleset mark)
+(rule ((= y (K_add z c)) (= z (K_compose x A)) (act x) (stacked A) (constant c) (uniform c)) ((affine y x A)) :ruleset mark)
 (rule ((= o (K_product s (K_compose v (K_repeat g)) m w)) (= s (K_product a (K_turn (K_compose b (K_repeat g))) "sum" u)) (act s))
       ((shares b v)) :ruleset mark)
 (rule ((shares b v) (affine b x B) (affine v x C)) ((joinable B C)) :ruleset mark)
 (rule ((reads a b v) (affine a x A) (affine b x B)) ((joinable A B)) :ruleset mark)
 (rule ((reads a b v) (affine a x A) (affine b x B) (affine v x C)) ((joinable (K_row A B) C)) :ruleset mark)
 """
-FACTS += MARKERS
+
+
+def relations() -> list[str]:
+    """The declarations of all facts and flags."""
+    return [*(f"(relation {fact} (Op))" for fact in (*PROPERTIES, *DIRECTING)),
+            *(f"(relation {relation(flag)} (String))" for flag in flags())]
+
+
+def needed(names: Iterable[str]) -> set[str]:
+    """These properties, and all from which they follow."""
+    found, todo = set(DIRECTING), [name for name in (*ALWAYS, *names) if name in PROPERTIES]
+    while todo:
+        if (name := todo.pop()) not in found:
+            found.add(name)
+            todo += [one for stronger in PROPERTIES[name].implied for one in stronger]
+            todo += [one for _, known, what in derived() if what == name for _, one in known if one in PROPERTIES]
+    return found
+
+
+def rules(names: Iterable[str] = ()) -> str:
+    """What follows, of every kind that is declared, for properties of these names and those that are always asked for. What
+    follows from the same is one rule."""
+    together: dict[tuple[str, Known], list[str]] = defaultdict(list)
+    wanted = needed(names)
+    for node, known, name in derived():
+        if name in wanted:
+            together[node, known].append(f"({name} e)")
+    lines = [rule([f"(= e {node})", *(f"({name} {of})" for of, name in sorted(known))], facts)
+             for (node, known), facts in together.items()]
+    lines += [rule([f"({each} e)" for each in stronger], [f"({name} e)"])
+              for name, said in PROPERTIES.items() if name in wanted for stronger in said.implied]
+    return "\n".join([*lines, *HALVES, MARKERS])

@@ -15,10 +15,8 @@ from rewrites.template import Template
 
 IMPLIED = {normalised: (right_linear,)}                     # flags of a monoid
 
-# (alike a b): as many columns. Levels and widths of what is made on the way.
+# (alike a b): as many columns, of what is made on the way too.
 FACTS = """
-(rule ((= e (K_add a b)) (level a) (level b)) ((level e)) :ruleset facts)
-(rule ((= e (K_mul a s)) (level a) (constant s) (column s)) ((level e)) :ruleset facts)
 (rule ((= e (K_add a b)) (alike a c) (alike b c)) ((alike e c) (alike c e)) :ruleset facts)
 (rule ((= e (K_mul a s)) (column s) (alike a c)) ((alike e c) (alike c e)) :ruleset facts)
 (rule ((= e (K_compose x a)) (alike a c)) ((alike e c) (alike c e)) :ruleset facts)
@@ -28,7 +26,7 @@ FACTS = """
 @cache
 def prover() -> Any:
     """An engine that knows the axioms."""
-    made = engine(())
+    made = engine((), later=AXIOMS)
     for text in ("(relation alike (Op Op))", FACTS, *(rule for each in AXIOMS for rule in rules(each))):
         made.run_program(*made.parse_program(text))
     return made

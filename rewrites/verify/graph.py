@@ -12,7 +12,7 @@ from formats.shapes import Shape, T, brief
 from opmatrix.data import Data
 from opmatrix.operators import symbol, weight
 from opmatrix.patterns import Batch
-from opmatrix.term import Operator
+from opmatrix.term import PROPERTIES, Operator
 from rewrites.egraph import Graph, Node, attribute, build, fitting, saturate
 from rewrites.flat import flat
 from rewrites.law import INPUT, ROWS, Law, Name, Sort, apart
@@ -175,51 +175,16 @@ def distance(a: Exact, b: Exact) -> float:
 
 
 def untrue(graph: Graph, terms: dict[int, Operator], values: Values) -> Iterator[Disagreement]:
-    """Facts that the value of a class does not have."""
-    for fact, holds in FACTS.items():
+    """Facts that the value of a class does not have, by what the property means."""
+    for fact, said in PROPERTIES.items():
         for cls in graph.facts[fact] & terms.keys():
             value = cls in graph.facts["act"] or cls in graph.facts["constant"]
             try:
-                off = holds(terms[cls], values, value)
+                off = distance(*said.sides(*values.of_property(terms[cls], value)))
             except (TypeError, ValueError):
                 off = np.inf
             if not off <= TOLERANCE:
                 yield Disagreement(terms[cls], fact, off, by(graph, cls))
-
-
-def linear(term: Operator, values: Values, value: bool) -> float:
-    x, y = values.of_operator(term)
-    return distance(y, x @ values.apply(term, np.eye(x.shape[-1])))
-
-
-def additive(term: Operator, values: Values, value: bool) -> float:
-    (x, y), (u, v) = values.of_operator(term), values.of_operator(term, 1)
-    return distance(values.apply(term, x + u), y + v)
-
-
-def entrywise(term: Operator, values: Values, value: bool) -> float:
-    x = abs(values.of_operator(term)[0])                    # a root has no value elsewhere
-    return distance(values.apply(term, x[..., ::-1]), values.apply(term, x)[..., ::-1])
-
-
-def constant(term: Operator, values: Values, value: bool) -> float:
-    first, second = values.of_value(term), values.of_value(term, 1)
-    return max(distance(first, second), distance(first, np.broadcast_to(first[:, :1], first.shape)))
-
-
-def column(term: Operator, values: Values, value: bool) -> float:
-    found = values.of_value(term) if value else values.of_operator(term)[1]
-    return 0.0 if found.shape[-1] == 1 else np.inf
-
-
-def level(term: Operator, values: Values, value: bool) -> float:
-    found = values.of_value(term)
-    return distance(found, np.broadcast_to(found[..., :1], found.shape))
-
-
-FACTS: dict[str, Callable[[Operator, Values, bool], float]] = dict(
-    linear=linear, stacked=linear, additive=additive, entrywise=entrywise, constant=constant, column=column,
-    level=level)
 
 
 def kernels(graph: Graph, terms: dict[int, Operator], template: Template, values: Values) -> Iterator[Disagreement]:

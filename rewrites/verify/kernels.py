@@ -117,13 +117,15 @@ def operand(rng: np.random.Generator, name: str, sort: Sort) -> Any:
     if "halves" in sort.facts:
         halves = (drawn(rng, Sort("matrix", (), (sort.sizes[0], sympify(INPUT), size)), name) for size in (p, q))
         return row(*halves)
+    if sort.name in ("constant", "scalar") and "constant" in sort.facts and "uniform" not in sort.facts:
+        return drawn(rng, Sort("placed", (), sort.sizes or (1,)), name)
     if sort.name == "scalar" and "constant" in sort.facts:
         return const(np.abs(rng.normal(size=1 if "column" in sort.facts else SAMPLE[p])))
     if sort.name == "value" and sort.sizes[0] is k and len(sort.sizes) > 1:
         return drawn(rng, replace(sort, sizes=(sympify(1), *sort.sizes[1:])), name)     # one head that serves all
     if sort.name in FREE and "act" not in sort.facts:
         return drawn(rng, replace(sort, name=FREE[sort.name]), name)                   # what is stored
-    wide = {"constant": ("constant", "varying"), "scalar": ("constant", "varying"), "matrix": ("linear", "operator")}
+    wide = {"constant": ("constant", "varying"), "scalar": ("constant", "varying"), "matrix": ("storable", "operator")}
     fact, other = wide.get(sort.name, ("", ""))
     if other == "operator" and fact not in sort.facts:
         return mixing(drawn(rng, sort, name))
@@ -179,7 +181,7 @@ def misfit(implementation: Implementation, rng: np.random.Generator) -> tuple[in
     except (TypeError, ValueError, KeyError, StopIteration):
         return 0, np.inf
     facts, worst, count = lowering.graph.facts, 0.0, 0
-    for cls in lowering.terms.keys() & facts["act"] - facts["constant"]:
+    for cls in lowering.terms.keys() & facts["act"] - lowering.graph.fixed:
         for match in lowering.matcher.find(implementation.pattern, cls, implementation.variables):
             count += 1
             try:

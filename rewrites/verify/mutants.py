@@ -19,7 +19,8 @@ Place = tuple[Operator, Operator]
 Made = tuple[str, str, Law, Place | None]                   # kind of mutant, change in words, the law, the place
 Change = tuple[str, str, Callable[[], Operator]]            # kind of mutant, what is changed in words, the term instead
 SQUARES = ({k: n, p: n, q: n}, {n: h * q, k: h * q, p: h * q}, {n: h * p, k: h * p, q: p}, {p: q})
-WIDER = {"linear": "operator", "constant": "varying", "level": "scores", "column": "value"}    # a fact, and what has it not
+WIDER = {"storable": "operator", "row_linear": "operator", "constant": "varying", "uniform": "placed", "level": "scores",
+         "column": "value"}                                 # a fact, and what has it not
 FREE = {"value": "constant", "column": "scalar"}            # what does not depend on the input
 
 
@@ -140,7 +141,7 @@ def unguarded(law: Law) -> Iterator[Made]:
         for fact in (*sort.facts, *flags):
             for wide in widened(sort, fact):
                 if made := declared(law, sorts | {name: wide}):
-                    yield "linear" if fact == "linear" else "guard", f"{name} need not be {fact}", made, None
+                    yield "linear" if fact == "storable" else "guard", f"{name} need not be {fact}", made, None
                     break
     for condition in law.when:
         made = replace(law, when=tuple(each for each in law.when if each != condition), without=())
@@ -262,7 +263,7 @@ def kernel_mutants(implementations: Sequence[Implementation]) -> Iterator[Mutant
             for wide in narrowed(sort):
                 fact = next(iter({*sort.facts, *sort.sizes} - {*wide.facts, *wide.sizes}))
                 made = replace(each, variables=each.variables | {name: wide})
-                yield Mutant(each, made, "linear" if fact == "linear" else "guard", f"{name} need not be {fact}")
+                yield Mutant(each, made, "linear" if fact == "storable" else "guard", f"{name} need not be {fact}")
         for kind, change, law, place in rewritten(of_kernel(each), (0,)):
             body = partial(term_of, law)
             yield Mutant(each, replace(each, body=body, variables=law.variables), kind, change, place)

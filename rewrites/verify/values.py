@@ -1,4 +1,5 @@
 """The numbers of classes: what one member denotes, at one random input for values, at its own for operators."""
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +56,26 @@ class Values:
 
     def of_operator(self, term: Operator, number: int = 0) -> tuple[Exact, Exact]:
         """An operator's input and what it gives there."""
+        x, memo = self.at(*self.sizes(term), number)
+        return x.array, self.read(term, x, memo)
+
+    @staticmethod
+    def sizes(term: Operator) -> tuple[int, int]:
+        """Heads and columns of an input that it takes."""
         heads, columns = (size if isinstance(size, int) else free for size, free in
                           ((term.into.heads, 1), (term.into.cols, widest(term))))
-        x, memo = self.at(heads, columns, number)
-        return x.array, self.read(term, x, memo)
+        return heads, columns
+
+    def of_property(self, term: Operator, value: bool) -> tuple[Callable[[Exact], Exact], Exact, Exact]:
+        """A term as a function of arrays, and two inputs that it takes."""
+        known: list[tuple[Exact, Exact]] = []
+
+        def f(x: Exact) -> Exact:
+            found = next((y for given, y in known if given is x), None)
+            if found is None: known.append((x, found := self.apply(term, x)))
+            return found
+        heads, columns = (1, self.width) if value else self.sizes(term)
+        return f, self.at(heads, columns)[0].array, self.at(heads, columns, 1)[0].array
 
     def apply(self, term: Operator, x: Exact) -> Exact:
         """An operator at this input."""
