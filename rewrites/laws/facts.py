@@ -134,7 +134,7 @@ def needed(names: Iterable[str]) -> set[str]:
     while todo:
         if (name := todo.pop()) not in found:
             found.add(name)
-            todo += [one for stronger in PROPERTIES[name].implied for one in stronger]
+            todo += PROPERTIES[name].implied
             todo += [one for _, known, what in derived() if what == name for _, one in known if one in PROPERTIES]
     return found
 
@@ -149,6 +149,6 @@ def rules(names: Iterable[str] = ()) -> str:
             together[node, known].append(f"({name} e)")
     lines = [rule([f"(= e {node})", *(f"({name} {of})" for of, name in sorted(known))], facts)
              for (node, known), facts in together.items()]
-    lines += [rule([f"({each} e)" for each in stronger], [f"({name} e)"])
+    lines += [rule([f"({stronger} e)"], [f"({name} e)"])
               for name, said in PROPERTIES.items() if name in wanted for stronger in said.implied]
     return "\n".join([*lines, *HALVES, MARKERS])
