@@ -46,7 +46,7 @@ def level(f, x, y):
 @holding()
 def linear(f, x, y):
     """is x @ W with one matrix W a head, the same for every row: licenses distributing, folding and the adjoint"""
-    r, s = weights(x), 1 - weights(x)
+    r, s = weights(x), -weights(x) ** 2
     return f(r * np.roll(x, 1, -2) + s * y), r * np.roll(f(x), 1, -2) + s * f(y)
 
 @holding()
@@ -67,7 +67,7 @@ def single(f, x, y):
 @holding("linear", "storable")
 def row_linear(f, x, y):
     """acts on each row of a head by a matrix of its own, which may depend on the row's position; numbers of rows pass it"""
-    r, s = weights(x), 1 - weights(x)
+    r, s = weights(x), -weights(x) ** 2
     return f(r * x + s * y), r * f(x) + s * f(y)
 
 @holding("row_linear")
