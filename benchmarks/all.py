@@ -46,6 +46,8 @@ BENCHMARKS = {
     "models": Benchmark("--models minilm --types float32 --workloads 1x128 --engines opmatrix,torch,openvino --rounds 5 "
                         "--no-spearman", 120, "", 7200, "How fast is a whole model beside torch, ONNX Runtime and OpenVINO?"),
     "ranking": Benchmark("--rounds 7", 35, "", 60, "Do prices order programs as the clock does?"),
+    "whole": Benchmark("--models minilm --workloads 1x128 --rounds 9", 60, "", 900,
+                       "How far off are predicted seconds of whole programs?"),
     "prediction": Benchmark("--matrices 2", 30, "--full", 180, "How far off are predicted seconds of products?"),
     "crossovers": Benchmark("--quick --rounds 5 --threads 1", 40, "", 1800, "Which format is fastest, from which density on?"),
     "selection": Benchmark("{data}/dlmc --quick --processes 1 --rows 16", 40, "", 1500, "Is the chosen format the fastest?",
@@ -69,7 +71,7 @@ BENCHMARKS = {
     "interrupts": Benchmark("--count 20", 10, "", 200, "Is a run right after it was interrupted?"),
     "spectra": Benchmark("--seeds 2", 5, "", 20, "How fast are singular values found?"),
 }
-APART = {"paired": "holds two commits against each other", "train_selection": "makes formats/predictor.json"}
+APART = {"paired": "holds two commits against each other"}
 
 
 @dataclass

@@ -33,6 +33,7 @@ from matrices import STRUCTURES
 from race import Rider, race
 
 from formats import FORMATS, blas, peaks
+from formats.host import caches
 from rewrites.report import table as aligned
 
 PROVIDERS = ("ours", "numpy", "scipy", "mkl", "torch")
@@ -191,7 +192,7 @@ def typical(found, threads):
 def decoded(riders, given):
     """One row times matrices that no cache holds, as a share of the bandwidth that reading them has: figures."""
     if not given.decode: return
-    last = peaks.caches()[-1]
+    last = caches()[-1]
     size = int(min(given.decode * last, peaks.free_memory() // 6))
     small = "" if size >= 2 * last else f"{peaks.sized(size)} are less than twice the last cache of {peaks.sized(last)}"
     print(f"\none row, packed bytes {peaks.sized(size)}, last cache {peaks.sized(last)}")

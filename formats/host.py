@@ -8,6 +8,7 @@ from math import ceil
 from pathlib import Path
 
 CPUS = "sys/devices/system/cpu"
+CACHES = (32 << 10, 1 << 20, 32 << 20)                       # bytes, where the system does not say
 
 
 @dataclass(frozen=True)
@@ -114,3 +115,13 @@ def flags(root: Path) -> frozenset[str]:
     found: Mapping[str, str] = {key.strip(): rest for key, _, rest in (
         line.partition(":") for line in said(root / "proc/cpuinfo").splitlines())}
     return frozenset(found.get("flags", found.get("Features", "")).split())
+
+
+def caches(root: Path = Path("/")) -> list[int]:
+    """Bytes of the caches that one core reads through, the nearest first."""
+    found = {}
+    for index in sorted((root / CPUS / "cpu0" / "cache").glob("index*")):
+        kind, level, size = (said(index / name) for name in ("type", "level", "size"))
+        with suppress(ValueError):
+            if kind != "Instruction": found[int(level)] = int(size.rstrip("KM")) << (20 if size.endswith("M") else 10)
+    return [size for _, size in sorted(found.items())] or [*CACHES]

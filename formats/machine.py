@@ -20,27 +20,32 @@ from formats.cache import keep, location, recall, say
 from formats.errors import InputError
 from formats.features import T, beyond, n, p
 from formats.files import parse_json, shown
-from formats.predictor import FILE, Correction
+from formats.host import Host, caches
+from formats.predictor import Correction
 from formats.quiet import probe
 from formats.switches import switched_off
 
 S2, h, d = sympy.symbols("S2 h d", positive=True)            # sum of squared lengths; heads and columns of one
-VERSION = 9                                                 # of the features: other files are calibrated anew
+VERSION = 10                                                # of the features: other files are calibrated anew
+
+STAGES = "bias", "gelu", "residual", "norm", "affine"       # of an epilogue
+NARROW = ".narrow"                                          # behind a product that rounds what it multiplies: no more exact than it
+FUSED = *STAGES, *(f"{stage}{NARROW}" for stage in STAGES)  # no call of their own
 
 # What a kernel's time grows with: products as their formats declare it; 1, which is added to all, is the call.
 FEATURES: dict[str, tuple[sympy.Expr, ...]] = {
     **{f"linear.{name}": form.work for name, form in FORMATS.items()},
-    **{name: (T * p,) for name in ("bias", "gelu", "residual", "norm", "affine")},
-    **{f"pointwise.{name}": (T * p,) for name in ("bias", "gelu", "residual", "norm", "affine")},
+    **{name: (T * p,) for name in FUSED},
+    **{f"pointwise.{name}": (T * p,) for name in STAGES},
     "scale": (T * p,), "gather": (T * p,),
     **dict.fromkeys(("attention", "attention.bf16", "scores", "values"), (S2 * h * d, S2 * h, T * h * d)),
     "softmax": (S2 * h,), "headwise": (T * h * n * p, h * n * p, T * h * (n + p)),
 }
 KEPT = "the calibration"
+WAYS = "apart", "together"                                  # inside a run: each worker at a group of its own, or all at one
 MOST, LEAST = 20, 1e-3                                      # of a correction: no logarithm is larger, no deviation smaller
 SAID = 1000                                                 # characters of what was seen, fewer
 UNKNOWN = 0.3                                               # half the width of an interval that nobody measured
-FUSED = ("bias", "gelu", "residual", "norm", "affine")       # no call of their own
 
 
 def features(kernel: str) -> tuple[sympy.Expr, ...]:
@@ -71,26 +76,22 @@ class NotThisMachine(ValueError):
 
 
 @dataclass(frozen=True)
-class Machine:
-    """Coefficients of every kernel, in seconds, and what corrects them. Products with one row have coefficients of their own, as
+class Rates:
+    """Coefficients of kernels, in seconds, and what corrects them. Products with one row have coefficients of their own, as
     they take other ways, and `far` has the seconds of a byte of a weight beyond the second cache, with one row and with more.
-    `interval`: of each kernel, half the width, as a logarithm, of an interval that should hold 80 % of calls. `busy`: what was seen
-    of others while it was measured (formats/quiet.py), nothing on a quiet machine."""
+    `interval`: of each kernel, half the width, as a logarithm, of an interval that should hold 80 % of calls. `start`: seconds of a
+    run beside its kernels, `cold` those that a kernel takes more where others ran before it."""
 
-    name: str
-    threads: int
-    versions: dict[str, str]
     coefficients: dict[str, list[float]]
     interval: dict[str, float] = field(default_factory=dict)
-    features: int = VERSION
     corrections: dict[str, Correction] = field(default_factory=dict)
     one_row: dict[str, list[float]] = field(default_factory=dict)
     far: dict[str, list[float]] = field(default_factory=dict)
-    busy: str = ""
+    start: float = 0.0
+    cold: float = 0.0
 
     def seconds(self, kernel: str, **sizes: float) -> float:
-        """Predicted seconds of one call. Beside the sizes that its features need, features of a pattern may be given
-        (`formats.features.pattern`)."""
+        """Predicted seconds of one call."""
         plain = self.closed(kernel, **sizes)
         if kernel not in self.corrections: return plain
         return plain * exp(min(max(self.corrections[kernel](kernel, sizes), -MOST), MOST))
@@ -114,6 +115,34 @@ class Machine:
         terms = zip(self.coefficients[kernel], features(kernel), strict=True)
         return sympy.Add(*(sympy.Float(a, 4) * feature for a, feature in terms))
 
+    @property
+    def wrong(self) -> list[str]:
+        """What these are no rates of: names of kernels."""
+        found = [kernel for kernel, each in self.coefficients.items() if not prices(each, len(features(kernel)))]
+        found += [kernel for kernel, each in self.corrections.items() if not corrects(kernel, each)]
+        found += [kernel for kernel, each in self.one_row.items() if not prices([*each, 1e-12], len(features(kernel)) + 1)]
+        found += [kernel for kernel, each in self.far.items() if not prices([*each, 1e-12], 3)]
+        found += [kernel for kernel, each in self.interval.items() if not (number(each) and 0 <= each < MOST)]
+        return found + [name for name in ("start", "cold") if not (number(value := getattr(self, name)) and 0 <= value < 1)]
+
+
+def read_rates(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of rates from JSON."""
+    return dict(given) | {"corrections": {kernel: Correction(**each) for kernel, each in given["corrections"].items()}}
+
+
+@dataclass(frozen=True)
+class Machine(Rates):
+    """The rates of calls from Python, on all threads, of weights that lie where the call before left them. `ways` are those of kernels
+    inside a run (WAYS). `busy`: what was seen of others while it was measured (formats/quiet.py), nothing on a quiet machine."""
+
+    name: str = ""
+    threads: int = 1
+    versions: dict[str, str] = field(default_factory=dict)
+    features: int = VERSION
+    ways: dict[str, Rates] = field(default_factory=dict)
+    busy: str = ""
+
     def save(self, file: Path) -> bool:
         """Kept whole or not at all; whether it could be, which is said where it could not."""
         return keep(file, json.dumps(asdict(self), indent=1).encode(), KEPT)
@@ -123,14 +152,12 @@ class Machine:
         """Raises NotThisMachine where the file is not what `save` writes here: another machine, version, damage, or others could have
         written it."""
         try:
-            read = parse_json(recall(file), shown(file))
-            read["corrections"] = {kernel: Correction(**given) for kernel, given in read["corrections"].items()}
+            read = read_rates(parse_json(recall(file), shown(file)))
+            read["ways"] = {way: Rates(**read_rates(each)) for way, each in read["ways"].items()}
             found = cls(**read)
-            wrong = [kernel for kernel in FEATURES if not prices(found.coefficients[kernel], len(features(kernel)))]
-            wrong += [kernel for kernel, each in found.corrections.items() if not corrects(kernel, each)]
-            wrong += [kernel for kernel, each in found.one_row.items() if not prices([*each, 1e-12], len(features(kernel)) + 1)]
-            wrong += [kernel for kernel, each in found.far.items() if not prices([*each, 1e-12], 3)]
-            wrong += [kernel for kernel, each in found.interval.items() if not (number(each) and 0 <= each < MOST)]
+            wrong = [kernel for kernel in FEATURES if kernel not in found.coefficients]
+            wrong += [kernel for each in (found, *found.ways.values()) for kernel in each.wrong]
+            wrong += [way for way in found.ways if way not in WAYS]
             if not (isinstance(found.busy, str) and len(found.busy) < SAID and found.busy.isprintable()): wrong.append("a busy machine")
             here = found.identity == identity() and found.features == VERSION
         except InputError as error: raise NotThisMachine(str(error)) from None
@@ -143,7 +170,7 @@ class Machine:
     @property
     def identity(self) -> tuple[Any, ...]:
         """What the prices belong to."""
-        return self.name, self.threads, tuple(sorted(self.versions.items()))
+        return self.threads, tuple(sorted(self.versions.items()))
 
 
 def number(value: Any) -> bool:
@@ -159,7 +186,7 @@ def prices(coefficients: Any, count: int) -> bool:
 def corrects(kernel: str, correction: Correction) -> bool:
     """Whether this is a correction of the kernel: finite numbers, a length for every axis, something left at every place."""
     scale, places, left = correction.scale, correction.places, correction.left
-    numbers = [correction.trust, correction.noise, correction.spread, correction.amplitude, correction.alone, *left]
+    numbers = [correction.noise, correction.spread, correction.amplitude, correction.alone, *left]
     right = kernel in (*FEATURES, "linear.blas") and all(number(each) and abs(each) < MOST for each in numbers)
     return (right and all(map(number, scale)) and min(correction.noise, correction.spread, *scale, 1.0) >= LEAST
             and len(places) == len(left) and all(len(place) == len(scale) and all(map(number, place)) for place in places))
@@ -174,33 +201,38 @@ def cpu() -> str:
 
 
 def identity() -> tuple[Any, ...]:
-    """What a calibration belongs to: the processor and what of it is switched off, the threads, the versions that make code, the
-    kernels, the trained predictor."""
+    """What a calibration belongs to: the threads, what the processor can do and what of it is switched off, its caches and cores (its
+    name says none of these), the versions that make code, the kernels."""
     from formats.kernels import digest
     from formats.threads import threads
-    versions = [(name, version(name)) for name in ("numba", "llvmlite", "numpy")]
-    off = [("off", ",".join(names))] if (names := switched_off()) else []
-    return cpu(), threads(), tuple(sorted([*versions, *off, ("kernels", digest()), ("predictor", trained_by())]))
+    host = Host.here()
+    versions = {name: version(name) for name in ("numba", "llvmlite", "numpy")} | {
+        "kernels": digest(), "flags": digested(" ".join(sorted(host.flags)) or cpu()),
+        "caches": " ".join(map(str, caches())), "cores": str(host.cores)}
+    if names := switched_off(): versions["off"] = ",".join(names)
+    return threads(), tuple(sorted(versions.items()))
 
 
-@cache
-def trained_by() -> str:
-    """A name for the trained predictor."""
-    return hashlib.blake2b(FILE.read_bytes() if FILE.exists() else b"", digest_size=8).hexdigest()
+def here() -> dict[str, Any]:
+    """The fields of a machine that say which it is: this one."""
+    own, versions = identity()
+    return {"name": cpu(), "threads": own, "versions": dict(versions)}
+
+
+def digested(text: str) -> str: return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def machine_file() -> Path:
     """Where this machine's model is kept."""
-    name = hashlib.blake2b(repr(identity()).encode(), digest_size=8).hexdigest()
-    return location() / "machines" / f"{name}.json"
+    return location() / "machines" / f"{digested(repr(identity()))}.json"
 
 
 def current(file: Path) -> bool:
     """Whether a file in the directory of calibrations is of this processor and these versions, for any number of threads."""
-    name, _, versions = identity()
+    _, versions = identity()
     try: kept = parse_json(recall(file.with_name(f"{file.name.split('.')[0]}.json")), shown(file))
     except InputError: return False
-    return isinstance(kept, dict) and (kept.get("name"), kept.get("versions")) == (name, dict(versions))
+    return isinstance(kept, dict) and kept.get("versions") == dict(versions)
 
 
 def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:

@@ -16,7 +16,7 @@ from sympy import ceiling
 from formats import FORMATS
 from formats.features import T, n, p
 from formats.format import Format
-from formats.machine import FEATURES, FUSED, S2, d, h
+from formats.machine import FEATURES, FUSED, NARROW, S2, d, h
 from formats.peaks import NUMBERS
 from formats.sizes import nnz
 
@@ -82,11 +82,6 @@ class Datasheet:
         while kind not in self.vector: kind = WIDER[kind]
         return self.vector[kind]
 
-    @property
-    def coefficients(self) -> dict[str, Any]:
-        """All that prices depend on, as what is remembered of a search is told apart by."""
-        return vars(self)
-
     def bandwidth(self, size: float) -> float:
         """Bytes a second from the nearest level that holds so many; beyond all of them, of the last."""
         return next((rate for _, room, rate in self.memory if size <= room), self.memory[-1][2])
@@ -139,9 +134,9 @@ def work(kernel: str, tile: Tile, sparse: tuple[int, int] | None) -> Work:
     zero, numbers = sympy.Integer(0), T * p
     if kernel not in FEATURES: raise KeyError(f"no kernel {kernel!r} has a price; there are {', '.join(FEATURES)}")
     if kernel.startswith("linear."): return product(FORMATS[kernel.removeprefix("linear.")], tile, sparse)
-    if (stage := kernel.removeprefix("pointwise.")) in PASSES:
+    if (stage := kernel.removeprefix("pointwise.").removesuffix(NARROW)) in PASSES:
         read = numbers if stage == "residual" else zero             # it rides along, or is a pass of its own
-        return zero, PASSES[stage] * numbers, read + (2 * numbers if stage != kernel else zero), zero
+        return zero, PASSES[stage] * numbers, read + (zero if kernel in FUSED else 2 * numbers), zero
     deep = tile[1] * ceiling(d / tile[1])
     return {"scale": (zero, numbers, 2 * numbers, zero), "gather": (zero, zero, 2 * numbers, zero),
             **dict.fromkeys(("attention", "attention.bf16"), (4 * S2 * h * deep, 8 * S2 * h, 4 * T * h * d, zero)),

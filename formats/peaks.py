@@ -15,12 +15,12 @@ import numpy as np
 from formats import FORMATS
 from formats.arrays import room
 from formats.cache import keep
+from formats.host import caches
 from formats.threads import limit, threads
 
 # formats whose product runs at the rate of a number type; the fastest that there is counts
 NUMBERS = {"float32": ("dense", "packed"), "float16": ("half",), "bf16": ("bf16",), "int8": ("int8",), "int4": ("int4",)}
 SIDE, ROWS = 512, 256                                        # of the products that find these rates: a millisecond or less
-CACHES = (32 << 10, 1 << 20, 32 << 20)                       # where the system does not say
 SECONDS = 0.02                                               # of one measurement
 BEYOND = 2                                                   # so many last caches are surely memory
 Progress = Callable[..., None]
@@ -113,16 +113,6 @@ def memory_levels() -> Iterator[tuple[str, int]]:
     sizes = caches()
     for level, size in enumerate(sizes, 1): yield f"L{level}", size // 2
     yield "memory", min(BEYOND * sizes[-1], max(sizes[-1], free_memory() // 4))
-
-
-def caches() -> list[int]:
-    """Bytes of the caches that one core reads through, the nearest first."""
-    found = {}
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try: kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))
-        except OSError: continue
-        if kind != "Instruction": found[int(level)] = int(size.rstrip("KM")) << (20 if size.endswith("M") else 10)
-    return [size for _, size in sorted(found.items())] or [*CACHES]
 
 
 def free_memory() -> int:

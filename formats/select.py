@@ -5,16 +5,18 @@ Yelick 2005).
 >>> select(W, rows=128)                                      # exactly W, in float32                 # doctest: +SKIP
 >>> choose(W, rows=128, error=4e-3).pack(W)  # bfloat16 is near enough               # doctest: +SKIP"""
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from math import exp, log, sqrt
+from statistics import median
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from formats import FORMATS, Format, FormatError
 from formats.arrays import Floats, matrix, room
-from formats.features import pattern, quantile, stored
+from formats.features import quantile, stored
 from formats.sizes import T
 
 DOWN, ACROSS, GROUPS = 64, 64, (8, 2)                        # a sample: so many groups of inputs and of outputs, of so many
@@ -22,7 +24,11 @@ PROBES = 16                                                  # rows that a sampl
 HOPEFUL = 4.0                                                # times the fastest: beyond, counts are not even looked at
 MOST = 6                                                     # candidates that are timed
 SECONDS, ROUNDS = 0.003, 20                                  # of one candidate in one turn; turns at most
-KEPT = 1.15                                                  # times the fastest: what takes longer in a turn is out
+APART, TOLD = 0.05, 2                                        # of turns of one candidate, as logarithms, before any is timed; what that
+                                                            # counts for, in turns
+BUSY, MOST_BUSY = 0.3, 2.0                                   # of a machine with others on it, as a logarithm, and times at most
+LEAST = 0.01                                                 # of a process: its times are off by so much from those of another one
+WITHIN, SURE = 1.2816, 2.0                                   # standard deviations that hold 80 %, and that are as good as all
 
 
 class Prices(Protocol):
@@ -81,10 +87,9 @@ def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None =
     machine, W = machine or calibrated(), numbers(W)
     found = candidates(W, rows, error, machine, formats)
     hopeful = HOPEFUL * min(each.cost for each in found)
-    seen = pattern(W) if not W.all() else {}
-    exact = [counted(machine, W, each, seen, rows, products) for each in found if each.cost <= hopeful]
+    exact = [counted(machine, W, each, rows, products) for each in found if each.cost <= hopeful]
     if not any(exact):                                      # what held the sample does not hold the rest
-        exact = [counted(machine, W, each, seen, rows, products) for each in found]
+        exact = [counted(machine, W, each, rows, products) for each in found]
     return sorted((each for each in exact if each), key=lambda each: (each.cost, each.nbytes, str(each)))
 
 
@@ -97,9 +102,9 @@ def candidates(W: Floats, rows: int, error: float, machine: Prices, formats: Seq
     for name, given in offered(names, shape):
         if (fits := within(FORMATS[name], given, sample, error)) is None: continue
         packed, off = fits
-        found.append(priced(machine, name, given, scaled(packed, shape, thinner, given), {}, rows, off))
+        found.append(priced(machine, name, given, scaled(packed, shape, thinner, given), rows, off))
     if not formats and "linear.blas" in getattr(machine, "coefficients", ()):
-        found.append(priced(machine, "blas", {}, {"n": float(shape[0]), "p": float(shape[1])}, {}, rows, 0.0))
+        found.append(priced(machine, "blas", {}, {"n": float(shape[0]), "p": float(shape[1])}, rows, 0.0))
     if not found: raise FormatError(f"select: none of {', '.join(names)} holds this matrix within an error of {error:g}")
     return found
 
@@ -107,15 +112,15 @@ def candidates(W: Floats, rows: int, error: float, machine: Prices, formats: Seq
 def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None = None, measured: bool = True,
            products: float = 0, seconds: float = 0.25) -> Candidate:
     """The cheapest. `measured`: those whose interval reaches below the upper end of the cheapest one's are packed and timed
-    for so many seconds in all, in turn; then the fastest is taken. Prediction alone is near, but not always right."""
+    for so many seconds in all, in turn; then prediction and timing decide together, each for what it is worth."""
     W = numbers(W)
     found = select(W, rows, error, machine, (), products)
     return settled(W, rows, found, seconds) if measured else found[0]
 
 
 def settled(W: Floats, rows: int, found: Sequence[Candidate], seconds: float = 0.25) -> Candidate:
-    """Of ranked candidates, the fastest of those whose interval reaches below the upper end of the first one's, timed in turn;
-    who is clearly slower drops out. Where all take longer than was predicted, those join that may be faster."""
+    """Of ranked candidates, the one that prediction and timing together find fastest (`believed`). Those are timed, in turn, whose
+    interval reaches below the upper end of the first one's; who is surely slower drops out, and who may be faster than all joins."""
     left = [each for each in found if each.low + each.conversion <= found[0].high + found[0].conversion][:MOST]
     x, out = (room((rows, side), np.dtype(np.float32)) for side in W.shape)
     x[:] = np.random.default_rng(0).standard_normal(x.shape, np.float32)
@@ -125,14 +130,48 @@ def settled(W: Floats, rows: int, found: Sequence[Candidate], seconds: float = 0
     for turn in range(ROUNDS):
         for each in left:
             if each not in packed: packed[each], runs[each] = each.pack(W), []
-            runs[each] += burst(lambda: packed[each].matmul(x, out=out))      # noqa: B023
-        taken = {each: quantile(runs[each], 0.25) + each.conversion for each in left}
-        least = min(taken.values())
-        left = sorted((each for each in left if taken[each] <= KEPT * least), key=lambda each: taken[each])
-        more = [each for each in found if each not in runs and each.low + each.conversion < least][:MOST]
+            runs[each].append(log(quantile(burst(lambda: packed[each].matmul(x, out=out)), 0.25)))      # noqa: B023
+        now = believed(runs)
+        left = sorted(now, key=lambda each: now[each].seconds + each.conversion)
+        best = now[left[0]]
+        left = [each for each in left if now[each].surely(each.conversion) <= best.seconds + left[0].conversion]
+        more = [each for each in found if each not in runs and each.low + each.conversion < best.seconds + left[0].conversion][:MOST]
         if not more and (len(left) == 1 or (turn and time.perf_counter() > end)): break
         left += more
-    return replace(left[0], seconds=taken[left[0]] - left[0].conversion)
+    return replace(left[0], seconds=now[left[0]].seconds)
+
+
+class Belief(NamedTuple):
+    """Seconds of a call, as a logarithm: its mean and standard deviation."""
+    mean: float
+    deviation: float
+
+    @property
+    def seconds(self) -> float: return exp(self.mean)
+
+    def surely(self, more: float) -> float:
+        """Seconds that it takes at least, and these."""
+        return exp(self.mean - SURE * self.deviation) + more
+
+
+def believed(runs: Mapping[Candidate, Sequence[float]]) -> dict[Candidate, Belief]:
+    """What candidates take, from predictions and timings (logarithms of seconds, one a turn), each with its variance (Gelman et al.
+    2013, Bayesian Data Analysis, section 2.5). What the machine does besides slows all of them alike, by one factor more; how far turns
+    are apart is one variance of all, which a few turns tell together."""
+    counts = {each: len(logs) for each, logs in runs.items()}
+    middle = {each: median(logs) for each, logs in runs.items()}
+    off = sum((one - middle[each]) ** 2 for each, logs in runs.items() for one in logs)
+    apart = (TOLD * APART ** 2 + off) / (TOLD + sum(counts.values()) - len(counts))
+    noise = {each: apart / count + LEAST ** 2 for each, count in counts.items()}
+    prior = {each: (log(each.seconds), max((log(each.high) - log(each.low)) / (2 * WITHIN), LEAST) ** 2) for each in runs}
+    weight = {each: 1 / (noise[each] + prior[each][1]) for each in runs}
+    slower = sum(weight[each] * (middle[each] - prior[each][0]) for each in runs) / (sum(weight.values()) + BUSY ** -2)
+    slower = min(slower, log(MOST_BUSY))                    # beyond, predictions are wrong
+    found = {}
+    for each, (mean, variance) in prior.items():
+        both = 1 / (1 / variance + 1 / noise[each])
+        found[each] = Belief(both * (mean / variance + (middle[each] - slower) / noise[each]), sqrt(both))
+    return found
 
 
 def burst(call: Callable[[], Any]) -> list[float]:
@@ -223,20 +262,20 @@ def scaled(packed: Format, shape: tuple[int, int], thinner: float, given: dict[s
     return sizes | {"n": float(shape[0]), "p": float(shape[1])}
 
 
-def counted(machine: Prices, W: Floats, guess: Candidate, seen: dict[str, float], rows: int, products: float) -> Candidate | None:
+def counted(machine: Prices, W: Floats, guess: Candidate, rows: int, products: float) -> Candidate | None:
     """The candidate with the sizes that W has in it; None where W cannot be held."""
     start = time.perf_counter()
     try: packed = guess.pack(W)
     except FormatError: return None
     share = (time.perf_counter() - start) / products if products else 0.0
     sizes = {str(size): float(value) for size, value in packed.sizes.items()}
-    return priced(machine, guess.format, dict(guess.options), sizes, seen, rows, guess.error, share)
+    return priced(machine, guess.format, dict(guess.options), sizes, rows, guess.error, share)
 
 
-def priced(machine: Prices, name: str, given: dict[str, Any], sizes: dict[str, float], seen: dict[str, float], rows: int,
+def priced(machine: Prices, name: str, given: dict[str, Any], sizes: dict[str, float], rows: int,
            error: float, conversion: float = 0.0) -> Candidate:
     """The candidate at what the machine predicts."""
     kernel, sizes = f"linear.{name}", {"T": float(rows)} | sizes
-    low, high = machine.between(kernel, **sizes, **seen)
-    return Candidate(name, tuple(given.items()), machine.seconds(kernel, **sizes, **seen), low, high,
+    low, high = machine.between(kernel, **sizes)
+    return Candidate(name, tuple(given.items()), machine.seconds(kernel, **sizes), low, high,
                      round(stored(name, sizes)[0]), error, conversion)

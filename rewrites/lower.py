@@ -17,19 +17,18 @@ from rewrites.interpret import interpreted
 from rewrites.kinds import array
 from rewrites.laws.implementation import IMPLEMENTATIONS, Implementation
 from rewrites.match import Matcher
-from rewrites.price import Prices
+from rewrites.price import Prices, parts
 from rewrites.template import Template
 
 
 class Method(NamedTuple):
-    """A representation of a weight: format, its parameters, the metric it is fitted in (plain, wanda or whitened), the
-    squared error that storing it so adds to the output, and features of its pattern that its price depends on."""
+    """A representation of a weight: format, its parameters, the metric it is fitted in (plain, wanda or whitened), and
+    the squared error that storing it so adds to the output."""
 
     format: str = "dense"
     parameters: tuple[tuple[str, Any], ...] = ()
     fit: str = "plain"
     error: float = 0.0
-    seen: tuple[tuple[str, float], ...] = ()
 
     def __str__(self) -> str:
         inside = ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.parameters)
@@ -98,6 +97,13 @@ class Lowering:
         """Every kernel that computes a class, with what it reads; what none reaches is read as a term."""
         return [*self.matched, *((cls, Call(term, tuple(bound.items())))
                                  for cls, term, bound in interpreted(self, self.matched))]
+
+    @cached_property
+    def epilogues(self) -> dict[Use, list[str]]:
+        """The stages that follow on the product of a use."""
+        if self.like is not None:
+            return self.like.epilogues
+        return {use: parts(call.implementation.variables) for cls, call in self.calls for use in self.children(cls, call)[1]}
 
     @cached_property
     def matched(self) -> list[tuple[int, Call]]:

@@ -1,10 +1,15 @@
 """Prices: seconds of kernels and bytes of stored weights at the sizes of a workload, on a machine."""
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from formats import FORMATS
+from formats.machine import NARROW
+from opmatrix.patterns import Batch
 from opmatrix.runtime.costs import READING
+from opmatrix.runtime.scheme import Running
+from opmatrix.term import Operator
 
 if TYPE_CHECKING:
     from rewrites.lower import Call, Lowering, Method, Use
@@ -39,10 +44,14 @@ class Prices:
     rows: int
     pairs: int
 
-    def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = (),
-               seen: tuple[tuple[str, float], ...] = ()) -> float:
-        """Seconds of x times an n x p matrix in a format, whose pattern has these features (formats/features.py)."""
-        return self.machine.seconds(f"linear.{form}", T=self.rows, **counts(form, n, p, parameters), **dict(seen))
+    @property
+    def start(self) -> float:
+        """Seconds of a run beside its kernels, as far as the machine knows them."""
+        return float(getattr(self.machine, "start", 0.0))
+
+    def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = ()) -> float:
+        """Seconds of x times an n x p matrix in a format."""
+        return self.machine.seconds(f"linear.{form}", T=self.rows, **counts(form, n, p, parameters))
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         """Seconds of x times a weight in this representation, and the bytes of the weight."""
@@ -54,7 +63,14 @@ class Prices:
             return self.machine.seconds("gather", T=self.rows, p=cols), size
         if use.layout == "stack":
             return self.machine.seconds("headwise", T=self.rows, h=heads, n=n, p=p), size
-        return self.linear(method.format, rows, cols, method.parameters, method.seen), size
+        product = self.linear(method.format, rows, cols, method.parameters)
+        if FORMATS[method.format].rounds: product -= self.spared(lowering.epilogues.get(use, ()), cols)
+        return max(product, 0.0), size
+
+    def spared(self, stages: Sequence[str], cols: int) -> float:
+        """Seconds that an epilogue takes less behind a product that rounds than its kernel is priced at."""
+        sizes = {"T": self.rows, "p": cols}
+        return sum(self.machine.seconds(name, **sizes) - self.machine.seconds(name + NARROW, **sizes) for name in stages)
 
     def kernel(self, lowering: "Lowering", cls: int, call: "Call") -> float:
         """Seconds of a kernel without its products: its epilogue, or the whole where it has no weight."""
@@ -78,6 +94,12 @@ class Prices:
         if kernel == "pointwise":                           # a pass costs what its first stage does: the others ride
             stages[0] = f"pointwise.{stages[0]}"
         return sum(self.machine.seconds(name, **sizes) for name in stages)
+
+
+def running(machine: Machine, model: Operator, batch: Batch, recorded: bool = True) -> Any:
+    """What a machine takes for kernels where a batch runs through a model whose weights are float32; of a table few rows are read."""
+    shapes = [leaf.args[0].shape for leaf in model.walk() if leaf.kind.name == "weight"]
+    return Running.of(machine, batch.starts, sum(4 * n * p for n, p in shapes if n != int(model.into.cols)), recorded)
 
 
 def parts(variables: Any) -> list[str]:

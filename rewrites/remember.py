@@ -3,6 +3,7 @@ and the prices alone, and these name the file."""
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from opmatrix.spectra import Limits
 from rewrites.lower import Method
 from rewrites.price import Prices
 
-VERSION = 2                                                 # of what is kept and how it is found
+VERSION = 3                                                 # of what is kept and how it is found
 Measured = dict[str, list[Method]]                          # name of a constant to its methods with their errors
 
 
@@ -28,8 +29,8 @@ def place(program: Program, batches: Sequence[Batch], limits: Limits, prices: Pr
     for batch in batches:
         digest.update(np.ascontiguousarray(batch.tokens).tobytes())
         digest.update(np.ascontiguousarray(batch.starts).tobytes())
-    priced = [getattr(prices.machine, name, None) for name in ("coefficients", "one_row", "far", "corrections")]
-    digest.update(repr((VERSION, limits, prices.rows, prices.pairs, *priced)).encode())
+    machine = prices.machine if is_dataclass(prices.machine) else None
+    digest.update(repr((VERSION, limits, prices.rows, prices.pairs, machine)).encode())
     return cache.location() / "errors" / f"{digest.hexdigest()}.json"
 
 

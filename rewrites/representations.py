@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from formats import FORMATS, Format, FormatError
-from formats.features import pattern
 from formats.select import sampled
 from formats.sizes import T
 from opmatrix.data import Data, Promised
@@ -53,19 +52,19 @@ def content(template: Template) -> tuple[str, ...]:
 
 def forms(numbers: np.ndarray) -> Iterator[Method]:
     """Every proposed format but the plain ones that holds a matrix (in x out) exactly and may pay, with the sizes that it would
-    have, and the features of the pattern that its price depends on."""
+    have."""
     stored = np.asarray(numbers, np.float32)
     seen = traits(stored)
     if "half" in seen and exactly_half(stored):
         yield Method("half")
     if "sparse" not in seen or np.count_nonzero(stored) > MOST * stored.size:
         return
-    sample, features = sampled(stored), tuple(pattern(stored).items())
+    sample = sampled(stored)
     for name, form in FORMATS.items():
         if form.proposed and name not in PLAIN and form.tolerance is Format.tolerance and not form.rounds:
             for layout in layouts(name, stored):
                 if holds(form, sample, layout) and (options := held(form, stored, layout)) is not None:
-                    yield Method(name, tuple(options.items()), seen=features)
+                    yield Method(name, tuple(options.items()))
 
 
 def layouts(name: str, stored: np.ndarray) -> Iterator[dict[str, Any]]:

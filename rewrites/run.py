@@ -29,6 +29,7 @@ from rewrites.layers import Part, parts
 from rewrites.lower import plainly
 from rewrites.pairs import Pairs, evaluate
 from rewrites.precision import check_precision
+from rewrites.price import running
 from rewrites.report import Report
 from rewrites.representations import NUMBER_TYPES, Representable
 from rewrites.search import Space, Structure, cheapest, search
@@ -221,11 +222,22 @@ class Run:
         """Of the model: no law changes them."""
         return parts(self.operator)
 
+    @cached_property
+    def running(self) -> Any:
+        """What the machine takes for kernels where the timed batch runs."""
+        return running(self.machine, self.operator, self.workload.timed)
+
+    @cached_property
+    def called(self) -> Any:
+        """What it takes where steps are called one by one, as without fusion some are not recorded."""
+        return running(self.machine, self.operator, self.workload.timed, recorded=False)
+
     def searched(self, laws: Sequence[Law], fusion: bool = True) -> tuple[Space, Structure]:
         """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms need one
         another: where a law that makes one is left out, the others keep both their sides."""
         def found(laws: Sequence[Law], time_limit: float) -> tuple[Space, Structure]:
-            space = Space(self.operator, laws, self.machine, self.workload.rows, self.workload.pairs, fusion, found=self.parts)
+            machine = self.running if fusion else self.called
+            space = Space(self.operator, laws, machine, self.workload.rows, self.workload.pairs, fusion, found=self.parts)
             return space, cheapest(space, self.representable if laws else plainly, time_limit)
         try:
             return found(laws, 10.0)
@@ -347,7 +359,7 @@ class Run:
 
     def lacking(self, names: Sequence[str], exact: Structure) -> Structure:
         """The optimum without some laws, along the same border states."""
-        return search(self.operator, without(self.laws, names), self.machine, self.workload.rows, self.workload.pairs,
+        return search(self.operator, without(self.laws, names), self.running, self.workload.rows, self.workload.pairs,
                       methods=self.representable, along=exact.path, found=self.parts)
 
     def groups(self, exact: Structure) -> list[Group]:

@@ -28,7 +28,7 @@ from rewrites.fit import Fitter
 from rewrites.law import PARTITION, Law, apart
 from rewrites.layers import Part, parts
 from rewrites.lower import Call, Lowering, Method, Use, plainly
-from rewrites.price import Machine, Prices
+from rewrites.price import Machine, Prices, running
 from rewrites.report import megabytes, ms, percent, table
 from rewrites.run import source
 from rewrites.search import Structure, search
@@ -368,7 +368,8 @@ def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | N
     if isinstance(model, Operator):
         if batch is None:
             raise InputError("schedule of an operator: give a batch to price, fit and verify it on")
-        return Schedule(model, batch, machine, batch, batch)
+        return Schedule(model, batch, running(machine, model, batch), batch, batch)
     checkpoint = open_model(model)
     workload = Workload.of(checkpoint, text, tokens)
-    return Schedule(checkpoint.operator(), batch or workload.timed, machine, workload.probe, workload.verify, source(checkpoint))
+    operator, timed = checkpoint.operator(), batch or workload.timed
+    return Schedule(operator, timed, running(machine, operator, timed), workload.probe, workload.verify, source(checkpoint))

@@ -116,8 +116,9 @@ class Space:
     def structure(self, path: Sequence[tuple[str, str]], chosen: list[Extraction], bound: float, greedy: float,
                   seconds: dict[str, float], cost: float | None = None) -> Structure:
         """One program for every part along a path of border states."""
-        graphs, total = self.explorer.graphs.values(), sum(e.time for e in chosen)
-        cost = total if cost is None else cost
+        start = self.prices.start
+        graphs, total = self.explorer.graphs.values(), start + sum(e.time for e in chosen)
+        cost, bound = total if cost is None else start + cost, start + bound
         fired = frozenset(name.removesuffix(" backwards") for g in graphs for name, count in g.matches.items() if count)
         return Structure([self.lowering(n, before) for n, (before, _) in enumerate(path)], chosen, [*path],
                          [self.found[n][before] for n, (before, _) in enumerate(path)],

@@ -10,7 +10,7 @@ from programs import Writer, bert_program
 
 from formats import FORMATS, Dense, Half
 from formats.errors import InputError
-from formats.machine import FEATURES, Machine, NotThisMachine, features, identity
+from formats.machine import FEATURES, Machine, NotThisMachine, Rates, features, here
 from opmatrix.checkpoint import Checkpoint
 from opmatrix.operators import given, product, softmax, symbol, weight
 from opmatrix.oracles import dense
@@ -268,9 +268,9 @@ class Calibration(Kind):
     file, refusals = "machine.json", (NotThisMachine,)
 
     def good(self):
-        name, threads, versions = identity()
         prices = {kernel: [1e-9] * len(features(kernel)) for kernel in FEATURES}
-        Machine(name, threads, dict(versions), prices, one_row={"linear.dense": prices["linear.dense"]}).save(self.path)
+        one_row = {"linear.dense": prices["linear.dense"]}
+        Machine(prices, one_row=one_row, **here(), ways={"apart": Rates({"scale": prices["scale"]})}).save(self.path)
 
     def read(self): return repr(Machine.load(self.path))
 

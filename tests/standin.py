@@ -14,4 +14,4 @@ def coefficients(kernel):
     return [DEARER.get(kernel, 1.0) * arithmetic, *(CALL if feature == 1 else NUMBER for feature in others)]
 
 
-def machine(): return Machine("stand-in", 1, {}, {kernel: coefficients(kernel) for kernel in FEATURES})
+def machine(): return Machine({kernel: coefficients(kernel) for kernel in FEATURES}, name="stand-in")

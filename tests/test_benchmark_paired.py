@@ -23,7 +23,7 @@ import workloads
 from paired_rows import Row, told
 from peers import Absent
 
-from formats.machine import Machine, identity, machine_file
+from formats.machine import Machine, here, machine_file
 from opmatrix.checkpoint import Checkpoint
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
@@ -152,14 +152,14 @@ def test_two_trees_search_with_one_calibration():
 
 def test_a_calibration_is_taken_where_features_and_packages_are_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("OPMATRIX_CACHE", str(tmp_path / "cache"))
-    name, threads, versions = identity()
+    own = here()
     prices = standin.machine().coefficients
-    made = lambda **other: Machine(name, threads, dict(versions) | {"kernels": "others"} | other, prices)
+    made = lambda **other: Machine(prices, **own | {"versions": own["versions"] | {"kernels": "others"} | other})
     made().save(file := tmp_path / "given.json")
     assert inside.priced()["wrong"] and inside.adopt(str(file)) is None
     assert Machine.load(machine_file()).coefficients == prices and inside.priced()["wrong"] is None
     machine_file().unlink()
-    made(predictor="another").save(file)
+    made(numpy="another").save(file)
     assert "other versions" in inside.adopt(str(file)) and not machine_file().exists()
 
 

@@ -55,7 +55,7 @@ REFUSED = [
     ("selection.py", ["nowhere"], "directory: nowhere: it is no directory"),
     ("selection.py", ["{folder}"], "it holds no patterns"), ("stated.py", ["{folder}"], "report.json: No such file"),
     ("gain.py", ["--model", "nowhere"], "nowhere: neither"), ("ranking.py", ["--model", "nowhere"], "nowhere: neither"),
-    ("sparse.py", ["--model", "{folder}"], "config.json"), ("train_selection.py", ["--data", "{folder}/bad.json"], "no JSON"),
+    ("sparse.py", ["--model", "{folder}"], "config.json"), ("whole.py", ["--rounds", "0"], "--rounds: 0: a whole number from 1 on"),
     ("spectra.py", ["--subspaces", "3,9"], "--subspaces 3: more than --count 4"),
     ("masks.py", ["--csv", "nowhere/out.csv"], "--csv nowhere/out.csv: it is to be a file"),
     ("crossovers.py", ["--formats", "zip"], "--formats zip: dense"), ("guards.py", ["--doors", "back"], "--doors back: "),
@@ -155,7 +155,7 @@ class Reads:
     (0.8, 4, "met"), (0.5, 4, "missed"), (6.26, 4, "impossible: beyond 1, so it was measured wrongly"),
     (0.8, 1, "not measured here: 64 MiB are less than twice the last cache of 64 MiB")])
 def test_no_product_reads_faster_than_memory(share, size, said, monkeypatch):
-    monkeypatch.setattr(crossovers.peaks, "caches", lambda: [1 << 15, 64 << 20])
+    monkeypatch.setattr(crossovers, "caches", lambda: [1 << 15, 64 << 20])
     monkeypatch.setattr(crossovers.peaks, "free_memory", lambda: 1 << 40)
     figures = [*crossovers.decoded([Reads(share)], SimpleNamespace(decode=size, threads=[1]))]
     assert {each.verdict for each in figures} == {said} and len(figures) == len(crossovers.DECODED)

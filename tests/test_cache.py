@@ -186,8 +186,7 @@ def unusable(request, tmp_path, monkeypatch):
 
 def known():
     """This machine with coefficients that were not measured."""
-    name, threads, versions = machines.identity()
-    return Machine(name, threads, dict(versions), {kernel: [1e-9] * len(features(kernel)) for kernel in FEATURES})
+    return Machine({kernel: [1e-9] * len(features(kernel)) for kernel in FEATURES}, **machines.here())
 
 
 def test_without_a_cache_all_goes_on_with_a_line(unusable, monkeypatch, caplog):

@@ -9,9 +9,9 @@ import sympy
 from formats import calibrate as calibration
 from formats import machine as machines
 from formats import predictor
-from formats.features import described, labels, pattern, place, random_pattern
-from formats.machine import FEATURES, FUSED, Machine, NotThisMachine, evaluate, features, this_machine
-from formats.predictor import Correction, PredictorError
+from formats.features import place
+from formats.machine import FEATURES, FUSED, Machine, NotThisMachine, Rates, evaluate, features, this_machine
+from formats.predictor import Correction
 
 SIZES = {"n": 384, "p": 1536, "nnz": 9000, "blocks": 70, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 20000,
          "h": 12, "d": 32, "k": 2}
@@ -23,8 +23,7 @@ def rates(kernel): return [*RATES[:len(features(kernel)) - 1], RATES[-1]] if ker
 
 def known(**more):
     """This machine with coefficients that were not measured."""
-    name, threads, versions = machines.identity()
-    return Machine(name, threads, dict(versions), {kernel: rates(kernel) for kernel in FEATURES}, **more)
+    return Machine({kernel: rates(kernel) for kernel in FEATURES}, **machines.here(), **more)
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def test_calibration_recovers_a_machine(monkeypatch):
     """Every case runs; with a clock that follows the features, nothing is mispriced, not even new shapes."""
     truth, ran = known(), set()
     monkeypatch.setattr(calibration, "QUICK", calibration.Plan(3, 3, 256, 100))
-    def measured(cases, progress=lambda *_: None, most=0, watch=None):
+    def measured(cases, progress=lambda *_: None, most=0, watch=None, firsts=None):
         watch.note([[1.0, 1.0, 2.0, 3.0, 3.0]])
         for kernel, _, call in cases:
             if kernel not in ran: call()
@@ -85,12 +84,24 @@ def test_calibration_recovers_a_machine(monkeypatch):
         return [(kernel, sizes, truth.seconds(kernel, **sizes)) for kernel, sizes, _ in cases]
     monkeypatch.setattr(calibration, "measured", measured)
     monkeypatch.setattr(calibration, "timed", lambda call, seconds=0: [call() is None or 1e-3] * 3)
+    monkeypatch.setattr(calibration, "INSIDE", calibration.Plan(3, 3, 256, 100))
+    inside = []
+    def replayed(cases, memory, apart, seconds, progress):
+        inside.append(({kernel for kernel, *_ in cases}, apart))
+        def seconds(kernel, sizes): return truth.seconds(kernel, **sizes) if kernel in FEATURES else 1e-6 * len(kernel)
+        return [(kernel, sizes, seconds(kernel, sizes)) for kernel, sizes, _ in cases], 3e-5
+    monkeypatch.setattr(calibration, "inside", replayed)
     told = []
     found = calibration.calibrate(lambda *what: told.append(what))
     assert ran == set(FEATURES) - set(FUSED) == set(found.interval) and max(found.interval.values()) < 1e-6
     assert "the middle half of repeated timings is 100% wide" in found.busy, "and it is marked"
     assert set(found.coefficients) == set(FEATURES) and found.identity == machines.identity()
     assert any(len(what) == 2 for what in told) and any("compiled dense" in what for what in told)
+    assert [apart for _, apart in inside] == [True, False] and not inside[0][0] & calibration.BY_ITSELF
+    for way in machines.WAYS:
+        rates = found.ways[way]
+        assert set(rates.coefficients) == (set(FEATURES) - calibration.BY_ITSELF) and max(rates.interval.values()) < 1e-6
+        assert all(rates.coefficients[stage][0] > 0 for stage in FUSED) and rates.start == 3e-5
 
 
 def wavy(sizes):
@@ -116,19 +127,6 @@ def test_a_correction_learns_what_is_left_and_says_how_well():
     assert found.deviation("linear.dense", {"T": 1e7, "n": 1e6, "p": 1e6}) > 2 * np.median(wide)
 
 
-def test_trees_are_trusted_where_they_hold(monkeypatch):
-    """The same trees, on a machine like that of their training, and on one where the opposite is true."""
-    rng = np.random.default_rng(4)
-    seen = [*calls(rng, 60)]
-    steps = lambda sizes: 0.4 if sizes["T"] % 16 else -0.4
-    at = labels("linear.dense").index("T fills 16")
-    monkeypatch.setattr(predictor, "trained", lambda: {"linear.dense": lambda x: 0.4 if x[at] < 1 else -0.4})
-    for sign, trust in ((1, 1.0), (-1, 0.0)):
-        found = predictor.fitted("linear.dense", seen, [sign * steps(sizes) + rng.normal(0, 0.02) for sizes in seen])
-        assert found.trust == trust
-    assert np.mean([abs(found("linear.dense", sizes)) for sizes in calls(rng, 50)]) < 0.5
-
-
 def test_one_row_has_a_price_of_its_own():
     machine, sizes = known(one_row={"linear.dense": [0.0, 0.0, 0.0, 7.0]}), {"n": 64, "p": 32}
     assert machine.seconds("linear.dense", T=1, **sizes) == 7
@@ -144,7 +142,7 @@ def test_a_weight_beyond_the_cache_costs_more_by_the_byte():
 
 
 def test_a_price_lies_within_its_interval_and_follows_the_correction():
-    correction = Correction(0.0, [1.0] * 2, 0.05, 0.2, 1.3, 0.1, [[5.0, 8.0]], [0.3])
+    correction = Correction([1.0] * 2, 0.05, 0.2, 1.3, 0.1, [[5.0, 8.0]], [0.3])
     machine, plain = known(interval={"gelu": 0.1}, corrections={"scale": correction}), known()
     near, far = {"T": 32, "p": 256}, {"T": 2 ** 20, "p": 2 ** 18}
     place_of = dict(zip(machines.compiled("scale")[0], place("scale", near), strict=True))
@@ -158,70 +156,12 @@ def test_a_price_lies_within_its_interval_and_follows_the_correction():
     assert ratio(far) > ratio(near)
 
 
-def test_patterns_are_described():
-    W = np.zeros((64, 48), np.float32)
-    W[:16, :16] = W[32:48, 16:32] = 1
-    found = pattern(W)
-    assert found["nonzero"] == 512 / W.size and found["fill16x16"] == found["fill8x8"] == 1 and found["fill32x1"] == 0.5
-    assert found["longest"] == pytest.approx(1.5) and found["variation"] == pytest.approx(np.sqrt(0.5))
-    rng = np.random.default_rng(0)
-    for share in (0.05, 0.5, 1.0):
-        seen, want = pattern(rng.random((512, 640)) < share), random_pattern(share, 512, 640)
-        assert all(abs(seen[each] - value) < 0.02 + 0.15 * value for each, value in want.items())
-    assert pattern(np.zeros((3, 40)))["nonzero"] > 0                       # nothing divides by it
-
-
-@pytest.mark.parametrize("kernel", [kernel for kernel in FEATURES if kernel.startswith("linear.")])
-def test_what_a_predictor_sees_has_names(kernel):
-    sizes = {"T": 24} | SIZES | {name: 8 for name in machines.compiled(kernel)[0]} | {"n": 384, "p": 1536}
-    seen = described(kernel, sizes | {name: 8 for name in everything(kernel) if name not in sizes})
-    assert len(seen) == len(labels(kernel)) and np.isfinite(seen).all()
-
-
-def everything(kernel):
-    from formats.features import readings
-    return readings(kernel.removeprefix("linear."))[0]
-
-
-def test_the_trained_predictor_is_read_and_bounded():
-    """Whatever it is asked, its factor is one that was seen in training."""
-    rng, found = np.random.default_rng(1), predictor.load()
-    record = json.loads(predictor.FILE.read_text())["record"]
-    assert found and {"date", "machine", "versions", "data", "target", "scores of matrices left out"} <= set(record)
-    for kernel, trees in found.items():
-        answers = [trees(rng.uniform(-20, 20, len(labels(kernel)))) for _ in range(50)]
-        assert np.abs(answers).max() < 3 and (np.std(answers) > 0 or not trees.trees)
-
-
-def tree(*nodes):
-    dense = {"features": labels("linear.dense"), "trees": [list(nodes)]}
-    return json.dumps({"version": 1, "kernels": {"linear.dense": dense}})
-
-
-@pytest.mark.parametrize("text, said", [
-    ("{", "train it anew"), ("[]", "not a predictor"), ('{"version": 99, "kernels": {}}', "version 1"),
-    (tree([0, 0.5, 1]), "node 0"), (tree([0, 0.5, 0, 1], [1.0]), "node 0"), (tree([0, 0.5, 1, 9], [1.0]), "node 0"),
-    (tree([99, 0.5, 1, 2], [1.0], [2.0]), "node 0"), (tree([0, 0.5, 1, 2], [1.0], ["x"]), "node 2"),
-    (tree([0, 0.5, 1, 2], [1.0], [float("nan")]), "node 2"), (tree(), "no nodes"), (tree([True]), "node 0")])
-def test_a_damaged_predictor_is_refused(tmp_path, text, said):
-    (file := tmp_path / "predictor.json").write_text(text)
-    with pytest.raises(PredictorError, match=said) as error: predictor.load(file)
-    assert str(file) in str(error.value)
-
-
-def test_trees_of_another_declaration_are_left_out(tmp_path):
-    (file := tmp_path / "predictor.json").write_text(tree([0, 4.5, 1, 2], [1.0], [2.0]))
-    trees = predictor.load(file)["linear.dense"]
-    assert trees([4.0]) == 1 and trees([5.0]) == 2
-    file.write_text(file.read_text().replace("log2 T", "rows"))
-    assert predictor.load(file) == {}
-
-
 def test_a_file_gives_the_same_machine(tmp_path):
-    correction = Correction(0.0, [1.0, 2.0], 0.05, 0.2, 1.3, 0.1, [[3.0, 8.0]], [0.1])
-    dense = Correction(0.0, [1.0] * 5, 0.05, 0.2, 1.3, 0.1, [[1.0] * 5], [0.1])
+    correction = Correction([1.0, 2.0], 0.05, 0.2, 1.3, 0.1, [[3.0, 8.0]], [0.1])
+    dense = Correction([1.0] * 5, 0.05, 0.2, 1.3, 0.1, [[1.0] * 5], [0.1])
     corrections = {"scale": correction, "linear.blas": dense}
-    machine = known(interval={"scale": 0.1}, corrections=corrections, one_row={"linear.dense": [1e-9] * 4})
+    ways = {"apart": Rates({"scale": [1e-9, 1e-6]}, corrections={"scale": correction})}
+    machine = known(interval={"scale": 0.1}, corrections=corrections, one_row={"linear.dense": [1e-9] * 4}, ways=ways)
     machine.save(file := tmp_path / "new" / "machine.json")
     assert Machine.load(file) == machine and [path.name for path in file.parent.iterdir()] == ["machine.json"]
 
@@ -232,17 +172,22 @@ def spoiled(text, **changes): return json.dumps(json.loads(text) | changes)
 @pytest.mark.parametrize("spoil, said", [
     (lambda text: text[:100], "no JSON"), (lambda text: "[]", "TypeError"),
     (lambda text: "", "no JSON"), (lambda text: spoiled(text, beads=3), "TypeError"),
-    (lambda text: spoiled(text, name="abacus"), "another machine"),
+    (lambda text: spoiled(text, versions=json.loads(text)["versions"] | {"flags": "abacus"}), "another machine"),
+    (lambda text: spoiled(text, ways={"uphill": vars(Rates({}))}), "no prices of uphill"),
+    (lambda text: spoiled(text, ways={"apart": vars(Rates({"scale": [-1, 1]}))}), "no prices of scale"),
+    (lambda text: spoiled(text, start=-1), "no prices of start"),
+    (lambda text: spoiled(text, ways={"apart": {}}), "KeyError"), (lambda text: spoiled(text, ways=[1]), "AttributeError"),
     (lambda text: spoiled(text, threads=99), "another machine"),
     (lambda text: spoiled(text, versions={}), "another machine"),
     (lambda text: spoiled(text, features=1), "another machine"),
     (lambda text: spoiled(text, corrections={"scale": {"left": [0.1]}}), "no prices of scale"),
     (lambda text: spoiled(text, corrections={"beads": {}}), "no prices of beads"),
+    (lambda text: spoiled(text, corrections={"scale": {"trust": 1.0}}), "TypeError"),
     (lambda text: spoiled(text, corrections={"scale": {"scale": ["long"]}}), "no prices of scale"),
     (lambda text: spoiled(text, corrections=7), "AttributeError"),
     (lambda text: spoiled(text, far={"linear.dense": [1e-10]}), "no prices of linear.dense"),
     (lambda text: spoiled(text, one_row={"linear.dense": [-1, 1, 1, 1]}), "no prices of linear.dense"),
-    (lambda text: spoiled(text, coefficients={}), "KeyError"),
+    (lambda text: spoiled(text, coefficients={}), "no prices of linear.dense"),
     (lambda text: text.replace("2e-11", '"much"'), "no prices of"),
     (lambda text: text.replace("2e-11", '"2e-11"'), "no prices of"),
     (lambda text: text.replace("2e-11", "true"), "no prices of"),
@@ -250,13 +195,13 @@ def spoiled(text, **changes): return json.dumps(json.loads(text) | changes)
     (lambda text: text.replace("2e-11", "NaN"), "NaN is no finite number"),
     (lambda text: text.replace("2e-11", "1e999"), "1e999 is no finite number"),
     (lambda text: "[" * 100_000, "nested too deeply"),
-    (lambda text: spoiled(text, coefficients=[[]] * 3), "TypeError"),
+    (lambda text: spoiled(text, coefficients=[[]] * 3), "AttributeError"),
     (lambda text: spoiled(text, interval={"linear.dense": -1}), "no prices of linear.dense"),
     (lambda text: spoiled(text, interval={"linear.dense": 1e300}), "no prices of linear.dense"),
     (lambda text: spoiled(text, interval={"linear.dense": "wide"}), "no prices of linear.dense"),
     (lambda text: spoiled(text, corrections={"linear.dense": {"noise": 1e-200}}), "no prices of linear.dense"),
     (lambda text: spoiled(text, corrections={"linear.dense": {"left": [-1e300], "places": [[]]}}), "no prices of linear.dense"),
-    (lambda text: spoiled(text, corrections={"linear.dense": {"trust": "full"}}), "no prices of linear.dense"),
+    (lambda text: spoiled(text, corrections={"linear.dense": {"amplitude": "full"}}), "no prices of linear.dense"),
     (lambda text: spoiled(text, busy=["load"]), "a busy machine"), (lambda text: spoiled(text, busy="load\n\033[2J"), "a busy machine"),
     (lambda text: spoiled(text, busy="load" * 1000), "a busy machine"),
     (lambda text: text.replace("2e-11,", ""), "no prices of")])
@@ -291,6 +236,14 @@ def test_a_calibration_taken_while_busy_is_used_marked_and_taken_anew_when_quiet
     used, anew = caplog.messages
     assert "taken while busy: the load was 8" in used and "measured again" not in used
     assert "measured again" in anew and "taken while busy: the load was 8" in anew
+
+
+def test_a_machine_is_what_it_can_do_and_not_its_name(cache, monkeypatch):
+    known().save(file := cache / "machine.json")
+    monkeypatch.setattr(machines, "cpu", lambda: "the same under another name")
+    assert Machine.load(file).name != machines.cpu()
+    monkeypatch.setattr(machines, "caches", lambda: [1 << 15, 1 << 21])
+    with pytest.raises(NotThisMachine, match="another machine"): Machine.load(file)
 
 
 def test_a_change_of_kernels_is_another_machine(cache, monkeypatch):

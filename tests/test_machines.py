@@ -6,7 +6,7 @@ from math import ceil, inf
 import pytest
 
 from formats import FORMATS
-from formats.machine import FEATURES, FUSED, features
+from formats.machine import FEATURES, STAGES, features
 from formats.machines import BYTES, FILE, Datasheet, datasheet, datasheets, known, work
 
 SIZES = {"T": 128, "n": 1024, "p": 768, "nnz": 90000, "blocks": 60, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 128 * 128,
@@ -99,7 +99,7 @@ def test_a_search_takes_one_like_a_calibrated_machine(small):
     from rewrites.search import search
     found = {name: search(small, EXACT_LAWS, machine, 40, 600).time for name, machine in known().items()}
     assert 0 < found["H100"] < found["A100"] < found["TPUv5e"], "in float32 these have vector units alone"
-    assert len({repr(machine.coefficients) for machine in MACHINES}) == len(MACHINES), "what is remembered is of one machine"
+    assert len({repr(machine) for machine in MACHINES}) == len(MACHINES), "what is remembered is of one machine"
 
 
 def test_number_types_have_rates_of_their_own():
@@ -123,7 +123,7 @@ def test_what_fits_a_nearer_level_is_read_from_it():
 
 
 def test_a_stage_rides_along_or_is_a_pass():
-    for stage in FUSED:
+    for stage in STAGES:
         assert PLAIN.seconds(stage, T=999, p=999) <= PLAIN.seconds(f"pointwise.{stage}", T=999, p=999)
     slow = replace(PLAIN, launch=1.0)
     assert slow.seconds("scale", T=1, p=1) > 1 > slow.seconds("gelu", T=1, p=1)

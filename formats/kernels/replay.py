@@ -1,15 +1,19 @@
 """Launches recorded once and replayed from native code: no Python, no allocation between them.
 
 A recording keeps the records of its launches as words in which addresses are relative to where it will run. Replayed by one
-worker (a group of sentences each, no waiting between stages), or stage by stage by all workers together."""
+worker (a group of sentences each, no waiting between stages), or stage by stage by all workers together. With a clock, they
+note when each stage began."""
+import ctypes
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
 import numpy as np
 
 from ..threads import FIXED
-from .compiled import HELPER, Function, Kernel
+from .compiled import HELPER, Function, Kernel, calling
 from .launch import RECORDING, ROOM_START, ROOM_STEP, Stage, address, step, words
 from .memory import call, floats, longs, record
 from .native import njit
@@ -20,8 +24,18 @@ SCRIPT = np.dtype(words("words count moved moves rooms roomy steps stepped table
 # a script with its inputs: so many words, which come first; out (rows, cols) is copied from `result`, along apart; all but
 # addresses of inputs and out are relative to base
 GROUP = np.dtype(words("script inputs given home result along rows cols out"))
-REPLAY = np.dtype(words("groups base apart room step"))
+# clock: C's clock_gettime, 0 for none; stamps: (seconds, nanoseconds) of every stage's beginning and of the end, along for each group
+REPLAY = np.dtype(words("groups base apart room step clock stamps along"))
 ENTRY = 3                                                    # of the table: function, arguments, items
+NO_CLOCK = 0, 0, 0
+MONOTONIC = int(getattr(time, "CLOCK_MONOTONIC", 0))
+look = calling(2)                                            # at the clock
+
+
+def clock() -> int:
+    """Where C's clock_gettime is; 0 where it is not."""
+    with suppress(OSError, AttributeError): return int(ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value or 0)
+    return 0
 
 
 class Recording:
@@ -113,6 +127,12 @@ def add_each(target, places, count, value):
 
 
 @njit(**HELPER)
+def stamp(c, item, stage):
+    """Note when a group's stage begins."""
+    if c.clock: look(c.clock, MONOTONIC, c.stamps + 16 * (item * c.along + stage))
+
+
+@njit(**HELPER)
 def prepare(g, base, room, apart):
     """Inputs and records to where they are read; where the table of stages then is."""
     s, home = record(g.script, SCRIPT), base + g.home
@@ -138,10 +158,12 @@ def replay(item, worker, arguments):
     c = record(arguments, REPLAY)
     g = record(c.groups + 8 * GROUP_WORDS * item, GROUP)
     base = c.base + worker * c.apart
-    table = prepare(g, base, c.room, c.step)
-    for i in range(record(g.script, SCRIPT).stages):
+    table, stages = prepare(g, base, c.room, c.step), record(g.script, SCRIPT).stages
+    for i in range(stages):
+        stamp(c, item, i)
         stage = longs(table + 8 * ENTRY * i, ENTRY)
         for each in range(stage[2]): call(stage[0], each, worker, stage[1])
+    stamp(c, item, stages)
     deliver(g, base)
 
 
@@ -150,14 +172,16 @@ def conduct(state, arguments, workers):
     """The stages of one group, each by all workers: from its inputs to its result."""
     c = record(arguments, REPLAY)
     g = record(c.groups, GROUP)
-    table = prepare(g, c.base, c.room, c.step)
-    for i in range(record(g.script, SCRIPT).stages):
+    table, stages = prepare(g, c.base, c.room, c.step), record(g.script, SCRIPT).stages
+    for i in range(stages):
+        stamp(c, 0, i)
         stage = longs(table + 8 * ENTRY * i, ENTRY)
         items = stage[2]
         if items == 1: call(stage[0], 0, 0, stage[1])
         elif items:
             publish(state, stage[0], stage[1], items, min(workers, items))
             finish(state)
+    stamp(c, 0, stages)
     deliver(g, c.base)
 
 

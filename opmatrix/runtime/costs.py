@@ -8,19 +8,19 @@ Costs = list[tuple[str, dict[str, float]]]
 READING = 50                                                # passes that reading a term is taken to cost
 
 
-def stages(a: Bound, out: Rows, rows: int, before: str = "") -> Costs:
-    """The parts of an epilogue; alone, the first is a pass of its own, and the others ride along."""
+def stages(a: Bound, out: Rows, rows: int, before: str = "", after: str = "") -> Costs:
+    """The parts of an epilogue; alone, the first is a pass of its own, and the others ride along. `before` and `after` their names."""
     given = {name for name, value in vars(a).items() if value is not None}
     present = [("bias", "bias" in given), ("gelu", bool("activation" in given and a.activation)),
                ("residual", "times" in given), ("residual", "residual" in given), ("norm", "eps" in given),
                ("affine", bool(given & {"gain", "shift"}))]     # any activation costs about what gelu does
-    return [(before + name, {"T": rows, "p": out.cols}) for name, found in present if found]
+    return [(before + name + after, {"T": rows, "p": out.cols}) for name, found in present if found]
 
 
 def linear(a: Bound, out: Rows, rows: int, pairs: int) -> Costs:
     """The format's product, then the epilogue."""
     sizes = {str(size): count for size, count in a.weight.sizes.items()}
-    return [(f"linear.{a.weight.name}", {"T": rows, **sizes}), *stages(a, out, rows)]
+    return [(f"linear.{a.weight.name}", {"T": rows, **sizes}), *stages(a, out, rows, after=".narrow" if a.weight.rounds else "")]
 
 
 def pointwise(a: Bound, out: Rows, rows: int, pairs: int) -> Costs: return stages(a, out, rows, "pointwise.")

@@ -1,29 +1,22 @@
-"""Programs run from recordings: the launches of a number of rows are kept, and replayed on groups of sentences.
-
-A batch is cut into groups, each computed from end to end by one worker, so that nobody waits and activations stay in its cache;
-where that leaves workers idle, all work on one group, stage by stage. The cheaper is taken, counted in rows."""
+"""Programs run from recordings: the launches of a number of rows are kept, and replayed on groups of sentences (scheme.py)."""
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import proxy
 
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.host import caches
 from formats.threads import threads
 from opmatrix.patterns import FIELDS
+from opmatrix.runtime.scheme import Group, Words, grouped, size
 from opmatrix.runtime.values import FLOAT, LINE, lines
 
-GROUP, LARGER, FAR = 128, 256, 64_000_000                    # rows of a group, about; and where weights take so many bytes, which
-                                                            # far memory then holds: they are read once for each group
-READING = 4                                                 # rows that reading the weights takes as long as
-WAITING = 1.1                                               # times as long as alone where all work together
-KEPT = 256                                                  # scripts of a program that are remembered
+KEPT = 1 / 8                                                # of the last cache, for scripts of a program that are remembered
 RECORDS = 110                                               # bytes that the records of a step take, about
 OBJECTS = 6000                                              # bytes of Python's own objects in a call, about
-Words = NDArray[np.int64]
 
 
 class Slots:
@@ -55,28 +48,6 @@ def fill(words: Words, rows: int, fields: dict[str, Words], starts: Sequence[int
         place[len(part):] = part[-1]
 
 
-class Group(NamedTuple):
-    """Consecutive sentences, and their rows."""
-    first: int
-    last: int
-    low: int
-    high: int
-
-
-def grouped(starts: Words, workers: int, most: int) -> list[Group]:
-    """The groups of a batch, about `most` rows each: one where all workers are quicker on it together."""
-    rows, sentences = int(starts[-1]), len(starts) - 1
-    whole = [Group(0, sentences, 0, rows)]
-    if sentences < 2: return whole
-    count = workers * -(-rows // (workers * most))
-    wanted = rows * np.arange(1, count) / count
-    cuts = sorted({0, sentences, *(int(np.abs(starts - each).argmin()) for each in wanted)})
-    parts = [Group(a, b, int(starts[a]), int(starts[b])) for a, b in pairwise(cuts)]
-    ends = [0] * workers
-    for part in parts: ends[ends.index(min(ends))] += part.high - part.low + READING
-    return parts if max(ends) <= WAITING * (rows + READING) / workers + READING or workers == 1 else whole
-
-
 class Recorded:
     """The scripts of a schedule, one for each number of rows and workers, made when first needed."""
 
@@ -100,16 +71,24 @@ class Recorded:
         return limits
 
     @cached_property
+    def weights(self) -> int:
+        """Bytes of the weights of products: those of tables are hardly read."""
+        found = {id(weight): weight.nbytes for call in self.schedule.calls if (weight := getattr(call.bound, "weight", None)) is not None}
+        return sum(found.values())
+
+    @cached_property
     def group(self) -> int:
         """Rows of a group, about."""
-        weights = {id(weight): weight.nbytes for call in self.schedule.calls if (weight := getattr(call.bound, "weight", None)) is not None}
-        return GROUP if sum(weights.values()) < FAR else LARGER
+        return size(self.weights)
 
     def script(self, rows: int, workers: int) -> Any:
         """The script for so many rows on so many workers. The pool is locked."""
         key = rows, workers
-        self.scripts[key] = script = self.scripts.pop(key, None) or self.record(rows, workers)      # the latest comes last
-        if len(self.scripts) > KEPT: self.scripts.popitem(last=False)
+        if script := self.scripts.get(key): self.scripts.move_to_end(key)                           # the latest comes last
+        else:
+            self.scripts[key] = script = self.record(rows, workers)
+            while len(self.scripts) > 1 and sum(each.content.nbytes for each in self.scripts.values()) > KEPT * caches()[-1]:
+                self.scripts.popitem(last=False)
         return script
 
     def record(self, rows: int, workers: int) -> Any:
@@ -156,7 +135,7 @@ class Recorded:
         """The output's rows. ValueError where an id is outside its table."""
         from formats.kernels.launch import ARENA, ROOM, address
         from formats.kernels.pool import POOL
-        from formats.kernels.replay import REPLAY, conduct, replay
+        from formats.kernels.replay import NO_CLOCK, REPLAY, conduct, replay
         fields = {name: batch.field(name, most) for name, most in self.read.items()}
         workers = threads()
         groups = grouped(batch.starts, workers, self.group)
@@ -168,7 +147,7 @@ class Recorded:
             table, _inputs = tabled(groups, scripts, fields, batch.starts, out)
             room = ROOM.reserve(max(script.scratch for script in scripts), workers)
             base = ARENA.reserve(max(script.size for script in scripts), 1 if together else workers)
-            arguments = np.array([(address(table), *base, *room)], REPLAY)
+            arguments = np.array([(address(table), *base, *room, *NO_CLOCK)], REPLAY)
             if together: conduct.call(POOL.state, address(arguments), POOL.ready(workers))
             elif workers > 1: POOL.run(replay.address, address(arguments), len(groups), workers)
             else:

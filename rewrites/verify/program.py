@@ -12,8 +12,8 @@ from opmatrix.data import Data
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.runtime.recorded import GROUP
 from opmatrix.runtime.schedule import read
+from opmatrix.runtime.scheme import GROUP
 from opmatrix.term import Operator
 from rewrites.emit import Emitter
 from rewrites.lower import Stored

@@ -1,0 +1,96 @@
+"""How a batch runs: cut into groups, each computed from end to end by one worker, or as a whole by all workers together, stage by
+stage; and what a machine's kernels then take."""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.host import caches
+
+GROUP, LARGER = 128, 256                                    # rows of a group, about; and where weights do not fit the last cache
+READING = 4                                                 # rows that reading the weights takes as long as
+WAITING = 1.1                                               # times as long as alone where all work together
+BEYOND = 2                                                  # times the last cache: so many bytes are read from memory each time
+Words = NDArray[np.int64]
+
+
+class Group(NamedTuple):
+    """Consecutive sentences, and their rows."""
+    first: int
+    last: int
+    low: int
+    high: int
+
+
+def size(weights: int) -> int:
+    """Rows of a group, about, of a program with so many bytes of weights, which are read once for each group."""
+    return GROUP if weights < BEYOND * caches()[-1] else LARGER
+
+
+def grouped(starts: Words, workers: int, most: int) -> list[Group]:
+    """The groups of a batch, about `most` rows each: one where all workers are quicker on it together."""
+    rows, sentences = int(starts[-1]), len(starts) - 1
+    whole = [Group(0, sentences, 0, rows)]
+    if sentences < 2: return whole
+    count = workers * -(-rows // (workers * most))
+    wanted = rows * np.arange(1, count) / count
+    cuts = sorted({0, sentences, *(int(np.abs(starts - each).argmin()) for each in wanted)})
+    parts = [Group(a, b, int(starts[a]), int(starts[b])) for a, b in pairwise(cuts)]
+    most_rows = max(sum(part.high - part.low + READING for part in each) for each in shared(parts, workers))
+    return parts if most_rows <= WAITING * (rows + READING) / workers + READING or workers == 1 else whole
+
+
+def shared(parts: Sequence[Group], workers: int) -> list[list[Group]]:
+    """The groups of each worker, who takes the next one whenever it is done."""
+    own: list[list[Group]] = [[] for _ in range(workers)]
+    ends = [0] * workers
+    for part in parts:
+        own[at := ends.index(min(ends))].append(part)
+        ends[at] += part.high - part.low + READING
+    return own
+
+
+@dataclass(frozen=True)
+class Running:
+    """A machine's prices where a batch runs in one way (formats.machine.WAYS): of a group with so many rows, and pairs of tokens,
+    times the groups of the worker that has the most. What is asked is of the whole batch, as of any machine. Without a way every
+    kernel is called from Python, and finds what it needs out of the caches."""
+
+    machine: Any
+    way: str
+    rows: float
+    pairs: float
+    times: int
+
+    @classmethod
+    def of(cls, machine: Any, starts: Words, weights: int, recorded: bool = True) -> Any:
+        """For sentences that start at these rows, and so many bytes of weights. A machine whose ways are not known stays as it is."""
+        if not getattr(machine, "ways", None): return machine
+        if not recorded: return cls(machine, "", 1.0, 1.0, 1)
+        parts = grouped(starts, machine.threads, size(weights))
+        if len(parts) == 1: return cls(machine, "together", 1.0, 1.0, 1)
+        busiest = max(shared(parts, machine.threads), key=lambda own: sum(part.high - part.low for part in own))
+        lengths, count = np.diff(starts), len(busiest)
+        rows = sum(part.high - part.low for part in busiest) / count
+        pairs = sum(float(lengths[part.first:part.last] @ lengths[part.first:part.last]) for part in busiest) / count
+        return cls(machine, "apart", rows / float(starts[-1]), pairs / float(lengths @ lengths), count)
+
+    @property
+    def start(self) -> float:
+        """Seconds of a run beside its kernels."""
+        return float(self.machine.ways[self.way].start) if self.way else 0.0
+
+    def seconds(self, kernel: str, **sizes: float) -> float:
+        """Predicted seconds of a kernel in a run of the whole batch. What never runs so is priced as a call from Python."""
+        from formats.features import even  # with sympy, which nothing that only runs needs
+        from formats.machine import FUSED
+        rates = self.machine.ways.get(self.way)
+        if rates is None or kernel not in rates.coefficients:
+            return float(self.machine.seconds(kernel, **sizes)) + (0.0 if kernel in FUSED else self.machine.cold)
+        if self.way == "together": sizes = even(sizes, self.machine.threads)
+        if "T" in sizes: sizes["T"] *= self.rows
+        if "S2" in sizes: sizes["S2"] *= self.pairs
+        return self.times * float(rates.seconds(kernel, **sizes))

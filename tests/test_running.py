@@ -1,0 +1,68 @@
+"""Kernels timed inside runs: every case does its work, on every worker, and has a time of its own."""
+import numpy as np
+import pytest
+from searched import found
+
+from formats import FORMATS, kernels
+from formats.arrays import room
+from formats.kernels.launch import ARENA
+from formats.kernels.replay import clock
+from formats.running import Inside, inside, shared
+from formats.threads import limit
+
+pytestmark = pytest.mark.skipif(not clock(), reason="native code finds no clock here")
+
+
+def cases(seed=0):
+    """A product and a pass, each to a place of its own in the memory."""
+    rng = np.random.default_rng(seed)
+    memory, inputs, outputs = shared(1 << 12)
+    inputs[:], outputs[:] = rng.standard_normal(inputs.size, np.float32), 0
+    W = rng.standard_normal((24, 40), np.float32)
+    weight, x, product, scaled = FORMATS["packed"].pack(W), inputs[:240].reshape(10, 24), outputs[:400].reshape(10, 40), outputs[512:752]
+    found = [("linear.packed", {"T": 10}, lambda: weight.matmul(x, out=product)),
+             ("scale", {"T": 10}, lambda: kernels.scale(x, 0.5, scaled.reshape(10, 24)))]
+    return memory, found, x, x @ W
+
+
+@pytest.mark.parametrize("apart", (True, False))
+@pytest.mark.parametrize("workers", (1, 2))
+def test_every_worker_does_every_case(monkeypatch, apart, workers):
+    with limit(workers):
+        memory, found, x, wanted = cases()
+        script = Inside(found, memory, apart)
+        monkeypatch.setattr(ARENA, "memory", room((4 * script.script.size + 4096 * 4,), np.dtype(np.uint8)))
+        ARENA.memory[:] = 0
+        taken, beside = script.run()
+    assert beside > 0 and taken.shape == (2,) and (taken > 0).all() and (taken < 1e9).all()
+    numbers, copies = ARENA.memory.view(np.float32), workers if apart else 1
+    halves = 0.5 * x.ravel()
+    at = [i for i in np.flatnonzero(numbers == halves[0]) if np.array_equal(numbers[i:i + halves.size], halves)]
+    assert 1 <= len(at) <= copies, "one may take the work of another that begins late"
+    for i in at: assert np.allclose(numbers[i - 512:i - 112].reshape(10, 40), wanted, rtol=1e-4, atol=1e-5)
+    assert not memory.view(np.float32)[1 << 12:].any(), "what is recorded is only run where it is replayed"
+
+
+def test_times_belong_to_their_cases(monkeypatch):
+    """The order is drawn and they are cut into scripts, but a case that does a thousand times as much takes the most."""
+    monkeypatch.setattr("formats.running.CHUNK", 3)
+    memory, inputs, outputs = shared(1 << 16)
+    inputs[:] = 1
+    sizes = [1 << 16 if i == 5 else 64 for i in range(8)]
+    def scaled(size): return kernels.scale(inputs[:size].reshape(1, -1), 2.0, outputs[:size].reshape(1, -1))
+    made = [("scale", {"T": 1, "p": size}, lambda size=size: scaled(size)) for size in sizes]
+    rows, start = inside(made, memory, True, 0.0)
+    assert [(kernel, given) for kernel, given, _ in rows] == [(kernel, given) for kernel, given, _ in made]
+    assert start > 0 and max(range(8), key=lambda i: rows[i][2]) == 5
+
+
+def test_scripts_are_remembered_within_a_share_of_the_cache(monkeypatch):
+    """The latest stays in any case, and what was forgotten is recorded again, to the same numbers."""
+    program = found()[1]["fused"][1]
+    recorded, rows = program.schedule.recorded, [[3, 4, 5], [6, 7]]
+    wanted = [program.run([row]) for row in rows]
+    assert len(recorded.scripts) >= 2
+    monkeypatch.setattr("opmatrix.runtime.recorded.KEPT", 0)
+    recorded.scripts.clear()
+    for row, want in zip(rows, wanted, strict=True):
+        assert np.array_equal(program.run([row]), want) and [key[0] for key in recorded.scripts] == [len(row)]
