@@ -200,7 +200,7 @@ def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None,
         call()
         first = time.perf_counter() - begun
         runs[done % len(cases)] += (taken := timed(call))
-        if firsts is not None and done >= len(cases) and not kernel.startswith("linear."): firsts.append(first - quantile(taken, 0.25))
+        if firsts is not None and not kernel.startswith("linear."): firsts.append(first - quantile(taken, 0.25))
         progress(done + 1, steps)
     progress(steps, steps)
     if watch: watch.note(runs)

@@ -9,9 +9,10 @@ import sympy
 from formats import calibrate as calibration
 from formats import machine as machines
 from formats import predictor
-from formats.features import place
+from formats.features import even, place
 from formats.machine import FEATURES, FUSED, Machine, NotThisMachine, Rates, evaluate, features, this_machine
 from formats.predictor import Correction
+from formats.threads import threads
 
 SIZES = {"n": 384, "p": 1536, "nnz": 9000, "blocks": 70, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 20000,
          "h": 12, "d": 32, "k": 2}
@@ -88,7 +89,9 @@ def test_calibration_recovers_a_machine(monkeypatch):
     inside = []
     def replayed(cases, memory, apart, seconds, progress):
         inside.append(({kernel for kernel, *_ in cases}, apart))
-        def seconds(kernel, sizes): return truth.seconds(kernel, **sizes) if kernel in FEATURES else 1e-6 * len(kernel)
+        def seconds(kernel, sizes):
+            if kernel not in FEATURES: return 1e-6 * len(kernel)
+            return truth.seconds(kernel, **(sizes if apart else even(sizes, threads())))
         return [(kernel, sizes, seconds(kernel, sizes)) for kernel, sizes, _ in cases], 3e-5
     monkeypatch.setattr(calibration, "inside", replayed)
     told = []
