@@ -60,7 +60,7 @@ class Inside:
 
 def inside(cases: Sequence[Case], memory: Bytes, apart: bool, seconds: float, progress: Callable[..., None] = lambda *_: None
            ) -> tuple[Measured, float]:
-    """The lower quartile of all rounds of each case, of which there are three at least: what else the machine does only ever adds; and
+    """The lower eighth of all rounds of each case, of which there are three at least: what else the machine does only ever adds; and
     of what a run takes beside its kernels: until they begin, and the first of them more than it takes later, as all caches have
     forgotten what it needs. `seconds`: after these no more rounds are begun."""
     order = np.random.default_rng(1).permutation(len(cases))
@@ -77,12 +77,12 @@ def inside(cases: Sequence[Case], memory: Bytes, apart: bool, seconds: float, pr
             starts.append(1e-9 * float(beside + first - again))
             for i, each in zip(part, every, strict=True): taken[i].append(1e-9 * float(each))
         progress(done + 2, ROUNDS + 1)
-    return [(kernel, sizes, quarter(each)) for (kernel, sizes, _), each in zip(cases, taken, strict=True)], quarter(starts)
+    return [(kernel, sizes, eighth(each)) for (kernel, sizes, _), each in zip(cases, taken, strict=True)], eighth(starts)
 
 
-def quarter(taken: Sequence[float]) -> float:
-    """The lower quartile."""
-    return sorted(taken)[len(taken) // 4]
+def eighth(taken: Sequence[float]) -> float:
+    """What an eighth stays below: of a few, the least."""
+    return sorted(taken)[len(taken) // 8]
 
 
 def shared(numbers: int) -> tuple[Bytes, Floats, Floats]:
