@@ -46,7 +46,7 @@ class Plan:
 
 
 QUICK, FULL = Plan(), Plan(40, 4, 4096, 1024, 8e8, 1.2, 36.0)
-INSIDE, INSIDE_FULL = Plan(24, 4, 4096, 400, 4e8, 0.4, 4.0), Plan(40, 4, 4096, 512, 8e8, 1.2, 12.0)
+INSIDE, INSIDE_FULL = Plan(16, 4, 4096, 400, 4e8, 0.2, 3.0), Plan(40, 4, 4096, 512, 8e8, 1.2, 12.0)
 WIDTHS, GROUPS = (384, 768, 1536), ((16,), (48,), (128,), (60, 31, 9), (256,), (64, 64))
 RIDDEN = {"packed": "", "int8": NARROW}                      # what epilogues are timed behind
 BY_ITSELF = {"scores", "softmax", "values"}                 # programs with these run function by function
