@@ -71,7 +71,7 @@ BENCHMARKS = {
     "interrupts": Benchmark("--count 20", 10, "", 200, "Is a run right after it was interrupted?"),
     "spectra": Benchmark("--seeds 2", 5, "", 20, "How fast are singular values found?"),
 }
-APART = {"paired": "holds two commits against each other"}
+APART = {"paired": "holds two commits against each other", "neighbours": "needs the machine quiet, then busy"}
 
 
 @dataclass
