@@ -52,7 +52,7 @@ BENCHMARKS = {
     "crossovers": Benchmark("--quick --rounds 5 --threads 1", 40, "", 1800, "Which format is fastest, from which density on?"),
     "selection": Benchmark("{data}/dlmc --quick --processes 1 --rows 16", 40, "", 1500, "Is the chosen format the fastest?",
                            "{data}/dlmc"),
-    "sparse": Benchmark("--densities 0.1 --pattern csr block --rounds 5", 12, "", 120, "What gains a pruned model?"),
+    "sparse": Benchmark("--densities 0.1 --pattern csr block --rounds 5", 40, "", 120, "What gains a pruned model?"),
     "attention": Benchmark("--rounds 5 --widths 32", 8, "", 60, "How near is attention to a product?"),
     "masks": Benchmark("--lengths 1024 --rounds 5", 4, "", 30, "What do masks by blocks save?"),
     "search": Benchmark("--layers 12 48 --rounds 3 --brief", 12, "", 90, "How long is the search, and how does it grow?"),
