@@ -171,7 +171,7 @@ def test_bars_are_figures_of_the_first_number_of_threads(capsys):
 
 
 def test_the_legend_lies_beside_the_panels(tmp_path):
-    pytest.importorskip("matplotlib", reason="needs plot: matplotlib")
+    pytest.importorskip("matplotlib", reason="needs peers: matplotlib")
     rows = [row(f"a format with a long name {i}", "ours", at, 1.0 + at * i) for at in (0.1, 0.5) for i in range(40)]
     rows += [row("dense", "numpy", at, 2.0) for at in (0.1, 0.5)]
     figure = plot(Table(rows), tmp_path / "out.png")
