@@ -136,7 +136,7 @@ def test_an_interruption_leaves_nothing(tmp_path):
     time.sleep(0.5)
     ran.send_signal(signal.SIGINT)
     _, said = ran.communicate(timeout=60)
-    assert ran.returncode == 130 and said == "opmatrix: interrupted\n" and sorted(tmp_path.iterdir()) == before
+    assert (ran.returncode, said) == (130, "opmatrix: interrupted\n") and sorted(tmp_path.iterdir()) == before
 
 
 def test_the_version(command):  # noqa: F811
