@@ -33,7 +33,7 @@ from matrices import STRUCTURES
 from race import Rider, race
 
 from formats import FORMATS, blas, peaks
-from formats.host import caches
+from formats.host import BEYOND, caches
 from rewrites.report import table as aligned
 
 PROVIDERS = ("ours", "numpy", "scipy", "mkl", "torch")
@@ -42,7 +42,7 @@ COLUMNS = ("shape", "rows", "structure", "density", "format", "provider", "threa
            "spread")
 GRID = {"shapes": (["384x1536"], ["384x1536", "1024x1024"]), "structures": (["random"], [*STRUCTURES]),
         "densities": ([0.1, 0.3, 0.38, 0.5], [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7]),
-        "rows": ([1, 128], [1, 16, 128, 512]), "decode": (0.0, float(peaks.BEYOND))}       # quick, and all
+        "rows": ([1, 128], [1, 16, 128, 512]), "decode": (0.0, float(BEYOND))}       # quick, and all
 BARS = [(shape, "random", d, (16, 128, 512)) for shape in ("384x1536", "1536x384") for d in (0.1, 0.3, 0.38, 0.45, 0.55)]
 BARS += [(shape, "blocks", d, (16, 128, 512)) for shape in ("384x1536", "1536x384") for d in (0.1, 0.5)]
 BARS += [("4096x4096", "blocks", 0.5, (128,))]
@@ -99,7 +99,7 @@ def arguments():
     parser.add_argument("--quick", action="store_true",
                         help="where nothing else is given: a shape, a structure, few densities and rows, no one-row products")
     parser.add_argument("--decode", type=number(float, 0, 100, "from 0 to 100"), metavar="N",
-                        help=f"one-row products on matrices of N last caches, by itself {peaks.BEYOND}; 0: leave out")
+                        help=f"one-row products on matrices of N last caches, by itself {BEYOND}; 0: leave out")
     given = parser.parse_args()
     named("formats", given.formats, FORMATS)
     tablefile("plot", given.plot)

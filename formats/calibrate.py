@@ -13,7 +13,7 @@ import numpy as np
 from formats import FORMATS, Format, FormatError
 from formats.epilogue import Epilogue
 from formats.features import beyond, even, quantile, stored
-from formats.host import caches
+from formats.host import uncached
 from formats.machine import FEATURES, NARROW, STAGES, WAYS, Machine, Rates, evaluate, here
 from formats.peaks import vector_rate
 from formats.predictor import fitted
@@ -23,7 +23,6 @@ from formats.threads import threads
 
 SOME_ROWS, BATCHES = (1, 8, 24, 160), ((24,), (100,), (60, 31, 9), (256,), (128, 40))
 HEADS = ((12, 32), (6, 64), (3, 128))                                  # heads, columns of one
-BEYOND = 2                                                  # last caches: so many bytes are surely memory
 LEAST = 5e-12                                               # seconds a number: nothing is free, whatever the noise says
 LAYOUT = 0.5                                                # of a format's matrices, more for each layout beyond the first
 LONG = 0.2                                                  # power of its time that a case weighs
@@ -141,7 +140,7 @@ def epilogues(p: int, x: np.ndarray) -> dict[str, Callable[[], Epilogue]]:
 def passes(widths: Iterable[int], rows: Iterable[int], numbers: Numbers) -> Iterator[Case]:
     """Epilogues as passes of their own, scaling, gathering."""
     from formats import kernels
-    held = np.ones(BEYOND * caches()[-1] // 4, np.float32)  # more than any cache holds, as a vocabulary is
+    held = np.ones(uncached() // 4, np.float32)  # more than any cache holds, as a vocabulary is
     for p in widths:
         table = held[:held.size // p * p].reshape(-1, p)
         for T in rows:
@@ -204,7 +203,7 @@ def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None,
         progress(done + 1, steps)
     progress(steps, steps)
     if watch: watch.note(runs)
-    return [(kernel, sizes, sorted(taken)[len(taken) // 4])
+    return [(kernel, sizes, quantile(taken, 0.25))
             for (kernel, sizes, _), taken in zip(cases, runs, strict=True)]
 
 
@@ -216,8 +215,7 @@ def fused(numbers: Numbers, form: str) -> dict[str, float]:
     runs: dict[str, list[float]] = {name: [] for name, _ in stages}
     for _ in range(8):
         for name, after in stages: runs[name] += timed(lambda after=after: weight.matmul(x, out=out, epilogue=after))
-    quartile = {name: sorted(taken)[len(taken) // 4] for name, taken in runs.items()}
-    return {name: max((quartile[name] - quartile[""]) / (T * p), LEAST) for name in STAGES}
+    return slopes([(f"{form} {name}", {"T": T, "p": p}, quantile(taken, 0.25)) for name, taken in runs.items()], form)
 
 
 def riding(numbers: Numbers, form: str) -> Iterator[Case]:

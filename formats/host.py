@@ -1,14 +1,16 @@
 """What a process may use of the machine that it is on: cores, quotas, memory, clocks. Nothing is measured, and what a system does
 not tell is None."""
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 from pathlib import Path
 
 CPUS = "sys/devices/system/cpu"
 CACHES = (32 << 10, 1 << 20, 32 << 20)                       # bytes, where the system does not say
+BEYOND = 2                                                  # so many last caches are surely memory
 
 
 @dataclass(frozen=True)
@@ -112,16 +114,32 @@ def load() -> float | None:
 
 def flags(root: Path) -> frozenset[str]:
     """What the processor can do, in the kernel's names."""
-    found: Mapping[str, str] = {key.strip(): rest for key, _, rest in (
-        line.partition(":") for line in said(root / "proc/cpuinfo").splitlines())}
+    found = cpuinfo(root)
     return frozenset(found.get("flags", found.get("Features", "")).split())
 
 
-def caches(root: Path = Path("/")) -> list[int]:
+def cpuinfo(root: Path = Path("/")) -> dict[str, str]:
+    """What Linux says of the first processor, of which no more is read; nothing elsewhere."""
+    found: dict[str, str] = {}
+    with suppress(OSError, UnicodeDecodeError), open(root / "proc/cpuinfo") as lines:
+        for line in lines:
+            if not line.strip(): break
+            key, _, value = line.partition(":")
+            found[key.strip()] = value.strip()
+    return found
+
+
+@cache
+def caches(root: Path = Path("/")) -> tuple[int, ...]:
     """Bytes of the caches that one core reads through, the nearest first."""
     found = {}
     for index in sorted((root / CPUS / "cpu0" / "cache").glob("index*")):
         kind, level, size = (said(index / name) for name in ("type", "level", "size"))
         with suppress(ValueError):
             if kind != "Instruction": found[int(level)] = int(size.rstrip("KM")) << (20 if size.endswith("M") else 10)
-    return [size for _, size in sorted(found.items())] or [*CACHES]
+    return tuple(size for _, size in sorted(found.items())) or CACHES
+
+
+def uncached() -> int:
+    """Bytes that are surely read from memory: no cache holds them."""
+    return BEYOND * caches()[-1]

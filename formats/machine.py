@@ -20,7 +20,7 @@ from formats.cache import keep, location, recall, say
 from formats.errors import InputError
 from formats.features import T, beyond, n, p
 from formats.files import parse_json, shown
-from formats.host import Host, caches
+from formats.host import Host, caches, cpuinfo
 from formats.predictor import Correction
 from formats.quiet import probe
 from formats.switches import switched_off
@@ -194,10 +194,7 @@ def corrects(kernel: str, correction: Correction) -> bool:
 
 def cpu() -> str:
     """The processor's own name."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return next(iter(models), platform.processor() or platform.machine())
+    return cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
 def identity() -> tuple[Any, ...]:

@@ -15,14 +15,13 @@ import numpy as np
 from formats import FORMATS
 from formats.arrays import room
 from formats.cache import keep
-from formats.host import caches
+from formats.host import caches, uncached
 from formats.threads import limit, threads
 
 # formats whose product runs at the rate of a number type; the fastest that there is counts
 NUMBERS = {"float32": ("dense", "packed"), "float16": ("half",), "bf16": ("bf16",), "int8": ("int8",), "int4": ("int4",)}
 SIDE, ROWS = 512, 256                                        # of the products that find these rates: a millisecond or less
 SECONDS = 0.02                                               # of one measurement
-BEYOND = 2                                                   # so many last caches are surely memory
 Progress = Callable[..., None]
 
 
@@ -112,7 +111,7 @@ def memory_levels() -> Iterator[tuple[str, int]]:
     """(level, bytes to read) for every cache of data, half of it, and memory, if there is room for so much."""
     sizes = caches()
     for level, size in enumerate(sizes, 1): yield f"L{level}", size // 2
-    yield "memory", min(BEYOND * sizes[-1], max(sizes[-1], free_memory() // 4))
+    yield "memory", min(uncached(), max(sizes[-1], free_memory() // 4))
 
 
 def free_memory() -> int:

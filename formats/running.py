@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.arrays import Floats, room
+from formats.features import quantile
 from formats.threads import threads
 
 CHUNK = 128                                                 # cases of a script: an interrupt waits for its end
 ROUNDS = 16                                                 # at most; three at least
+EIGHTH = 1 / 8                                              # of a few rounds, the least
 Case = tuple[str, dict[str, float], Callable[[], Any]]
 Measured = list[tuple[str, dict[str, float], float]]
 Bytes = NDArray[np.uint8]
@@ -77,12 +79,8 @@ def inside(cases: Sequence[Case], memory: Bytes, apart: bool, seconds: float, pr
             starts.append(1e-9 * float(beside + first - again))
             for i, each in zip(part, every, strict=True): taken[i].append(1e-9 * float(each))
         progress(done + 2, ROUNDS + 1)
-    return [(kernel, sizes, eighth(each)) for (kernel, sizes, _), each in zip(cases, taken, strict=True)], eighth(starts)
-
-
-def eighth(taken: Sequence[float]) -> float:
-    """What an eighth stays below: of a few, the least."""
-    return sorted(taken)[len(taken) // 8]
+    return ([(kernel, sizes, quantile(each, EIGHTH)) for (kernel, sizes, _), each in zip(cases, taken, strict=True)],
+            quantile(starts, EIGHTH))
 
 
 def shared(numbers: int) -> tuple[Bytes, Floats, Floats]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..cache import location, put, recall
 from ..errors import InputError
 from ..holdings import KINDS, bound
+from ..host import cpuinfo
 from ..switches import switched_off, without
 
 UNSOUND = "corei7-avx", "core-avx-i", "sandybridge", "ivybridge", "nocona"      # numba leaves their avx alone
@@ -27,18 +28,7 @@ def avx(name: str) -> bool:
 def system_avx() -> bool:
     """Whether the system keeps the registers of AVX: old kernels of Linux do not."""
     if not sys.platform.startswith("linux") or platform.machine() not in ("i386", "i586", "i686", "x86_64"): return True
-    return not (told := first()) or "avx" in told.get("flags", "").split()
-
-
-def first() -> dict[str, str]:
-    """What Linux says of the first processor; nothing elsewhere."""
-    found: dict[str, str] = {}
-    with suppress(OSError), open("/proc/cpuinfo") as lines:
-        for line in lines:
-            if not line.strip(): break
-            key, _, value = line.partition(":")
-            found[key.strip()] = value.strip()
-    return found
+    return not (told := cpuinfo()) or "avx" in told.get("flags", "").split()
 
 
 def digest(*words: object) -> str: return hashlib.blake2b(repr(words).encode(), digest_size=8).hexdigest()
@@ -59,7 +49,7 @@ def asked() -> tuple[str, str]:
 
 def remembered() -> tuple[str, str]:
     """The same, from the cache where it is there, whole, and of this processor."""
-    if not {"vendor_id", "flags"} <= (told := first()).keys(): return asked()
+    if not {"vendor_id", "flags"} <= (told := cpuinfo()).keys(): return asked()
     file = location() / "processors" / f"{digest(release('llvmlite'), [told.get(each) for each in TELLING])}.txt"
     with suppress(InputError, UnicodeDecodeError):
         if (found := SAID.fullmatch(recall(file).decode())) and found[3] == digest(found[1], found[2]): return found[1], found[2]

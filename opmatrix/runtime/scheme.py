@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.host import caches
+from formats.host import uncached
 
 GROUP, LARGER = 128, 256                                    # rows of a group, about; and where weights do not fit the last cache
 READING = 4                                                 # rows that reading the weights takes as long as
 WAITING = 1.1                                               # times as long as alone where all work together
-BEYOND = 2                                                  # times the last cache: so many bytes are read from memory each time
 Words = NDArray[np.int64]
 
 
@@ -27,7 +26,7 @@ class Group(NamedTuple):
 
 def size(weights: int) -> int:
     """Rows of a group, about, of a program with so many bytes of weights, which are read once for each group."""
-    return GROUP if weights < BEYOND * caches()[-1] else LARGER
+    return GROUP if weights < uncached() else LARGER
 
 
 def grouped(starts: Words, workers: int, most: int) -> list[Group]:
