@@ -47,6 +47,7 @@ def test_a_law_returns_both_sides():
 
 def test_a_monoid_by_its_name():
     assert over(I, "max") is over(I, monoids.max) and over(I, "moments.mean") is over(I, monoids.moments.mean)
+    assert over(I, "moments.variance") is over(I, monoids.moments.variance) and over(I, "topk(5)") is over(I, monoids.topk(5))
     assert formula(lambda x: product(x @ x.T, x, over="softmax")) is formula(lambda x: product(x @ x.T, x, over=softmax))
 
 

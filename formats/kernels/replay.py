@@ -3,7 +3,6 @@
 A recording keeps the records of its launches as words in which addresses are relative to where it will run. Replayed by one
 worker (a group of sentences each, no waiting between stages), or stage by stage by all workers together. With a clock, they
 note when each stage began."""
-import ctypes
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from .compiled import HELPER, Function, Kernel, calling
 from .launch import RECORDING, ROOM_START, ROOM_STEP, Stage, address, step, words
 from .memory import call, floats, longs, record
 from .native import njit
+from .objects import function
 from .pool import finish, publish
 
 # words: the records, then the table of stages; moved, rooms, steps: which of them get base, room and step added
@@ -34,7 +34,7 @@ look = calling(2)                                            # at the clock
 
 def clock() -> int:
     """Where C's clock_gettime is; 0 where it is not."""
-    with suppress(OSError, AttributeError): return int(ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value or 0)
+    with suppress(OSError, AttributeError): return function("clock_gettime")
     return 0
 
 

@@ -2,7 +2,6 @@
 it once would take an age."""
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any, get_args
 
@@ -76,24 +75,12 @@ def attribute(given: Any, wanted: Any, arrays: Sequence[Any]) -> Any:
         case {"array": k} if wanted is Data: return Data(chosen(k, arrays))
         case {"pattern": str(form), "arrays": list(places)} if wanted is Pattern:
             return parse(form, [chosen(k, arrays) for k in places])
-        case {"over": str(name)} if wanted is type: return monoid(name)
+        case {"over": str(name)} if wanted is type: return monoids.called(name)
     if isinstance(given, str) and given in get_args(wanted): return given
     if wanted is int or int in get_args(wanted):
         if type(given) is int and 0 <= given <= WIDEST: return given
         if given is None and wanted is not int: return None
     raise ValueError(f"{given!r:.80} is no {getattr(wanted, '__name__', wanted)}")
-
-
-@cache
-def monoid(name: str) -> Any:
-    """A monoid by its name, as `topk(2).indices`; ValueError for another."""
-    base, _, finish = name.partition(".")
-    count = base.removeprefix("topk(").removesuffix(")")
-    found = (monoids.topk(int(count)) if base == f"topk({count})" and count.isdecimal() and 0 < len(count) < 4 else
-             next((each for each in monoids.MONOIDS if each.__name__ == base), None))
-    found = getattr(found, finish, None) if finish and found is not None and finish in found.finishes else found
-    if found is None or found.__name__ != name: raise ValueError(f"{name!r:.80} is no monoid")
-    return found
 
 
 # ---- how large it is
