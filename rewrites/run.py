@@ -278,7 +278,7 @@ class Run:
         self.points = [self.point("exact", program, exact.time, 0.0, exact.gap, structure=exact)]
         for structure in front.points(error, memory):
             found, joint, stated = front.found[id(structure)]
-            self.points.append(self.point(described(structure), found, structure.time, joint, proved(structure), counted(structure),
+            self.points.append(self.point(described(structure), found, structure.time, joint, structure.proved, counted(structure),
                                           structure))
             self.points[-1].stated_error = stated
         self.bound = front.bound if error else exact.bound
@@ -398,8 +398,3 @@ class Run:
                              f"within the error needs {min(p.measured_bytes or 0.0 for p in exact) / 1e6:.3g} MB, the least error "
                              f"within the memory is {least}")
         return allowed
-
-
-def proved(structure: Structure) -> float | None:
-    """The gap of a structure, if any was proved."""
-    return structure.gap if np.isfinite(structure.gap) else None

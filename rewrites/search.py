@@ -2,7 +2,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from typing import Any
 
 from opmatrix.data import Data
@@ -45,6 +45,11 @@ class Structure:
     @property
     def gap(self) -> float:
         return (self.cost - self.bound) / self.cost if self.cost else 0.0
+
+    @property
+    def proved(self) -> float | None:
+        """The gap, if any was proved."""
+        return self.gap if isfinite(self.gap) else None
 
     @property
     def memory(self) -> float:

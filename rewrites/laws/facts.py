@@ -1,6 +1,6 @@
 """Class facts: what is known of the value that a class denotes, as egglog rules. They are properties, which kinds declare
-(opmatrix/nodes.py): each predicate is asked what is the least that its operands must be, and that is a rule. Facts describe a
-value, so they pass through an approximation from its original, never from its replacement.
+(opmatrix/nodes.py, properties.py): each predicate is asked what is the least that its operands must be, and that is a rule. Facts
+describe a value, so they pass through an approximation from its original, never from its replacement.
 
 Beside them stands what directs laws and kernels, and makes nothing true: `act` depends on the input, `given` is a field of the
 batch, `turning` acts on rows by their positions, `halves` is what a joined product leaves: all heads of its first half, then
