@@ -23,6 +23,7 @@ from opmatrix.errors import InputError
 
 ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent
 PACKAGES = "formats", "opmatrix", "rewrites"
+SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}      # Python 3.11.4 and later
 FILES = *PACKAGES, "pyproject.toml", "README.md", "LICENSE"
 PARTS = "files", "env", "cache", "programs"                 # of the directory of a tree
 SEEDS = "kernels", "machines", "errors"                     # of the user's cache, what a new one begins with
@@ -66,7 +67,7 @@ class Tree:
             return
         there = {*git("ls-tree", "--name-only", self.commit).decode().split("\n")}
         packed = git("archive", "--format=tar", self.commit, "--", *(name for name in FILES if name in there))
-        with tarfile.open(fileobj=io.BytesIO(packed)) as opened: opened.extractall(target, filter="data")
+        with tarfile.open(fileobj=io.BytesIO(packed)) as opened: opened.extractall(target, **SAFELY)
 
     def installed(self, target):
         """An environment that finds the files, and the packages of this interpreter; or for which pip installed all."""

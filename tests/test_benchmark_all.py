@@ -58,11 +58,15 @@ def run(tmp_path, monkeypatch, capsys):
     return run
 
 
-def gone(pid):
-    """Whether a process is over; whoever adopted it may not have noticed yet."""
+def gone(pid, patience=10.0):
+    """Whether a process is over; whoever adopted it may not have noticed yet, and what was killed takes a moment to end."""
+    end = time.monotonic() + patience
     with suppress(ProcessLookupError, FileNotFoundError):
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        while time.monotonic() < end:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z": return True
+            time.sleep(0.01)
+        return False
     return True
 
 

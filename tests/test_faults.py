@@ -131,7 +131,8 @@ def test_an_interruption_leaves_nothing(tmp_path):
     bert_program(checkpoints.CONFIG, checkpoints.arrays(checkpoints.CONFIG), tokenizer=text).save(tmp_path / "program")
     before = sorted(tmp_path.iterdir())
     ran = subprocess.Popen([sys.executable, "-m", "rewrites.cli", "embed", "program", "-", "--out", "o.npy"], cwd=tmp_path, env=ENVIRONMENT,
-                           stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                           stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))         # jobs in the background ignore it
     while len([*tmp_path.iterdir()]) == len(before): time.sleep(0.05)
     time.sleep(0.5)
     ran.send_signal(signal.SIGINT)
