@@ -53,6 +53,7 @@ BENCHMARKS = {
     "selection": Benchmark("{data}/dlmc --quick --processes 1 --rows 16", 40, "", 1500, "Is the chosen format the fastest?",
                            "{data}/dlmc"),
     "sparse": Benchmark("--densities 0.1 --pattern csr block --rounds 5", 40, "", 120, "What gains a pruned model?"),
+    "products": Benchmark("--shapes 384x1536 --rows 1,128 --rounds 9", 10, "", 60, "How fast are products, on one core?"),
     "attention": Benchmark("--rounds 5 --widths 32", 8, "", 60, "How near is attention to a product?"),
     "masks": Benchmark("--lengths 1024 --rounds 5", 4, "", 30, "What do masks by blocks save?"),
     "search": Benchmark("--layers 12 48 --rounds 3 --brief", 12, "", 90, "How long is the search, and how does it grow?"),

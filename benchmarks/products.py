@@ -5,10 +5,10 @@
 
 Calls are those of a recorded program: a kernel and its arguments, without Python's part of a step; all add a bias. Ours round rows
 of x on the way, the trial is given rounded ones. All take turns; figures are medians, `share` is ours over the trial's.
-FILE is a module with `make_gemm(kind, epilogue)`, `pack`, `bf16` and `keep`. One processor is used, the last that is allowed."""
+FILE is a module, which is run, with `make_gemm(kind, epilogue)`, `pack`, `bf16` and `keep`. One processor is used, the last that is
+allowed."""
 import argparse
 import os
-import sys
 import time
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
@@ -16,61 +16,63 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
-sys.path[0] = str(Path(__file__).parents[1])                # not this folder: its formats.py is not the package
+import command
+import numpy as np
+from command import Figure, InputError, Parser, concluded, count, listed, named, shape, tabled, takes
 
-import numpy as np  # noqa: E402
-
-from benchmarks.command import listed, named, tabled, tablefile, within  # noqa: E402
-from formats import FORMATS  # noqa: E402
-from formats.epilogue import Epilogue  # noqa: E402
-from formats.kernels.launch import RECORDING, address  # noqa: E402
-from formats.quiet import watched  # noqa: E402
-from formats.threads import limit  # noqa: E402
-from opmatrix.errors import InputError  # noqa: E402
+from formats import FORMATS
+from formats.epilogue import Epilogue
+from formats.kernels.launch import RECORDING, address
+from formats.threads import limit
 
 TYPES = {"float32": "packed", "bf16": "bf16", "int8": "int8", "int4": "int4"}
 COLUMNS = "type", "inputs", "outputs", "rows", "microseconds", "Gflop/s", "trial Gflop/s", "share"
 WIDTH = 48                                                   # columns of the trial's panels
+MOST = 1 << 14                                               # rows, inputs, outputs
 LEAST = 2e-4                                                 # seconds of a timing, which repeats shorter calls
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(__doc__)
     parser.add_argument("--trial", type=Path)
     parser.add_argument("--rows", type=listed, default=["1", "4", "16", "61", "128"])
     parser.add_argument("--shapes", type=listed, default=["384x1536", "1536x384", "768x3072"])
     parser.add_argument("--types", type=listed, default=[*TYPES])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--rounds", type=count, default=15)
     given = parser.parse_args()
-    try: sizes, shapes, trial = checked(given)
-    except InputError as error: raise SystemExit(f"error: {error}") from None
-    watched()
+    sizes, shapes, trial = checked(given)
+    takes(4 + 0.004 * given.rounds * len(sizes) * len(shapes) * len(given.types))
     if hasattr(os, "sched_setaffinity"): os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     table: list[tuple] = []
     print(" ".join(f"{name:>13}" for name in COLUMNS))
     with limit(1):
         for kind in given.types:
-            for shape in shapes:
-                rows = raced(kind, shape, sizes, trial, given.rounds)
+            for each in shapes:
+                rows = raced(kind, each, sizes, trial, given.rounds)
                 for row in rows: print(" ".join(f"{cell:>13.4g}" if isinstance(cell, float) else f"{cell!s:>13}" for cell in row))
                 table += rows
     tabled(given.csv, [COLUMNS, *table])
+    concluded(given, figures(given.types, table))
+
+
+def figures(types, table):
+    """The highest rate of each number type, and its least share of the trial; int4 is held against no int4."""
+    for kind in types:
+        mine = [row for row in table if row[0] == kind]
+        yield Figure(f"{kind}: highest rate", max(row[5] for row in mine), "Gflop/s")
+        yield Figure(f"{kind}: least share of the trial", min((row[7] for row in mine if row[7]), default=None),
+                     least=0.9 if kind in ("bf16", "int8") else None, why="there is no --trial")
 
 
 def checked(given):
     """(rows, (inputs, outputs), the trial's module or None). Raises InputError."""
     named("types", given.types, TYPES)
-    within("rounds", given.rounds, 1000)
-    tablefile("csv", given.csv)
-    for word in (*given.rows, *(each for shape in given.shapes for each in shape.split("x"))):
-        if not word.isdecimal() or not 1 <= int(word) <= 1 << 14: raise InputError(f"--rows, --shapes: {word!r} is no size from 1 to 16384")
-    shapes = [tuple(map(int, shape.split("x"))) for shape in given.shapes]
-    for shape in shapes:
-        if len(shape) != 2: raise InputError(f"--shapes: {shape} is not inputs x outputs")
-        if given.trial and (shape[0] % 32 or shape[1] % WIDTH):
-            raise InputError(f"--shapes: the trial takes inputs by 32 and outputs by {WIDTH}, not {shape}")
-    return [*map(int, given.rows)], shapes, imported(given.trial) if given.trial else None
+    try: sizes, shapes = [int(count(word)) for word in given.rows], [shape(word) for word in given.shapes]
+    except argparse.ArgumentTypeError as error: raise InputError(f"--rows, --shapes: {error}") from None
+    if max(*sizes, *map(max, shapes)) > MOST: raise InputError(f"--rows, --shapes: {MOST} at most")
+    for n, p in shapes if given.trial else ():
+        if n % 32 or p % WIDTH: raise InputError(f"--shapes {n}x{p}: the trial takes inputs by 32 and outputs by {WIDTH}")
+    return sizes, shapes, imported(given.trial) if given.trial else None
 
 
 def imported(file):
@@ -176,4 +178,4 @@ def timed(runs, rounds):
     return {name: median(each) for name, each in times.items()}
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__": command.run(main)
