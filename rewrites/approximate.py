@@ -1,8 +1,7 @@
 """Approximations: spectra propose them for every weight of the exact program, the model itself says what each costs in error,
 and a search over whole programs chooses structure and methods within budgets of error and memory."""
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from typing import Any
@@ -17,7 +16,7 @@ from opmatrix.spectra.propose import Proposals
 from rewrites.approximation import Approximation
 from rewrites.budgets import Budgets
 from rewrites.emit import Emitter
-from rewrites.fit import Fitter
+from rewrites.fit import Fitter, Key
 from rewrites.lower import Lowering, Method, Stored, Use
 from rewrites.narrowing import narrowed
 from rewrites.price import Prices, stored_bytes
@@ -29,15 +28,19 @@ DRAWS = 1000                                                # of sentences, to s
 RIDGE = 0.1                                                 # share of the energy of the rows that is spread over all directions
 
 
+Source = tuple[int, str, int]                               # a value of any program: its part, the border state before it, its class
+
+
 @dataclass(frozen=True)
 class Site:
     """A weight where a program stores it: the constant's name, its class in its part, what it multiplies (a value's
-    name, or none for a table that is gathered from), its float64 numbers."""
+    name, or none for a table that is gathered from, and the value that this is in any program), its float64 numbers."""
 
     constant: str
     part: int
     stored: Stored
     x: str | None
+    value: Source
     matrix: np.ndarray
 
     @property
@@ -55,6 +58,7 @@ class Choices:
     fit: Batch
     representable: Representable
     own: dict[str, Approximation] = field(default_factory=dict)
+    grams: dict[Source, Gram] = field(default_factory=dict)  # of what programs multiply weights by
     fitters: dict[Any, Fitter] = field(default_factory=dict)
     fitted: dict[Any, dict[Any, Any]] = field(default_factory=dict)
 
@@ -90,9 +94,18 @@ class Choices:
         """The same before its attention is narrowed, and where its constants come from."""
         kept, shape = self.fitted.setdefault(tuple(structure.path), {}), uses(structure)
         if shape not in self.fitters:
-            exact, emitter = structure.program(meta, lambda number, use, method: Method(), kept)
-            self.fitters[shape] = fitter(exact, sites(exact, structure, emitter), self.fit, self.own)
+            multiplied = inputs(structure)
+            if not self.grams.keys() >= {*multiplied.values()}:
+                exact, emitter = structure.program(meta, lambda number, use, method: Method(), kept)
+                self.observe(exact, sites(exact, structure, emitter))
+            self.fitters[shape] = Fitter({key: self.grams[value] for key, value in multiplied.items()}, self.own)
         return structure.program(meta, fitted=kept, fitter=self.fitters[shape])
+
+    def observe(self, exact: Program, found: Sequence[Site]) -> None:
+        """What weights are multiplied by, as far as no program before had the same value."""
+        names = {site.value: site.x for site in found if site.x and site.value not in self.grams}
+        grams = observe(exact, [*names.values()], self.fit)
+        self.grams |= {value: grams[name] for value, name in names.items()}
 
 
 def keys(lowering: Lowering, cls: int) -> Iterator[str]:
@@ -115,6 +128,16 @@ def uses(structure: Structure) -> tuple[Any, ...]:
                                for node in extraction.nodes if isinstance(node.cls, Use)))
 
 
+def inputs(structure: Structure) -> dict[Key, Source]:
+    """What a program multiplies each weight by."""
+    found = {}
+    for number, (extraction, lowering) in enumerate(zip(structure.extractions, structure.lowerings, strict=True)):
+        for use in (node.cls for node in extraction.nodes if isinstance(node.cls, Use)):
+            if use.layout != "stack" and use.x not in lowering.graph.facts["given"]:
+                found[number, use.weight, use.layout] = number, structure.path[number][0], use.x
+    return found
+
+
 def chosen(structure: Structure) -> Iterator[Method]:
     """The method of every weight of a program."""
     return (node.label for extraction in structure.extractions for node in extraction.nodes
@@ -125,34 +148,36 @@ def sites(program: Program, structure: Structure, emitter: Emitter) -> list[Site
     """Every weight of a program and where it stands."""
     users = {step.operands[name]: (step, name) for step in program.steps for name in step.operands}
     found = []
-    for constant, (part, stored) in emitter.sources.items():
+    for constant, (part, stored, value) in emitter.sources.items():
         step, name = users[constant]
         x = None if name.startswith("table") else step.operands["x"]
-        found.append(Site(constant, part, stored, x, structure.lowerings[part].matrix(stored.weight, stored.layout)))
+        matrix = structure.lowerings[part].matrix(stored.weight, stored.layout)
+        found.append(Site(constant, part, stored, x, (part, structure.path[part][0], value), matrix))
     return found
 
 
-def observe(program: Program, names: Sequence[str | None], batch: Batch) -> dict[str, Gram]:
+def observe(program: Program, names: Sequence[str], batch: Batch) -> dict[str, Gram]:
     """XᵀX of each of these values on a batch, with a ridge: few rows say nothing of most directions, which is no reason to
     drop those."""
-    wanted, found = set(names) - {None}, {}
+    wanted, found = set(names), dict[str, Gram]()
+    if not wanted:
+        return found
     walk = program.schedule.walk(batch, lambda number, shape: np.empty(shape, np.float32))
     for step, (_, _, value) in zip(program.steps, walk, strict=True):
         if step.output in wanted:
-            found[step.output] = Gram.of(ridged(value.reshape(len(value), -1)), step.output)
+            found[step.output] = ridged(Gram.of(value.reshape(len(value), -1), step.output))
     return found
 
 
 def fitter(program: Program, found: Sequence[Site], batch: Batch, own: dict[str, Approximation]) -> Fitter:
     """What fits the weights of a program to the rows that it multiplies them by."""
-    grams = observe(program, [site.x for site in found], batch)
+    grams = observe(program, [site.x for site in found if site.x], batch)
     return Fitter({site.key: grams[site.x] for site in found if site.x}, own)
 
 
-def ridged(rows: np.ndarray) -> np.ndarray:
-    """The rows, and below them a multiple of the identity with a share of their energy."""
-    width = rows.shape[1]
-    return np.vstack([rows, np.sqrt(RIDGE / width) * np.linalg.norm(rows) * np.eye(width, dtype=rows.dtype)])
+def ridged(gram: Gram) -> Gram:
+    """A Gram with a share of its energy, which is its trace, spread over all directions."""
+    return replace(gram, matrix=gram.matrix + RIDGE * np.trace(gram.matrix) / len(gram.matrix) * np.eye(len(gram.matrix)))
 
 
 def difference(found: np.ndarray, wanted: np.ndarray) -> float:
@@ -197,12 +222,13 @@ def candidates(space: Space, structure: Structure, program: Program, emitter: Em
     prices is recalled. `own` are approximations that a user declared: these are proposed for every weight, and never
     recalled."""
     found, prices = sites(program, structure, emitter), space.prices
-    choices = Choices(space, {}, fit, representable, {each.name: each for each in own}, {}, {tuple(structure.path): emitter.fitted})
+    choices = Choices(space, {}, fit, representable, {each.name: each for each in own},
+                      fitted={tuple(structure.path): emitter.fitted})
     file = place(program, (fit, batch), limits, prices)
     if (measured := None if own else recall(file, [site.constant for site in found])) is None:
-        fitting = fitter(program, found, fit, choices.own)
+        choices.observe(program, found)
+        fitting = choices.fitters[uses(structure)] = Fitter({each.key: choices.grams[each.value] for each in found if each.x}, choices.own)
         measured = proposed(program, found, prices, batch, limits, fitting, progress)
-        choices.fitters[uses(structure)] = fitting
         if not own:
             keep(file, measured)
     for site in found:
@@ -215,8 +241,7 @@ def proposed(program: Program, found: Sequence[Site], prices: Prices, batch: Bat
              progress: Callable[[int, int], None]) -> Measured:
     """The methods that spectra propose for each weight, with the squared error that each alone brings about."""
     wanted = np.asarray(program.run(batch), np.float64)
-    with ThreadPoolExecutor() as pool:
-        proposals = list(pool.map(lambda site: methods(site, fitter.grams.get(site.key), prices, limits), found))
+    proposals = [methods(site, fitter.grams.get(site.key), prices, limits) for site in found]  # in threads it took twice as long
     total, done = sum(map(len, proposals)), 0
     measured: Measured = {}
     for site, offered in zip(found, proposals, strict=True):

@@ -42,7 +42,7 @@ class Emitter:
     fitter: Fitter = field(default_factory=Fitter)
     steps: list[Step] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
-    sources: dict[str, tuple[int, Stored]] = field(default_factory=dict)
+    sources: dict[str, tuple[int, Stored, int]] = field(default_factory=dict)     # of a weight: its part, what is stored, the class of x
     readings: list[tuple[Call, int]] = field(default_factory=list)
     values: dict[int, Value] = field(default_factory=dict)
     part: int = 0
@@ -102,7 +102,7 @@ class Emitter:
                     operands[name] = self._constant((self.part, Spread(cls, width)), partial(lowering.vector, cls, width))
                 case "matrix":
                     x = bound[name.replace("table", "field")] if name.startswith("table") else bound["x"]
-                    operands[name] = self._weight(lowering, cls, how, methods[Use(x, cls, how, gives)])
+                    operands[name] = self._weight(lowering, cls, how, methods[Use(x, cls, how, gives)], x)
                 case "value" | "scores" if not name.startswith("field"):
                     operands[name] = self._operand(call.implementation.kernel, name, cls)
         if call.implementation.kernel == "embed":
@@ -115,13 +115,13 @@ class Emitter:
             return self._heads(cls)
         return self._rows(cls)
 
-    def _weight(self, lowering: Lowering, cls: int, how: str, method: Method) -> str:
+    def _weight(self, lowering: Lowering, cls: int, how: str, method: Method, x: int) -> str:
         stored = Stored(cls, how, method._replace(error=0.0))
         if how == "stack":
             return self._constant((self.part, stored), lambda: lowering.matrix(cls, how))
         where = (self.part, cls, how)
         name = self._constant((self.part, stored), lambda: self.fitter.store(lowering.matrix(cls, how), method, where))
-        self.sources[name] = (self.part, stored)
+        self.sources[name] = (self.part, stored, x)
         return name
 
     def _constant(self, key: Any, make: Callable[[], Any]) -> str:

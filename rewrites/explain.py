@@ -97,7 +97,7 @@ def otherwise(structure: Structure, program: Program, held_out: Batch) -> dict[i
     own, emitter = structure.program({}, lambda number, use, method: Method() if method.error else method)
     wanted = np.asarray(own.run(held_out), np.float64)
     found = {number: nearly(extraction) for number, extraction in enumerate(structure.extractions)}
-    for name, (part, stored) in emitter.sources.items():
+    for name, (part, stored, _) in emitter.sources.items():
         if (key := (stored.weight, stored.layout)) in found[part]:
             changed = Program(own.steps, {**own.constants, name: program.constants[name]}, own.output)
             words, error, _ = found[part][key]
