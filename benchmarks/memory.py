@@ -67,7 +67,7 @@ def made(width, layers, rows, method, machine):
                   hidden_act="gelu", gated=False, bias=True, mask="sequence")
     model = transformer(config, random_weights(config, rng))
     batch = Batch([rng.integers(0, 100, min(64, rows - at)) for at in range(0, rows, 64)])
-    found = search(model, EXACT_LAWS, machine, rows, int(np.square(np.diff(batch.starts)).sum()), methods=lambda *_: EXACT)
+    found = search(model, EXACT_LAWS, machine, batch.extents(), methods=lambda *_: EXACT)
 
     def decide(number, use, stored):
         gathered = use.x in found.lowerings[number].graph.facts["given"]

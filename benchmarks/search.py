@@ -20,6 +20,7 @@ from command import Figure, Parser, concluded, count, say, shown, spread, tabled
 
 from formats.machine import this_machine
 from opmatrix.data import Promised
+from opmatrix.extents import counted, patterns
 from opmatrix.measure import undisturbed
 from opmatrix.models import build
 from rewrites.budgets import within
@@ -130,7 +131,7 @@ def offered(lowering, use):
 def approximate(model, layers, error, machine, tokens):
     """A line of the table of searches within an error."""
     begun = time.perf_counter()
-    found = within(Space(model, EXACT_LAWS, machine, tokens, tokens ** 2), offered, error=error ** 2)
+    found = within(Space(model, EXACT_LAWS, machine, counted([tokens], patterns(model))), offered, error=error ** 2)
     return [str(layers), f"{100 * error:g} %", f"{time.perf_counter() - begun:.2f}", f"{1e3 * found.time:.3f}", f"{1e3 * found.bound:.3f}",
             f"{100 * found.gap:.2f} %", f"{found.memory / 1e6:.1f}"]
 
@@ -162,7 +163,7 @@ class Rounds:
         for _ in range(rounds or self.given.rounds):
             with undisturbed():
                 begun, own = time.perf_counter(), time.process_time()
-                try: taken.search = search(model, laws, self.machine, tokens, tokens ** 2)
+                try: taken.search = search(model, laws, self.machine, counted([tokens], patterns(model)))
                 except Infeasible: return None
                 taken.totals.append(time.perf_counter() - begun)
                 taken.processor.append(time.process_time() - own)

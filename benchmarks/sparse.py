@@ -68,7 +68,7 @@ def measured(model, checkpoint, machine, pattern, density, given):
     """A row of the table."""
     rng = np.random.default_rng(0)
     batch = Batch([rng.integers(0, checkpoint.config["vocab_size"], given.tokens)])
-    sizes = machine, given.tokens, given.tokens ** 2
+    sizes = machine, batch.extents()
     chosen, best = search(model, EXACT_LAWS, *sizes), search(model, EXACT_LAWS, *sizes, methods=plainly)
     programs = {"sparse": chosen.program({})[0], "best dense": best.program({})[0],
                 "same dense": chosen.program({}, lambda part, use, method: Method())[0]}

@@ -109,7 +109,8 @@ def predicted(program, batch, machine):
     """Seconds of a run, as the search prices them."""
     recorded = program.schedule.recorded
     running = Running.of(machine, batch.starts, recorded.weights, recorded.possible)
-    return running.start + sum(running.seconds(kernel, **sizes) for kernel, sizes in program.cost(batch))
+    extents = running.group(program.extents(batch)) if isinstance(running, Running) else batch
+    return running.start + sum(running.seconds(kernel, **sizes) for kernel, sizes in program.cost(extents))
 
 
 STAGES = {"find": find, "time": timed}

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from formats.format import Format
 from opmatrix.embed import ROWS, Progress, Texts, embed, stream
 from opmatrix.errors import InputError
-from opmatrix.patterns import Batch
+from opmatrix.extents import Extents
+from opmatrix.patterns import Batch, Pattern, parse
 from opmatrix.pooling import Pooling
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.schedule import Schedule
-from opmatrix.runtime.values import sizes
 from opmatrix.text import Tokenizer
 
 Floats = NDArray[np.float32]
@@ -117,15 +117,29 @@ class Program:
         """Bytes of the constants, exactly."""
         return sum(constant.nbytes for constant in self.constants.values())
 
-    def peak_bytes(self, batch: Given | tuple[int, int]) -> int:
-        """Bytes that a call needs for its result and buffers; of a batch, or of (rows, sum of squared lengths). Buffers are kept
-        for the next call, of any program."""
-        if isinstance(batch, tuple): return self.schedule.peak(*batch)
-        return self.schedule.peak(*sizes(found := batched(batch)), found.starts)
+    def peak_bytes(self, batch: Given | Extents) -> int:
+        """Bytes that a call needs for its result and buffers; of a batch, or of extents. Buffers are kept for the next call, of any
+        program. Raises as `extents` does."""
+        extents = self.extents(batch)
+        return self.schedule.peak(extents, None if isinstance(batch, Extents) else batched(batch).starts)
 
-    def cost(self, batch: Given | tuple[int, int]) -> Costs:
-        """The machine's kernels that a run calls, in order, each with its sizes."""
-        return self.schedule.cost(*(batch if isinstance(batch, tuple) else sizes(batched(batch))))
+    def cost(self, batch: Given | Extents) -> Costs:
+        """The machine's kernels that a run calls, in order, each with its sizes: formulas where extents are symbols. Raises as
+        `extents` does."""
+        return self.schedule.cost(self.extents(batch))
+
+    def extents(self, batch: Given | Extents) -> Extents:
+        """Those of a batch, with the patterns of this program; given ones as they are, of which a step may lack one (ValueError).
+        Raises TypeError for two numbers."""
+        if isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(each, int | float) for each in batch):
+            raise TypeError(f"extents: {batch} does not say what each pattern holds: give a batch, or "
+                            f"Extents({{T: {batch[0]}, pairs[sequence]: {batch[1]}}})")
+        return batch if isinstance(batch, Extents) else batched(batch).extents(self.patterns)
+
+    @cached_property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """Who sees whom in its steps, each pattern once."""
+        return tuple(dict.fromkeys(parse(where) for call in self.schedule.calls if (where := getattr(call.bound, "where", ""))))
 
     # ---- what it is
 

@@ -88,7 +88,7 @@ class Choices:
     def program(self, structure: Structure, meta: dict[str, Any]) -> Program:
         """A structure with its methods, fitted to what its exact program multiplies each weight by."""
         found = self.emitted(structure, meta)[0]
-        return narrowed(found, self.space.machine, self.space.rows, self.space.pairs)
+        return narrowed(found, self.space.machine, self.space.prices.group)
 
     def emitted(self, structure: Structure, meta: dict[str, Any]) -> tuple[Program, Emitter]:
         """The same before its attention is narrowed, and where its constants come from."""

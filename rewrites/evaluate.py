@@ -4,6 +4,7 @@ from os.path import exists
 from pathlib import Path
 
 from opmatrix.checkpoint import open_model
+from opmatrix.extents import counted, patterns
 from opmatrix.program import Program
 from opmatrix.storage import PROGRAM
 from rewrites.lower import plainly
@@ -12,14 +13,15 @@ from rewrites.report import Report, table
 from rewrites.run import calibrated, source
 from rewrites.search import search
 
-SIZES = 4096, 4096 * 16                                     # rows, and squared lengths, that an imported program is made for
+LENGTHS = [16] * 256                                        # of the sentences that an imported program is made for
 
 
 def opened(where: str, progress: Callable[..., None] = lambda *_: None) -> Program:
     """The program that a directory holds, or the imported one of a checkpoint: one kernel for each operator, nothing rounded."""
     if exists(Path(where) / PROGRAM): return Program.load(where)
     checkpoint = open_model(where)
-    found = search(checkpoint.operator(), (), calibrated(progress), *SIZES, methods=plainly, fusion=False)
+    model = checkpoint.operator()
+    found = search(model, (), calibrated(progress), counted(LENGTHS, patterns(model)), methods=plainly, fusion=False)
     return found.program(source(checkpoint))[0]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from formats.format import Format
+from opmatrix.extents import Extents
 from opmatrix.program import Program, Step
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.schedule import Call
@@ -13,14 +14,14 @@ from opmatrix.runtime.schedule import Call
 NARROW = "bf16"
 
 
-def narrowed(program: Program, machine: Any, rows: int, pairs: int) -> Program:
+def narrowed(program: Program, machine: Any, extents: Extents) -> Program:
     """The program with attention in bfloat16 wherever q, k and v come from products that round what they multiply, and the
-    machine is quicker so at this size. The same program where that is nowhere."""
+    machine is quicker so at these extents. The same program where that is nowhere."""
     steps, calls = list(program.steps), program.schedule.calls
     for i, call in enumerate(calls):
         if call.kernel.name != "attention" or not all(rounded(calls, v) for v in call.values.values()):
             continue
-        wide, narrow = (call.kernel.cost(at(call, kind), call.shape, rows, pairs) for kind in ("float32", NARROW))
+        wide, narrow = (call.kernel.cost(at(call, kind), call.shape, extents) for kind in ("float32", NARROW))
         if seconds(machine, narrow) < seconds(machine, wide):
             steps[i] = with_attributes(steps[i], {"number_type": NARROW})
     return program if steps == list(program.steps) else Program(steps, program.constants, program.output, program.meta)

@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from formats.machines import Datasheet
+from opmatrix.extents import Extents, counted, patterns
 from opmatrix.term import Operator
 from rewrites.laws import EXACT_LAWS
 from rewrites.report import megabytes, table
@@ -22,17 +23,18 @@ def predicted(model: Operator, sheet: Datasheet, tokens: int = 128) -> str:
 
 def compared(model: Operator, machine: Datasheet, tokens: int) -> Iterator[list[str]]:
     """The rows of the table for one number type."""
-    found = {"imported": search(model, (), machine, tokens, tokens ** 2, fusion=False),
-             "exact": search(model, EXACT_LAWS, machine, tokens, tokens ** 2)}
+    extents = counted([tokens], patterns(model))
+    found = {"imported": search(model, (), machine, extents, fusion=False),
+             "exact": search(model, EXACT_LAWS, machine, extents)}
     for name, each in found.items():
-        yield [name, machine.activations, f"{1e6 * each.time:.1f}", megabytes(each.memory), *shares(each, machine, tokens)]
+        yield [name, machine.activations, f"{1e6 * each.time:.1f}", megabytes(each.memory), *shares(each, machine, extents)]
 
 
-def shares(structure: Structure, machine: Datasheet, tokens: int) -> list[str]:
+def shares(structure: Structure, machine: Datasheet, extents: Extents) -> list[str]:
     """Of the seconds of a program's kernels, the share that each unit decides."""
     program, _ = structure.program({})
     spent = dict.fromkeys(UNITS, 0.0)
-    for kernel, sizes in program.cost((tokens, tokens ** 2)):
+    for kernel, sizes in program.cost(extents):
         parts = machine.roofline(kernel, **sizes)
         spent[max(parts, key=lambda unit: parts[unit])] += max(parts.values())
     return [f"{100 * seconds / sum(spent.values()):.0f} %" for seconds in spent.values()]

@@ -1,11 +1,12 @@
 """Prices: seconds of kernels and bytes of stored weights at the sizes of a workload, on a machine."""
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from formats import FORMATS
 from formats.machine import NARROW
+from opmatrix.extents import WHOLE, Extents, T, pairs
 from opmatrix.patterns import Batch
 from opmatrix.runtime.costs import READING
 from opmatrix.runtime.scheme import Running
@@ -14,7 +15,7 @@ from opmatrix.term import Operator
 if TYPE_CHECKING:
     from rewrites.lower import Call, Lowering, Method, Use
 
-BLOCK = {"attention", "scores", "weigh"}           # their work grows with pairs of tokens of one sentence
+BLOCK = {"attention", "scores", "weigh"}           # their work grows with scores
 
 
 class Machine(Protocol):
@@ -38,11 +39,19 @@ def counts(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...]) -
 
 @dataclass(frozen=True)
 class Prices:
-    """`rows` tokens in all, `pairs` the sum of squared lengths."""
+    """What a batch of these extents takes on a machine."""
 
     machine: Machine
-    rows: int
-    pairs: int
+    extents: Extents
+
+    @cached_property
+    def group(self) -> Extents:
+        """The extents that the machine is asked about: where a batch runs in groups, those of one."""
+        found: Extents = self.machine.group(self.extents) if isinstance(self.machine, Running) else self.extents
+        return found
+
+    @property
+    def rows(self) -> Any: return self.group[T]
 
     @property
     def start(self) -> float:
@@ -81,7 +90,8 @@ class Prices:
         if kernel in BLOCK:
             operands = [bound[name] for name in ("q", "k", "v") if name in bound]
             widths = [lowering.columns(each) / int(lowering.matcher.heads[each]) for each in operands]
-            block = {"T": self.rows, "S2": self.pairs, "h": int(lowering.matcher.heads[cls]),
+            held = pairs[lowering.template.values[bound["where"]]] if kernel == "attention" else WHOLE
+            block = {"T": self.rows, "S2": self.group[held], "h": int(lowering.matcher.heads[cls]),
                      "d": (widths[0] + widths[-1]) / 2}
             names = {"weigh": ("softmax", "values")}.get(kernel, (kernel,))
             return sum(self.machine.seconds(name, **block) for name in names)

@@ -11,6 +11,7 @@ import numpy as np
 from formats.epilogue import UNIT
 from opmatrix.checkpoint import open_model
 from opmatrix.errors import InputError
+from opmatrix.extents import counted, patterns
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.storage import PROGRAM
@@ -172,7 +173,7 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
 
 def plain(model: Operator) -> Program:
     """The imported program: a kernel for each operator, weights as they are."""
-    return search(model, (), Alike(), FRESH, FRESH ** 2, methods=plainly, fusion=False).program({})[0]
+    return search(model, (), Alike(), counted([FRESH], patterns(model)), methods=plainly, fusion=False).program({})[0]
 
 
 def fresh(program: Program, model: Operator) -> Batch:

@@ -19,7 +19,7 @@ from opmatrix.spectra import Limits
 from rewrites.lower import Method
 from rewrites.price import Prices
 
-VERSION = 3                                                 # of what is kept and how it is found
+VERSION = 4                                                 # of what is kept and how it is found
 Measured = dict[str, list[Method]]                          # name of a constant to its methods with their errors
 
 
@@ -30,7 +30,7 @@ def place(program: Program, batches: Sequence[Batch], limits: Limits, prices: Pr
         digest.update(np.ascontiguousarray(batch.tokens).tobytes())
         digest.update(np.ascontiguousarray(batch.starts).tobytes())
     machine = prices.machine if is_dataclass(prices.machine) else None
-    digest.update(repr((VERSION, limits, prices.rows, prices.pairs, machine)).encode())
+    digest.update(repr((VERSION, limits, prices.extents, machine)).encode())
     return cache.location() / "errors" / f"{digest.hexdigest()}.json"
 
 

@@ -237,7 +237,7 @@ class Run:
         another: where a law that makes one is left out, the others keep both their sides."""
         def found(laws: Sequence[Law], time_limit: float) -> tuple[Space, Structure]:
             machine = self.running if fusion else self.called
-            space = Space(self.operator, laws, machine, self.workload.rows, self.workload.pairs, fusion, found=self.parts)
+            space = Space(self.operator, laws, machine, self.workload.extents(self.operator), fusion, found=self.parts)
             return space, cheapest(space, self.representable if laws else plainly, time_limit)
         try:
             return found(laws, 10.0)
@@ -359,7 +359,7 @@ class Run:
 
     def lacking(self, names: Sequence[str], exact: Structure) -> Structure:
         """The optimum without some laws, along the same border states."""
-        return search(self.operator, without(self.laws, names), self.running, self.workload.rows, self.workload.pairs,
+        return search(self.operator, without(self.laws, names), self.running, self.workload.extents(self.operator),
                       methods=self.representable, along=exact.path, found=self.parts)
 
     def groups(self, exact: Structure) -> list[Group]:

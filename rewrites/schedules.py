@@ -10,10 +10,10 @@ import numpy as np
 from formats import FORMATS, FormatError
 from opmatrix.checkpoint import open_model
 from opmatrix.errors import InputError
+from opmatrix.extents import Extents, patterns
 from opmatrix.monoids import softmax
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.runtime.values import sizes
 from opmatrix.term import Operator
 from rewrites.applying import Applied, Rewrite, apply, refusal
 from rewrites.approximate import difference, fitter, sites
@@ -87,6 +87,9 @@ class Schedule:
         return self
 
     @cached_property
+    def extents(self) -> Extents: return self.batch.extents(patterns(self.model))
+
+    @cached_property
     def split(self) -> list[Part]:
         return [states[FULL] for states in parts(self.model)]
 
@@ -106,7 +109,7 @@ class Schedule:
     @cached_property
     def structure(self) -> Structure:
         """The cheapest kernels of exactly this program. Raises InputError where some operator has none."""
-        prices = Prices(self.machine, *sizes(self.batch))
+        prices = Prices(self.machine, self.extents)
         lowerings = [Lowering(each.alone, part.template, prices) for each, part in zip(self.rewritten, self.split, strict=True)]
         found = [kernels(lowering, each) for lowering, each in zip(lowerings, self.rewritten, strict=True)]
         seconds = sum(each.time for each in found)
@@ -201,7 +204,7 @@ class Schedule:
         """How a stage stores a weight. Raises InputError where no format holds what a user's approximation makes of it."""
         if stage.own is None:
             return Method(stage.format, tuple(stage.parameters.items()), metric(stage.format))
-        prices, (n, p) = Prices(self.machine, *sizes(self.batch)), self.sites[site].shape
+        prices, (n, p) = Prices(self.machine, self.extents), self.sites[site].shape
         if not (found := [*stage.own.methods(self.sites[site])]):
             raise InputError(f"{stage.name}: {' and '.join(self.names(site))}: no format holds what it makes of it in less than dense does")
         return min(found, key=lambda method: prices.linear(method.format, n, p, method.parameters))
@@ -266,7 +269,7 @@ class Schedule:
     @property
     def seconds(self) -> float:
         """Predicted, for the batch that was given."""
-        prices, exact = Prices(self.machine, *sizes(self.batch)), self.structure.time
+        prices, exact = Prices(self.machine, self.extents), self.structure.time
         for site, method in self.methods.items():
             n, p = self.sites[site].shape
             exact += prices.linear(method.format, n, p, method.parameters) - prices.linear("packed", n, p)
@@ -296,7 +299,7 @@ class Schedule:
         if self.methods:
             found["structure"] = verify_structure(self.program, batches, constants, wanted)
             return found | {"program": verify_approximate(self.program, self.model, batches, TRUST * self.error + ROUNDED, wanted)}
-        imported, _ = search(self.model, (), self.machine, *sizes(self.batch), fusion=False, methods=plainly).program({})
+        imported, _ = search(self.model, (), self.machine, self.extents, fusion=False, methods=plainly).program({})
         return found | {"program": verify_exact(self.program, self.model, batches, imported, constants)}
 
     def __str__(self) -> str:

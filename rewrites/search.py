@@ -6,6 +6,7 @@ from math import inf, isfinite
 from typing import Any
 
 from opmatrix.data import Data
+from opmatrix.extents import Extents
 from opmatrix.program import Program
 from opmatrix.runtime.order import ordered
 from opmatrix.term import Operator
@@ -75,19 +76,18 @@ class Structure:
             emitter.emit(lowering, extraction.nodes, number, handed, decide)
             result = emitter.values[named[part.roots[self.path[number][1]]]]
         output, prices = emitter.rows(result), self.lowerings[0].prices
-        return ordered(Program(emitter.steps, emitter.constants, output, meta), prices.rows, prices.pairs), emitter
+        return ordered(Program(emitter.steps, emitter.constants, output, meta), prices.extents), emitter
 
 
 @dataclass
 class Space:
-    """Every program of a model that laws reach, part by part and between any two border states, for a workload of `rows`
-    tokens and `pairs` (sum of squared lengths): what all searches of it share. `found`: the model's parts, where they are at hand."""
+    """Every program of a model that laws reach, part by part and between any two border states, for a batch of these
+    extents: what all searches of it share. `found`: the model's parts, where they are at hand."""
 
     model: Operator
     laws: Sequence[Law]
     machine: Machine
-    rows: int
-    pairs: int
+    extents: Extents
     fusion: bool = True
     lowerings: dict[tuple[int, str], Lowering] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Space:
         start = time.perf_counter()
         self.found = self.found or parts(self.model)
         self.seconds["flatten"] = time.perf_counter() - start
-        self.explorer, self.prices = Explorer(self.laws), Prices(self.machine, self.rows, self.pairs)
+        self.explorer, self.prices = Explorer(self.laws), Prices(self.machine, self.extents)
         self.first: dict[Any, Lowering] = {}
 
     def lowering(self, number: int, before: str) -> Lowering:
@@ -132,12 +132,12 @@ class Space:
                          [cut for g in graphs for cut in g.cut], fired)
 
 
-def search(model: Operator, laws: Sequence[Law], machine: Machine, rows: int, pairs: int, *, fusion: bool = True,
+def search(model: Operator, laws: Sequence[Law], machine: Machine, extents: Extents, *, fusion: bool = True,
            methods: Methods | None = None, time_limit: float = 10.0,
            along: Sequence[tuple[str, str]] | None = None, found: Sequence[dict[str, Part]] = ()) -> Structure:
-    """The cheapest program of a model for a workload. `methods` are the representations that a weight may be stored in: by
+    """The cheapest program of a model for a batch of these extents. `methods` are the representations that a weight may be stored in: by
     default every one that holds it exactly. With `along`, the cheapest that hands on these border states."""
-    return cheapest(Space(model, laws, machine, rows, pairs, fusion, found=found), methods, time_limit, along)
+    return cheapest(Space(model, laws, machine, extents, fusion, found=found), methods, time_limit, along)
 
 
 def cheapest(space: Space, methods: Methods | None = None, time_limit: float = 10.0,

@@ -11,8 +11,8 @@ from formats.files import open_regular
 from opmatrix.checkpoint import Checkpoint
 from opmatrix.embed import batches, line, read
 from opmatrix.errors import InputError
+from opmatrix.extents import Extents, patterns
 from opmatrix.patterns import Batch
-from opmatrix.runtime.values import sizes
 from opmatrix.term import Operator
 from opmatrix.text import Parts, Reading, Tokenizer, read_lines, sentences
 from rewrites.stated import LEAST, uncovered
@@ -73,17 +73,17 @@ class Workload:
 
     @property
     def rows(self) -> int:
-        return sizes(self.timed)[0]
+        return self.timed.rows
+
+    def extents(self, model: Operator) -> Extents:
+        """Those of the timed batch, with a model's patterns."""
+        return self.timed.extents(patterns(model))
 
     @property
     def lengths(self) -> tuple[int, int]:
         """Tokens of the shortest and of the longest line that an error is stated of."""
         counts = np.diff(self.state.starts)
         return int(counts.min()), int(counts.max())
-
-    @property
-    def pairs(self) -> int:
-        return sizes(self.timed)[1]
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None,

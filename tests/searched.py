@@ -5,9 +5,9 @@ import numpy as np
 from checkpoints import CONFIG, arrays
 
 from opmatrix.data import Data
+from opmatrix.extents import patterns
 from opmatrix.models import build
 from opmatrix.patterns import Batch
-from opmatrix.runtime.values import sizes
 from rewrites.laws import EXACT_LAWS
 from rewrites.search import search
 
@@ -38,7 +38,7 @@ def model(seed=0, **changed):
 
 
 def structure(operator, laws=EXACT_LAWS, fusion=True, batch=RAGGED, **options):
-    return search(operator, laws, Round(), *sizes(batch), fusion=fusion, **options)
+    return search(operator, laws, Round(), batch.extents(patterns(operator)), fusion=fusion, **options)
 
 
 @cache

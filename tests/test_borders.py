@@ -4,12 +4,12 @@ import pytest
 from searched import Round, relative
 
 from opmatrix.data import Data
+from opmatrix.extents import patterns
 from opmatrix.models import build
 from opmatrix.models.transformer import random_config, random_weights
 from opmatrix.operators import I, attention, const, gelu, given, layernorm, relu, rmsnorm, weight
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, sequence
-from opmatrix.runtime.values import sizes
 from opmatrix.term import substitute
 from rewrites import borders
 from rewrites.borders import FORMS, FULL, apart, form, gained, rms_normed, shifted
@@ -68,7 +68,7 @@ def along(model, state):
     found = parts(model)
     first, *layers = [FULL] * 2 + [state] * (len(found) - 2)
     path = [*zip([first, *layers], [*layers, FULL], strict=True)]
-    program, _ = search(model, EXACT_LAWS, Round(), *sizes(BATCH), along=path).program({})
+    program, _ = search(model, EXACT_LAWS, Round(), BATCH.extents(patterns(model)), along=path).program({})
     return found, relative(program.run(BATCH), dense(model, BATCH))
 
 

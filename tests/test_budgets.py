@@ -7,7 +7,6 @@ import pytest
 from searched import RAGGED, Round, model, relative
 
 from opmatrix.oracles import dense
-from opmatrix.runtime.values import sizes
 from rewrites.borders import FULL
 from rewrites.budgets import Budgets, within
 from rewrites.extraction import Infeasible, Node, Problem, extract, verify
@@ -27,7 +26,7 @@ class Formats(Round):
         return share * super().seconds(kernel, **size)
 
 
-def space(): return Space(OPERATOR, EXACT_LAWS, Formats(), *sizes(RAGGED))
+def space(): return Space(OPERATOR, EXACT_LAWS, Formats(), RAGGED.extents())
 
 
 def offered(lowering, use):

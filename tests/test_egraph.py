@@ -9,6 +9,7 @@ from searched import Round, model
 
 from formats.shapes import Shape, T
 from opmatrix.data import Data
+from opmatrix.extents import counted
 from opmatrix.monoids import softmax
 from opmatrix.operators import I, centre, cols, const, gelu, given, heads, product, symbol, turn, weight
 from opmatrix.oracles import dense
@@ -211,7 +212,7 @@ def test_a_diagonal_is_linear_and_centring_is():
 
 def calls(term, width=6):
     graph, template = graph_of(term, (), width)
-    lowering = Lowering(graph, template, Prices(Round(), 8, 26))
+    lowering = Lowering(graph, template, Prices(Round(), counted([1, 3, 4])))
     return [(call.implementation.name, cls == graph.named["$full"]) for cls, call in lowering.calls]
 
 
@@ -251,7 +252,7 @@ def test_heads_tell_one_matrix_from_several():
 
 def test_a_table_is_gathered_from_and_not_multiplied():
     graph = saturate(template := Template.of({"full": given("tokens", 6) @ weight(numbers(6, 4))}), ())
-    names = [call.implementation.name for _, call in Lowering(graph, template, Prices(Round(), 8, 26)).calls]
+    names = [call.implementation.name for _, call in Lowering(graph, template, Prices(Round(), counted([1, 3, 4]))).calls]
     assert names == ["embed1"]
 
 

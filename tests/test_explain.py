@@ -135,8 +135,8 @@ def test_the_search_is_for_the_same_workload(saved, monkeypatch):
     monkeypatch.setattr(explain, "calibrated", lambda progress: standin.machine())
     report = Reported.read(place / "out" / "report.json")
     run = explain.again(Program.load(place / "out"), report, given={"text": place / "lines.txt"})
-    assert (run.workload.rows, run.workload.pairs, run.workload.name) == \
-        (found.workload.rows, found.workload.pairs, found.workload.name)
+    assert (run.workload.rows, run.workload.timed.extents(), run.workload.name) == \
+        (found.workload.rows, found.workload.timed.extents(), found.workload.name)
     assert "scale_scores" not in {law.name for law in run.laws}
     assert run.structure(run.laws).time == pytest.approx(found.structures["exact"].time, rel=1e-9)
 

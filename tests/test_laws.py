@@ -8,6 +8,7 @@ from sympy import sympify
 
 from formats.shapes import Shape, T
 from opmatrix.data import Data
+from opmatrix.extents import counted, patterns
 from opmatrix.monoids import softmax
 from opmatrix.operators import I, const, gelu, given, heads, product, row, square, symbol, tanh, turn, weight
 from opmatrix.oracles import dense, entrywise
@@ -215,7 +216,7 @@ def forced(implementation, rng):
     seed, full = flat(seed, I), flat(rows(rng, seed), I)
     template = Template.of({"seed": seed, FULL: full})
     graph = saturate(template, ())
-    lowering = Lowering(graph, template, Prices(Flat(), sum(ROWS), sum(r * r for r in ROWS)))
+    lowering = Lowering(graph, template, Prices(Flat(), counted(ROWS, patterns(full))))
     problem, at = lowering.problem([graph.named["$full"]], [], plainly), graph.named["$seed"]
     found = extract(Problem([node for node in problem.nodes if allowed(node, at, implementation)], problem.roots))
     part = Part(template, None, {FULL: "$full"})

@@ -8,6 +8,7 @@ import pytest
 from formats import FORMATS
 from formats.machine import FEATURES, STAGES, features
 from formats.machines import BYTES, FILE, Datasheet, datasheet, datasheets, known, work
+from opmatrix.extents import WHOLE, Extents
 
 SIZES = {"T": 128, "n": 1024, "p": 768, "nnz": 90000, "blocks": 60, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 128 * 128,
          "h": 12, "d": 64, "k": 2}
@@ -97,7 +98,7 @@ def test_units_are_apart():
 def test_a_search_takes_one_like_a_calibrated_machine(small):
     from rewrites.laws import EXACT_LAWS
     from rewrites.search import search
-    found = {name: search(small, EXACT_LAWS, machine, 40, 600).time for name, machine in known().items()}
+    found = {name: search(small, EXACT_LAWS, machine, Extents({"T": 40, WHOLE: 600})).time for name, machine in known().items()}
     assert 0 < found["H100"] < found["A100"] < found["TPUv5e"], "in float32 these have vector units alone"
     assert len({repr(machine) for machine in MACHINES}) == len(MACHINES), "what is remembered is of one machine"
 

@@ -15,6 +15,7 @@ from formats.quiet import Watch
 from opmatrix.checkpoint import open_model
 from opmatrix.data import Data
 from opmatrix.errors import InputError
+from opmatrix.extents import counted, patterns
 from opmatrix.measure import peak
 from opmatrix.models import build
 from opmatrix.oracles import dense
@@ -47,8 +48,8 @@ def model(seed=0, change=lambda name, array: array, **config):
 def structures(**config):
     """Imported, fused and exact, for a workload of 16 tokens."""
     operator = model(**config)
-    found = [search(operator, (), MACHINE, 16, 256, fusion=False), search(operator, (), MACHINE, 16, 256),
-             search(operator, EXACT_LAWS, MACHINE, 16, 256)]
+    found = [search(operator, (), MACHINE, counted([16]), fusion=False), search(operator, (), MACHINE, counted([16])),
+             search(operator, EXACT_LAWS, MACHINE, counted([16]))]
     return operator, dict(zip(("imported", "fused", "exact"), found, strict=True))
 
 
@@ -96,7 +97,7 @@ def test_every_state_of_a_border_gives_a_right_program(state):
     operator, found = structures()
     parts = len(found["exact"].path)
     path = [("full" if n == 0 else state, "full" if n == parts - 1 else state) for n in range(parts)]
-    chosen = search(operator, EXACT_LAWS, MACHINE, 16, 256, along=path)
+    chosen = search(operator, EXACT_LAWS, MACHINE, counted([16]), along=path)
     assert chosen.path == path and chosen.time >= found["exact"].time * (1 - 1e-9)
     assert right(chosen.program({})[0], operator)
 
@@ -111,16 +112,16 @@ def test_every_program_of_random_configs_is_right(seed):
               "layer_norm_eps": float(10.0 ** -rng.integers(1, 13))}
     lengths = rng.integers(1, 12, int(rng.integers(1, 5)))
     batch = Batch([rng.integers(0, config["vocab_size"], length) for length in lengths])
-    rows, pairs = batch.rows, int(np.square(np.diff(batch.starts)).sum())
     operator = model(seed, **config)
+    extents = batch.extents(patterns(operator))
     for laws, fusion in (((), False), ((), True), (EXACT_LAWS, True), (EXACT_LAWS, False)):
-        program, _ = search(operator, laws, MACHINE, rows, pairs, fusion=fusion).program({})
+        program, _ = search(operator, laws, MACHINE, extents, fusion=fusion).program({})
         assert right(program, operator, batch), (config, len(laws), fusion)
 
 
 def test_a_search_gives_the_same_again():
     operator, found = structures(num_hidden_layers=1)
-    again, _ = search(operator, EXACT_LAWS, MACHINE, 16, 256).program({})
+    again, _ = search(operator, EXACT_LAWS, MACHINE, counted([16])).program({})
     assert again.hash == found["exact"].program({})[0].hash
 
 
@@ -142,7 +143,7 @@ def test_layers_pruned_differently_are_stored_sparse_and_are_right():
         if array.ndim != 2 or "encoder" not in name: return array
         return array * (rng.random(array.shape) < (0.02 if "layer.0" in name else 0.2))
     operator = model(change=pruned, hidden_size=128, intermediate_size=512, num_attention_heads=4, num_hidden_layers=2)
-    sparse, stored_dense = (search(operator, EXACT_LAWS, MACHINE, 64, 4096, methods=how) for how in (None, plainly))
+    sparse, stored_dense = (search(operator, EXACT_LAWS, MACHINE, counted([64]), methods=how) for how in (None, plainly))
     program, plain = sparse.program({})[0], stored_dense.program({})[0]
     kept = {constant.name for constant in program.constants.values() if hasattr(constant, "unpack")}
     assert kept & {"csr", "nm", "block"}
@@ -194,7 +195,7 @@ def test_nothing_is_proposed_in_narrower_numbers(number_type):
 def test_a_half_model_is_stored_half_where_that_is_allowed(number_type, expected):
     operator = model(change=lambda name, array: array.astype(np.float16).astype(np.float32), num_hidden_layers=1)
     methods = Representable(NUMBER_TYPES[number_type])
-    structure = search(operator, EXACT_LAWS, MACHINE, 16, 256, methods=methods)
+    structure = search(operator, EXACT_LAWS, MACHINE, counted([16]), methods=methods)
     offered = {method.format for each in structure.lowerings for use in each.kernels[1] for method in methods(each, use)}
     assert ("half" in offered) == expected
 

@@ -17,7 +17,7 @@ from opmatrix.runtime.planner import Life, floor
 from opmatrix.runtime.schedule import homes
 
 BATCH = Batch([[1, 2, 3], [4], list(range(5, 14))])
-SIZES = 13, 91                                               # its rows, and the sum of squared lengths
+EXTENTS = BATCH.extents()
 
 
 def every_order(program):
@@ -35,7 +35,7 @@ def most_alive(program, steps):
     schedule, number = program.schedule, {old: new for new, old in enumerate(steps)}
     calls = [schedule.calls[i]._replace(values={k: number[v] for k, v in schedule.calls[i].values.items()}) for i in steps]
     home, last = homes(calls, number[schedule.result])
-    return floor([Life(calls[b].shape.size.at(*SIZES), b, last[b]) for b in sorted(set(home))])
+    return floor([Life(calls[b].shape.size.at(EXTENTS), b, last[b]) for b in sorted(set(home))])
 
 
 @st.composite
@@ -62,23 +62,24 @@ def small_programs(draw):
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(small_programs())
 def test_no_order_needs_less(program):
-    found = least_peak(program.schedule, *SIZES)
+    found = least_peak(program.schedule, EXTENTS)
     orders = list(every_order(program))
     assert found.steps in orders and found.proved
     assert found.floor == min(most_alive(program, steps) for steps in orders)
-    assert found.peak == planned(program.schedule, found.steps, *SIZES) == min(planned(program.schedule, steps, *SIZES) for steps in orders)
+    peaks = [planned(program.schedule, steps, EXTENTS) for steps in orders]
+    assert found.peak == planned(program.schedule, found.steps, EXTENTS) == min(peaks)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs())
 def test_views_attention_and_scores_too(program):
     """On larger programs, where all orders are too many: never worse, the floor is one, and the results are the same bits."""
-    found = least_peak(program.schedule, *SIZES)
-    given = program.schedule.plan(*SIZES).end
+    found = least_peak(program.schedule, EXTENTS)
+    given = program.schedule.plan(EXTENTS).end
     assert found.floor <= found.peak <= given and most_alive(program, found.steps) >= found.floor
-    again = ordered(program, *SIZES)
+    again = ordered(program, EXTENTS)
     assert sorted(again.steps, key=repr) == sorted(program.steps, key=repr)
-    assert again.peak_bytes(SIZES) - program.peak_bytes(SIZES) == found.peak - given
+    assert again.peak_bytes(EXTENTS) - program.peak_bytes(EXTENTS) == found.peak - given
     assert np.array_equal(again.run(BATCH), program.run(BATCH))
 
 
@@ -97,33 +98,33 @@ def forked():
 
 
 def test_one_branch_after_the_other(forked):
-    better = ordered(forked, *SIZES)
+    better = ordered(forked, EXTENTS)
     names = [step.output for step in better.steps]
     assert names in (["h0", "h1", "h3", "h2", "h4", "h5"], ["h0", "h2", "h4", "h1", "h3", "h5"])
     wide, narrow = 13 * 4 * 512, 13 * 64
-    assert forked.peak_bytes(SIZES) - better.peak_bytes(SIZES) == wide - narrow
+    assert forked.peak_bytes(EXTENTS) - better.peak_bytes(EXTENTS) == wide - narrow
     assert np.array_equal(better.run(BATCH), forked.run(BATCH))
 
 
 def test_the_given_order_stays_where_none_is_better(forked):
-    better = ordered(forked, *SIZES)
-    assert ordered(better, *SIZES) is better and least_peak(better.schedule, *SIZES).proved
+    better = ordered(forked, EXTENTS)
+    assert ordered(better, EXTENTS) is better and least_peak(better.schedule, EXTENTS).proved
 
 
 def test_a_graph_that_is_too_large_is_ordered_by_what_adds_least(forked, monkeypatch):
-    graph = Graph(forked.schedule.calls, forked.schedule.result, *SIZES)
+    graph = Graph(forked.schedule.calls, forked.schedule.result, EXTENTS)
     peak, order, least = graph.path(most=2)
     assert not least and sorted(order) == graph.real and graph.path()[2]
     monkeypatch.setattr(Graph, "path", lambda self, most=0: (peak, order, False))
     monkeypatch.setattr("opmatrix.runtime.order.WORK", 0)
-    found = least_peak(forked.schedule, *SIZES)
-    assert not found.proved and found.floor == 0 and found.peak < forked.schedule.plan(*SIZES).end
+    found = least_peak(forked.schedule, EXTENTS)
+    assert not found.proved and found.floor == 0 and found.peak < forked.schedule.plan(EXTENTS).end
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(small_programs())
 def test_what_adds_least_is_an_order_too(program):
-    graph = Graph(program.schedule.calls, program.schedule.result, *SIZES)
+    graph = Graph(program.schedule.calls, program.schedule.result, EXTENTS)
     peak, order, least = graph.path(most=0)
     assert graph.whole(order) in list(every_order(program)) and not least
     assert peak == most_alive(program, graph.whole(order)) >= graph.path()[0]
@@ -139,4 +140,4 @@ def test_long_chains_are_quick():
         branches = [write.step("linear", {"activation": name}, x=x, weight="W") for name in ("gelu", "silu", "relu", "tanh")]
         for left, right in pairwise(branches): x = write.step("pointwise", x=left, residual=right)
     program = Program(write.steps, constants, x)
-    assert order.least_peak(program.schedule, *SIZES).floor > 0
+    assert order.least_peak(program.schedule, EXTENTS).floor > 0

@@ -12,6 +12,7 @@ from formats import CSR, NM, Block, Dense, Half, LowRank
 from formats import FORMATS as ALL
 from formats.machine import evaluate
 from opmatrix.data import Data
+from opmatrix.extents import Extents, T, counted
 from opmatrix.measure import measure, medians, peak, ratio
 from opmatrix.models import build
 from opmatrix.operators import relu, symbol, weight
@@ -128,7 +129,7 @@ def test_a_kernel_is_one_entry(rng, monkeypatch):
 
     monkeypatch.setitem(KERNELS, "largest", Declared(
         largest, gives=lambda a: Rows(1), means=lambda a: np.maximum(a.x.max(1, keepdims=True), a.least),
-        cost=lambda a, out, rows, pairs: [("gather", {"T": rows, "p": a.x.cols})], over="x"))
+        cost=lambda a, out, extents: [("gather", {"T": extents[T], "p": a.x.cols})], over="x"))
     steps = [*START, Step("largest", {"x": "x"}, {"least": 0.5}, "y")]
     program = Program(steps, {"E": Dense.pack(rows(rng, 4, 6))}, "y")
     np.testing.assert_array_equal(program.run([[0, 1], [3]]), program.exact([[0, 1], [3]]))
@@ -204,14 +205,14 @@ def test_the_planned_peak_is_what_a_call_allocates(layer, pack):
     program = wide(layer, pack)
     batch = Batch([np.full(n, 3) for n in (400, 1, 390, 57, 220)])
     assert abs(peak(program, batch) / program.peak_bytes(batch) - 1) < 0.01
-    assert program.schedule.scored or program.peak_bytes(Batch([np.full(267, 3)] * 4)) >= 0.9 * program.peak_bytes((1068, 0))
+    assert program.schedule.scored or program.peak_bytes(Batch([np.full(267, 3)] * 4)) >= 0.9 * program.peak_bytes(Extents({T: 1068}))
 
 
 def test_a_fused_layer_needs_no_more_than_what_is_alive(weights):
     """The widest moment: x, the joined q, k, v and the mixed heads; or x, the hidden features and the output."""
     n, hidden = 24 + 8, 40 + 8                               # numbers of a row in whole cache lines
     schedule = bert_program(CONFIG, weights).schedule
-    assert schedule.plan(100, 0).end == 100 * 4 * max(n + 80 + n, n + hidden + n)
+    assert schedule.plan(Extents({T: 100})).end == 100 * 4 * max(n + 80 + n, n + hidden + n)
 
 
 def test_calls_leave_nothing_behind(rng):
@@ -229,7 +230,7 @@ def test_calls_leave_nothing_behind(rng):
 
 def test_buffers_begin_on_cache_lines(weights):
     program = bert_program(CONFIG, weights, unfused_layer)
-    assert all(at % 64 == 0 for at in program.schedule.plan(23, 315).offsets)
+    assert all(at % 64 == 0 for at in program.schedule.plan(counted([5, 1, 17])).offsets)
     assert program.run(RAGGED).ctypes.data % 64 == 0
 
 
@@ -282,7 +283,7 @@ def test_every_step_has_a_price(weights, layer, format):
     """The machine knows every kernel that a run calls, and every size that it is priced by."""
     program = bert_program(CONFIG | {"num_hidden_layers": 1}, weights, layer, FORMATS[format])
     priced = program.cost(RAGGED)
-    assert priced == program.cost((23, 315))
+    assert priced == program.cost(counted([5, 1, 17]))
     for name, sizes in priced: assert all(0 < feature < np.inf for feature in evaluate(name, sizes)), name
     products = [sizes for name, sizes in priced if name == f"linear.{format}"]
     assert sum(sizes["n"] * sizes["p"] for sizes in products) == 24 * 24 * 4 + 2 * 24 * 40

@@ -7,11 +7,11 @@ from searched import Round, relative
 
 from formats.shapes import Shape, ShapeError
 from opmatrix.data import Data
+from opmatrix.extents import patterns
 from opmatrix.operators import const, diag, given, heads, product, repeat, rmsnorm, rotary, rotate, softmax, weight
 from opmatrix.oracles import Dense, dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.program import Program
-from opmatrix.runtime.values import sizes
 from opmatrix.term import formula, read
 from rewrites.laws import EXACT_LAWS
 from rewrites.search import search
@@ -93,7 +93,7 @@ def rope_model(rng, h=4, g=2, d=4, layers=2):
 @pytest.mark.parametrize("laws, fusion", [((), False), (EXACT_LAWS, True)], ids=["imported", "exact"])
 def test_a_program_with_rope_is_the_model(rng, laws, fusion, tmp_path):
     model = rope_model(rng)
-    program, _ = search(model, laws, Round(), *sizes(RAGGED), fusion=fusion).program({})
+    program, _ = search(model, laws, Round(), RAGGED.extents(patterns(model)), fusion=fusion).program({})
     wanted = dense(model, RAGGED)
     assert relative(program.run(RAGGED), wanted) < 1e-5
     verify_steps(program, [RAGGED])

@@ -47,7 +47,7 @@ def off(program, start): return np.linalg.norm(program.run(RAGGED) - (wanted := 
 # ---- laws by hand
 
 def test_without_a_stage_it_is_the_fused_import(start):
-    fused = search(start.model, (), standin.machine(), RAGGED.rows, sum(len(part.tokens) ** 2 for part in RAGGED))
+    fused = search(start.model, (), standin.machine(), RAGGED.extents())
     assert start.seconds == pytest.approx(fused.time) and off(start, start) < 1e-5
     assert start.bytes == start.program.stored_bytes + start.program.peak_bytes(RAGGED)
 
@@ -73,7 +73,7 @@ def test_joining_is_one_product_for_each_layer(start, joined):
 
 def test_what_laws_do_in_the_search_they_do_by_hand(joined):
     """The search finds nothing slower than what is reached by hand with the same laws."""
-    best = search(joined.model, EXACT_LAWS, standin.machine(), RAGGED.rows, sum(len(part.tokens) ** 2 for part in RAGGED))
+    best = search(joined.model, EXACT_LAWS, standin.machine(), RAGGED.extents())
     assert best.time <= joined.seconds * (1 + 1e-9)
 
 

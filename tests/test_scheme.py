@@ -9,6 +9,7 @@ from searched import RAGGED, model
 
 from formats.features import even
 from formats.machine import FUSED, NARROW, Rates
+from opmatrix.extents import WHOLE, Extents, T, counted
 from opmatrix.patterns import Batch
 from opmatrix.runtime.scheme import Running, grouped, shared
 from rewrites.laws import EXACT_LAWS
@@ -47,7 +48,8 @@ def test_a_sentence_is_priced_where_all_work_on_it():
 def test_groups_are_priced_at_their_own_rows_times_those_of_the_busiest_worker():
     found = machine()
     running = Running.of(found, starts(*[128] * 8), 0)
-    assert running.seconds("attention", T=1024, S2=8 * 128 ** 2) == 4 * 128
+    assert running.group(counted([128] * 8)) == Extents({T: 128, WHOLE: 128 ** 2})
+    assert running.seconds("attention", T=128, S2=128 ** 2) == 4 * 128
     assert found.ways["apart"].asked == [{"T": 128, "S2": 128 ** 2}]
 
 
@@ -55,7 +57,8 @@ def test_uneven_groups_cost_what_the_worker_with_the_most_takes():
     lengths = 120, 100, 110, 90, 128, 128
     parts = grouped(starts(*lengths), 2, 128)
     rows = max(sum(part.high - part.low for part in own) for own in shared(parts, 2))
-    assert len(parts) > 2 and Running.of(machine(), starts(*lengths), 0).seconds("linear.dense", T=sum(lengths)) == pytest.approx(rows)
+    running = Running.of(machine(), starts(*lengths), 0)
+    assert len(parts) > 2 and running.seconds("linear.dense", T=running.group(counted(lengths))[T]) == pytest.approx(rows)
 
 
 def test_what_does_not_run_so_is_a_call_from_python():
@@ -98,9 +101,9 @@ def test_the_search_prices_what_runs(methods, way, batch):
     twice = {name: [2 * rate for rate in rates] for name, rates in narrow.items()}
     ways = {"apart": Rates(narrow, start=1e-5), "together": Rates(twice, start=2e-5)}
     running = Running.of(replace(plain, ways=ways, threads=2), batch.starts, 0)
-    found = search(model(), EXACT_LAWS, running, *batch.sizes, methods=methods)
+    found = search(model(), EXACT_LAWS, running, batch.extents(), methods=methods)
     program, _ = found.program({})
-    costs = program.cost(batch)
+    costs = program.cost(running.group(batch.extents()))
     assert found.time == pytest.approx(running.start + sum(running.seconds(kernel, **sizes) for kernel, sizes in costs), rel=1e-6)
     assert running.way == way and any(kernel.endswith(NARROW) for kernel, _ in costs) == (methods is not plainly)
 

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from searched import KINDS, RAGGED, Round, found, model, relative, structure
 
+from opmatrix.extents import patterns
 from opmatrix.operators import attention
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, everyone, mask, sequence, window
@@ -195,7 +196,7 @@ def test_fitted_weights_are_kept_between_programs():
 def test_a_layer_s_prices_are_sums_of_its_kernels():
     part = parts(model())[1][FULL]
     explorer = Explorer(EXACT_LAWS)
-    lowering = Lowering(explorer.graph(part), part.template, Prices(Round(), RAGGED.rows, 315))
+    lowering = Lowering(explorer.graph(part), part.template, Prices(Round(), RAGGED.extents(patterns(model()))))
     assert all(lowering.prices.kernel(lowering, cls, call) >= 0 for cls, call in lowering.calls)
     assert len(lowering.calls) > 50 and sum(explorer.seconds().values()) > 0
 

@@ -7,10 +7,10 @@ from searched import RAGGED, Round, relative
 
 from opmatrix.data import Data
 from opmatrix.errors import InputError
+from opmatrix.extents import patterns
 from opmatrix.models import build
 from opmatrix.operators import I, affine, const, diag, symbol, weight
 from opmatrix.oracles import dense
-from opmatrix.runtime.values import sizes
 from rewrites.flat import flat
 from rewrites.laws import EXACT_LAWS
 from rewrites.layers import Explorer, parts
@@ -42,7 +42,7 @@ def bert(**changed):
 
 def program(model, explorer, fusion=True):
     """The cheapest program. Equal signatures have one graph and are matched once."""
-    space = Space(model, explorer.laws, Round(), *sizes(RAGGED), fusion=fusion)
+    space = Space(model, explorer.laws, Round(), RAGGED.extents(patterns(model)), fusion=fusion)
     space.explorer, space.first = explorer, MATCHED[fusion]
     return cheapest(space).program({})[0]
 

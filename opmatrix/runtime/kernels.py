@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from formats import kernels as compiled
 from formats.epilogue import ACTIVATIONS, EPS, NORMS, Epilogue
+from opmatrix.extents import WHOLE
 from opmatrix.patterns import parse
 from opmatrix.runtime import costs, meanings, shapes
 from opmatrix.runtime.kernel import Declared, Range
@@ -20,7 +21,6 @@ from opmatrix.runtime.values import (
     Tables,
     Vector,
     Weight,
-    sizes,
 )
 
 KERNELS: dict[str, Declared] = {}
@@ -95,7 +95,7 @@ def scores(out, batch, q: Heads, k: Heads, *, scale: float = 1.0):
         over="x")
 def softmax(out, batch, x: Scores, *, where: str = "sequence"):
     """Each row of scores as positive numbers that sum to one over whom it sees, and zeros."""
-    compiled.softmax(x, batch.starts, len(x) // sizes(batch)[1], out, parse(where).reach)
+    compiled.softmax(x, batch.starts, len(x) // batch.extents()[WHOLE], out, parse(where).reach)
 
 
 @kernel(gives=shapes.blended, means=lambda a: meanings.weighed(a.p, a.v, a.batch), cost=costs.heads("values", "p", "v"))

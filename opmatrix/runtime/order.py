@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from opmatrix.extents import Extents
 from opmatrix.runtime.planner import Life, place
 from opmatrix.runtime.schedule import Call, Schedule, homes
 
@@ -29,13 +30,13 @@ class Order(NamedTuple):
 class Graph:
     """Steps that are no views, as bits: a set of done steps is a whole number."""
 
-    def __init__(self, calls: Sequence[Call], output: int, rows: int, pairs: int) -> None:
+    def __init__(self, calls: Sequence[Call], output: int, extents: Extents) -> None:
         self.calls = calls
         base = list(range(len(calls)))                       # the step whose buffer a view shows
         for i, call in enumerate(calls):
             if call.kernel.view: base[i] = base[call.values["x"]]
         self.base, self.real = base, [i for i, call in enumerate(calls) if not call.kernel.view]
-        self.size = [call.shape.size.at(rows, pairs) for call in calls]
+        self.size = [call.shape.size.at(extents) for call in calls]
         self.needs = [sum(1 << each for each in {base[v] for v in call.values.values()}) for call in calls]
         self.readers = [0] * len(calls)
         for i in self.real:
@@ -152,41 +153,41 @@ def back(start: int, done: int, came: dict[int, tuple[int, int]]) -> list[int]:
     return order[::-1]
 
 
-def least_peak(schedule: Schedule, rows: int, pairs: int) -> Order:
+def least_peak(schedule: Schedule, extents: Extents) -> Order:
     """The order whose planned buffers take the fewest bytes for a batch of this size; the given one unless another takes fewer. An
     order that is planned at the floor is proved best; else all orders that could be better are planned, as many as WORK allows."""
-    graph = Graph(schedule.calls, schedule.result, rows, pairs)
-    given = schedule.plan(rows, pairs).end
+    graph = Graph(schedule.calls, schedule.result, extents)
+    given = schedule.plan(extents).end
     peak, order, least = graph.path()
     best = Order(graph.given, given, peak if least else 0, False)
     if least and given <= peak: return best._replace(proved=True)
-    best = better(best, schedule, graph.whole(order), rows, pairs)
+    best = better(best, schedule, graph.whole(order), extents)
     if best.peak <= best.floor: return best._replace(proved=True)
     for states, each in enumerate(graph.below(best.peak)):
         if states * len(graph.calls) > WORK: return best
-        if each is not None: best = better(best, schedule, graph.whole(each), rows, pairs)
+        if each is not None: best = better(best, schedule, graph.whole(each), extents)
         if best.peak <= best.floor: break
     return best._replace(proved=True)
 
 
-def better(best: Order, schedule: Schedule, steps: tuple[int, ...], rows: int, pairs: int) -> Order:
+def better(best: Order, schedule: Schedule, steps: tuple[int, ...], extents: Extents) -> Order:
     """The one of both whose plan is smaller."""
-    peak = planned(schedule, steps, rows, pairs)
+    peak = planned(schedule, steps, extents)
     return best._replace(steps=steps, peak=peak) if peak < best.peak else best
 
 
-def planned(schedule: Schedule, steps: Sequence[int], rows: int, pairs: int) -> int:
+def planned(schedule: Schedule, steps: Sequence[int], extents: Extents) -> int:
     """Bytes of the buffers of a schedule's steps in another order."""
     number = {old: new for new, old in enumerate(steps)}
     calls = [call._replace(values={name: number[v] for name, v in call.values.items()}) for call in map(schedule.calls.__getitem__, steps)]
     home, last = homes(calls, result := number[schedule.result])
     buffers = sorted(set(home))
-    lives = [Life(calls[b].shape.size.at(rows, pairs), b, last[b]) for b in buffers]
+    lives = [Life(calls[b].shape.size.at(extents), b, last[b]) for b in buffers]
     return place(lives, buffers.index(home[result])).end
 
 
-def ordered(program: "Program", rows: int, pairs: int) -> "Program":
+def ordered(program: "Program", extents: Extents) -> "Program":
     """The same steps in the order of the least planned peak; the same program where none is lower."""
-    found = least_peak(program.schedule, rows, pairs)
+    found = least_peak(program.schedule, extents)
     if found.steps == tuple(range(len(program.steps))): return program
     return type(program)([program.steps[i] for i in found.steps], program.constants, program.output, program.meta)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from formats.host import caches
 from formats.threads import threads
+from opmatrix.extents import Extents, T
 from opmatrix.patterns import FIELDS
 from opmatrix.runtime.scheme import Group, Words, grouped, size
 from opmatrix.runtime.values import FLOAT, LINE, lines
@@ -24,10 +25,12 @@ class Slots:
 
     def __init__(self, rows: int, words: Words):
         from formats.kernels.heads import Layout
-        self.rows, self.words, self.sizes = rows, words, (rows, 0)
+        self.rows, self.words = rows, words
         words[:] = 0
         self.starts = Layout(*words[4 * rows:].reshape(2, rows + 1))
         fill(words, rows, {}, [0, rows])
+
+    def extents(self) -> Extents: return Extents({T: self.rows})
 
     @staticmethod
     def count(rows: int) -> int: return 6 * rows + 2
@@ -101,7 +104,7 @@ class Recorded:
     def walk(self, rows: int, workers: int) -> Any:
         """Walk through the steps with launches kept."""
         from formats.kernels.replay import Recording
-        plan, given = self.schedule.plan(rows, 0), lines(8 * Slots.count(rows))
+        plan, given = self.schedule.plan(Extents({T: rows})), lines(8 * Slots.count(rows))
         memory = np.empty(given + plan.end, np.uint8)
         slots = Slots(rows, memory[:8 * Slots.count(rows)].view(np.int64))
         recording = Recording(memory, workers)
@@ -128,8 +131,8 @@ class Recorded:
 
     def arena(self, rows: int) -> int:
         """Bytes of a worker's inputs, buffers and records."""
-        room = max(call.kernel.room(call.bound).at(rows, 0) for call in self.schedule.calls)
-        return int(lines(8 * Slots.count(rows)) + self.schedule.plan(rows, 0).end + room + RECORDS * len(self.schedule.calls))
+        room = max(call.kernel.room(call.bound).at(Extents({T: rows})) for call in self.schedule.calls)
+        return int(lines(8 * Slots.count(rows)) + self.schedule.plan(Extents({T: rows})).end + room + RECORDS * len(self.schedule.calls))
 
     def run(self, batch: Any) -> NDArray[np.float32]:
         """The output's rows. ValueError where an id is outside its table."""

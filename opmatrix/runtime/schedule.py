@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.format import Format
+from opmatrix.extents import Extents, T
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
@@ -16,6 +17,7 @@ from opmatrix.runtime.planner import Life, Plan, place
 from opmatrix.runtime.recorded import OBJECTS, Recorded, block
 from opmatrix.runtime.values import FLOAT, LINE, WIDEST, Rows, Size, Value
 
+ROW = Extents({T: 1})
 Buffers = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
 
 
@@ -92,9 +94,9 @@ class Span(NamedTuple):
 
 
 @lru_cache(256)
-def placed(spans: tuple[Span, ...], result: int, rows: int, pairs: int) -> Plan:
-    """The plan for a batch of this size; the last few hundred are remembered."""
-    return place([Life(span.size.at(rows, pairs), span.first, span.last) for span in spans], result)
+def placed(spans: tuple[Span, ...], result: int, extents: Extents) -> Plan:
+    """The plan for a batch of these extents; the last few hundred are remembered."""
+    return place([Life(span.size.at(extents), span.first, span.last) for span in spans], result)
 
 
 class Schedule:
@@ -117,32 +119,32 @@ class Schedule:
         self.dropped: list[list[int]] = [[] for _ in [*self.calls, self.result]]
         for v, last_use in enumerate(last_uses(self.calls, self.result)): self.dropped[last_use].append(v)
 
-    def plan(self, rows: int, pairs: int) -> Plan:
-        """Where the buffers lie for so many rows and pairs of tokens of one sentence. Without scores every buffer grows
-        with the rows alone, and one plan serves all."""
+    def plan(self, extents: Extents) -> Plan:
+        """Where the buffers lie for a batch of these extents. Without scores every buffer grows with the rows alone, and one
+        plan serves all."""
         result = self.home[self.result]
-        return placed(self.spans, result, rows, pairs) if self.scored else placed(self.spans, result, 1, 0).times(rows)
+        return placed(self.spans, result, extents) if self.scored else placed(self.spans, result, ROW).times(extents[T])
 
-    def peak(self, rows: int, pairs: int, starts: NDArray[np.int64] | None = None) -> int:
+    def peak(self, extents: Extents, starts: NDArray[np.int64] | None = None) -> int:
         """Bytes of the result's block, the arena, the most that a kernel allocates itself, and Python's own objects."""
-        if self.recorded.possible: return self.recorded.peak(rows, starts)
-        room = max(call.kernel.room(call.bound).at(rows, pairs) for call in self.calls)
-        return self.plan(rows, pairs).end + 2 * LINE + room + objects(len(self.calls))
+        if self.recorded.possible: return self.recorded.peak(extents[T], starts)
+        room = max(call.kernel.room(call.bound).at(extents) for call in self.calls)
+        return self.plan(extents).end + 2 * LINE + room + objects(len(self.calls))
 
-    def cost(self, rows: int, pairs: int) -> Costs:
+    def cost(self, extents: Extents) -> Costs:
         """The machine's kernels that a run calls, in order, each with its sizes."""
-        return [priced for call in self.calls for priced in call.kernel.cost(call.bound, call.shape, rows, pairs)]
+        return [priced for call in self.calls for priced in call.kernel.cost(call.bound, call.shape, extents)]
 
     def walk(self, batch: Any, buffer: Buffers) -> Iterator[tuple[Call, dict[str, Any], Any]]:
         """Every step once it is done: its arguments and its result, in the buffer(step, shape) that it is given."""
-        rows, pairs = batch.sizes
+        extents = batch.extents()
         found: list[Any] = []
         for i, call in enumerate(self.calls):
             arguments = vars(call.bound) | {name: found[v] for name, v in call.values.items()}
             if call.kernel.batched: arguments["batch"] = batch
             if call.kernel.view: found.append(call.kernel.function(**arguments))
             else:
-                found.append(buffer(i, call.shape.at(rows, pairs)))
+                found.append(buffer(i, call.shape.at(extents)))
                 call.kernel.function(found[i], **arguments)
             yield call, arguments, found[i]
             for v in self.dropped[i]: found[v] = None
@@ -155,7 +157,7 @@ class Schedule:
 
     def step_by_step(self, batch: Any) -> NDArray[np.float32]:
         """The same, one kernel's function after the other. Buffers are of this call alone."""
-        plan = self.plan(*batch.sizes)
+        plan = self.plan(batch.extents())
         result, arena = block(plan.wall), block(plan.arena)
 
         def buffer(i: int, shape: tuple[int, ...]) -> NDArray[np.float32]:

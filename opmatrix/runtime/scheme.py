@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.host import uncached
+from opmatrix.extents import Extents
 
 GROUP, LARGER = 128, 256                                    # rows of a group, about; and where weights do not fit the last cache
 READING = 4                                                 # rows that reading the weights takes as long as
@@ -54,28 +55,29 @@ def shared(parts: Sequence[Group], workers: int) -> list[list[Group]]:
 
 @dataclass(frozen=True)
 class Running:
-    """A machine's prices where a batch runs in one way (formats.machine.WAYS): of a group with so many rows, and pairs of tokens,
-    times the groups of the worker that has the most. What is asked is of the whole batch, as of any machine. Without a way every
-    kernel is called from Python, and finds what it needs out of the caches."""
+    """A machine's prices where a batch runs in one way (formats.machine.WAYS): what is asked is of a group (`group`), and is priced
+    times the groups of the worker that has the most, `lengths` the sentences of these. Without a way every kernel is called from
+    Python, and finds what it needs out of the caches."""
 
     machine: Any
     way: str
-    rows: float
-    pairs: float
-    times: int
+    times: int = 1
+    lengths: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, machine: Any, starts: Words, weights: int, recorded: bool = True) -> Any:
         """For sentences that start at these rows, and so many bytes of weights. A machine whose ways are not known stays as it is."""
         if not getattr(machine, "ways", None): return machine
-        if not recorded: return cls(machine, "", 1.0, 1.0, 1)
+        if not recorded: return cls(machine, "")
         parts = grouped(starts, machine.threads, size(weights))
-        if len(parts) == 1: return cls(machine, "together", 1.0, 1.0, 1)
+        if len(parts) == 1: return cls(machine, "together")
         busiest = max(shared(parts, machine.threads), key=lambda own: sum(part.high - part.low for part in own))
-        lengths, count = np.diff(starts), len(busiest)
-        rows = sum(part.high - part.low for part in busiest) / count
-        pairs = sum(float(lengths[part.first:part.last] @ lengths[part.first:part.last]) for part in busiest) / count
-        return cls(machine, "apart", rows / float(starts[-1]), pairs / float(lengths @ lengths), count)
+        lengths = tuple(int(each) for part in busiest for each in np.diff(starts[part.first:part.last + 1]))
+        return cls(machine, "apart", len(busiest), lengths)
+
+    def group(self, extents: Extents) -> Extents:
+        """Those of a group, on average, where these are of the whole batch."""
+        return extents.mean(self.lengths, self.times) if self.lengths else extents
 
     @property
     def start(self) -> float:
@@ -83,13 +85,12 @@ class Running:
         return float(self.machine.ways[self.way].start) if self.way else 0.0
 
     def seconds(self, kernel: str, **sizes: float) -> float:
-        """Predicted seconds of a kernel in a run of the whole batch. What never runs so is priced as a call from Python."""
+        """Predicted seconds of a kernel for all groups, its sizes those of one. What never runs so is priced as a call from Python."""
         from formats.features import even  # with sympy, which nothing that only runs needs
         from formats.machine import FUSED
         rates = self.machine.ways.get(self.way)
         if rates is None or kernel not in rates.coefficients:
-            return float(self.machine.seconds(kernel, **sizes)) + (0.0 if kernel in FUSED else self.machine.cold)
+            calls = self.times * (self.machine.threads if self.lengths else 1)        # for every group of every worker
+            return calls * float(self.machine.seconds(kernel, **sizes)) + (0.0 if kernel in FUSED else self.machine.cold)
         if self.way == "together": sizes = even(sizes, self.machine.threads)
-        if "T" in sizes: sizes["T"] *= self.rows
-        if "S2" in sizes: sizes["S2"] *= self.pairs
         return self.times * float(rates.seconds(kernel, **sizes))

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from formats.format import Format
+from opmatrix.extents import WHOLE, Extents, T
 
 FLOAT = 4                                                   # bytes of a number at run time: every value is float32
 LINE = 64                                                   # bytes of a cache line: every buffer begins on one
@@ -20,7 +21,8 @@ class Size(NamedTuple):
     row: int
     pair: int
 
-    def at(self, rows: int, pairs: int) -> int: return self.row * rows + lines(self.pair * pairs)
+    def at(self, extents: Extents) -> int:
+        return int(self.row * extents[T] + (lines(self.pair * extents[WHOLE]) if self.pair else 0))
 
 
 class Rows(NamedTuple):
@@ -28,7 +30,7 @@ class Rows(NamedTuple):
     cols: int
     apart: int = 0
 
-    def at(self, rows: int, pairs: int) -> tuple[int, ...]: return rows, self.cols
+    def at(self, extents: Extents) -> tuple[int, ...]: return extents[T], self.cols
     @property
     def size(self) -> Size: return Size(lines(FLOAT * self.cols), 0)
     def __str__(self) -> str: return f"T×{self.cols}"
@@ -40,7 +42,7 @@ class Heads(NamedTuple):
     cols: int
     apart: int = 0
 
-    def at(self, rows: int, pairs: int) -> tuple[int, ...]: return rows, self.heads, self.cols
+    def at(self, extents: Extents) -> tuple[int, ...]: return extents[T], self.heads, self.cols
     @property
     def size(self) -> Size: return Size(lines(FLOAT * self.heads * self.cols), 0)
     def __str__(self) -> str: return f"T×{self.heads}×{self.cols}"
@@ -50,16 +52,10 @@ class Scores(NamedTuple):
     """Block-diagonal scores, flat: for each sentence in turn (heads, length, length)."""
     heads: int
 
-    def at(self, rows: int, pairs: int) -> tuple[int, ...]: return (self.heads * pairs,)
+    def at(self, extents: Extents) -> tuple[int, ...]: return (self.heads * extents[WHOLE],)
     @property
     def size(self) -> Size: return Size(0, FLOAT * self.heads)
     def __str__(self) -> str: return f"{self.heads}×Σlength²"
-
-
-def sizes(batch: Any) -> tuple[int, int]:
-    """Rows of a batch, and pairs of tokens of one sentence: the two sizes that shapes depend on."""
-    rows, pairs = batch.sizes
-    return rows, pairs
 
 
 Value = Rows | Heads | Scores

@@ -1,0 +1,131 @@
+"""Extents: how large a batch is, in the sizes that shapes, plans and prices depend on.
+
+    Extents({T: 512, pairs[sequence & causal]: 143_360})
+
+A live size (T: the rows) has a number, and so has each pattern: the scores of one head that attention computes for it,
+which leaves out tiles that nobody sees. In place of numbers may stand symbols: what is priced with them is a formula."""
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Number
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.masks import attended
+from formats.sizes import Size, T, size
+from opmatrix.patterns import Pattern, everyone, parse, sequence
+
+__all__ = ["Extents", "T", "counted", "pairs", "patterns"]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The scores of one head that a pattern holds, as attention computes them."""
+    pattern: Pattern
+
+    def __str__(self) -> str: return f"pairs[{self.pattern}]"
+    __repr__ = __str__
+
+
+class Each:
+    """`pairs[pattern]`, of a pattern or of its text."""
+    def __getitem__(self, pattern: Pattern | str) -> Pairs:
+        return Pairs(parse(pattern) if isinstance(pattern, str) else pattern)
+
+
+pairs = Each()
+WHOLE = pairs[sequence]                                     # all scores: the sum of squared lengths
+Entry = Size | Pairs
+
+
+class Missing(KeyError, ValueError):
+    """Extents lack an entry: names it, and what is there."""
+    def __str__(self) -> str: return str(self.args[0])
+
+
+class Extents(Mapping[Any, Any]):
+    """A frozen mapping of live sizes and `pairs[pattern]` to whole numbers from 0 on, or to expressions of symbols. A size
+    is known by its name. Raises TypeError for what is no entry or no number, ValueError for a number that is negative or
+    no whole one."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self, given: Mapping[Any, Any]) -> None:
+        self.numbers = {(name := entry(key)): number(name, value) for key, value in given.items()}
+
+    @classmethod
+    def _made(cls, numbers: dict[Entry, Any]) -> Self:
+        """Of entries and numbers that are known to be right."""
+        made = cls.__new__(cls)
+        made.numbers = numbers
+        return made
+
+    def __getitem__(self, key: Any) -> Any:
+        try: return self.numbers[key if type(key) in (Size, Pairs) else entry(key)]
+        except KeyError:
+            known = ", ".join(map(str, self.numbers)) or "nothing"
+            raise Missing(f"extents: there is no {key}, only {known}: give {{{key}: …}}, or those of a batch, "
+                          "batch.extents(patterns)") from None
+
+    def __iter__(self) -> Iterator[Entry]: return iter(self.numbers)
+    def __len__(self) -> int: return len(self.numbers)
+    def __hash__(self) -> int: return hash(frozenset(self.numbers.items()))
+    def __eq__(self, other: object) -> bool: return isinstance(other, Extents) and self.numbers == other.numbers
+    def __repr__(self) -> str: return f"Extents({self.numbers})"
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        return tuple(key.pattern for key in self.numbers if isinstance(key, Pairs))
+
+    def mean(self, of: Iterable[int], parts: int) -> "Extents":
+        """Those of one of so many parts, on average, that have sentences of these lengths together. What lengths do not say
+        grows with the rows."""
+        whole = counted([*of], self.patterns)
+        share = whole[T] / self[T]
+        return Extents._made({key: (whole[key] if key in whole else value * share) / parts for key, value in self.numbers.items()})
+
+
+def entry(key: Any) -> Entry:
+    """The entry that is meant. A size may come as that of formats.sizes, of formats.shapes, or as its name."""
+    if isinstance(key, Pairs): return key
+    if (getattr(key, "is_Symbol", False) or isinstance(key, str)) and str(key).isidentifier(): return size(str(key))
+    raise TypeError(f"extents: {key!r:.80} is no entry: give a live size, such as T, or pairs[pattern]")
+
+
+def number(name: Entry, value: Any) -> Any:
+    """A whole number as an int, an expression as it is."""
+    symbolic = isinstance(value, Size) or getattr(value, "free_symbols", None)
+    if symbolic and not value.is_negative: return value
+    if symbolic or isinstance(value, bool) or not hasattr(value, "__index__") or value < 0:
+        kind = ValueError if (isinstance(value, Number) and not isinstance(value, bool)) or symbolic else TypeError
+        raise kind(f"extents: {name} is {value!r:.60}: it must be a whole number from 0 on, or made of symbols")
+    return int(value)
+
+
+def counted(lengths: Sequence[int] | NDArray[Any], patterns: Iterable[Pattern] = ()) -> Extents:
+    """The extents of sentences of these lengths, with these patterns."""
+    rows = np.asarray(lengths, np.int64)
+    found: dict[Entry, Any] = {T: int(rows.sum()), WHOLE: int(rows @ rows)}
+    return Extents._made(found | {pairs[each]: scores(each, rows) for each in patterns if each != sequence})
+
+
+def scores(pattern: Pattern, lengths: NDArray[Any]) -> int:
+    """How many scores of one head attention computes for sentences of these lengths; all where no kernel knows the
+    pattern."""
+    if not pattern.within: return int(lengths.sum()) ** 2
+    sides, counts = np.unique(lengths, return_counts=True)
+    return sum(int(count) * held(pattern, int(side)) for side, count in zip(sides, counts, strict=True))
+
+
+@lru_cache(4096)
+def held(pattern: Pattern, length: int) -> int:
+    """The same of one sentence."""
+    return length * length if pattern.reach is None else attended(length, *pattern.reach)
+
+
+def patterns(term: Any) -> tuple[Pattern, ...]:
+    """The patterns of a model's products, each once; `everyone` is none."""
+    found = dict.fromkeys(each for node in term.walk() for each in node.args if isinstance(each, Pattern))
+    return tuple(each for each in found if each != everyone)
