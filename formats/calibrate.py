@@ -23,6 +23,7 @@ from formats.threads import threads
 
 SOME_ROWS, BATCHES = (1, 8, 24, 160), ((24,), (100,), (60, 31, 9), (256,), (128, 40))
 HEADS = ((12, 32), (6, 64), (3, 128))                                  # heads, columns of one
+TURNED = 64                                                 # columns of a head that is rotated
 LEAST = 5e-12                                               # seconds a number: nothing is free, whatever the noise says
 LAYOUT = 0.5                                                # of a format's matrices, more for each layout beyond the first
 LONG = 0.2                                                  # power of its time that a case weighs
@@ -138,7 +139,7 @@ def epilogues(p: int, x: np.ndarray) -> dict[str, Callable[[], Epilogue]]:
 
 
 def passes(widths: Iterable[int], rows: Iterable[int], numbers: Numbers) -> Iterator[Case]:
-    """Epilogues as passes of their own, scaling, gathering."""
+    """Epilogues as passes of their own, scaling, rotating, gathering."""
     from formats import kernels
     held = np.ones(uncached() // 4, np.float32)  # more than any cache holds, as a vocabulary is
     for p in widths:
@@ -149,6 +150,8 @@ def passes(widths: Iterable[int], rows: Iterable[int], numbers: Numbers) -> Iter
             for name, after in epilogues(p, x).items():
                 yield f"pointwise.{name}", sizes, lambda x=x, out=out, after=after: kernels.pointwise(x, out, after())
             yield "scale", sizes, lambda x=x, out=out: kernels.scale(x, 0.5, out)
+            turned = *(each.reshape(T, -1, TURNED) for each in (x, out)), np.arange(T), numbers.fresh(T, TURNED // 2)
+            yield "rotate", sizes, lambda x=turned[0], out=turned[1], at=turned[2], by=turned[3]: kernels.rotate(x, at, by, by, out)
             yield "gather", sizes, lambda ids=ids, table=table, out=out: kernels.gather(ids, table, out)
 
 

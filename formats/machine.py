@@ -37,7 +37,7 @@ FEATURES: dict[str, tuple[sympy.Expr, ...]] = {
     **{f"linear.{name}": form.work for name, form in FORMATS.items()},
     **{name: (T * p,) for name in FUSED},
     **{f"pointwise.{name}": (T * p,) for name in STAGES},
-    "scale": (T * p,), "gather": (T * p,),
+    "scale": (T * p,), "gather": (T * p,), "rotate": (T * p,),
     **dict.fromkeys(("attention", "attention.bf16", "scores", "values"), (S2 * h * d, S2 * h, T * h * d)),
     "softmax": (S2 * h,), "headwise": (T * h * n * p, h * n * p, T * h * (n + p)),
 }

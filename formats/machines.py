@@ -139,6 +139,7 @@ def work(kernel: str, tile: Tile, sparse: tuple[int, int] | None) -> Work:
         return zero, PASSES[stage] * numbers, read + (zero if kernel in FUSED else 2 * numbers), zero
     deep = tile[1] * ceiling(d / tile[1])
     return {"scale": (zero, numbers, 2 * numbers, zero), "gather": (zero, zero, 2 * numbers, zero),
+            "rotate": (zero, 3 * numbers, 2 * numbers, zero),
             **dict.fromkeys(("attention", "attention.bf16"), (4 * S2 * h * deep, 8 * S2 * h, 4 * T * h * d, zero)),
             "scores": (2 * S2 * h * deep, S2 * h, 2 * T * h * d + S2 * h, zero),
             "softmax": (zero, 8 * S2 * h, 2 * S2 * h, zero),

@@ -290,15 +290,18 @@ def total(x):
     return x.total()
 
 @combinator(row_linear=True)
-def rotate(x, cos: Data, sin: Data):
+def rotate(x, cos: Data, sin: Data, rest: int = 0):
     """Each column of the first half and its fellow in the second, turned by an angle of the row's position: those of position p
-    by the cosines and sines in row p of the tables (Su et al. 2021, RoPE, by halves as LLaMA has it)."""
+    by the cosines and sines in row p of the tables (Su et al. 2021, RoPE, by halves as LLaMA has it). So many columns behind, the
+    rest, stay as they are."""
     if len(cos.shape) != 2 or cos.shape != sin.shape:
         raise ShapeError(f"rotate: tables of cosines {cos.shape} and sines {sin.shape}: both are positions × half the columns")
     positions, k = cos.shape
-    a, b = x.act(cols(0, k, 2 * k)), x.act(cols(k, 2 * k, 2 * k))
+    n = 2 * k + rest
+    a, b = x.act(cols(0, k, n)), x.act(cols(k, 2 * k, n))
     c, s = (x.given("positions", positions).act(weight(table)) for table in (cos, sin))
-    return (a * c + b * s * x.act(const(-1.0))).beside(a * s + b * c)
+    turned = (a * c + b * s * x.act(const(-1.0))).beside(a * s + b * c)
+    return turned.beside(x.act(cols(2 * k, n, n))) if rest else turned
 
 @combinator(constant=True, row_wise=True)
 def given(x, field: Literal[*FIELDS], n: int):

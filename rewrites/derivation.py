@@ -141,7 +141,8 @@ class Reading:
         rng = np.random.default_rng(seed)
         small = template = forest.lowering.template
         if max((size for value in template.values.values() for size in sizes_of(value)), default=0) > SMALL:
-            small = replace(template, values=shrink(template.values, lambda shape: rng.normal(size=shape), template.splits()))
+            values = shrink(template.values, lambda shape: rng.normal(size=shape), template.splits(), template.turns())
+            small = replace(template, values=values)
         return cls(forest, small.values, Values(width(small), batch(small, rng), rng), {})
 
     def apart(self, a: Tree, b: Tree) -> float:

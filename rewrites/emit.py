@@ -15,7 +15,7 @@ from rewrites.kinds import array
 from rewrites.lower import Call, Lowering, Method, Stored, Use, layout
 
 ROWS = 0                                                    # a view as plain rows, not as so many heads
-GIVES_HEADS = ("attention", "values", "headwise", "repeat")
+GIVES_HEADS = ("attention", "values", "headwise", "repeat", "rotate")
 
 
 class Spread(NamedTuple):
@@ -97,6 +97,9 @@ class Emitter:
                     attributes[name] = int(lowering.template.values[cls])
                 case "entrywise":
                     attributes[name] = next(node.kind for node in lowering.graph.members[cls] if node.kind in ACTIVATIONS)
+                case "rotation":
+                    for table, data in zip(("cos", "sin"), lowering.tables(cls), strict=True):
+                        operands[table] = self._constant((self.part, data), partial(np.asarray, data.array))
                 case "constant":
                     width = lowering.columns(gives if lowering.columns(cls) == 1 else cls)
                     operands[name] = self._constant((self.part, Spread(cls, width)), partial(lowering.vector, cls, width))
@@ -111,7 +114,7 @@ class Emitter:
         return operands, attributes
 
     def _operand(self, kernel: str, name: str, cls: int) -> str:
-        if kernel in ("attention", "scores", "headwise", "repeat"):
+        if kernel in ("attention", "scores", "headwise", "repeat", "rotate"):
             return self._heads(cls)
         return self._rows(cls)
 

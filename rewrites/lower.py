@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from opmatrix.data import Data
 from opmatrix.term import Operator
 from rewrites.egraph import Graph
 from rewrites.extraction import Node, Problem
@@ -68,6 +70,12 @@ class Row(NamedTuple):
     """A constant row."""
 
     constant: int
+
+
+class Angles(NamedTuple):
+    """The tables of a rotation."""
+
+    rotation: int
 
 
 @dataclass(frozen=True)
@@ -132,8 +140,8 @@ class Lowering:
         for cls, call in self.calls:
             children, own = self.children(cls, call)
             nodes.append(Node(cls, tuple(children), self.prices.kernel(self, cls, call), label=call))
-            nodes += [Node(child, (), memory=4.0 * self.columns(child.constant), label=child)
-                      for child in children if isinstance(child, Row) and child not in rows]
+            nodes += [Node(child, (), memory=4.0 * self.numbers(child), label=child)
+                      for child in children if isinstance(child, Row | Angles) and child not in rows]
             rows.update(children)
             uses |= dict.fromkeys(own)
         return nodes, [*uses]
@@ -157,6 +165,8 @@ class Lowering:
                     children.append(cls)
                 case "constant":
                     children.append(Row(cls))
+                case "rotation":
+                    children.append(Angles(cls))
                 case "matrix" if name != "key":
                     x = bound[name.replace("table", "field") if name.startswith("table") else "x"]
                     uses.append(Use(x, cls, layout(call.implementation), gives))
@@ -190,6 +200,15 @@ class Lowering:
     def columns(self, cls: int) -> int:
         """Numbers in a row of a value, all heads together."""
         return int(self.matcher.heads[cls]) * int(self.terms[cls].out.cols)
+
+    def numbers(self, child: Row | Angles) -> int:
+        """How many a constant beside the weights has."""
+        return self.columns(child.constant) if isinstance(child, Row) else sum(prod(data.shape) for data in self.tables(child.rotation))
+
+    def tables(self, cls: int) -> list[Data]:
+        """Cosines and sines of a rotation."""
+        node = next(node for node in self.graph.members[cls] if node.kind == "rotate")
+        return [value for name in node.attributes if isinstance(value := self.template.values[name], Data)]
 
     def leaves(self, cls: Hashable) -> tuple[str, ...]:
         """The weight leaves that a use or a stored weight is made of: the family that cuts are about."""

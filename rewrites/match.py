@@ -111,6 +111,8 @@ class Matcher:
             return False                                    # scores have a column for each row, values so many
         if name == "entrywise":
             return any((cls, kind) in self.members for kind in ACTIVATIONS)
+        if name == "rotation":
+            return (cls, "rotate") in self.members
         if name in ("scalar", "column"):
             return True
         if of_heads(sort):                                  # one head is as many as a value may have, not a stack

@@ -99,6 +99,8 @@ class Prices:
             return READING * self.machine.seconds("pointwise.norm", T=self.rows, p=lowering.columns(cls))
         if kernel == "repeat":
             return self.machine.seconds("scale", T=self.rows, p=lowering.columns(cls))
+        if kernel == "rotate":
+            return self.machine.seconds("rotate", T=self.rows, p=lowering.columns(cls))
         sizes = {"T": self.rows, "p": lowering.columns(cls)}
         stages = parts(implementation.variables)
         if kernel == "pointwise":                           # a pass costs what its first stage does: the others ride

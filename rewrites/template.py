@@ -85,6 +85,11 @@ class Template:
                 found.add((terms[which].out.heads, terms[which].out.cols))
         return {(heads, columns) for heads, columns in found if isinstance(heads, int) and isinstance(columns, int)}
 
+    def turns(self) -> set[tuple[int, int]]:
+        """Of every rotation half the columns that turn, and how many do not."""
+        tables = ((self.values[entry.attributes[0]], self.values[entry.attributes[2]]) for entry in self.entries if entry.kind == "rotate")
+        return {(cos.shape[1], rest) for cos, rest in tables}
+
 
 def made(entry: Entry) -> str:
     return f"({' '.join([f'K_{entry.kind}', *entry.children, *(quoted(a) for a in entry.attributes)])})"
@@ -106,31 +111,38 @@ def known(term: Operator, leaves: Sequence[Operator], measured: Sequence[str]) -
 
 
 def shrink(values: dict[str, Any], draw: Callable[[tuple[int, ...]], Any],
-           splits: Iterable[tuple[int, int]] = ()) -> dict[str, Any]:
+           splits: Iterable[tuple[int, int]] = (), turns: Iterable[tuple[int, int]] = ()) -> dict[str, Any]:
     """The same table at sizes of at most 16 or so: equal sizes stay equal, different ones different. `splits` are the
     numbers of heads, each with the columns of one, whose product stays a product; where nobody says, a number that divides
-    a size is one of heads."""
-    counts = {v for v in values.values() if type(v) is int}
-    sizes = sorted({s for v in values.values() for s in sizes_of(v)} | counts)
-    small = products([*splits] or [(c, size // c) for c in counts for size in sizes if 1 < c < size and size % c == 0])
+    a size is one of heads. `turns` are those of `Template.turns`, twice the first of which and the second stay a head's columns."""
+    counts, turns = {v for v in values.values() if type(v) is int}, [*turns]
+    sizes = sorted({s for v in values.values() for s in sizes_of(v)} | counts | {2 * half + rest for half, rest in turns})
+    heads = counts - {rest for _, rest in turns}
+    small = products([*splits] or [(c, size // c) for c in heads for size in sizes if 1 < c < size and size % c == 0], turns)
     for size in sizes:
         if size not in small:
             small[size] = next(even for even in range(4, 2 * len(small) + 8, 2) if even not in small.values())
     return {name: shrunken(value, small, draw) for name, value in values.items()}
 
 
-def products(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Small numbers for heads, for the columns of one and for both together; the numbers themselves where heads, columns
-    and products are so much alike that no smaller ones are."""
+def products(pairs: Sequence[tuple[int, int]], turns: Sequence[tuple[int, int]] = ()) -> dict[int, int]:
+    """Small numbers for heads, for the columns of one and for both together, and for the columns that turn; the numbers themselves
+    where these are so much alike that no smaller ones are."""
     small = {0: 0, 1: 1}
     for power, heads in enumerate(sorted({heads for heads, _ in pairs} - {1})):
         small[heads] = 2 ** (power + 1)
-    for number, columns in enumerate(sorted({columns for _, columns in pairs})):
-        small.setdefault(columns, 3 + 2 * number)
-    for heads, columns in pairs:
-        if small.setdefault(heads * columns, small[heads] * small[columns]) != small[heads] * small[columns]:
-            return {0: 0, 1: 1} | {size: size for pair in pairs for size in (*pair, pair[0] * pair[1])}
-    return small
+    turned = {2 * half + rest: (half, rest) for half, rest in turns}
+    for number, columns in enumerate(sorted({columns for _, columns in pairs} | turned.keys())):
+        half, rest = turned.get(columns, (columns, 0))
+        small.setdefault(half, 3 + 2 * number)
+        small.setdefault(rest, 6 + 4 * number)
+        small.setdefault(columns, 2 * small[half] + small[rest])
+    same = all(small[2 * half + rest] == 2 * small[half] + small[rest] for half, rest in turns)
+    if same and all(small.setdefault(heads * columns, small[heads] * small[columns]) == small[heads] * small[columns]
+                    for heads, columns in pairs):
+        return small
+    whole = {size for heads, columns in pairs for size in (heads, columns, heads * columns)}
+    return {size: size for size in whole | {0, 1} | {size for half, rest in turns for size in (half, rest, 2 * half + rest)}}
 
 
 def sizes_of(value: Any) -> tuple[int, ...]:

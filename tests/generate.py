@@ -95,6 +95,8 @@ class Grower:
             ]
         if n == p and n % 2 == 0:
             found += [lambda: rotate(self.data(3, n // 2), self.data(3, n // 2))]
+        if n == p and n > 2:
+            found += [lambda: rotate(self.data(3, 1), self.data(3, 1), n - 2)]
         if n == p and not self.exact:
             found += [lambda: layernorm(0.25)]
         if n > p:

@@ -233,6 +233,17 @@ def pass_doors() -> Iterator[tuple[str, Door]]:
         lambda rng, rows: {"ids": rng.integers(0, 9, rows), "table": normal(rng, 9, 35), "few": normal(rng, 3, 35).astype(np.float16)},
         lambda ids, **_: (len(ids), 35), lambda out, ids, table, few: kernels.embed([(ids, table), (ids * 0, few)], out), summed)
 
+    def turned(x: np.ndarray, at: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> Any:
+        k = cos.shape[1]
+        (a, b, rest), c, s = np.split(x.astype(np.float64), (k, 2 * k), -1), cos[at][:, None], sin[at][:, None]
+        size = np.concatenate([abs(a * c) + abs(b * s), abs(a * s) + abs(b * c), 0 * rest], -1)
+        return np.concatenate([a * c - b * s, a * s + b * c, rest], -1), gamma(2) * size
+    for k, d in (10, 20), (18, 37):
+        yield f"rotate {k} {d}", Door(
+            lambda rng, rows, k=k, d=d: {"x": normal(rng, rows, 3, d), "at": rng.integers(0, 9, rows), "cos": normal(rng, 9, k),
+                                         "sin": normal(rng, 9, k)},
+            lambda x, **_: x.shape, lambda out, x, at, cos, sin: kernels.rotate(x, at, cos, sin, out), turned, ("x",))
+
 
 def head_doors() -> Iterator[tuple[str, Door]]:
     from formats import Mask, kernels

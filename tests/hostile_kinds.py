@@ -80,7 +80,7 @@ class Saved(Kind):
         rng, write = np.random.default_rng(0), Writer({})
         rows = lambda *shape: rng.normal(size=shape).astype(np.float32) / 4
         write.constants |= {"table": Dense.pack(rows(9, 32)), "places": Half.approximate(rows(20, 32)), "g": rows(32),
-                            "stack": rows(4, 8, 8)}
+                            "stack": rows(4, 8, 8), "cos": rows(20, 3), "sin": rows(20, 3)}
         write.steps.append(Step("embed", {"table0": "table", "table1": "places", "gain": "g", "shift": "g"},
                                 {"fields": "tokens,positions", "eps": 1e-5}, "x"))
         x = "x"
@@ -89,7 +89,8 @@ class Saved(Kind):
             x = write.step("linear", {"eps": 1e-5, "activation": "gelu"}, x=x, weight=name, bias="g", residual=x)
         h = write.step("heads", {"heads": 4}, x=x)
         part = write.step("columns", {"lo": 0, "hi": 16}, x=x)
-        k = write.step("repeat", {"heads": 4}, x=write.step("heads", {"heads": 2}, x=part))
+        k = write.step("rotate", x=write.step("heads", {"heads": 2}, x=part), cos="cos", sin="sin")
+        k = write.step("repeat", {"heads": 4}, x=k)
         y = write.step("attention", {"scale": 0.3, "where": "sequence & causal", "tile": 64}, q=h, k=k, v=h)
         y = write.step("join", x=write.step("headwise", x=y, weight="stack"))
         last = write.step("pointwise", {"norm": "rms", "eps": 1e-5}, x=write.step("scale", {"factor": 0.5}, x=y), gain="g")

@@ -99,7 +99,7 @@ class Grower:
     def cut(self, v): return v @ cols(0, v.cols - 1) if v.cols > 1 else v
     def placed(self, v): return v @ place(1, v.cols + 2)
     def turned(self, v): return v.T.T
-    def rotated(self, v): return self.to(v, 4) @ operators.rotary(LONGEST, 4)
+    def rotated(self, v): return self.to(v, 4) @ operators.rotary(LONGEST, *self.pick((4, 1e4, 0), (2, 50.0, 2)))
     def by_head(self, v): return v @ weight(self.numbers(2, v.cols, 3)) @ self.function() @ weight(self.numbers(2, 3, self.width())) @ total
 
     def through_heads(self, v):

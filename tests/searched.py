@@ -26,6 +26,7 @@ class Round:
             case "attention", _, _: return pairs * h * (2 * d + 4) / 1e10
             case "scores" | "values", _, _: return 1e-6 + pairs * h * d / 1e10
             case "softmax", _, _: return 1e-6 + pairs * h / 5e8
+            case "rotate", _, _: return 2e-6 + T * p / 1e9
             case "headwise", _, _: return 1e-6 + T * h * n * p / 1e10
         return T * p / 1e10
 

@@ -145,6 +145,37 @@ def test_pointwise(T, p, form, seed):
     within(kernels.pointwise(x, room(T, p), after), after.reference(x), after.bound(x, np.zeros(x.shape)))
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 90), st.integers(1, 5), st.integers(1, 40), st.integers(0, 20), st.booleans(), st.integers(0, 2**32 - 1))
+def test_rotate(T, h, k, rest, inside, seed):
+    """In place or apart, of columns of a wider value; what a row becomes depends on no other row."""
+    rng, d = np.random.default_rng(seed), 2 * k + rest
+    wide, cos, sin, at = numbers(rng, T, h * d + 9), numbers(rng, 20, k), numbers(rng, 20, k), rng.integers(0, 20, T)
+    x = wide[:, 4:4 + h * d].reshape(T, h, d) if inside else numbers(rng, T, h, d)
+    given, got = x.copy(), kernels.rotate(x, at, cos, sin, room(T, h, d))
+    a, b, left = np.split(given.astype(np.float64), (k, 2 * k), -1)
+    c, s = (each.astype(np.float64)[at][:, None] for each in (cos, sin))
+    size = np.concatenate([abs(a * c) + abs(b * s), abs(a * s) + abs(b * c), 0 * left], -1)
+    within(got, np.concatenate([a * c - b * s, a * s + b * c, left], -1), gamma(2) * size)
+    one = int(rng.integers(T))
+    assert (kernels.rotate(given[one:one + 1], at[one:one + 1], cos, sin, room(1, h, d)) == got[one]).all()
+    kernels.rotate(x, at, cos, sin, x)
+    assert (x == got).all()
+    if inside: assert np.array_equal(wide[:, 4:4 + h * d].reshape(T, h, d), got)
+
+
+def test_what_a_rotation_refuses(rng):
+    x, table, at = numbers(rng, 5, 2, 6), numbers(rng, 9, 3), np.arange(5)
+    for message, error, arguments in (
+            (r"cos \(9, 3\) and sin \(9, 2\)", ValueError, (x, at, table, table[:, :2], x)),
+            (r"at most half of 6 columns", ValueError, (x, at, numbers(rng, 9, 4), numbers(rng, 9, 4), x)),
+            (r"positions: 9 is outside 0 to 8", IndexError, (x, at + 5, table, table, x)),
+            (r"positions: expected 5 whole numbers", ValueError, (x, at[:4], table, table, x)),
+            (r"x overlaps out", ValueError, (x[1:], at[1:], table, table, x[:-1])),
+            (r"out \(4, 2, 6\)", ValueError, (x, at, table, table, x[:4]))):
+        with pytest.raises(error, match=message): kernels.rotate(*arguments)
+
+
 def test_pointwise_in_place(rng):
     x, after = numbers(rng, 70, 90), epilogue(rng, "all", 70, 90)
     assert (kernels.pointwise(x.copy(), room(70, 90), after) == kernels.pointwise(y := x.copy(), y, after)).all()

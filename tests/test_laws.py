@@ -10,7 +10,7 @@ from formats.shapes import Shape, T
 from opmatrix.data import Data
 from opmatrix.extents import counted, patterns
 from opmatrix.monoids import softmax
-from opmatrix.operators import I, const, gelu, given, heads, product, row, square, symbol, tanh, turn, weight
+from opmatrix.operators import I, const, gelu, given, heads, product, rotate, row, square, symbol, tanh, turn, weight
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.term import substitute
@@ -200,6 +200,7 @@ def operand(rng, name, sort):
         case "scalar", _: return const(Data(np.abs(numbers(rng, 1).array)))
         case "count", _: return SAMPLE[h]
         case "entrywise", _: return gelu
+        case "rotation", (size, _): return rotate(*(numbers(rng, max(ROWS), SAMPLE[size] // 2) for _ in range(2)))
         case "where", _: return sequence & causal
     raise TypeError(f"{name}: {sort}")
 
@@ -245,7 +246,7 @@ def test_a_kernel_computes_its_term(implementation):
 
 def test_the_table_of_implementations():
     assert {each.kernel for each in IMPLEMENTATIONS} == {
-        "linear", "pointwise", "embed", "attention", "scores", "weigh", "headwise", "repeat", "view",
+        "linear", "pointwise", "embed", "attention", "scores", "weigh", "headwise", "repeat", "rotate", "view",
         "columns"}
     name, kind, statement, *_ = find(IMPLEMENTATIONS, "linear_bias_rms").row()
     assert (name, kind) == ("linear_bias_rms", "implementation")

@@ -42,11 +42,12 @@ def programs(draw):
     """A random program: passes, products, views and attention, each on any values made before."""
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     write, constants = Writer({}), {"E": Dense.pack(rng.standard_normal((20, 192)).astype(np.float32))}
+    constants |= {name: rng.standard_normal((len(LARGE.tokens), 7)).astype(np.float32) for name in ("cos", "sin")}
     made = {write.step("embed", {"fields": "tokens"}, table0="E"): ("rows", 192)}
     of = lambda *wanted: [name for name, shape in made.items() if shape[0] in wanted]
     for _ in range(draw(st.integers(1, 12))):
         kinds = ["pointwise", "scale", "linear", "columns", "heads"]
-        kinds += ["join", "attention", "scores"] * bool(of("heads")) + ["softmax", "values"] * bool(of("scores"))
+        kinds += ["join", "attention", "scores", "rotate"] * bool(of("heads")) + ["softmax", "values"] * bool(of("scores"))
         match draw(st.sampled_from(kinds)):
             case "pointwise":
                 x = draw(st.sampled_from(of("rows")))
@@ -74,6 +75,9 @@ def programs(draw):
             case "attention":
                 q, v = draw(st.sampled_from(of("heads"))), draw(st.sampled_from(of("heads")))
                 made[write.step("attention", {"scale": 0.1}, q=q, k=q, v=v)] = "heads", made[v][1]
+            case "rotate":
+                x = draw(st.sampled_from(of("heads")))
+                made[write.step("rotate", x=x, cos="cos", sin="sin")] = made[x]
             case "scores":
                 q = draw(st.sampled_from(of("heads")))
                 made[write.step("scores", {"scale": 0.1}, q=q, k=q)] = "scores", 3

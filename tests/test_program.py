@@ -84,6 +84,9 @@ def alone(kernel, rng):
         case "pointwise": last = write.step("pointwise", ending[1], x="y", **ending[0])
         case "scale": last = write.step("scale", {"factor": -0.5}, x="y")
         case "columns": last = write.step("columns", {"lo": 8, "hi": 24}, x="y")
+        case "rotate":
+            constants |= {"cos": rows(rng, 26, 3), "sin": rows(rng, 26, 3)}
+            last = write.step("join", x=write.step("rotate", x="h", cos="cos", sin="sin"))
         case "headwise": last = write.step("join", x=write.step("headwise", x="h", weight="stack"))
         case "repeat": last = write.step("join", x=write.step("repeat", {"heads": 6}, x="h"))
         case "interpret":

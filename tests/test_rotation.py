@@ -1,4 +1,5 @@
 """RoPE: what the kind means in every reading, what it refuses, and that programs with it are the model."""
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -8,14 +9,17 @@ from searched import Round, relative
 from formats.shapes import Shape, ShapeError
 from opmatrix.data import Data
 from opmatrix.extents import patterns
-from opmatrix.operators import const, diag, given, heads, product, repeat, rmsnorm, rotary, rotate, softmax, weight
+from opmatrix.operators import I, const, diag, given, heads, product, repeat, rmsnorm, rotary, rotate, softmax, symbol, turn, weight
 from opmatrix.oracles import Dense, dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.program import Program
 from opmatrix.term import formula, read
+from rewrites.flat import flat
 from rewrites.laws import EXACT_LAWS
 from rewrites.search import search
+from rewrites.template import Template, shrink
 from rewrites.verify import verify_steps
+from rewrites.verify.graph import check_graph
 
 RAGGED = Batch([[3, 1, 4, 1, 5], [9], [2, 6]])
 WIDE, POSITIONS = 6, 9
@@ -98,6 +102,46 @@ def test_a_program_with_rope_is_the_model(rng, laws, fusion, tmp_path):
     assert relative(program.run(RAGGED), wanted) < 1e-5
     verify_steps(program, [RAGGED])
     kernels = [step.kernel for step in program.steps]
-    assert kernels.count("attention" if fusion else "softmax") == 2 and "interpret" in kernels
+    assert kernels.count("attention" if fusion else "softmax") == 2 and kernels.count("rotate") == 4 and "interpret" not in kernels
+    assert program.schedule.recorded.possible == fusion
     program.save(tmp_path / "p")
     assert (Program.load(tmp_path / "p").run(RAGGED) == program.run(RAGGED)).all()
+
+
+@pytest.mark.parametrize("rest", [0, 4])
+def test_bits_depend_on_the_row_alone(rng, rest):
+    """A batch and each of its sentences; many groups and one, where rows of a chunk and of a worker are others."""
+    table, wide = rotary(POSITIONS, 8, rest=rest), 3 * (8 + rest)
+    model = weight(numbers(rng, 10, wide)) @ heads(3) @ table @ heads(3).T @ weight(numbers(rng, wide, wide))
+    program, _ = search(model, EXACT_LAWS, Round(), RAGGED.extents()).program({})
+    assert [step.kernel for step in program.steps if step.kernel in ("rotate", "interpret")] == ["rotate"]
+    many = Batch([rng.integers(0, 10, length) for length in rng.integers(1, POSITIONS + 1, 200)])
+    found = program.run(many)
+    for low, high in zip(many.starts, many.starts[1:], strict=False):
+        assert (program.run([many.tokens[low:high]]) == found[low:high]).all()
+    assert relative(found, dense(model, many)) < 1e-6
+
+
+def test_a_sentence_longer_than_the_tables_is_refused(rng):
+    program, _ = search(weight(numbers(rng, 10, 6)) @ rotary(4, 6), EXACT_LAWS, Round(), RAGGED.extents()).program({})
+    with pytest.raises(ValueError, match=r"positions: id 4 of sentence 1, token 4 .* is outside 0\.\.3"): program.run([[1], [1] * 5])
+    more = {"a": np.ones((4, 3), np.float32), "b": np.ones((4, 4), np.float32), "c": np.ones(4, np.float32)}
+    for cos, sin in ("ab", "bb", "cc"):
+        steps = [replace(step, operands={**step.operands, "cos": cos, "sin": sin}) if step.kernel == "rotate" else step
+                 for step in program.steps]
+        with pytest.raises(ValueError, match=r"rotate: (sin|cos): \(4"): Program(steps, {**program.constants, **more}, program.output)
+
+
+@pytest.mark.parametrize("h, d, rest", [(4, 8, 0), (2, 6, 2), (8, 16, 0), (3, 8, 8), (4, 4, 0)])
+def test_every_member_of_a_graph_with_rope_agrees(rng, h, d, rest):
+    """At shrunken sizes: columns that turn stay twice the columns of the tables, and the others so many more."""
+    table = rotary(POSITIONS, d, rest=rest)
+    wide, each = h * (d + rest), d + rest
+    x = symbol("border", None, wide)
+    q, k = (x @ weight(numbers(rng, wide, wide)) @ heads(h) @ table for _ in range(2))
+    model = flat(product(product(q, turn(k)) @ (I * each ** -0.5), x @ heads(h), softmax, sequence) @ heads(h).T, I)
+    template = Template.of({"full": model}, [x])
+    small = shrink(template.values, lambda shape: np.ones(shape), template.splits(), template.turns())
+    assert max(max(value.shape) for value in small.values() if isinstance(value, Data)) <= min(32, wide)
+    template.instance(small)                                # or it does not fit
+    assert not check_graph(template, EXACT_LAWS)

@@ -21,6 +21,7 @@ WHERE = {name: module for module, names in {
     "groups": ("product_blockdiagonal", "product_kronecker", "product_lowrank_sparse"),
     "rows": ("pointwise", "scale", "gather", "embed"),
     "by_head": ("headwise",),
+    "rotating": ("rotate",),
     "masked": ("attention_blocks",),
     "attending": ("attention",),
     "attending_halves": ("attention_halves",),

@@ -4,7 +4,7 @@ from types import SimpleNamespace as Bound
 from typing import Any
 
 from opmatrix.extents import WHOLE, Extents, Pairs, T, pairs
-from opmatrix.runtime.values import Rows
+from opmatrix.runtime.values import Heads, Rows
 
 Costs = list[tuple[str, dict[str, float]]]
 READING = 50                                                # passes that reading a term is taken to cost
@@ -27,6 +27,9 @@ def linear(a: Bound, out: Rows, extents: Extents) -> Costs:
 
 def pointwise(a: Bound, out: Rows, extents: Extents) -> Costs: return stages(a, out, extents, "pointwise.")
 def scale(a: Bound, out: Rows, extents: Extents) -> Costs: return [("scale", {"T": extents[T], "p": out.cols})]
+
+
+def rotate(a: Bound, out: Heads, extents: Extents) -> Costs: return [("rotate", {"T": extents[T], "p": out.heads * out.cols})]
 
 
 def embed(a: Bound, out: Rows, extents: Extents) -> Costs:

@@ -64,13 +64,22 @@ def scale(out, x: Rows, *, factor: float):
     compiled.scale(x, factor, out)
 
 
-@kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), cost=costs.embed, launches=True)
+@kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), cost=costs.embed, launches=True,
+        fields=shapes.chosen)
 def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None, *, fields: str, eps: Eps = None,
           norm: Norm = "layer"):
     """The sum of one row of each table, chosen by that field of the batch, then the epilogue."""
     ids = [batch.field(field, table.shape[0]) for field, table in zip(fields.split(","), tables, strict=True)]
     arrays = [array for table in tables for array in table.arrays().values()]
     compiled.embed(list(zip(ids, arrays, strict=True)), out, Epilogue(eps=eps, gain=gain, shift=shift, norm=norm))
+
+
+@kernel(gives=shapes.turned, means=meanings.rotated, cost=costs.rotate, over="x", launches=True,
+        fields=lambda a: {"positions": len(a.cos)})
+def rotate(out, batch, x: Heads, cos: Array, sin: Array):
+    """Columns i and k + i of every head as a pair, turned by the angle of column i in the row of the tables that a row's position
+    names; tables are positions × k, columns behind 2 k stay (Su et al. 2021, RoPE)."""
+    compiled.rotate(x, batch.field("positions", len(cos)), cos, sin, out)
 
 
 # ---- heads: with fewer of k and v, or of q, each serves a group of the others; `where` is a pattern within sequences

@@ -46,6 +46,13 @@ def chosen(a: Bound) -> Exact:
     return np.asarray(sum(found))
 
 
+def rotated(a: Bound) -> Exact:
+    """Pairs of columns as complex numbers, times what lies on the unit circle."""
+    at, k = a.batch.field("positions", len(a.cos)), a.cos.shape[1]
+    pairs = (a.x[..., :k] + 1j * a.x[..., k:2 * k]) * (a.cos + 1j * a.sin)[at][:, None]
+    return np.concatenate([pairs.real, pairs.imag, a.x[..., 2 * k:]], -1)
+
+
 def sentences(batch: Any) -> Iterator[slice]:
     """The rows of each sentence."""
     yield from (slice(lo, hi) for lo, hi in pairwise(batch.starts))

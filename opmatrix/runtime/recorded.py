@@ -68,9 +68,7 @@ class Recorded:
         """Fields of the batch that are read, each with the least limit of its tables."""
         limits: dict[str, int] = {}
         for call in self.schedule.calls:
-            if call.kernel.name == "embed":
-                for name, table in zip(call.bound.fields.split(","), call.bound.tables, strict=True):
-                    limits[name] = min(table.shape[0], limits.get(name, table.shape[0]))
+            for name, limit in call.kernel.fields(call.bound).items(): limits[name] = min(limit, limits.get(name, limit))
         return limits
 
     @cached_property

@@ -52,6 +52,20 @@ def summed(a: Bound) -> Rows:
     return after(a, a.tables[0].shape[1])
 
 
+def chosen(a: Bound) -> dict[str, int]:
+    """Fields of the batch, each below the rows of its shortest table."""
+    limits: dict[str, int] = {}
+    for name, table in zip(a.fields.split(","), a.tables, strict=True): limits[name] = min(table.shape[0], limits.get(name, table.shape[0]))
+    return limits
+
+
+def turned(a: Bound) -> Heads:
+    same("sin", a.sin.shape, a.cos.shape)
+    if a.cos.ndim != 2 or 2 * a.cos.shape[1] > a.x.cols:
+        raise ValueError(f"cos: {a.cos.shape}, where (positions, at most half of {a.x.cols} columns) is needed")
+    return Heads(a.x.heads, a.x.cols)
+
+
 def headed(a: Bound) -> Heads:
     heads, rows, cols = a.weight.shape
     same("x columns", a.x.cols, rows)

@@ -15,7 +15,7 @@ from rewrites.law import FLAGS
 
 Known = frozenset[tuple[str, str]]                          # (variable, property or flag)
 DIRECTING = "act", "given", "halves", "turning"
-ALWAYS = "storable", "single", "stacked", "constant", "uniform", "entrywise", "column"    # kernels and markers ask for these
+ALWAYS = "storable", "single", "stacked", "constant", "uniform", "entrywise", "column", "row_linear"    # kernels and markers ask for these
 
 
 class Asked(Operator):

@@ -26,6 +26,7 @@ from rewrites.law import (
     n,
     p,
     q,
+    rotation,
     scalar,
     scores,
     stand_in,
@@ -181,6 +182,7 @@ def headwise(x, weight): return x @ weight
 def to_heads(x, heads): return x @ split(heads)
 def from_heads(x, heads): return x @ split(heads).T
 def repeat(x, heads): return x @ repeated(heads)
+def turned(x, angles): return x @ angles
 def first_columns(x, key): return kinds.left(x, key)
 def last_columns(x, key): return kinds.right(x, key)
 
@@ -208,6 +210,7 @@ OTHERS = (
     (weigh_grouped, "weigh", GROUPED, False, GQA),
     (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
     (repeat, "repeat", dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
+    (turned, "rotate", dict(x=value[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the position"),
     (to_heads, "view", dict(x=value[h * p], heads=count), True, "no copy"),
     (from_heads, "view", dict(x=value[h, p], heads=count), True, "no copy"),
     (first_columns, "columns", HALVES, True, "no copy"),

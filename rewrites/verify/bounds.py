@@ -46,6 +46,14 @@ def embed(a: Arguments) -> Bound:
     return epilogue(a).bound(chosen(a.exact), gamma(len(rows)) * sum(map(abs, rows)))
 
 
+def rotate(a: Arguments) -> Bound:
+    """Two products, and their sum."""
+    at, k = a.batch.positions, a.cos.shape[1]
+    x, c, s = abs(a.exact.x), abs(a.exact.cos)[at][:, None], abs(a.exact.sin)[at][:, None]
+    size: Bound = np.concatenate([x[..., :k] * c + x[..., k:2 * k] * s, x[..., :k] * s + x[..., k:2 * k] * c, 0 * x[..., 2 * k:]], -1)
+    return gamma(2) * size
+
+
 def scores(a: Arguments) -> Bound:
     """γ_(d+2) |q| |k|ᵀ |scale|: the products, their sum and the factor."""
     doubt = gamma(a.q.shape[2] + 2) * abs(float(a.exact.scale))
@@ -117,7 +125,7 @@ def view(a: Arguments) -> Bound:
 
 
 BOUNDS: dict[str, Callable[[Arguments], Bound]] = dict(
-    linear=linear, pointwise=pointwise, scale=scale, embed=embed, scores=scores, softmax=softmax, values=values,
+    linear=linear, pointwise=pointwise, scale=scale, embed=embed, rotate=rotate, scores=scores, softmax=softmax, values=values,
     attention=attention, headwise=headwise, interpret=interpret,
     repeat=view, heads=view, join=view, columns=view)
 

@@ -59,7 +59,8 @@ def check_graph(template: Template, laws: Sequence[Law], seed: int = 0, *, round
 
 def small(template: Template, laws: Sequence[Law], rng: np.random.Generator) -> Template:
     """The template over random numbers of small sizes."""
-    return spelled(replace(template, values=shrink(template.values, lambda shape: rng.normal(size=shape))), laws)
+    values = shrink(template.values, lambda shape: rng.normal(size=shape), template.splits(), template.turns())
+    return spelled(replace(template, values=values), laws)
 
 
 def check_seeded(seeds: Sequence[Law], laws: Sequence[Law], seed: int = 0,
@@ -224,6 +225,7 @@ def width(template: Template) -> int:
 def batch(template: Template, rng: np.random.Generator, lengths: Sequence[int] = ROWS) -> Batch:
     """A ragged batch whose ids are within the tables that the template reads."""
     limits = {e.attributes[0]: template.values[e.attributes[1]] for e in template.entries if e.kind == "given"}
-    lengths = [min(length, limits.get("positions", length)) for length in lengths]
+    placed = [len(template.values[e.attributes[0]].array) for e in template.entries if e.kind == "rotate"]
+    lengths = [min(length, *placed, limits.get("positions", length)) for length in lengths]
     return Batch([rng.integers(0, limits.get("tokens", 1), length) for length in lengths],
                  [rng.integers(0, limits.get("kinds", 1), length) for length in lengths])
