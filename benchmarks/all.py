@@ -61,6 +61,7 @@ BENCHMARKS = {
                             "Is the extraction exact?", "{data}/extraction_gym"),
     "peer_laws": Benchmark("{data}/peer_laws/rules.csv", 6, "{data}/peer_laws/rules.csv", 60,
                            "What do the laws of values prove?", "{data}/peer_laws/rules.csv"),
+    "segments": Benchmark("--rows 512 --rounds 9", 5, "", 15, "What does a step cost that no kernel computes?"),
     "budgets": Benchmark("--models 4", 30, "", 800, "Do planned memory and stated errors hold?"),
     "memory": Benchmark("--megabytes 32", 30, "", 120, "How much memory does a process with a program take?"),
     "stated": Benchmark("minilm.opmatrix --fresh 50", 20, "minilm.opmatrix", 90,

@@ -37,7 +37,7 @@ class Inside:
                 ends.append(len(recording.stages))
         recording.keep(walk)
         self.ends, self.given = np.array(ends), memory.view(np.int64)
-        self.script = recording.script(memory.view(np.float32)[:1, None])
+        self.script = recording.script()
 
     def run(self, fill: bool = True) -> tuple[Words, float]:
         """Nanoseconds of each case, once: the mean of the workers; and of all that is not a case. Unless `fill`, what is read lies in the
@@ -47,7 +47,7 @@ class Inside:
         from formats.kernels.replay import GROUP, REPLAY, clock, conduct, replay
         groups, stages, script = self.workers if self.apart else 1, int(self.ends[-1]), self.script
         given = address(self.given), fill * len(self.given)
-        table = np.array([(address(script.record), *given, script.home, *[0] * 5)] * groups, GROUP)
+        table = np.array([(address(script.record), *given, script.home, 0)] * groups, GROUP)
         stamps = np.zeros((groups, stages + 1, 2), np.int64)
         begun = time.perf_counter_ns()
         with POOL.lock:

@@ -108,10 +108,10 @@ class Prices:
         return sum(self.machine.seconds(name, **sizes) for name in stages)
 
 
-def running(machine: Machine, model: Operator, batch: Batch, recorded: bool = True) -> Any:
+def running(machine: Machine, model: Operator, batch: Batch) -> Any:
     """What a machine takes for kernels where a batch runs through a model whose weights are float32; of a table few rows are read."""
     shapes = [leaf.args[0].shape for leaf in model.walk() if leaf.kind.name == "weight"]
-    return Running.of(machine, batch.starts, sum(4 * n * p for n, p in shapes if n != int(model.into.cols)), recorded)
+    return Running.of(machine, batch.starts, sum(4 * n * p for n, p in shapes if n != int(model.into.cols)))
 
 
 def parts(variables: Any) -> list[str]:

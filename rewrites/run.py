@@ -227,17 +227,11 @@ class Run:
         """What the machine takes for kernels where the timed batch runs."""
         return running(self.machine, self.operator, self.workload.timed)
 
-    @cached_property
-    def called(self) -> Any:
-        """What it takes where steps are called one by one, as without fusion some are not recorded."""
-        return running(self.machine, self.operator, self.workload.timed, recorded=False)
-
     def searched(self, laws: Sequence[Law], fusion: bool = True) -> tuple[Space, Structure]:
         """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms need one
         another: where a law that makes one is left out, the others keep both their sides."""
         def found(laws: Sequence[Law], time_limit: float) -> tuple[Space, Structure]:
-            machine = self.running if fusion else self.called
-            space = Space(self.operator, laws, machine, self.workload.extents(self.operator), fusion, found=self.parts)
+            space = Space(self.operator, laws, self.running, self.workload.extents(self.operator), fusion, found=self.parts)
             return space, cheapest(space, self.representable if laws else plainly, time_limit)
         try:
             return found(laws, 10.0)

@@ -59,7 +59,7 @@ def test_times_belong_to_their_cases(monkeypatch):
 def test_scripts_are_remembered_within_a_share_of_the_cache(monkeypatch):
     """The latest stays in any case, and what was forgotten is recorded again, to the same numbers."""
     program = found()[1]["fused"][1]
-    recorded, rows = program.schedule.recorded, [[3, 4, 5], [6, 7]]
+    (recorded,), rows = program.schedule.segments, [[3, 4, 5], [6, 7]]
     wanted = [program.run([row]) for row in rows]
     assert len(recorded.scripts) >= 2
     monkeypatch.setattr("opmatrix.runtime.recorded.KEPT", 0)

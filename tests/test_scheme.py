@@ -65,11 +65,6 @@ def test_what_does_not_run_so_is_a_call_from_python():
     assert Running.of(machine(), starts(16), 0).seconds("scores", T=16) == 1600.5
 
 
-def test_a_program_that_is_not_recorded_is_calls_that_find_the_caches_cold():
-    running = Running.of(machine(), starts(128, 128), 0, recorded=False)
-    assert running.seconds("attention", T=256) == 25600.5 and running.seconds("gelu", T=256) == 25600 and running.start == 0
-
-
 def test_a_machine_without_ways_is_asked_itself():
     plain = SimpleNamespace()
     assert Running.of(plain, starts(16), 0) is plain

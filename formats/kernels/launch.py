@@ -76,7 +76,9 @@ class Room:
         """At least this many bytes for each of so many workers: no more may launch with it."""
         if recording := RECORDING.get(): return recording.reserve(size)
         step = -(-size // 4096) * 4096 + 64                                     # not all on the same cache sets
-        if (memory := self.memory).size < (whole := step * workers + 64): self.memory = memory = np.empty(whole, np.uint8)
+        if (memory := self.memory).size < (whole := step * workers + 64):
+            self.memory = memory = np.empty(0, np.uint8)                        # what nobody uses any more is freed first
+            self.memory = memory = np.empty(whole, np.uint8)
         start = address(memory)
         reserved = Reserved((start + -start % 64, step))
         reserved.memory = memory

@@ -4,7 +4,7 @@ A recording keeps the records of its launches as words in which addresses are re
 worker (a group of sentences each, no waiting between stages), or stage by stage by all workers together. With a clock, they
 note when each stage began."""
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
@@ -13,20 +13,21 @@ import numpy as np
 
 from ..threads import FIXED
 from .compiled import HELPER, Function, Kernel, calling
-from .launch import RECORDING, ROOM_START, ROOM_STEP, Stage, address, step, words
-from .memory import call, floats, longs, record
+from .launch import RECORDING, ROOM_START, ROOM_STEP, Stage, address, words
+from .memory import call, longs, record
 from .native import njit
 from .objects import function
 from .pool import finish, publish
 
-# words: the records, then the table of stages; moved, rooms, steps: which of them get base, room and step added
-SCRIPT = np.dtype(words("words count moved moves rooms roomy steps stepped table stages"))
-# a script with its inputs: so many words, which come first; out (rows, cols) is copied from `result`, along apart; all but
-# addresses of inputs and out are relative to base
-GROUP = np.dtype(words("script inputs given home result along rows cols out"))
+# words: the records, then the table of stages; added: for base, room, step and each array that lies elsewhere, which words it is
+# added to, and how many they are
+SCRIPT = np.dtype(words("words count added kinds table stages"))
+# a script with its inputs: so many words, which come first; home is relative to base; arrays: where those are that lie elsewhere
+GROUP = np.dtype(words("script inputs given home arrays"))
 # clock: C's clock_gettime, 0 for none; stamps: (seconds, nanoseconds) of every stage's beginning and of the end, along for each group
 REPLAY = np.dtype(words("groups base apart room step clock stamps along"))
 ENTRY = 3                                                    # of the table: function, arguments, items
+OWN = 3                                                      # kinds of addresses that every script has: base, room, step
 NO_CLOCK = 0, 0, 0
 MONOTONIC = int(getattr(time, "CLOCK_MONOTONIC", 0))
 look = calling(2)                                            # at the clock
@@ -39,10 +40,11 @@ def clock() -> int:
 
 
 class Recording:
-    """Launches that are kept, for so many workers. memory: what they may write to."""
+    """Launches that are kept, for so many workers. memory: what they may write to; elsewhere: arrays that stand for those of each
+    group, whose places are given when it runs."""
 
-    def __init__(self, memory: np.ndarray, workers: int) -> None:
-        self.memory, self.workers, self.scratch = memory, workers, 0
+    def __init__(self, memory: np.ndarray, workers: int, elsewhere: Sequence[np.ndarray] = ()) -> None:
+        self.memory, self.workers, self.elsewhere, self.scratch = memory, workers, elsewhere, 0
         self.stages: list[Stage] = []
         self.records: list[Any] = []
         self.temporaries: list[np.ndarray] = []              # of this step
@@ -70,24 +72,26 @@ class Recording:
             at += line(each.nbytes)
         self.end, self.temporaries = max(self.end, at), []
 
-    def script(self, result: np.ndarray) -> "Script":
-        """What was recorded, without addresses of its own. result: rows in memory, which it gives."""
+    def script(self) -> "Script":
+        """What was recorded, without addresses of its own."""
         self.step()
         table = np.array([[kernel.address, address(arguments), items] for kernel, arguments, items in self.stages],
                          np.int64).reshape(-1, ENTRY)
         pieces = [np.frombuffer(each, np.int64) for each in self.records]
         content = np.concatenate([*pieces, table.ravel()])
         places = self.end + np.cumsum([0, *(piece.nbytes for piece in pieces)])[:-1]
-        moved = relocate(content, [*self.regions, *zip(self.records, places.tolist(), strict=True)])
-        found = address(result) - address(self.memory), step(result), result.shape[1]
-        return Script(content, moved, len(content) - table.size, len(table), self.end, self.scratch, found)
+        own = [*self.regions, *zip(self.records, places.tolist(), strict=True)]
+        region = relocate(content, [*own, *((each, 0) for each in self.elsewhere)])
+        moved = [np.flatnonzero((region >= 0) & (region < len(own)))]
+        moved += [np.flatnonzero(region == i) for i in range(len(own), len(own) + len(self.elsewhere))]
+        return Script(content, moved, len(content) - table.size, len(table), self.end, self.scratch)
 
 
 def line(size: int) -> int: return -(-size // 64) * 64
 
 
 def relocate(content: np.ndarray, regions: list[tuple[Any, int]]) -> np.ndarray:
-    """Words that are addresses in a region become offsets, in place; which they are. Regions: memory, offset."""
+    """Words that are addresses in a region become offsets, in place; the region of each word, -1 for none. Regions: memory, offset."""
     starts = np.array([address(each) for each, _ in regions], np.int64)
     sizes = np.array([np.frombuffer(each, np.uint8).size for each, _ in regions], np.int64)
     order = np.argsort(starts)
@@ -95,21 +99,20 @@ def relocate(content: np.ndarray, regions: list[tuple[Any, int]]) -> np.ndarray:
     region = order[np.maximum(found, 0)]
     inside = (found >= 0) & (content < starts[region] + sizes[region])
     content[inside] += np.array([offset for _, offset in regions], np.int64)[region[inside]] - starts[region[inside]]
-    return np.flatnonzero(inside)
+    return np.where(inside, region, -1)
 
 
 class Script:
     """Stages for some memory that is still to come: `size` bytes, of which records take those from `home` on; every worker
-    also needs `scratch` bytes of room. result: its place, numbers between its rows, and columns."""
+    also needs `scratch` bytes of room. moved: words to which base is added, then those to which the place of each array elsewhere is."""
 
-    def __init__(self, content: np.ndarray, moved: np.ndarray, table: int, stages: int, home: int, scratch: int,
-                 result: tuple[int, int, int]) -> None:
+    def __init__(self, content: np.ndarray, moved: list[np.ndarray], table: int, stages: int, home: int, scratch: int) -> None:
         self.content, self.home, self.size, self.scratch = content, home, home + content.nbytes, scratch
-        self.result = result
-        self.indices = moved, np.flatnonzero(content == ROOM_START), np.flatnonzero(content == ROOM_STEP)
-        content[self.indices[1]], content[self.indices[2]] = 0, 0
-        places = [each for index in self.indices for each in (address(index), len(index))]
-        self.record = np.array([(address(content), len(content), *places, table, stages)], SCRIPT)
+        rooms, steps = np.flatnonzero(content == ROOM_START), np.flatnonzero(content == ROOM_STEP)
+        content[rooms], content[steps] = 0, 0
+        self.indices = moved[0], rooms, steps, *moved[1:]
+        self.added = np.array([(address(index), len(index)) for index in self.indices])
+        self.record = np.array([(address(content), len(content), address(self.added), len(self.added), table, stages)], SCRIPT)
 
 
 @njit(**HELPER)
@@ -136,25 +139,19 @@ def stamp(c, item, stage):
 def prepare(g, base, room, apart):
     """Inputs and records to where they are read; where the table of stages then is."""
     s, home = record(g.script, SCRIPT), base + g.home
+    added, arrays = longs(s.added, 2 * s.kinds), longs(g.arrays, s.kinds - OWN)
     copy_words(g.inputs, base, g.given)
     copy_words(s.words, home, s.count)
-    add_each(home, s.moved, s.moves, base)
-    add_each(home, s.rooms, s.roomy, room)
-    add_each(home, s.steps, s.stepped, apart)
+    add_each(home, added[0], added[1], base)
+    add_each(home, added[2], added[3], room)
+    add_each(home, added[4], added[5], apart)
+    for i in range(OWN, s.kinds): add_each(home, added[2 * i], added[2 * i + 1], arrays[i - OWN])
     return home + 8 * s.table
-
-
-@njit(**HELPER)
-def deliver(g, base):
-    """The result's rows to out."""
-    for i in range(g.rows):
-        found, kept = floats(base + g.result + 4 * i * g.along, g.cols), floats(g.out + 4 * i * g.cols, g.cols)
-        for j in range(g.cols): kept[j] = found[j]
 
 
 @Kernel
 def replay(item, worker, arguments):
-    """A group from its inputs to its result, by one worker."""
+    """All stages of a group, by one worker."""
     c = record(arguments, REPLAY)
     g = record(c.groups + 8 * GROUP_WORDS * item, GROUP)
     base = c.base + worker * c.apart
@@ -164,12 +161,11 @@ def replay(item, worker, arguments):
         stage = longs(table + 8 * ENTRY * i, ENTRY)
         for each in range(stage[2]): call(stage[0], each, worker, stage[1])
     stamp(c, item, stages)
-    deliver(g, base)
 
 
 @Function.of(3)
 def conduct(state, arguments, workers):
-    """The stages of one group, each by all workers: from its inputs to its result."""
+    """The stages of one group, each by all workers."""
     c = record(arguments, REPLAY)
     g = record(c.groups, GROUP)
     table, stages = prepare(g, c.base, c.room, c.step), record(g.script, SCRIPT).stages
@@ -182,7 +178,6 @@ def conduct(state, arguments, workers):
             publish(state, stage[0], stage[1], items, min(workers, items))
             finish(state)
     stamp(c, 0, stages)
-    deliver(g, c.base)
 
 
 GROUP_WORDS = len(GROUP.names or ())

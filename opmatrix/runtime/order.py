@@ -187,7 +187,9 @@ def planned(schedule: Schedule, steps: Sequence[int], extents: Extents) -> int:
 
 
 def ordered(program: "Program", extents: Extents) -> "Program":
-    """The same steps in the order of the least planned peak; the same program where none is lower."""
+    """The same steps in the order of the least planned peak; the same program where none is lower, or where it needs more once it runs
+    in segments."""
     found = least_peak(program.schedule, extents)
     if found.steps == tuple(range(len(program.steps))): return program
-    return type(program)([program.steps[i] for i in found.steps], program.constants, program.output, program.meta)
+    made = type(program)([program.steps[i] for i in found.steps], program.constants, program.output, program.meta)
+    return made if made.schedule.peak(extents) <= program.schedule.peak(extents) else program

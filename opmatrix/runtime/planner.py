@@ -38,16 +38,16 @@ def gaps(busy: list[tuple[int, int]], wall: int) -> Iterator[tuple[float, float]
         at = max(at, high)
 
 
-def place(lives: Sequence[Life], result: int) -> Plan:
-    """Offsets such that no two buffers alive together overlap. The result outlives the call and is an allocation of its
-    own; until it is written its space is lent to others, and no buffer crosses its end."""
-    wall = lives[result].size
-    offsets = {result: 0}
-    for i in sorted(set(range(len(lives))) - {result}, key=lambda i: (-lives[i].size, i)):
+def place(lives: Sequence[Life], result: int | None) -> Plan:
+    """Offsets such that no two buffers alive together overlap. The result, if there is one, outlives the call and is an allocation
+    of its own; until it is written its space is lent to others, and no buffer crosses its end."""
+    wall = 0 if result is None else lives[result].size
+    offsets = {} if result is None else {result: 0}
+    for i in sorted(set(range(len(lives))) - {*offsets}, key=lambda i: (-lives[i].size, i)):
         busy = [(at, at + lives[j].size) for j, at in offsets.items() if lives[j].meets(lives[i])]
         fits = [(end - at, at) for at, end in gaps(busy, wall) if end - at >= lives[i].size]
         offsets[i] = int(min(fits)[1])
-    end = max(offsets[i] + lives[i].size for i in offsets)
+    end = max((offsets[i] + lives[i].size for i in offsets), default=0)
     return Plan(tuple(offsets[i] for i in range(len(lives))), wall, end)
 
 

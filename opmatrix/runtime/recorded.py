@@ -1,6 +1,6 @@
-"""Programs run from recordings: the launches of a number of rows are kept, and replayed on groups of sentences (scheme.py)."""
+"""Steps run from recordings: the launches of a number of rows are kept, and replayed on groups of sentences (scheme.py)."""
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 from weakref import proxy
@@ -12,12 +12,13 @@ from formats.host import caches
 from formats.threads import threads
 from opmatrix.extents import Extents, T
 from opmatrix.patterns import FIELDS
+from opmatrix.runtime.planner import Plan
 from opmatrix.runtime.scheme import Group, Words, grouped, size
-from opmatrix.runtime.values import FLOAT, LINE, lines
+from opmatrix.runtime.segments import ROW, Span, Values, placed
+from opmatrix.runtime.values import lines
 
 KEPT = 1 / 8                                                # of the last cache, for scripts of a program that are remembered
 RECORDS = 110                                               # bytes that the records of a step take, about
-OBJECTS = 6000                                              # bytes of Python's own objects in a call, about
 
 
 class Slots:
@@ -52,35 +53,40 @@ def fill(words: Words, rows: int, fields: dict[str, Words], starts: Sequence[int
 
 
 class Recorded:
-    """The scripts of a schedule, one for each number of rows and workers, made when first needed."""
+    """Consecutive steps of a schedule that only launch kernels, as scripts: one for each number of rows and workers, made when first
+    needed. What only these steps use lies in a worker's arena; the other arrays are of the whole batch, and each group has its rows."""
 
-    def __init__(self, schedule: Any):
+    def __init__(self, schedule: Any, steps: Sequence[int]):
         self.schedule = proxy(schedule)                     # which holds this: what a program maps is freed with it, at once
+        self.steps = steps
         self.scripts: OrderedDict[tuple[int, int], Any] = OrderedDict()
 
     @cached_property
-    def possible(self) -> bool:
-        """Whether every step only launches kernels of this package: what else a step does would not be repeated."""
-        return not self.schedule.scored and all(map(launches, self.schedule.calls))
+    def elsewhere(self) -> list[int]:
+        """The steps that write the buffers of the whole batch that these steps use."""
+        return [at for at in self.schedule.crossing if at in self.schedule.used(self.steps)]
+
+    @cached_property
+    def own(self) -> dict[int, Span]:
+        """The buffers of a group, by the step that writes them first."""
+        return {at: self.schedule.spans[at] for at in self.schedule.used(self.steps) if at not in self.schedule.crossing}
+
+    def plan(self, rows: int) -> Plan:
+        """Where a group's buffers lie."""
+        return placed(tuple(self.own.values()), None, ROW).times(rows)
 
     @cached_property
     def read(self) -> dict[str, int]:
         """Fields of the batch that are read, each with the least limit of its tables."""
         limits: dict[str, int] = {}
-        for call in self.schedule.calls:
+        for call in map(self.schedule.calls.__getitem__, self.steps):
             for name, limit in call.kernel.fields(call.bound).items(): limits[name] = min(limit, limits.get(name, limit))
         return limits
 
     @cached_property
-    def weights(self) -> int:
-        """Bytes of the weights of products: those of tables are hardly read."""
-        found = {id(weight): weight.nbytes for call in self.schedule.calls if (weight := getattr(call.bound, "weight", None)) is not None}
-        return sum(found.values())
-
-    @cached_property
     def group(self) -> int:
         """Rows of a group, about."""
-        return size(self.weights)
+        return size(weights(map(self.schedule.calls.__getitem__, self.steps)))
 
     def script(self, rows: int, workers: int) -> Any:
         """The script for so many rows on so many workers. The pool is locked."""
@@ -88,7 +94,8 @@ class Recorded:
         if script := self.scripts.get(key): self.scripts.move_to_end(key)                           # the latest comes last
         else:
             self.scripts[key] = script = self.record(rows, workers)
-            while len(self.scripts) > 1 and sum(each.content.nbytes for each in self.scripts.values()) > KEPT * caches()[-1]:
+            kept = KEPT * caches()[-1] / len(self.schedule.segments)
+            while len(self.scripts) > 1 and sum(each.content.nbytes for each in self.scripts.values()) > kept:
                 self.scripts.popitem(last=False)
         return script
 
@@ -102,50 +109,55 @@ class Recorded:
     def walk(self, rows: int, workers: int) -> Any:
         """Walk through the steps with launches kept."""
         from formats.kernels.replay import Recording
-        plan, given = self.schedule.plan(Extents({T: rows})), lines(8 * Slots.count(rows))
+        plan, given = self.plan(rows), lines(8 * Slots.count(rows))
         memory = np.empty(given + plan.end, np.uint8)
         slots = Slots(rows, memory[:8 * Slots.count(rows)].view(np.int64))
-        recording = Recording(memory, workers)
+        places = dict(zip(self.own, plan.offsets, strict=True))
+        elsewhere = {at: np.empty(self.schedule.calls[at].shape.at(slots.extents()), np.float32) for at in self.elsewhere}
+        recording = Recording(memory, workers, [*elsewhere.values()])
 
-        def buffer(i: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-            return np.ndarray(shape, np.float32, memory, given + plan.offsets[self.schedule.home[i]])
+        def buffer(at: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+            if at in elsewhere: return elsewhere[at].reshape(shape)
+            return np.ndarray(shape, np.float32, memory, given + places[at])
 
-        def steps() -> Any:
-            for i, (_, _, value) in enumerate(self.schedule.walk(slots, buffer)):
+        def steps() -> None:
+            values = Values(self.schedule, slots, slots.extents(), buffer)
+            for step in self.steps:
+                values.compute(step)
                 recording.step()
-                if i == self.schedule.result: found = value
-            return found
 
-        return recording.script(recording.keep(steps))
+        recording.keep(steps)
+        return recording.script()
 
-    def peak(self, rows: int, starts: Words | None = None) -> int:
-        """Bytes of the result, the inputs, and what lies between kernels, of every worker. Without the sentences' starts as if
-        they could be cut anywhere."""
-        workers, columns = threads(), self.schedule.calls[self.schedule.result].shape.cols
+    def peak(self, extents: Extents, starts: Words | None = None) -> int:
+        """Bytes of the inputs and of what lies between kernels, of every worker. Without the sentences' starts as if they could be
+        cut anywhere."""
+        workers, rows = threads(), extents[T]
         groups = [] if starts is None else [group.high - group.low for group in grouped(starts, workers, self.group)]
         many = len(groups) > 1
         at_once = workers * self.arena(max(groups)) if many else self.arena(groups[0] if groups else min(rows, workers * self.group))
-        return at_once + lines(FLOAT * columns * rows) + 8 * Slots.count(rows) + OBJECTS
+        return int(at_once + 8 * Slots.count(rows))
 
     def arena(self, rows: int) -> int:
         """Bytes of a worker's inputs, buffers and records."""
-        room = max(call.kernel.room(call.bound).at(Extents({T: rows})) for call in self.schedule.calls)
-        return int(lines(8 * Slots.count(rows)) + self.schedule.plan(Extents({T: rows})).end + room + RECORDS * len(self.schedule.calls))
+        calls = [self.schedule.calls[step] for step in self.steps]
+        room = max(call.kernel.room(call.bound).at(Extents({T: rows})) for call in calls)
+        return int(lines(8 * Slots.count(rows)) + self.plan(rows).end + room + RECORDS * len(calls))
 
-    def run(self, batch: Any) -> NDArray[np.float32]:
-        """The output's rows. ValueError where an id is outside its table."""
+    def run(self, values: Values) -> None:
+        """Writes what later segments read, or the caller. ValueError where an id is outside its table."""
         from formats.kernels.launch import ARENA, ROOM, address
         from formats.kernels.pool import POOL
         from formats.kernels.replay import NO_CLOCK, REPLAY, conduct, replay
+        batch = values.batch
         fields = {name: batch.field(name, most) for name, most in self.read.items()}
+        elsewhere = [values[at] for at in self.elsewhere]
         workers = threads()
         groups = grouped(batch.starts, workers, self.group)
         together = len(groups) == 1
         with POOL.lock:
             scripts = [self.script(group.high - group.low, workers if together else 1) for group in groups]
-            columns = scripts[0].result[2]
-            out = block(FLOAT * batch.rows * columns).view(np.float32).reshape(-1, columns)
-            table, _inputs = tabled(groups, scripts, fields, batch.starts, out)
+            table, *_held = tabled(groups, scripts, fields, batch.starts, elsewhere)
             room = ROOM.reserve(max(script.scratch for script in scripts), workers)
             base = ARENA.reserve(max(script.size for script in scripts), 1 if together else workers)
             arguments = np.array([(address(table), *base, *room, *NO_CLOCK)], REPLAY)
@@ -153,32 +165,24 @@ class Recorded:
             elif workers > 1: POOL.run(replay.address, address(arguments), len(groups), workers)
             else:
                 for i in range(len(groups)): replay.call(i, 0, address(arguments))
-        return out
 
 
 def tabled(groups: list[Group], scripts: list[Any], fields: dict[str, Words], starts: Words,
-           out: NDArray[np.float32]) -> tuple[NDArray[Any], Words]:
-    """What replay reads of each group, and the inputs that it points to."""
+           elsewhere: list[NDArray[np.float32]]) -> tuple[NDArray[Any], Words, Words]:
+    """What replay reads of each group, and the inputs and places of its rows elsewhere that it points to."""
     from formats.kernels.launch import address
     from formats.kernels.replay import GROUP as KIND
     sizes = [group.high - group.low for group in groups]
     ends = np.cumsum([0, *map(Slots.count, sizes)])
     inputs, table = np.empty(ends[-1], np.int64), np.zeros(len(groups), KIND)
+    steps = [(address(array), array.strides[0]) for array in elsewhere]
+    places = np.array([[at + group.low * step for at, step in steps] for group in groups])
     for i, (group, script, rows) in enumerate(zip(groups, scripts, sizes, strict=True)):
         words = inputs[ends[i]:ends[i + 1]]
         own = {name: field[group.low:group.high] for name, field in fields.items()}
         fill(words, rows, own, starts[group.first:group.last + 1] - group.low)
-        place, along, columns = script.result
-        table[i] = (address(script.record), address(words), len(words), script.home, place, along, rows, columns,
-                    address(out[group.low:]))
-    return table, inputs
-
-
-def block(size: int) -> NDArray[np.uint8]:
-    """Bytes that begin on a cache line."""
-    whole = np.empty(size + LINE, np.uint8)
-    start = -whole.__array_interface__["data"][0] % LINE
-    return whole[start:start + size]
+        table[i] = address(script.record), address(words), len(words), script.home, address(places[i])
+    return table, inputs, places
 
 
 def launches(call: Any) -> bool:
@@ -187,3 +191,9 @@ def launches(call: Any) -> bool:
     weight = getattr(call.bound, "weight", None)
     ours = weight is None or isinstance(weight, np.ndarray) or type(weight).__module__.startswith("formats.")
     return call.kernel.launches and ours
+
+
+def weights(calls: Iterable[Any]) -> int:
+    """Bytes of the weights of products: those of tables are hardly read."""
+    found = {id(weight): weight.nbytes for call in calls if (weight := getattr(call.bound, "weight", None)) is not None}
+    return sum(found.values())

@@ -1,7 +1,8 @@
 """Steps bound to kernels: shapes inferred and checked, lifetimes known, buffers planned for any number of rows."""
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
-from functools import lru_cache
+from functools import cached_property
+from itertools import groupby
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -13,12 +14,12 @@ from opmatrix.extents import Extents, T
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.planner import Life, Plan, place
-from opmatrix.runtime.recorded import OBJECTS, Recorded, block
-from opmatrix.runtime.values import FLOAT, LINE, WIDEST, Rows, Size, Value
+from opmatrix.runtime.planner import Plan
+from opmatrix.runtime.recorded import Recorded, launches
+from opmatrix.runtime.segments import ROW, Blocks, Buffers, Called, Span, Values, placed
+from opmatrix.runtime.values import FLOAT, LINE, WIDEST, Rows, Value
 
-ROW = Extents({T: 1})
-Buffers = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
+OBJECTS = 6000                                              # bytes of Python's own objects in a call, about
 
 
 class Call(NamedTuple):
@@ -86,19 +87,6 @@ def over(i: int, call: Call, calls: Sequence[Call], home: Sequence[int], last: S
     return v if alone and whole and last[home[v]] == i else i
 
 
-class Span(NamedTuple):
-    """A buffer's size in terms of the batch, and the first and last step of its life."""
-    size: Size
-    first: int
-    last: int
-
-
-@lru_cache(256)
-def placed(spans: tuple[Span, ...], result: int, extents: Extents) -> Plan:
-    """The plan for a batch of these extents; the last few hundred are remembered."""
-    return place([Life(span.size.at(extents), span.first, span.last) for span in spans], result)
-
-
 class Schedule:
     """A bound program: how it runs on a batch, and where every value then lies."""
 
@@ -109,27 +97,58 @@ class Schedule:
         self.result = names.index(output)
         if not isinstance(self.calls[self.result].shape, Rows):
             raise ValueError(f"output: {output!r} is {self.calls[self.result].shape}; a program gives one row a token")
-        home, last = homes(self.calls, self.result)
-        self.buffers = sorted(set(home))
-        place = {home: i for i, home in enumerate(self.buffers)}
-        self.home = [place[h] for h in home]
-        self.spans = tuple(Span(self.calls[b].shape.size, b, last[b]) for b in self.buffers)
-        self.scored = any(span.size.pair for span in self.spans)
-        self.recorded = Recorded(self)
+        self.base, last = homes(self.calls, self.result)
+        self.spans = {b: Span(self.calls[b].shape.size, b, last[b]) for b in sorted(set(self.base))}
+        self.home = [[*self.spans].index(b) for b in self.base]
+        self.scored = any(span.size.pair for span in self.spans.values())
+        self.segments = self.divided()
+        self.crossing = self.between()
         self.dropped: list[list[int]] = [[] for _ in [*self.calls, self.result]]
         for v, last_use in enumerate(last_uses(self.calls, self.result)): self.dropped[last_use].append(v)
 
+    def divided(self) -> list[Recorded | Called]:
+        """Steps that can be recorded in one piece, as far as they follow one another, and the others one by one."""
+        real = [i for i, call in enumerate(self.calls) if not call.kernel.view]
+        pieces = [[*steps] for _, steps in groupby(real, lambda i: -1 if launches(self.calls[i]) else i)]
+        return [Recorded(self, steps) if launches(self.calls[steps[0]]) else Called(self, steps) for steps in pieces]
+
+    def between(self) -> dict[int, Span]:
+        """The buffers of the whole batch, by the step that writes them first, with the segments in which they live: the result's, those
+        that several segments use, and those of steps that are called from Python. Groups come in any order, so they live until
+        the end of a segment."""
+        users: dict[int, list[int]] = {}
+        for number, segment in enumerate(self.segments):
+            for b in self.used(segment.steps): users.setdefault(b, []).append(number)
+        users[result := self.base[self.result]].append(len(self.segments))
+        return {b: Span(self.spans[b].size, found[0], found[-1]) for b, found in users.items()
+                if len(found) > 1 or b == result or isinstance(self.segments[found[0]], Called)}
+
+    def used(self, steps: Iterable[int]) -> list[int]:
+        """The buffers that these steps read or write, each by the step that writes it first."""
+        return sorted({self.base[v] for i in steps for v in (i, *self.calls[i].values.values())})
+
     def plan(self, extents: Extents) -> Plan:
-        """Where the buffers lie for a batch of these extents. Without scores every buffer grows with the rows alone, and one
-        plan serves all."""
-        result = self.home[self.result]
-        return placed(self.spans, result, extents) if self.scored else placed(self.spans, result, ROW).times(extents[T])
+        """Where the buffers lie if steps run one by one on a batch of these extents. Without scores every buffer grows with the rows
+        alone, and one plan serves all."""
+        return self.laid(self.spans, extents)
+
+    def laid(self, spans: Mapping[int, Span], extents: Extents) -> Plan:
+        """The plan of some buffers, the result's among them."""
+        result, every = [*spans].index(self.base[self.result]), tuple(spans.values())
+        return placed(every, result, extents) if self.scored else placed(every, result, ROW).times(extents[T])
+
+    @cached_property
+    def row(self) -> Plan:
+        """The plan of what crosses borders, for one row."""
+        return self.laid(self.crossing, ROW)
 
     def peak(self, extents: Extents, starts: NDArray[np.int64] | None = None) -> int:
-        """Bytes of the result's block, the arena, the most that a kernel allocates itself, and Python's own objects."""
-        if self.recorded.possible: return self.recorded.peak(extents[T], starts)
-        room = max(call.kernel.room(call.bound).at(extents) for call in self.calls)
-        return self.plan(extents).end + 2 * LINE + room + objects(len(self.calls))
+        """Bytes of the result's block, of what lies between segments and within them, and of Python's own objects. The arenas of
+        segments are kept, so the largest counts beside what steps allocate that are called."""
+        within = {kind: max((each.peak(extents, starts) for each in self.segments if isinstance(each, kind)), default=0)
+                  for kind in (Recorded, Called)}
+        called = sum(isinstance(each, Called) for each in self.segments)
+        return self.laid(self.crossing, extents).end + 2 * LINE + sum(within.values()) + objects(called)
 
     def cost(self, extents: Extents) -> Costs:
         """The machine's kernels that a run calls, in order, each with its sizes."""
@@ -150,22 +169,15 @@ class Schedule:
             for v in self.dropped[i]: found[v] = None
 
     def run(self, batch: Any) -> NDArray[np.float32]:
-        """The output's rows, from recordings where that is possible. Called back while this thread records, apart from that."""
+        """The output's rows. Buffers of the whole batch are of this call alone. Called back while this thread records, it runs apart
+        from that."""
         from formats.kernels.launch import RECORDING
         if RECORDING.get(): return Context().run(self.run, batch)
-        return self.recorded.run(batch) if self.recorded.possible else self.step_by_step(batch)
-
-    def step_by_step(self, batch: Any) -> NDArray[np.float32]:
-        """The same, one kernel's function after the other. Buffers are of this call alone."""
-        plan = self.plan(batch.extents())
-        result, arena = block(plan.wall), block(plan.arena)
-
-        def buffer(i: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-            if (at := plan.offsets[self.home[i]]) < plan.wall: return np.ndarray(shape, np.float32, result, at)
-            return np.ndarray(shape, np.float32, arena, at - plan.wall)
-
-        found = [value for i, (_, _, value) in enumerate(self.walk(batch, buffer)) if i == self.result]
-        return np.asarray(found[0])
+        extents = batch.extents() if self.scored else Extents._made({T: batch.rows})
+        plan = self.laid(self.crossing, extents) if self.scored else self.row.times(batch.rows)
+        values = Values(self, batch, extents, Blocks(plan, self.crossing))
+        for segment in self.segments: segment.run(values)
+        return np.asarray(values[self.result])
 
     def trace(self, batch: Any) -> Iterator[tuple[Any, Any]]:
         """Each step's result and, for the same operands, what its kernel means. No buffer is used twice."""

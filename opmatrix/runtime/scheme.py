@@ -56,8 +56,8 @@ def shared(parts: Sequence[Group], workers: int) -> list[list[Group]]:
 @dataclass(frozen=True)
 class Running:
     """A machine's prices where a batch runs in one way (formats.machine.WAYS): what is asked is of a group (`group`), and is priced
-    times the groups of the worker that has the most, `lengths` the sentences of these. Without a way every kernel is called from
-    Python, and finds what it needs out of the caches."""
+    times the groups of the worker that has the most, `lengths` the sentences of these. A kernel that is never recorded
+    is called from Python, and finds what it needs out of the caches."""
 
     machine: Any
     way: str
@@ -65,10 +65,9 @@ class Running:
     lengths: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, machine: Any, starts: Words, weights: int, recorded: bool = True) -> Any:
+    def of(cls, machine: Any, starts: Words, weights: int) -> Any:
         """For sentences that start at these rows, and so many bytes of weights. A machine whose ways are not known stays as it is."""
         if not getattr(machine, "ways", None): return machine
-        if not recorded: return cls(machine, "")
         parts = grouped(starts, machine.threads, size(weights))
         if len(parts) == 1: return cls(machine, "together")
         busiest = max(shared(parts, machine.threads), key=lambda own: sum(part.high - part.low for part in own))
@@ -82,14 +81,14 @@ class Running:
     @property
     def start(self) -> float:
         """Seconds of a run beside its kernels."""
-        return float(self.machine.ways[self.way].start) if self.way else 0.0
+        return float(self.machine.ways[self.way].start)
 
     def seconds(self, kernel: str, **sizes: float) -> float:
         """Predicted seconds of a kernel for all groups, its sizes those of one. What never runs so is priced as a call from Python."""
         from formats.features import even  # with sympy, which nothing that only runs needs
         from formats.machine import FUSED
-        rates = self.machine.ways.get(self.way)
-        if rates is None or kernel not in rates.coefficients:
+        rates = self.machine.ways[self.way]
+        if kernel not in rates.coefficients:
             calls = self.times * (self.machine.threads if self.lengths else 1)        # for every group of every worker
             return calls * float(self.machine.seconds(kernel, **sizes)) + (0.0 if kernel in FUSED else self.machine.cold)
         if self.way == "together": sizes = even(sizes, self.machine.threads)

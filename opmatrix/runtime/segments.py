@@ -1,0 +1,91 @@
+"""A schedule runs segment by segment: steps that can be recorded, together (recorded.py), and each other step alone, on the whole
+batch. What crosses a border between segments, and the result, lies in buffers of the whole batch."""
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+from weakref import proxy
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.extents import Extents, T
+from opmatrix.runtime.planner import Life, Plan, place
+from opmatrix.runtime.values import LINE, Size
+
+ROW = Extents({T: 1})
+Buffers = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
+
+
+class Span(NamedTuple):
+    """A buffer's size in terms of the batch, and the first and last step, or segment, of its life."""
+    size: Size
+    first: int
+    last: int
+
+
+@lru_cache(256)
+def placed(spans: tuple[Span, ...], result: int | None, extents: Extents) -> Plan:
+    """The plan for a batch of these extents; the last few hundred are remembered."""
+    return place([Life(span.size.at(extents), span.first, span.last) for span in spans], result)
+
+
+class Blocks:
+    """The buffers of one call, in a block for the result and one for what goes with the call. spans: by the step that writes first."""
+
+    def __init__(self, plan: Plan, spans: Iterable[int]):
+        self.plan, self.places = plan, dict(zip(spans, plan.offsets, strict=True))
+        self.result = block(plan.wall)
+        self.arena = block(plan.arena) if plan.arena else self.result
+
+    def __call__(self, base: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        if (at := self.places[base]) < self.plan.wall: return np.ndarray(shape, np.float32, self.result, at)
+        return np.ndarray(shape, np.float32, self.arena, at - self.plan.wall)
+
+
+class Values:
+    """The values of a batch, by step: those of kernels in the buffer(step that writes it first, shape) that is given, views as soon as
+    they are asked for."""
+
+    def __init__(self, schedule: Any, batch: Any, extents: Extents, buffer: Buffers):
+        self.schedule, self.batch, self.extents, self.buffer = schedule, batch, extents, buffer
+        self.found: dict[int, Any] = {}
+
+    def __getitem__(self, step: int) -> Any:
+        if step not in self.found:
+            call = self.schedule.calls[step]
+            self.found[step] = (call.kernel.function(**self.arguments(call)) if call.kernel.view else
+                                self.buffer(self.schedule.base[step], call.shape.at(self.extents)))
+        return self.found[step]
+
+    def arguments(self, call: Any) -> dict[str, Any]:
+        """What a step's kernel is called with."""
+        found: dict[str, Any] = vars(call.bound) | {name: self[v] for name, v in call.values.items()}
+        return found | {"batch": self.batch} if call.kernel.batched else found
+
+    def compute(self, step: int) -> None:
+        """Call a step's kernel."""
+        call = self.schedule.calls[step]
+        call.kernel.function(self[step], **self.arguments(call))
+
+
+class Called:
+    """A step that is called from Python, on the whole batch."""
+
+    def __init__(self, schedule: Any, steps: Sequence[int]):
+        self.schedule, self.steps = proxy(schedule), steps
+
+    def run(self, values: Values) -> None:
+        """Writes the step's result."""
+        for step in self.steps: values.compute(step)
+
+    def peak(self, extents: Extents, starts: Any = None) -> int:
+        """Bytes that the kernel allocates itself."""
+        calls = [self.schedule.calls[step] for step in self.steps]
+        return max(int(call.kernel.room(call.bound).at(extents)) for call in calls)
+
+
+def block(size: int) -> NDArray[np.uint8]:
+    """Bytes that begin on a cache line."""
+    whole = np.empty(size + LINE, np.uint8)
+    start = -whole.__array_interface__["data"][0] % LINE
+    return whole[start:start + size]
