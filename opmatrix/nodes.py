@@ -12,6 +12,7 @@ from opmatrix import monoids
 from opmatrix.data import Data
 from opmatrix.patterns import FIELDS, Pattern, everyone
 from opmatrix.properties import PROPERTIES
+from opmatrix.relations import Relation
 from opmatrix.term import Kind, Operator, adjoint
 
 
@@ -187,6 +188,18 @@ def scaled(a: Operator, b: Operator, name: str) -> bool:
     """One factor has the property and the other does not depend on x."""
     return (getattr(a, name) and b.constant) or (getattr(b, name) and a.constant)
 
+def fitted(u: Any, a: Operator, rows: Any, cols: Any) -> Any:
+    """What a gives, where what is the same in all rows, or columns, is so in as many as are wanted."""
+    own = u.size
+    wanted = (rows if alike(a) else own[0], cols if a.level and own[1] != 1 and cols != 1 else own[1])
+    return u if wanted == own else u.spread(*wanted)
+
+def met(x: Any, a: Any, b: Any) -> tuple[Any, Any]:
+    """What both give at x, of as many rows as each other: a row that is the same everywhere belongs to no space."""
+    u, v = a(x), b(x)
+    if u.size == v.size: return u, v
+    return fitted(u, a.term, *v.size), fitted(v, b.term, *u.size)
+
 def pointwise(name: str) -> Callable[[Operator, Operator], bool]:
     """Both have the property, or one is a single number that spreads."""
     def holds(a: Operator, b: Operator) -> bool:
@@ -215,7 +228,7 @@ def scaling(n, a, b, p):
     """The adjoint of a times a constant row: times the row first."""
     return (I() * b) @ widened(a, n, p) if alike(b) else (I() * a) @ widened(b, n, p) if alike(a) else None
 
-@combinator(at_x=1, **PRESERVED, **every("diagonal", "entrywise"), constant=lambda a, b: a.constant or b.constant,
+@combinator(at_x=1, **PRESERVED, **every("diagonal", "entrywise", "selective"), constant=lambda a, b: a.constant or b.constant,
             stacked=lambda a, b: (a.storable and (b.splits or b.stacked)) or (a.stacked and b.storable),
             column=lambda a, b: b.column or (a.column and b.entrywise), level=lambda a, b: a.level and b.entrywise,
             adjoint=lambda n, a, b: adjoint(b, a(Shape(cols=n)).cols) @ adjoint(a, n))
@@ -228,7 +241,8 @@ def compose(x, a: Operator, b: Operator):
             adjoint=lambda n, a, b: widened(a, n, p := (a(x := Shape(cols=n)) + b(x)).cols) + widened(b, n, p))
 def add(x, a: Operator, b: Operator):
     """The sum, entry by entry."""
-    return a(x) + b(x)
+    u, v = met(x, a, b)
+    return u + v
 
 @combinator(at_x=2, **every("row_wise", "uniform", "constant", "column", "level"),
             diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
@@ -239,12 +253,14 @@ def add(x, a: Operator, b: Operator):
             adjoint=lambda n, a, b: scaling(n, a, b, (a(x := Shape(cols=n)) * b(x)).cols))
 def mul(x, a: Operator, b: Operator):
     """The product, entry by entry."""
-    return a(x) * b(x)
+    u, v = met(x, a, b)
+    return u * v
 
 @combinator(at_x=2, **PRESERVED, **every("constant", "stacked"), adjoint=beside)
 def row(x, a: Operator, b: Operator):
     """Columns side by side."""
-    return a(x).beside(b(x))
+    u, v = a(x), b(x)
+    return fitted(u, a.term, v.size[0], u.size[1]).beside(fitted(v, b.term, u.size[0], v.size[1]))
 
 @combinator(at_x=1, **every("additive", "constant", "positively_homogeneous", "maps_zero_to_zero"), level=alike)
 def turn(x, a: Operator):
@@ -263,8 +279,11 @@ def kept_zero(a, b, over, where):
             additive=weighted("additive"), positively_homogeneous=weighted("positively_homogeneous"),
             maps_zero_to_zero=kept_zero, level=lambda a, b, over, where: b.level and flag(over, "right_linear"))
 def product(x, a: Operator, b: Operator, over: type = monoids.sum, where: Pattern = everyone):
-    """The generalised product of two values: `product(q @ k.T, v, over=softmax, where=sequence)` is attention."""
-    return a(x).product(b(x), over, where)
+    """The generalised product of two values: `product(q @ k.T, v, over=softmax, where=sequence)` is attention,
+    `product(given("members"), x, over=mean)` pooling. What is no entry of a relation on the left is left out."""
+    u, v = a(x), b(x)
+    u = fitted(u, a.term, u.size[0], v.size[0])
+    return u.product(fitted(v, b.term, u.size[1], v.size[1]), over, where)
 
 # These are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum
 # over heads. The first two are each other's adjoint all the same.
@@ -307,6 +326,17 @@ def rotate(x, cos: Data, sin: Data, rest: int = 0):
 def given(x, field: Literal[*FIELDS], n: int):
     """One-hot rows that the batch gives, whatever x is: its tokens, positions or kinds, below n."""
     return x.given(field, n)
+
+@combinator(constant=True)
+def related(x, relation: Relation):
+    """The entries of a relation that the batch gives, whatever x is."""
+    return x.related(relation)
+
+@combinator(additive=True, selective=True)
+def pick(x, relation: Relation):
+    """The row of x that a relation has as its only entry, for each row of the relation: `x @ pick("last")` are the last rows of the
+    sequences. They keep their positions and sequences."""
+    return x.pick(relation)
 
 @combinator(**{name: lambda _, into, out, facts, name=name: name in facts for name in PROPERTIES})
 def symbol(x, name: str, into: Shape, out: Shape, facts: tuple):

@@ -72,6 +72,13 @@ def row_wise(f, x, y):
     """row i of the output depends on row i of the input alone"""
     return half(f(halves(x, y, -2)), -2), half(f(x), -2)
 
+@holding("row_wise")
+def selective(f, x, y):
+    """each row of the output depends on one row of the input at most"""
+    found, own, other = f(halves(x, y, -2)), f(x), f(y)
+    near, far = (np.nan_to_num(abs(found - each), nan=0.0, posinf=np.inf).max(-1, keepdims=True) for each in (own, other))
+    return found, np.where(near <= far, own, other)
+
 @holding("linear", "storable", "entrywise")
 def uniform(f, x, y):
     """every row goes through the same function, whatever its position"""

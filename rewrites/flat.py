@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from formats.shapes import H
+from formats.shapes import H, ShapeError, Space, T
 from opmatrix.data import Promised
 from opmatrix.operators import I, const, weight
 from opmatrix.term import KINDS, Operator
@@ -24,8 +24,12 @@ def _flat(term: Operator, x: Operator, memo: dict[Any, Operator]) -> Any:
     match term.kind.name:
         case "I":
             return x
-        case "const" | "given":
+        case "const" | "related":
             return term
+        case "pick" if x.constant and x.uniform:            # the same row, of any space
+            return x
+        case "given":
+            return seen_from(term, x.out.rows, x)
         case "symbol" if not term.linear and term.into.cols != x.out.cols:
             return term
         case "compose":
@@ -43,6 +47,15 @@ def _flat(term: Operator, x: Operator, memo: dict[Any, Operator]) -> Any:
     return term.kind(*(flat(child, x, memo) for child in term.children), *term.attributes)
 
 
+def seen_from(field: Operator, rows: Any, x: Operator) -> Operator:
+    """A field of the rows of a space, which x was picked into. Raises ShapeError where they were pooled."""
+    if rows is T: return field
+    picked = (node for node in x.walk() if node.kind.name == "pick" and node.out.rows is rows)
+    if (found := next(picked, None)) is None:
+        raise ShapeError(f"{field} of rows of space {rows}: these were pooled, not picked, and have no {field.args[0]}")
+    return seen_from(field, found.into.rows, x) @ found
+
+
 def scaled(x: Operator, c: Operator) -> Operator:
     """x with its columns times a constant row; x itself where that is ones."""
     made: Operator = x @ (I * c)
@@ -51,7 +64,7 @@ def scaled(x: Operator, c: Operator) -> Operator:
 
 def shifted(total: Operator, x: Operator, c: Operator) -> Operator:
     """The sum of x and c; x itself where c is zeros. A single column keeps its number: the eps of a norm may be 0."""
-    return x if full(c, 0) and alike(total, x) and x.out.cols != 1 else total
+    return x if full(c, 0) and alike(total, x) and x.out.cols != 1 and not isinstance(x.out.cols, Space) else total
 
 
 def full(c: Operator, number: int) -> bool:

@@ -19,6 +19,8 @@ from opmatrix.operators import I, const, gelu, gelu_tanh, given, ones, product, 
 from opmatrix.operators import heads as split
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, Pattern
+from opmatrix.relations import GIVEN
+from opmatrix.relations import relation as made_relation
 from opmatrix.term import Operator
 
 NORMALISE, SIMPLIFY, MARK, RESTRUCTURE, JOIN = "normalise", "simplify", "mark", "restructure", "join"
@@ -72,15 +74,19 @@ array = Sort("array")                                       # numbers of any row
 varying = Sort("varying", ("act",))                         # a value that can be read at any width, but no constant
 entrywise = Sort("entrywise", ("entrywise",))
 count = Sort("count")                                       # a number of heads, h or the one that is named
+by_rows = Sort("operator", ("row_wise",))                   # what goes through each row by itself, at its position
+mixing = Sort("mixing")                                     # what does not
+relation = Sort("relation")                                 # a relation with exactly one entry a row; relation[square] within a space
 over = Sort("over")                                         # a monoid; over[normalised] names a flag it must have
 where = Sort("where")                                       # a pattern; where[reflexive]
 
 
 @dataclass(frozen=True)
 class Name:
-    """An attribute variable of a law: a monoid or a pattern nobody has chosen yet."""
+    """An attribute variable of a law: a monoid, a pattern or a relation that nobody has chosen yet, from tokens to rows R."""
 
     name: str
+    rows, cols = "R", "T"
 
     @property
     def __name__(self) -> str:
@@ -108,7 +114,7 @@ def stand_in(variable: str, sort: Sort) -> Any:
             return symbol(variable, None, 1)
         case "scalar":
             return symbol(variable, None, 1, constant=True, uniform=True)
-        case "matrix" | "operator":
+        case "matrix" | "operator" | "mixing":
             *stack, rows, cols = sort.sizes
             return symbol(variable, rows, Shape((stack or [1])[0], T, cols), linear=sort.name == "matrix")
         case "rotation":
@@ -151,6 +157,9 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
             return weight(numbers(*sort.sizes))
         case "operator":
             return weight(numbers(*sort.sizes)) @ bent
+        case "mixing":
+            x = weight(numbers(*sort.sizes))
+            return product(product(x, turn(x)), x)
         case "count":
             return int(sympy.sympify(last or h).subs(SAMPLE))
     if able := choices(sort):
@@ -158,13 +167,20 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
     raise TypeError(f"{variable}: no way to draw a {sort.name}")
 
 
+SWAPPED = made_relation("swapped", "T", "T")                # the tokens of a batch backwards
 SCATTERED = np.random.default_rng(0).integers(0, 2, (max(ROWS), max(ROWS)))
 ALL: list[Any] = [*monoids.MONOIDS, sharp]
 CHOICES: dict[str, list[Any]] = dict(
     entrywise=[gelu, gelu_tanh, relu, silu, square, tanh],
     over=[each for each in ALL if each.width == 1 and not each.indexed],
     where=[earlier, patterns.causal, patterns.sequence, patterns.everyone, patterns.window(1), patterns.causal & patterns.sequence,
-           patterns.mask(SCATTERED), patterns.mask(SCATTERED | np.eye(max(ROWS), dtype=int)) & patterns.sequence])
+           patterns.mask(SCATTERED), patterns.mask(SCATTERED | np.eye(max(ROWS), dtype=int)) & patterns.sequence],
+    relation=[GIVEN["last"], GIVEN["first"], SWAPPED])
+
+
+def ragged() -> Batch:
+    """The batch of a check, with the relations that a variable may be."""
+    return Batch([np.zeros(length, int) for length in ROWS], relations={SWAPPED.name: np.eye(sum(ROWS))[::-1]})
 
 
 def choices(sort: Sort) -> list[Any]:
@@ -243,7 +259,7 @@ class Law(Declared):
     def difference_of(self, rng: np.random.Generator, variables: dict[str, Any]) -> float:
         """The same where its variables are these."""
         left, right = self.of(variables)
-        x, batch = rng.normal(size=(sum(ROWS), INPUT)), Batch([np.zeros(length, int) for length in ROWS])
+        x, batch = rng.normal(size=(sum(ROWS), INPUT)), ragged()
         with np.errstate(invalid="ignore"):                 # a maximum over nothing is no number to multiply
             return max(apart(dense(a, x, batch), dense(b, x, batch)) for a, b in zip(left, right, strict=True))
 

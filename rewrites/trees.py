@@ -14,7 +14,7 @@ from rewrites.lower import PLAIN, Call, Lowering, Use, layout
 from rewrites.match import attribute_variable, orders
 
 CALLS = {f"{each.name}()": each for each in IMPLEMENTATIONS}     # kinds of trees that stand for kernels
-OPEN = "count", "where", "over"                             # sorts of variables that stand for attributes
+OPEN = "count", "where", "over", "relation"                          # sorts of variables that stand for attributes
 READ = "interpreted"                                        # what no kernel computes: a term, read over its operands
 STORED = "stored"                                           # a weight in a representation: as logical, the weight itself
 Key = tuple[str, tuple[int, ...], tuple[str, ...]]          # a member: kind, classes of its children, attributes

@@ -30,6 +30,7 @@ FUNCTIONS = [kind() for kind in KINDS.values() if kind.signature.parameters.keys
              and kind.name not in ("I", "rsqrt")]
 PATTERNS = (everyone, sequence, causal, sequence & causal, sequence & (causal | window(1)), window(2),
             sequence & window(1), mask(Data(np.tri(LONGEST) + np.eye(LONGEST, k=2), "seen")) & sequence)
+BACKWARDS, LINKS = (operators.relation(name, "T", "T") for name in ("backwards", "links"))
 WITHIN = (sequence, sequence & causal, sequence & window(1))
 STORED = "weight", "const", "given", "diag"                 # leaves that hold numbers: no operators
 
@@ -99,6 +100,8 @@ class Grower:
     def cut(self, v): return v @ cols(0, v.cols - 1) if v.cols > 1 else v
     def placed(self, v): return v @ place(1, v.cols + 2)
     def turned(self, v): return v.T.T
+    def picked(self, v): return v @ operators.pick(BACKWARDS)
+    def linked(self, v): return product(operators.given(LINKS), v, over=self.monoid(tokens=True))
     def rotated(self, v): return self.to(v, 4) @ operators.rotary(LONGEST, *self.pick((4, 1e4, 0), (2, 50.0, 2)))
     def by_head(self, v): return v @ weight(self.numbers(2, v.cols, 3)) @ self.function() @ weight(self.numbers(2, 3, self.width())) @ total
 
@@ -113,7 +116,7 @@ class Grower:
 
 PLAIN = ("linear", "bias", "activate", "gate", "residual", "gain", "normed", "block", "attend", "shifted", "attend")
 OTHERS = ("affine", "positions", "kinds", "reduced", "summed", "rooted", "centred", "scaled", "negated", "times_row",
-          "beside", "cut", "placed", "turned", "rotated", "by_head", "through_heads", "mixed")
+          "beside", "cut", "placed", "turned", "rotated", "picked", "linked", "by_head", "through_heads", "mixed")
 
 
 def size(term):
@@ -134,8 +137,14 @@ def programs(draw, plain=None):
             if size(grower.pool[-1].term) > LIMIT or grower.pool[-1].cols > 12: grower.pool.pop()
         return grower.pool[-1]
     lengths = draw(st.lists(st.integers(1, LONGEST - 1), min_size=1, max_size=3))
-    batch = Batch(*([rng.integers(0, limit, n) for n in lengths] for limit in (VOCABULARY, TYPES)))
-    return formula(grown), batch, rng
+    return formula(grown), ragged(rng, lengths), rng
+
+
+def ragged(rng, lengths):
+    """A batch with relations that the programs may read."""
+    tokens, types = ([rng.integers(0, limit, n) for n in lengths] for limit in (VOCABULARY, TYPES))
+    links = rng.normal(size=(sum(lengths), sum(lengths))) * (rng.random((sum(lengths), sum(lengths))) < 0.5) + np.eye(sum(lengths))
+    return Batch(tokens, types, {"backwards": np.eye(sum(lengths))[::-1], "links": links})
 
 
 # ---- what must be true

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import given as forall
 from hypothesis import strategies as st
-from random_programs import LIMIT, OTHERS, PLAIN, Grower, check, programs, size
+from random_programs import LIMIT, OTHERS, PLAIN, Grower, check, programs, ragged, size
 
 from opmatrix.monoids import MONOIDS
 from opmatrix.term import KINDS, formula
@@ -58,12 +58,8 @@ def test_every_kind_and_monoid_is_drawn():
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_alone(step):
-    from random_programs import TYPES, VOCABULARY
-
-    from opmatrix.patterns import Batch
     rng = np.random.default_rng(0)
-    batch = Batch(*([rng.integers(0, limit, n) for n in (3, 1, 2)] for limit in (VOCABULARY, TYPES)))
-    assert check((TERMS[step][0], batch, rng)) is not None
+    assert check((TERMS[step][0], ragged(rng, (3, 1, 2)), rng)) is not None
 
 
 @settings(max_examples=50, derandomize=True, database=None, suppress_health_check=list(HealthCheck))

@@ -15,6 +15,7 @@ from formats.shapes import Shape, ShapeError, T
 from opmatrix.data import Data
 from opmatrix.oracles import Dense
 from opmatrix.patterns import Pattern
+from opmatrix.relations import Relation
 from opmatrix.runtime.terms import measured, operator
 from opmatrix.term import Operator, read
 
@@ -34,6 +35,7 @@ def written(term: Operator, values: Mapping[Operator, int]) -> tuple[str, list[D
             return {"array": arrays.index(given)}
         if isinstance(given, Pattern):
             return {"pattern": given.form, "arrays": [attribute(data)["array"] for data in given.data]}
+        if isinstance(given, Relation): return {"relation": [given.name, given.rows, given.cols]}
         return {"over": given.__name__} if isinstance(given, type) else given
 
     def add(node: Operator) -> int:

@@ -1,16 +1,18 @@
 """Terms that come as text: JSON of nodes, each attribute what its kind's annotation says, and no term so large that reading
 it once would take an age."""
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, get_args
 
 from formats.files import parse_json
-from formats.shapes import H, N, Shape, ShapeError, T, expression
+from formats.shapes import H, N, Shape, ShapeError, Space, T, expression
 from opmatrix import monoids
 from opmatrix.data import Data
 from opmatrix.operators import symbol
 from opmatrix.patterns import Pattern, everyone, parse
+from opmatrix.relations import Relation, relation
 from opmatrix.runtime.values import WIDEST
 from opmatrix.term import KINDS, Operator, read
 
@@ -76,6 +78,7 @@ def attribute(given: Any, wanted: Any, arrays: Sequence[Any]) -> Any:
         case {"pattern": str(form), "arrays": list(places)} if wanted is Pattern:
             return parse(form, [chosen(k, arrays) for k in places])
         case {"over": str(name)} if wanted is type: return monoids.called(name)
+        case {"relation": [str(name), str(rows), str(cols)]} if wanted is Relation: return relation(word(name), word(rows), word(cols))
     if isinstance(given, str) and given in get_args(wanted): return given
     if wanted is int or int in get_args(wanted):
         if type(given) is int and 0 <= given <= WIDEST: return given
@@ -83,11 +86,18 @@ def attribute(given: Any, wanted: Any, arrays: Sequence[Any]) -> Any:
     raise ValueError(f"{given!r:.80} is no {getattr(wanted, '__name__', wanted)}")
 
 
+def word(name: str) -> str:
+    """The name of a relation or a space."""
+    if re.fullmatch(r"[A-Za-z]\w{0,39}", name, re.ASCII): return name
+    raise ValueError(f"{name!r:.80} is no name of up to 40 letters, digits and _")
+
+
 # ---- how large it is
 
 def bounded(size: Any) -> None:
     """Sizes that nobody has fixed yet stand in expressions, whose numbers may neither grow without end nor vanish."""
-    if not 1 / WIDEST <= expression(size).subs({T: 2, H: 2, N: 2}) <= WIDEST:
+    free = {*expression(size).atoms(Space), H, N}
+    if not 1 / WIDEST <= expression(size).subs(dict.fromkeys(free, 2)) <= WIDEST:
         raise ShapeError(f"{size!s:.80} is no size from 1 to {WIDEST:,}")
 
 
@@ -126,6 +136,11 @@ class Measured:
     def repeat(self, h: int) -> "Measured": return self.of(self.shape.repeat(h))
     def total(self) -> "Measured": return self.of(self.shape.total())
     def given(self, field: str, cols: int) -> "Measured": return self.of(self.shape.given(field, cols))
+    def related(self, relation: Relation) -> "Measured": return self.of(self.shape.related(relation))
+    def pick(self, relation: Relation) -> "Measured": return self.of(self.shape.pick(relation))
+    @property
+    def size(self) -> tuple[Any, Any]: return self.shape.size
+    def spread(self, rows: Any, cols: Any) -> "Measured": return self.of(self.shape.spread(rows, cols))
     def symbol(self, name: str, into: Shape, out: Shape) -> "Measured": return self.of(self.values[int(name[1:])])
 
     def act(self, term: Operator) -> "Measured":
@@ -141,7 +156,7 @@ class Measured:
 
 def known(size: Any) -> int:
     """A size for so many rows."""
-    return size if isinstance(size, int) else int(expression(size).subs(T, ROWS))
+    return size if isinstance(size, int) else int(expression(size).subs(dict.fromkeys(expression(size).atoms(Space), ROWS)))
 
 
 def merging(over: Any, count: int) -> int:

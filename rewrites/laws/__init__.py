@@ -1,4 +1,4 @@
 """Every law, one file for each kind of algebra it belongs to. Rulesets are tuples that add."""
-from rewrites.laws import attention, joining, ring
+from rewrites.laws import attention, joining, ring, spaces
 
-EXACT_LAWS = ring.LAWS + attention.LAWS + joining.LAWS
+EXACT_LAWS = ring.LAWS + attention.LAWS + joining.LAWS + spaces.LAWS

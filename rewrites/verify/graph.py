@@ -12,6 +12,7 @@ from formats.shapes import Shape, T, brief
 from opmatrix.data import Data
 from opmatrix.operators import symbol, weight
 from opmatrix.patterns import Batch
+from opmatrix.relations import GIVEN, Relation
 from opmatrix.term import PROPERTIES, Operator
 from rewrites.egraph import Graph, Node, attribute, build, fitting, saturate
 from rewrites.flat import flat
@@ -228,4 +229,16 @@ def batch(template: Template, rng: np.random.Generator, lengths: Sequence[int] =
     placed = [len(template.values[e.attributes[0]].array) for e in template.entries if e.kind == "rotate"]
     lengths = [min(length, *placed, limits.get("positions", length)) for length in lengths]
     return Batch([rng.integers(0, limits.get("tokens", 1), length) for length in lengths],
-                 [rng.integers(0, limits.get("kinds", 1), length) for length in lengths])
+                 [rng.integers(0, limits.get("kinds", 1), length) for length in lengths], related(template, rng, lengths))
+
+
+def related(template: Template, rng: np.random.Generator, lengths: Sequence[int]) -> dict[str, Any]:
+    """The relations that a template names and not every batch gives, drawn: one entry a row, more where none is picked by. A space
+    that has no size of its own has as many rows as there are tokens."""
+    picks = {template.values[e.attributes[0]] for e in template.entries if e.kind == "pick"}
+
+    def drawn(each: Relation) -> Any:
+        rows, cols = (len(lengths) if space == "S" else sum(lengths) for space in (each.rows, each.cols))
+        found = np.eye(cols)[rng.integers(0, cols, rows)]
+        return found if each in picks else found + rng.normal(size=found.shape) * (rng.random(found.shape) < 0.3)
+    return {each.name: drawn(each) for each in template.values.values() if isinstance(each, Relation) and each.name not in GIVEN}

@@ -152,7 +152,8 @@ def alone(implementation: Implementation, rng: np.random.Generator) -> tuple[Low
               for name, each in operands.items() if name not in roots}
     call = Call(implementation, tuple((name, labels[name] if name in labels else graph.named[f"${name}"])
                                       for name in implementation.variables))
-    batch = Batch(*([rng.integers(0, int(size.subs(SAMPLE)), length) for length in LENGTHS] for size in (n, q)))
+    tokens, types = ([rng.integers(0, int(size.subs(SAMPLE)), length) for length in LENGTHS] for size in (n, q))
+    batch = Batch(tokens, types)
     return (Lowering(graph, template, prices=None), call, graph.named["$seed"],      # type: ignore[arg-type]
             Values(INPUT, batch, rng))
 

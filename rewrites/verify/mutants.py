@@ -7,7 +7,7 @@ from typing import Any
 
 from sympy import Symbol, sympify
 
-from formats.shapes import N, T
+from formats.shapes import N, Space
 from opmatrix import monoids, patterns
 from opmatrix.operators import const, heads, join, turn
 from opmatrix.term import KINDS, Operator
@@ -20,7 +20,8 @@ Made = tuple[str, str, Law, Place | None]                   # kind of mutant, ch
 Change = tuple[str, str, Callable[[], Operator]]            # kind of mutant, what is changed in words, the term instead
 SQUARES = ({k: n, p: n, q: n}, {n: h * q, k: h * q, p: h * q}, {n: h * p, k: h * p, q: p}, {p: q})
 WIDER = {"storable": "operator", "row_linear": "operator", "constant": "varying", "uniform": "placed", "level": "scores",
-         "column": "value"}                                 # a fact, and what has it not
+         "column": "value", "row_wise": "mixing"}           # a fact, and what has it not
+ATTRIBUTES = "over", "where", "relation"
 FREE = {"value": "constant", "column": "scalar"}            # what does not depend on the input
 
 
@@ -61,7 +62,7 @@ def instance(term: Operator, by: dict[Any, Any], memo: dict[Operator, Operator] 
         if node.kind.name == "symbol":
             memo[node] = by.get(str(node.args[0]), node)
         else:
-            follows = node.kind.name == "compose" and children[0].out.rows is T
+            follows = node.kind.name == "compose" and isinstance(children[0].out.rows, Space)
             memo[node] = children[0] @ children[1] if follows else node.kind(*children, *attributes)
     return memo[term]
 
@@ -80,7 +81,7 @@ def stated(law: Law, sorts: dict[str, Sort], sides: Sides, **more: Any) -> Law:
 
 def resized(sorts: dict[str, Sort], sizes: dict[Any, Any]) -> dict[str, Sort]:
     """The same sorts at other sizes."""
-    return {name: sort if sort.name in ("over", "where") else
+    return {name: sort if sort.name in ATTRIBUTES else
             replace(sort, sizes=tuple(sympify(s).subs(sizes, simultaneous=True) for s in sort.sizes))
             for name, sort in sorts.items()}
 
@@ -109,7 +110,7 @@ def role(term: Operator) -> str:
     match term.kind.name:
         case "symbol":
             return EITHER if term.constant else VALUE if term.into.cols is N and not term.entrywise else FOLLOWS
-        case "const" | "blank" | "given":
+        case "const" | "blank" | "given" | "related":
             return EITHER
         case "compose":
             own, wanted = parts[0], (parts[0], FOLLOWS)
@@ -137,7 +138,7 @@ def unguarded(law: Law) -> Iterator[Made]:
     """Each fact of each variable dropped, each flag, each condition."""
     sorts = law.variables
     for name, sort in sorts.items():
-        flags = sort.sizes if sort.name in ("over", "where") else ()
+        flags = sort.sizes if sort.name in ATTRIBUTES else ()
         for fact in (*sort.facts, *flags):
             for wide in widened(sort, fact):
                 if made := declared(law, sorts | {name: wide}):
@@ -151,7 +152,7 @@ def unguarded(law: Law) -> Iterator[Made]:
 def widened(sort: Sort, fact: str) -> Iterator[Sort]:
     """Sorts that lack this fact alone: what is drawn for them lacks it too."""
     facts = tuple(each for each in sort.facts if each != fact)
-    if sort.name in ("over", "where"):
+    if sort.name in ATTRIBUTES:
         yield Sort(sort.name, (), tuple(flag for flag in sort.sizes if flag != fact))
     elif fact == "column":
         yield from (Sort("constant" if "constant" in facts else "value", facts, (size,)) for size in (n, p, q))

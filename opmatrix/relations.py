@@ -1,0 +1,109 @@
+"""Relations: sparse matrices that a batch gives, from the rows of one space to the rows of another. What is no entry is absent, not
+zero: a product over any monoid leaves it out."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Relation", "relation"]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A name, the space whose rows it has and the space whose rows are its columns. The batch gives its entries."""
+    name: str
+    rows: str
+    cols: str
+
+    def __str__(self) -> str: return f"{self.name}: {self.rows} × {self.cols}"
+    @property
+    def square(self) -> bool: return self.rows == self.cols
+
+
+GIVEN = {name: Relation(name, "S", "T") for name in ("first", "last", "members", "members_by_root", "members_by_place")}
+
+
+def relation(name: str, rows: Any, cols: Any) -> Relation:
+    """A relation by its name and its two spaces, of which T are the tokens and S the sequences of a batch. Raises ValueError for a
+    name that every batch gives, between other spaces."""
+    made = Relation(str(name), str(rows), str(cols))
+    if GIVEN.get(made.name, made) != made: raise ValueError(f"relation {made}: every batch gives {GIVEN[made.name]}")
+    return made
+
+
+def known(given: Any, where: str) -> Any:
+    """A relation, or the one of that name that every batch gives; what stands for one in a law stays. Raises TypeError."""
+    if hasattr(given, "rows") and hasattr(given, "cols"): return given
+    if isinstance(given, str) and given in GIVEN: return GIVEN[given]
+    raise TypeError(f"{where}: {given!r:.80} is no relation: {', '.join(GIVEN)}, or relation(name, rows, columns)")
+
+
+class Sparse(NamedTuple):
+    """A sparse matrix by rows: row i has the columns `at[starts[i]:starts[i + 1]]`, ascending, and their numbers."""
+    starts: NDArray[np.int64]
+    at: NDArray[np.int64]
+    numbers: NDArray[np.float64]
+    shape: tuple[int, int]
+    relation: Relation | None = None
+
+    def meets(self, rows: int) -> None:
+        """Raises ValueError unless its columns are so many rows."""
+        if self.shape[1] != rows:
+            what = f"relation {self.relation}" if self.relation else "a relation"
+            raise ValueError(f"{what}: it is {self.shape[0]} × {self.shape[1]} in this batch, but the value has {rows} rows"
+                             + (f" of space {self.relation.cols}" if self.relation else ""))
+
+    @classmethod
+    def of(cls, given: Any, where: str) -> Sparse:
+        """From a scipy matrix or an array, whose zeros are absent. Raises ValueError for what is no matrix of finite numbers."""
+        if hasattr(given, "tocsr"):
+            found = given.tocsr().copy()
+            found.sum_duplicates()
+            height, width = map(int, found.shape)
+            made = cls(np.asarray(found.indptr, np.int64), np.asarray(found.indices, np.int64), np.asarray(found.data, np.float64),
+                       (height, width))
+        else:
+            if (array := np.asarray(given)).ndim != 2: raise ValueError(f"{where} has shape {array.shape}: a relation is a matrix")
+            rows, at = np.nonzero(array)
+            starts = np.searchsorted(rows, np.arange(len(array) + 1))
+            made = cls(starts.astype(np.int64), at.astype(np.int64), np.asarray(array[rows, at], np.float64), array.shape)
+        if not np.isfinite(made.numbers).all(): raise ValueError(f"{where} has an entry that is no finite number")
+        return made
+
+    def single(self) -> NDArray[np.int64]:
+        """The column of each row, where a row has exactly one entry. Raises ValueError that names the first that has not."""
+        counts = np.diff(self.starts)
+        if len(wrong := np.flatnonzero(counts != 1)):
+            space = f" in space {self.relation.rows}" if self.relation else ""
+            raise ValueError(f"pick of relation {self.relation}: row {wrong[0]} of {self.shape[0]}{space} has {counts[wrong[0]]} "
+                             "entries: a pick takes relations with exactly one entry a row")
+        return self.at
+
+    def dense(self, dtype: Any = np.float64) -> NDArray[Any]:
+        """The numbers, with zeros where there is no entry."""
+        found = np.zeros(self.shape, dtype)
+        found[np.repeat(np.arange(self.shape[0]), np.diff(self.starts)), self.at] = self.numbers
+        return found
+
+    def layers(self) -> Any:
+        """The first entry of each row that has one, then the second, and so on: rows, columns, numbers."""
+        counts = np.diff(self.starts)
+        for k in range(int(counts.max(initial=0))):
+            rows = np.flatnonzero(counts > k)
+            places = self.starts[rows] + k
+            yield rows, self.at[places], self.numbers[places]
+
+
+def of_sentences(name: str, starts: NDArray[np.int64]) -> Sparse:
+    """The relations between the sequences and the tokens of a batch, which every batch gives."""
+    lengths, (s, t) = np.diff(starts), (len(starts) - 1, int(starts[-1]))
+    if name in ("first", "last"):
+        at = starts[:-1] if name == "first" else starts[1:] - 1
+        return Sparse(np.arange(s + 1), at, np.ones(s), (s, t))
+    counts = np.repeat(lengths, lengths).astype(np.float64)
+    places = np.arange(1, t + 1) - np.repeat(starts[:-1], lengths)
+    numbers = {"members": np.ones(t), "members_by_root": counts ** -0.5, "members_by_place": places * 2 / (counts * (counts + 1))}
+    return Sparse(starts, np.arange(t), numbers[name], (s, t))

@@ -1,0 +1,137 @@
+"""Spaces and relations: rows that a batch picks and pools, in every reading; what does not fit is said with spaces, relation and
+sizes."""
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from formats.shapes import S, Shape, ShapeError, T, space
+from opmatrix.monoids import max as largest
+from opmatrix.monoids import mean, softmax
+from opmatrix.operators import I, const, gelu, given, heads, layernorm, pick, product, relation, rotary, row, symbol, weight
+from opmatrix.oracles import dense, entrywise
+from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.show import latex, names
+from opmatrix.term import formula
+from rewrites.egraph import saturate
+from rewrites.flat import flat
+from rewrites.laws import EXACT_LAWS
+from rewrites.template import Template
+from rewrites.verify.graph import disagreements
+
+EDGES, NODES = relation("edges", "V", "V"), relation("nodes", "V", "T")
+LINKS = np.array([[0, 2.0, 0], [1, 0, -3], [0, 0, 0]])      # node 2 has no neighbour
+RELATIONS = dict(edges=LINKS, nodes=np.eye(6)[[0, 2, 5]])
+BATCH = Batch([[1, 2, 3], [4], [5, 6]], relations=RELATIONS)
+RNG = np.random.default_rng(0)
+X, W, Q = RNG.normal(size=(6, 4)), weight(RNG.normal(size=(4, 3))), weight(RNG.normal(size=(4, 4)))
+
+
+def pooled(over): return formula(lambda x: product(given("members"), x, over=over))
+def neighbours(over): return pick(NODES) @ formula(lambda x: row(x, product(given(EDGES), x, over=over)))
+
+
+def queries(x):
+    """Attention of the last tokens alone."""
+    return product(x @ pick("last") @ Q @ x.T, x @ W + 1.0, over=softmax, where=sequence & causal)
+
+
+TERMS = [I @ pick("last"), pick("first") @ W @ gelu, W @ pick("last") @ layernorm(1e-5), pick("last") @ heads(2) @ heads(2).T,
+         rotary(8, 4) @ pick("last"), pick("last") @ rotary(8, 4), formula(queries), pooled(mean) + 1.0,
+         pooled(largest) @ (W + const([1.0, 2, 3])),
+         formula(lambda x: row(x @ pick("last"), product(given("members"), x))), neighbours(mean), neighbours(largest),
+         neighbours(softmax),
+         formula(lambda x: product(given("members_by_root"), x)), formula(lambda x: product(given("members_by_place"), x))]
+
+
+@pytest.mark.parametrize("term", TERMS, ids=str)
+def test_both_oracles_agree_and_text_is_the_term(term):
+    found, wanted = dense(term, X, BATCH), entrywise(term, X, BATCH)[0].astype(float)
+    assert found.shape == wanted.shape == ({S: 3, space("V"): 3}[term.out.rows], term(Shape(1, T, 4)).cols)
+    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+    assert eval(str(term), names(term)) is term
+    assert "given" not in latex(term)
+
+
+def test_what_they_mean():
+    """By numpy, from nothing that the oracles use."""
+    last, parts = X[[2, 3, 5]], np.split(X, [3, 4])
+    np.testing.assert_array_equal(dense(pick("last"), X, BATCH), last)
+    np.testing.assert_allclose(dense(pooled(mean), X, BATCH), [p.mean(0) for p in parts])
+    np.testing.assert_allclose(dense(pooled(largest), X, BATCH), [p.max(0) for p in parts])
+    nodes = X[[0, 2, 5]]
+    means = np.array([2 * nodes[1], (nodes[0] - 3 * nodes[2]) / 2, 0 * nodes[0]])
+    np.testing.assert_allclose(dense(neighbours(mean), X, BATCH), np.hstack([nodes, means]))
+    highest = np.array([2 * nodes[1], np.maximum(nodes[0], -3 * nodes[2]), np.full(4, -np.inf)])
+    np.testing.assert_allclose(dense(neighbours(largest), X, BATCH), np.hstack([nodes, highest]))
+
+
+def test_rows_that_are_picked_keep_their_positions():
+    turned = dense(rotary(8, 4), X, BATCH)
+    np.testing.assert_allclose(dense(pick("last") @ rotary(8, 4), X, BATCH), turned[[2, 3, 5]])
+    places = given("positions", 4) @ weight(np.arange(4.0)[:, None])
+    assert dense(pick("last") @ places, X, BATCH)[:, 0].tolist() == [2, 0, 1]
+
+
+def test_pooling_is_exact_in_fractions():
+    x = np.arange(24).reshape(6, 4)
+    found = entrywise(pooled(mean), x, BATCH, Fraction)[0]
+    assert found[0, 1] == Fraction(1 + 5 + 9, 3) and found[2, 3] == Fraction(19 + 23, 2)
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda: formula(lambda x: x + x @ pick("last")), r"\+: .*rows T ≠ S"),
+    (lambda: pick("last") @ pick("first"), r"@ pick: .* against first: S × T: rows against columns S ≠ T"),
+    (lambda: pick("last") @ formula(lambda x: product(given("members"), x)), "columns against rows T ≠ S"),
+    (lambda: pick("last") @ pick(EDGES), "edges: V × V: rows against columns S ≠ V"),
+    (lambda: pick("tokens"), "pick: 'tokens' is no relation: first, last, members"),
+    (lambda: given("tokens"), "'tokens' is no relation"),
+    (lambda: relation("last", "V", "T"), "relation last: V × T: every batch gives last: S × T"),
+    (lambda: dense(pick(EDGES), X, BATCH), r"rows of T, the tokens of a batch, but V are wanted"),
+    (lambda: dense(pick(NODES), X, Batch([range(6)])), "relation nodes: V × T: the batch gives none of this name: first, last"),
+    (lambda: dense(pick(NODES) @ pick(EDGES), X, BATCH), "edges: V × V: row 1 of 3 in space V has 2 entries: a pick takes"),
+    (lambda: dense(pick(relation("far", "V", "T")), X, Batch([range(6)], relations=dict(far=np.eye(6, 7)))),
+     "relation far: V × T: it is 6 × 7, but space T has 6 rows"),
+    (lambda: dense(neighbours(mean), X, Batch([range(6)], relations=RELATIONS | dict(edges=np.eye(4)))),
+     "relation edges: V × V: it is 4 × 4 in this batch, but the value has 3 rows of space V"),
+    (lambda: dense(pooled(mean) @ rotary(8, 4), X, BATCH), "positions: these 3 rows have none: they were pooled, not picked"),
+    (lambda: flat(pooled(mean) @ given("positions", 4), I), "were pooled, not picked, and have no positions"),
+    (lambda: Batch([[1]], relations=dict(last=np.eye(1))), "relation 'last': every batch gives one of this name"),
+    (lambda: Batch([[1]], relations=dict(r=np.ones(3))), r"relation 'r' has shape \(3,\)"),
+    (lambda: Batch([[1]], relations=dict(r=[[np.inf]])), "no finite number"),
+])
+def test_what_does_not_fit_is_said(make, words):
+    with pytest.raises((ShapeError, ValueError, TypeError), match=words): make()
+
+
+# ---- laws
+
+def graph_of(term, width=4):
+    x = symbol("border", Shape(1, T, width), Shape(1, T, width))
+    template = Template.of({"seed": flat(term, x)}, [x])
+    return saturate(template, EXACT_LAWS, trace=True), template
+
+
+@pytest.mark.parametrize("term", [*TERMS[:8], W @ const([1.0, 2, 3]) @ pick("last"), neighbours(mean),
+                                  given("positions", 4) @ weight(np.ones((4, 4))) @ pick("last")], ids=str)
+def test_graphs_of_picked_rows_hold(term):
+    """Every member of every class has its value, where rows are moved between spaces too."""
+    graph, template = graph_of(term)
+    assert not disagreements(graph, template, np.random.default_rng(1))
+
+
+def layer(x):
+    mixed = product(x @ Q @ heads(2) @ (x @ Q @ heads(2)).T, x @ Q @ heads(2), over=softmax, where=sequence & causal) @ heads(2).T
+    y = (mixed @ Q + x) @ layernorm(1e-5) * np.array([1.0, 2, 3, 4]) + np.array([1.0, 0, 0, 1])
+    return (y @ W @ gelu @ W.T + y) @ pick("last")
+
+
+def test_what_is_behind_attention_is_found_in_the_rows_that_are_read():
+    """In the class of the picked rows stands a term in which only keys and values have all rows."""
+    graph, template = graph_of(formula(layer))
+    assert not disagreements(graph, template, np.random.default_rng(1))
+    terms = graph.terms(template)
+    seen = {node.kind for node in graph.members[graph.named["$seed"]]}
+    assert "add" in seen
+    products = [cls for cls, members in graph.members.items() if any(n.kind == "product" and n.attributes[0] == "softmax" for n in members)]
+    assert {terms[cls].out.rows for cls in products} == {T, S}
