@@ -59,6 +59,7 @@ class Sparse(NamedTuple):
     @classmethod
     def of(cls, given: Any, where: str) -> Sparse:
         """From a scipy matrix or an array, whose zeros are absent. Raises ValueError for what is no matrix of finite numbers."""
+        if isinstance(given, Sparse): return given
         if hasattr(given, "tocsr"):
             found = given.tocsr().copy()
             found.sum_duplicates()
