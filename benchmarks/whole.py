@@ -25,7 +25,6 @@ from formats.machine import this_machine
 from opmatrix.measure import measure
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.runtime.recorded import weights
 from opmatrix.runtime.scheme import Running
 from rewrites.laws import EXACT_LAWS
 from rewrites.report import Report, table
@@ -108,7 +107,7 @@ def timed(model, workload, given):
 
 def predicted(program, batch, machine):
     """Seconds of a run, as the search prices them."""
-    running = Running.of(machine, batch.starts, weights(program.schedule.calls))
+    running = Running.of(machine, batch.starts)
     extents = running.group(program.extents(batch)) if isinstance(running, Running) else batch
     return running.start + sum(running.seconds(kernel, **sizes) for kernel, sizes in program.cost(extents))
 

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from formats import FORMATS
 from formats.machine import NARROW
 from opmatrix.extents import WHOLE, Extents, T, pairs
-from opmatrix.patterns import Batch
 from opmatrix.runtime.costs import READING
 from opmatrix.runtime.scheme import Running
-from opmatrix.term import Operator
 
 if TYPE_CHECKING:
     from rewrites.lower import Call, Lowering, Method, Use
@@ -106,12 +104,6 @@ class Prices:
         if kernel == "pointwise":                           # a pass costs what its first stage does: the others ride
             stages[0] = f"pointwise.{stages[0]}"
         return sum(self.machine.seconds(name, **sizes) for name in stages)
-
-
-def running(machine: Machine, model: Operator, batch: Batch) -> Any:
-    """What a machine takes for kernels where a batch runs through a model whose weights are float32; of a table few rows are read."""
-    shapes = [leaf.args[0].shape for leaf in model.walk() if leaf.kind.name == "weight"]
-    return Running.of(machine, batch.starts, sum(4 * n * p for n, p in shapes if n != int(model.into.cols)))
 
 
 def parts(variables: Any) -> list[str]:

@@ -16,6 +16,7 @@ from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.pooling import MEAN
 from opmatrix.program import Program
+from opmatrix.runtime.scheme import Running
 from opmatrix.term import Operator
 from rewrites.approximate import Choices, candidates, difference
 from rewrites.approximation import Approximation
@@ -29,7 +30,6 @@ from rewrites.layers import Part, parts
 from rewrites.lower import plainly
 from rewrites.pairs import Pairs, evaluate
 from rewrites.precision import check_precision
-from rewrites.price import running
 from rewrites.report import Report
 from rewrites.representations import NUMBER_TYPES, Representable
 from rewrites.search import Space, Structure, cheapest, search
@@ -225,7 +225,7 @@ class Run:
     @cached_property
     def running(self) -> Any:
         """What the machine takes for kernels where the timed batch runs."""
-        return running(self.machine, self.operator, self.workload.timed)
+        return Running.of(self.machine, self.workload.timed.starts)
 
     def searched(self, laws: Sequence[Law], fusion: bool = True) -> tuple[Space, Structure]:
         """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms need one

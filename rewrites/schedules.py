@@ -14,6 +14,7 @@ from opmatrix.extents import Extents, patterns
 from opmatrix.monoids import softmax
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
+from opmatrix.runtime.scheme import Running
 from opmatrix.term import Operator
 from rewrites.applying import Applied, Rewrite, apply, refusal
 from rewrites.approximate import difference, fitter, sites
@@ -28,7 +29,7 @@ from rewrites.fit import Fitter
 from rewrites.law import PARTITION, Law, apart
 from rewrites.layers import Part, parts
 from rewrites.lower import Call, Lowering, Method, Use, plainly
-from rewrites.price import Machine, Prices, running
+from rewrites.price import Machine, Prices
 from rewrites.report import megabytes, ms, percent, table
 from rewrites.run import source
 from rewrites.search import Structure, search
@@ -371,8 +372,8 @@ def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | N
     if isinstance(model, Operator):
         if batch is None:
             raise InputError("schedule of an operator: give a batch to price, fit and verify it on")
-        return Schedule(model, batch, running(machine, model, batch), batch, batch)
+        return Schedule(model, batch, Running.of(machine, batch.starts), batch, batch)
     checkpoint = open_model(model)
     workload = Workload.of(checkpoint, text, tokens)
     operator, timed = checkpoint.operator(), batch or workload.timed
-    return Schedule(operator, timed, running(machine, operator, timed), workload.probe, workload.verify, source(checkpoint))
+    return Schedule(operator, timed, Running.of(machine, timed.starts), workload.probe, workload.verify, source(checkpoint))

@@ -53,16 +53,16 @@ def test_elementary_functions_within_two_units(rng, activation):
     assert units_off(got, EXACT[activation](x.astype(np.float64))) <= 2
 
 
-@Function.of(2, rare=True)
-def exp_of_all(y, count):
+@Function.of(4, rare=True)
+def exp_of_all(y, count, rows, step):
     """A pass of exp."""
-    each_vector(maths.exp, y, count)
+    each_vector(maths.exp, y, count, rows, step)
 
 
-@Function.of(2, rare=True)
-def exp2_of_all(y, count):
+@Function.of(4, rare=True)
+def exp2_of_all(y, count, rows, step):
     """A pass of exp2."""
-    each_vector(maths.exp2, y, count)
+    each_vector(maths.exp2, y, count, rows, step)
 
 
 @pytest.mark.parametrize("function, exact, low, high", [(exp_of_all, np.exp, -200, 88), (exp2_of_all, np.exp2, -300, 126)])
@@ -70,10 +70,10 @@ def test_exponentials_within_two_units(rng, function, exact, low, high):
     x = whole_range(rng)
     x = x[(x >= low) & (x <= high)]
     got = x.copy()
-    function.call(address(got), got.size)
+    function.call(address(got), got.size, 1, got.nbytes)
     assert units_off(got.astype(np.float64), exact(x.astype(np.float64))) <= 2
     got = np.array([-np.inf, np.nan, low], np.float32)
-    function.call(address(got), got.size)
+    function.call(address(got), got.size, 1, got.nbytes)
     assert got[0] == got[2] == 0 and np.isnan(got[1])
 
 
@@ -83,7 +83,7 @@ def test_rough_activations_are_as_near_as_bounds_allow():
     for name, function in ROUGH.items():
         if function is KERNEL_ACTIVATIONS[name]: continue
         got, want = x.copy(), Epilogue(activation=name).reference(x[None, :-3])[0]
-        function.call(address(got), got.size)
+        function.call(address(got), got.size, 1, got.nbytes)
         assert (abs(got[:-3] - want) <= ROUGH_ERROR * np.maximum(1, abs(want))).all()
         assert abs(got[-3]) <= ROUGH_ERROR and got[-2] == np.inf and np.isnan(got[-1])
 

@@ -40,34 +40,34 @@ def starts(*lengths): return np.cumsum([0, *lengths])
 
 def test_a_sentence_is_priced_where_all_work_on_it():
     found = machine()
-    running = Running.of(found, starts(16), 0)
+    running = Running.of(found, starts(16))
     assert running.seconds("linear.dense", T=16, n=3, p=128) == 160
     assert found.ways["together"].asked == [{"T": 16, "n": 3, "p": 128}] and not found.ways["apart"].asked
 
 
 def test_groups_are_priced_at_their_own_rows_times_those_of_the_busiest_worker():
     found = machine()
-    running = Running.of(found, starts(*[128] * 8), 0)
-    assert running.group(counted([128] * 8)) == Extents({T: 128, WHOLE: 128 ** 2})
-    assert running.seconds("attention", T=128, S2=128 ** 2) == 4 * 128
-    assert found.ways["apart"].asked == [{"T": 128, "S2": 128 ** 2}]
+    running = Running.of(found, starts(*[128] * 8))
+    assert running.group(counted([128] * 8)) == Extents({T: 256, WHOLE: 2 * 128 ** 2})
+    assert running.seconds("attention", T=256, S2=2 * 128 ** 2) == 2 * 256
+    assert found.ways["apart"].asked == [{"T": 256, "S2": 2 * 128 ** 2}]
 
 
 def test_uneven_groups_cost_what_the_worker_with_the_most_takes():
-    lengths = 120, 100, 110, 90, 128, 128
-    parts = grouped(starts(*lengths), 2, 128)
+    lengths = 240, 200, 220, 180, 256, 256
+    parts = grouped(starts(*lengths), 2)
     rows = max(sum(part.high - part.low for part in own) for own in shared(parts, 2))
-    running = Running.of(machine(), starts(*lengths), 0)
+    running = Running.of(machine(), starts(*lengths))
     assert len(parts) > 2 and running.seconds("linear.dense", T=running.group(counted(lengths))[T]) == pytest.approx(rows)
 
 
 def test_what_does_not_run_so_is_a_call_from_python():
-    assert Running.of(machine(), starts(16), 0).seconds("scores", T=16) == 1600.5
+    assert Running.of(machine(), starts(16)).seconds("scores", T=16) == 1600.5
 
 
 def test_a_machine_without_ways_is_asked_itself():
     plain = SimpleNamespace()
-    assert Running.of(plain, starts(16), 0) is plain
+    assert Running.of(plain, starts(16)) is plain
 
 
 def test_every_row_is_in_one_group_of_one_worker():
@@ -95,7 +95,7 @@ def test_the_search_prices_what_runs(methods, way, batch):
     assert set(FUSED) < set(narrow)
     twice = {name: [2 * rate for rate in rates] for name, rates in narrow.items()}
     ways = {"apart": Rates(narrow, start=1e-5), "together": Rates(twice, start=2e-5)}
-    running = Running.of(replace(plain, ways=ways, threads=2), batch.starts, 0)
+    running = Running.of(replace(plain, ways=ways, threads=2), batch.starts)
     found = search(model(), EXACT_LAWS, running, batch.extents(), methods=methods)
     program, _ = found.program({})
     costs = program.cost(running.group(batch.extents()))
@@ -109,5 +109,5 @@ def test_columns_that_do_not_come_out_even_cost_what_the_busiest_worker_has():
     assert even({"T": 16, "n": 384, "p": 1536}, 2)["p"] == 1536 and even({"T": 16, "n": 384, "p": 130}, 1)["p"] == 192
     for sizes in ({"T": 3, "p": 130}, {"T": 3, "h": 2, "n": 8, "p": 130}): assert even(sizes, 2) == sizes
     found = machine()
-    Running.of(found, starts(16), 0).seconds("linear.dense", T=16, n=384, p=130)
+    Running.of(found, starts(16)).seconds("linear.dense", T=16, n=384, p=130)
     assert found.ways["together"].asked == [{"T": 16, "n": 384, "p": 256}]

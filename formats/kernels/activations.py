@@ -1,4 +1,5 @@
-"""Functions of single numbers, each a pass over a row in place: compiled when an epilogue first asks for it."""
+"""Functions of single numbers, each a pass in place over so many rows of count numbers at the address y, step bytes from one to the
+next: compiled when an epilogue first asks for it."""
 import numpy as np
 
 from .arithmetic import get, keep
@@ -15,62 +16,80 @@ f4 = np.float32
 
 
 @njit(forceinline=True, **HELPER)
-def each_vector(of, y, count):
-    """A function of vectors over count numbers at the address y."""
+def each_vector(of, y, count, rows, step):
+    """A function of vectors over these rows."""
     full = count // 16 * 16
-    for at in range(y, y + 4 * full, 64): keep(of(get(at, None)), at, None)
-    if full < count: keep(of(get(y + 4 * full, count - full)), y + 4 * full, count - full)
+    for row in range(y, y + rows * step, step):
+        for at in range(row, row + 4 * full, 64): keep(of(get(at, None)), at, None)
+        if full < count: keep(of(get(row + 4 * full, count - full)), row + 4 * full, count - full)
 
 
-@Function.of(2)
-def gelu(y, count):
-    """gelu of count numbers at the address y."""
-    each_vector(gelu_of, y, count)
+@njit(forceinline=True, **HELPER)
+def each_number(of, y, count, rows, step):
+    """A function of single numbers over these rows."""
+    for i in range(rows):
+        row = floats(y + i * step, count)
+        for j in range(count): row[j] = of(row[j])
 
 
-@Function.of(2)
-def gelu_rough(y, count):
+@Function.of(4)
+def gelu(y, count, rows, step):
+    """x Φ(x)."""
+    each_vector(gelu_of, y, count, rows, step)
+
+
+@Function.of(4)
+def gelu_rough(y, count, rows, step):
     """gelu within ROUGH_ERROR."""
-    each_vector(gelu_rough_of, y, count)
+    each_vector(gelu_rough_of, y, count, rows, step)
 
 
-@Function.of(2, rare=True)
-def gelu_tanh(y, count):
+@Function.of(4, rare=True)
+def gelu_tanh(y, count, rows, step):
     """gelu by a tanh."""
-    each_vector(gelu_tanh_of, y, count)
+    each_vector(gelu_tanh_of, y, count, rows, step)
 
 
-@Function.of(2, rare=True)
-def silu(y, count):
+@Function.of(4, rare=True)
+def silu(y, count, rows, step):
     """Each number times its logistic function."""
-    each_vector(silu_of, y, count)
+    each_vector(silu_of, y, count, rows, step)
 
 
-@Function.of(2, rare=True)
-def tanh(y, count):
+@Function.of(4, rare=True)
+def tanh(y, count, rows, step):
     """The hyperbolic tangent."""
-    each_vector(tanh_of, y, count)
+    each_vector(tanh_of, y, count, rows, step)
 
 
-@Function.of(2, rare=True)
-def relu(y, count):
+@njit(forceinline=True, **HELPER)
+def relu_of(x): return f4(0) if x < f4(0) else x
+
+
+@njit(forceinline=True, **HELPER)
+def square_of(x): return x * x
+
+
+@njit(forceinline=True, **HELPER)
+def rsqrt_of(x): return f4(1) / np.sqrt(x)
+
+
+@Function.of(4, rare=True)
+def relu(y, count, rows, step):
     """Negative numbers become zero; what is no number stays."""
-    row = floats(y, count)
-    for j in range(count): row[j] = f4(0) if row[j] < f4(0) else row[j]
+    each_number(relu_of, y, count, rows, step)
 
 
-@Function.of(2, rare=True)
-def square(y, count):
+@Function.of(4, rare=True)
+def square(y, count, rows, step):
     """Each number times itself."""
-    row = floats(y, count)
-    for j in range(count): row[j] *= row[j]
+    each_number(square_of, y, count, rows, step)
 
 
-@Function.of(2, rare=True)
-def rsqrt(y, count):
+@Function.of(4, rare=True)
+def rsqrt(y, count, rows, step):
     """One over the square root."""
-    row = floats(y, count)
-    for j in range(count): row[j] = f4(1) / np.sqrt(row[j])
+    each_number(rsqrt_of, y, count, rows, step)
 
 
 ACTIVATIONS = {each.name: each for each in (gelu, gelu_tanh, silu, tanh, relu, square, rsqrt)}

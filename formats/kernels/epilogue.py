@@ -16,7 +16,8 @@ EPILOGUE = np.dtype([*words("on_block on_rows out step p bias activation times b
                      ("eps", "f8")])
 ONE, LARGEST = np.float32(1), np.finfo(np.float32).max
 FAR = 2.0 ** -100                                            # brings numbers up to the largest near 1
-apply, apply_rows, activate = calling(7), calling(3), calling(2)
+apply, apply_rows, activate = calling(8), calling(3), calling(4)
+TOGETHER = 4096                                              # numbers of rows that lie in the first cache from one stage to the next
 PARTS = ("bias", "activation", "times", "residual", "eps", "norm", "gain", "shift")
 
 
@@ -73,17 +74,13 @@ def combine(y, to, count, factor, term, other):
 
 
 @njit(forceinline=True, **HELPER)
-def pointwise_part(e, y, to, row, start, count):
-    """Bias, activation, factor and residual on the columns from start on of one row, so many at y; the result goes elsewhere."""
-    bias, activation, times, residual = e.bias, e.activation, e.times, e.residual
-    if bias: bias += 4 * start
+def rest_part(e, y, to, row, start, count, bias):
+    """What follows an activation on the columns from start on of one row, so many at y: a bias (0 where it was before), a factor and a
+    residual; the result goes elsewhere."""
+    times, residual = e.times, e.residual
     if times: times += 4 * (row * e.beside + start)
     if residual: residual += 4 * (row * e.across + start)
-    if activation or times:
-        combine(y, y, count, 0, bias, 0)
-        if activation: activate(activation, y, count)
-        combine(y, to, count, times, residual, 0)
-    else: combine(y, to, count, 0, bias, residual)
+    combine(y, to, count, times, bias or residual, residual if bias else 0)
 
 
 @njit(forceinline=True, **HELPER)
@@ -93,15 +90,23 @@ def affine_part(e, y, start, count):
     combine(y, y, count, gain + 4 * start if gain else 0, shift + 4 * start if shift else 0, 0)
 
 
-@Function.of(7)
-def on_block(after, low, high, left, right, block, along):
+@Function.of(8)
+def on_block(after, low, high, left, right, block, along, biased):
     """The epilogue on rows low..high and columns left..right, which lie at block, but for what needs whole rows and what
-    follows that; the result goes to the output."""
+    follows that; the result goes to the output. biased: the bias was added already."""
     e = record(after, EPILOGUE)
-    for row in range(low, high):
-        to = e.out + 4 * (row * e.step + left)
-        pointwise_part(e, block + (row - low) * along, to, row, left, right - left)
-        if not e.normal: affine_part(e, to, left, right - left)
+    count, bias = right - left, 0 if biased or not e.bias else e.bias + 4 * left
+    early = e.activation or e.times                         # the bias comes before these
+    most = max(1, TOGETHER // count)
+    for start in range(low, high, most):
+        end, first = min(start + most, high), block + (start - low) * along
+        if early and bias:
+            for i in range(end - start): combine(first + i * along, first + i * along, count, 0, bias, 0)
+        if e.activation: activate(e.activation, first, count, end - start, along)
+        for row in range(start, end):
+            to = e.out + 4 * (row * e.step + left)
+            rest_part(e, first + (row - start) * along, to, row, left, count, 0 if early else bias)
+            if not e.normal: affine_part(e, to, left, count)
 
 
 @Function.of(3)
@@ -123,29 +128,35 @@ def pointwise_sums(after):
 
 
 @njit(**HELPER)
-def sums_at(after, row, column, nothing):
-    """(bias, residual, bytes between its rows) of the record at an address, from a row and a column on; what is not there is at
-    `nothing`, a line that adds nothing."""
+def sums_at(after, row, column, nothing, simple):
+    """(bias, residual, bytes between its rows) of the record at an address, from a row and a column on; what is not there, or where
+    more than sums is asked for comes later, is at `nothing`, a line that adds nothing."""
     if not after: return nothing, nothing, 0
     e = record(after, EPILOGUE)
     bias = e.bias + 4 * column if e.bias else nothing
-    if not e.residual: return bias, nothing, 0
+    if not (simple and e.residual): return bias, nothing, 0
     return bias, e.residual + 4 * (row * e.across + column), 4 * e.across
+
+
+@njit(**HELPER)
+def finish_sums(after, low, high, left, right, biased):
+    """The same; biased: the bias was added already."""
+    if after:
+        e = record(after, EPILOGUE)
+        apply(e.on_block, after, low, high, left, right, e.out + 4 * (low * e.step + left), 4 * e.step, biased)
 
 
 @njit(**HELPER)
 def finish_block(after, low, high, left, right):
     """on_block of the record at an address, where the output is; nothing for 0."""
-    if after:
-        e = record(after, EPILOGUE)
-        apply(e.on_block, after, low, high, left, right, e.out + 4 * (low * e.step + left), 4 * e.step)
+    finish_sums(after, low, high, left, right, 0)
 
 
 @njit(**HELPER)
 def move_block(after, low, high, left, right, block, along, out, step):
     """The same for a block that lies elsewhere, along bytes between its rows; to out (a whole row's step in bytes) it goes as it
     is where there is no record."""
-    if after: apply(record(after, EPILOGUE).on_block, after, low, high, left, right, block, along)
+    if after: apply(record(after, EPILOGUE).on_block, after, low, high, left, right, block, along, 0)
     else:
         for i in range(high - low): combine(block + i * along, out + i * step, right - left, 0, 0, 0)
 

@@ -4,7 +4,7 @@ import numpy as np
 from ..panels import PANEL
 from .arithmetic import get, keep, negative
 from .compiled import HELPER, Kernel
-from .epilogue import finish_block, finish_rows, move_block, pointwise_sums, sums_at
+from .epilogue import finish_rows, finish_sums, move_block, pointwise_sums, sums_at
 from .launch import words
 from .linear import LINEAR, tile
 from .memory import floats, record
@@ -55,7 +55,7 @@ def by_panels(multiply, scaled, c, w, item, x, size, words, how, far, lifts, blo
     for start in range(left, right, PANEL):
         columns = min(PANEL, c.p - start)
         stored, here, aside = (columns + 15) // 16 * 16, scaled(how, start, columns, edge), far or columns % 16 > 0
-        after = sums_at(c.after if simple and not aside else 0, low, start, nothing)
+        after = sums_at(0 if aside else c.after, low, start, nothing, simple)
         for i in range(0, most, BAND):
             rows, out = min(BAND, most - i), c.out + 4 * (low * c.step + start)
             to, step = (block - 4 * PANEL * i, 4 * PANEL) if aside else (out, 4 * c.step)
@@ -63,7 +63,7 @@ def by_panels(multiply, scaled, c, w, item, x, size, words, how, far, lifts, blo
             if far: lifted(block, rows, lifts + 4 * i)
             if aside:
                 move_block(c.after, low + i, low + i + rows, start, start + columns, block, 4 * PANEL, out + 4 * i * c.step, 4 * c.step)
-            elif not simple: finish_block(c.after, low + i, low + i + rows, start, start + columns)
+            elif not simple: finish_sums(c.after, low + i, low + i + rows, start, start + columns, 1)
     if right - left == c.p: finish_rows(c.after, low, high)
 
 

@@ -13,7 +13,7 @@ from formats.threads import threads
 from opmatrix.extents import Extents, T
 from opmatrix.patterns import FIELDS
 from opmatrix.runtime.planner import Plan
-from opmatrix.runtime.scheme import Group, Words, grouped, size
+from opmatrix.runtime.scheme import GROUP, Group, Words, grouped
 from opmatrix.runtime.segments import ROW, Span, Values, placed
 from opmatrix.runtime.values import lines
 
@@ -83,11 +83,6 @@ class Recorded:
             for name, limit in call.kernel.fields(call.bound).items(): limits[name] = min(limit, limits.get(name, limit))
         return limits
 
-    @cached_property
-    def group(self) -> int:
-        """Rows of a group, about."""
-        return size(weights(map(self.schedule.calls.__getitem__, self.steps)))
-
     def script(self, rows: int, workers: int) -> Any:
         """The script for so many rows on so many workers. The pool is locked."""
         key = rows, workers
@@ -133,9 +128,9 @@ class Recorded:
         """Bytes of the inputs and of what lies between kernels, of every worker. Without the sentences' starts as if they could be
         cut anywhere."""
         workers, rows = threads(), extents[T]
-        groups = [] if starts is None else [group.high - group.low for group in grouped(starts, workers, self.group)]
+        groups = [] if starts is None else [group.high - group.low for group in grouped(starts, workers)]
         many = len(groups) > 1
-        at_once = workers * self.arena(max(groups)) if many else self.arena(groups[0] if groups else min(rows, workers * self.group))
+        at_once = workers * self.arena(max(groups)) if many else self.arena(groups[0] if groups else min(rows, workers * GROUP))
         return int(at_once + 8 * Slots.count(rows))
 
     def arena(self, rows: int) -> int:
@@ -153,7 +148,7 @@ class Recorded:
         fields = {name: batch.field(name, most) for name, most in self.read.items()}
         elsewhere = [values[at] for at in self.elsewhere]
         workers = threads()
-        groups = grouped(batch.starts, workers, self.group)
+        groups = grouped(batch.starts, workers)
         together = len(groups) == 1
         with POOL.lock:
             scripts = [self.script(group.high - group.low, workers if together else 1) for group in groups]

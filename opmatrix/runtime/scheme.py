@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.host import uncached
 from opmatrix.extents import Extents
 
-GROUP, LARGER = 128, 256                                    # rows of a group, about; and where weights do not fit the last cache
+GROUP = 256                                                 # rows of a group, about: weights are read once for each, so 128 took
+                                                            # 1.03 to 1.07 times as long, and 512 leave workers unequal ends
 READING = 4                                                 # rows that reading the weights takes as long as
 WAITING = 1.1                                               # times as long as alone where all work together
 Words = NDArray[np.int64]
@@ -25,12 +25,7 @@ class Group(NamedTuple):
     high: int
 
 
-def size(weights: int) -> int:
-    """Rows of a group, about, of a program with so many bytes of weights, which are read once for each group."""
-    return GROUP if weights < uncached() else LARGER
-
-
-def grouped(starts: Words, workers: int, most: int) -> list[Group]:
+def grouped(starts: Words, workers: int, most: int = GROUP) -> list[Group]:
     """The groups of a batch, about `most` rows each: one where all workers are quicker on it together."""
     rows, sentences = int(starts[-1]), len(starts) - 1
     whole = [Group(0, sentences, 0, rows)]
@@ -65,10 +60,10 @@ class Running:
     lengths: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, machine: Any, starts: Words, weights: int) -> Any:
-        """For sentences that start at these rows, and so many bytes of weights. A machine whose ways are not known stays as it is."""
+    def of(cls, machine: Any, starts: Words) -> Any:
+        """For sentences that start at these rows. A machine whose ways are not known stays as it is."""
         if not getattr(machine, "ways", None): return machine
-        parts = grouped(starts, machine.threads, size(weights))
+        parts = grouped(starts, machine.threads)
         if len(parts) == 1: return cls(machine, "together")
         busiest = max(shared(parts, machine.threads), key=lambda own: sum(part.high - part.low for part in own))
         lengths = tuple(int(each) for part in busiest for each in np.diff(starts[part.first:part.last + 1]))
