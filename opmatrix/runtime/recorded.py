@@ -1,6 +1,6 @@
 """Steps run from recordings: the launches of a number of rows are kept, and replayed on groups of sentences (scheme.py)."""
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 from weakref import proxy
@@ -186,9 +186,3 @@ def launches(call: Any) -> bool:
     weight = getattr(call.bound, "weight", None)
     ours = weight is None or isinstance(weight, np.ndarray) or type(weight).__module__.startswith("formats.")
     return call.kernel.launches and ours
-
-
-def weights(calls: Iterable[Any]) -> int:
-    """Bytes of the weights of products: those of tables are hardly read."""
-    found = {id(weight): weight.nbytes for call in calls if (weight := getattr(call.bound, "weight", None)) is not None}
-    return sum(found.values())
