@@ -83,7 +83,10 @@ def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None =
     at most `error` (relative, Frobenius norm, for normal x; 0: exactly what float32 gives), the cheapest first.
 
     Counts are estimated from a sample first, and taken of the whole matrix for those that may be the cheapest. With
-    `products`, each pays its share of one conversion from dense, which is done and timed. FormatError where nothing holds W."""
+    `products`, each pays its share of one conversion from dense, which is done and timed. FormatError where nothing holds W, ValueError for
+    rows or an error that are none."""
+    if not (rows >= 1 and rows % 1 == 0): raise ValueError(f"select: rows={rows}: a whole number of rows of x, 1 at least")
+    if not 0 <= error < 1: raise ValueError(f"select: error={error}: a relative error from 0 to 1, such as 4e-3; 0 is exactly float32")
     machine, W = machine or calibrated(), numbers(W)
     found = candidates(W, rows, error, machine, formats)
     hopeful = HOPEFUL * min(each.cost for each in found)

@@ -107,13 +107,8 @@ def declarations(file: Path | None) -> Any:
 def refuse(error: float, memory: float | None, number_type: str, target: Path, results: Path | None) -> None:
     """What can be known to be wrong before the work begins, as an InputError that names the option."""
     from opmatrix.saving import attempt
-    from rewrites.representations import NUMBER_TYPES
-    if not 0 <= error < 1:
-        raise InputError(f"--error {error}: a relative error from 0 to 1, such as 0.02")
-    if memory is not None and not 0 < memory < float("inf"):
-        raise InputError(f"--memory {memory}: megabytes, more than 0")
-    if number_type not in NUMBER_TYPES:
-        raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
+    from rewrites.representations import check_budgets
+    check_budgets(error, memory and 1e6 * memory, number_type)
     possible("--out", attempt, target)
     possible("--json", writable, results)
 

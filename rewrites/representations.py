@@ -12,6 +12,7 @@ from formats import FORMATS, Format, FormatError
 from formats.select import sampled
 from formats.sizes import T
 from opmatrix.data import Data, Promised
+from opmatrix.errors import InputError
 from opmatrix.term import Operator
 from rewrites.lower import EXACT, PLAIN, Lowering, Method, Use
 from rewrites.template import Template
@@ -20,6 +21,14 @@ SAMPLE = 4096                                               # numbers that are l
 MOST = 0.5                                                  # share of nonzero numbers above which no sparse format pays
 GROUPS = 4, 8, 16                                           # of N:M, beside the layouts that it names
 NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}      # the narrowest numbers that a weight may be stored by, in bits
+
+
+def check_budgets(error: float, memory: float | None, number_type: str) -> None:
+    """Raises InputError, which names the option, for what no program can be asked for: an error that is none, bytes that are none, an
+    unknown number type."""
+    if not 0 <= error < 1: raise InputError(f"--error {error:g}: a relative error from 0 to 1, such as 0.02")
+    if memory is not None and not 0 < memory < float("inf"): raise InputError(f"--memory {memory / 1e6:g}: megabytes, more than 0")
+    if number_type not in NUMBER_TYPES: raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
 
 LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
 

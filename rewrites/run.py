@@ -31,7 +31,7 @@ from rewrites.lower import plainly
 from rewrites.pairs import Pairs, evaluate
 from rewrites.precision import check_precision
 from rewrites.report import Report
-from rewrites.representations import NUMBER_TYPES, Representable
+from rewrites.representations import NUMBER_TYPES, Representable, check_budgets
 from rewrites.search import Space, Structure, cheapest, search
 from rewrites.stated import Stated
 from rewrites.verify.failure import VerificationError
@@ -117,8 +117,7 @@ def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None
     of cosines with scores falls by at most `drop` hundredths. `model` is the name or the directory of a checkpoint, with a workload of
     `text`, `tokens` or a file of texts, or an operator on tokens, with a `workload`: a batch is one, beside random rows. Raises
     InputError for what comes from outside, Infeasible where no program meets the budgets."""
-    if number_type not in NUMBER_TYPES:
-        raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
+    check_budgets(error, memory, number_type)
     judge = None if pairs is None else Pairs.read(pairs)
     if judge: error = ANY
     report, laws = Report(quiet=True) if report is None else report, without(laws, leave_out)

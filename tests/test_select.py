@@ -163,3 +163,10 @@ def test_blas_is_in_the_race_where_it_was_calibrated():
     assert "blas" not in names(select.select(W, 16, machine=MACHINE))
     x = normal(4, 128)
     assert np.array_equal(fast[0].pack(W).matmul(x), x @ W) and fast[0].nbytes == W.nbytes == fast[0].pack(W).nbytes
+
+
+@pytest.mark.parametrize("asked", ({"rows": -1}, {"rows": 0}, {"rows": 1.5}, {"rows": 8, "error": -1}, {"rows": 8, "error": float("nan")}))
+def test_rows_and_errors_that_are_none(asked):
+    name = [*asked][-1]
+    with pytest.raises(ValueError, match=f"select: {name}={asked[name]}: a (whole number|relative error)"):
+        choose(normal(32, 32), machine=MACHINE, **asked)
