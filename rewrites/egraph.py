@@ -15,7 +15,7 @@ from rewrites.template import Template, quoted
 
 SCHEDULE = (NORMALISE, SIMPLIFY, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
 WILD = 4                                                    # budgets that the next round may reach if it grows as the last
-ROUNDS = {MARK: 2, JOIN: 2}                                 # queries with keys, then both with values
+ROUNDS = {JOIN: 2}                                          # queries with keys, then both with values
 
 
 def text(term: Operator) -> str:

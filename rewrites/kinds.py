@@ -1,4 +1,4 @@
-"""Node kinds that only rewriting makes: a matrix turned, a matrix cut by heads, and the two halves of a joined product.
+"""Node kinds that only rewriting makes: a matrix turned, a matrix cut by heads, matrices joined and the parts of their product.
 Their attributes never hold a size, so one graph serves every size."""
 from typing import Any
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from formats.shapes import H, N, Shape, T
 from opmatrix.data import Data
+from opmatrix.nodes import every
 from opmatrix.operators import cols, combinator, const, symbol, weight
 from opmatrix.oracles import dense
 from opmatrix.term import Child, Operator
@@ -61,16 +62,44 @@ def by_head(x, a: Operator, h: int):
     return read_as(cut_rows(a.term, h, x), a, x)
 
 
+def counts(term: Operator) -> tuple[Any, Any]:
+    """How many heads a term gives, and the columns of all of them."""
+    heads = 1 if term.out.heads is H else term.out.heads
+    return heads, heads * term.out.cols
+
+
+def flattened(a: Any, x: Any) -> Any:
+    """What a child gives, its heads side by side."""
+    heads, _ = counts(a.term)
+    return a(x) if heads == 1 else a(x).join(heads)
+
+
+@combinator(at_x=2, **every("linear", "storable", "constant", "uniform", "row_wise"), single=lambda a, b: a.storable and b.storable)
+def joined(x, a: Operator, b: Operator):
+    """All columns of `a`, its heads side by side, and behind them those of b, which may have another number of heads."""
+    return flattened(a, x).beside(flattened(b, x))
+
+
 @combinator(at_x=1)
 def left(x, y: Operator, a: Operator):
-    """The first columns of y, as many as `a` has."""
-    return y(x).act(cols(0, a.term.out.cols))
+    """The first columns of y, as many as `a` has, in as many heads."""
+    heads, columns = counts(a.term)
+    first = y(x).act(cols(0, columns))
+    return first if heads == 1 else first.split(heads)
 
 
 @combinator(at_x=1)
 def right(x, y: Operator, a: Operator):
     """The columns of y behind those of `a`."""
-    return y(x).act(cols(a.term.out.cols, y.term.out.cols))
+    return y(x).act(cols(counts(a.term)[1], y.term.out.cols))
+
+
+@combinator(at_x=1)
+def behind(x, y: Operator, a: Operator, b: Operator):
+    """The columns of y behind those of `a`, in as many heads as b has."""
+    heads, columns = counts(b.term)
+    last = y(x).act(cols(counts(a.term)[1], counts(a.term)[1] + columns))
+    return last if heads == 1 else last.split(heads)
 
 
 @combinator(constant=True, uniform=True)

@@ -242,8 +242,8 @@ class Lowering:
         return np.broadcast_to(numbers, (columns,)) if self.columns(cls) == 1 else numbers
 
     def halves(self, cls: int) -> tuple[int, ...]:
-        """The parts of a joined weight or bias: these stand side by side, each with its own heads."""
-        return next((node.children for node in self.graph.members.get(cls, ()) if node.kind == "row"), ())
+        """The parts of a joined weight or bias."""
+        return next((node.children for node in self.graph.members.get(cls, ()) if node.kind == "joined"), ())
 
 
 def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:

@@ -113,7 +113,7 @@ class Matcher:
             return any((cls, kind) in self.members for kind in ACTIVATIONS)
         if name == "rotation":
             return (cls, "rotate") in self.members
-        if name in ("scalar", "column"):
+        if name in ("scalar", "column", "operator"):
             return True
         if of_heads(sort):                                  # one head is as many as a value may have, not a stack
             return name in ("value", "scores") or self.heads[cls] != 1

@@ -129,7 +129,7 @@ class Forest:
     def stored(self, cls: int) -> Tree:
         """A weight or a constant row as it is evaluated: joined ones by their halves."""
         if halves := self.lowering.halves(cls):
-            return self.tree("row", tuple(self.stored(half) for half in halves))
+            return self.tree("joined", tuple(self.stored(half) for half in halves))
         return self.representatives[cls]
 
     def extracted(self, extraction: Extraction, root: int) -> tuple[Tree, dict[Tree, Tree]]:

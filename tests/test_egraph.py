@@ -153,7 +153,7 @@ def test_a_layer_saturates_well_within_its_budget(state):
     assert not graph.cut and len(graph.nodes) < 600
     assert set(graph.seconds) == {"rules", "load", "facts", "freeze", *SCHEDULE}
     used = {law.name for law in EXACT_LAWS if graph.matches[law.name]}
-    assert {"spread", "scale_scores", "split_keys", "shift_scores", "value_bias", "join", "stack_columns"} <= used
+    assert {"spread", "scale_scores", "split_keys", "shift_scores", "value_bias", "join_bias", "stack_columns"} <= used
 
 
 def test_every_part_of_a_layer_has_a_term():

@@ -10,7 +10,7 @@ from formats.shapes import Shape, T
 from opmatrix.data import Data
 from opmatrix.extents import counted, patterns
 from opmatrix.monoids import softmax
-from opmatrix.operators import I, const, gelu, given, heads, product, rotate, row, square, symbol, tanh, turn, weight
+from opmatrix.operators import I, const, gelu, given, heads, product, rotate, square, symbol, tanh, turn, weight
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.term import substitute
@@ -188,14 +188,12 @@ def operand(rng, name, sort):
     tokens = TOKENS @ weight(numbers(rng, VOCABULARY, INPUT))
     match sort.name, sort.sizes:
         case "value", (size,) if "given" in sort.facts: return given(FIELDS[str(size)], SAMPLE[size])
-        case "value", (many, _) if "halves" in sort.facts:
-            return tokens @ row(*(weight(numbers(rng, many, INPUT, size)) for size in (p, q)))
         case "value", (size,): return tokens @ weight(numbers(rng, INPUT, size)) @ gelu
         case "value", (many, size): return tokens @ weight(numbers(rng, GROUPS.get(many, many), INPUT, size))
         case "scores", (many,):
             query, key = (operand(rng, side, value[many, n]) for side in "qk")
             return product(query, turn(key))
-        case "matrix", sizes: return weight(numbers(rng, *sizes))
+        case "matrix" | "operator", sizes: return weight(numbers(rng, *sizes))
         case "constant", (size,): return const(numbers(rng, size))
         case "constant", (many, size): return const(numbers(rng, many * size)) @ heads(SAMPLE[many])
         case "scalar", _: return const(Data(np.abs(numbers(rng, 1).array)))

@@ -15,7 +15,7 @@ from opmatrix.term import KINDS, formula
 EXAMPLES = int(os.environ.get("OPMATRIX_EXAMPLES", 0))
 many = settings(max_examples=EXAMPLES or 40, derandomize=not EXAMPLES, deadline=None, database=None,
                 suppress_health_check=list(HealthCheck))
-MADE = {"adjoint", "by_head", "left", "right", "blank", "below", "unit"}        # what rewriting alone makes
+MADE = {"adjoint", "by_head", "left", "right", "behind", "joined", "blank", "below", "unit"}        # what rewriting alone makes
 UNKNOWN = {"symbol"}                                                            # has no numbers
 
 

@@ -181,7 +181,7 @@ def test_tiles_and_approximations(joined):
 # ---- what is refused
 
 REFUSED = [
-    (lambda p: p | join_qkv, "join_qkv: it applies nowhere: part 1 has x_ @ A + a, x_ @ B at 0", "not joinable(A, B)"),
+    (lambda p: p | join_qkv, "join_qkv: it applies nowhere: part 1 has x_ @ A + a, x_ @ B at 0", "not joinable_bias(A, B)"),
     (lambda p: p | fold_scale, "fold_scale: it applies nowhere: part 1 has no"),
     (lambda p: p | "absorb", "no law 'absorb'; there are absorb_keys"),
     (lambda p: p | prune(0.5) | fold_norm, "fold_norm after prune(0.5): laws come first", "put fold_norm before prune(0.5)"),

@@ -113,7 +113,7 @@ def test_the_front_door_says_what_it_did():
     each = found()[1]["exact"][0]
     assert {"flatten", "extract", "rules", "load", "simplify", "restructure", "join", "freeze"} <= set(each.seconds)
     assert each.nodes > each.classes > 100 and not each.cut
-    assert {"spread", "shift_scores", "value_bias", "join"} <= each.fired <= set(WITHOUT)
+    assert {"spread", "shift_scores", "value_bias", "join_bias"} <= each.fired <= set(WITHOUT)
 
 
 # ---- layers
@@ -207,4 +207,4 @@ def test_weights_of_heads_are_laid_out_as_kernels_want():
     for part, stored, _ in emitter.sources.values():
         matrix = each.lowerings[part].matrix(stored.weight, stored.layout)
         assert matrix.dtype == np.float64 and matrix.ndim == 2
-    assert find(EXACT_LAWS, "join").name in each.fired
+    assert find(EXACT_LAWS, "join_bias").name in each.fired

@@ -3,8 +3,7 @@
 describe a value, so they pass through an approximation from its original, never from its replacement.
 
 Beside them stands what directs laws and kernels, and makes nothing true: `act` depends on the input, `given` is a field of the
-batch, `turning` acts on rows by their positions, `halves` is what a joined product leaves: all heads of its first half, then
-all of its second."""
+batch, `turning` acts on rows by their positions."""
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -14,7 +13,7 @@ from opmatrix.term import KINDS, PROPERTIES, Kind, Operator
 from rewrites.law import FLAGS
 
 Known = frozenset[tuple[str, str]]                          # (variable, property or flag)
-DIRECTING = "act", "given", "halves", "turning"
+DIRECTING = "act", "given", "turning"
 ALWAYS = "storable", "single", "stacked", "constant", "uniform", "entrywise", "column", "row_linear"    # kernels and markers ask for these
 
 
@@ -100,25 +99,39 @@ def rule(premises: list[str], facts: list[str]) -> str:
     return f"(rule ({' '.join(premises)}) ({' '.join(facts)}) :ruleset facts)"
 
 
-# How a joined product is stored.
-HALVES = (rule(["(= e (K_compose x (K_row a b)))", "(act x)"], ["(halves e)"]),
-          rule(["(= e (K_add y (K_row a b)))", "(halves y)"], ["(halves e)"]))
-
-# Who reads products together, stated on the consumers: queries and keys, then both and values; keys and values alone where
-# they are shared by groups of queries, as the heads of queries are more then.
+# Who reads products together, stated on the consumers: queries and keys, then both and values; a gate and what it multiplies. What is
+# read comes of a product by what acts on each row and within the columns of a head: copies for groups of queries, rotations,
+# a norm and its gain. Biases are joined with their products, so that one kernel adds them.
 MARKERS = """
 (relation reads (Op Op Op))
-(relation shares (Op Op))
-(relation affine (Op Op Op))
+(relation gates (Op Op))
+(relation comes (Op Op))
+(relation gained (Op Op))
+(relation bare (Op Op Op))
+(relation biased (Op Op Op))
 (relation joinable (Op Op))
-(rule ((= o (K_product s v m w)) (= s (K_product a (K_turn b) "sum" u)) (act s)) ((reads a b v)) :ruleset mark)
-(rule ((= y (K_compose x A)) (act x) (stacked A)) ((affine y x A)) :ruleset mark)
-(rule ((= y (K_add z c)) (= z (K_compose x A)) (act x) (stacked A) (constant c) (uniform c)) ((affine y x A)) :ruleset mark)
-(rule ((= o (K_product s (K_compose v (K_repeat g)) m w)) (= s (K_product a (K_turn (K_compose b (K_repeat g))) "sum" u)) (act s))
-      ((shares b v)) :ruleset mark)
-(rule ((shares b v) (affine b x B) (affine v x C)) ((joinable B C)) :ruleset mark)
-(rule ((reads a b v) (affine a x A) (affine b x B)) ((joinable A B)) :ruleset mark)
-(rule ((reads a b v) (affine a x A) (affine b x B) (affine v x C)) ((joinable (K_row A B) C)) :ruleset mark)
+(relation joinable_bias (Op Op))
+(relation joinable_biases (Op Op))
+(rule ((= o (K_product s v m w)) (= s (K_product a (K_turn b) "sum" u)) (act s))
+      ((reads a b v) (comes a a) (comes b b) (comes v v)) :ruleset mark)
+(rule ((comes y z) (= z (K_compose w (K_repeat g)))) ((comes y w)) :ruleset mark)
+(rule ((comes y z) (= z (K_compose w R)) (turning R)) ((comes y w)) :ruleset mark)
+(rule ((comes y z)) ((gained y z)) :ruleset mark)
+(rule ((gained y z) (= z (K_compose w (K_mul i c))) (constant c) (uniform c)) ((gained y w)) :ruleset mark)
+(rule ((gained y z) (= z (K_mul w r)) (column r)) ((comes y w)) :ruleset mark)
+(rule ((comes y z) (= z (K_compose x A)) (act x) (stacked A)) ((bare y x A)) :ruleset mark)
+(rule ((comes y z) (= z (K_add w c)) (= w (K_compose x A)) (act x) (stacked A) (constant c) (uniform c)) ((biased y x A)) :ruleset mark)
+(rule ((reads a b v) (bare a x A) (bare b x B)) ((joinable A B)) :ruleset mark)
+(rule ((reads a b v) (biased a x A) (bare b x B)) ((joinable_bias A B)) :ruleset mark)
+(rule ((reads a b v) (biased a x A) (biased b x B)) ((joinable_biases A B)) :ruleset mark)
+(rule ((reads a b v) (bare a x A) (bare b x B) (bare v x C)) ((joinable (K_joined A B) C)) :ruleset mark)
+(rule ((reads a b v) (biased a x A) (bare b x B) (bare v x C)) ((joinable_bias (K_joined A B) C)) :ruleset mark)
+(rule ((reads a b v) (biased a x A) (biased b x B) (bare v x C)) ((joinable_bias (K_joined A B) C)) :ruleset mark)
+(rule ((reads a b v) (biased a x A) (biased b x B) (biased v x C)) ((joinable_biases (K_joined A B) C)) :ruleset mark)
+(rule ((= o (K_mul (K_compose a f) b)) (entrywise f) (act a) (act b)) ((gates a b)) :ruleset mark)
+(rule ((gates a b) (= a (K_compose x A)) (= b (K_compose x B)) (single A) (single B)) ((joinable A B)) :ruleset mark)
+(rule ((gates a b) (= a (K_add w c)) (= w (K_compose x A)) (= b (K_add z d)) (= z (K_compose x B)) (single A) (single B)
+       (constant c) (uniform c) (constant d) (uniform d)) ((joinable_biases A B)) :ruleset mark)
 """
 
 
@@ -151,4 +164,4 @@ def rules(names: Iterable[str] = ()) -> str:
              for (node, known), facts in together.items()]
     lines += [rule([f"({stronger} e)"], [f"({name} e)"])
               for name, said in PROPERTIES.items() if name in wanted for stronger in said.implied]
-    return "\n".join([*lines, *HALVES, MARKERS])
+    return "\n".join([*lines, MARKERS])

@@ -24,6 +24,7 @@ from rewrites.law import (
     k,
     matrix,
     n,
+    operator,
     p,
     q,
     rotation,
@@ -35,7 +36,6 @@ from rewrites.law import (
 )
 
 selection = Sort("value", ("given",))                       # a one-hot value, by a field of the batch
-joined = Sort("value", ("act", "halves"))                   # what a joined product gives
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def from_heads(x, heads): return x @ split(heads).T
 def repeat(x, heads): return x @ repeated(heads)
 def turned(x, angles): return x @ angles
 def first_columns(x, key): return kinds.left(x, key)
-def last_columns(x, key): return kinds.right(x, key)
+def last_columns(x, key, own): return kinds.behind(x, key, own)
 
 
 split = heads
@@ -192,7 +192,7 @@ shared = replace(value, spread=True)                        # one head of it may
 QUERY, KEYS = dict(q=shared[h, n], k=shared[h, n]), dict(q=shared[h, n], k=value[k, n], heads=count)
 SEEN = dict(where=where["within", "reach"])                 # patterns that the kernels know
 WEIGHED, GROUPED = dict(s=scores[h], v=shared[h, p], **SEEN), dict(s=scores[h], v=value[k, p], heads=count, **SEEN)
-SCALE, HALVES = dict(scale=scalar), dict(x=joined[h, p + q], key=matrix[h, n, p])
+SCALE, FIRST = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
 SQUARE, EACH = "one product for each sentence and head", "one product for each head"
 PASS = "a pass over the scores, then one product for each sentence and head"
@@ -213,8 +213,8 @@ OTHERS = (
     (turned, "rotate", dict(x=value[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the position"),
     (to_heads, "view", dict(x=value[h * p], heads=count), True, "no copy"),
     (from_heads, "view", dict(x=value[h, p], heads=count), True, "no copy"),
-    (first_columns, "columns", HALVES, True, "no copy"),
-    (last_columns, "columns", HALVES, True, "no copy"))
+    (first_columns, "columns", FIRST, True, "no copy"),
+    (last_columns, "columns", FIRST | dict(own=operator[n, q]), True, "no copy"))
 IMPLEMENTATIONS = (*passes(), *embeddings(), *(
     Implementation(body.__name__, kernel, body, variables, single=single, source=source)
     for body, kernel, variables, single, source in OTHERS))

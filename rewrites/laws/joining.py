@@ -1,21 +1,30 @@
 """Products that share their input are one, with the weights side by side. Directed by who reads them together."""
-from opmatrix.operators import row
-from rewrites.kinds import blank, left, right
-from rewrites.law import JOIN, collect, constant, h, law, matrix, n, p, q, value
+from rewrites.kinds import behind, blank, joined, left
+from rewrites.law import JOIN, collect, constant, h, k, law, matrix, n, p, q, value
+
+BLOCKS = "block matrices"
 
 
-@law(phase=JOIN, when=("(joinable A B)",), source="block matrices")
-def join(x: value[n], A: matrix[h, n, p], B: matrix[h, n, q]):
-    """Queries, keys and values are one product. True of any operators; matrices can be stored side by side."""
-    y = x @ row(A, B)
-    return (x @ A, x @ B), (left(y, A), right(y, A))
+@law(phase=JOIN, when=("(joinable A B)",), source=BLOCKS)
+def join(x: value[n], A: matrix[h, n, p], B: matrix[k, n, q]):
+    """Queries, keys and values are one product, and so are a gate and what it multiplies, each in as many heads as it has.
+    True of any operators; matrices can be stored side by side."""
+    y = x @ joined(A, B)
+    return (x @ A, x @ B), (left(y, A), behind(y, A, B))
 
 
-@law(phase=JOIN, when=("(joinable A B)",), source="block matrices")
-def join_bias(x: value[n], A: matrix[h, n, p], a: constant[h, p], B: matrix[h, n, q]):
+@law(phase=JOIN, when=("(joinable_bias A B)",), source=BLOCKS)
+def join_bias(x: value[n], A: matrix[h, n, p], a: constant[h, p], B: matrix[k, n, q]):
     """Where only the first has a bias, the second is given zeros, so that one kernel adds it. True of any a."""
-    y = x @ row(A, B) + row(a, blank(B))
-    return (x @ A + a, x @ B), (left(y, A), right(y, A))
+    y = x @ joined(A, B) + joined(a, blank(B))
+    return (x @ A + a, x @ B), (left(y, A), behind(y, A, B))
+
+
+@law(phase=JOIN, when=("(joinable_biases A B)",), source=BLOCKS)
+def join_biases(x: value[n], A: matrix[h, n, p], a: constant[h, p], B: matrix[k, n, q], b: constant[k, q]):
+    """The same where both have one, as keys do that are rotated, or a gate and what it multiplies. True of any a and b."""
+    y = x @ joined(A, B) + joined(a, b)
+    return (x @ A + a, x @ B + b), (left(y, A), behind(y, A, B))
 
 
 LAWS = collect(globals())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sympy import sympify
 
 from formats.shapes import Shape, T
-from opmatrix.operators import I, const, given, product, row, symbol, turn
+from opmatrix.operators import I, const, given, product, symbol, turn
 from opmatrix.patterns import Batch
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import sentences
@@ -72,18 +72,7 @@ def expected(lowering: Lowering, cls: int, values: Values) -> Exact:
     found = values.of_value(lowering.terms[cls])
     if cls in lowering.matcher.square:
         return np.concatenate([found[:, rows, rows].ravel() for rows in sentences(values.batch)])
-    parts = np.split(found, np.cumsum(widths(lowering, cls))[:-1], -1) if cls in lowering.graph.facts["halves"] else [found]
-    return np.concatenate([part.swapaxes(0, 1).reshape(part.shape[1], -1) for part in parts], -1)
-
-
-def widths(lowering: Lowering, cls: int) -> list[int]:
-    """The columns of a head of each part of a joined product, or of what it is stored as."""
-    if own := lowering.halves(cls):
-        return [width for half in own for width in widths(lowering, half)]
-    if cls in lowering.graph.facts["halves"]:
-        of = (node.children for node in lowering.graph.members[cls] if node.kind in ("compose", "add"))
-        return next(widths(lowering, b) for _, b in of if lowering.halves(b))
-    return [int(lowering.terms[cls].out.cols)]
+    return found.swapaxes(0, 1).reshape(found.shape[1], -1)
 
 
 def unrounded(lowering: Lowering, emitter: Emitter) -> dict[str, Exact]:
@@ -114,9 +103,6 @@ def operand(rng: np.random.Generator, name: str, sort: Sort) -> Any:
     """Something that the variable of an implementation may be, and is no more than its facts say."""
     if "given" in sort.facts:
         return given(FIELDS.get(sort.sizes[0], "positions"), int(sort.sizes[0].subs(SAMPLE)))
-    if "halves" in sort.facts:
-        halves = (drawn(rng, Sort("matrix", (), (sort.sizes[0], sympify(INPUT), size)), name) for size in (p, q))
-        return row(*halves)
     if sort.name in ("constant", "scalar") and "constant" in sort.facts and "uniform" not in sort.facts:
         return drawn(rng, Sort("placed", (), sort.sizes or (1,)), name)
     if sort.name == "scalar" and "constant" in sort.facts:

@@ -116,8 +116,8 @@ def role(term: Operator) -> str:
             own, wanted = parts[0], (parts[0], FOLLOWS)
         case "product" | "turn":
             own, wanted = VALUE, (VALUE, VALUE)
-        case "left" | "right":
-            own, wanted = VALUE, (VALUE, FOLLOWS)
+        case "left" | "right" | "behind":
+            own, wanted = VALUE, (VALUE, FOLLOWS, FOLLOWS)
         case _:
             own = next((each for each in parts if each != EITHER), EITHER if parts else FOLLOWS)
             wanted = (own, own)
