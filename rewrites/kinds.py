@@ -3,8 +3,9 @@ Their attributes never hold a size, so one graph serves every size."""
 from typing import Any
 
 import numpy as np
+from sympy import sympify
 
-from formats.shapes import H, N, Shape, T
+from formats.shapes import H, N, Shape, ShapeError, T
 from opmatrix.data import Data
 from opmatrix.nodes import every
 from opmatrix.operators import cols, combinator, const, symbol, weight
@@ -96,9 +97,11 @@ def right(x, y: Operator, a: Operator):
 
 @combinator(at_x=1)
 def behind(x, y: Operator, a: Operator, b: Operator):
-    """The columns of y behind those of `a`, in as many heads as b has."""
-    heads, columns = counts(b.term)
-    last = y(x).act(cols(counts(a.term)[1], counts(a.term)[1] + columns))
+    """The columns of y behind those of `a`, which are those of b, in as many heads."""
+    (_, before), (heads, columns), width = counts(a.term), counts(b.term), y.term.out.cols
+    if sympify(before + columns - width).expand() != 0:
+        raise ShapeError(f"{columns} columns behind {before}: there are {width}")
+    last = y(x).act(cols(before, width))
     return last if heads == 1 else last.split(heads)
 
 

@@ -2,7 +2,7 @@
 two statements are equal (rewrites/verify/equal.py), not the search."""
 from opmatrix.operators import I, heads, product, row, total, turn
 from opmatrix.term import KINDS
-from rewrites.kinds import adjoint, blank, by_head, left, right
+from rewrites.kinds import adjoint, behind, blank, by_head, joined, left, right
 from rewrites.law import (
     Sort,
     collect,
@@ -152,6 +152,31 @@ def first_columns(x: value[n], y: value[p], A: operator[k, n]):
 def last_columns(x: value[n], y: value[p], A: operator[k, n]):
     """Those behind as many as A gives."""
     return right(row(x, y), A), y
+
+@law(both=True)
+def joined_behind(x: value[n], A: operator[h, n, p], B: operator[k, n, q]):
+    """Operators side by side with their heads, by definition."""
+    return x @ joined(A, B), joined(x @ A, x @ B)
+
+@law(when=("(like x z)", "(like y w)"))
+def added_parts(x: value[h, n], y: value[k, p], z: value[h, n], w: value[k, p]):
+    """Side by side, each with its own."""
+    return joined(x, y) + joined(z, w), joined(x + z, y + w)
+
+@law(both=True)
+def scaled_parts(x: value[h, n], y: value[k, p], s: number):
+    """A number multiplies both."""
+    return joined(x, y) * s, joined(x * s, y * s)
+
+@law(when=("(like x A)",))
+def first_of_joined(x: value[h, n], y: value[k, p], A: operator[h, q, n]):
+    """As many columns as A gives, in as many heads."""
+    return left(joined(x, y), A), x
+
+@law(when=("(like x A)", "(like y B)"))
+def last_of_joined(x: value[h, n], y: value[k, p], A: operator[h, q, n], B: operator[k, q, p]):
+    """Those behind as many as A gives, in as many heads as B gives."""
+    return behind(joined(x, y), A, B), y
 
 @law(both=True)
 def gained_total(x: value[h, p], c: constant[p]):

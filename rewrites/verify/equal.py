@@ -15,11 +15,15 @@ from rewrites.template import Template
 
 IMPLIED = {normalised: (right_linear,)}                     # flags of a monoid
 
-# (alike a b): as many columns, of what is made on the way too.
+# (alike a b): as many columns, (like a b): in as many heads too; of what is made on the way as well. (one a): of one head.
 FACTS = """
 (rule ((= e (K_add a b)) (alike a c) (alike b c)) ((alike e c) (alike c e)) :ruleset facts)
 (rule ((= e (K_mul a s)) (column s) (alike a c)) ((alike e c) (alike c e)) :ruleset facts)
 (rule ((= e (K_compose x a)) (alike a c)) ((alike e c) (alike c e)) :ruleset facts)
+(rule ((= e (K_add a b)) (like a c) (like b c)) ((like e c) (like c e)) :ruleset facts)
+(rule ((= e (K_blank a)) (like a c)) ((like e c) (like c e)) :ruleset facts)
+(rule ((= e (K_compose x a)) (one x) (like a c)) ((like e c) (like c e)) :ruleset facts)
+(rule ((like a b) (like b c)) ((like a c)) :ruleset facts)
 """
 
 
@@ -27,7 +31,8 @@ FACTS = """
 def prover() -> Any:
     """An engine that knows the axioms."""
     made = engine((), later=AXIOMS)
-    for text in ("(relation alike (Op Op))", FACTS, *(rule for each in AXIOMS for rule in rules(each))):
+    relations = "(relation alike (Op Op)) (relation like (Op Op)) (relation one (Op))"
+    for text in (relations, FACTS, *(rule for each in AXIOMS for rule in rules(each))):
         made.run_program(*made.parse_program(text))
     return made
 
@@ -40,7 +45,8 @@ def proved(statement: Law) -> bool:
     template = Template.of(roots)
     named = {str(term.args[0]): name for name, term in template.instance(template.values).items()
              if term.kind.name == "symbol"}
-    lines = [f"(alike {a} {b})" for a, b in alike(template)]
+    lines = [f"(alike {a} {b})" for a, b in alike(template)] + [f"(like {a} {b})" for a, b in alike(template, heads=True)]
+    lines += [f"(one {name})" for name, term in template.instance(template.values).items() if term.out.heads == 1]
     for fact, *about in (guard.strip("()").split() for guard in statement.guards):
         if all(name in named for name in about):
             lines.append(f"({fact} {' '.join(named[name] for name in about)})")
@@ -52,11 +58,11 @@ def proved(statement: Law) -> bool:
     return all(graph.named[f"$left{i}"] == graph.named[f"$right{i}"] for i in range(len(before)))
 
 
-def alike(template: Template) -> list[tuple[str, str]]:
-    """Terms with as many columns as each other, by name."""
+def alike(template: Template, heads: bool = False) -> list[tuple[str, str]]:
+    """Terms with as many columns as each other, by name; in as many heads, too."""
     columns: dict[Any, list[str]] = {}
     terms: dict[str, Operator] = template.instance(template.values)
     for name, term in terms.items():
         if not sympify(term.out.cols).has(N):
-            columns.setdefault(term.out.cols, []).append(name)
+            columns.setdefault((term.out.cols, term.out.heads if heads else 1), []).append(name)
     return [(a, b) for names in columns.values() for a in names for b in names]
