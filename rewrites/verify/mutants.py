@@ -106,7 +106,7 @@ def same(a: Operator, b: Operator) -> bool:
 def role(term: Operator) -> str:
     """Whether a term is what an input gives, what may follow it, or a constant, which is either. Raises TypeError where
     one stands in the place of the other."""
-    parts = [role(child) for child in term.children]
+    parts, wanted = [role(child) for child in term.children], tuple[str, ...]()
     match term.kind.name:
         case "symbol":
             return EITHER if term.constant else VALUE if term.into.cols is N and not term.entrywise else FOLLOWS
