@@ -14,7 +14,9 @@ from formats import FORMATS, Format, FormatError
 from formats.epilogue import Epilogue
 from formats.features import beyond, even, quantile, stored
 from formats.host import uncached
+from formats.kernels.heads import ALL
 from formats.machine import FEATURES, NARROW, STAGES, WAYS, Machine, Rates, evaluate, here
+from formats.masks import attended
 from formats.peaks import vector_rate
 from formats.predictor import fitted
 from formats.quiet import Watch
@@ -23,6 +25,7 @@ from formats.threads import threads
 
 SOME_ROWS, BATCHES = (1, 8, 24, 160), ((24,), (100,), (60, 31, 9), (256,), (128, 40))
 HEADS = ((12, 32), (6, 64), (3, 128))                                  # heads, columns of one
+REACHES = (ALL, ALL), (ALL, 0), (32, 32)                               # keys that a query sees, behind it and ahead
 TURNED = 64                                                 # columns of a head that is rotated
 LEAST = 5e-12                                               # seconds a number: nothing is free, whatever the noise says
 LAYOUT = 0.5                                                # of a format's matrices, more for each layout beyond the first
@@ -166,8 +169,11 @@ def heads(batches: Iterable[tuple[int, ...]], numbers: Numbers) -> Iterator[Case
         for h, d in HEADS:
             q, out, w = numbers.some(T, h, d), numbers.room(T, h, d), numbers.fresh(h, d, d)
             flat, soft, sizes = numbers.fresh(h * S2), numbers.fresh(h * S2), {"T": T, "S2": S2, "h": h, "d": d}
-            yield "attention", sizes, lambda a=(q, q, q, laid, out): kernels.attention(*a)
-            yield "attention.bf16", sizes, lambda a=(q, q, q, laid, out): kernels.attention_halves(*a)
+            for reach in REACHES:
+                held = sizes | {"S2": sum(attended(length, *reach) for length in lengths)}
+                if reach != REACHES[0] and held["S2"] == S2: continue
+                yield "attention", held, lambda a=(q, q, q, laid, out, 1.0, reach): kernels.attention(*a)
+                yield "attention.bf16", held, lambda a=(q, q, q, laid, out, 1.0, reach): kernels.attention_halves(*a)
             yield "scores", sizes, lambda a=(q, q, starts, flat): kernels.scores(*a)
             yield "softmax", sizes, lambda a=(flat, starts, h, soft): kernels.softmax(*a)
             yield "values", sizes, lambda a=(soft, q, starts, out): kernels.values(*a)

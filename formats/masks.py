@@ -15,7 +15,6 @@ from .sizes import Array, Later, blocks, ceiling, m, n, r, size, total, u2, u4
 
 Sees = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
 BLOCK, LARGEST = 64, 1024
-UNIT = 48                                                    # queries that attention computes side by side
 edges = size("edges", 0)                                     # blocks that are there in part
 
 
@@ -137,6 +136,12 @@ class Mask:
 
     # ---- readings
 
+    def attended(self, length: int) -> int:
+        """How many scores attention computes for a sequence of so many tokens: those of its blocks."""
+        down = np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
+        rows, columns = (np.clip(length - self.block * at.astype(np.int64), 0, self.block) for at in (down, self.idx))
+        return int(rows @ columns)
+
     @property
     def nbytes(self) -> int:
         """Bytes stored, exactly."""
@@ -173,16 +178,11 @@ Mask.bytes = Later(lambda: total(Mask.fields))
 def attended(length: int, behind: int, ahead: int) -> int:
     """How many scores attention computes for a sequence where a query sees so many keys behind it and ahead: of each unit
     of queries (formats/kernels/attending.py) those with the keys from the first that one of them sees to the last."""
-    low = np.arange(0, length, apart := unit(length))
-    high = np.minimum(low + apart, length)
+    from .kernels.attending import units
+    low = np.arange(0, length, side := units(length, 0)[1])
+    high = np.minimum(low + side, length)
     keys = np.minimum(high + ahead, length) - np.maximum(low - behind, 0)
     return int((high - low) @ np.maximum(keys, 0))
-
-
-def unit(length: int) -> int:
-    """Queries of a unit of attention, at most UNIT, about as many in each."""
-    count = max((length + UNIT - 1) // UNIT, 1)
-    return max(((length + count - 1) // count + 15) // 16 * 16, 16)
 
 
 def blocked(block: object) -> bool:

@@ -113,8 +113,10 @@ def counted(lengths: Sequence[int] | NDArray[Any], patterns: Iterable[Pattern] =
 
 def scores(pattern: Pattern, lengths: NDArray[Any]) -> int:
     """How many scores of one head attention computes for sentences of these lengths; all where no kernel knows the
-    pattern."""
-    if not pattern.within: return int(lengths.sum()) ** 2
+    pattern. ValueError for a sentence that is longer than the pattern's tables."""
+    if pattern.limit is not None and (longest := lengths.max(initial=0)) > pattern.limit:
+        raise ValueError(f"extents: a sentence of {longest} tokens: {pattern} knows {pattern.limit} positions")
+    if not pattern.attends: return int(lengths @ lengths if pattern.within else lengths.sum() ** 2)
     sides, counts = np.unique(lengths, return_counts=True)
     return sum(int(count) * held(pattern, int(side)) for side, count in zip(sides, counts, strict=True))
 
@@ -122,7 +124,7 @@ def scores(pattern: Pattern, lengths: NDArray[Any]) -> int:
 @lru_cache(4096)
 def held(pattern: Pattern, length: int) -> int:
     """The same of one sentence."""
-    return length * length if pattern.reach is None else attended(length, *pattern.reach)
+    return attended(length, *pattern.reach) if pattern.reach else pattern.mask(length).attended(length)
 
 
 def patterns(term: Any) -> tuple[Pattern, ...]:

@@ -14,10 +14,11 @@ from formats.format import Format
 from opmatrix.embed import ROWS, Progress, Texts, embed, stream
 from opmatrix.errors import InputError
 from opmatrix.extents import Extents
-from opmatrix.patterns import Batch, Pattern, parse
+from opmatrix.patterns import Batch, Pattern
 from opmatrix.pooling import Pooling
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.schedule import Schedule
+from opmatrix.runtime.seen import pattern
 from opmatrix.text import Tokenizer
 
 Floats = NDArray[np.float32]
@@ -139,7 +140,7 @@ class Program:
     @cached_property
     def patterns(self) -> tuple[Pattern, ...]:
         """Who sees whom in its steps, each pattern once."""
-        return tuple(dict.fromkeys(parse(where) for call in self.schedule.calls if (where := getattr(call.bound, "where", ""))))
+        return tuple(dict.fromkeys(pattern(call.bound) for call in self.schedule.calls if hasattr(call.bound, "where")))
 
     # ---- what it is
 

@@ -92,7 +92,10 @@ class Emitter:
                 case "scalar":
                     attributes[name] = float(array(lowering.terms[cls]).item())
                 case "where":
-                    attributes[name] = str(cls)
+                    seen = lowering.template.values[cls]
+                    attributes[name] = seen.form
+                    operands |= {f"mask{k}": self._constant((self.part, data), partial(np.asarray, data.array))
+                                 for k, data in enumerate(seen.data)}
                 case "count" if call.implementation.kernel == "repeat":
                     attributes[name] = int(lowering.template.values[cls])
                 case "entrywise":

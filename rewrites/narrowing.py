@@ -10,6 +10,7 @@ from opmatrix.extents import Extents
 from opmatrix.program import Program, Step
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.schedule import Call
+from opmatrix.runtime.seen import pattern
 
 NARROW = "bf16"
 
@@ -19,7 +20,7 @@ def narrowed(program: Program, machine: Any, extents: Extents) -> Program:
     machine is quicker so at these extents. The same program where that is nowhere."""
     steps, calls = list(program.steps), program.schedule.calls
     for i, call in enumerate(calls):
-        if call.kernel.name != "attention" or not all(rounded(calls, v) for v in call.values.values()):
+        if call.kernel.name != "attention" or pattern(call.bound).reach is None or not all(rounded(calls, v) for v in call.values.values()):
             continue
         wide, narrow = (call.kernel.cost(at(call, kind), call.shape, extents) for kind in ("float32", NARROW))
         if seconds(machine, narrow) < seconds(machine, wide):

@@ -1,9 +1,11 @@
 """Attention over the softmax carrier (m, l, o) in one pass (Dao et al. 2022, algorithm 1), queries side by side.
 
-Scores are turned: a line holds one key against up to 32 queries, so maxima and masses are sums of lines, nothing is added up
+Scores are turned: a line holds one key against up to 48 queries, so maxima and masses are sums of lines, nothing is added up
 within a vector, and keys and values are read as they lie. Keys pass by in tiles; those that no query sees are left out. A
-query sees the keys from so many positions behind it to so many before it; a row without keys gives zeros."""
+query sees the keys from so many positions behind it to so many before it, or those that a mask of positions holds by blocks
+(formats/masks.py); a row without keys gives zeros."""
 import struct
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,24 +13,29 @@ from ..threads import threads
 from .arithmetic import get, keep, larger
 from .compiled import HELPER, Kernel
 from .heads import ALL, EVERY, KEYS, PLACES, Layout, Reach, blank, check_heads, copy_rows, finite, heads_of, sequences, served
-from .launch import ROOM, address, filled, launch, words
+from .launch import RECORDING, ROOM, address, filled, launch, words
+from .masked import neighbours
 from .maths import ONE, exp2, over
-from .memory import floats, longs, record
+from .memory import floats, longs, pointer, record
 from .native import njit
 from .pool import POOL
 from .turning import turn_in
 from .vectors import MANY_REGISTERS, add_outer, fetch, held, plus, span, times_rows, write, zeros
 
-# items: how many there are; the rest as in heads.py
-ATTEND = np.dtype([*PLACES, *words("starts before S h d e room apart q_of k_of v_of behind ahead tile items"),
+if TYPE_CHECKING:
+    from ..masks import Mask
+
+# items: how many there are; ptr to block: a mask's arrays and its block, 0 where there is none; the rest as in heads.py
+ATTEND = np.dtype([*PLACES, *words("starts before S h d e room apart q_of k_of v_of behind ahead tile items ptr idx edge bits block"),
                    ("scale", "f8")])
-QUERIES = 48                                                 # of a unit, which is one tile of queries of one head
+QUERIES = 48                                                 # of a unit at most, which is one tile of queries of one head
+NO_MASK = 0, 0, 0, 0, 0
 LINE = 4 * QUERIES
 WORK, SMALL, PIECES = 1 << 22, 1 << 16, 4                    # multiply-adds of an item: at most, at least; items a thread
 ROWS, ACROSS = (8, 2) if MANY_REGISTERS else (6, 1)
 FEW = 4                                                      # vectors of a tile that are too few to keep the adders busy
 PACKED = 1024                                                # keys whose values are copied, to be without gaps, at most
-f4 = np.float32
+f4, i8 = np.float32, np.int64
 LOG2_E, LOWEST, HIDDEN = 1.4426950408889634, f4(-3e38), f4(-np.inf)
 
 
@@ -172,14 +179,39 @@ def hide(c, s, low, key, keys, rows):
 
 
 @njit(**HELPER)
+def hide_bits(c, s, low, b, count, rows):
+    """Scores of what the bits of a run of blocks leave out become minus infinity."""
+    edge = pointer(c.edge, np.uint32)
+    for j in range(count):
+        if not edge[b + j]: continue
+        bits = c.bits + ((i8(edge[b + j]) - 1) * c.block + low % c.block) * c.block // 8
+        for i in range(rows):
+            words = pointer(bits + i * c.block // 8, np.uint16)
+            for g in range(c.block // 16):
+                if words[g] == 0xFFFF: continue
+                for n in range(16):
+                    if not words[g] >> n & 1: floats(s + (j * c.block + 16 * g + n) * LINE, QUERIES)[i] = HIDDEN
+
+
+@njit(**HELPER)
+def held_by(c, low, length):
+    """From which to which of a mask's blocks a sequence has what its queries from low on see."""
+    ptr, idx = pointer(c.ptr, np.uint32), pointer(c.idx, np.uint32)
+    b, end = i8(ptr[low // c.block]), i8(ptr[low // c.block + 1])
+    while b < end and i8(idx[end - 1]) * c.block >= length: end -= 1
+    return b, end
+
+
+@njit(**HELPER)
 def unit(c, room, start, length, head, low, rows, v, across):
     """Some queries of a head of the sequence at start, from its row low on; v with its bytes between rows."""
     deep, wide = (c.d + 15) // 16 * 16, (rows + 15) // 16 * 16
     q, k = c.q + 4 * ((start + low) * c.q_row + head // c.q_of * c.q_head), c.k + 4 * (start * c.k_row + head // c.k_of * c.k_head)
     o, turned = c.o + 4 * ((start + low) * c.o_row + head * c.o_head), room + 4 * LINE
     tops, masses, fades, shares, s = room, room + LINE, room + 2 * LINE, room + 3 * LINE, turned + deep * LINE
-    first, last = max(0, low - c.behind), min(length, low + rows + c.ahead)
-    if first >= last:
+    at, last = max(0, low - c.behind), min(length, low + rows + c.ahead)
+    if c.block: at, last = held_by(c, low, length)           # in blocks: their places in idx
+    if at >= last:
         for i in range(rows): blank(floats(o + 4 * i * c.o_row, c.e), c.e, c.e, c.e)
         return
     turn_in(q, 4 * c.q_row, rows, c.d, turned, QUERIES, deep)
@@ -187,13 +219,34 @@ def unit(c, room, start, length, head, low, rows, v, across):
     for g in range(0, 4 * wide, 64):
         keep(zeros(1, 1) + LOWEST, tops + g, None)
         keep(zeros(1, 1) + ONE, shares + g, None)
-    for key in range(first, last, c.tile):
-        keys = min(c.tile, last - key)
+    fresh = True
+    while at < last:
+        key, count = at, min(c.tile, last - at)
+        keys = count
+        if c.block:
+            key, count = i8(pointer(c.idx, np.uint32)[at]) * c.block, neighbours(c, at, last)
+            keys = min(count * c.block, length - key)
         score_all(k + 4 * key * c.k_row, 4 * c.k_row, keys, turned, c.d, s, wide)
-        hide(c, s, low, key, keys, rows)
+        if c.block: hide_bits(c, s, low, at, count, rows)
+        else: hide(c, s, low, key, keys, rows)
+        at += count
         for g in range(0, 4 * wide, 64):
-            softened(s + g, keys, tops + g, masses + g, fades + g, shares + g, key == first, key + keys == last)
-        weigh_all(rows, c.e, s, keys, v + key * across, across, o, 4 * c.o_row, key == first, fades, shares)
+            softened(s + g, keys, tops + g, masses + g, fades + g, shares + g, fresh, at == last)
+        weigh_all(rows, c.e, s, keys, v + key * across, across, o, 4 * c.o_row, fresh, fades, shares)
+        fresh = False
+
+
+def units(length: int, block: int) -> tuple[int, int]:
+    """Into how many units the queries of a sequence are cut, and how many queries each has: about as many, whole vectors; where
+    there is a mask, no unit lies in two of its blocks."""
+    if block: side = 48 if block % 48 == 0 else 32 if block % 32 == 0 else 16
+    else:
+        tiles = max((length + QUERIES - 1) // QUERIES, 1)
+        side = max(((length + tiles - 1) // tiles + 15) // 16 * 16, 16)
+    return (length + side - 1) // side, side
+
+
+cut = njit(**HELPER)(units)
 
 
 @njit(**HELPER)
@@ -216,7 +269,7 @@ def first_unit(c, starts, before, item):
     s = place(starts, before, mark)
     length = starts[s + 1] - starts[s]
     done, whole = mark - before[s] - QUERIES * starts[s], length * (length + QUERIES)
-    return s, done * ((length + QUERIES - 1) // QUERIES * c.h) // whole if whole else 0
+    return s, done * (cut(length, c.block)[0] * c.h) // whole if whole else 0
 
 
 @Kernel
@@ -227,36 +280,39 @@ def attend(item, worker, arguments):
     packed = room + LINE * (4 + (c.d + 15) // 16 * 16 + c.tile)
     s, begin = first_unit(c, starts, before, item)
     end, stop = first_unit(c, starts, before, item + 1)
+    done = 0                                                 # rows of values that are without gaps
     while s < end or begin < stop:
         length = starts[s + 1] - starts[s]
-        tiles = (length + QUERIES - 1) // QUERIES
-        apart = ((length + tiles - 1) // tiles + 15) // 16 * 16 if tiles else QUERIES
+        tiles, apart = cut(length, c.block)
         for at in range(begin, tiles * c.h if s < end else stop):
             head, query = at // tiles, at % tiles * apart
             v, across = c.v + 4 * (starts[s] * c.v_row + head // c.v_of * c.v_head), 4 * c.v_row
-            if tiles > 1 and length <= PACKED:               # to be read again and again: without gaps
-                if at == begin or query == 0: copy_rows(v, across, length, c.e, packed, 4 * c.e)
-                v, across = packed, 4 * c.e
+            if tiles > 1 and length <= PACKED:               # to be read again and again: without gaps, as far as it is needed
+                if at == begin or query == 0: done = 0 if c.block else max(0, query - c.behind)
+                upto = length if c.block else min(length, query + apart + c.ahead)
+                copy_rows(v + done * across, across, upto - done, c.e, packed + done * 4 * c.e, 4 * c.e)
+                v, across, done = packed, 4 * c.e, max(done, upto)
             unit(c, room, starts[s], length, head, query, min(apart, length - query), v, across)
         s, begin = s + 1, 0
         if s > end: return
 
 
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
-              scale: float = 1.0, reach: Reach = EVERY, tile: int = KEYS) -> np.ndarray:
+              scale: float = 1.0, reach: Reach = EVERY, tile: int = KEYS, mask: "Mask | None" = None) -> np.ndarray:
     """out (T, h, e) = softmax(scale q kᵀ) v within each sequence and head (Dao et al. 2022, algorithm 1).
 
     q, k (T, ·, d) and v (T, ·, e) are views with any steps between rows and heads, each of as many heads as out or of a
     divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0] keys
-    behind it and reach[1] ahead; `tile` keys are merged at a time."""
+    behind it and reach[1] ahead; `tile` keys are merged at a time. A mask says instead, by positions, whom a query sees; its arrays
+    must be those of `formats.masks`, last as long as what is recorded with them, and know every position."""
     check_heads(out, q=q, k=k, v=v)
-    tile = min(tile, max(KEYS, len(q)))
+    tile = max(min(tile, max(KEYS, len(q))), mask.block if mask else 1)
     room = LINE * (4 + -(-q.shape[2] // 16) * 16 + tile) + 4 * v.shape[2] * min(PACKED, len(q))
-    return run_attention(attend, q, k, v, starts, out, scale, reach, tile, room)
+    return run_attention(attend, q, k, v, starts, out, scale, reach, tile, room, mask)
 
 
 def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
-                  scale: float, reach: Reach, tile: int, room: int) -> np.ndarray:
+                  scale: float, reach: Reach, tile: int, room: int, mask: "Mask | None" = None) -> np.ndarray:
     """Launch a kernel that needs so many bytes of room over all units."""
     if tile < 1: raise ValueError(f"attention: a tile of {tile} keys")
     (heads, e), d = out.shape[1:], q.shape[2]
@@ -264,6 +320,9 @@ def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, s
     if v.shape[2] != e: raise ValueError(f"v and out: widths {v.shape[2]} and {e} differ")
     batch = starts if isinstance(starts, Layout) else sequences(starts)
     T, S, serves, places = int(batch.starts[-1]), len(batch.starts) - 1, [], []
+    if mask and not RECORDING.get() and (longest := np.diff(batch.starts).max(initial=0)) > min(mask.shape):
+        raise ValueError(f"{mask!r}: a sequence has {longest} rows")
+    blocks = (*map(address, mask.arrays().values()), mask.block) if mask else NO_MASK
     for name, view in (("q", q), ("k", k), ("v", v)):
         serves.append(served(name, view, heads))
         places += heads_of(name, view, T, heads // serves[-1])
@@ -273,7 +332,7 @@ def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, s
     with POOL.lock:
         reserved = ROOM.reserve(room, workers)
         fields = (*places, address(batch.starts), address(batch.before), S, heads, d, e, *reserved, *serves,
-                  *(max(-ALL, min(keys, ALL)) for keys in reach), tile, items, factor)
+                  *(max(-ALL, min(keys, ALL)) for keys in reach), tile, items, *blocks, factor)
         launch(workers, (kernel, filled(*fields), items))
     return out
 

@@ -16,6 +16,7 @@ from .attending import (
     LOWEST,
     QUERIES,
     carry,
+    cut,
     first_unit,
     hide,
     highest_lines,
@@ -157,8 +158,7 @@ def halves_of(product, shape, release, item, worker, arguments):
     end, stop = first_unit(c, starts, before, item + 1)
     while s < end or begin < stop:
         length = starts[s + 1] - starts[s]
-        tiles = (length + QUERIES - 1) // QUERIES
-        each, apart = ((length + tiles - 1) // tiles + 15) // 16 * 16 if tiles else QUERIES, (length + 31) // 32 * 64
+        (tiles, each), apart = cut(length, 0), (length + 31) // 32 * 64
         for at in range(begin, tiles * c.h if s < end else stop):
             head, query = at // tiles, at % tiles * each
             if at == begin or query == 0:

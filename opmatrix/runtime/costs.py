@@ -4,6 +4,7 @@ from types import SimpleNamespace as Bound
 from typing import Any
 
 from opmatrix.extents import WHOLE, Extents, Pairs, T, pairs
+from opmatrix.runtime.seen import pattern
 from opmatrix.runtime.values import Heads, Rows
 
 Costs = list[tuple[str, dict[str, float]]]
@@ -51,7 +52,7 @@ def heads(name: str, *of: str, held: Callable[[Bound], Pairs] = lambda _: WHOLE)
 def attention(a: Bound, out: Rows, extents: Extents) -> Costs:
     """In its number type, of the scores that its pattern holds."""
     name = "attention" if a.number_type == "float32" else f"attention.{a.number_type}"
-    found: Costs = heads(name, "q", "v", held=lambda a: pairs[a.where])(a, out, extents)
+    found: Costs = heads(name, "q", "v", held=lambda a: pairs[pattern(a)])(a, out, extents)
     return found
 
 

@@ -9,7 +9,7 @@ from formats import kernels as compiled
 from formats.epilogue import ACTIVATIONS, EPS, NORMS, Epilogue
 from opmatrix.extents import WHOLE
 from opmatrix.patterns import parse
-from opmatrix.runtime import costs, meanings, shapes
+from opmatrix.runtime import costs, meanings, seen, shapes
 from opmatrix.runtime.kernel import Declared, Range
 from opmatrix.runtime.values import (
     WIDEST,
@@ -85,13 +85,18 @@ def rotate(out, batch, x: Heads, cos: Array, sin: Array):
 # ---- heads: with fewer of k and v, or of q, each serves a group of the others; `where` is a pattern within sequences
 
 @kernel(gives=shapes.attended, cost=costs.attention, launches=True, reads=meanings.halved,
-        means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch, a.where), a.v, a.batch))
-def attention(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence",
-              tile: Keys = 256, number_type: NumberType = "float32"):
-    """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022). q, k, v and
-    the shares of softmax may be rounded to bfloat16."""
-    call = compiled.attention if number_type == "float32" else compiled.attention_halves
-    call(q, k, v, batch.starts, out, scale, parse(where).reach, tile)
+        means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch, seen.pattern(a)), a.v, a.batch),
+        fields=seen.fields)
+def attention(out, batch, q: Heads, k: Heads, v: Heads, mask0: Array = None, mask1: Array = None, *,
+              scale: float = 1.0, where: str = "sequence", tile: Keys = 256, number_type: NumberType = "float32"):
+    """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022), nor computed
+    where nobody sees a tile. mask0 and mask1 are the tables that `where` speaks of. q, k, v and the shares of softmax may be
+    rounded to bfloat16."""
+    tables = seen.tables(Bound(mask0=mask0, mask1=mask1))
+    if (reach := parse(where, tables).reach) is None:
+        compiled.attention(q, k, v, batch.starts, out, scale, tile=tile, mask=seen.mask(where, tables, batch))
+    elif number_type == "float32": compiled.attention(q, k, v, batch.starts, out, scale, reach, tile)
+    else: compiled.attention_halves(q, k, v, batch.starts, out, scale, reach, tile)
 
 
 @kernel(gives=shapes.matched, means=meanings.scored, cost=costs.heads("scores", "q", "k"))
@@ -100,7 +105,7 @@ def scores(out, batch, q: Heads, k: Heads, *, scale: float = 1.0):
     compiled.scores(q, k, batch.starts, out, scale)
 
 
-@kernel(gives=shapes.masked, means=lambda a: meanings.shared(a.x, a.batch, a.where), cost=costs.heads("softmax", "x"),
+@kernel(gives=shapes.masked, means=lambda a: meanings.shared(a.x, a.batch, seen.pattern(a)), cost=costs.heads("softmax", "x"),
         over="x")
 def softmax(out, batch, x: Scores, *, where: str = "sequence"):
     """Each row of scores as positive numbers that sum to one over whom it sees, and zeros."""

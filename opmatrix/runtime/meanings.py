@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.epilogue import ACTIVATIONS
-from opmatrix.patterns import parse
+from opmatrix.patterns import Pattern
 
 Exact = NDArray[np.float64]
 
@@ -79,13 +79,13 @@ def scored(a: Bound) -> Exact:
     return np.asarray(np.concatenate([part.ravel() for part in parts]) * a.scale)
 
 
-def unseen(batch: Any, rows: slice, where: str) -> NDArray[np.bool_]:
+def unseen(batch: Any, rows: slice, where: Pattern) -> NDArray[np.bool_]:
     """Which tokens of a sentence do not see which."""
     at = np.arange(rows.start, rows.stop)
-    return np.broadcast_to(~parse(where).sees(batch.token(at[:, None]), batch.token(at)), (len(at), len(at)))
+    return np.broadcast_to(~np.asarray(where.sees(batch.token(at[:, None]), batch.token(at))), (len(at), len(at)))
 
 
-def shared(x: Exact, batch: Any, where: str) -> Exact:
+def shared(x: Exact, batch: Any, where: Pattern) -> Exact:
     """Softmax along the keys that are seen, flat."""
     found = []
     for rows, part in squares(x, batch):

@@ -3,7 +3,8 @@ from types import SimpleNamespace as Bound
 from typing import Any
 
 from formats import LowRank, LowRankSparse
-from opmatrix.patterns import FIELDS, parse
+from opmatrix.patterns import FIELDS
+from opmatrix.runtime import seen
 from opmatrix.runtime.values import FLOAT, Heads, Rows, Scores, Size
 
 
@@ -82,7 +83,7 @@ def matched(a: Bound) -> Scores:
 def attended(a: Bound) -> Heads:
     heads = heads_of(q=a.q, k=a.k, v=a.v)
     same("k columns", a.k.cols, a.q.cols)
-    reach(a)
+    seen.within(a)
     return Heads(heads, a.v.cols)
 
 
@@ -111,8 +112,8 @@ def heads_of(**values: Heads) -> int:
 
 def reach(a: Bound) -> None:
     """The kernels know patterns within sequences by which everybody sees a range of positions."""
-    found = parse(a.where)
-    if not (found.within and found.reach): raise ValueError(f"where: {a.where!r} looks beyond sequences")
+    seen.within(a)
+    if not seen.pattern(a).reach: raise ValueError(f"where: {a.where!r}: whom a query sees is no range of positions")
 
 
 def interpreted(a: Bound) -> Rows | Heads:

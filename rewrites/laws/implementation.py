@@ -190,7 +190,7 @@ def last_columns(x, key, own): return kinds.behind(x, key, own)
 split = heads
 shared = replace(value, spread=True)                        # one head of it may serve all of the others
 QUERY, KEYS = dict(q=shared[h, n], k=shared[h, n]), dict(q=shared[h, n], k=value[k, n], heads=count)
-SEEN = dict(where=where["within", "reach"])                 # patterns that the kernels know
+SEEN, HELD = (dict(where=where[flags]) for flags in (("within", "reach"), "attends"))  # patterns that kernels know
 WEIGHED, GROUPED = dict(s=scores[h], v=shared[h, p], **SEEN), dict(s=scores[h], v=value[k, p], heads=count, **SEEN)
 SCALE, FIRST = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
@@ -198,10 +198,10 @@ SQUARE, EACH = "one product for each sentence and head", "one product for each h
 PASS = "a pass over the scores, then one product for each sentence and head"
 GQA = "groups of queries share keys and values (Ainslie et al. 2023)"
 OTHERS = (
-    (attention, "attention", QUERY | dict(v=shared[h, p]) | SEEN, False, FLASH),
-    (attention_scaled, "attention", QUERY | dict(v=shared[h, p]) | SCALE | SEEN, False, FLASH),
-    (attention_grouped, "attention", KEYS | dict(v=value[k, p]) | SEEN, False, GQA),
-    (attention_scaled_grouped, "attention", KEYS | dict(v=value[k, p]) | SCALE | SEEN, False, GQA),
+    (attention, "attention", QUERY | dict(v=shared[h, p]) | HELD, False, FLASH),
+    (attention_scaled, "attention", QUERY | dict(v=shared[h, p]) | SCALE | HELD, False, FLASH),
+    (attention_grouped, "attention", KEYS | dict(v=value[k, p]) | HELD, False, GQA),
+    (attention_scaled_grouped, "attention", KEYS | dict(v=value[k, p]) | SCALE | HELD, False, GQA),
     (score, "scores", QUERY, True, SQUARE),
     (score_scaled, "scores", QUERY | SCALE, True, SQUARE),
     (score_grouped, "scores", KEYS, False, GQA),

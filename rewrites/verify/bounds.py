@@ -13,6 +13,7 @@ from opmatrix.runtime.interpret import exact
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import chosen, grouped, sentences, squares, unseen
 from opmatrix.runtime.schedule import read
+from opmatrix.runtime.seen import pattern
 
 Bound = NDArray[np.float64]
 BF16 = 1.01 * 2.0 ** -8 + 2.0 ** -12                        # a share as bfloat16, its exponential and its mass to 2^-13 each
@@ -73,7 +74,7 @@ def pair(a: Arguments) -> tuple[Bound, Bound]:
 
 def softmax(a: Arguments) -> Bound:
     """A share is a quotient of exponentials: see `shares`."""
-    return np.concatenate([shares(part, 0.0, unseen(a.batch, rows, a.where))[1].ravel()
+    return np.concatenate([shares(part, 0.0, unseen(a.batch, rows, pattern(a)))[1].ravel()
                            for rows, part in squares(a.exact.x, a.batch)])
 
 
@@ -90,7 +91,7 @@ def attention(a: Arguments) -> Bound:
     for rows, size in zip(sentences(a.batch), sizes(a), strict=True):
         exact = np.einsum("qhd,khd->hqk", q[rows], k[rows]) * a.exact.scale
         doubt = gamma(a.q.shape[2] + 2) * abs(a.exact.scale) * size
-        share, doubt = shares(exact, doubt, unseen(a.batch, rows, a.where))
+        share, doubt = shares(exact, doubt, unseen(a.batch, rows, pattern(a)))
         merges = -(-share.shape[-1] // a.tile) - 1           # each fades mass and values once more
         total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + rounding) * (share + doubt)
         parts.append(np.einsum("hqk,khd->qhd", total, abs(grouped(a.exact.v[rows], len(share)))) + (rounding > 0) * FLUSHED)

@@ -1,0 +1,48 @@
+"""Who sees whom in a step of attention: the pattern that its text and its tables make, and the mask that the kernel reads."""
+from types import SimpleNamespace as Bound
+from typing import Any
+from weakref import finalize
+
+from numpy.typing import NDArray
+
+from formats.masks import Mask
+from opmatrix.patterns import TABLES, Pattern, parse
+
+Tables = tuple[NDArray[Any], ...]
+KEPT: dict[tuple[Any, ...], Mask] = {}                      # as long as their tables: recordings hold where they lie
+
+
+def tables(a: Bound) -> Tables:
+    """The tables that a step's pattern speaks of."""
+    return tuple(table for k in range(TABLES) if (table := getattr(a, f"mask{k}", None)) is not None)
+
+
+def pattern(a: Bound) -> Pattern: return parse(a.where, tables(a))
+
+
+def within(a: Bound) -> None:
+    """Raises ValueError where a kernel does not know the pattern of a step: nobody may see another sequence, every table is spoken
+    of, and what is no range of positions is in float32."""
+    found, given = pattern(a), len(tables(a))
+    if not found.within: raise ValueError(f"where: {a.where!r} looks beyond sequences")
+    if len(found.data) != given: raise ValueError(f"where: {a.where!r} speaks of {len(found.data)} tables, given {given}")
+    if found.reach is None and getattr(a, "number_type", "float32") != "float32":
+        raise ValueError(f"where: {a.where!r}: whom a query sees is no range of positions, which {a.number_type} attention needs")
+
+
+def fields(a: Bound) -> dict[str, int]:
+    """The positions that the tables of a step know."""
+    limit = pattern(a).limit
+    return {} if limit is None else {"positions": limit}
+
+
+def mask(where: str, tables: Tables, batch: Any) -> Mask:
+    """The mask of a pattern for the sentences of a batch. ValueError for a position that its tables do not know."""
+    found = parse(where, tables)
+    if found.limit is not None: batch.field("positions", found.limit)
+    made = found.mask(batch.rows)
+    key = where, *map(id, tables), made.shape
+    if key not in KEPT:
+        KEPT[key] = made
+        for table in tables: finalize(table, KEPT.pop, key, None)
+    return KEPT[key]
