@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.schedule import Schedule
 from opmatrix.runtime.seen import pattern
 from opmatrix.text import Tokenizer
+
+if TYPE_CHECKING:
+    from opmatrix.session import Session
 
 Floats = NDArray[np.float32]
 Exact = NDArray[np.float64]
@@ -81,6 +84,12 @@ class Program:
         differ by is what the kernel itself rounds."""
         for step, (found, exact) in zip(self.steps, self.schedule.trace(batched(batch)), strict=True):
             yield step, found, exact
+
+    def start(self, capacity: int, exact: bool = False) -> "Session":
+        """The session of a program with state (opmatrix.cached): caches of so many rows, for any number of sequences. `exact`: float64, by
+        the meanings of the kernels. Raises InputError for a program without state."""
+        from opmatrix.session import Session
+        return Session(self, capacity, exact)
 
     def embed(self, texts: Texts, rows: int = ROWS, progress: Progress | bool = True, *, truncate: bool | None = None,
               skip_bad: bool = False) -> Floats:
@@ -191,6 +200,7 @@ class Program:
     def __str__(self) -> str:
         low, high = self.meta.get("rows", (1, "any number of"))
         header = f"# {self.meta.get('model', 'program')}: {low} to {high} rows, {self.stored_bytes:,} bytes stored"
+        if self.schedule.state: header += f", {self.schedule.cached:,} bytes a row of space C"
         return "\n".join([header, *(step.show(self.constants) for step in self.steps), f"return {self.output}"])
 
     def __repr__(self) -> str:

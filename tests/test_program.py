@@ -23,6 +23,7 @@ from opmatrix.runtime.interpret import written
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.values import Rows
+from opmatrix.session import New
 
 RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 LAYERS = [fused_layer, unfused_layer]
@@ -94,6 +95,10 @@ def alone(kernel, rng):
             term, arrays = written(y @ relu @ weight(constants["w"].unpack().T), {y: 0})
             last = write.step("interpret", {"term": term}, x0="y", c0="turned")
             constants["turned"] = arrays[0].array
+        case "state" | "append" | "attention_cached":
+            write.steps.append(Step("state", {}, {"number": 0, "heads": 3, "cols": 8}, "cache"))
+            kept = write.step("append", x="h", cache="cache")
+            last = write.step("join", x=write.step("attention_cached", {"scale": 0.3}, q="h", k=kept, v=kept))
         case "attention": last = write.step("join", x=write.step("attention", {"scale": 0.3}, q="h", k="h", v="h"))
         case _:
             p = write.step("softmax", x=write.step("scores", {"scale": 0.3}, q="h", k="h"))
@@ -105,9 +110,18 @@ def alone(kernel, rng):
 def test_every_kernel_is_its_meaning(kernel, rng):
     program = alone(kernel, rng)
     assert kernel in [step.kernel for step in program.steps]
-    for step, found, exact in program.trace(RAGGED):
+    batch = stepped(program, rng) if program.schedule.state else RAGGED
+    for step, found, exact in program.trace(batch):
         assert found.shape == exact.shape and relative(found, exact) < 1e-6, step
-    assert relative(program.run(RAGGED), program.exact(RAGGED)) < 1e-6
+    assert relative(program.run(batch), program.exact(batch)) < 1e-6
+
+
+def stepped(program, rng):
+    """The rows of RAGGED as new rows of sequences that have some already."""
+    session = program.start(200)
+    for cache in session.caches: cache[...] = rng.standard_normal(cache.shape)
+    slots = [slot for ids in RAGGED for slot in session.slots(session.join(), 3 + len(ids))[3:]]
+    return New(RAGGED, [3] * len(RAGGED), np.array(slots), session)
 
 
 def test_columns_of_a_wider_value_are_read_in_place(rng):

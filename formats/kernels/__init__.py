@@ -25,6 +25,7 @@ WHERE = {name: module for module, names in {
     "masked": ("attention_blocks",),
     "attending": ("attention",),
     "attending_halves": ("attention_halves",),
+    "caches": ("append", "attention_cached"),
     "heads": ("scores", "softmax", "values"),
 }.items() for name in names}
 __all__ = [*WHERE, "digest", "warm"]

@@ -56,6 +56,12 @@ def attention(a: Bound, out: Rows, extents: Extents) -> Costs:
     return found
 
 
+def cached(a: Bound, out: Rows, extents: Extents) -> Costs:
+    """As attention of as many scores."""
+    found: Costs = heads("attention", "q", "v", held=lambda a: pairs[a.where])(a, out, extents)
+    return found
+
+
 def copied(a: Bound, out: Any, extents: Extents) -> Costs:
     return [("scale", {"T": extents[T], "p": out.heads * out.cols})]
 

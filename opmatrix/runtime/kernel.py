@@ -35,15 +35,17 @@ class Declared:
     itself. Where they are float64 arrays, `means` is the result. `reads` gives, by name, what it rounds operands to before
     it computes. The result may lie in the buffer of operand `over`.
     `launches`: its function launches compiled kernels and does nothing else, so its launches may be recorded; `fields` are
-    those of the batch that it reads, each with the number that all must be below."""
+    those of the batch that it reads, each with the number that all must be below. `mixes`: a row depends on others; `held`: its
+    value lies with a session."""
 
     def __init__(self, function: Callable[..., Any], gives: Callable[[Any], Value], means: Callable[[Any], Any],
                  cost: Callable[..., Costs] = lambda *_: [], room: Callable[[Any], Size] = lambda _: Size(0, 0),
                  over: str | None = None, launches: bool = False,
                  reads: Callable[[Any], Mapping[str, Any]] = lambda _: {},
-                 fields: Callable[[Any], Mapping[str, int]] = lambda _: {}):
+                 fields: Callable[[Any], Mapping[str, int]] = lambda _: {}, mixes: bool = False, held: bool = False):
         self.function, self.name, self.gives, self.means = function, function.__name__, gives, means
         self.cost, self.room, self.over, self.launches, self.reads, self.fields = cost, room, over, launches, reads, fields
+        self.mixes, self.held = mixes, held
         named = dict(signature(function).parameters)
         self.view, self.batched = named.pop("out", None) is None, named.pop("batch", None) is not None
         self.attributes = {name: p for name, p in named.items() if p.kind is Parameter.KEYWORD_ONLY}

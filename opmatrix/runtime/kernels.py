@@ -14,6 +14,7 @@ from opmatrix.runtime.kernel import Declared, Range
 from opmatrix.runtime.values import (
     WIDEST,
     Array,
+    Cache,
     Heads,
     Rows,
     Scores,
@@ -29,6 +30,7 @@ Norm = Literal[NORMS]
 NumberType = Literal["float32", "bf16"]
 Eps = Range(float, *EPS)
 Count, Place = Range(int, 1, WIDEST), Range(int, 0, WIDEST)
+CAUSAL = "sequence & causal"
 Keys = Range(int, 1, 1 << 16)
 
 
@@ -86,7 +88,7 @@ def rotate(out, batch, x: Heads, cos: Array, sin: Array):
 
 @kernel(gives=shapes.attended, cost=costs.attention, launches=True, reads=meanings.halved,
         means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch, seen.pattern(a)), a.v, a.batch),
-        fields=seen.fields)
+        fields=seen.fields, mixes=True)
 def attention(out, batch, q: Heads, k: Heads, v: Heads, mask0: Array = None, mask1: Array = None, *,
               scale: float = 1.0, where: str = "sequence", tile: Keys = 256, number_type: NumberType = "float32"):
     """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022), nor computed
@@ -99,20 +101,20 @@ def attention(out, batch, q: Heads, k: Heads, v: Heads, mask0: Array = None, mas
     else: compiled.attention_halves(q, k, v, batch.starts, out, scale, reach, tile)
 
 
-@kernel(gives=shapes.matched, means=meanings.scored, cost=costs.heads("scores", "q", "k"))
+@kernel(gives=shapes.matched, means=meanings.scored, cost=costs.heads("scores", "q", "k"), mixes=True)
 def scores(out, batch, q: Heads, k: Heads, *, scale: float = 1.0):
     """q kᵀ · scale within each sentence."""
     compiled.scores(q, k, batch.starts, out, scale)
 
 
 @kernel(gives=shapes.masked, means=lambda a: meanings.shared(a.x, a.batch, seen.pattern(a)), cost=costs.heads("softmax", "x"),
-        over="x")
+        over="x", mixes=True)
 def softmax(out, batch, x: Scores, *, where: str = "sequence"):
     """Each row of scores as positive numbers that sum to one over whom it sees, and zeros."""
     compiled.softmax(x, batch.starts, len(x) // batch.extents()[WHOLE], out, parse(where).reach)
 
 
-@kernel(gives=shapes.blended, means=lambda a: meanings.weighed(a.p, a.v, a.batch), cost=costs.heads("values", "p", "v"))
+@kernel(gives=shapes.blended, means=lambda a: meanings.weighed(a.p, a.v, a.batch), cost=costs.heads("values", "p", "v"), mixes=True)
 def values(out, batch, p: Scores, v: Heads):
     """p v within each sentence."""
     compiled.values(p, v, batch.starts, out)
@@ -130,9 +132,30 @@ def headwise(out, x: Heads, weight: Stack):
     compiled.headwise(x, weight, out)
 
 
+# ---- caches
+
+@kernel(gives=shapes.stated, means=lambda a: a.batch.caches[a.number], held=True)
+def state(out, batch, *, number: Place, heads: Count, cols: Count):
+    """A cache as a step finds it: the session's, of this number. Rows that no sequence holds count as zero."""
+    out[...] = batch.caches[number]
+
+
+@kernel(gives=shapes.appended, means=meanings.appended, cost=costs.copied, over="cache", launches=True)
+def append(out, batch, x: Heads, cache: Cache):
+    """cache + product(given("slots"), x), slots a C × T relation into rows that are zero: x's rows, written where they are to lie."""
+    if out is not cache: out[...] = cache
+    compiled.append(x, batch.slots, out)
+
+
+@kernel(gives=shapes.recalled, means=meanings.recalled, cost=costs.cached, launches=True, mixes=True)
+def attention_cached(out, batch, q: Heads, k: Cache, v: Cache, *, scale: float = 1.0, where: Literal[CAUSAL] = CAUSAL):
+    """softmax(q kᵀ · scale) v of each row, over what its sequence has cached, up to the row itself."""
+    compiled.attention_cached(q, k, v, batch.slots, batch.before, out, scale)
+
+
 # ---- anything
 
-@kernel(gives=shapes.interpreted, means=meanings.read, cost=costs.interpreted)
+@kernel(gives=shapes.interpreted, means=meanings.read, cost=costs.interpreted, mixes=True)
 def interpret(out, batch, x0: Rows | Heads = None, x1: Rows | Heads = None, x2: Rows | Heads = None,
               x3: Rows | Heads = None, x4: Rows | Heads = None, x5: Rows | Heads = None, x6: Rows | Heads = None,
               x7: Rows | Heads = None, c0: Array = None, c1: Array = None, c2: Array = None, c3: Array = None,

@@ -79,6 +79,36 @@ def scored(a: Bound) -> Exact:
     return np.asarray(np.concatenate([part.ravel() for part in parts]) * a.scale)
 
 
+def recalled(a: Bound) -> Exact:
+    """softmax(q kᵀ · scale) v, of each row over what its sequence has cached."""
+    heads = max(a.q.shape[1], a.k.shape[1], a.v.shape[1])
+    found = []
+    for q, slot in zip(grouped(a.q, heads), a.batch.slots, strict=True):
+        k, v = (grouped(each[held(slot, a.batch.before)], heads) for each in (a.k, a.v))
+        scores = np.einsum("hd,khd->hk", q, k) * a.scale
+        shares = np.exp(scores - scores.max(1, keepdims=True))
+        found.append(np.einsum("hk,khd->hd", shares / shares.sum(1, keepdims=True), v))
+    return np.array(found)
+
+
+def held(slot: int, before: NDArray[np.int64]) -> list[int]:
+    """The rows of a cache that a sequence holds up to one of them."""
+    from formats.kernels.caches import PAGE
+    page, rows = slot // PAGE, slot % PAGE + 1
+    found: list[int] = []
+    while page >= 0:
+        found = [*range(page * PAGE, page * PAGE + rows), *found]
+        page, rows = int(before[page]), PAGE
+    return found
+
+
+def appended(a: Bound) -> Exact:
+    """A cache with rows of x in their slots."""
+    found: Exact = a.cache.copy()
+    found[a.batch.slots] = a.x
+    return found
+
+
 def unseen(batch: Any, rows: slice, where: Pattern) -> NDArray[np.bool_]:
     """Which tokens of a sentence do not see which."""
     at = np.arange(rows.start, rows.stop)

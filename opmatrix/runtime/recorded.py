@@ -15,9 +15,10 @@ from opmatrix.patterns import FIELDS
 from opmatrix.runtime.planner import Plan
 from opmatrix.runtime.scheme import GROUP, Group, Words, grouped
 from opmatrix.runtime.segments import ROW, Span, Values, placed
-from opmatrix.runtime.values import lines
+from opmatrix.runtime.values import C, lines
 
 KEPT = 1 / 8                                                # of the last cache, for scripts of a program that are remembered
+NAMES = *FIELDS, "slots"                                    # of what slots hold, a number a row
 RECORDS = 110                                               # bytes that the records of a step take, about
 
 
@@ -28,26 +29,32 @@ class Slots:
         from formats.kernels.heads import Layout
         self.rows, self.words = rows, words
         words[:] = 0
-        self.starts = Layout(*words[4 * rows:].reshape(2, rows + 1))
+        self.starts = Layout(*words[len(NAMES) * rows:].reshape(2, rows + 1))
+        self.before = np.empty(1, np.int64)                 # stands for that of a session
         fill(words, rows, {}, [0, rows])
 
-    def extents(self) -> Extents: return Extents({T: self.rows})
+    def extents(self) -> Extents: return Extents({T: self.rows, C: 1})
+
+    @property
+    def slots(self) -> Words:
+        """Rows of caches."""
+        return self.field("slots", 0)
 
     @staticmethod
-    def count(rows: int) -> int: return 6 * rows + 2
+    def count(rows: int) -> int: return (len(NAMES) + 2) * rows + 2
 
     def field(self, name: str, limit: int) -> Words:
         """The numbers of a field; whether they are below the limit is asked of each batch."""
-        at = FIELDS.index(name) * self.rows
+        at = NAMES.index(name) * self.rows
         return self.words[at:at + self.rows]
 
 
 def fill(words: Words, rows: int, fields: dict[str, Words], starts: Sequence[int] | Words) -> None:
     """Write a batch into its slots: fields, then the layout of its sentences, whose last entry is repeated to the end."""
     from formats.kernels.heads import layout
-    for i, name in enumerate(FIELDS):
+    for i, name in enumerate(NAMES):
         if name in fields: words[i * rows:(i + 1) * rows] = fields[name]
-    for place, part in zip(words[4 * rows:].reshape(2, rows + 1), layout(np.asarray(starts, np.int64).tobytes()), strict=True):
+    for place, part in zip(words[len(NAMES) * rows:].reshape(2, rows + 1), layout(np.asarray(starts, np.int64).tobytes()), strict=True):
         place[:len(part)] = part
         place[len(part):] = part[-1]
 
@@ -63,13 +70,13 @@ class Recorded:
 
     @cached_property
     def elsewhere(self) -> list[int]:
-        """The steps that write the buffers of the whole batch that these steps use."""
-        return [at for at in self.schedule.crossing if at in self.schedule.used(self.steps)]
+        """The steps that write the buffers of the whole batch, and the caches, that these steps use."""
+        return [at for at in self.schedule.used(self.steps) if at in self.schedule.crossing or at in self.schedule.state]
 
     @cached_property
     def own(self) -> dict[int, Span]:
         """The buffers of a group, by the step that writes them first."""
-        return {at: self.schedule.spans[at] for at in self.schedule.used(self.steps) if at not in self.schedule.crossing}
+        return {at: self.schedule.spans[at] for at in self.schedule.used(self.steps) if at not in self.elsewhere}
 
     def plan(self, rows: int) -> Plan:
         """Where a group's buffers lie."""
@@ -109,10 +116,10 @@ class Recorded:
         slots = Slots(rows, memory[:8 * Slots.count(rows)].view(np.int64))
         places = dict(zip(self.own, plan.offsets, strict=True))
         elsewhere = {at: np.empty(self.schedule.calls[at].shape.at(slots.extents()), np.float32) for at in self.elsewhere}
-        recording = Recording(memory, workers, [*elsewhere.values()])
+        recording = Recording(memory, workers, [*elsewhere.values(), slots.before])
 
         def buffer(at: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-            if at in elsewhere: return elsewhere[at].reshape(shape)
+            if at in elsewhere: return found if (found := elsewhere[at]).shape == shape else found.reshape(shape)
             return np.ndarray(shape, np.float32, memory, given + places[at])
 
         def steps() -> None:
@@ -146,7 +153,10 @@ class Recorded:
         from formats.kernels.replay import NO_CLOCK, REPLAY, conduct, replay
         batch = values.batch
         fields = {name: batch.field(name, most) for name, most in self.read.items()}
-        elsewhere = [values[at] for at in self.elsewhere]
+        elsewhere = [(values[at], at not in self.schedule.state) for at in self.elsewhere]
+        if self.schedule.state:
+            fields["slots"] = batch.slots
+            elsewhere.append((batch.before, False))
         workers = threads()
         groups = grouped(batch.starts, workers)
         together = len(groups) == 1
@@ -163,14 +173,15 @@ class Recorded:
 
 
 def tabled(groups: list[Group], scripts: list[Any], fields: dict[str, Words], starts: Words,
-           elsewhere: list[NDArray[np.float32]]) -> tuple[NDArray[Any], Words, Words]:
-    """What replay reads of each group, and the inputs and places of its rows elsewhere that it points to."""
+           elsewhere: list[tuple[NDArray[Any], bool]]) -> tuple[NDArray[Any], Words, Words]:
+    """What replay reads of each group, and the inputs and places elsewhere that it points to: of arrays of the batch, those of its
+    rows."""
     from formats.kernels.launch import address
     from formats.kernels.replay import GROUP as KIND
     sizes = [group.high - group.low for group in groups]
     ends = np.cumsum([0, *map(Slots.count, sizes)])
     inputs, table = np.empty(ends[-1], np.int64), np.zeros(len(groups), KIND)
-    steps = [(address(array), array.strides[0]) for array in elsewhere]
+    steps = [(address(array), array.strides[0] if rows else 0) for array, rows in elsewhere]
     places = np.array([[at + group.low * step for at, step in steps] for group in groups])
     for i, (group, script, rows) in enumerate(zip(groups, scripts, sizes, strict=True)):
         words = inputs[ends[i]:ends[i + 1]]

@@ -17,7 +17,7 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
 from opmatrix.runtime.segments import ROW, Blocks, Buffers, Called, Span, Values, placed
-from opmatrix.runtime.values import FLOAT, LINE, WIDEST, Rows, Value
+from opmatrix.runtime.values import FLOAT, LINE, WIDEST, C, Cache, Rows, Value
 
 OBJECTS = 6000                                              # bytes of Python's own objects in a call, about
 
@@ -56,6 +56,22 @@ def call(step: Any, shapes: Mapping[str, Value], number: Mapping[str, int], cons
     shape = kernel.gives(bound)
     if max(shape.size) > FLOAT * WIDEST: raise ValueError(f"it gives {shape}: a row may have {WIDEST:,} numbers")
     return Call(kernel, bound, values, shape)
+
+
+def stated(calls: Sequence[Call], names: Sequence[str]) -> None:
+    """Every piece of state is written once, before anything else reads it. ValueError where it is not."""
+    pieces = [i for i, call in enumerate(calls) if call.kernel.held]
+    if (numbers := [calls[i].bound.number for i in pieces]) != [*range(len(pieces))]:
+        raise ValueError(f"state: pieces are numbered {numbers}; they must be numbered from 0 on, in their order")
+    for i in pieces:
+        named = f"state: {names[i]!r}, {calls[i].shape} in space C"
+        readers = [j for j, call in enumerate(calls) if i in call.values.values()]
+        writers = [j for j in readers if calls[j].values.get(calls[j].kernel.over or "") == i]
+        if not writers: raise ValueError(f"{named}: no step writes it: append to it")
+        if len(writers) > 1: raise ValueError(f"{named}: steps {writers} write it: one may")
+        if other := [j for j in readers if j != writers[0]]:
+            raise ValueError(f"{named}: step {other[0]}, {names[other[0]]} = {calls[other[0]].kernel.name}, reads it before it is "
+                             f"written: read {names[writers[0]]!r}")
 
 
 def last_uses(calls: Sequence[Call], output: int) -> list[int]:
@@ -97,6 +113,8 @@ class Schedule:
         self.result = names.index(output)
         if not isinstance(self.calls[self.result].shape, Rows):
             raise ValueError(f"output: {output!r} is {self.calls[self.result].shape}; a program gives one row a token")
+        self.state = {i: call.shape for i, call in enumerate(self.calls) if isinstance(call.shape, Cache) and call.kernel.held}
+        stated(self.calls, names)
         self.base, last = homes(self.calls, self.result)
         self.spans = {b: Span(self.calls[b].shape.size, b, last[b]) for b in sorted(set(self.base))}
         self.home = [[*self.spans].index(b) for b in self.base]
@@ -108,7 +126,7 @@ class Schedule:
 
     def divided(self) -> list[Recorded | Called]:
         """Steps that can be recorded in one piece, as far as they follow one another, and the others one by one."""
-        real = [i for i, call in enumerate(self.calls) if not call.kernel.view]
+        real = [i for i, call in enumerate(self.calls) if not (call.kernel.view or call.kernel.held)]
         pieces = [[*steps] for _, steps in groupby(real, lambda i: -1 if launches(self.calls[i]) else i)]
         return [Recorded(self, steps) if launches(self.calls[steps[0]]) else Called(self, steps) for steps in pieces]
 
@@ -118,7 +136,8 @@ class Schedule:
         the end of a segment."""
         users: dict[int, list[int]] = {}
         for number, segment in enumerate(self.segments):
-            for b in self.used(segment.steps): users.setdefault(b, []).append(number)
+            for b in self.used(segment.steps):
+                if b not in self.state: users.setdefault(b, []).append(number)
         users[result := self.base[self.result]].append(len(self.segments))
         return {b: Span(self.spans[b].size, found[0], found[-1]) for b, found in users.items()
                 if len(found) > 1 or b == result or isinstance(self.segments[found[0]], Called)}
@@ -143,12 +162,18 @@ class Schedule:
         return self.laid(self.crossing, ROW)
 
     def peak(self, extents: Extents, starts: NDArray[np.int64] | None = None) -> int:
-        """Bytes of the result's block, of what lies between segments and within them, and of Python's own objects. The arenas of
-        segments are kept, so the largest counts beside what steps allocate that are called."""
+        """Bytes of the result's block, of what lies between segments and within them, of caches, and of Python's own objects. The
+        arenas of segments are kept, so the largest counts beside what steps allocate that are called."""
         within = {kind: max((each.peak(extents, starts) for each in self.segments if isinstance(each, kind)), default=0)
                   for kind in (Recorded, Called)}
         called = sum(isinstance(each, Called) for each in self.segments)
-        return self.laid(self.crossing, extents).end + 2 * LINE + sum(within.values()) + objects(called)
+        held = self.cached * extents[C] if self.state else 0
+        return int(self.laid(self.crossing, extents).end + 2 * LINE + sum(within.values()) + held + objects(called))
+
+    @cached_property
+    def cached(self) -> int:
+        """Bytes of a row of all caches."""
+        return sum(shape.row for shape in self.state.values())
 
     def cost(self, extents: Extents) -> Costs:
         """The machine's kernels that a run calls, in order, each with its sizes."""
@@ -173,11 +198,19 @@ class Schedule:
         from that."""
         from formats.kernels.launch import RECORDING
         if RECORDING.get(): return Context().run(self.run, batch)
-        extents = batch.extents() if self.scored else Extents._made({T: batch.rows})
+        held = self.held(batch) if self.state else {}
+        extents = batch.extents() if self.scored or held else Extents._made({T: batch.rows})
         plan = self.laid(self.crossing, extents) if self.scored else self.row.times(batch.rows)
-        values = Values(self, batch, extents, Blocks(plan, self.crossing))
+        values = Values(self, batch, extents, Blocks(plan, self.crossing, held))
         for segment in self.segments: segment.run(values)
         return np.asarray(values[self.result])
+
+    def held(self, batch: Any) -> dict[int, NDArray[np.float32]]:
+        """The caches of a session's batch, by the steps that name them. ValueError for any other batch."""
+        if not hasattr(batch, "caches"):
+            said = ", ".join(map(str, self.state.values()))
+            raise ValueError(f"this program has state in space C ({said:.80}): run it by a session, program.start(capacity)")
+        return {i: batch.caches[self.calls[i].bound.number] for i in self.state}
 
     def trace(self, batch: Any) -> Iterator[tuple[Any, Any]]:
         """Each step's result and, for the same operands, what its kernel means. No buffer is used twice."""
@@ -186,11 +219,16 @@ class Schedule:
 
     def exact(self, batch: Any, instead: Mapping[int, Any], rounded: bool = True) -> NDArray[np.float64]:
         """The output's rows by the meanings of the kernels, in float64; `instead` replaces constants, by their id."""
+        return np.asarray(self.meanings(batch, instead, rounded)[self.result])
+
+    def meanings(self, batch: Any, instead: Mapping[int, Any] = MappingProxyType({}), rounded: bool = True) -> list[Any]:
+        """The same of every step."""
+        if self.state: self.held(batch)
         found: list[Any] = []
         for call in self.calls:
             arguments = vars(call.bound) | {name: found[v] for name, v in call.values.items()}
             found.append(meaning(call.kernel, arguments, batch, instead, rounded))
-        return np.asarray(found[self.result])
+        return found
 
 
 def objects(steps: int) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 from formats import LowRank, LowRankSparse
 from opmatrix.patterns import FIELDS
 from opmatrix.runtime import seen
-from opmatrix.runtime.values import FLOAT, Heads, Rows, Scores, Size
+from opmatrix.runtime.values import FLOAT, WIDEST, Cache, Heads, Rows, Scores, Size
 
 
 def same(what: str, found: Any, wanted: Any) -> None:
@@ -87,6 +87,23 @@ def attended(a: Bound) -> Heads:
     return Heads(heads, a.v.cols)
 
 
+def stated(a: Bound) -> Cache:
+    if a.heads * a.cols > WIDEST: raise ValueError(f"{a.heads} heads of {a.cols} columns: a row may have {WIDEST:,} numbers")
+    return Cache(a.heads, a.cols)
+
+
+def appended(a: Bound) -> Cache:
+    same("x heads", a.x.heads, a.cache.heads)
+    same("x columns", a.x.cols, a.cache.cols)
+    return Cache(*a.cache)
+
+
+def recalled(a: Bound) -> Heads:
+    heads = heads_of(q=a.q, k=a.k, v=a.v)
+    same("k columns", a.k.cols, a.q.cols)
+    return Heads(heads, a.v.cols)
+
+
 def blended(a: Bound) -> Heads:
     if a.p.heads % a.v.heads: raise ValueError(f"v heads: {a.v.heads}, which do not divide the {a.p.heads} of p")
     return Heads(a.p.heads, a.v.cols)
@@ -102,7 +119,7 @@ def repeated(a: Bound) -> Heads:
     return Heads(a.heads, a.x.cols)
 
 
-def heads_of(**values: Heads) -> int:
+def heads_of(**values: Heads | Cache) -> int:
     """The most heads that one of them has; those of the others divide it."""
     most = max(value.heads for value in values.values())
     for name, value in values.items():

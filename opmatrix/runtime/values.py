@@ -4,11 +4,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from formats.format import Format
+from formats.sizes import size
 from opmatrix.extents import WHOLE, Extents, T
 
 FLOAT = 4                                                   # bytes of a number at run time: every value is float32
 LINE = 64                                                   # bytes of a cache line: every buffer begins on one
 WIDEST = 1 << 20                                            # numbers in a row of a value: a small file asks for no more
+
+
+C = size("C")                                               # rows of caches
 
 
 def lines(size: int) -> int:
@@ -58,7 +62,20 @@ class Scores(NamedTuple):
     def __str__(self) -> str: return f"{self.heads}×Σlength²"
 
 
-Value = Rows | Heads | Scores
+class Cache(NamedTuple):
+    """(C, heads, cols): rows of a cache, which lies with a session."""
+    heads: int
+    cols: int
+
+    def at(self, extents: Extents) -> tuple[int, ...]: return extents[C], self.heads, self.cols
+    @property
+    def size(self) -> Size: return Size(0, 0)
+    @property
+    def row(self) -> int: return FLOAT * self.heads * self.cols
+    def __str__(self) -> str: return f"C×{self.heads}×{self.cols}"
+
+
+Value = Rows | Heads | Scores | Cache
 
 
 class Weight:

@@ -1,0 +1,342 @@
+"""Cached steps: new rows of a causal program over keys and values that a session holds, against computing all rows anew."""
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from searched import Round, relative
+
+from formats.kernels.caches import PAGE
+from formats.threads import limit
+from opmatrix.cached import cached
+from opmatrix.data import Data
+from opmatrix.errors import InputError
+from opmatrix.extents import Extents, T, patterns
+from opmatrix.operators import I, const, diag, given, heads, product, relation, repeat, rmsnorm, rotate, silu, softmax, weight
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.program import Program, Step
+from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.values import C
+from opmatrix.session import New
+from opmatrix.term import formula
+from rewrites.laws import EXACT_LAWS
+from rewrites.search import search
+
+WORDS, POSITIONS = 30, 330
+
+
+def model(h=4, g=2, d=8, layers=2, where=sequence & causal):
+    """Norms of roots before, grouped queries, RoPE, a gate, as LLaMA has them; numbers that float32 holds."""
+    rng, width = np.random.default_rng(7), h * d + 2
+    angles = np.arange(POSITIONS)[:, None] * 100.0 ** (-np.arange(d // 2) / (d // 2))
+    table = rotate(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+    def numbers(*shape): return Data((rng.normal(size=shape) / shape[0] ** 0.5).astype(np.float32))
+
+    def layer():
+        def mix(x):
+            x = x @ (rmsnorm(1e-3) @ diag(numbers(width)))
+            q, k = (x @ (weight(numbers(width, many * d)) + const(numbers(many * d))) @ heads(many) @ table for many in (h, g))
+            v = x @ weight(numbers(width, g * d)) @ heads(g)
+            scores = q @ (k @ repeat(h)).T * 0.25
+            return product(scores, v @ repeat(h), over=softmax, where=where) @ heads(h).T @ weight(numbers(h * d, width))
+        def feed(x):
+            x = x @ (rmsnorm(1e-3) @ diag(numbers(width)))
+            return (x @ weight(numbers(width, 48)) @ silu) * (x @ weight(numbers(width, 48))) @ weight(numbers(48, width))
+        return formula(lambda x: x + mix(x)) @ formula(lambda x: x + feed(x))
+    made = weight(numbers(WORDS, width))
+    for _ in range(layers): made = made @ layer()
+    return made
+
+
+@cache
+def found(laws=EXACT_LAWS):
+    """A program as `optimize` finds it, and its cached step."""
+    term, batch = model(), Batch([[1, 2, 3], [4]])
+    program, _ = search(term, laws, Round(), batch.extents(patterns(term))).program({})
+    return program, cached(program)
+
+
+def text(count, seed=0): return np.random.default_rng(seed).integers(0, WORDS, count)
+
+
+# ---- a step equals computing all rows anew
+
+@pytest.mark.parametrize("exact, within", [(True, 1e-12), (False, 1e-5)])
+@pytest.mark.parametrize("laws", [(), EXACT_LAWS], ids=["fused", "laws"])
+def test_a_step_over_ragged_sequences_is_the_full_recompute(exact, within, laws):
+    program, step = found(laws)
+    session, lengths = step.start(400, exact), (1, 7, 300)
+    texts = [text(length + 1, seed) for seed, length in enumerate(lengths)]
+    sequences = [session.join() for _ in lengths]
+    session.step({each: ids[:-1] for each, ids in zip(sequences, texts, strict=True)})
+    new = session.step({each: ids[-1:] for each, ids in zip(sequences, texts, strict=True)})
+    whole = Batch(texts)
+    wanted = program.exact(whole)[whole.starts[1:] - 1]
+    assert [each.length for each in sequences] == [length + 1 for length in lengths]
+    assert relative(new, wanted) < within
+    if exact and not laws: assert relative(new, dense(model(), whole)[whole.starts[1:] - 1]) < 1e-12
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_many_rows_and_sequences_at_a_time(threads):
+    """Whole prompts in one step, cut into groups, whatever came before."""
+    program, step = found()
+    with limit(threads):
+        session = step.start(3000)
+        texts = [text(length, length) for length in (130, 1, 90, 64, 17, 16, 15, 200, 128)]
+        sequences = [session.join() for _ in texts]
+        session.step({sequences[3]: texts[3][:20], sequences[1]: texts[1]})
+        rest = {each: ids[each.length:] for each, ids in zip(sequences, texts, strict=True) if each.length < len(ids)}
+        rows = session.step(rest)
+    whole = Batch(texts)
+    wanted = program.exact(whole)
+    kept = [i for i in range(whole.rows) if not (whole.sequence[i] == 1 or (whole.sequence[i] == 3 and whole.positions[i] < 20))]
+    assert relative(rows, wanted[kept]) < 1e-5
+
+
+class Interleaved(RuleBasedStateMachine):
+    """Any interleaving of joining, stepping, forking, going back and leaving: each new row is that of the whole sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.program, step = found()
+        self.session, self.texts = step.start(10 * PAGE), {}
+
+    sequences = Bundle("sequences")
+
+    @rule(target=sequences)
+    def join(self):
+        made = self.session.join()
+        self.texts[made] = []
+        return made
+
+    @rule(target=sequences, of=sequences)
+    def fork(self, of):
+        made = self.session.fork(of)
+        self.texts[made] = [*self.texts[of]]
+        return made
+
+    @rule(of=sequences, share=st.floats(0, 1))
+    def rewind(self, of, share):
+        length = int(share * of.length)
+        self.session.rewind(of, length)
+        del self.texts[of][length:]
+
+    @rule(of=consumes(sequences))
+    def leave(self, of):
+        self.session.leave(of)
+        del self.texts[of]
+
+    @rule(chosen=st.lists(sequences, min_size=1, max_size=4, unique_by=id), counts=st.lists(st.integers(1, 2 * PAGE + 3), min_size=4),
+          seed=st.integers(0, 99))
+    def step(self, chosen, counts, seed):
+        new = {each: text(count, seed + i) for i, (each, count) in enumerate(zip(chosen, counts, strict=False))}
+        before, free = {each: each.length for each in new}, len(self.session.free)
+        try: rows = self.session.step(new)
+        except InputError as error:
+            assert "space C is full" in str(error) and free == len(self.session.free)
+            assert all(each.length == length for each, length in before.items())
+            return
+        for each, ids in new.items(): self.texts[each] += ids.tolist()
+        whole = Batch([self.texts[each] for each in new])
+        wanted = self.program.exact(whole)
+        kept = np.concatenate([np.arange(stop - len(ids), stop) for stop, ids in zip(whole.starts[1:], new.values(), strict=True)])
+        assert relative(rows, wanted[kept]) < 1e-5
+
+    @invariant()
+    def pages_are_counted(self):
+        """Every page is free, or a sequence ends in it or another page follows it; no more are taken than sequences need."""
+        session = self.session
+        followed = {page for held in session.sequences.values() for page in chain(session, held)}
+        assert followed.isdisjoint(session.free) and len(followed) + len(session.free) == len(session.before)
+        users = [0] * len(session.before)
+        for page in followed:
+            if (before := session.before[page]) >= 0: users[before] += 1
+        for held in session.sequences.values():
+            assert held.length == len(self.texts[held]) and held.pages == -(-held.length // PAGE) == len(chain(session, held))
+            if held.pages: users[held.page] += 1
+        assert all(users[page] == session.users[page] for page in followed)
+
+
+def chain(session, held):
+    """The pages of a sequence."""
+    pages, page = [], held.page
+    while page >= 0:
+        pages.append(page)
+        page = int(session.before[page])
+    return pages
+
+
+TestInterleaved = Interleaved.TestCase
+TestInterleaved.settings = settings(max_examples=40, stateful_step_count=20, deadline=None,
+                                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+def test_forks_share_pages_until_they_write():
+    _, step = found()
+    session = step.start(8 * PAGE)
+    first = session.join()
+    session.step({first: text(2 * PAGE + 3)})
+    second = session.fork(first)
+    assert len(session.free) == 5
+    session.step({first: [1], second: [2]})
+    assert len(session.free) == 4, "one of both has a page of its own behind the two that they share"
+
+
+def test_an_append_is_its_term():
+    """cache + product(given("slots"), x): in terms a cache is appended to without a notion of time."""
+    rng = np.random.default_rng(0)
+    session = found()[1].start(40)
+    shape, sequences = (48, 2, 8), [session.join(), session.join()]
+    taken = np.array([*session.slots(sequences[0], 3), *session.slots(sequences[1], 1)])
+    new = New([[1, 2, 3], [4]], [0, 0], taken, session)
+    x, cache = rng.normal(size=(4, 16)), rng.normal(size=shape)
+    cache[new.slots] = 0
+    entries = np.zeros((48, 4))
+    entries[new.slots, range(4)] = 1
+    slots = relation("slots", "C", "T")
+    term = product(given(slots), I)
+    batch = Batch([[1, 2, 3], [4]], relations={"slots": entries})
+    wanted = cache.reshape(48, 16) + dense(term, x, batch)
+    meant = KERNELS["append"].means(SimpleNamespace(batch=new, x=x.reshape(4, 2, 8), cache=cache))
+    assert np.array_equal(meant.reshape(48, 16), wanted)
+    out = cache.astype(np.float32)
+    KERNELS["append"].function(out, new, x.reshape(4, 2, 8).astype(np.float32), out)
+    assert np.array_equal(out, meant.astype(np.float32))
+
+
+# ---- what it takes
+
+def test_a_thousand_steps_leave_memory_flat():
+    """The same caches, where they were; no page is lost; what Python and numpy hold does not grow."""
+    import gc
+    import tracemalloc
+    _, step = found()
+    session = step.start(1100)
+    one, other = session.join(), session.join()
+    session.step({one: [1, 2], other: [3]})
+    places, scripts = [cache.ctypes.data for cache in session.caches], step.schedule.segments[0].scripts
+    def held():
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    def steps(count):
+        for at in range(count):
+            if at % 100 == 99:
+                for each in (one, other): session.rewind(each, 5)
+            session.step({one: [at % WORDS], other: [5]} if at % 5 == 0 else {one: [at % WORDS]})
+    tracemalloc.start()
+    try:
+        steps(1000)                                         # until Python keeps what it frees
+        before, kept = held(), len(scripts)
+        steps(1000)
+        assert held() - before < 24_000, "fewer bytes a step than a number takes"
+    finally: tracemalloc.stop()
+    assert [cache.ctypes.data for cache in session.caches] == places and len(scripts) == kept
+    session.leave(one)
+    session.leave(other)
+    assert len(session.free) == len(session.before) and not session.sequences
+
+
+def test_the_plan_counts_the_caches():
+    _, step = found()
+    session = step.start(500)
+    row = 2 * 2 * 2 * 8 * 4                                  # layers, keys and values, heads, columns, bytes
+    assert session.capacity == 512 and session.bytes == 512 * row == sum(cache.nbytes for cache in session.caches)
+    assert f"{row:,} bytes a row of space C" in str(step).splitlines()[0]
+    pairs = dict.fromkeys(Batch([[1]]).extents(step.patterns), 9)
+    peaks = [step.peak_bytes(Extents({**pairs, T: 3, C: rows})) for rows in (512, 1024)]
+    assert peaks[1] - peaks[0] == 512 * row and peaks[0] > session.bytes
+
+
+def test_a_program_with_state_is_saved_and_does_not_change(tmp_path):
+    program, step = found()
+    hashed = step.hash
+    step.save(tmp_path / "p")
+    loaded = Program.load(tmp_path / "p")
+    assert loaded.hash == hashed == cached(program).hash
+    ids, rows = text(20), []
+    for each in (step, loaded):
+        session = each.start(64)
+        sequence = session.join()
+        rows.append(np.concatenate([session.step({sequence: ids[:13]}), session.step({sequence: ids[13:]})]))
+    assert np.array_equal(*rows) and step.hash == hashed
+
+
+# ---- bad input
+
+def broken(steps): return Program(steps, found()[1].constants, found()[1].output)
+
+
+def test_state_that_is_read_before_it_is_written():
+    steps = list(found()[1].steps)
+    at = next(i for i, step in enumerate(steps) if step.kernel == "attention_cached")
+    early = next(step for step in steps if step.kernel == "append").operands["cache"]
+    steps[at] = Step(steps[at].kernel, {**steps[at].operands, "k": early}, steps[at].attributes, steps[at].output)
+    with pytest.raises(ValueError, match=rf"state: '{early}', C×2×8 in space C: step {at}, .* = attention_cached, reads it before it is "
+                                         r"written: read 'cached "):
+        broken(steps)
+
+
+def test_state_that_nobody_writes():
+    steps = [Step("state", {}, {"number": 0, "heads": 2, "cols": 8}, "lost")]
+    rest = [Step(step.kernel, step.operands, {**step.attributes, "number": step.attributes["number"] + 1} if step.kernel == "state"
+                 else step.attributes, step.output) for step in found()[1].steps]
+    with pytest.raises(ValueError, match="state: 'lost', C×2×8 in space C: no step writes it"): broken([*steps, *rest])
+    with pytest.raises(ValueError, match=r"numbered \[0, 0, 1, 2, 3\]"): broken([*steps, *found()[1].steps])
+
+
+def test_a_batch_in_place_of_a_session():
+    with pytest.raises(ValueError, match=r"has state in space C \(C×2×8, .*run it by a session, program.start\(capacity\)"):
+        found()[1].run([[1, 2]])
+    with pytest.raises(ValueError, match="by a session"): found()[1].exact([[1, 2]])
+
+
+def test_sequences_that_a_session_does_not_hold():
+    program, step = found()
+    session, other, stranger = step.start(64), step.start(64), cached(program).start(64)
+    gone = session.join()
+    session.leave(gone)
+    with pytest.raises(InputError, match="step: sequence 1 has left; space C holds 0 sequences"): session.step({gone: [1]})
+    with pytest.raises(InputError, match="fork: sequence 1 belongs to another session, of this program"): session.fork(other.join())
+    with pytest.raises(InputError, match="leave: sequence 1 belongs to another session, of another program"): session.leave(stranger.join())
+    with pytest.raises(InputError, match="is no sequence"): session.step({3: [1]})
+    held = session.join()
+    with pytest.raises(InputError, match="sequence 2 has 0 rows in space C: it cannot go back to 4"): session.rewind(held, 4)
+
+
+def test_a_cache_that_is_full():
+    session = found()[1].start(40)
+    first, second = session.join(), session.join()
+    session.step({first: text(20)})
+    with pytest.raises(InputError, match=r"space C is full: 35 new rows of 2 sequences need 3 pages of 16 rows, and 1 of 3 are free"):
+        session.step({first: text(17), second: text(18)})
+    assert first.length == 20 and second.length == 0 and len(session.free) == 1
+    session.step({first: text(12), second: text(3)})
+    for capacity in (0, -1, 2.5, True):
+        with pytest.raises(InputError, match="capacity is"): found()[1].start(capacity)
+
+
+def test_a_step_that_is_refused_leaves_the_session_as_it_was():
+    """Ids outside their table, and positions that RoPE has no angles for."""
+    program, step = found()
+    session = step.start(400)
+    held = session.join()
+    session.step({held: text(19)})
+    with pytest.raises(ValueError, match="tokens: id 30"): session.step({held: [30]})
+    with pytest.raises(ValueError, match="positions: id 330"): session.step({held: text(330)})
+    with pytest.raises(ValueError, match="0 tokens"): session.step({held: []})
+    assert held.length == 19 and len(session.free) == 23
+    assert relative(session.step({held: [7]}), program.exact([[*text(19), 7]])[-1:]) < 1e-5
+
+
+def test_programs_that_have_no_cached_step():
+    term = model(where=sequence)
+    program, _ = search(term, EXACT_LAWS, Round(), Batch([[1, 2]]).extents(patterns(term))).program({})
+    with pytest.raises(InputError, match=r"= attention: it reads other rows; .*'sequence & causal'"): cached(program)
+    plain, _ = search(weight(Data(np.ones((4, 4)))) @ I, EXACT_LAWS, Round(), Batch([[1, 2]]).extents()).program({})
+    with pytest.raises(InputError, match="nothing is to be cached"): cached(plain)
+    with pytest.raises(InputError, match="no state"): plain.start(10)
