@@ -125,10 +125,12 @@ class Checkpoint:
 def open_model(model: str | Path) -> Checkpoint:
     """A model by its name (`minilm`, fetched at first use) or by its directory (write ./minilm for one called so)."""
     from opmatrix.fetch import MODELS, fetch
+    if not isinstance(model, str | Path): raise TypeError(f"a model is a name or a directory, not {model!r:.60}")
     if model in MODELS: return Checkpoint.open(fetch(MODELS[str(model)]), str(model))
     if not isdir(model):
         raise InputError(f"{model}: neither a model that opmatrix fetches ({', '.join(MODELS)}) nor a directory with "
-                         f"config.json and {WEIGHTS}")
+                         f"config.json and {WEIGHTS}; what the hub calls so, transformers brings into a directory: "
+                         f"AutoModel.from_pretrained(NAME).save_pretrained(DIR), and so AutoTokenizer")
     return Checkpoint.open(model)
 
 

@@ -1,7 +1,7 @@
 """Texts in, embeddings out, a batch at a time: however many they are, memory holds one chunk of texts and one batch of rows."""
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -90,9 +90,12 @@ def outcome(reading: Reading, tokenizer: Tokenizer) -> str:
 # ---- where texts come from
 
 def each(texts: Texts) -> Iterable[str]:
-    """Texts one by one."""
+    """Texts one by one. Raises TypeError for what is none of text, Path and iterable of texts."""
     if isinstance(texts, Path): return read(texts)
-    return [texts] if isinstance(texts, str) else texts
+    if isinstance(texts, str): return [texts]
+    if isinstance(texts, Mapping | bytes) or not isinstance(texts, Iterable):
+        raise TypeError(f"texts: {texts!r:.60} is a {type(texts).__name__}: give one text, an iterable of texts, or the Path of a file")
+    return texts
 
 
 def read(file: Path, opened: Callable[[Path], BinaryIO] = open_stream) -> Iterator[str]:

@@ -25,6 +25,7 @@ STEPS = 1 << 13                                             # of a program: to p
 def load(directory: str | Path, copy: bool = False) -> Program:
     """The program in a directory, arrays and outputs equal to the bit. InputError, which names the file and the field,
     for whatever is missing, damaged, of another version, not safe to run, or not what its hash says."""
+    if not isinstance(directory, str | Path): raise TypeError(f"a saved program is a directory, not {directory!r:.60}")
     directory = Path(directory)
     file, weights = directory / PROGRAM, directory / WEIGHTS
     if not exists(file): raise InputError(f"{directory}: no {PROGRAM} in it: give the directory of a saved program")

@@ -164,7 +164,10 @@ def opened(model: str | Operator, workload: Workload | Batch | str | Path | None
     if isinstance(model, Operator):
         if isinstance(workload, str | Path):
             raise InputError(f"workload {workload}: an operator has no tokenizer for texts: give a batch")
-        batch = Batch([np.arange(tokens or 128) % int(model.into.cols)]) if workload is None else workload
+        if not isinstance(vocabulary := model.into.cols, int):
+            raise InputError(f"optimize: {model!r:.60} takes rows of any number of columns: a model begins with weight(table), on one-hot "
+                             "rows of tokens")
+        batch = Batch([np.arange(tokens or 128) % vocabulary]) if workload is None else workload
         return model, drawn(batch, model), {"model": "operator"}
     checkpoint = open_model(model)
     operator = checkpoint.operator()

@@ -1,11 +1,17 @@
 """What people write first, and what it says or does: each mistake is one message that names what to write instead."""
 import inspect
 import pydoc
+import re
 
 import numpy as np
 import pytest
 
 from opmatrix import I, exp, formula, magnitude, monoids, over, product, relu, sigmoid, softmax, symbol, tanh, weight
+from opmatrix.embed import each
+from opmatrix.errors import InputError
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from rewrites import optimize
 from rewrites.law import SIMPLIFY, law, n, value
 
 A = weight([[1.0, -2.0], [3.0, 4.0]])
@@ -77,3 +83,15 @@ def test_a_large_operator_is_said_by_its_shape():
 
 def test_help_is_about_what_was_asked():
     assert "multiply by w[i, j]" in pydoc.plain(pydoc.render_doc(weight)) and str(inspect.signature(weight)) == "(w: opmatrix.data.Data)"
+
+
+@pytest.mark.parametrize("call, said", [
+    (lambda: [*each({"a": 1})], "texts: {'a': 1} is a dict: give one text, an iterable of texts"),
+    (lambda: [*each(None)], "texts: None is a NoneType"), (lambda: [*each(b"text")], "texts: b'text' is a bytes"),
+    (lambda: Batch("a text"), "texts are for program.embed"), (lambda: Batch(None), "None is no list of sentences"),
+    (lambda: optimize(None), "a model is a name or a directory, not None"),
+    (lambda: optimize(relu), "relu takes rows of any number of columns: a model begins with weight(table)"),
+    (lambda: optimize("bert-base-uncased"), r"save_pretrained(DIR)"), (lambda: Program.load(3), "a saved program is a directory, not 3"),
+])
+def test_what_is_given_in_place_of_texts_models_and_directories(call, said):
+    with pytest.raises((TypeError, InputError), match=re.escape(said)): call()
