@@ -55,7 +55,7 @@ BENCHMARKS = {
     "sparse": Benchmark("--densities 0.1 --pattern csr block --rounds 5", 40, "", 120, "What gains a pruned model?"),
     "products": Benchmark("--shapes 384x1536 --rows 1,128 --rounds 9", 10, "", 60, "How fast are products, on one core?"),
     "attention": Benchmark("--rounds 5 --widths 32", 8, "", 60, "How near is attention to a product?"),
-    "masks": Benchmark("--lengths 1024 --rounds 5", 4, "", 30, "What do masks by blocks save?"),
+    "masks": Benchmark("--lengths 1024 --rounds 5", 10, "", 45, "What do masks save, and are they priced so?"),
     "search": Benchmark("--layers 12 48 --rounds 3 --brief", 12, "", 90, "How long is the search, and how does it grow?"),
     "extraction": Benchmark("{data}/extraction_gym --time-limit 1", 5, "{data}/extraction_gym --generated", 400,
                             "Is the extraction exact?", "{data}/extraction_gym"),

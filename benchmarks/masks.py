@@ -1,21 +1,39 @@
-"""Attention over masks by blocks against attention that computes all scores, or those within reach.
+"""Attention over masks by blocks against attention that computes all scores, or those within reach; and in programs, as priced.
 
-    python benchmarks/masks.py [--lengths 512 2048] [--heads 8] [--width 64] [--blocks 32 64 128] [--rounds 9] [--csv OUT]
+    python benchmarks/masks.py [--lengths 512 2048] [--heads 8] [--width 64] [--blocks 32 64 128] [--rounds 9] [--programs 512 4096]
+                               [--csv OUT]
 
 All take turns in one process; `whole` is attention without a mask, `reach` leaves out what is beyond a causal or
-a window's reach, and is empty where a pattern is no range of keys."""
+a window's reach, and is empty where a pattern is no range of keys; `pass` is the kernel of programs, by the same mask.
+
+In programs a model of one attention is searched for each pattern, and its sentence of 512 or 4096 tokens is run beside one of
+the embeddings alone: what the program takes more is the attention's. It is predicted from the machine's calibration by the
+scores that the pattern holds."""
 import argparse
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
 
 import command
 import numpy as np
 from command import Figure, Parser, cell, concluded, count, say, spread, tabled, takes
 
 from formats import Mask, kernels
+from formats.machine import this_machine
 from formats.threads import threads
+from opmatrix.data import Data
+from opmatrix.extents import patterns
 from opmatrix.measure import measure, medians
+from opmatrix.monoids import softmax
+from opmatrix.operators import heads, product, weight
+from opmatrix.patterns import Batch, causal, mask, sequence, window
+from opmatrix.runtime.scheme import Running
+from opmatrix.term import formula
+from rewrites.laws import EXACT_LAWS
+from rewrites.search import search
 
-COLUMNS = ("pattern", "length", "block", "threads", "share", "bytes", "mask_ms", "whole_ms", "reach_ms", "times_whole",
-           "error", "spread")
+COLUMNS = ("pattern", "length", "block", "threads", "share", "bytes", "mask_ms", "pass_ms", "whole_ms", "reach_ms",
+           "times_whole", "error", "spread")
 FAR = 2 ** 40
 EXACT = 1e-5                                                # relative, of float32
 PATTERNS = {
@@ -26,6 +44,27 @@ PATTERNS = {
 }
 
 
+@dataclass(frozen=True)
+class Case:
+    """A pattern in programs: the length of its sentence, and the most and the least of what it may take of full attention;
+    `off`: how far its price may be from what is measured."""
+    name: str
+    length: int
+    where: object
+    most: float
+    least: float | None = None
+    off: float | None = None
+
+
+def bigbird(length: int, block: int = 64) -> object:
+    """3 blocks of a window, 2 that see all and that all see, 3 at random."""
+    return mask(Mask.bigbird(length, window=1, everywhere=2, random=3, block=block).grid, block)
+
+
+CASES = (Case("causal", 512, causal, 0.65, 0.45), Case("window(64)", 512, window(64), 0.42),
+         Case("bigbird", 4096, bigbird(4096), 0.25, off=0.25))
+
+
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--lengths", type=count, nargs="+", default=[512, 2048])
@@ -33,8 +72,10 @@ def main() -> None:
     parser.add_argument("--width", type=count, default=64)
     parser.add_argument("--blocks", type=count, nargs="+", default=[32, 64, 128])
     parser.add_argument("--rounds", type=count, default=9)
+    parser.add_argument("--programs", type=count, nargs="*", default=[512, 4096], help="sentences that programs are run on")
     given = parser.parse_args()
-    takes(3 + 4e-8 * sum(length ** 2 for length in given.lengths) * given.rounds * given.heads / 8 * len(PATTERNS))
+    scores = 4e-8 * len(PATTERNS) * sum(length ** 2 for length in given.lengths) + 2e-8 * sum(length ** 2 for length in given.programs)
+    takes(3 + scores * given.rounds * given.heads / 8)
     rows = []
     for length in given.lengths:
         rows += [row for name in PATTERNS for row in raced(name, length, given)]
@@ -42,7 +83,7 @@ def main() -> None:
     print(" ".join(f"{name:>16}" for name in COLUMNS))
     for row in rows: print(" ".join(cell(each, 16) for each in row))
     tabled(given.csv, [COLUMNS, *rows])
-    concluded(given, figures(rows))
+    concluded(given, [*figures(rows), *(each for length in given.programs for each in priced(length, given))])
 
 
 def figures(rows: list[tuple]) -> list[Figure]:
@@ -64,12 +105,50 @@ def raced(name: str, length: int, given: argparse.Namespace) -> list[tuple]:
     out, scale = np.empty(shape, np.float32), given.width ** -0.5
     masks = {block: make(length, block=block) for block in given.blocks}
     calls = {block: lambda mask=mask: mask.attention(q, k, v, out, scale) for block, mask in masks.items()}
+    calls |= {f"{block} in a pass": partial(kernels.attention, q, k, v, starts, out, scale, mask=each) for block, each in masks.items()}
     calls["whole"] = lambda: kernels.attention(q, k, v, starts, out, scale)
     if reach: calls["reach"] = lambda: kernels.attention(q, k, v, starts, out, scale, reach)
     taken = measure({each: lambda _, call=call: call() for each, call in calls.items()}, [None], given.rounds)
     ms = {each: 1e3 * seconds for each, seconds in medians(taken).items()}
-    return [(name, length, block, threads(), mask.share, mask.nbytes, ms[block], ms["whole"], ms.get("reach", ""), ms["whole"] / ms[block],
+    return [(name, length, block, threads(), mask.share, mask.nbytes, ms[block], ms[f"{block} in a pass"], ms["whole"],
+             ms.get("reach", ""), ms["whole"] / ms[block],
              off(mask, q, k, v, scale), spread(taken[block])) for block, mask in masks.items()]
+
+
+def priced(length: int, given: argparse.Namespace) -> list[Figure]:
+    """What attention in programs takes of full attention, as measured and as predicted, on one sentence."""
+    cases = [case for case in CASES if case.length == length]
+    batch, machine = Batch([np.arange(length)]), this_machine()
+    made = {case.name: program(sequence & case.where, batch, machine, given) for case in cases}
+    made |= {"full": program(sequence, batch, machine, given), "embeddings": program(None, batch, machine, given)}
+    taken = measure({name: each for name, (each, _) in made.items()}, [batch], max(given.rounds, 2 * given.rounds * 512 // length))
+    rounds = {name: [a - b for a, b in zip(taken[name], taken["embeddings"], strict=True)] for name in made}
+    found = []
+    for case in cases:
+        ratios = [a / b for a, b in zip(rounds[case.name], rounds["full"], strict=True)]
+        price, said = made[case.name][1], f"{case.name} at {length} tokens"
+        found += [Figure(f"{said}: of full attention, measured", median(ratios), "", spread(ratios), case.least, case.most),
+                  Figure(f"{said}: of full attention, predicted", price / made["full"][1], "", None, case.least, case.most)]
+        bars = {} if case.off is None else {"least": 1 - case.off, "most": 1 + case.off}
+        found.append(Figure(f"{said}: predicted of measured", price / median(rounds[case.name]), "", spread(rounds[case.name]), **bars))
+    return found
+
+
+def program(where: object, batch: Batch, machine: object, given: argparse.Namespace) -> tuple[object, float]:
+    """The cheapest program of embeddings, and attention over them where there is a pattern; the seconds that its attention is
+    predicted to take."""
+    rng = np.random.default_rng(0)
+    model = weight(Data(rng.standard_normal((batch.rows, given.heads * given.width), np.float32)))
+    if where is not None: model = model @ attention(given.heads, given.width, where)
+    machine = Running.of(machine, batch.starts)
+    found, _ = search(model, EXACT_LAWS, machine, batch.extents(patterns(model))).program({})
+    costs = [machine.seconds(kernel, **sizes) for kernel, sizes in found.cost(batch) if kernel == "attention"]
+    return found, sum(costs)
+
+
+def attention(h: int, d: int, where: object) -> object:
+    """Rows that see one another; queries, keys and values are the rows themselves."""
+    return formula(lambda x: product((q := x @ heads(h)) @ q.T * d ** -0.5, q, over=softmax, where=where) @ heads(h).T)
 
 
 def off(mask: Mask, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> float:

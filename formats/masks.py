@@ -148,10 +148,16 @@ class Mask:
         return sum(array.nbytes for array in self.arrays().values())
 
     @property
+    def grid(self) -> NDArray[np.bool_]:
+        """Which blocks a kernel computes."""
+        found = np.zeros([-(-side // self.block) for side in self.shape], bool)
+        found[np.repeat(np.arange(len(found)), np.diff(self.ptr)), self.idx] = True
+        return found
+
+    @property
     def share(self) -> float:
         """The share of all blocks that a kernel computes."""
-        down, across = (-(-side // self.block) for side in self.shape)
-        return len(self.idx) / (down * across)
+        return float(self.grid.mean())
 
     def show(self) -> str:
         """What it is, and its pattern, in at most 32 lines of 64 characters."""
