@@ -2,7 +2,7 @@
 import gc
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rewrites.environment import prepare
 
@@ -22,11 +22,11 @@ def run() -> None:
     from rewrites.commands import INTERRUPTED, USAGE, app
     from rewrites.errors import BAD_INPUT
     try:
-        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        status = app(sys.argv[1:] or ["--help"], prog_name="opmatrix", standalone_mode=False)
         if status == 130: raise KeyboardInterrupt           # which typer makes a number of
         sys.stdout.flush()
     except USAGE as error:
-        said(error.format_message(), 2)
+        said(error.format_message() + usage(error), 2)
     except BAD_INPUT as error:
         said(str(error.args[0] if error.args else error), 2)
     except INTERRUPTED:
@@ -40,6 +40,12 @@ def run() -> None:
         from rewrites.faults import STATUS, told
         said(told(error), STATUS)
     sys.exit(status)
+
+
+def usage(error: Any) -> str:
+    """How the command that was not understood is written, where it is known which."""
+    context = getattr(error, "ctx", None)
+    return "" if context is None else f" ({context.get_usage()}; {context.command_path} -h says more)"
 
 
 def said(message: str, status: int) -> NoReturn:

@@ -12,7 +12,7 @@ from rewrites.outputs import keep, possible, say
 USAGE: Any = typer.BadParameter.__mro__[2]                # click's ClickException, or that of typer's own copy of click
 INTERRUPTED = (KeyboardInterrupt, typer.Abort)
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
                   help="A transformer in; the cheapest equal program that laws reach comes out, verified, and runs.")
 
 def version(asked: bool) -> None:
@@ -55,8 +55,9 @@ def optimize(
     drop: Annotated[float, typer.Option(help="how far Spearman's correlation (x 100) of the pairs may fall")] = 0.3,
     own: Laws = None,
     without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
-    out: Annotated[Path | None, typer.Option(help="where to save; ./MODEL.opmatrix by default")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="where to save; ./MODEL.opmatrix by default")] = None,
     results: Results = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="say nothing of phases meanwhile")] = False,
     machine: Annotated[str | None, typer.Option(metavar="NAME", help="only predict, for A100, H100, Ascend910B or TPUv5e")] = None,
 ) -> None:
     """Find, verify, measure and save the cheapest program of a MODEL."""
@@ -76,7 +77,7 @@ def optimize(
     with hushed():
         result = find(model, error=error, memory=memory and memory * 1e6, text=str(text) if text else None,
                       tokens=tokens, workload=workload, number_type=number_type, pairs=pairs, drop=drop, leave_out=tuple(without or ()),
-                      laws=(*EXACT_LAWS, *declared.laws), approximations=declared.approximations, report=Report())
+                      laws=(*EXACT_LAWS, *declared.laws), approximations=declared.approximations, report=Report(quiet=quiet))
         found = save(result, target, laws)
     say(printed(found, target))
     keep(found, results)

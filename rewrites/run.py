@@ -2,6 +2,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,9 @@ def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
     """The laws but those; InputError names one that there is not."""
     known = {law.name for law in laws}
     if unknown := [name for name in names if name not in known]:
-        raise InputError(f"--without {unknown[0]}: no such law; there are {', '.join(sorted(known))}")
+        near = get_close_matches(unknown[0], known, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise InputError(f"--without {unknown[0]}: no such law; {hint}there are {', '.join(sorted(known))}")
     return tuple(law for law in laws if law.name not in names)
 
 

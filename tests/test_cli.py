@@ -147,6 +147,16 @@ def test_options_out_of_range(command, tmp_path, option, value):
 
 def test_a_law_that_there_is_not(command):
     refused(command("optimize", "minilm", "--without", "gravity"), "--without", "gravity", EXACT_LAWS[0].name)
+    refused(command("optimize", "minilm", "--without", "asociate"), "did you mean associate?")
+
+
+@pytest.mark.parametrize("words, said", [
+    (("optimize",), "Missing argument 'model'. (Usage: opmatrix optimize [OPTIONS] {model}; opmatrix optimize -h says more)"),
+    (("optimise",), "Did you mean 'optimize'? (Usage: opmatrix [OPTIONS] COMMAND"),
+    (("laws", "--kind"), "No such option: --kind (Usage: opmatrix laws")])
+def test_a_command_that_is_not_understood_says_how_it_is_written(command, words, said):
+    refused(command(*words), said)
+    assert command(words[0] if words[0] != "optimise" else "run", "-h").status == 0
 
 
 def test_arguments_that_are_missing_or_unknown(command):
