@@ -62,6 +62,7 @@ BENCHMARKS = {
     "peer_laws": Benchmark("{data}/peer_laws/rules.csv", 6, "{data}/peer_laws/rules.csv", 60,
                            "What do the laws of values prove?", "{data}/peer_laws/rules.csv"),
     "segments": Benchmark("--rows 512 --rounds 9", 5, "", 15, "What does a step cost that no kernel computes?"),
+    "planned": Benchmark("", 10, "", 10, "What does a configuration of 70 billion weights take to plan?"),
     "budgets": Benchmark("--models 4", 30, "", 800, "Do planned memory and stated errors hold?"),
     "memory": Benchmark("--megabytes 32", 30, "", 120, "How much memory does a process with a program take?"),
     "stated": Benchmark("minilm.opmatrix --fresh 50", 20, "minilm.opmatrix", 90,

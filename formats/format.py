@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .arrays import Floats, FormatError, aligned, by_rows, finite, matrix, measure, picture, separate, storable, writable
+from .arrays import Floats, FormatError, aligned, by_rows, finite, fixed, matrix, measure, picture, separate, storable, writable
 from .epilogue import NOTHING, Epilogue, gamma
 from .sizes import Array, Later, T, n, p, total
 
@@ -150,6 +150,19 @@ class Format:
     def expected(cls, inputs: int, outputs: int, **given: Any) -> dict[Any, int]:
         """Every size of `approximate` of a matrix of this shape without zeros: what `bytes` and `flops` ask for."""
         return {n: inputs, p: outputs, **cls.counts(inputs, outputs, **given)}
+
+    @classmethod
+    def promised(cls, inputs: int, outputs: int, **given: Any) -> Self:
+        """One whose sizes and bytes are those of `expected`, and whose numbers nobody knows yet: what programs are planned and priced
+        with. Each of its arrays is one zero in memory, so it may be of any size; it multiplies nothing."""
+        made = cls.__new__(cls)
+        made.shape, made.sizes = (inputs, outputs), cls.expected(inputs, outputs, **given)
+        made.remembered = {name: made.sizes[size] for name, size in cls.named.items()}
+        for name, array in cls.fields.items():
+            zero = np.zeros((), array.number.dtype(made.sizes))
+            setattr(made, name, np.broadcast_to(zero, tuple(int(fixed(axis, made.sizes)) for axis in array.shape)))
+        made._stored = tuple(made.arrays().values())
+        return made
 
     @classmethod
     def narrowest(cls) -> int:

@@ -84,7 +84,8 @@ def finite(numbers: Any) -> NDArray[Any]:
 
 
 class Promised(Data):
-    """An array of which only the name and the shape are known yet; it is equal to itself by its name."""
+    """An array of which only the name and the shape are known yet; it is equal to itself by its name. It is taken to have no special
+    numbers: no zeros that a sparse format leaves out, none that a narrower type holds, no gain of ones."""
 
     def __init__(self, name: str, shape: tuple[int, ...], turned: bool = False) -> None:
         self.name, self.promise, self.turned = name, (name, shape), turned

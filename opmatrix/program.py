@@ -60,10 +60,15 @@ class Program:
 
     def __init__(self, steps: Iterable[Step], constants: Mapping[str, Constant], output: str,
                  meta: Mapping[str, Any] | None = None):
-        held = {name: c if isinstance(c, Format) else np.ascontiguousarray(c) for name, c in constants.items()}
+        held = {name: self.held(constant) for name, constant in constants.items()}
         self.steps, self.constants, self.output = tuple(steps), MappingProxyType(held), output
         self.meta = MappingProxyType(copied(meta or {}))
         self.schedule = Schedule(self.steps, self.constants, output)
+
+    @staticmethod
+    def held(constant: Constant) -> Constant:
+        """A constant as programs hold it."""
+        return constant if isinstance(constant, Format) else np.ascontiguousarray(constant)
 
     def run(self, batch: Given) -> Floats:
         """(T, n): one row a token, sentences one after another. Takes a Batch or a list of rows of token ids; raises

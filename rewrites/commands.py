@@ -29,7 +29,7 @@ def main(asked: Annotated[bool, typer.Option("--version", callback=version, is_e
 
 
 Model = Annotated[str, typer.Argument(
-    help="minilm, or a directory with config.json, model.safetensors and tokenizer.json")]
+    help="minilm, or a directory with config.json, model.safetensors and tokenizer.json; with --machine also a config.json alone")]
 Laws = Annotated[Path | None, typer.Option(
     "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you trust")]
 Results = Annotated[Path | None, typer.Option("--json", help="where to write all results")]
@@ -64,6 +64,8 @@ def optimize(
     if machine is not None:
         say(elsewhere(model, machine, tokens))
         return
+    if model.endswith(".json"):
+        raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine NAME to predict")
     from rewrites.laws import EXACT_LAWS
     from rewrites.report import Report, hushed
     from rewrites.reported import Named
@@ -87,6 +89,7 @@ def elsewhere(model: str, name: str, tokens: int | None) -> str:
     """What programs of a model would take on a machine from its data sheet."""
     from formats.machines import datasheet
     from opmatrix.checkpoint import open_model
+    from rewrites.planned import shapes
     from rewrites.predict import predicted
     from rewrites.report import hushed
     try:
@@ -96,7 +99,7 @@ def elsewhere(model: str, name: str, tokens: int | None) -> str:
     if tokens is not None and tokens < 1:
         raise InputError(f"--tokens {tokens}: at least 1")
     with hushed():
-        return predicted(open_model(model).operator(), sheet, tokens or 128)
+        return predicted(shapes(model) if model.endswith(".json") else open_model(model).operator(), sheet, tokens or 128)
 
 
 def declarations(file: Path | None) -> Any:

@@ -7,15 +7,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from formats import FORMATS
 from formats.epilogue import ACTIVATIONS
 from opmatrix.program import Step
 from rewrites.fit import Fitter
 from rewrites.interpret import Interpreted
 from rewrites.kinds import array
-from rewrites.lower import Call, Lowering, Method, Stored, Use, layout
+from rewrites.lower import EXACT, Call, Lowering, Method, Stored, Use, layout
 
 ROWS = 0                                                    # a view as plain rows, not as so many heads
 GIVES_HEADS = ("attention", "values", "headwise", "repeat", "rotate")
+
+
+def promise(shape: tuple[int, ...], method: Method = EXACT[0]) -> Any:
+    """A weight or a row that nobody has the numbers of: one zero, seen everywhere."""
+    if len(shape) == 2: return FORMATS[method.format].promised(*shape, **dict(method.parameters))
+    return np.broadcast_to(np.zeros((), np.float32), shape)
+
+
+def vector(lowering: Lowering, cls: int, width: int) -> Any:
+    """The numbers of a constant row, or a promise of them."""
+    return promise((width,)) if lowering.promised(cls) else lowering.vector(cls, width)
 
 
 class Spread(NamedTuple):
@@ -105,7 +117,7 @@ class Emitter:
                         operands[table] = self._constant((self.part, data), partial(np.asarray, data.array))
                 case "constant":
                     width = lowering.columns(gives if lowering.columns(cls) == 1 else cls)
-                    operands[name] = self._constant((self.part, Spread(cls, width)), partial(lowering.vector, cls, width))
+                    operands[name] = self._constant((self.part, Spread(cls, width)), partial(vector, lowering, cls, width))
                 case "matrix":
                     x = bound[name.replace("table", "field")] if name.startswith("table") else bound["x"]
                     operands[name] = self._weight(lowering, cls, how, methods[Use(x, cls, how, gives)], x)
@@ -123,6 +135,8 @@ class Emitter:
 
     def _weight(self, lowering: Lowering, cls: int, how: str, method: Method, x: int) -> str:
         stored = Stored(cls, how, method._replace(error=0.0))
+        if lowering.promised(cls):
+            return self._constant((self.part, stored), lambda: promise(lowering.stored(cls, how), method))
         if how == "stack":
             return self._constant((self.part, stored), lambda: lowering.matrix(cls, how))
         where = (self.part, cls, how)
@@ -133,7 +147,8 @@ class Emitter:
     def _constant(self, key: Any, make: Callable[[], Any]) -> str:
         if key not in self.fitted:
             made = make()
-            self.fitted[key] = np.ascontiguousarray(made, np.float32) if isinstance(made, np.ndarray) else made
+            plain = isinstance(made, np.ndarray) and any(made.strides)
+            self.fitted[key] = np.ascontiguousarray(made, np.float32) if plain else made
         name = next((n for n, c in self.constants.items() if c is self.fitted[key]), None)
         if name is None:
             name = f"{'w' if isinstance(key[1], Stored) else 'c'}{len(self.constants)}"

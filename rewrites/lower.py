@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from opmatrix.data import Data
+from opmatrix.data import Data, Promised
 from opmatrix.term import Operator
 from rewrites.egraph import Graph
 from rewrites.extraction import Node, Problem
@@ -240,6 +240,15 @@ class Lowering:
             return np.concatenate([self.vector(half, self.columns(half)) for half in halves])
         numbers = array(self.terms[cls]).reshape(-1)
         return np.broadcast_to(numbers, (columns,)) if self.columns(cls) == 1 else numbers
+
+    def stored(self, cls: int, how: str) -> tuple[int, ...]:
+        """The shape of a weight as a kernel wants it: in × out, heads side by side or one above the other, or heads × in × out."""
+        heads, n, p = int(self.matcher.heads[cls]), int(self.terms[cls].into.cols), int(self.terms[cls].out.cols)
+        return {"columns": (n, heads * p), "rows": (heads * n, p), "stack": (heads, n, p)}[how]
+
+    def promised(self, cls: int) -> bool:
+        """Whether a weight or a constant row is made of arrays that nobody has yet."""
+        return any(isinstance(each, Promised) for term in self.terms[cls].walk() for each in term.attributes)
 
     def halves(self, cls: int) -> tuple[int, ...]:
         """The parts of a joined weight or bias."""

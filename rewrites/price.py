@@ -62,17 +62,18 @@ class Prices:
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         """Seconds of x times a weight in this representation, and the bytes of the weight."""
-        term, heads = lowering.terms[use.weight], int(lowering.matcher.heads[use.weight])
-        n, p = int(term.into.cols), int(term.out.cols)
-        rows, cols = {"columns": (n, heads * p), "rows": (heads * n, p), "stack": (heads * n, p)}[use.layout]
+        *stack, rows, cols = lowering.stored(use.weight, use.layout)
+        if stack: return self.headwise(*stack, rows, cols)
         size = stored_bytes(method.format, rows, cols, method.parameters)
         if use.x in lowering.graph.facts["given"]:
             return self.machine.seconds("gather", T=self.rows, p=cols), size
-        if use.layout == "stack":
-            return self.machine.seconds("headwise", T=self.rows, h=heads, n=n, p=p), size
         product = self.linear(method.format, rows, cols, method.parameters)
         if FORMATS[method.format].rounds: product -= self.spared(lowering.epilogues.get(use, ()), cols)
         return max(product, 0.0), size
+
+    def headwise(self, heads: int, n: int, p: int) -> tuple[float, float]:
+        """The same where every head has a matrix of its own."""
+        return self.machine.seconds("headwise", T=self.rows, h=heads, n=n, p=p), 4.0 * heads * n * p
 
     def spared(self, stages: Sequence[str], cols: int) -> float:
         """Seconds that an epilogue takes less behind a product that rounds than its kernel is priced at."""

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import Any
 
-from opmatrix.data import Data
+from opmatrix.data import Data, Promised
 from opmatrix.extents import Extents
+from opmatrix.planned import Planned
 from opmatrix.program import Program
 from opmatrix.runtime.order import ordered
 from opmatrix.term import Operator
@@ -76,7 +77,9 @@ class Structure:
             emitter.emit(lowering, extraction.nodes, number, handed, decide)
             result = emitter.values[named[part.roots[self.path[number][1]]]]
         output, prices = emitter.rows(result), self.lowerings[0].prices
-        return ordered(Program(emitter.steps, emitter.constants, output, meta), prices.extents), emitter
+        numbers = (value for part in self.parts for value in part.template.values.values())
+        kind = Planned if any(isinstance(value, Promised) for value in numbers) else Program
+        return ordered(kind(emitter.steps, emitter.constants, output, meta), prices.extents), emitter
 
 
 @dataclass

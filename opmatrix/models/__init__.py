@@ -9,7 +9,7 @@ from opmatrix.models.config import one_of, settings
 from opmatrix.models.transformer import transformer
 from opmatrix.term import Operator
 
-__all__ = ["FAMILIES", "At", "build", "check", "tensors"]
+__all__ = ["FAMILIES", "At", "build", "check", "promised", "tensors"]
 
 
 class At(Protocol):
@@ -34,6 +34,11 @@ def build(config: Mapping[str, Any], at: At) -> Operator:
     sizes do not divide one another."""
     try: return FAMILIES[check(config)](config, at)
     except KeyError as error: raise InputError(f"config: {error} is missing") from error
+
+
+def promised(config: Mapping[str, Any]) -> Operator:
+    """The model of a config with weights of which only names and shapes are known: for `rewrites.planned.planned`."""
+    return build(config, lambda name, *shape: Promised(name, shape))
 
 
 def tensors(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,10 @@
 
 A config of `model_type` "transformer" says: vocab_size, max_position_embeddings, hidden_size, intermediate_size,
 num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim; norm ("layer" or "rms"), norm_eps, pre_norm;
-hidden_act (a name of ACTIVATIONS), gated (Shazeer 2020, GLU variants); bias; mask: a pattern within sequences, as text."""
+hidden_act (a name of ACTIVATIONS), gated (Shazeer 2020, GLU variants); bias; mask: a pattern within sequences, as text;
+positions ("learned", or "rotary" with rope_theta: Su et al. 2021); head ("none"; "tied": scores of the vocabulary by the table of
+tokens, Press and Wolf 2017; "own": by a matrix of its own). LLaMA (Touvron et al. 2023) is rms, pre_norm, silu, gated, no bias,
+rotary, "sequence & causal"."""
 from functools import reduce
 from operator import matmul
 
@@ -21,6 +24,7 @@ from opmatrix.operators import (
     grouped,
     layernorm,
     rmsnorm,
+    rotary,
     weight,
 )
 from opmatrix.patterns import parse
@@ -33,13 +37,16 @@ NORMS = dict(layer=layernorm, rms=rmsnorm)
     **{name: whole() for name in (*SIZES, "vocab_size", "max_position_embeddings")},
     num_hidden_layers=whole(0, 1000), norm=one_of(NORMS), norm_eps=real(1e-20, 1), pre_norm=flag(),
     hidden_act=one_of(ACTIVATIONS, "gelu"), gated=flag(), bias=flag(),
-    mask=Key("a pattern as text", lambda v: type(v) is str))
+    mask=Key("a pattern as text", lambda v: type(v) is str), positions=one_of(("learned", "rotary"), "learned"),
+    rope_theta=real(1, 1e12, 10000.0), head=one_of(("none", "tied", "own"), "none"))
 def transformer(config, at):
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, f, h, g, d = (config[name] for name in SIZES)
+    if d % 2 and config["positions"] == "rotary": raise wrong("head_dim", d, "even, as pairs of columns are rotated")
     if h % g: raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
     act, where = ACTIVATIONS[config["hidden_act"]], pattern(config)
     unit = NORMS[config["norm"]](config["norm_eps"])
+    turned = rotary(config["max_position_embeddings"], d, config["rope_theta"]) if config["positions"] == "rotary" else I
 
     def linear(name, n, p):
         W = at(f"{name}.weight", p, n).T
@@ -51,7 +58,7 @@ def transformer(config, at):
 
     def mixing(l):
         Q, K, V = (linear(f"{l}.{part}", n, d * count) for part, count in (("query", h), ("key", g), ("value", g)))
-        mixed = attention(Q, K, V, h, where) if g == h else grouped(Q, K, V, h, g, where)
+        mixed = attention(Q, K, V, h, where, turned) if g == h else grouped(Q, K, V, h, g, where, turned)
         return mixed @ linear(f"{l}.output", d * h, n)
 
     def feeding(l):
@@ -63,9 +70,11 @@ def transformer(config, at):
         return (I + first @ F) @ (I + second @ G) if config["pre_norm"] else (I + F) @ first @ (I + G) @ second
 
     tokens, positions = config["vocab_size"], config["max_position_embeddings"]
-    embed = weight(at("tokens", tokens, n)) + given("positions", positions) @ weight(at("positions", positions, n))
+    embed = weight(table := at("tokens", tokens, n))
+    if turned is I: embed = embed + given("positions", positions) @ weight(at("positions", positions, n))
     layers = [layer(f"layer.{i}") for i in range(config["num_hidden_layers"])]
-    return reduce(matmul, [embed, *layers, *([norm("norm")] if config["pre_norm"] else [])])
+    heads = {"none": lambda: [], "tied": lambda: [weight(table.T)], "own": lambda: [weight(at("head", tokens, n).T)]}
+    return reduce(matmul, [embed, *layers, *([norm("norm")] if config["pre_norm"] else []), *heads[config["head"]]()])
 
 
 def pattern(config):
