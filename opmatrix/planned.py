@@ -19,4 +19,4 @@ class Planned(Program):
     run = __call__ = exact = trace = embed = stream = save = refuse
 
     @property
-    def hash(self) -> NoReturn: return self.refuse()                    # type: ignore[override]
+    def hash(self) -> NoReturn: self.refuse()

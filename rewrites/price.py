@@ -62,8 +62,9 @@ class Prices:
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         """Seconds of x times a weight in this representation, and the bytes of the weight."""
-        *stack, rows, cols = lowering.stored(use.weight, use.layout)
-        if stack: return self.headwise(*stack, rows, cols)
+        shape = lowering.stored(use.weight, use.layout)
+        if use.layout == "stack": return self.headwise(*shape)
+        rows, cols = shape
         size = stored_bytes(method.format, rows, cols, method.parameters)
         if use.x in lowering.graph.facts["given"]:
             return self.machine.seconds("gather", T=self.rows, p=cols), size

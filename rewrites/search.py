@@ -17,7 +17,7 @@ from rewrites.extraction import Extraction, Infeasible, Problem, extract
 from rewrites.fit import Fitter
 from rewrites.law import Law
 from rewrites.layers import Explorer, Part, parts, states
-from rewrites.lower import Lowering, Method, Use
+from rewrites.lower import Angles, Lowering, Method, Use
 from rewrites.price import Machine, Prices
 from rewrites.representations import Representable, content
 
@@ -55,7 +55,11 @@ class Structure:
 
     @property
     def memory(self) -> float:
-        return sum(extraction.memory for extraction in self.extractions)
+        """Bytes of everything that is stored; tables of positions that parts share are stored once."""
+        tables = [(node.memory, tuple(lowering.tables(node.label.rotation))) for lowering, extraction in
+                  zip(self.lowerings, self.extractions, strict=True) for node in extraction.nodes if isinstance(node.label, Angles)]
+        repeated = sum(size for size, _ in tables) - sum({of: size for size, of in tables}.values())
+        return sum(extraction.memory for extraction in self.extractions) - repeated
 
     @property
     def error(self) -> float:

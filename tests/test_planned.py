@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 from searched import Round
 
 from formats import FORMATS
@@ -88,3 +89,19 @@ print(plan.stored, plan.peak, plan.time, resource.getrusage(resource.RUSAGE_SELF
     weights = 2 * 32000 * 8192 + 80 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
     assert 4 * weights <= stored < 4.01 * weights and resident < 1e9
     assert 512 * 32000 * 4 < peak < 1e9 and 2 * 512 * weights / 2e15 < seconds < 60
+
+
+@pytest.mark.parametrize("changed", [{}, dict(num_hidden_layers=5), dict(num_key_value_heads=4, head="tied"), dict(head="none", bias=True)],
+                         ids=str)
+def test_planned_bytes_are_those_of_the_file(changed, tmp_path):
+    """Tables of positions lie there once, however many layers turn their queries and keys by them."""
+    config = SMALL | changed
+    operator = build(config, random_weights(config, np.random.default_rng(0)))
+    found = search(operator, EXACT_LAWS, Round(), counted([9, 4], patterns(operator)))
+    program, _ = found.program({})
+    program.save(tmp_path / "p")
+    kept = load_file(tmp_path / "p" / "weights.safetensors")
+    stored = sum(array.nbytes for name, array in kept.items() if not name.startswith("padding"))
+    assert found.memory == program.stored_bytes == stored == planned(config, Round(), [9, 4]).stored
+    tables = {step.operands[name] for step in program.steps if step.kernel == "rotate" for name in ("cos", "sin")}
+    assert len(tables) == 2 and sum(step.kernel == "rotate" for step in program.steps) == 2 * config["num_hidden_layers"]
