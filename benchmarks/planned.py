@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 
+import command
 from command import Figure, Parser, cell, concluded, count, tabled, takes
 
 SIZES = dict(model_type="transformer", vocab_size=32000, max_position_embeddings=4096, hidden_size=8192, intermediate_size=28672,
@@ -34,8 +35,8 @@ def main() -> None:
     given = parser.parse_args()
     takes(5 + 0.1 * given.layers)
     config = json.dumps(SIZES | dict(num_hidden_layers=given.layers))
-    command = [sys.executable, "-c", CODE, config, given.machine, str(given.tokens)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    arguments = [sys.executable, "-c", CODE, config, given.machine, str(given.tokens)]
+    said = subprocess.run(arguments, capture_output=True, text=True, check=True)
     seconds, resident, predicted, stored, peak = map(float, said.stdout.split())
     row = given.layers, seconds, resident, 1e3 * predicted, stored / 1e9, peak / 1e6
     for line in (COLUMNS, row): print(" ".join(cell(each, 13) for each in line))
@@ -44,5 +45,4 @@ def main() -> None:
                       Figure("resident memory", resident, "MB", most=1000.0)])
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__": command.run(main)
