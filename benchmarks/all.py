@@ -68,7 +68,7 @@ BENCHMARKS = {
     "stated": Benchmark("minilm.opmatrix --fresh 50", 20, "minilm.opmatrix", 90,
                         "Do stated errors hold for texts that nobody saw?", "minilm.opmatrix"),
     "berts": Benchmark("--models 2", 15, "", 240, "Are programs what transformers computes?"),
-    "mutants": Benchmark("--every 60", 20, "", 270, "Which wrong laws do the checks see?"),
+    "mutants": Benchmark("--every 80", 15, "", 270, "Which wrong laws do the checks see?"),
     "guards": Benchmark("--share 0.002", 6, "", 900, "Do kernels stay within their arrays?"),
     "hostile": Benchmark("--files 400", 8, "", 1200, "What does a spoilt file do?"),
     "interrupts": Benchmark("--count 20", 10, "", 200, "Is a run right after it was interrupted?"),
