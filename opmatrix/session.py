@@ -2,7 +2,8 @@
 
 Rows of caches are handed out in pages; a page knows the page before it, so sequences share those that they begin with, and what a
 fork writes goes to a page of its own."""
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -65,28 +66,43 @@ class Session:
         self.users = [0] * pages                            # of each page: sequences that end in it, and pages that follow it
         self.free = [*range(pages)][::-1]
         self.sequences: dict[int, Held] = {}
-        self.lock, self.made = RLock(), 0
+        self.lock, self.busy, self.made = RLock(), False, 0
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One call at a time; one that is given up leaves pages as the sequences have them."""
+        with self.lock:
+            if self.busy: raise InputError("session: it is called back within a call of its own: wait until that has ended")
+            try:
+                self.busy = True
+                yield
+            except BaseException:
+                self.recount()
+                raise
+            finally: self.busy = False
 
     # ---- sequences
 
     def join(self) -> Held:
         """A new sequence, without rows."""
-        with self.lock:
-            self.made += 1
-            self.sequences[self.made] = held = Held(self, self.made)
-            return held
+        with self.alone(): return self.joined(0, NONE, 0)
+
+    def joined(self, length: int, page: int, pages: int) -> Held:
+        """A new sequence with so many rows, that ends in this page."""
+        self.made += 1
+        self.sequences[self.made] = held = Held(self, self.made, length, page, pages)
+        return held
 
     def fork(self, sequence: Held) -> Held:
         """A new sequence with the same rows; pages are shared until one of both writes."""
-        with self.lock:
-            own, made = self.known(sequence, "fork"), self.join()
+        with self.alone():
+            own = self.known(sequence, "fork")
             if own.pages: self.users[own.page] += 1
-            made.length, made.page, made.pages = own.length, own.page, own.pages
-            return made
+            return self.joined(own.length, own.page, own.pages)
 
     def rewind(self, sequence: Held, length: int) -> None:
         """A sequence gives back the rows from `length` on."""
-        with self.lock:
+        with self.alone():
             own = self.known(sequence, "rewind")
             if type(length) is not int or not 0 <= length <= own.length:
                 raise InputError(f"rewind: sequence {own.number} has {own.length} rows in space C: it cannot go back to {length!r:.40}")
@@ -95,25 +111,25 @@ class Session:
 
     def leave(self, sequence: Held) -> None:
         """A sequence gives back all of its rows, and is no longer held."""
-        with self.lock:
-            self.rewind(self.known(sequence, "leave"), 0)
-            del self.sequences[sequence.number]
+        with self.alone():
+            own = self.known(sequence, "leave")
+            own.length = 0
+            self.trim(own)
+            del self.sequences[own.number]
 
     # ---- steps
 
     def step(self, new: Mapping[Held, Ids]) -> NDArray[Any]:
         """(T, n): the outputs of new rows, sequence after sequence, which then belong to them. Each has one token id or more."""
-        with self.lock:
+        with self.alone():
             sequences = [self.known(each, "step") for each in new]
             counts = [len(ids) for ids in new.values()]
             self.room(sequences, counts)
-            try:
-                slots = [slot for own, count in zip(sequences, counts, strict=True) for slot in self.slots(own, count)]
-                batch = New(new.values(), [own.length for own in sequences], np.array(slots, np.int64), self)
-                found = self.exactly(batch) if self.exact else self.program.schedule.run(batch)
-                for own, count in zip(sequences, counts, strict=True): own.length += count
-            finally:
-                for own in sequences: self.trim(own)
+            slots = [slot for own, count in zip(sequences, counts, strict=True) for slot in self.slots(own, count)]
+            batch = New(new.values(), [own.length for own in sequences], np.array(slots, np.int64), self)
+            found = self.exactly(batch) if self.exact else self.program.schedule.run(batch)
+            lengths = [own.length + count for own, count in zip(sequences, counts, strict=True)]
+            for own, length in zip(sequences, lengths, strict=True): own.length = length
             return found
 
     def exactly(self, batch: New) -> NDArray[np.float64]:
@@ -184,6 +200,26 @@ class Session:
     def trim(self, own: Held) -> None:
         """Pages behind the last row are given back."""
         while own.pages > -(-own.length // self.side): self.drop(own)
+
+    def recount(self) -> None:
+        """Counts pages anew, by what the sequences hold, wherever a call was given up."""
+        users, held = [0] * len(self.before), set[int]()
+        for own in self.sequences.values():
+            chain = [*self.chain(own)]
+            chain = chain[len(chain) - -(-own.length // self.side):]
+            own.page, own.pages = chain[0] if chain else NONE, len(chain)
+            if chain: users[chain[0]] += 1
+            for page in set(chain) - held:
+                if (before := int(self.before[page])) != NONE: users[before] += 1
+            held |= {*chain}
+        self.users, self.free = users, [page for page in range(len(users)) if page not in held][::-1]
+
+    def chain(self, own: Held) -> Iterator[int]:
+        """The pages of a sequence, the last one first."""
+        page = own.page
+        while page != NONE:
+            yield page
+            page = int(self.before[page])
 
     # ---- what it takes
 

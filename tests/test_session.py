@@ -1,4 +1,5 @@
 """Cached steps: new rows of a causal program over keys and values that a session holds, against computing all rows anew."""
+import signal
 from functools import cache
 from types import SimpleNamespace
 
@@ -150,25 +151,21 @@ class Interleaved(RuleBasedStateMachine):
     @invariant()
     def pages_are_counted(self):
         """Every page is free, or a sequence ends in it or another page follows it; no more are taken than sequences need."""
-        session = self.session
-        followed = {page for held in session.sequences.values() for page in chain(session, held)}
-        assert followed.isdisjoint(session.free) and len(followed) + len(session.free) == len(session.before)
-        users = [0] * len(session.before)
-        for page in followed:
-            if (before := session.before[page]) >= 0: users[before] += 1
-        for held in session.sequences.values():
-            assert held.length == len(self.texts[held]) and held.pages == -(-held.length // PAGE) == len(chain(session, held))
-            if held.pages: users[held.page] += 1
-        assert all(users[page] == session.users[page] for page in followed)
+        assert all(held.length == len(self.texts[held]) for held in self.session.sequences.values())
+        counted(self.session)
 
 
-def chain(session, held):
-    """The pages of a sequence."""
-    pages, page = [], held.page
-    while page >= 0:
-        pages.append(page)
-        page = int(session.before[page])
-    return pages
+def counted(session):
+    """Every page is free or held, once, and has as many users as it has."""
+    followed = {page for held in session.sequences.values() for page in session.chain(held)}
+    assert followed.isdisjoint(session.free) and len(followed) + len(session.free) == len(session.before)
+    users = [0] * len(session.before)
+    for page in followed:
+        if (before := session.before[page]) >= 0: users[before] += 1
+    for held in session.sequences.values():
+        assert held.pages == -(-held.length // PAGE) == len([*session.chain(held)])
+        if held.pages: users[held.page] += 1
+    assert all(users[page] == session.users[page] for page in followed)
 
 
 TestInterleaved = Interleaved.TestCase
@@ -331,6 +328,48 @@ def test_a_step_that_is_refused_leaves_the_session_as_it_was():
     with pytest.raises(ValueError, match="0 tokens"): session.step({held: []})
     assert held.length == 19 and len(session.free) == 23
     assert relative(session.step({held: [7]}), program.exact([[*text(19), 7]])[-1:]) < 1e-5
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="this system has no alarms")
+def test_an_interrupted_call_leaves_the_session_right():
+    """Anywhere, in pages too: a step either happened to all of its sequences or to none, and later rows are right."""
+    program, step = found()
+    session, rng, struck = step.start(600), np.random.default_rng(0), 0
+    texts = {session.join(): [], session.join(): []}
+
+    def strike(number, frame): raise KeyboardInterrupt
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        for _ in range(120):
+            held = list(texts)[rng.integers(2)]
+            ids, length = text(int(rng.integers(1, 40)), struck), held.length
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 4e-3))
+                session.step({held: ids})
+                forked = session.fork(held)
+                session.rewind(forked, length)
+                session.leave(forked)
+            except KeyboardInterrupt: struck += 1
+            finally: signal.setitimer(signal.ITIMER_REAL, 0)
+            assert held.length in (length, length + len(ids))
+            if held.length > length: texts[held] += ids.tolist()
+            for each in [*session.sequences.values()]:
+                if each not in texts: session.leave(each)
+            counted(session)
+            if held.length > 200:
+                session.rewind(held, 11)
+                del texts[held][11:]
+            rows = session.step({held: [5]})
+            texts[held].append(5)
+            assert relative(rows, program.exact([texts[held]])[-1:]) < 1e-5
+    finally: signal.signal(signal.SIGALRM, before)
+    assert struck > 10
+
+
+def test_a_call_within_a_call_is_refused():
+    session = found()[1].start(64)
+    with session.alone(), pytest.raises(InputError, match="called back within a call of its own"): session.join()
+    assert session.join().number == 1
 
 
 def test_programs_that_have_no_cached_step():
