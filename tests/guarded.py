@@ -291,8 +291,31 @@ def head_doors() -> Iterator[tuple[str, Door]]:
         lambda out, q, k, v, **mask: kernels.attention_blocks(q, k, v, *mask.values(), out, 16, 0.3), masked)
 
 
+def cache_doors() -> Iterator[tuple[str, Door]]:
+    from formats import kernels
+    from formats.kernels.caches import PAGE
+
+    def kept(x: np.ndarray, slots: np.ndarray) -> Any:
+        return x[np.argsort(slots)].astype(np.float64), 0
+    yield "append", Door(lambda rng, rows: {"x": normal(rng, rows, 2, 20), "slots": rng.permutation(rows)},
+                         lambda x, **_: x.shape, lambda out, x, slots: kernels.append(x, slots, out), kept,
+                         exempt=(("out", "a row more"), ("slots", "rows all the same"), ("slots", "numbers all the same")))
+
+    def recalled(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndarray, before: np.ndarray) -> Any:
+        k, v = (each.astype(np.float64).repeat(2, 1).swapaxes(0, 1) for each in (k, v))
+        return softly(0.3 * q.astype(np.float64).swapaxes(0, 1) @ k.swapaxes(1, 2), v, np.arange(k.shape[1]) <= slots[:, None])
+
+    def cached(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
+        """One sequence, whose pages follow one another."""
+        pages = rows // PAGE + 1
+        return {"q": normal(rng, rows, 4, 20), "k": normal(rng, pages * PAGE, 2, 20), "v": normal(rng, pages * PAGE, 2, 24),
+                "slots": np.arange(rows), "before": np.arange(pages) - 1}
+    yield "attention_cached", Door(cached, lambda q, v, **_: (len(q), 4, v.shape[2]), lambda out, q, k, v, slots, before:
+                                   kernels.attention_cached(q, k, v, slots, before, out, 0.3), recalled)
+
+
 @cache
-def doors() -> dict[str, Door]: return dict([*product_doors(), *pass_doors(), *head_doors()])
+def doors() -> dict[str, Door]: return dict([*product_doors(), *pass_doors(), *head_doors(), *cache_doors()])
 
 
 # ---- cases

@@ -7,6 +7,7 @@ from math import gcd
 
 import numpy as np
 
+from ..arrays import plain, separate
 from ..threads import threads
 from .arithmetic import keep
 from .attending import LINE, LOG2_E, LOWEST, PIECES, QUERIES, scaled, score_all, softened, weigh_all
@@ -70,10 +71,27 @@ def attend_cached(item, worker, arguments):
         cached_unit(c, c.room + worker * c.apart, unit // each, unit % each * c.together)
 
 
+def places(name: str, array: np.ndarray, count: int, least: int, limit: int) -> np.ndarray:
+    """So many whole numbers as words. ValueError for anything else, IndexError for one below the least, or not below the limit."""
+    if array.shape != (count,) or array.dtype.kind not in "iu":
+        raise ValueError(f"{name}: expected {count} whole numbers, got {array.dtype} of shape {array.shape}")
+    if array.size and not least <= (low := array.min()) <= (high := array.max()) < limit:
+        raise IndexError(f"{name}: {low if low < least else high} is outside {least} to {limit - 1}")
+    return plain(name, array, np.int64)
+
+
+def endless(before: np.ndarray) -> bool:
+    """Whether some page has no first page before it: twice as many steps at a time."""
+    for _ in range(len(before).bit_length()): before = np.where(before < 0, before, before[before])
+    return bool((before >= 0).any())
+
+
 def append(x: np.ndarray, slots: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """out[slots] = x: (T, heads, cols) to rows of a cache (C, heads, cols). Slots are int64 from 0 on, below C, all different."""
+    """out[slots] = x: (T, heads, cols) to rows of a cache (C, heads, cols). Slots are all different. IndexError where one is outside."""
     check_heads(out, x=x)
     T, (heads, cols) = len(x), out.shape[1:]
+    slots = places("slots", slots, T, 0, len(out))
+    separate(out, slots=slots)
     if x.shape[2] != cols: raise ValueError(f"x and out: widths {x.shape[2]} and {cols} differ")
     record = filled(*heads_of("x", x, T, heads), *heads_of("out", out, len(out), heads), address(slots), T, heads, cols)
     launch(threads(), (append_rows, record, -(-T // CHUNK)))
@@ -85,15 +103,19 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     """out (T, h, e) = softmax(scale q kᵀ) v of each row, over what its sequence has cached up to the row's own slot.
 
     q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`; slots (T) say where a row's own key lies;
-    before (C / PAGE) are the pages before, -1 before the first. Both are int64 and must be right: they are not looked at here."""
+    before (C / PAGE) are the pages before, -1 before the first. IndexError where one is outside, ValueError where they lead nowhere."""
     check_heads(out, q=q, k=k, v=v)
     (heads, e), d, T = out.shape[1:], q.shape[2], len(out)
     if k.shape[2] != d: raise ValueError(f"q and k: widths {d} and {k.shape[2]} differ")
     if v.shape[2] != e: raise ValueError(f"v and out: widths {v.shape[2]} and {e} differ")
     if len(k) != len(v): raise ValueError(f"k and v: caches of {len(k)} and {len(v)} rows")
+    if len(k) % PAGE: raise ValueError(f"k and v: caches of {len(k)} rows, which are no pages of {PAGE}")
+    slots, before = places("slots", slots, T, 0, len(k)), places("before", before, pages := len(k) // PAGE, -1, pages)
+    separate(out, slots=slots, before=before)
+    if endless(before): raise ValueError("before: it leads from a page back to the page itself")
     serves = [served(name, view, heads) for name, view in zip("qkv", (q, k, v), strict=True)]
-    places = [number for name, view, rows, many in zip(("q", "k", "v", "out"), (q, k, v, out), (T, len(k), len(k), T), (*serves, 1),
-                                                       strict=True) for number in heads_of(name, view, rows, heads // many)]
+    views = zip(("q", "k", "v", "out"), (q, k, v, out), (T, len(k), len(k), T), (*serves, 1), strict=True)
+    lies = [number for name, view, rows, many in views for number in heads_of(name, view, rows, heads // many)]
     shared = gcd(*serves[1:]) if serves[0] == 1 else 1
     together = max(each for each in range(1, min(shared, QUERIES) + 1) if shared % each == 0)
     units, workers = T * heads // together, threads()
@@ -101,6 +123,6 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     factor, = struct.unpack("q", struct.pack("d", finite(scale * LOG2_E)))
     with POOL.lock:
         reserved = ROOM.reserve(LINE * (4 + -(-d // 16) * 16 + PAGE), workers)
-        fields = *places, address(slots), address(before), heads, d, e, *reserved, *serves, together, units, items, factor
+        fields = *lies, address(slots), address(before), heads, d, e, *reserved, *serves, together, units, items, factor
         launch(workers, (attend_cached, filled(*fields), items))
     return out

@@ -26,14 +26,15 @@ class Slots:
     """A batch of so many rows as recordings see it: where the numbers of every batch of that size will lie."""
 
     def __init__(self, rows: int, words: Words):
+        from formats.kernels.caches import PAGE
         from formats.kernels.heads import Layout
-        self.rows, self.words = rows, words
+        self.page, self.rows, self.words = PAGE, rows, words
         words[:] = 0
         self.starts = Layout(*words[len(NAMES) * rows:].reshape(2, rows + 1))
-        self.before = np.empty(1, np.int64)                 # stands for that of a session
+        self.before = np.full(1, -1, np.int64)              # of one page, which stands for those of a session
         fill(words, rows, {}, [0, rows])
 
-    def extents(self) -> Extents: return Extents({T: self.rows, C: 1})
+    def extents(self) -> Extents: return Extents({T: self.rows, C: self.page})
 
     @property
     def slots(self) -> Words:
