@@ -15,6 +15,7 @@ from rewrites.interpret import Interpreted
 from rewrites.kinds import array
 from rewrites.lower import EXACT, Call, Lowering, Method, Stored, Use, layout
 
+ANYWHERE = -1                                               # in place of a part: an array is stored once, by its content
 ROWS = 0                                                    # a view as plain rows, not as so many heads
 GIVES_HEADS = ("attention", "values", "headwise", "repeat", "rotate")
 
@@ -87,7 +88,7 @@ class Emitter:
         elif isinstance(call.implementation, Interpreted):
             operands = {name: (self._heads if lowering.matcher.heads[at] > 1 else self._rows)(at) for name, at in call.bound}
             arrays = call.implementation.data(lowering.template.values)
-            operands |= {f"c{k}": self._constant(("", data), partial(np.asarray, data.array))
+            operands |= {f"c{k}": self._constant((ANYWHERE, data), partial(np.asarray, data.array))
                          for k, data in enumerate(arrays)}
             self._step(kernel, operands, call.implementation.attributes, cls, heads)
         else:
@@ -106,7 +107,7 @@ class Emitter:
                 case "where":
                     seen = lowering.template.values[cls]
                     attributes[name] = seen.form
-                    operands |= {f"mask{k}": self._constant(("", data), partial(np.asarray, data.array))
+                    operands |= {f"mask{k}": self._constant((ANYWHERE, data), partial(np.asarray, data.array))
                                  for k, data in enumerate(seen.data)}
                 case "count" if call.implementation.kernel == "repeat":
                     attributes[name] = int(lowering.template.values[cls])
@@ -114,7 +115,7 @@ class Emitter:
                     attributes[name] = next(node.kind for node in lowering.graph.members[cls] if node.kind in ACTIVATIONS)
                 case "rotation":
                     for table, data in zip(("cos", "sin"), lowering.tables(cls), strict=True):
-                        operands[table] = self._constant(("", data), partial(np.asarray, data.array))
+                        operands[table] = self._constant((ANYWHERE, data), partial(np.asarray, data.array))
                 case "constant":
                     width = lowering.columns(gives if lowering.columns(cls) == 1 else cls)
                     operands[name] = self._constant((self.part, Spread(cls, width)), partial(vector, lowering, cls, width))

@@ -55,10 +55,12 @@ def unrounded(structure: Structure, emitter: Emitter) -> dict[str, NDArray[Any]]
     names = {id(constant): name for name, constant in emitter.constants.items()}
     found = {}
     for (part, key), constant in emitter.fitted.items():
-        if (name := names.get(id(constant))) is not None:
+        if (name := names.get(id(constant))) is None: continue
+        if isinstance(key, Data): found[name] = key.array   # stored by its content, for whatever part reads it
+        else:
             lowering = structure.lowerings[part]
-            found[name] = (lowering.matrix(key.weight, key.layout) if isinstance(key, Stored) else key.array
-                           if isinstance(key, Data) else lowering.vector(key.constant, constant.shape[0]))
+            found[name] = (lowering.matrix(key.weight, key.layout) if isinstance(key, Stored)
+                           else lowering.vector(key.constant, constant.shape[0]))
     return found
 
 
