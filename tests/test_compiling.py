@@ -46,7 +46,7 @@ from formats.kernels.compiled import FUNCTIONS
 from formats.kernels.launch import address
 kernels.warm(["square"])
 x = np.arange(40, dtype=np.float32)
-FUNCTIONS["square"].call(address(x), 40)
+FUNCTIONS["square"].call(address(x), 40, 1, 160)
 assert (x == np.arange(40) ** 2).all()
 print("compiled" if "formats.kernels.compiler" in sys.modules else "found", objects.key())
 """
