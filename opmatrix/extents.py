@@ -1,8 +1,8 @@
 """Extents: how large a batch is, in the sizes that shapes, plans and prices depend on.
 
-    Extents({T: 512, pairs[sequence & causal]: 143_360})
+    Extents({T: 512, S: 4, pairs[sequence & causal]: 143_360})
 
-A live size (T: the rows) has a number, and so has each pattern: the scores of one head that attention computes for it,
+A live size (T: the rows, S: the sequences) has a number, and so has each pattern: the scores of one head that attention computes for it,
 which leaves out tiles that nobody sees. In place of numbers may stand symbols: what is priced with them is a formula."""
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.masks import attended
-from formats.sizes import Size, T, size
+from formats.sizes import S, Size, T, size
 from opmatrix.patterns import Pattern, everyone, parse, sequence
 
-__all__ = ["Extents", "T", "counted", "pairs", "patterns"]
+__all__ = ["Extents", "S", "T", "counted", "pairs", "patterns"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def number(name: Entry, value: Any) -> Any:
 def counted(lengths: Sequence[int] | NDArray[Any], patterns: Iterable[Pattern] = ()) -> Extents:
     """The extents of sentences of these lengths, with these patterns."""
     rows = np.asarray(lengths, np.int64)
-    found: dict[Entry, Any] = {T: int(rows.sum()), WHOLE: int(rows @ rows)}
+    found: dict[Entry, Any] = {T: int(rows.sum()), S: len(rows), WHOLE: int(rows @ rows)}
     return Extents._made(found | {pairs[each]: scores(each, rows) for each in patterns if each != sequence})
 
 

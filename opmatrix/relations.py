@@ -2,6 +2,7 @@
 zero: a product over any monoid leaves it out."""
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +21,14 @@ class Relation:
 
     def __str__(self) -> str: return f"{self.name}: {self.rows} × {self.cols}"
     @property
+    def custom(self) -> bool:
+        """Whether it is of its batch alone."""
+        return self.name not in GIVEN
+    @property
+    def picked(self) -> bool: return self.name in ("first", "last")
+    @property
+    def pooled(self) -> bool: return not self.custom and not self.picked
+    @property
     def square(self) -> bool: return self.rows == self.cols
 
 
@@ -32,6 +41,13 @@ def relation(name: str, rows: Any, cols: Any) -> Relation:
     made = Relation(str(name), str(rows), str(cols))
     if GIVEN.get(made.name, made) != made: raise ValueError(f"relation {made}: every batch gives {GIVEN[made.name]}")
     return made
+
+
+def parsed(text: str) -> Relation:
+    """The relation of a text, `name: rows × columns`. Raises ValueError for any other text."""
+    name = r"([A-Za-z]\w{0,39})"
+    if found := re.fullmatch(f"{name}: {name} × {name}", text, re.ASCII): return relation(*found.groups())
+    raise ValueError(f"{text!r:.80} is no relation, such as 'edges: T × T'")
 
 
 def known(given: Any, where: str) -> Any:

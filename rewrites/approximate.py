@@ -206,7 +206,7 @@ def methods(site: Site, gram: Gram | None, prices: Prices, limits: Limits) -> Pr
     def price(name: str, parameters: dict[str, Any], n: int, p: int) -> tuple[float, float]:
         key = tuple(parameters.items())
         if site.x is None:
-            return prices.machine.seconds("gather", T=prices.rows, p=p), stored_bytes(name, n, p, key)
+            return prices.machine.seconds("gather", T=prices.live["T"], p=p), stored_bytes(name, n, p, key)
         return prices.linear(name, n, p, key), stored_bytes(name, n, p, key)
     if site.x is None:
         sample = propose(site.matrix[:512], None, limits, price)

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from formats.shapes import ShapeError
 from opmatrix.term import KINDS, Kind, Operator
 from rewrites import kinds
-from rewrites.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SIMPLIFY, Law
+from rewrites.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SELECT, SIMPLIFY, Law
 from rewrites.laws import facts
 from rewrites.template import Template, quoted
 
-SCHEDULE = (NORMALISE, SIMPLIFY, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
+SCHEDULE = (NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
 WILD = 4                                                    # budgets that the next round may reach if it grows as the last
-ROUNDS = {JOIN: 2}                                          # queries with keys, then both with values
+ROUNDS = {SELECT: 200, JOIN: 2}                             # operator by operator; queries with keys, then both with values
 
 
 def text(term: Operator) -> str:

@@ -17,7 +17,7 @@ from rewrites.lower import EXACT, Call, Lowering, Method, Stored, Use, layout
 
 ANYWHERE = -1                                               # in place of a part: an array is stored once, by its content
 ROWS = 0                                                    # a view as plain rows, not as so many heads
-GIVES_HEADS = ("attention", "values", "headwise", "repeat", "rotate")
+GIVES_HEADS = ("attention", "attend_once", "values", "headwise", "repeat", "rotate")
 
 
 def promise(shape: tuple[int, ...], method: Method = EXACT[0]) -> Any:
@@ -109,6 +109,8 @@ class Emitter:
                     attributes[name] = seen.form
                     operands |= {f"mask{k}": self._constant((ANYWHERE, data), partial(np.asarray, data.array))
                                  for k, data in enumerate(seen.data)}
+                case "relation":
+                    attributes[name] = str(lowering.template.values[cls])
                 case "count" if call.implementation.kernel == "repeat":
                     attributes[name] = int(lowering.template.values[cls])
                 case "entrywise":
@@ -124,13 +126,15 @@ class Emitter:
                     operands[name] = self._weight(lowering, cls, how, methods[Use(x, cls, how, gives)], x)
                 case "value" | "scores" if not name.startswith("field"):
                     operands[name] = self._operand(call.implementation.kernel, name, cls)
+        if call.implementation.kernel == "attend_once":
+            attributes["query"] = lowering.matcher.picked[bound["q"]]
         if call.implementation.kernel == "embed":
             fields = [cls for name, cls in call.bound if name.startswith("field")]
             attributes["fields"] = ",".join(lowering.graph.members[cls][0].attributes[0] for cls in fields)
         return operands, attributes
 
     def _operand(self, kernel: str, name: str, cls: int) -> str:
-        if kernel in ("attention", "scores", "headwise", "repeat", "rotate"):
+        if kernel in ("attention", "attend_once", "scores", "headwise", "repeat", "rotate"):
             return self._heads(cls)
         return self._rows(cls)
 

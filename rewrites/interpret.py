@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from formats.shapes import T
+from formats.shapes import S, T
 from opmatrix.data import Data
 from opmatrix.patterns import Pattern
 from opmatrix.runtime.interpret import MOST, written
@@ -53,9 +53,9 @@ def interpreted(lowering: "Lowering", calls: Sequence[tuple[int, Any]]) -> Itera
 
 
 def plain(lowering: "Lowering", cls: int) -> bool:
-    """Whether it is a buffer of rows: it depends on the input, and has rows of tokens and columns of known number."""
+    """Whether it is a buffer of rows: it depends on the input, and has rows of tokens or sequences and columns of known number."""
     term = lowering.terms[cls]
-    return cls in lowering.graph.facts["act"] and term.out.rows is T and isinstance(term.out.cols, int)
+    return cls in lowering.graph.facts["act"] and term.out.rows in (T, S) and isinstance(term.out.cols, int)
 
 
 def read(term: Operator, inside: dict[Operator, int]) -> Iterator[Operator]:

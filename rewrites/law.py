@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import sympy
 
-from formats.shapes import Shape, T, brief
+from formats.shapes import Shape, T, brief, space
 from opmatrix import monoids, patterns
 from opmatrix.data import Data
 from opmatrix.operators import I, const, gelu, gelu_tanh, given, ones, product, relu, rotate, silu, square, symbol, tanh, turn, weight
@@ -23,7 +23,7 @@ from opmatrix.relations import GIVEN
 from opmatrix.relations import relation as made_relation
 from opmatrix.term import Operator
 
-NORMALISE, SIMPLIFY, MARK, RESTRUCTURE, JOIN = "normalise", "simplify", "mark", "restructure", "join"
+NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, MARK, JOIN = "normalise", "simplify", "select", "restructure", "mark", "join"
 FLAGS = shift_invariant, normalised, right_linear, reflexive = (             # of monoids and patterns, as guards
     "shift_invariant", "normalised", "right_linear", "reflexive")
 EXACT, IMPLEMENTATION, APPROXIMATE, PARTITION = "exact", "implementation", "approximate", "partition"
@@ -46,12 +46,13 @@ bent = I + tanh                                              # neither linear no
 @dataclass(frozen=True)
 class Sort:
     """What a variable may stand for: facts that its class must have, and the sizes, heads first if it has several.
-    `spread`: to a kernel one head will do for several."""
+    `spread`: to a kernel one head will do for several; its rows are of this `space`, of one and the same where none is named."""
 
     name: str
     facts: tuple[str, ...] = ()
     sizes: tuple[Any, ...] = ()
     spread: bool = False
+    space: str = ""
 
     def __getitem__(self, sizes: Any) -> "Sort":
         return replace(self, sizes=sizes if isinstance(sizes, tuple) else (sizes,))
@@ -101,7 +102,7 @@ def stand_in(variable: str, sort: Sort) -> Any:
     *heads, last = sort.sizes or (None,)
     match sort.name:
         case "value" | "varying":
-            return symbol(variable, None, Shape((heads or [1])[0], T, last))
+            return symbol(variable, None, Shape((heads or [1])[0], space(sort.space or "T"), last))
         case "array":
             return symbol(variable, None, Shape(1, *sort.sizes))
         case "scores" | "level":

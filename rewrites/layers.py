@@ -8,6 +8,8 @@ from functools import cached_property, reduce
 from operator import matmul
 from typing import Any
 
+from formats.shapes import S, T, brief
+from opmatrix.errors import InputError
 from opmatrix.operators import given
 from opmatrix.term import Operator
 from rewrites.borders import FULL, apart, border
@@ -27,12 +29,17 @@ class Part:
 
 
 def split(model: Operator) -> list[Operator]:
-    """The factors of a model, gathered into parts: a part begins where rows are mixed."""
+    """The factors of a model, gathered into parts: a part begins where rows of tokens are mixed. What is picked of a part belongs to it,
+    and all that follows on rows of another space."""
     groups: list[list[Operator]] = [[]]
+    rows: Any = T
     for factor in factors(model):
-        if not factor.row_wise and groups[-1]:
+        if rows is T and not factor.selective and groups[-1]:
             groups.append([])
         groups[-1].append(factor)
+        rows = rows if factor.out.rows is factor.into.rows else factor.out.rows
+        if rows not in (T, S):
+            raise InputError(f"{brief(factor)}: it gives rows of space {rows}: programs have rows of tokens, {T}, and sequences, {S}")
     return [reduce(matmul, group) for group in groups]
 
 

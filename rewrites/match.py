@@ -1,10 +1,11 @@
 """A small matcher over a frozen graph, where costs and shapes live: all ways in which a class holds a pattern."""
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from formats.epilogue import ACTIVATIONS
-from formats.shapes import H
+from formats.shapes import H, S, T
 from opmatrix.term import Operator
 from rewrites.egraph import Graph, Node
 from rewrites.law import Sort
@@ -24,12 +25,23 @@ class Matcher:
             for node in nodes:
                 self.members[cls, node.kind].append(node)
         self.heads = {cls: 1 if term.out.heads is H else term.out.heads for cls, term in terms.items()}
+        self.rows = {cls: term.out.rows for cls, term in terms.items()}
         self.columns = {cls: (term.into.cols, term.out.cols) for cls, term in terms.items()}
         self.sized = {cls for cls, term in terms.items()
                       if all(isinstance(s, int) for s in (term.into.cols, term.out.cols))}
         self.square = {cls for cls, term in terms.items() if not isinstance(term.out.cols, int)}
         self.known: dict[tuple[Operator, int], Sequence[Found]] = {}
         self.sorts: dict[Operator, Sort] = {}
+
+    @cached_property
+    def picked(self) -> dict[int, str]:
+        """The classes that are the first or the last rows of sequences, and which of them."""
+        found: dict[int, set[str]] = defaultdict(set)
+        for node in self.graph.nodes:
+            if node.kind == "compose":
+                relations = (self.values[each.attributes[0]] for each in self.members[node.children[1], "pick"])
+                found[node.cls].update(each.name for each in relations if each.picked)
+        return {cls: names.pop() for cls, names in found.items() if len(names) == 1}
 
     def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[Found]:
         """Each substitution, none twice. Raises TypeError where one symbol is given two sorts."""
@@ -42,16 +54,18 @@ class Matcher:
 
     def _agree(self, bound: Found, variables: dict[str, Sort]) -> bool:
         """Sizes of one name are equal, and patterns have the flags that are asked for."""
-        sizes: dict[Any, int] = {}
+        sizes: dict[Any, Any] = {str(space): space for space in (T, S)}
         for name, sort in variables.items():
-            if sort.name == "where" and not all(getattr(self.values[bound[name]], flag) for flag in sort.sizes):
+            if sort.name in ("where", "relation") and not all(getattr(self.values[bound[name]], flag) for flag in sort.sizes):
                 return False
             if any(sizes.setdefault(symbol, size) != size for symbol, size in self._sizes(bound[name], sort)):
                 return False
         return True
 
     def _sizes(self, cls: Any, sort: Sort) -> Iterator[tuple[Any, int]]:
-        """The sizes that a class gives to the names in its sort; what spreads gives none."""
+        """The sizes that a class gives to the names in its sort; what spreads gives none. Rows are sizes too."""
+        if sort.name in ("value", "scores", "column"):
+            yield sort.space or "rows", self.rows[cls]
         if of_heads(sort) and not (sort.spread and self.heads[cls] == 1):
             yield sort.sizes[0], self.heads[cls]
         if sort.name in ("value", "constant", "matrix") and sort.sizes:
@@ -109,6 +123,8 @@ class Matcher:
             return False
         if name in ("value", "scores") and (name == "scores") != (cls in self.square):
             return False                                    # scores have a column for each row, values so many
+        if sort.space == str(S) and cls not in self.picked:
+            return False
         if name == "entrywise":
             return any((cls, kind) in self.members for kind in ACTIVATIONS)
         if name == "rotation":

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from formats import FORMATS
 from formats.machine import NARROW
-from opmatrix.extents import WHOLE, Extents, T, pairs
+from formats.pooling import PICKS
+from opmatrix.extents import WHOLE, Extents, Pairs, pairs
 from opmatrix.runtime.costs import READING
 from opmatrix.runtime.scheme import Running
 
 if TYPE_CHECKING:
     from rewrites.lower import Call, Lowering, Method, Use
 
+PASSES = {"repeat": "scale", "rotate": "rotate", "unit": "scale", "pool": "scale", "link": "gather", "pick": "gather"}
 BLOCK = {"attention", "scores", "weigh"}           # their work grows with scores
 
 
@@ -48,60 +50,67 @@ class Prices:
         found: Extents = self.machine.group(self.extents) if isinstance(self.machine, Running) else self.extents
         return found
 
-    @property
-    def rows(self) -> Any: return self.group[T]
+    @cached_property
+    def live(self) -> dict[str, Any]:
+        """Rows of each space."""
+        return {str(size): count for size, count in self.group.items() if not isinstance(size, Pairs)}
+
+    def rows(self, lowering: "Lowering", cls: int) -> Any:
+        """How many rows a class has."""
+        return self.live[str(lowering.matcher.rows[cls])]
 
     @property
     def start(self) -> float:
         """Seconds of a run beside its kernels, as far as the machine knows them."""
         return float(getattr(self.machine, "start", 0.0))
 
-    def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = ()) -> float:
-        """Seconds of x times an n x p matrix in a format."""
-        return self.machine.seconds(f"linear.{form}", T=self.rows, **counts(form, n, p, parameters))
+    def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = (), rows: Any = None) -> float:
+        """Seconds of x times an n x p matrix in a format; of so many rows, of all tokens where nobody says."""
+        return self.machine.seconds(f"linear.{form}", T=self.live["T"] if rows is None else rows, **counts(form, n, p, parameters))
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         """Seconds of x times a weight in this representation, and the bytes of the weight."""
-        shape = lowering.stored(use.weight, use.layout)
-        if use.layout == "stack": return self.headwise(*shape)
+        shape, tokens = lowering.stored(use.weight, use.layout), self.rows(lowering, use.x)
+        if use.layout == "stack": return self.headwise(*shape, tokens)
         rows, cols = shape
         size = stored_bytes(method.format, rows, cols, method.parameters)
         if use.x in lowering.graph.facts["given"]:
-            return self.machine.seconds("gather", T=self.rows, p=cols), size
-        product = self.linear(method.format, rows, cols, method.parameters)
-        if FORMATS[method.format].rounds: product -= self.spared(lowering.epilogues.get(use, ()), cols)
+            return self.machine.seconds("gather", T=tokens, p=cols), size
+        product = self.linear(method.format, rows, cols, method.parameters, tokens)
+        if FORMATS[method.format].rounds: product -= self.spared(lowering.epilogues.get(use, ()), tokens, cols)
         return max(product, 0.0), size
 
-    def headwise(self, heads: int, n: int, p: int) -> tuple[float, float]:
+    def headwise(self, heads: int, n: int, p: int, rows: Any) -> tuple[float, float]:
         """The same where every head has a matrix of its own."""
-        return self.machine.seconds("headwise", T=self.rows, h=heads, n=n, p=p), 4.0 * heads * n * p
+        return self.machine.seconds("headwise", T=rows, h=heads, n=n, p=p), 4.0 * heads * n * p
 
-    def spared(self, stages: Sequence[str], cols: int) -> float:
+    def spared(self, stages: Sequence[str], rows: Any, cols: int) -> float:
         """Seconds that an epilogue takes less behind a product that rounds than its kernel is priced at."""
-        sizes = {"T": self.rows, "p": cols}
+        sizes = {"T": rows, "p": cols}
         return sum(self.machine.seconds(name, **sizes) - self.machine.seconds(name + NARROW, **sizes) for name in stages)
 
     def kernel(self, lowering: "Lowering", cls: int, call: "Call") -> float:
         """Seconds of a kernel without its products: its epilogue, or the whole where it has no weight."""
         implementation, bound = call.implementation, dict(call.bound)
-        kernel = implementation.kernel
+        kernel, rows = implementation.kernel, self.rows(lowering, cls)
         if kernel in ("view", "columns"):
             return 0.0
         if kernel in BLOCK:
             operands = [bound[name] for name in ("q", "k", "v") if name in bound]
             widths = [lowering.columns(each) / int(lowering.matcher.heads[each]) for each in operands]
             held = pairs[lowering.template.values[bound["where"]]] if kernel == "attention" else WHOLE
-            block = {"T": self.rows, "S2": self.group[held], "h": int(lowering.matcher.heads[cls]),
-                     "d": (widths[0] + widths[-1]) / 2}
+            block = {"T": rows, "S2": self.group[held], "h": int(lowering.matcher.heads[cls]), "d": (widths[0] + widths[-1]) / 2}
             names = {"weigh": ("softmax", "values")}.get(kernel, (kernel,))
             return sum(self.machine.seconds(name, **block) for name in names)
+        sizes = {"T": rows, "p": lowering.columns(cls)}
         if kernel == "interpret":
-            return READING * self.machine.seconds("pointwise.norm", T=self.rows, p=lowering.columns(cls))
-        if kernel == "repeat":
-            return self.machine.seconds("scale", T=self.rows, p=lowering.columns(cls))
-        if kernel == "rotate":
-            return self.machine.seconds("rotate", T=self.rows, p=lowering.columns(cls))
-        sizes = {"T": self.rows, "p": lowering.columns(cls)}
+            return READING * self.machine.seconds("pointwise.norm", **sizes)
+        if kernel == "attend_once":                         # a pass over keys and values
+            return self.machine.seconds("scale", T=self.live["T"], p=lowering.columns(bound["k"]) + lowering.columns(bound["v"]))
+        if kernel == "pool" and implementation.attributes["how"] not in PICKS:
+            return self.machine.seconds("scale", T=self.live["T"], p=sizes["p"])
+        if kernel in PASSES:
+            return self.machine.seconds(PASSES[kernel], **sizes)
         stages = parts(implementation.variables)
         if kernel == "pointwise":                           # a pass costs what its first stage does: the others ride
             stages[0] = f"pointwise.{stages[0]}"

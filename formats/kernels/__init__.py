@@ -22,6 +22,7 @@ WHERE = {name: module for module, names in {
     "rows": ("pointwise", "scale", "gather", "embed"),
     "by_head": ("headwise",),
     "rotating": ("rotate",),
+    "pooling": ("pool_rows", "link_rows", "attend_once"),
     "masked": ("attention_blocks",),
     "attending": ("attention",),
     "attending_halves": ("attention_halves",),

@@ -3,7 +3,8 @@ from collections.abc import Callable
 from types import SimpleNamespace as Bound
 from typing import Any
 
-from opmatrix.extents import WHOLE, Extents, Pairs, T, pairs
+from formats.pooling import PICKS
+from opmatrix.extents import WHOLE, Extents, Pairs, S, T, pairs
 from opmatrix.runtime.seen import pattern
 from opmatrix.runtime.values import Heads, Rows
 
@@ -17,25 +18,26 @@ def stages(a: Bound, out: Rows, extents: Extents, before: str = "", after: str =
     present = [("bias", "bias" in given), ("gelu", bool("activation" in given and a.activation)),
                ("residual", "times" in given), ("residual", "residual" in given), ("norm", "eps" in given),
                ("affine", bool(given & {"gain", "shift"}))]     # any activation costs about what gelu does
-    return [(before + name + after, {"T": extents[T], "p": out.cols}) for name, found in present if found]
+    return [(before + name + after, {"T": extents[out.space], "p": out.cols}) for name, found in present if found]
 
 
 def linear(a: Bound, out: Rows, extents: Extents) -> Costs:
     """The format's product, then the epilogue."""
     sizes = {str(size): count for size, count in a.weight.sizes.items()}
-    return [(f"linear.{a.weight.name}", {"T": extents[T], **sizes}), *stages(a, out, extents, after=".narrow" if a.weight.rounds else "")]
+    after = stages(a, out, extents, after=".narrow" if a.weight.rounds else "")
+    return [(f"linear.{a.weight.name}", {"T": extents[out.space], **sizes}), *after]
 
 
 def pointwise(a: Bound, out: Rows, extents: Extents) -> Costs: return stages(a, out, extents, "pointwise.")
-def scale(a: Bound, out: Rows, extents: Extents) -> Costs: return [("scale", {"T": extents[T], "p": out.cols})]
+def scale(a: Bound, out: Rows, extents: Extents) -> Costs: return [("scale", {"T": extents[out.space], "p": out.cols})]
 
 
-def rotate(a: Bound, out: Heads, extents: Extents) -> Costs: return [("rotate", {"T": extents[T], "p": out.heads * out.cols})]
+def rotate(a: Bound, out: Heads, extents: Extents) -> Costs: return [("rotate", {"T": extents[out.space], "p": out.heads * out.cols})]
 
 
 def embed(a: Bound, out: Rows, extents: Extents) -> Costs:
     """A gathering for each table, then the epilogue."""
-    gathered: Costs = [("gather", {"T": extents[T], "p": out.cols})] * len(a.tables)
+    gathered: Costs = [("gather", {"T": extents[out.space], "p": out.cols})] * len(a.tables)
     return gathered + stages(a, out, extents)
 
 
@@ -63,13 +65,29 @@ def cached(a: Bound, out: Rows, extents: Extents) -> Costs:
 
 
 def copied(a: Bound, out: Any, extents: Extents) -> Costs:
-    return [("scale", {"T": extents[T], "p": out.heads * out.cols})]
+    return [("scale", {"T": extents[out.space], "p": out.heads * out.cols})]
 
 
 def interpreted(a: Bound, out: Any, extents: Extents) -> Costs:
     """Many passes; what it really costs nobody has measured, but it is the last resort."""
-    return [("pointwise.norm", {"T": extents[T], "p": getattr(out, "heads", 1) * out.cols})] * READING
+    return [("pointwise.norm", {"T": extents[out.space], "p": getattr(out, "heads", 1) * out.cols})] * READING
 
 
 def headwise(a: Bound, out: Rows, extents: Extents) -> Costs:
-    return [("headwise", {"T": extents[T], **dict(zip("hnp", a.weight.shape, strict=True))})]
+    return [("headwise", {"T": extents[out.space], **dict(zip("hnp", a.weight.shape, strict=True))})]
+
+
+def pool(a: Bound, out: Rows, extents: Extents) -> Costs:
+    """A pass over the rows that are read."""
+    read = S if a.how in PICKS else T
+    return [("scale", {"T": extents[read], "p": out.cols})]
+
+
+def link(a: Bound, out: Rows, extents: Extents) -> Costs:
+    """A gathering of rows; how many entries there are is the batch's."""
+    return [("gather", {"T": extents[out.space], "p": out.cols})]
+
+
+def once(a: Bound, out: Heads, extents: Extents) -> Costs:
+    """A pass over keys and values."""
+    return [("scale", {"T": extents[T], "p": a.k.heads * a.k.cols + a.v.heads * a.v.cols})]

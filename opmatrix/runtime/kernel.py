@@ -5,8 +5,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
 from formats.format import Format
+from opmatrix.extents import T
 from opmatrix.runtime.costs import Costs
-from opmatrix.runtime.values import CONSTANT, Size, Tables, Value
+from opmatrix.runtime.values import CONSTANT, Heads, Rows, Size, Tables, Value
 
 NONE = Parameter.empty
 
@@ -34,6 +35,8 @@ class Declared:
     is the shape of the result, `cost` the machine's kernels with sizes, `room` the bytes that the kernel allocates for
     itself. Where they are float64 arrays, `means` is the result. `reads` gives, by name, what it rounds operands to before
     it computes. The result may lie in the buffer of operand `over`.
+    `moves`: its operands and its result may be of different spaces, as its shape says; others keep that of their operands, which is T
+    where the batch is read. `bounded`: it may be given too many sequences, and leaves those alone that have no rows.
     `launches`: its function launches compiled kernels and does nothing else, so its launches may be recorded; `fields` are
     those of the batch that it reads, each with the number that all must be below. `mixes`: a row depends on others; `held`: its
     value lies with a session."""
@@ -42,7 +45,9 @@ class Declared:
                  cost: Callable[..., Costs] = lambda *_: [], room: Callable[[Any], Size] = lambda _: Size(0, 0),
                  over: str | None = None, launches: bool = False,
                  reads: Callable[[Any], Mapping[str, Any]] = lambda _: {},
-                 fields: Callable[[Any], Mapping[str, int]] = lambda _: {}, mixes: bool = False, held: bool = False):
+                 fields: Callable[[Any], Mapping[str, int]] = lambda _: {}, mixes: bool = False, held: bool = False,
+                 moves: bool = False, bounded: bool = False):
+        self.moves, self.bounded = moves, bounded
         self.function, self.name, self.gives, self.means = function, function.__name__, gives, means
         self.cost, self.room, self.over, self.launches, self.reads, self.fields = cost, room, over, launches, reads, fields
         self.mixes, self.held = mixes, held
@@ -54,6 +59,15 @@ class Declared:
     def __repr__(self) -> str:
         operands = ", ".join(name if p.default is NONE else f"[{name}]" for name, p in self.operands.items())
         return f"{self.name}({'; '.join(filter(None, (operands, ', '.join(self.attributes))))})"
+
+    def seated(self, shape: Value, bound: SimpleNamespace) -> Value:
+        """The shape of the result, in the space of the operands. ValueError where these are of several."""
+        if self.moves or not isinstance(shape, Rows | Heads): return shape
+        spaces = {name: value.space for name, value in vars(bound).items() if isinstance(value, Rows | Heads)}
+        wanted = T if self.batched or not spaces else next(iter(spaces.values()))
+        for name, space in spaces.items():
+            if space != wanted: raise ValueError(f"{name}: its rows are of space {space}, where {wanted} is needed")
+        return shape._replace(space=wanted)
 
     def bind(self, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> SimpleNamespace:
         """The arguments by name, absent ones at their defaults, many tables as one tuple. ValueError in words."""

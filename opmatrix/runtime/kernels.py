@@ -5,10 +5,14 @@ An operand with a default may be absent, and is None then."""
 from types import SimpleNamespace as Bound
 from typing import Any, Literal
 
+import numpy as np
+
 from formats import kernels as compiled
 from formats.epilogue import ACTIVATIONS, EPS, NORMS, Epilogue
+from formats.pooling import HOW
 from opmatrix.extents import WHOLE
 from opmatrix.patterns import parse
+from opmatrix.relations import parsed
 from opmatrix.runtime import costs, meanings, seen, shapes
 from opmatrix.runtime.kernel import Declared, Range
 from opmatrix.runtime.values import (
@@ -27,6 +31,7 @@ from opmatrix.runtime.values import (
 KERNELS: dict[str, Declared] = {}
 Activation = Literal[*ACTIVATIONS]
 Norm = Literal[NORMS]
+How, Least = Literal[*HOW], Range(float, 0.0, 1.0)
 NumberType = Literal["float32", "bf16"]
 Eps = Range(float, *EPS)
 Count, Place = Range(int, 1, WIDEST), Range(int, 0, WIDEST)
@@ -82,6 +87,44 @@ def rotate(out, batch, x: Heads, cos: Array, sin: Array):
     """Columns i and k + i of every head as a pair, turned by the angle of column i in the row of the tables that a row's position
     names; tables are positions × k, columns behind 2 k stay (Su et al. 2021, RoPE)."""
     compiled.rotate(x, batch.field("positions", len(cos)), cos, sin, out)
+
+
+# ---- rows of other spaces
+
+@kernel(gives=shapes.pooled, means=lambda a: meanings.unit(meanings.pooled(a), a.unit), cost=costs.pool, launches=True, moves=True,
+        bounded=True)
+def pool(out, batch, x: Rows, *, how: How, unit: Least = None):
+    """A row for each sequence, made of its rows; with `unit` of length one, the square of which it is added to."""
+    compiled.pool_rows(x, batch.starts, out, how, unit)
+
+
+@kernel(gives=shapes.along, means=lambda a: meanings.unit(a.x, a.unit), cost=costs.scale, launches=True)
+def unit(out, x: Rows, *, unit: Least):
+    """Each row with length one, to the square of which `unit` is added."""
+    compiled.pool_rows(x, None, out, "first", unit)
+
+
+@kernel(gives=shapes.linked, means=meanings.linked, cost=costs.link, moves=True)
+def link(out, batch, x: Rows, *, relation: str, over: Literal["sum", "mean", "max"]):
+    """A row for each row of a relation that the batch gives: what its entries join, times their numbers."""
+    found = batch.relation(parsed(relation))
+    found.meets(len(x))
+    compiled.link_rows(x, found.starts, found.at, found.numbers, out, over)
+
+
+@kernel(gives=shapes.linked, means=meanings.picked, cost=costs.link, moves=True)
+def pick(out, batch, x: Rows, *, relation: str):
+    """The row of x that a relation has as its only entry, for each row of the relation."""
+    found = batch.relation(parsed(relation))
+    found.meets(len(x))
+    np.take(x, found.single(), 0, out)
+
+
+@kernel(gives=shapes.attended_once, means=meanings.attended_once, cost=costs.once, launches=True, moves=True)
+def attend_once(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence",
+                query: Literal["first", "last"]):
+    """Attention of one query of each sequence, its first token or its last, to those that it sees."""
+    compiled.attend_once(q, k, v, batch.starts, out, scale, query == "last", parse(where).reach)
 
 
 # ---- heads: with fewer of k and v, or of q, each serves a group of the others; `where` is a pattern within sequences
@@ -155,7 +198,7 @@ def attention_cached(out, batch, q: Heads, k: Cache, v: Cache, *, scale: float =
 
 # ---- anything
 
-@kernel(gives=shapes.interpreted, means=meanings.read, cost=costs.interpreted, mixes=True)
+@kernel(gives=shapes.interpreted, means=meanings.read, cost=costs.interpreted, mixes=True, moves=True)
 def interpret(out, batch, x0: Rows | Heads = None, x1: Rows | Heads = None, x2: Rows | Heads = None,
               x3: Rows | Heads = None, x4: Rows | Heads = None, x5: Rows | Heads = None, x6: Rows | Heads = None,
               x7: Rows | Heads = None, c0: Array = None, c1: Array = None, c2: Array = None, c3: Array = None,

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.epilogue import ACTIVATIONS
-from opmatrix.patterns import Pattern
+from opmatrix.patterns import Pattern, parse
+from opmatrix.relations import parsed
 
 Exact = NDArray[np.float64]
 
@@ -131,6 +132,55 @@ def weighed(p: Exact, v: Exact, batch: Any) -> Exact:
     """p v, sentence by sentence."""
     return np.concatenate([np.einsum("hqk,khd->qhd", part, grouped(v[rows], len(part)))
                            for rows, part in squares(p, batch)])
+
+
+def pooled(a: Bound) -> Exact:
+    """The rows of each sentence as one."""
+    def one(x: Exact) -> Exact:
+        places = np.arange(1.0, len(x) + 1)
+        match a.how:
+            case "first" | "last": return np.asarray(x[0 if a.how == "first" else -1])
+            case "max": return np.asarray(x.max(0))
+            case "by_place": return np.asarray(places @ x / places.sum())
+        return np.asarray(x.sum(0) / {"sum": 1, "mean": len(x), "by_root": len(x) ** 0.5}[a.how])
+    return np.stack([one(a.x[rows]) for rows in sentences(a.batch)])
+
+
+def unit(x: Exact, least: float | None) -> Exact:
+    """Rows of length one, where that is asked for."""
+    return x if least is None else np.asarray(x / np.sqrt(np.square(x).sum(1, keepdims=True) + least))
+
+
+def linked(a: Bound) -> Exact:
+    """What a relation's entries join, row by row."""
+    found = a.batch.relation(parsed(a.relation))
+    found.meets(len(a.x))
+    out = np.full((found.shape[0], a.x.shape[1]), -np.inf if a.over == "max" else 0.0)
+    for i, (low, high) in enumerate(pairwise(found.starts)):
+        parts = found.numbers[low:high, None] * a.x[found.at[low:high]]
+        if low < high: out[i] = parts.max(0) if a.over == "max" else parts.sum(0) / (high - low if a.over == "mean" else 1)
+    return out
+
+
+def picked(a: Bound) -> Exact:
+    found = a.batch.relation(parsed(a.relation))
+    found.meets(len(a.x))
+    return np.asarray(a.x[found.single()])
+
+
+def attended_once(a: Bound) -> Exact:
+    """Softmax of what one query of each sentence sees, over its values."""
+    heads, out = max(a.q.shape[1], a.k.shape[1], a.v.shape[1]), []
+    for s, rows in enumerate(sentences(a.batch)):
+        at = rows.start if a.query == "first" else rows.stop - 1
+        q, k, v = (grouped(each, heads) for each in (a.q[s:s + 1], a.k[rows], a.v[rows]))
+        seen = np.broadcast_to(parse(a.where).sees(a.batch.token(at), a.batch.token(np.arange(rows.start, rows.stop))), len(k))
+        scores = np.where(seen, np.einsum("hd,khd->hk", q[0], k) * a.scale, -np.inf)
+        top = scores.max(-1, keepdims=True)
+        share = np.exp(scores - np.where(top > -np.inf, top, 0))
+        mass = share.sum(-1, keepdims=True)
+        out.append(np.einsum("hk,khd->hd", share / np.where(mass == 0, 1, mass), v))
+    return np.stack(out)
 
 
 def read(a: Bound) -> Exact:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from formats.host import caches
 from formats.threads import threads
-from opmatrix.extents import Extents, T
+from opmatrix.extents import Extents, S, T
 from opmatrix.patterns import FIELDS
 from opmatrix.runtime.planner import Plan
 from opmatrix.runtime.scheme import GROUP, Group, Words, grouped
@@ -23,18 +23,18 @@ RECORDS = 110                                               # bytes that the rec
 
 
 class Slots:
-    """A batch of so many rows as recordings see it: where the numbers of every batch of that size will lie."""
+    """A batch of so many rows and sequences as recordings see it: where the numbers of every batch of that size will lie."""
 
-    def __init__(self, rows: int, words: Words):
+    def __init__(self, rows: int, sentences: int, words: Words):
         from formats.kernels.caches import PAGE
         from formats.kernels.heads import Layout
-        self.page, self.rows, self.words = PAGE, rows, words
+        self.page, self.rows, self.sentences, self.words = PAGE, rows, sentences, words
         words[:] = 0
         self.starts = Layout(*words[len(NAMES) * rows:].reshape(2, rows + 1))
         self.before = np.full(1, -1, np.int64)              # of one page, which stands for those of a session
         fill(words, rows, {}, [0, rows])
 
-    def extents(self) -> Extents: return Extents({T: self.rows, C: self.page})
+    def extents(self) -> Extents: return Extents({T: self.rows, S: self.sentences, C: self.page})
 
     @property
     def slots(self) -> Words:
@@ -67,7 +67,7 @@ class Recorded:
     def __init__(self, schedule: Any, steps: Sequence[int]):
         self.schedule = proxy(schedule)                     # which holds this: what a program maps is freed with it, at once
         self.steps = steps
-        self.scripts: OrderedDict[tuple[int, int], Any] = OrderedDict()
+        self.scripts: OrderedDict[tuple[int, int, int], Any] = OrderedDict()
 
     @cached_property
     def elsewhere(self) -> list[int]:
@@ -91,30 +91,37 @@ class Recorded:
             for name, limit in call.kernel.fields(call.bound).items(): limits[name] = min(limit, limits.get(name, limit))
         return limits
 
-    def script(self, rows: int, workers: int) -> Any:
-        """The script for so many rows on so many workers. The pool is locked."""
-        key = rows, workers
+    @cached_property
+    def counted(self) -> bool:
+        """Whether a script is for one number of sequences: where a kernel has a row for each and cannot be given more."""
+        return any(getattr(call.shape, "space", T) == S and not call.kernel.bounded
+                   for call in map(self.schedule.calls.__getitem__, self.steps))
+
+    def script(self, group: Group, workers: int) -> Any:
+        """The script for as many rows, and sequences where that matters, on so many workers. The pool is locked."""
+        rows = group.high - group.low
+        key = rows, group.last - group.first if self.counted else rows, workers
         if script := self.scripts.get(key): self.scripts.move_to_end(key)                           # the latest comes last
         else:
-            self.scripts[key] = script = self.record(rows, workers)
+            self.scripts[key] = script = self.record(*key)
             kept = KEPT * caches()[-1] / len(self.schedule.segments)
             while len(self.scripts) > 1 and sum(each.content.nbytes for each in self.scripts.values()) > kept:
                 self.scripts.popitem(last=False)
         return script
 
-    def record(self, rows: int, workers: int) -> Any:
+    def record(self, rows: int, sentences: int, workers: int) -> Any:
         """The script of a walk; kernels that must be compiled are compiled together, and those that replay it with them."""
         from formats.kernels.compiled import together
         from formats.kernels.pool import end_workers, launch_items, worker_loop
         from formats.kernels.replay import conduct, replay
-        return together(lambda: self.walk(rows, workers), replay, conduct, launch_items, worker_loop, end_workers)
+        return together(lambda: self.walk(rows, sentences, workers), replay, conduct, launch_items, worker_loop, end_workers)
 
-    def walk(self, rows: int, workers: int) -> Any:
+    def walk(self, rows: int, sentences: int, workers: int) -> Any:
         """Walk through the steps with launches kept."""
         from formats.kernels.replay import Recording
         plan, given = self.plan(rows), lines(8 * Slots.count(rows))
         memory = np.empty(given + plan.end, np.uint8)
-        slots = Slots(rows, memory[:8 * Slots.count(rows)].view(np.int64))
+        slots = Slots(rows, sentences, memory[:8 * Slots.count(rows)].view(np.int64))
         places = dict(zip(self.own, plan.offsets, strict=True))
         elsewhere = {at: np.empty(self.schedule.calls[at].shape.at(slots.extents()), np.float32) for at in self.elsewhere}
         recording = Recording(memory, workers, [*elsewhere.values(), slots.before])
@@ -144,7 +151,7 @@ class Recorded:
     def arena(self, rows: int) -> int:
         """Bytes of a worker's inputs, buffers and records."""
         calls = [self.schedule.calls[step] for step in self.steps]
-        room = max(call.kernel.room(call.bound).at(Extents({T: rows})) for call in calls)
+        room = max(call.kernel.room(call.bound).at(Extents({T: rows, S: rows})) for call in calls)
         return int(lines(8 * Slots.count(rows)) + self.plan(rows).end + room + RECORDS * len(calls))
 
     def run(self, values: Values) -> None:
@@ -154,15 +161,15 @@ class Recorded:
         from formats.kernels.replay import NO_CLOCK, REPLAY, conduct, replay
         batch = values.batch
         fields = {name: batch.field(name, most) for name, most in self.read.items()}
-        elsewhere = [(values[at], at not in self.schedule.state) for at in self.elsewhere]
+        elsewhere = [(values[at], getattr(self.schedule.calls[at].shape, "space", None)) for at in self.elsewhere]
         if self.schedule.state:
             fields["slots"] = batch.slots
-            elsewhere.append((batch.before, False))
+            elsewhere.append((batch.before, None))
         workers = threads()
         groups = grouped(batch.starts, workers)
         together = len(groups) == 1
         with POOL.lock:
-            scripts = [self.script(group.high - group.low, workers if together else 1) for group in groups]
+            scripts = [self.script(group, workers if together else 1) for group in groups]
             table, *_held = tabled(groups, scripts, fields, batch.starts, elsewhere)
             room = ROOM.reserve(max(script.scratch for script in scripts), workers)
             base = ARENA.reserve(max(script.size for script in scripts), 1 if together else workers)
@@ -174,16 +181,16 @@ class Recorded:
 
 
 def tabled(groups: list[Group], scripts: list[Any], fields: dict[str, Words], starts: Words,
-           elsewhere: list[tuple[NDArray[Any], bool]]) -> tuple[NDArray[Any], Words, Words]:
+           elsewhere: list[tuple[NDArray[Any], Any]]) -> tuple[NDArray[Any], Words, Words]:
     """What replay reads of each group, and the inputs and places elsewhere that it points to: of arrays of the batch, those of its
-    rows."""
+    tokens or sequences, by the space of their rows; none of caches."""
     from formats.kernels.launch import address
     from formats.kernels.replay import GROUP as KIND
     sizes = [group.high - group.low for group in groups]
     ends = np.cumsum([0, *map(Slots.count, sizes)])
     inputs, table = np.empty(ends[-1], np.int64), np.zeros(len(groups), KIND)
-    steps = [(address(array), array.strides[0] if rows else 0) for array, rows in elsewhere]
-    places = np.array([[at + group.low * step for at, step in steps] for group in groups])
+    steps = [(address(array), array.strides[0], space) for array, space in elsewhere]
+    places = np.array([[at + {T: group.low, S: group.first}.get(space, 0) * step for at, step, space in steps] for group in groups])
     for i, (group, script, rows) in enumerate(zip(groups, scripts, sizes, strict=True)):
         words = inputs[ends[i]:ends[i + 1]]
         own = {name: field[group.low:group.high] for name, field in fields.items()}

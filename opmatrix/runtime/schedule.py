@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.format import Format
-from opmatrix.extents import Extents, T
+from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
@@ -53,7 +53,7 @@ def call(step: Any, shapes: Mapping[str, Value], number: Mapping[str, int], cons
     given = {operand: shapes.get(name, constants.get(name)) for operand, name in step.operands.items()}
     bound = kernel.bind(given, step.attributes)
     values = {operand: number[name] for operand, name in step.operands.items() if name in number}
-    shape = kernel.gives(bound)
+    shape = kernel.seated(kernel.gives(bound), bound)
     if max(shape.size) > FLOAT * WIDEST: raise ValueError(f"it gives {shape}: a row may have {WIDEST:,} numbers")
     return Call(kernel, bound, values, shape)
 
@@ -112,13 +112,14 @@ class Schedule:
         if output not in names: raise ValueError(f"output: no step gives {output!r}")
         self.result = names.index(output)
         if not isinstance(self.calls[self.result].shape, Rows):
-            raise ValueError(f"output: {output!r} is {self.calls[self.result].shape}; a program gives one row a token")
+            raise ValueError(f"output: {output!r} is {self.calls[self.result].shape}; a program gives one row a token or a sequence")
         self.state = {i: call.shape for i, call in enumerate(self.calls) if isinstance(call.shape, Cache) and call.kernel.held}
         stated(self.calls, names)
         self.base, last = homes(self.calls, self.result)
         self.spans = {b: Span(self.calls[b].shape.size, b, last[b]) for b in sorted(set(self.base))}
         self.home = [[*self.spans].index(b) for b in self.base]
         self.scored = any(span.size.pair for span in self.spans.values())
+        self.level = not (self.scored or any(span.size.sequence for span in self.spans.values()))
         self.segments = self.divided()
         self.crossing = self.between()
         self.dropped: list[list[int]] = [[] for _ in [*self.calls, self.result]]
@@ -147,14 +148,14 @@ class Schedule:
         return sorted({self.base[v] for i in steps for v in (i, *self.calls[i].values.values())})
 
     def plan(self, extents: Extents) -> Plan:
-        """Where the buffers lie if steps run one by one on a batch of these extents. Without scores every buffer grows with the rows
-        alone, and one plan serves all."""
+        """Where the buffers lie if steps run one by one on a batch of these extents. Where every buffer grows with the tokens alone one
+        plan serves all."""
         return self.laid(self.spans, extents)
 
     def laid(self, spans: Mapping[int, Span], extents: Extents) -> Plan:
         """The plan of some buffers, the result's among them."""
         result, every = [*spans].index(self.base[self.result]), tuple(spans.values())
-        return placed(every, result, extents) if self.scored else placed(every, result, ROW).times(extents[T])
+        return placed(every, result, ROW).times(extents[T]) if self.level else placed(every, result, extents)
 
     @cached_property
     def row(self) -> Plan:
@@ -199,8 +200,8 @@ class Schedule:
         from formats.kernels.launch import RECORDING
         if RECORDING.get(): return Context().run(self.run, batch)
         held = self.held(batch) if self.state else {}
-        extents = batch.extents() if self.scored or held else Extents._made({T: batch.rows})
-        plan = self.laid(self.crossing, extents) if self.scored else self.row.times(batch.rows)
+        extents = batch.extents() if self.scored or held else Extents._made({T: batch.rows, S: len(batch)})
+        plan = self.row.times(batch.rows) if self.level else self.laid(self.crossing, extents)
         values = Values(self, batch, extents, Blocks(plan, self.crossing, held))
         for segment in self.segments: segment.run(values)
         return np.asarray(values[self.result])

@@ -8,11 +8,11 @@ from weakref import proxy
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.extents import Extents, T
+from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.planner import Life, Plan, place
 from opmatrix.runtime.values import LINE, Size
 
-ROW = Extents({T: 1})
+ROW = Extents({T: 1, S: 1})
 Buffers = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
 
 

@@ -3,7 +3,9 @@ from types import SimpleNamespace as Bound
 from typing import Any
 
 from formats import LowRank, LowRankSparse
+from opmatrix.extents import S, T
 from opmatrix.patterns import FIELDS
+from opmatrix.relations import parsed
 from opmatrix.runtime import seen
 from opmatrix.runtime.values import FLOAT, WIDEST, Cache, Heads, Rows, Scores, Size
 
@@ -133,10 +135,31 @@ def reach(a: Bound) -> None:
     if not seen.pattern(a).reach: raise ValueError(f"where: {a.where!r}: whom a query sees is no range of positions")
 
 
+def pooled(a: Bound) -> Rows:
+    same("x rows", a.x.space, T)
+    return Rows(a.x.cols, space=S)
+
+
+def linked(a: Bound) -> Rows:
+    """Rows of the relation's space, which programs know of two: tokens and sequences."""
+    found = parsed(a.relation)
+    for space in (found.rows, found.cols):
+        if space not in (str(T), str(S)): raise ValueError(f"relation {found}: programs have rows of spaces {T} and {S}, not {space}")
+    same("x rows", str(a.x.space), found.cols)
+    return Rows(a.x.cols, space=S if found.rows == str(S) else T)
+
+
+def attended_once(a: Bound) -> Heads:
+    for name, value, space in (("q", a.q, S), ("k", a.k, T), ("v", a.v, T)): same(f"{name} rows", value.space, space)
+    reach(a)
+    return attended(a)._replace(space=S)
+
+
 def interpreted(a: Bound) -> Rows | Heads:
     from opmatrix.runtime import interpret
     found = interpret.shape(a)
-    return Rows(found.cols) if found.heads == 1 else Heads(found.heads, found.cols)
+    rows = S if str(found.rows) == str(S) else T
+    return Rows(found.cols, space=rows) if found.heads == 1 else Heads(found.heads, found.cols, space=rows)
 
 
 def divided(a: Bound) -> Heads:

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, get_args
 
 from formats.files import parse_json
-from formats.shapes import H, N, Shape, ShapeError, Space, T, expression
+from formats.shapes import H, N, S, Shape, ShapeError, Space, T, expression
 from opmatrix import monoids
 from opmatrix.data import Data
 from opmatrix.operators import symbol
@@ -53,6 +53,7 @@ def node(entry: Any, nodes: Sequence[Operator], shapes: Sequence[Shape], arrays:
     """One node, of nodes before it."""
     match entry:
         case ["value", k]: return symbol(f"x{k}", Shape(), chosen(k, shapes))
+        case ["value", k, "S"]: return symbol(f"x{k}", Shape(), chosen(k, shapes)._replace(rows=S))
         case [str(name), list(children), list(attributes)] if name in KINDS and name != "symbol":
             kind = KINDS[name]
             declared = [parameter.annotation for parameter in kind.signature.parameters.values()][kind.arity:]

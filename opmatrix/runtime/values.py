@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from formats.format import Format
+from formats.sizes import Size as Live
 from formats.sizes import size
-from opmatrix.extents import WHOLE, Extents, T
+from opmatrix.extents import WHOLE, Extents, S, T
 
 FLOAT = 4                                                   # bytes of a number at run time: every value is float32
 LINE = 64                                                   # bytes of a cache line: every buffer begins on one
@@ -21,35 +22,47 @@ def lines(size: int) -> int:
 
 
 class Size(NamedTuple):
-    """Bytes of a buffer: so many a row of the batch, so many a pair of tokens of one sentence."""
+    """Bytes of a buffer: so many a row of the batch, so many a pair of tokens of one sentence, so many a sequence."""
     row: int
     pair: int
+    sequence: int = 0
 
     def at(self, extents: Extents) -> int:
-        return int(self.row * extents[T] + (lines(self.pair * extents[WHOLE]) if self.pair else 0))
+        found = self.row * extents[T] if self.row else 0
+        if self.pair: found += lines(self.pair * extents[WHOLE])
+        return int(found + self.sequence * extents[S] if self.sequence else found)
+
+
+def rows_of(space: Live, numbers: int) -> Size:
+    """Of rows of so many numbers."""
+    size = lines(FLOAT * numbers)
+    return Size(0, 0, size) if space == S else Size(size, 0)
 
 
 class Rows(NamedTuple):
-    """(T, cols): one row a token, sentences in turn. In a view of a wider value rows are `apart` numbers apart."""
+    """(T, cols): one row a token, sentences in turn, or (S, cols): one a sequence. In a view of a wider value rows are `apart`
+    numbers apart."""
     cols: int
     apart: int = 0
+    space: Live = T
 
-    def at(self, extents: Extents) -> tuple[int, ...]: return extents[T], self.cols
+    def at(self, extents: Extents) -> tuple[int, ...]: return extents[self.space], self.cols
     @property
-    def size(self) -> Size: return Size(lines(FLOAT * self.cols), 0)
-    def __str__(self) -> str: return f"T×{self.cols}"
+    def size(self) -> Size: return rows_of(self.space, self.cols)
+    def __str__(self) -> str: return f"{self.space}×{self.cols}"
 
 
 class Heads(NamedTuple):
-    """(T, heads, cols): a row's columns in equal blocks, rows apart as above."""
+    """(T, heads, cols), or (S, heads, cols): a row's columns in equal blocks, rows apart as above."""
     heads: int
     cols: int
     apart: int = 0
+    space: Live = T
 
-    def at(self, extents: Extents) -> tuple[int, ...]: return extents[T], self.heads, self.cols
+    def at(self, extents: Extents) -> tuple[int, ...]: return extents[self.space], self.heads, self.cols
     @property
-    def size(self) -> Size: return Size(lines(FLOAT * self.heads * self.cols), 0)
-    def __str__(self) -> str: return f"T×{self.heads}×{self.cols}"
+    def size(self) -> Size: return rows_of(self.space, self.heads * self.cols)
+    def __str__(self) -> str: return f"{self.space}×{self.heads}×{self.cols}"
 
 
 class Scores(NamedTuple):

@@ -3,13 +3,14 @@ oracle too; the right side is a kernel of the runtime with operands named as the
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from inspect import signature
 from operator import add
 from typing import Any
 
-from opmatrix.monoids import softmax
-from opmatrix.operators import I, heads, layernorm, product, rmsnorm, total, turn
+from opmatrix import monoids
+from opmatrix.monoids import mean, softmax
+from opmatrix.operators import I, given, heads, layernorm, pick, product, rmsnorm, total, turn, unit_length
 from opmatrix.operators import repeat as repeated
 from opmatrix.term import Operator
 from rewrites import kinds
@@ -27,6 +28,7 @@ from rewrites.law import (
     operator,
     p,
     q,
+    relation,
     rotation,
     scalar,
     scores,
@@ -188,10 +190,12 @@ def last_columns(x, key, own): return kinds.behind(x, key, own)
 
 
 split = heads
-shared = replace(value, spread=True)                        # one head of it may serve all of the others
-QUERY, KEYS = dict(q=shared[h, n], k=shared[h, n]), dict(q=shared[h, n], k=value[k, n], heads=count)
+tokens = replace(value, space="T")
+shared = replace(tokens, spread=True)                       # one head of it may serve all of the others
+single_query = replace(shared, space="S")                   # of each sequence
+QUERY, KEYS = dict(q=shared[h, n], k=shared[h, n]), dict(q=shared[h, n], k=tokens[k, n], heads=count)
 SEEN, HELD = (dict(where=where[flags]) for flags in (("within", "reach"), "attends"))  # patterns that kernels know
-WEIGHED, GROUPED = dict(s=scores[h], v=shared[h, p], **SEEN), dict(s=scores[h], v=value[k, p], heads=count, **SEEN)
+WEIGHED, GROUPED = dict(s=scores[h], v=shared[h, p], **SEEN), dict(s=scores[h], v=tokens[k, p], heads=count, **SEEN)
 SCALE, FIRST = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
 SQUARE, EACH = "one product for each sentence and head", "one product for each head"
@@ -200,8 +204,8 @@ GQA = "groups of queries share keys and values (Ainslie et al. 2023)"
 OTHERS = (
     (attention, "attention", QUERY | dict(v=shared[h, p]) | HELD, False, FLASH),
     (attention_scaled, "attention", QUERY | dict(v=shared[h, p]) | SCALE | HELD, False, FLASH),
-    (attention_grouped, "attention", KEYS | dict(v=value[k, p]) | HELD, False, GQA),
-    (attention_scaled_grouped, "attention", KEYS | dict(v=value[k, p]) | SCALE | HELD, False, GQA),
+    (attention_grouped, "attention", KEYS | dict(v=tokens[k, p]) | HELD, False, GQA),
+    (attention_scaled_grouped, "attention", KEYS | dict(v=tokens[k, p]) | SCALE | HELD, False, GQA),
     (score, "scores", QUERY, True, SQUARE),
     (score_scaled, "scores", QUERY | SCALE, True, SQUARE),
     (score_grouped, "scores", KEYS, False, GQA),
@@ -215,6 +219,34 @@ OTHERS = (
     (from_heads, "view", dict(x=value[h, p], heads=count), True, "no copy"),
     (first_columns, "columns", FIRST, True, "no copy"),
     (last_columns, "columns", FIRST | dict(own=operator[n, q]), True, "no copy"))
+
+
+# What joins rows: of sequences, alone and with length one; of other relations. And attention of one query a sequence.
+POOLS = dict(first=lambda x: x @ pick("first"), last=lambda x: x @ pick("last"), sum=lambda x: product(given("members"), x),
+             mean=lambda x: product(given("members"), x, over=mean), max=lambda x: product(given("members"), x, over=monoids.max),
+             by_root=lambda x: product(given("members_by_root"), x), by_place=lambda x: product(given("members_by_place"), x))
+
+
+def unit(y, unit): return y @ unit_length(unit)
+def link(x, relation, over=monoids.sum): return product(given(relation), x, over=over)
+def pick_related(x, relation): return x @ pick(relation)
+
+
+def relations() -> Iterator[Implementation]:
+    """Pooling, rows that are picked, products with relations."""
+    for how, body in POOLS.items():
+        yield Implementation(f"pool_{how}", "pool", body, dict(x=value[n]), {"how": how}, True, "sums in float64")
+        yield Implementation(f"pool_{how}_unit", "pool", after(body, ("x",), unit), dict(x=value[n], unit=scalar), {"how": how})
+    yield Implementation("unit", "unit", lambda x, unit: x @ unit_length(unit), dict(x=value[n], unit=scalar), {}, True)
+    yield Implementation("pick", "pick", pick_related, dict(x=value[n], relation=relation["custom"]), {}, True)
+    for over in (monoids.sum, mean, monoids.max):
+        yield Implementation(f"link_{over.__name__}", "link", partial(link, over=over), dict(x=value[n], relation=relation["custom"]),
+                             {"over": over.__name__}, True, "entries alone (Hamilton et al. 2017, GraphSAGE)")
+    for body, kernel, variables, _, _ in OTHERS:
+        if kernel == "attention":
+            yield Implementation(f"{body.__name__}_once", "attend_once", body, variables | dict(q=single_query[h, n], **SEEN))
+
+
 IMPLEMENTATIONS = (*passes(), *embeddings(), *(
     Implementation(body.__name__, kernel, body, variables, single=single, source=source)
-    for body, kernel, variables, single, source in OTHERS))
+    for body, kernel, variables, single, source in OTHERS), *relations())

@@ -1,44 +1,44 @@
 """Laws of rows that are picked: they may be picked before whatever goes through rows one by one, so a value of which few rows are
 read is computed in those alone. Nothing here knows a layer."""
 from opmatrix.operators import pick, product, row
-from rewrites.law import Sort, by_rows, collect, constant, h, law, mixing, n, over, p, placed, relation, scores, value, where
+from rewrites.law import SELECT, Sort, by_rows, collect, constant, h, law, mixing, n, over, p, placed, relation, scores, value, where
 
 EARLY = "early row selection"
 other = Sort("value")                                       # a value or a constant
 
 
-@law(source=EARLY, without=(dict(A=mixing[n, p]),))
+@law(phase=SELECT, source=EARLY, without=(dict(A=mixing[n, p]),))
 def pick_before(x: value[n], A: by_rows[n, p], r: relation):
     """Rows that go through A one by one may be picked first. They keep their positions, so rotations and tables of positions count
     among such A."""
     return (x @ A) @ pick(r), (x @ pick(r)) @ A
 
 
-@law(source=EARLY)
+@law(phase=SELECT, source=EARLY)
 def pick_of_sum(x: value[n], y: value[n], r: relation):
     """Rows of a sum are sums of rows."""
     return (x + y) @ pick(r), x @ pick(r) + y @ pick(r)
 
 
-@law(source=EARLY, without=(dict(c=placed[n], r=relation["square"]),))
+@law(phase=SELECT, source=EARLY, without=(dict(c=placed[n], r=relation["square"]),))
 def pick_of_shift(x: value[n], c: constant[n], r: relation):
     """A constant row is the same in all rows, and so of any space."""
     return (x + c) @ pick(r), x @ pick(r) + c
 
 
-@law(source=EARLY)
+@law(phase=SELECT, source=EARLY)
 def pick_of_product(x: other[n], y: other[n], r: relation):
     """Rows of an entrywise product are products of rows."""
     return (x * y) @ pick(r), (x @ pick(r)) * (y @ pick(r))
 
 
-@law(source=EARLY)
+@law(phase=SELECT, source=EARLY)
 def pick_of_columns(x: other[n], y: other[p], r: relation):
     """Rows of values side by side."""
     return row(x, y) @ pick(r), row(x @ pick(r), y @ pick(r))
 
 
-@law(source=EARLY)
+@law(phase=SELECT, source=EARLY)
 def pick_queries(s: scores[h], v: other[h, n], M: over, P: where, r: relation):
     """Rows of a product over any monoid are those of its left operand: attention is left with the queries that are read."""
     return product(s, v, M, P) @ pick(r), product(s @ pick(r), v, M, P)
