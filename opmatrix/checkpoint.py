@@ -81,9 +81,9 @@ class Checkpoint:
                              f"leads to {sized(shape)}: check {', '.join(keys)}")
         return Data(tensor.read(), name)
 
-    def operator(self) -> "Operator":
-        """The whole model as an operator. Raises InputError as `at` does, where the config's sizes do not fit one
-        another, and where the weights hold a tensor of the model's own parts that it does not use."""
+    def operator(self, pooled: bool = False) -> "Operator":
+        """The whole model as an operator, with its pooling where that is asked for. Raises InputError as `at` does, where the config's
+        sizes do not fit one another, and where the weights hold a tensor of the model's own parts that it does not use."""
         from formats.shapes import ShapeError
         from opmatrix.models import build
         used: set[str] = set()
@@ -96,7 +96,7 @@ class Checkpoint:
             try: model = build(self.config, at)
             except ShapeError as error: raise InputError(f"config: its sizes do not fit: {error}") from error
         self.complete(used)
-        return model
+        return model @ self.pooling().operator() if pooled else model
 
     def complete(self, used: set[str]) -> None:
         """Raises InputError where a tensor is left over that stands beside a used one: a layer that the config leaves

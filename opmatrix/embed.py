@@ -56,7 +56,7 @@ def blocks(program: "Program", texts: Iterable[str], rows: int, reading: Reading
     if rows < 1: raise InputError(f"rows {rows}: a batch has at least 1")
     done = 0
     for batch in batches(program.tokenizer, texts, rows, reading):
-        block = program.pooling(program.run(batch), batch.starts)
+        block = program.vectors(batch)
         first, last = (bisect_left(reading.skipped, at) for at in (done, done + len(block)))
         block[[at - done for at in reading.skipped[first:last]]] = np.nan
         done += len(block)

@@ -78,6 +78,18 @@ class Pooling:
         pooled: Rows = np.concatenate([MODES[mode](hidden, starts) for mode in self.modes], 1, dtype=np.float64)
         return (unit(pooled) if self.normalise else pooled).astype(hidden.dtype)
 
+    def operator(self) -> Any:
+        """The same as a term of the algebra, from rows of tokens to a row a sequence."""
+        from opmatrix.monoids import max, mean
+        from opmatrix.operators import given, pick, product, row, unit_length
+        from opmatrix.term import formula
+        terms = {"cls": lambda x: x @ pick("first"), "lasttoken": lambda x: x @ pick("last"),
+                 "max": lambda x: product(given("members"), x, over=max), "mean": lambda x: product(given("members"), x, over=mean),
+                 "mean_sqrt_len_tokens": lambda x: product(given("members_by_root"), x),
+                 "weightedmean": lambda x: product(given("members_by_place"), x)}
+        pooled = formula(lambda x: row(*(terms[mode](x) for mode in self.modes)))
+        return pooled @ unit_length() if self.normalise else pooled
+
     def described(self) -> dict[str, Any]:
         """As JSON."""
         return asdict(self) | {"modes": [*self.modes]}

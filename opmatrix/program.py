@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from formats.format import Format
 from opmatrix.embed import ROWS, Progress, Texts, embed, stream
 from opmatrix.errors import InputError
-from opmatrix.extents import Extents
+from opmatrix.extents import Extents, S
 from opmatrix.patterns import Batch, Pattern
 from opmatrix.pooling import Pooling
 from opmatrix.runtime.costs import Costs
@@ -51,7 +51,8 @@ class Step:
 
 
 class Program:
-    """Steps over constants: float32 rows out of a batch of sentences, any number of them of any length.
+    """Steps over constants: float32 rows out of a batch of sentences, any number of them of any length: one a token, or, where it
+    pools them, one a sentence.
 
     It cannot be changed; it keeps nothing of a call, so threads may share it; the same batch gives the same bits.
     `meta` is JSON: model, config, tokenizer (the text of a tokenizer.json), pooling (see opmatrix.pooling),
@@ -71,7 +72,8 @@ class Program:
         return constant if isinstance(constant, Format) else np.ascontiguousarray(constant)
 
     def run(self, batch: Given) -> Floats:
-        """(T, n): one row a token, sentences one after another. Takes a Batch or a list of rows of token ids; raises
+        """(T, n): one row a token, sentences one after another; (S, n): one a sentence, where the program is `pooled`. Takes a
+        Batch or a list of rows of token ids; raises
         ValueError where there is no sentence, one is empty, or an id is outside its table."""
         return self.schedule.run(batched(batch))
 
@@ -111,6 +113,19 @@ class Program:
                skip_bad: bool = False) -> Iterator[Floats]:
         """The same in blocks (count, n), one after another, in the order of the texts."""
         return stream(self, texts, rows, truncate, skip_bad)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether it gives one row a sentence, and not one a token."""
+        return bool(getattr(self.schedule.calls[self.schedule.result].shape, "space", None) == S)
+
+    def starts(self, batch: Batch) -> NDArray[np.int64]:
+        """Where the rows of each sentence begin in what it gives, and the end of all."""
+        return np.arange(len(batch) + 1) if self.pooled else batch.starts
+
+    def vectors(self, batch: Batch) -> Floats:
+        """(S, n): an embedding for each sentence, pooled by the program, or as `pooling` says."""
+        return self.run(batch) if self.pooled else self.pooling(self.run(batch), batch.starts)
 
     @cached_property
     def pooling(self) -> Pooling:

@@ -53,6 +53,7 @@ def optimize(
     pairs: Annotated[Path | None, typer.Option(
         metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of --error")] = None,
     drop: Annotated[float, typer.Option(help="how far Spearman's correlation (x 100) of the pairs may fall")] = 0.3,
+    output: Annotated[str, typer.Option(help="pooled: one row a text, as the checkpoint says; rows: one a token")] = "pooled",
     own: Laws = None,
     without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="where to save; ./MODEL.opmatrix by default")] = None,
@@ -72,14 +73,15 @@ def optimize(
     from rewrites.results import printed, save
     from rewrites.run import optimize as find
     target = out or Path(f"{Path(model).resolve().name}.opmatrix")
-    refuse(error, memory, number_type, target, results)
+    refuse(error, memory, number_type, output, target, results)
     if not 0 <= drop <= 100:
         raise InputError(f"--drop {drop}: from 0 to 100 hundredths, such as 0.3")
     declared, laws = declarations(own), Named.of(own)
     with hushed():
         result = find(model, error=error, memory=memory and memory * 1e6, text=str(text) if text else None,
-                      tokens=tokens, workload=workload, number_type=number_type, pairs=pairs, drop=drop, leave_out=tuple(without or ()),
-                      laws=(*EXACT_LAWS, *declared.laws), approximations=declared.approximations, report=Report(quiet=quiet))
+                      tokens=tokens, workload=workload, number_type=number_type, pairs=pairs, drop=drop, output=output,
+                      leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws), approximations=declared.approximations,
+                      report=Report(quiet=quiet))
         found = save(result, target, laws)
     say(printed(found, target))
     keep(found, results)
@@ -108,11 +110,13 @@ def declarations(file: Path | None) -> Any:
     return Declared() if file is None else load(file)
 
 
-def refuse(error: float, memory: float | None, number_type: str, target: Path, results: Path | None) -> None:
+def refuse(error: float, memory: float | None, number_type: str, output: str, target: Path, results: Path | None) -> None:
     """What can be known to be wrong before the work begins, as an InputError that names the option."""
     from opmatrix.saving import attempt
     from rewrites.representations import check_budgets
+    from rewrites.run import check_output
     check_budgets(error, memory and 1e6 * memory, number_type)
+    check_output(output)
     possible("--out", attempt, target)
     possible("--json", writable, results)
 

@@ -110,7 +110,7 @@ def again(program: Program, found: Reported, model: str | None = None, given: Ma
     checkpoint = open_model(model or origin(program))
     declared = Declared() if (laws := given.get("laws")) is None else load(laws)
     text, texts = (None if (file := given.get(name)) is None else str(file) for name in ("text", "texts"))
-    return Run(checkpoint.operator(), Workload.of(checkpoint, text, found.tokens, texts), calibrated(lambda *_: None),
+    return Run(checkpoint.operator(program.pooled), Workload.of(checkpoint, text, found.tokens, texts), calibrated(lambda *_: None),
                without((*EXACT_LAWS, *declared.laws), found.without), Report(quiet=True), source(checkpoint),
                approximations=declared.approximations, number_type=found.number_type)
 

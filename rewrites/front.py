@@ -43,7 +43,7 @@ class Front:
         all."""
         for batch, wanted in zip(self.rows, self.wanted, strict=True):
             rows = program.run(batch)
-            found = difference(rows, wanted), TRUST * surely(rows, wanted, batch.starts)
+            found = difference(rows, wanted), TRUST * surely(rows, wanted, program.starts(batch))
             if found[1] > most:
                 break
         return found

@@ -105,8 +105,9 @@ class Prices:
         sizes = {"T": rows, "p": lowering.columns(cls)}
         if kernel == "interpret":
             return READING * self.machine.seconds("pointwise.norm", **sizes)
-        if kernel == "attend_once":                         # a pass over keys and values
-            return self.machine.seconds("scale", T=self.live["T"], p=lowering.columns(bound["k"]) + lowering.columns(bound["v"]))
+        if kernel == "attend_once":                         # every head passes over its keys and values
+            each = sum(int(lowering.terms[bound[name]].out.cols) for name in "kv")
+            return self.machine.seconds("scale", T=self.live["T"], p=int(lowering.matcher.heads[cls]) * each)
         if kernel == "pool" and implementation.attributes["how"] not in PICKS:
             return self.machine.seconds("scale", T=self.live["T"], p=sizes["p"])
         if kernel in PASSES:

@@ -60,7 +60,7 @@ def of_directory(directory: Path, model: str | None = None) -> list[Check]:
     here = isinstance(place, str) and (model is not None or isdir(place))
     loaded = Check("files", f"{len(program.constants)} constants, {len(program.steps)} steps", "their hash", HOLDS)
     named = [Check("model", f"{place}{'' if model else ', as the program says'}", "", CLAIMED)] if here else []
-    return [loaded, *named, *checks(program, open_model(str(place)).operator() if here else None)]
+    return [loaded, *named, *checks(program, open_model(str(place)).operator(program.pooled) if here else None)]
 
 
 def checks(program: Program, model: Operator | None = None) -> Iterator[Check]:
@@ -162,7 +162,7 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
         return judged(what, f"{found:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds", found <= most)
     def worst() -> Check:
         pairs = zip(batches, oracle(model, batches), strict=True)
-        found = max(float(each(program.run(batch), rows, batch.starts).max()) for batch, rows in pairs)
+        found = max(float(each(program.run(batch), rows, program.starts(batch)).max()) for batch, rows in pairs)
         return judged("worst sentence against the model", f"{found:.3g}", f"{single}, as stated", number(single) and found <= single)
     yield attempted("error against the model", lambda: error("error against the model", batches))
     if single is not None: yield attempted("worst sentence against the model", worst)

@@ -44,6 +44,7 @@ ROUNDING = 4.0                                              # an exact program m
 GROUP = 256                                                 # rows that the float64 oracle reads at a time
 FEW = 64                                                    # rows that every step is checked on
 DROP = 0.3                                                  # hundredths of a rank correlation that quality may fall by
+OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token
 ANY = 0.4                                                   # the error that is allowed where quality is judged by itself
 
 
@@ -111,21 +112,24 @@ def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
 
 def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None = None, text: str | None = None,
              tokens: int | None = None, workload: Workload | Batch | str | Path | None = None, number_type: str = "int8",
-             pairs: str | Path | None = None, drop: float = DROP, leave_out: Sequence[str] = (), laws: Sequence[Law] = EXACT_LAWS,
+             pairs: str | Path | None = None, drop: float = DROP, output: str = "pooled",
+             leave_out: Sequence[str] = (), laws: Sequence[Law] = EXACT_LAWS,
              approximations: Sequence[Approximation] = (), machine: Any = None,
              rounds: int = 11, report: Report | None = None) -> Result:
     """The cheapest verified program of a model on this machine whose output changes by at most `error`, relative, on held-out
     rows; `memory` bounds stored and working bytes, and weights are stored by no narrower numbers than `number_type` (float32,
     bf16, int8, int4). With `pairs`, a CSV file of sentence pairs and scores, quality decides in place of the error: the rank correlation
     of cosines with scores falls by at most `drop` hundredths. `model` is the name or the directory of a checkpoint, with a workload of
-    `text`, `tokens` or a file of texts, or an operator on tokens, with a `workload`: a batch is one, beside random rows. Raises
+    `text`, `tokens` or a file of texts, whose output is one row a text, pooled as the checkpoint says, or all `rows`; or an
+    operator on tokens, with a `workload`: a batch is one, beside random rows. Raises
     InputError for what comes from outside, Infeasible where no program meets the budgets."""
     check_budgets(error, memory, number_type)
+    check_output(output)
     judge = None if pairs is None else Pairs.read(pairs)
     if judge: error = ANY
     report, laws = Report(quiet=True) if report is None else report, without(laws, leave_out)
     with report.phase("model"):
-        operator, workload, meta = opened(model, workload, text, tokens)
+        operator, workload, meta = opened(model, workload, text, tokens, output)
     if machine is None:
         with report.phase("machine") as progress:
             machine = calibrated(progress)
@@ -150,6 +154,11 @@ def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None
     return run.result(error, memory, saved, drop)
 
 
+def check_output(output: str) -> None:
+    """Raises InputError for what no program gives."""
+    if output not in OUTPUTS: raise InputError(f"--output {output}: it is one of {', '.join(OUTPUTS)}")
+
+
 @contextmanager
 def own_laws(run: "Run") -> Iterator[None]:
     """What fails by a law that is not the engine's is bad input; everything else that fails is a fault of the engine."""
@@ -162,7 +171,7 @@ def own_laws(run: "Run") -> Iterator[None]:
 
 
 def opened(model: str | Operator, workload: Workload | Batch | str | Path | None, text: str | None,
-           tokens: int | None) -> tuple[Operator, Workload, dict[str, Any]]:
+           tokens: int | None, output: str = "pooled") -> tuple[Operator, Workload, dict[str, Any]]:
     """The operator, what it is made cheapest for, and what its programs keep of where it comes from."""
     if isinstance(model, Operator):
         if isinstance(workload, str | Path):
@@ -173,7 +182,7 @@ def opened(model: str | Operator, workload: Workload | Batch | str | Path | None
         batch = Batch([np.arange(tokens or 128) % vocabulary]) if workload is None else workload
         return model, drawn(batch, model), {"model": "operator"}
     checkpoint = open_model(model)
-    operator = checkpoint.operator()
+    operator = checkpoint.operator(output == "pooled")
     if workload is None or isinstance(workload, str | Path):
         workload = Workload.of(checkpoint, text, tokens, None if workload is None else str(workload))
     return operator, drawn(workload, operator), source(checkpoint)
@@ -315,7 +324,8 @@ class Run:
             point.measured_error = difference(point.program.run(self.workload.verify), whole)
             point.verified = bool(point.measured_error <= planned)
             checked = max(point.measured_error, difference(point.program.run(few[0]), near))
-            point.stated = Stated.of(point.program.run(state), reference, state.starts, point.program.pooling, rounding, checked)
+            point.stated = Stated.of(point.program.run(state), reference, point.program.starts(state), point.program.pooling, rounding,
+                                     checked)
             point.stated_error = point.stated.error
             found = results | {"error": {"relative": point.measured_error, "stated": point.stated_error, "rows": len(whole),
                                          "like": self.workload.like, **point.stated.described()}}

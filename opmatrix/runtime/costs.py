@@ -89,5 +89,5 @@ def link(a: Bound, out: Rows, extents: Extents) -> Costs:
 
 
 def once(a: Bound, out: Heads, extents: Extents) -> Costs:
-    """A pass over keys and values."""
-    return [("scale", {"T": extents[T], "p": a.k.heads * a.k.cols + a.v.heads * a.v.cols})]
+    """Every head passes over its keys and values."""
+    return [("scale", {"T": extents[T], "p": out.heads * (a.k.cols + a.v.cols)})]

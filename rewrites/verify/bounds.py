@@ -2,6 +2,7 @@
 entry, for any order of summation (Higham 2002, sections 3.1 to 3.5). Sums and products of terms cost γ_n |A| |B|; what
 follows carries that error through its derivative."""
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from types import SimpleNamespace as Arguments
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.epilogue import UNIT, Epilogue, gamma
+from opmatrix.relations import parsed
 from opmatrix.runtime.interpret import exact
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.meanings import chosen, grouped, sentences, squares, unseen
+from opmatrix.runtime.meanings import chosen, grouped, pooled, sentences, squares, unseen
 from opmatrix.runtime.schedule import read
 from opmatrix.runtime.seen import pattern
 
@@ -121,6 +123,41 @@ def interpret(a: Arguments) -> Bound:
     return 2 * UNIT * abs(exact(a)) + TINY
 
 
+def pool(a: Arguments) -> Bound:
+    """Computed in float64, with a norm too, and rounded once: what float64 itself rounds is seen where a sum cancels."""
+    found, size = KERNELS["pool"].means(a.exact), pooled(Arguments(**vars(a.exact) | {"x": abs(a.exact.x)}))
+    doubt = 2 * len(a.x) * 2.0 ** -52
+    return 2 * UNIT * abs(found) + doubt * (size if a.unit is None else 1.0) + TINY
+
+
+def unit_length(a: Arguments) -> Bound:
+    size: Bound = abs(KERNELS["unit"].means(a.exact))
+    return 2 * UNIT * size + TINY
+
+
+def link(a: Arguments) -> Bound:
+    """A product for each entry, whose number is rounded, a sum and a quotient."""
+    found = a.batch.relation(parsed(a.relation))
+    out = np.zeros((found.shape[0], a.x.shape[1]))
+    for i, (low, high) in enumerate(pairwise(found.starts)):
+        parts = abs(found.numbers[low:high, None] * a.exact.x[found.at[low:high]])
+        if low < high: out[i] = gamma(3 + (high - low) * (a.over != "max")) * (parts.max(0) if a.over == "max" else parts.sum(0))
+    return out
+
+
+def attend_once(a: Arguments) -> Bound:
+    """As attention, of one query: doubtful scores, shares, and their sum over the values."""
+    heads, parts = max(a.q.shape[1], a.k.shape[1], a.v.shape[1]), []
+    for s, rows in enumerate(sentences(a.batch)):
+        at = 0 if a.query == "first" else rows.stop - rows.start - 1
+        q, k, v = (grouped(each, heads) for each in (a.exact.q[s:s + 1], a.exact.k[rows], a.exact.v[rows]))
+        exact, size = (np.einsum("qhd,khd->hqk", *pair) * abs(float(a.exact.scale)) for pair in ((q, k), (abs(q), abs(k))))
+        share, doubt = shares(exact * np.sign(a.exact.scale), gamma(a.q.shape[2] + 2) * size, unseen(a.batch, rows, a.where)[at:at + 1])
+        total = doubt + gamma(share.shape[-1] + 4) * (share + doubt)
+        parts.append(np.einsum("hqk,khd->qhd", total, abs(v)))
+    return np.concatenate(parts)
+
+
 def view(a: Arguments) -> Bound:
     return np.zeros(1)
 
@@ -128,7 +165,7 @@ def view(a: Arguments) -> Bound:
 BOUNDS: dict[str, Callable[[Arguments], Bound]] = dict(
     linear=linear, pointwise=pointwise, scale=scale, embed=embed, rotate=rotate, scores=scores, softmax=softmax, values=values,
     attention=attention, headwise=headwise, interpret=interpret,
-    repeat=view, heads=view, join=view, columns=view)
+    pool=pool, unit=unit_length, link=link, pick=view, attend_once=attend_once, repeat=view, heads=view, join=view, columns=view)
 
 
 def bound(kernel: str, arguments: Mapping[str, Any], exact: Any = None) -> Bound:
