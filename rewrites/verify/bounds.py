@@ -127,7 +127,7 @@ def pool(a: Arguments) -> Bound:
     """Computed in float64, with a norm too, and rounded once: what float64 itself rounds is seen where a sum cancels."""
     found, size = KERNELS["pool"].means(a.exact), pooled(Arguments(**vars(a.exact) | {"x": abs(a.exact.x)}))
     doubt = 2 * len(a.x) * 2.0 ** -52
-    return 2 * UNIT * abs(found) + doubt * (size if a.unit is None else 1.0) + TINY
+    return np.asarray(2 * UNIT * abs(found) + doubt * (size if a.unit is None else 1.0) + TINY)
 
 
 def unit_length(a: Arguments) -> Bound:

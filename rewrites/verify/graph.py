@@ -194,7 +194,7 @@ def kernels(graph: Graph, terms: dict[int, Operator], template: Template, values
     lowering = Lowering(graph, template, prices=None)       # type: ignore[arg-type]       # nothing is priced here
     for cls, call in lowering.calls:
         sorts = call.implementation.variables
-        operands = {name: template.values[at] if sorts[name].name in ("count", "where") else terms[at]
+        operands = {name: template.values[at] if sorts[name].name in ("count", "where", "relation") else terms[at]
                     for name, at in call.bound}
         term, off = compared(graph, terms, values, cls, partial(call.implementation.over, operands))
         if not off <= TOLERANCE:
