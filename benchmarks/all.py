@@ -63,6 +63,8 @@ BENCHMARKS = {
                            "What do the laws of values prove?", "{data}/peer_laws/rules.csv"),
     "segments": Benchmark("--rows 512 --rounds 9", 5, "", 15, "What does a step cost that no kernel computes?"),
     "planned": Benchmark("", 5, "", 5, "What does a configuration of 70 billion weights take to plan?"),
+    "last_row": Benchmark("--layers 4 --words 0 --rounds 5", 20, "", 240, "What is saved where one token alone is read?"),
+    "graph": Benchmark("--nodes 2000 --edges 20000 --rounds 15", 10, "", 40, "How fast is a product with a relation?"),
     "budgets": Benchmark("--models 4", 30, "", 800, "Do planned memory and stated errors hold?"),
     "memory": Benchmark("--megabytes 32", 30, "", 120, "How much memory does a process with a program take?"),
     "stated": Benchmark("minilm.opmatrix --fresh 50", 20, "minilm.opmatrix", 90,

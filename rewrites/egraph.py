@@ -210,11 +210,13 @@ def freeze(shared: Any, graph: Graph) -> None:
 
 
 def keep(graph: Graph, template: Template) -> None:
-    """What was imported stays a member whatever subsumed it, so the import itself is among the programs, and no choice
-    of laws leaves a class without one."""
+    """What was imported stays a member whatever subsumed it, and so do its rows that are picked early, so the import itself is among
+    the programs, and no choice of laws leaves a class without one."""
+    picks = {node.cls for node in graph.nodes if node.kind == "pick"}
+    picked = {node.cls for node in graph.nodes if node.kind == "compose" and node.children[1] in picks}
     imported = {(entry.kind, tuple(graph.named[child] for child in entry.children), entry.attributes)
                 for entry in template.entries}
-    graph.nodes = [node._replace(subsumed=node.subsumed and node[:3] not in imported) for node in graph.nodes]
+    graph.nodes = [node._replace(subsumed=node.subsumed and node[:3] not in imported and node.cls not in picked) for node in graph.nodes]
 
 
 assert kinds                                                # its kinds must be declared before any graph is written

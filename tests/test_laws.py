@@ -10,7 +10,7 @@ from formats.shapes import Shape, T
 from opmatrix.data import Data
 from opmatrix.extents import counted, patterns
 from opmatrix.monoids import softmax
-from opmatrix.operators import I, const, gelu, given, heads, product, rotate, square, symbol, tanh, turn, weight
+from opmatrix.operators import I, const, gelu, given, heads, pick, product, rotate, square, symbol, tanh, turn, weight
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.term import substitute
@@ -23,6 +23,7 @@ from rewrites.law import (
     INPUT,
     ROWS,
     SAMPLE,
+    SWAPPED,
     Sort,
     constant,
     find,
@@ -186,6 +187,7 @@ TOKENS = given("tokens", VOCABULARY)
 def operand(rng, name, sort):
     """What kernels can compute from tokens, or is stored, for a variable of an implementation."""
     tokens = TOKENS @ weight(numbers(rng, VOCABULARY, INPUT))
+    if sort.space == "S": return operand(rng, name, replace(sort, space="")) @ pick("last")
     match sort.name, sort.sizes:
         case "value", (size,) if "given" in sort.facts: return given(FIELDS[str(size)], SAMPLE[size])
         case "value", (size,): return tokens @ weight(numbers(rng, INPUT, size)) @ gelu
@@ -201,6 +203,7 @@ def operand(rng, name, sort):
         case "entrywise", _: return gelu
         case "rotation", (size, _): return rotate(*(numbers(rng, max(ROWS), SAMPLE[size] // 2) for _ in range(2)))
         case "where", _: return sequence & causal
+        case "relation", _: return SWAPPED
     raise TypeError(f"{name}: {sort}")
 
 
@@ -234,7 +237,8 @@ def allowed(node, at, implementation):
 def test_a_kernel_computes_its_term(implementation):
     rng = np.random.default_rng(0)
     structure, full = forced(implementation, rng)
-    batch = Batch(*([rng.integers(0, limit, length) for length in ROWS] for limit in (VOCABULARY, SAMPLE[q])))
+    tokens, types = ([rng.integers(0, limit, length) for length in ROWS] for limit in (VOCABULARY, SAMPLE[q]))
+    batch = Batch(tokens, types, ragged().relations)
     program, emitter = structure.program({})
     kernel = {"weigh": "values", "view": program.steps[-1].kernel}.get(implementation.kernel, implementation.kernel)
     assert kernel in [step.kernel for step in program.steps]
@@ -246,7 +250,7 @@ def test_a_kernel_computes_its_term(implementation):
 def test_the_table_of_implementations():
     assert {each.kernel for each in IMPLEMENTATIONS} == {
         "linear", "pointwise", "embed", "attention", "scores", "weigh", "headwise", "repeat", "rotate", "view",
-        "columns"}
+        "columns", "pool", "unit", "link", "pick", "attend_once"}
     name, kind, statement, *_ = find(IMPLEMENTATIONS, "linear_bias_rms").row()
     assert (name, kind) == ("linear_bias_rms", "implementation")
     assert statement.startswith("linear(x, weight, bias, eps, norm='rms') = (x") and statement.endswith("rsqrt)")

@@ -225,7 +225,7 @@ def test_no_point_of_the_front_is_dominated(result):
 
 
 def test_errors_are_those_on_rows_held_out(result, optimized):
-    operator = open_model(optimized.model).operator()
+    operator = open_model(optimized.model).operator(pooled=True)
     held_out = result.workload.verify
     sentences = np.split(held_out.tokens, held_out.starts[1:-1])
     wanted = np.concatenate([oracle(operator, Batch([sentence])) for sentence in sentences])

@@ -88,6 +88,14 @@ def alone(kernel, rng):
         case "rotate":
             constants |= {"cos": rows(rng, 26, 3), "sin": rows(rng, 26, 3)}
             last = write.step("join", x=write.step("rotate", x="h", cos="cos", sin="sin"))
+        case "pool": last = write.step("pool", {"how": "mean", "unit": 0.1}, x="y")
+        case "unit": last = write.step("unit", {"unit": 0.1}, x="y")
+        case "link": last = write.step("link", {"relation": "members_by_place: S × T", "over": "sum"}, x="y")
+        case "pick": last = write.step("pick", {"relation": "last: S × T"}, x="y")
+        case "attend_once":
+            q = write.step("heads", {"heads": 3}, x=write.step("pool", {"how": "last"}, x="x"))
+            last = write.step("join", x=write.step("attend_once", {"scale": 0.3, "where": "sequence & causal", "query": "last"},
+                                                   q=q, k="h", v="h"))
         case "headwise": last = write.step("join", x=write.step("headwise", x="h", weight="stack"))
         case "repeat": last = write.step("join", x=write.step("repeat", {"heads": 6}, x="h"))
         case "interpret":

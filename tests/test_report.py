@@ -13,9 +13,10 @@ from rewrites.front import OBJECTIVES, Front
 from rewrites.gains import joined, saves, steps, together, whole
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import without
+from rewrites.stated import LEAST
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w])")
-SAID = "int8", "float64"                                    # words with digits
+SAID = "int8", "float64", f"that needs {2 * LEAST} lines"    # words with digits, and a constant
 WAYS = (("{:.2f}", 1e3), ("{:.1f}", 1e6), ("{:.1f}", 1e-6), ("{:.3g}", 100), ("{:.2g}", 100), ("{:.2g}", 1), ("{:.0e}", 1),
         ("{:.1f}", 1), ("{}", 1))
 

@@ -152,7 +152,7 @@ def attend_once(a: Arguments) -> Bound:
         at = 0 if a.query == "first" else rows.stop - rows.start - 1
         q, k, v = (grouped(each, heads) for each in (a.exact.q[s:s + 1], a.exact.k[rows], a.exact.v[rows]))
         exact, size = (np.einsum("qhd,khd->hqk", *pair) * abs(float(a.exact.scale)) for pair in ((q, k), (abs(q), abs(k))))
-        share, doubt = shares(exact * np.sign(a.exact.scale), gamma(a.q.shape[2] + 2) * size, unseen(a.batch, rows, a.where)[at:at + 1])
+        share, doubt = shares(exact * np.sign(a.exact.scale), gamma(a.q.shape[2] + 2) * size, unseen(a.batch, rows, pattern(a))[at:at + 1])
         total = doubt + gamma(share.shape[-1] + 4) * (share + doubt)
         parts.append(np.einsum("hqk,khd->qhd", total, abs(v)))
     return np.concatenate(parts)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sympy import sympify
 
 from formats.shapes import Shape, T
-from opmatrix.operators import I, const, given, product, symbol, turn
+from opmatrix.operators import I, const, given, pick, product, symbol, turn
 from opmatrix.patterns import Batch
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import sentences
@@ -21,7 +21,7 @@ from opmatrix.term import Operator, formula
 from rewrites.egraph import saturate
 from rewrites.emit import ROWS, Emitter, Value
 from rewrites.flat import flat
-from rewrites.law import INPUT, SAMPLE, Sort, apart, drawn, k, n, p, q
+from rewrites.law import INPUT, SAMPLE, SWAPPED, Sort, apart, drawn, k, n, p, q
 from rewrites.law import ROWS as LENGTHS
 from rewrites.laws.implementation import Implementation
 from rewrites.lower import Call, Lowering, Method
@@ -101,6 +101,8 @@ def bound(kernel: str, operands: Mapping[str, Any], attributes: Mapping[str, Any
 
 def operand(rng: np.random.Generator, name: str, sort: Sort) -> Any:
     """Something that the variable of an implementation may be, and is no more than its facts say."""
+    if sort.space == "S":
+        return operand(rng, name, replace(sort, space="")) @ pick("last")
     if "given" in sort.facts:
         return given(FIELDS.get(sort.sizes[0], "positions"), int(sort.sizes[0].subs(SAMPLE)))
     if sort.name in ("constant", "scalar") and "constant" in sort.facts and "uniform" not in sort.facts:
@@ -139,7 +141,7 @@ def alone(implementation: Implementation, rng: np.random.Generator) -> tuple[Low
     call = Call(implementation, tuple((name, labels[name] if name in labels else graph.named[f"${name}"])
                                       for name in implementation.variables))
     tokens, types = ([rng.integers(0, int(size.subs(SAMPLE)), length) for length in LENGTHS] for size in (n, q))
-    batch = Batch(tokens, types)
+    batch = Batch(tokens, types, {SWAPPED.name: np.eye(sum(LENGTHS))[::-1]})
     return (Lowering(graph, template, prices=None), call, graph.named["$seed"],      # type: ignore[arg-type]
             Values(INPUT, batch, rng))
 
