@@ -57,7 +57,8 @@ class Prices:
 
     def rows(self, lowering: "Lowering", cls: int) -> Any:
         """How many rows a class has."""
-        return self.live[str(lowering.matcher.rows[cls])]
+        name = str(lowering.matcher.rows[cls])
+        return self.live[name] if name in self.live else self.group[name]           # which says what is missing
 
     @property
     def start(self) -> float:
@@ -66,7 +67,7 @@ class Prices:
 
     def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = (), rows: Any = None) -> float:
         """Seconds of x times an n x p matrix in a format; of so many rows, of all tokens where nobody says."""
-        return self.machine.seconds(f"linear.{form}", T=self.live["T"] if rows is None else rows, **counts(form, n, p, parameters))
+        return self.machine.seconds(f"linear.{form}", T=self.group["T"] if rows is None else rows, **counts(form, n, p, parameters))
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         """Seconds of x times a weight in this representation, and the bytes of the weight."""
@@ -107,9 +108,9 @@ class Prices:
             return READING * self.machine.seconds("pointwise.norm", **sizes)
         if kernel == "attend_once":                         # every head passes over its keys and values
             each = sum(int(lowering.terms[bound[name]].out.cols) for name in "kv")
-            return self.machine.seconds("scale", T=self.live["T"], p=int(lowering.matcher.heads[cls]) * each)
+            return self.machine.seconds("scale", T=self.group["T"], p=int(lowering.matcher.heads[cls]) * each)
         if kernel == "pool" and implementation.attributes["how"] not in PICKS:
-            return self.machine.seconds("scale", T=self.live["T"], p=sizes["p"])
+            return self.machine.seconds("scale", T=self.group["T"], p=sizes["p"])
         if kernel in PASSES:
             return self.machine.seconds(PASSES[kernel], **sizes)
         stages = parts(implementation.variables)

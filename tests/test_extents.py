@@ -74,7 +74,7 @@ def test_what_lacks_is_named():
     program, _ = structure(model()).program({})
     with pytest.raises(ValueError, match=r"extents: there is no pairs\[sequence\], only T: give \{pairs\[sequence\]"):
         program.cost(Extents({T: 5}))
-    with pytest.raises(Missing, match="there is no T, only nothing"): assert Prices(Round(), Extents({})).rows
+    with pytest.raises(Missing, match="there is no T, only nothing"): Prices(Round(), Extents({})).linear("dense", 4, 4)
     for take in (program.cost, program.peak_bytes):
         with pytest.raises(TypeError, match=r"\(23, 315\) does not say .* Extents\(\{T: 23, pairs\[sequence\]: 315\}\)"):
             take((23, 315))
