@@ -72,7 +72,7 @@ class Prices:
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         """Seconds of x times a weight in this representation, and the bytes of the weight."""
         shape, tokens = lowering.stored(use.weight, use.layout), self.rows(lowering, use.x)
-        if use.layout == "stack": return self.headwise(*shape, tokens)
+        if use.layout == "stack": return self.headwise(tokens, *shape)
         rows, cols = shape
         size = stored_bytes(method.format, rows, cols, method.parameters)
         if use.x in lowering.graph.facts["given"]:
@@ -81,7 +81,7 @@ class Prices:
         if FORMATS[method.format].rounds: product -= self.spared(lowering.epilogues.get(use, ()), tokens, cols)
         return max(product, 0.0), size
 
-    def headwise(self, heads: int, n: int, p: int, rows: Any) -> tuple[float, float]:
+    def headwise(self, rows: Any, heads: int, n: int, p: int) -> tuple[float, float]:
         """The same where every head has a matrix of its own."""
         return self.machine.seconds("headwise", T=rows, h=heads, n=n, p=p), 4.0 * heads * n * p
 
