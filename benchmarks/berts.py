@@ -102,7 +102,7 @@ def compared(number: int, directory: Path, error: float = 0.0) -> tuple[Case, Re
     """One model optimised: what it is, what was found, how far its exact and its chosen program are from transformers."""
     made = case(number)
     write(made, directory, number)
-    result = optimize(str(directory), error=error, tokens=16, rounds=3)
+    result = optimize(str(directory), error=error, tokens=16, rounds=3, output="rows")
     rows = sentences(made, number)
     wanted = hidden(directory, rows)
     return made, result, *(change(point.program.run(Batch(rows)), wanted) for point in (result.points[0], result.best))

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 SEARCH = {"float32": ("--error", "0"), "bf16": ("--number-type", "bf16", "--error", "0.02"),      # how `opmatrix optimize` is asked
           "int8": ("--number-type", "int8", "--error", "0.1")}
+ROWS = "--output", "rows"                                   # as peers give them: a row a token
 
 
 class Padded:
@@ -106,7 +107,7 @@ class Opmatrix(Engine):
     name, packages = "opmatrix", ("opmatrix",)
 
     def prepare(self, job):
-        command = [sys.executable, "-m", "rewrites.cli", "optimize", job.model, *SEARCH[job.number_type], "--out", job.place]
+        command = [sys.executable, "-m", "rewrites.cli", "optimize", job.model, *SEARCH[job.number_type], *ROWS, "--out", job.place]
         with tempfile.TemporaryDirectory() as room:
             done = subprocess.run([*command, *self.workload(job, Path(room) / "texts.txt")], cwd=ROOT, capture_output=True, text=True)
         if done.returncode: raise RuntimeError((done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1])

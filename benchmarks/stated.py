@@ -75,10 +75,10 @@ def rows(program, texts):
 
 
 def outputs(program, exact, texts):
-    """What both make of the texts, some thousand rows at a time, and where each text begins."""
+    """What both make of the texts, some thousand rows at a time, and where each text's rows begin."""
     made = [*batches(program.tokenizer, texts, reading=Reading(truncate=True))]
     found, wanted = (np.concatenate([np.asarray(each.run(batch), np.float64) for batch in made]) for each in (program, exact))
-    return found, wanted, np.cumsum([0, *(length for batch in made for length in np.diff(batch.starts))])
+    return found, wanted, np.cumsum([0, *(length for batch in made for length in np.diff(program.starts(batch)))])
 
 
 def statement(program, exact, texts): return Stated.of(*outputs(program, exact, texts), program.pooling)
@@ -91,7 +91,7 @@ def judged(kind, given, program, exact, shipped, lacking):
     seen, new = outputs(program, exact, state), outputs(program, exact, fresh)
     said, errors = Stated.of(*seen, program.pooling), each(*new)
     together = float(np.linalg.norm(new[0] - new[1]) / np.linalg.norm(new[1]))
-    lengths, own = np.diff(new[2]), uncovered(program.tokenizer, rows(program, [*fit, *choose]), rows(program, state))
+    lengths, own = np.diff(rows(program, fresh).starts), uncovered(program.tokenizer, rows(program, [*fit, *choose]), rows(program, state))
     covered = ["no" if kind in lists else "yes" for lists in (lacking, own)]
     return [kind, f"{lengths.min()} to {lengths.max()}", len(state), each(*seen).max(), said.error, together, said.sentence,
             float(np.mean(errors > said.sentence)), errors.max() / said.sentence, said.cosine_mean, said.cosine_most,

@@ -13,9 +13,10 @@ import sys
 import sysconfig
 import tarfile
 import venv
+from functools import cached_property
 from pathlib import Path
 
-from engines import SEARCH
+from engines import ROWS, SEARCH
 
 from formats.cache import cache_directory
 from formats.threads import command_line_environment
@@ -94,13 +95,18 @@ class Tree:
             if not Path(origin).resolve().is_relative_to(self.place.resolve()):
                 raise Fault(f"{self.name}: {origin} was imported, which is not in {self.place}")
 
+    @cached_property
+    def rows(self):
+        """How its `optimize` is asked for a row a token: before 0.7 it knew nothing else."""
+        return ROWS if ROWS[0] in told(self, ["-m", "rewrites.cli", "optimize", "--help"]) else ()
+
     def find(self, name, model):
         """The directory of the program of that name for a checkpoint's directory, found in this tree if need be."""
         target, fresh = (self.programs / f"{before}{Path(model).name}-{name}" for before in ("", "."))
         if not target.exists():
             shutil.rmtree(fresh, ignore_errors=True)
             if name == SCHEDULE: self.ask("schedule", model=model, target=str(fresh))
-            else: told(self, ["-m", "rewrites.cli", "optimize", model, *PROGRAMS[name], "--out", str(fresh)])
+            else: told(self, ["-m", "rewrites.cli", "optimize", model, *PROGRAMS[name], *self.rows, "--out", str(fresh)])
             fresh.rename(target)
         return target
 

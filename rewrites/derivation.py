@@ -9,7 +9,7 @@ import numpy as np
 from opmatrix.term import Operator, substitute
 from rewrites.egraph import Node, build
 from rewrites.law import APPROXIMATE, Law
-from rewrites.template import shrink, sizes_of
+from rewrites.template import sizes_of
 from rewrites.trees import CALLS, OPEN, READ, STORED, Forest, Path, Tree
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graph import batch, difference, stack, width
@@ -141,7 +141,7 @@ class Reading:
         rng = np.random.default_rng(seed)
         small = template = forest.lowering.template
         if max((size for value in template.values.values() for size in sizes_of(value)), default=0) > SMALL:
-            values = shrink(template.values, lambda shape: rng.normal(size=shape), template.splits(), template.turns())
+            values = template.shrunken(lambda shape: rng.normal(size=shape))
             small = replace(template, values=values)
         return cls(forest, small.values, Values(width(small), batch(small, rng), rng), {})
 

@@ -90,6 +90,16 @@ class Template:
         tables = ((self.values[entry.attributes[0]], self.values[entry.attributes[2]]) for entry in self.entries if entry.kind == "rotate")
         return {(cos.shape[1], rest) for cos, rest in tables}
 
+    def sums(self) -> set[tuple[int, int]]:
+        """The columns of values that stand side by side."""
+        terms = self.instance(self.values)
+        found = {tuple(terms[child].out.cols for child in entry.children) for entry in self.entries if entry.kind == "row"}
+        return {(a, b) for a, b in found if isinstance(a, int) and isinstance(b, int)}
+
+    def shrunken(self, draw: Callable[[tuple[int, ...]], Any]) -> dict[str, Any]:
+        """Its values at small sizes that fit one another as its own do."""
+        return shrink(self.values, draw, self.splits(), self.turns(), self.sums())
+
 
 def made(entry: Entry) -> str:
     return f"({' '.join([f'K_{entry.kind}', *entry.children, *(quoted(a) for a in entry.attributes)])})"
@@ -111,17 +121,23 @@ def known(term: Operator, leaves: Sequence[Operator], measured: Sequence[str]) -
 
 
 def shrink(values: dict[str, Any], draw: Callable[[tuple[int, ...]], Any],
-           splits: Iterable[tuple[int, int]] = (), turns: Iterable[tuple[int, int]] = ()) -> dict[str, Any]:
+           splits: Iterable[tuple[int, int]] = (), turns: Iterable[tuple[int, int]] = (),
+           sums: Iterable[tuple[int, int]] = ()) -> dict[str, Any]:
     """The same table at sizes of at most 16 or so: equal sizes stay equal, different ones different. `splits` are the
     numbers of heads, each with the columns of one, whose product stays a product; where nobody says, a number that divides
-    a size is one of heads. `turns` are those of `Template.turns`, twice the first of which and the second stay a head's columns."""
+    a size is one of heads. `turns` are those of `Template.turns`, twice the first of which and the second stay a head's columns;
+    `sums` stay sums. Where not all of this can be, sizes stay as they are."""
     counts, turns = {v for v in values.values() if type(v) is int}, [*turns]
-    sizes = sorted({s for v in values.values() for s in sizes_of(v)} | counts | {2 * half + rest for half, rest in turns})
+    parts = {a + b: (a, b) for a, b in sums}
+    sizes = sorted({s for v in values.values() for s in sizes_of(v)} | counts | {2 * half + rest for half, rest in turns}
+                   | {size for total, both in parts.items() for size in (total, *both)})
     heads = counts - {rest for _, rest in turns}
     small = products([*splits] or [(c, size // c) for c in heads for size in sizes if 1 < c < size and size % c == 0], turns)
     for size in sizes:
         if size not in small:
-            small[size] = next(even for even in range(4, 2 * len(small) + 8, 2) if even not in small.values())
+            small[size] = sum(small[part] for part in parts[size]) if size in parts else \
+                next(even for even in range(4, 2 * len(small) + 8, 2) if even not in small.values())
+    if any(small[total] != small[a] + small[b] for total, (a, b) in parts.items()): small = {size: size for size in {0, 1, *small}}
     return {name: shrunken(value, small, draw) for name, value in values.items()}
 
 

@@ -111,7 +111,9 @@ class Workload:
     @classmethod
     def drawn(cls, model: Operator, timed: Batch, seed: int = 0, sentences: int = 48) -> "Workload":
         """For an operator without text: random tokens, in sentences as long as those of the batch whose seconds and bytes
-        count, calibrate and verify it."""
+        count, calibrate and verify it. Nobody draws relations like its own, so a batch that has some stands for all."""
+        if timed.relations:
+            return cls(timed, timed, timed, timed, timed, timed, "the batch itself, as it has relations of its own", "the batch itself")
         rng, lengths = np.random.default_rng(seed), np.diff(timed.starts)
 
         def some(count: int) -> Batch:

@@ -11,7 +11,7 @@ from formats.shapes import Shape, T
 from opmatrix.data import Data
 from opmatrix.extents import counted
 from opmatrix.monoids import softmax
-from opmatrix.operators import I, centre, cols, const, gelu, given, heads, product, symbol, turn, weight
+from opmatrix.operators import I, centre, cols, const, gelu, given, heads, product, row, square, symbol, turn, weight
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, everyone, sequence
 from rewrites.borders import FULL, normed
@@ -83,6 +83,16 @@ def test_flat_is_the_same_operator():
     for layer in layers:
         at = flat(layer, border(24))(AtBorder(x, batch)).array
         np.testing.assert_allclose(at, dense(layer, x, batch), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("a, b", ((16, 32), (16, 16), (5, 7), (20, 4)))
+def test_columns_side_by_side_stay_a_sum(a, b):
+    """Small operators of sizes that do not fit one another raise."""
+    x = border(20)
+    term = row(gelu @ weight(numbers(20, a)), square @ weight(numbers(20, b))) @ gelu @ weight(numbers(a + b, 9))
+    template = Template.of({"full": flat(term, x), "border": x}, [x])
+    small = template.shrunken(lambda shape: np.ones(shape))
+    assert template.instance(small) and max(max(each.shape) for each in small.values() if isinstance(each, Data)) <= 20
 
 
 def test_shrunken_tables_keep_what_sizes_say():

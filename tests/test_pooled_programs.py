@@ -2,6 +2,7 @@
 attention."""
 import numpy as np
 import pytest
+import standin
 from searched import KINDS, RAGGED, model, relative, structure
 
 from opmatrix.monoids import max as largest
@@ -12,6 +13,7 @@ from opmatrix.patterns import Batch
 from opmatrix.pooling import MODES, Pooling
 from opmatrix.program import Program
 from opmatrix.term import formula
+from rewrites import optimize
 from rewrites.chain import chain
 from rewrites.errors import InputError
 from rewrites.laws import EXACT_LAWS
@@ -150,3 +152,10 @@ def test_what_no_kernel_computes_of_sequences_is_read():
     assert "interpret" in [step.kernel for step in made.steps] and made.pooled
     assert relative(made.exact(RAGGED, unrounded(found, emitter)), dense(term, RAGGED)) < 1e-12
     assert relative(made.run(RAGGED), dense(term, RAGGED)) < 1e-5
+
+
+def test_a_layer_of_a_graph_is_optimized():
+    """The batch with its relation stands for all, as nobody draws another; columns side by side stay so at shrunken sizes."""
+    batch = nodes(40)
+    found = optimize(graph_layer(mean, 40), workload=batch, machine=standin.machine(), rounds=3)
+    assert found.points[0].verified and found.workload.verify is batch and found.points[0].stated_error < 1e-5

@@ -17,7 +17,7 @@ from opmatrix.term import formula, read
 from rewrites.flat import flat
 from rewrites.laws import EXACT_LAWS
 from rewrites.search import search
-from rewrites.template import Template, shrink
+from rewrites.template import Template
 from rewrites.verify import verify_steps
 from rewrites.verify.graph import check_graph
 
@@ -141,7 +141,7 @@ def test_every_member_of_a_graph_with_rope_agrees(rng, h, d, rest):
     q, k = (x @ weight(numbers(rng, wide, wide)) @ heads(h) @ table for _ in range(2))
     model = flat(product(product(q, turn(k)) @ (I * each ** -0.5), x @ heads(h), softmax, sequence) @ heads(h).T, I)
     template = Template.of({"full": model}, [x])
-    small = shrink(template.values, lambda shape: np.ones(shape), template.splits(), template.turns())
+    small = template.shrunken(lambda shape: np.ones(shape))
     assert max(max(value.shape) for value in small.values() if isinstance(value, Data)) <= min(32, wide)
     template.instance(small)                                # or it does not fit
     assert not check_graph(template, EXACT_LAWS)

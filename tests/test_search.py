@@ -6,7 +6,7 @@ from searched import KINDS, RAGGED, Round, found, model, relative, structure
 from opmatrix.extents import patterns
 from opmatrix.operators import attention
 from opmatrix.oracles import dense
-from opmatrix.patterns import Batch, causal, everyone, mask, sequence, window
+from opmatrix.patterns import Batch, everyone, mask, sequence
 from rewrites.borders import FULL, normed
 from rewrites.emit import Emitter
 from rewrites.extraction import Infeasible, verify
@@ -147,7 +147,8 @@ def test_the_cheapest_chain_of_states():
 # ---- what has no kernel
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("where", [everyone, sequence & (mask(np.eye(15)) | mask(np.tri(15)) & mask(np.tri(15).T))], ids=("everyone", "three masks"))
+@pytest.mark.parametrize("where", [everyone, sequence & (mask(np.eye(15)) | mask(np.tri(15)) & mask(np.tri(15).T))],
+                         ids=("everyone", "three masks"))
 def test_what_has_no_kernel_is_read_as_a_term(where, kind):
     """These patterns have no kernel; as much of the model as needs them, and no more, is one step."""
     operator = OPERATOR @ attention(*(np.eye(24) for _ in range(3)), 2, where)

@@ -18,7 +18,7 @@ from rewrites.egraph import Graph, Node, attribute, build, fitting, saturate
 from rewrites.flat import flat
 from rewrites.law import INPUT, ROWS, Law, Name, Sort, apart
 from rewrites.lower import Lowering
-from rewrites.template import Template, quoted, shrink
+from rewrites.template import Template, quoted
 from rewrites.verify.values import Exact, Values
 
 TOLERANCE = 1e-9
@@ -60,7 +60,7 @@ def check_graph(template: Template, laws: Sequence[Law], seed: int = 0, *, round
 
 def small(template: Template, laws: Sequence[Law], rng: np.random.Generator) -> Template:
     """The template over random numbers of small sizes."""
-    values = shrink(template.values, lambda shape: rng.normal(size=shape), template.splits(), template.turns())
+    values = template.shrunken(lambda shape: rng.normal(size=shape))
     return spelled(replace(template, values=values), laws)
 
 
