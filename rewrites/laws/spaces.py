@@ -8,7 +8,7 @@ other = Sort("value")                                       # a value or a const
 
 
 @law(phase=SELECT, source=EARLY, without=(dict(A=mixing[n, p]),))
-def pick_before(x: value[n], A: by_rows[n, p], r: relation):
+def pick_before(x: other[n], A: by_rows[n, p], r: relation):
     """Rows that go through A one by one may be picked first. They keep their positions, so rotations and tables of positions count
     among such A."""
     return (x @ A) @ pick(r), (x @ pick(r)) @ A
@@ -21,7 +21,7 @@ def pick_of_sum(x: value[n], y: value[n], r: relation):
 
 
 @law(phase=SELECT, source=EARLY, without=(dict(c=placed[n], r=relation["square"]),))
-def pick_of_shift(x: value[n], c: constant[n], r: relation):
+def pick_of_shift(x: other[n], c: constant[n], r: relation):
     """A constant row is the same in all rows, and so of any space."""
     return (x + c) @ pick(r), x @ pick(r) + c
 
