@@ -152,7 +152,8 @@ class Emitter:
     def _constant(self, key: Any, make: Callable[[], Any]) -> str:
         if key not in self.fitted:
             made = make()
-            plain = isinstance(made, np.ndarray) and any(made.strides)
+            # what is promised is one float32, spread
+            plain = isinstance(made, np.ndarray) and (made.dtype != np.float32 or any(made.strides))
             self.fitted[key] = np.ascontiguousarray(made, np.float32) if plain else made
         name = next((n for n, c in self.constants.items() if c is self.fitted[key]), None)
         if name is None:

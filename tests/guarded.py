@@ -314,8 +314,34 @@ def cache_doors() -> Iterator[tuple[str, Door]]:
                                    kernels.attention_cached(q, k, v, slots, before, out, 0.3), recalled)
 
 
+def space_doors() -> Iterator[tuple[str, Door]]:
+    from formats import kernels
+    from formats.epilogue import gamma
+
+    def mean(x: np.ndarray, **_: np.ndarray) -> Any:
+        return x.astype(np.float64).sum(0, keepdims=True) / max(1, len(x)), gamma(2) * abs(x).max(0, initial=0)
+    yield "pool_rows", Door(lambda rng, rows: {"x": normal(rng, rows, 35), "starts": np.array([0, rows])}, lambda **_: (1, 35),
+                            lambda out, x, starts: kernels.pool_rows(x, starts, out, "mean"), mean)
+
+    def linked(x: np.ndarray, starts: np.ndarray, at: np.ndarray, weights: np.ndarray) -> Any:
+        every = weights.astype(np.float64)[:, None] * x[at]
+        return (np.stack([each[a:b].sum(0) for each in (every, abs(every)) for a, b in pairwise(starts)]).reshape(2, len(starts) - 1, -1)
+                * np.array([1, gamma(len(at) + 2)])[:, None, None])
+    yield "link_rows", Door(
+        lambda rng, rows: {"x": normal(rng, rows, 35), "starts": np.array([0, rows, rows, 2 * rows]),
+                           "at": rng.integers(0, max(rows, 1), 2 * rows), "weights": normal(rng, 2 * rows)}, lambda **_: (3, 35),
+        lambda out, x, starts, at, weights: kernels.link_rows(x, starts, at, weights, out, "sum"), linked)
+
+    def once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray) -> Any:
+        q, k, v = (each.astype(np.float64).repeat(4 // each.shape[1], 1).swapaxes(0, 1) for each in (q, k, v))
+        return softly(0.3 * q @ k.swapaxes(1, 2), v)
+    yield "attend_once", Door(
+        lambda rng, rows: heads(rng, 1, q=4) | heads(rng, rows, k=2, v=2) | {"starts": np.array([0, rows])}, lambda **_: (1, 4, 24),
+        lambda out, q, k, v, starts: kernels.attend_once(q, k, v, starts, out, 0.3), once)
+
+
 @cache
-def doors() -> dict[str, Door]: return dict([*product_doors(), *pass_doors(), *head_doors(), *cache_doors()])
+def doors() -> dict[str, Door]: return dict([*product_doors(), *pass_doors(), *head_doors(), *cache_doors(), *space_doors()])
 
 
 # ---- cases

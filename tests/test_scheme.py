@@ -9,7 +9,7 @@ from searched import RAGGED, model
 
 from formats.features import even
 from formats.machine import FUSED, NARROW, Rates
-from opmatrix.extents import WHOLE, Extents, T, counted
+from opmatrix.extents import WHOLE, Extents, S, T, counted
 from opmatrix.patterns import Batch
 from opmatrix.runtime.scheme import Running, grouped, shared
 from rewrites.laws import EXACT_LAWS
@@ -48,7 +48,7 @@ def test_a_sentence_is_priced_where_all_work_on_it():
 def test_groups_are_priced_at_their_own_rows_times_those_of_the_busiest_worker():
     found = machine()
     running = Running.of(found, starts(*[128] * 8))
-    assert running.group(counted([128] * 8)) == Extents({T: 256, WHOLE: 2 * 128 ** 2})
+    assert running.group(counted([128] * 8)) == Extents({T: 256, S: 2, WHOLE: 2 * 128 ** 2})
     assert running.seconds("attention", T=256, S2=2 * 128 ** 2) == 2 * 256
     assert found.ways["apart"].asked == [{"T": 256, "S2": 2 * 128 ** 2}]
 

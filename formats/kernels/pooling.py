@@ -121,7 +121,9 @@ def pool_rows(x: np.ndarray, starts: np.ndarray | Layout | None, out: np.ndarray
     p, S = door(x, out), len(out)
     batch = None if starts is None else starts if isinstance(starts, Layout) else sequences(starts)
     T, most = (S, S) if batch is None else (int(batch.starts[-1]), len(batch.starts) - 1)
-    if x.shape[0] != T or S > most: raise ValueError(f"pool: {most} sequences of {T} rows, x {x.shape}, out {out.shape}")
+    short = S < most and not isinstance(starts, Layout)     # a recording has room for more than there are
+    if x.shape[0] != T or S > most or short:
+        raise ValueError(f"pool: {most} sequences of {T} rows, x {x.shape}, out {out.shape}")
     each, workers = max(1, -(-S // (4 * threads()))), threads()
     with POOL.lock:
         room = ROOM.reserve(8 * p, workers)
@@ -136,6 +138,10 @@ def link_rows(x: np.ndarray, starts: np.ndarray, at: np.ndarray, weights: np.nda
     fit, IndexError for a row that x has not."""
     if how not in ("sum", "mean", "max"): raise ValueError(f"link: {how!r} is none of sum, mean, max")
     p = door(x, out)
+    if any(each.dtype.kind not in "iu" for each in (starts, at)) or at.ndim != 1 or weights.ndim != 1:
+        raise ValueError(f"link: starts and at are whole numbers, not {starts.dtype} and {at.dtype}; at {at.shape} and weights "
+                         f"{weights.shape} have one axis")
+    separate(out, starts=starts, at=at, weights=weights)
     starts, at, weights = plain("starts", starts, np.int64), plain("at", at, np.int64), plain("weights", weights, np.float32)
     if starts.shape != (len(out) + 1,) or starts[0] != 0 or (np.diff(starts) < 0).any() or not starts[-1] == len(at) == len(weights):
         raise ValueError(f"link: starts {starts.shape}, at {at.shape} and weights {weights.shape} are not those of {len(out)} rows")
