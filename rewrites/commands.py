@@ -114,7 +114,7 @@ def refuse(error: float, memory: float | None, number_type: str, output: str, ta
     """What can be known to be wrong before the work begins, as an InputError that names the option."""
     from opmatrix.saving import attempt
     from rewrites.representations import check_budgets
-    from rewrites.run import check_output
+    from rewrites.workload import check_output
     check_budgets(error, memory and 1e6 * memory, number_type)
     check_output(output)
     possible("--out", attempt, target)

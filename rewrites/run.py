@@ -36,7 +36,7 @@ from rewrites.representations import NUMBER_TYPES, Representable, check_budgets
 from rewrites.search import Space, Structure, cheapest, search
 from rewrites.stated import Stated
 from rewrites.verify.failure import VerificationError
-from rewrites.workload import Workload
+from rewrites.workload import Workload, check_output, drawn
 
 JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 RUNS = 3                                                    # of which the most memory counts
@@ -44,7 +44,6 @@ ROUNDING = 4.0                                              # an exact program m
 GROUP = 256                                                 # rows that the float64 oracle reads at a time
 FEW = 64                                                    # rows that every step is checked on
 DROP = 0.3                                                  # hundredths of a rank correlation that quality may fall by
-OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token
 ANY = 0.4                                                   # the error that is allowed where quality is judged by itself
 
 
@@ -154,11 +153,6 @@ def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None
     return run.result(error, memory, saved, drop)
 
 
-def check_output(output: str) -> None:
-    """Raises InputError for what no program gives."""
-    if output not in OUTPUTS: raise InputError(f"--output {output}: it is one of {', '.join(OUTPUTS)}")
-
-
 @contextmanager
 def own_laws(run: "Run") -> Iterator[None]:
     """What fails by a law that is not the engine's is bad input; everything else that fails is a fault of the engine."""
@@ -186,11 +180,6 @@ def opened(model: str | Operator, workload: Workload | Batch | str | Path | None
     if workload is None or isinstance(workload, str | Path):
         workload = Workload.of(checkpoint, text, tokens, None if workload is None else str(workload))
     return operator, drawn(workload, operator), source(checkpoint)
-
-
-def drawn(workload: Workload | Batch, operator: Operator) -> Workload:
-    """A batch with random rows beside it."""
-    return workload if isinstance(workload, Workload) else Workload.drawn(operator, workload)
 
 
 def source(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from opmatrix.term import Operator
 from opmatrix.text import Parts, Reading, Tokenizer, read_lines, sentences
 from rewrites.stated import LEAST, uncovered
 
+OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token
 PROBE = 16                                                  # sentences
 MOST, SCANNED = 1024, 65536                                 # lines that rows are made of, spread over so many of a file
 FIT, CHOOSE, VERIFY, STATE = 4096, 1024, 2048, 32768        # rows at most, of whole sentences: VERIFY go through the float64 oracle
@@ -121,3 +122,13 @@ class Workload:
         half, judged = some(sentences // 2), some(sentences)
         said = f"{len(lengths)} sequences of random tokens"
         return cls(timed, some(sentences), half, half, judged, judged, said, "random tokens")
+
+
+def check_output(output: str) -> None:
+    """Raises InputError for what no program gives."""
+    if output not in OUTPUTS: raise InputError(f"--output {output}: it is one of {', '.join(OUTPUTS)}")
+
+
+def drawn(workload: Workload | Batch, operator: Operator) -> Workload:
+    """A batch with random rows beside it."""
+    return workload if isinstance(workload, Workload) else Workload.drawn(operator, workload)
