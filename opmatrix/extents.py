@@ -56,7 +56,7 @@ class Extents(Mapping[Any, Any]):
         self.numbers = {(name := entry(key)): number(name, value) for key, value in given.items()}
 
     @classmethod
-    def _made(cls, numbers: dict[Entry, Any]) -> Self:
+    def made(cls, numbers: dict[Entry, Any]) -> Self:
         """Of entries and numbers that are known to be right."""
         made = cls.__new__(cls)
         made.numbers = numbers
@@ -84,7 +84,7 @@ class Extents(Mapping[Any, Any]):
         grows with the rows."""
         whole = counted([*of], self.patterns)
         share = whole[T] / self[T]
-        return Extents._made({key: (whole[key] if key in whole else value * share) / parts for key, value in self.numbers.items()})
+        return Extents.made({key: (whole[key] if key in whole else value * share) / parts for key, value in self.numbers.items()})
 
 
 def entry(key: Any) -> Entry:
@@ -108,7 +108,7 @@ def counted(lengths: Sequence[int] | NDArray[Any], patterns: Iterable[Pattern] =
     """The extents of sentences of these lengths, with these patterns."""
     rows = np.asarray(lengths, np.int64)
     found: dict[Entry, Any] = {T: int(rows.sum()), S: len(rows), WHOLE: int(rows @ rows)}
-    return Extents._made(found | {pairs[each]: scores(each, rows) for each in patterns if each != sequence})
+    return Extents.made(found | {pairs[each]: scores(each, rows) for each in patterns if each != sequence})
 
 
 def scores(pattern: Pattern, lengths: NDArray[Any]) -> int:

@@ -32,38 +32,15 @@ def each_number(of, y, count, rows, step):
         for j in range(count): row[j] = of(row[j])
 
 
-@Function.of(4)
-def gelu(y, count, rows, step):
-    """x Φ(x)."""
-    each_vector(gelu_of, y, count, rows, step)
-
-
-@Function.of(4)
-def gelu_rough(y, count, rows, step):
-    """gelu within ROUGH_ERROR."""
-    each_vector(gelu_rough_of, y, count, rows, step)
-
-
-@Function.of(4, rare=True)
-def gelu_tanh(y, count, rows, step):
-    """gelu by a tanh."""
-    each_vector(gelu_tanh_of, y, count, rows, step)
-
-
-@Function.of(4, rare=True)
-def silu(y, count, rows, step):
-    """Each number times its logistic function."""
-    each_vector(silu_of, y, count, rows, step)
-
-
-@Function.of(4, rare=True)
-def tanh(y, count, rows, step):
-    """The hyperbolic tangent."""
-    each_vector(tanh_of, y, count, rows, step)
+def passing(name, of, each=each_vector, rare=True):
+    """The function of that name: `of` for each vector, or each number, of the rows."""
+    def body(y, count, rows, step): each(of, y, count, rows, step)
+    body.__name__ = name
+    return Function(body, 4, rare=rare)
 
 
 @njit(forceinline=True, **HELPER)
-def relu_of(x): return f4(0) if x < f4(0) else x
+def relu_of(x): return f4(0) if x < f4(0) else x             # what is no number stays
 
 
 @njit(forceinline=True, **HELPER)
@@ -74,23 +51,9 @@ def square_of(x): return x * x
 def rsqrt_of(x): return f4(1) / np.sqrt(x)
 
 
-@Function.of(4, rare=True)
-def relu(y, count, rows, step):
-    """Negative numbers become zero; what is no number stays."""
-    each_number(relu_of, y, count, rows, step)
-
-
-@Function.of(4, rare=True)
-def square(y, count, rows, step):
-    """Each number times itself."""
-    each_number(square_of, y, count, rows, step)
-
-
-@Function.of(4, rare=True)
-def rsqrt(y, count, rows, step):
-    """One over the square root."""
-    each_number(rsqrt_of, y, count, rows, step)
-
-
+gelu, gelu_rough = passing("gelu", gelu_of, rare=False), passing("gelu_rough", gelu_rough_of, rare=False)
+gelu_tanh, silu, tanh = passing("gelu_tanh", gelu_tanh_of), passing("silu", silu_of), passing("tanh", tanh_of)
+relu, square, rsqrt = (passing(name, of, each_number) for name, of in
+                       (("relu", relu_of), ("square", square_of), ("rsqrt", rsqrt_of)))
 ACTIVATIONS = {each.name: each for each in (gelu, gelu_tanh, silu, tanh, relu, square, rsqrt)}
 ROUGH = ACTIVATIONS | {"gelu": gelu_rough}                   # after products of narrow numbers, which are no more exact

@@ -12,7 +12,7 @@ import numpy as np
 from ..threads import threads
 from .arithmetic import get, keep, larger
 from .compiled import HELPER, Kernel
-from .heads import ALL, EVERY, KEYS, PLACES, Layout, Reach, blank, check_heads, copy_rows, finite, heads_of, sequences, served
+from .heads import EVERY, KEYS, PLACES, Layout, Reach, blank, check_heads, clipped, copy_rows, finite, heads_of, sequences, served
 from .launch import RECORDING, ROOM, address, filled, launch, words
 from .masked import neighbours
 from .maths import ONE, exp2, over
@@ -332,7 +332,7 @@ def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, s
     with POOL.lock:
         reserved = ROOM.reserve(room, workers)
         fields = (*places, address(batch.starts), address(batch.before), S, heads, d, e, *reserved, *serves,
-                  *(max(-ALL, min(keys, ALL)) for keys in reach), tile, items, *blocks, factor)
+                  *clipped(reach), tile, items, *blocks, factor)
         launch(workers, (kernel, filled(*fields), items))
     return out
 

@@ -141,6 +141,12 @@ Reach = tuple[int, int]                                      # keys behind a que
 EVERY: Reach = (ALL, ALL)
 
 
+def clipped(reach: Reach) -> Reach:
+    """The same where nothing is farther away than ALL."""
+    behind, ahead = (max(-ALL, min(keys, ALL)) for keys in reach)
+    return behind, ahead
+
+
 def heads_of(name: str, array: np.ndarray | None, rows: int, heads: int) -> tuple[int, int, int]:
     """(address, step between rows, step between heads) of a (rows, heads, width) view, contiguous within a head."""
     if array is None: return 0, 0, 0
@@ -224,12 +230,11 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
     q, k, v, o = (0 if (view := views.get(name)) is None else view.shape[2] for name in "qkvo")
     if q != k: raise ValueError(f"q and k: widths {q} and {k} differ")
     if v != o: raise ValueError(f"v and out: widths {v} and {o} differ")
-    behind, ahead = (max(-ALL, min(number, ALL)) for number in reach)
     workers = threads()
     with POOL.lock:
         reserved = ROOM.reserve(room, workers) if room else (0, 0)
         values = (*places, *map(address, (batch.starts, first, batch.before)), S, heads, q, v, gemm.address,
-                  *reserved, address(flat), *serves, behind, ahead, tile, finite(scale))
+                  *reserved, address(flat), *serves, *clipped(reach), tile, finite(scale))
         launch(workers, (kernel, written([values], ATTENTION), int(first[-1]) * heads))
 
 

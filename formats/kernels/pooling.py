@@ -6,7 +6,7 @@ from ..arrays import plain, readable, separate, writable
 from ..pooling import HOW
 from ..threads import threads
 from .compiled import HELPER, Kernel
-from .heads import ALL, EVERY, Layout, Reach, check_heads, finite, heads_of, sequences, served
+from .heads import EVERY, Layout, Reach, check_heads, clipped, finite, heads_of, sequences, served
 from .launch import ROOM, address, launch, step, words, written
 from .maths import exponentials, largest
 from .memory import floats, longs, numbers, record
@@ -166,12 +166,11 @@ def attend_once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray 
     serves = [served(name, view, heads) for name, view in (("q", q), ("k", k), ("v", v))]
     places = [heads_of(name, view, rows, heads // many)
               for name, view, rows, many in (("q", q, S, serves[0]), ("k", k, T, serves[1]), ("v", v, T, serves[2]), ("out", out, S, 1))]
-    behind, ahead = (max(-ALL, min(number, ALL)) for number in reach)
     workers = threads()
     with POOL.lock:
         room = ROOM.reserve(4 * T + 64, workers)
-        values = (*(each for place in places for each in place), address(batch.starts), S, heads, q.shape[2], v.shape[2], last, behind,
-                  ahead, *serves, *room, finite(scale))
+        values = (*(each for place in places for each in place), address(batch.starts), S, heads, q.shape[2], v.shape[2], last,
+                  *clipped(reach), *serves, *room, finite(scale))
         launch(workers, (attended_once, written([values], ONCE), S * heads))
     return out
 

@@ -46,7 +46,7 @@ def transformer(config, at):
     if h % g: raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
     act, where = ACTIVATIONS[config["hidden_act"]], pattern(config)
     unit = NORMS[config["norm"]](config["norm_eps"])
-    turned = rotary(config["max_position_embeddings"], d, config["rope_theta"]) if config["positions"] == "rotary" else I
+    turned = rotary(config["max_position_embeddings"], d, config["rope_theta"]) if config["positions"] == "rotary" else None
 
     def linear(name, n, p):
         W = at(f"{name}.weight", p, n).T
@@ -71,7 +71,7 @@ def transformer(config, at):
 
     tokens, positions = config["vocab_size"], config["max_position_embeddings"]
     embed = weight(table := at("tokens", tokens, n))
-    if turned is I: embed = embed + given("positions", positions) @ weight(at("positions", positions, n))
+    if turned is None: embed = embed + given("positions", positions) @ weight(at("positions", positions, n))
     layers = [layer(f"layer.{i}") for i in range(config["num_hidden_layers"])]
     heads = {"none": lambda: [], "tied": lambda: [weight(table.T)], "own": lambda: [weight(at("head", tokens, n).T)]}
     return reduce(matmul, [embed, *layers, *([norm("norm")] if config["pre_norm"] else []), *heads[config["head"]]()])

@@ -86,9 +86,7 @@ def recalled(a: Bound) -> Exact:
     found = []
     for q, slot in zip(grouped(a.q, heads), a.batch.slots, strict=True):
         k, v = (grouped(each[held(slot, a.batch.before)], heads) for each in (a.k, a.v))
-        scores = np.einsum("hd,khd->hk", q, k) * a.scale
-        shares = np.exp(scores - scores.max(1, keepdims=True))
-        found.append(np.einsum("hk,khd->hd", shares / shares.sum(1, keepdims=True), v))
+        found.append(np.einsum("hk,khd->hd", softened(np.einsum("hd,khd->hk", q, k) * a.scale), v))
     return np.array(found)
 
 
@@ -120,12 +118,16 @@ def shared(x: Exact, batch: Any, where: Pattern) -> Exact:
     """Softmax along the keys that are seen, flat."""
     found = []
     for rows, part in squares(x, batch):
-        part = np.where(unseen(batch, rows, where), -np.inf, part)
-        top = part.max(-1, keepdims=True)
-        part = np.exp(part - np.where(top > -np.inf, top, 0))
-        mass = part.sum(-1, keepdims=True)
-        found.append((part / np.where(mass == 0, 1, mass)).ravel())
+        found.append(softened(np.where(unseen(batch, rows, where), -np.inf, part)).ravel())
     return np.concatenate(found)
+
+
+def softened(scores: Exact) -> Exact:
+    """Softmax along the last axis, of which scores of -inf have no share; zeros where there are no others."""
+    top = scores.max(-1, keepdims=True)
+    shares = np.exp(scores - np.where(top > -np.inf, top, 0))
+    mass = shares.sum(-1, keepdims=True)
+    return np.asarray(shares / np.where(mass == 0, 1, mass))
 
 
 def weighed(p: Exact, v: Exact, batch: Any) -> Exact:
@@ -176,10 +178,7 @@ def attended_once(a: Bound) -> Exact:
         q, k, v = (grouped(each, heads) for each in (a.q[s:s + 1], a.k[rows], a.v[rows]))
         seen = np.broadcast_to(parse(a.where).sees(a.batch.token(at), a.batch.token(np.arange(rows.start, rows.stop))), len(k))
         scores = np.where(seen, np.einsum("hd,khd->hk", q[0], k) * a.scale, -np.inf)
-        top = scores.max(-1, keepdims=True)
-        share = np.exp(scores - np.where(top > -np.inf, top, 0))
-        mass = share.sum(-1, keepdims=True)
-        out.append(np.einsum("hk,khd->hd", share / np.where(mass == 0, 1, mass), v))
+        out.append(np.einsum("hk,khd->hd", softened(scores), v))
     return np.stack(out)
 
 

@@ -29,6 +29,11 @@ class Call(NamedTuple):
     values: dict[str, int]
     shape: Value
 
+    def arguments(self, found: Any, batch: Any) -> dict[str, Any]:
+        """What its kernel is called with, given the values of the steps before it."""
+        given = vars(self.bound) | {name: found[v] for name, v in self.values.items()}
+        return given | {"batch": batch} if self.kernel.batched else given
+
 
 def bind(steps: Sequence[Any], constants: Mapping[str, Any]) -> list[Call]:
     """Steps with their shapes. ValueError names the step, its kernel and what is wrong."""
@@ -185,8 +190,7 @@ class Schedule:
         extents = batch.extents()
         found: list[Any] = []
         for i, call in enumerate(self.calls):
-            arguments = vars(call.bound) | {name: found[v] for name, v in call.values.items()}
-            if call.kernel.batched: arguments["batch"] = batch
+            arguments = call.arguments(found, batch)
             if call.kernel.view: found.append(call.kernel.function(**arguments))
             else:
                 found.append(buffer(i, call.shape.at(extents)))
@@ -200,7 +204,7 @@ class Schedule:
         from formats.kernels.launch import RECORDING
         if RECORDING.get(): return Context().run(self.run, batch)
         held = self.held(batch) if self.state else {}
-        extents = batch.extents() if self.scored or held else Extents._made({T: batch.rows, S: len(batch)})
+        extents = batch.extents() if self.scored or held else Extents.made({T: batch.rows, S: len(batch)})
         plan = self.row.times(batch.rows) if self.level else self.laid(self.crossing, extents)
         values = Values(self, batch, extents, Blocks(plan, self.crossing, held))
         for segment in self.segments: segment.run(values)
@@ -227,8 +231,7 @@ class Schedule:
         if self.state: self.held(batch)
         found: list[Any] = []
         for call in self.calls:
-            arguments = vars(call.bound) | {name: found[v] for name, v in call.values.items()}
-            found.append(meaning(call.kernel, arguments, batch, instead, rounded))
+            found.append(meaning(call.kernel, call.arguments(found, batch), batch, instead, rounded))
         return found
 
 

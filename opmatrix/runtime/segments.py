@@ -56,19 +56,14 @@ class Values:
     def __getitem__(self, step: int) -> Any:
         if step not in self.found:
             call = self.schedule.calls[step]
-            self.found[step] = (call.kernel.function(**self.arguments(call)) if call.kernel.view else
+            self.found[step] = (call.kernel.function(**call.arguments(self, self.batch)) if call.kernel.view else
                                 self.buffer(self.schedule.base[step], call.shape.at(self.extents)))
         return self.found[step]
-
-    def arguments(self, call: Any) -> dict[str, Any]:
-        """What a step's kernel is called with."""
-        found: dict[str, Any] = vars(call.bound) | {name: self[v] for name, v in call.values.items()}
-        return found | {"batch": self.batch} if call.kernel.batched else found
 
     def compute(self, step: int) -> None:
         """Call a step's kernel."""
         call = self.schedule.calls[step]
-        call.kernel.function(self[step], **self.arguments(call))
+        call.kernel.function(self[step], **call.arguments(self, self.batch))
 
 
 class Called:

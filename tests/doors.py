@@ -1,0 +1,228 @@
+"""The door of every kernel: what it reads, how it is called, what it means. tests/guarded.py spoils the arrays."""
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SHAPES = (20, 35), (64, 18), (100, 130)                      # of weights
+
+
+class Door(NamedTuple):
+    """A kernel: what it reads (one makes them for so many rows), the shape of out, how it is called, and what it means in float64
+    with a bound. over: what out may be; flat: out is so many numbers, of any shape; exempt: (operand, layout) that it cannot know to
+    be wrong."""
+    operands: Callable[[np.random.Generator, int], dict[str, np.ndarray]]
+    out: Callable[..., tuple[int, ...]]
+    call: Callable[..., Any]
+    means: Callable[..., tuple[np.ndarray, Any]]
+    over: tuple[str, ...] = ()
+    flat: bool = False
+    exempt: tuple[tuple[str, str], ...] = ()
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray: return rng.standard_normal(shape, np.float32)
+
+
+def parts(rng: np.random.Generator, rows: int, columns: int) -> dict[str, np.ndarray]:
+    """The operands of an epilogue."""
+    return {name: normal(rng, columns) for name in ("bias", "gain", "shift")} | {
+        name: normal(rng, rows, columns) for name in ("times", "residual")}
+
+
+def after(arrays: dict[str, np.ndarray]) -> Any:
+    from formats import Epilogue
+    return Epilogue(activation="gelu", eps=1e-5, **arrays)
+
+
+def product_doors() -> Iterator[tuple[str, Door]]:
+    """Every choice of every format: as x @ W, and its kernel alone. W's own arrays are operands of the kernel."""
+    from formats import FORMATS
+    for name, F in FORMATS.items():
+        for i, shape in enumerate(SHAPES):
+            for j, options in enumerate(F.choices(*shape)):
+                if j and i != 1: continue
+                where = f"{name} {shape[0]}x{shape[1]}" + (f" {options}" if j else "")
+                yield f"{where} matmul", product_door(F, shape, options, whole=True)
+                yield f"{where} kernel", product_door(F, shape, options, whole=False)
+
+
+def product_door(F: Any, shape: tuple[int, int], options: dict[str, Any], whole: bool) -> Door:
+    @cache
+    def packed() -> Any: return F.approximate(np.random.default_rng(7).standard_normal(shape, np.float32), **options)
+
+    def operands(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
+        return {"x": normal(rng, rows, shape[0]), **parts(rng, rows, shape[1]), **({} if whole else packed().arrays())}
+
+    def call(out: np.ndarray, x: np.ndarray, **given: np.ndarray) -> Any:
+        if whole: return packed().matmul(x, out, after(given))
+        stored = [given.pop(name) for name in packed().arrays()]
+        return packed().declared.kernel(x, *stored, out, after(given), **packed().remembered)
+
+    def means(x: np.ndarray, **given: np.ndarray) -> Any:
+        W = packed()
+        if not whole: W = F(shape, tuple(given.pop(name) for name in W.arrays()), **W.remembered)
+        exact = W.reads(x) @ W.unpack().astype(np.float64)
+        return after(given).reference(exact), after(given).bound(exact, W.bound(x), F.rounds)
+    # arrays of a weight need not say how many inputs it has: what calls their kernels does
+    exempt = () if whole else (("x", "a number more"),)
+    return Door(operands, lambda x, **_: (len(x), shape[1]), call, means, exempt=exempt)
+
+
+def heads(rng: np.random.Generator, rows: int, **count: int) -> dict[str, np.ndarray]:
+    return {name: normal(rng, rows, many, 24 if name == "v" else 20) for name, many in count.items()}
+
+
+def starts(rows: int) -> np.ndarray: return np.array([0, rows // 3, rows // 3, rows])
+
+
+def softly(s: np.ndarray, v: np.ndarray, seen: Any = True) -> tuple[np.ndarray, np.ndarray]:
+    """softmax(s) v over what is seen, and what a relative error of p as of float32 sums may make of it: s (h, q, k), v (h, k, e)."""
+    from formats.epilogue import gamma
+    p = np.where(seen, np.exp(s - np.where(seen, s, -1e9).max(-1, keepdims=True)), 0)
+    p /= np.maximum(p.sum(-1, keepdims=True), 1e-300)
+    wrong = gamma(64 + s.shape[-1]) * (4 + 8 * np.abs(s).max(-1, keepdims=True, initial=0))
+    return (p @ v).swapaxes(0, 1), (wrong * (p @ abs(v))).swapaxes(0, 1)
+
+
+def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, at: np.ndarray, rough: float = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Attention sequence by sequence; rough: what rounding q, k, p and v costs besides, of float32's own error 1."""
+    most = max(each.shape[1] for each in (q, k, v))
+    q, k, v = (each.astype(np.float64).repeat(most // each.shape[1], 1).swapaxes(0, 1) for each in (q, k, v))
+    found = [softly(0.3 * q[:, a:b] @ k[:, a:b].swapaxes(1, 2), v[:, a:b]) for a, b in pairwise(at) if a < b]
+    want, bound = (np.concatenate(each) for each in zip(*found, strict=True))
+    if rough: bound = bound + rough * (1 + 0.3 * np.abs(q).max() * np.abs(k).max() * q.shape[2]) * np.abs(v).max()
+    return want, bound
+
+
+def pass_doors() -> Iterator[tuple[str, Door]]:
+    from formats import kernels
+    from formats.epilogue import gamma
+
+    def alone(out: np.ndarray, x: np.ndarray, **given: np.ndarray) -> Any: return kernels.pointwise(x, out, after(given))
+    def finished(x: np.ndarray, **given: np.ndarray) -> Any: return after(given).reference(x), after(given).bound(x, np.zeros(x.shape))
+    for columns in (18, 35):
+        yield f"pointwise {columns}", Door(lambda rng, rows, c=columns: {"x": normal(rng, rows, c), **parts(rng, rows, c)},
+                                           lambda x, **_: x.shape, alone, finished, ("x",))
+    for shape in (35,), (3, 5), ():
+        yield f"scale {len(shape) + 1} axes", Door(
+            lambda rng, rows, shape=shape: {"x": normal(rng, rows, *shape)}, lambda x: x.shape,
+            lambda out, x: kernels.scale(x, 0.3, out), lambda x: (x * np.float32(0.3), 0), ("x",))
+
+    def summed(ids: np.ndarray, table: np.ndarray, few: np.ndarray) -> Any:
+        one, two = table[ids].astype(np.float64), few[ids * 0]
+        return one + two, gamma(2) * (abs(one) + abs(two))
+    yield "embed", Door(
+        lambda rng, rows: {"ids": rng.integers(0, 9, rows), "table": normal(rng, 9, 35), "few": normal(rng, 3, 35).astype(np.float16)},
+        lambda ids, **_: (len(ids), 35), lambda out, ids, table, few: kernels.embed([(ids, table), (ids * 0, few)], out), summed)
+
+    def turned(x: np.ndarray, at: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> Any:
+        k = cos.shape[1]
+        (a, b, rest), c, s = np.split(x.astype(np.float64), (k, 2 * k), -1), cos[at][:, None], sin[at][:, None]
+        size = np.concatenate([abs(a * c) + abs(b * s), abs(a * s) + abs(b * c), 0 * rest], -1)
+        return np.concatenate([a * c - b * s, a * s + b * c, rest], -1), gamma(2) * size
+    for k, d in (10, 20), (18, 37):
+        yield f"rotate {k} {d}", Door(
+            lambda rng, rows, k=k, d=d: {"x": normal(rng, rows, 3, d), "at": rng.integers(0, 9, rows), "cos": normal(rng, 9, k),
+                                         "sin": normal(rng, 9, k)},
+            lambda x, **_: x.shape, lambda out, x, at, cos, sin: kernels.rotate(x, at, cos, sin, out), turned, ("x",))
+
+
+def head_doors() -> Iterator[tuple[str, Door]]:
+    from formats import Mask, kernels
+    from formats.epilogue import gamma
+    width = lambda v, q=None, **_: (len(v), max(4, v.shape[1]), v.shape[2])
+    for name, rough in ("attention", 0), ("attention_halves", 2.0 ** -5):
+        for many in (4, 4, 4), (4, 2, 1):
+            yield f"{name} {many}", Door(
+                lambda rng, rows, many=many: heads(rng, rows, **dict(zip("qkv", many, strict=True))) | {"starts": starts(rows)}, width,
+                lambda out, q, k, v, starts, name=name: getattr(kernels, name)(q, k, v, starts, out, 0.3),
+                lambda q, k, v, starts, rough=rough: attended(q, k, v, starts, rough))
+
+    def scored(q: np.ndarray, k: np.ndarray) -> Any:
+        q, k = q.astype(np.float64).swapaxes(0, 1), k.astype(np.float64).swapaxes(0, 1)
+        s = 0.3 * q @ k.swapaxes(1, 2)
+        return s.ravel(), gamma(q.shape[2] + 4) * 0.3 * (abs(q) @ abs(k).swapaxes(1, 2)).ravel()
+    yield "scores", Door(lambda rng, rows: heads(rng, rows, q=4, k=4), lambda q, **_: (4 * len(q) ** 2,),
+                         lambda out, q, k: kernels.scores(q, k, np.array([0, q.size // 80]), out, 0.3), scored, flat=True)
+
+    def shared(x: np.ndarray) -> Any:
+        s = x.astype(np.float64).reshape(4, -1, int((x.size // 4) ** 0.5))
+        p, bound = softly(s, np.broadcast_to(np.eye(s.shape[-1]), (4, s.shape[-1], s.shape[-1])))
+        return p.swapaxes(0, 1).ravel(), bound.swapaxes(0, 1).ravel()
+    yield "softmax", Door(lambda rng, rows: {"x": normal(rng, 4 * rows ** 2)}, lambda x: x.shape,
+                          lambda out, x: kernels.softmax(x, np.array([0, int((x.size // 4) ** 0.5)]), 4, out), shared, ("x",), True)
+
+    def weighed(p: np.ndarray, v: np.ndarray) -> Any:
+        s, v = p.astype(np.float64).reshape(4, len(v), len(v)), v.astype(np.float64).swapaxes(0, 1)
+        return (s @ v).swapaxes(0, 1), (gamma(len(s[0]) + 2) * (abs(s) @ abs(v))).swapaxes(0, 1)
+    yield "values", Door(lambda rng, rows: {"p": normal(rng, 4 * rows ** 2), **heads(rng, rows, v=4)}, width,
+                         lambda out, p, v: kernels.values(p, v, np.array([0, v.size // 96]), out), weighed)
+
+    def headwise(x: np.ndarray, w: np.ndarray) -> Any:
+        x, w = x.astype(np.float64).swapaxes(0, 1), w.astype(np.float64)
+        return (x @ w).swapaxes(0, 1), gamma(22) * (abs(x) @ abs(w)).swapaxes(0, 1)
+    yield "headwise", Door(lambda rng, rows: {"x": normal(rng, rows, 4, 20), "w": normal(rng, 4, 20, 9)},
+                           lambda x, w: (len(x), 4, 9), lambda out, x, w: kernels.headwise(x, w, out), headwise)
+
+    def masked(q: np.ndarray, k: np.ndarray, v: np.ndarray, **_: np.ndarray) -> Any:
+        seen = Mask.window(len(q), 9, 16).unpack()
+        q, k, v = (each.astype(np.float64).repeat(4 // each.shape[1], 1).swapaxes(0, 1) for each in (q, k, v))
+        return softly(0.3 * q @ k.swapaxes(1, 2), v, seen)
+    yield "attention_blocks", Door(
+        lambda rng, rows: heads(rng, rows, q=4, k=2, v=2) | Mask.window(rows, 9, 16).arrays(), width,
+        lambda out, q, k, v, **mask: kernels.attention_blocks(q, k, v, *mask.values(), out, 16, 0.3), masked)
+
+
+def cache_doors() -> Iterator[tuple[str, Door]]:
+    from formats import kernels
+    from formats.kernels.caches import PAGE
+
+    def kept(x: np.ndarray, slots: np.ndarray) -> Any:
+        return x[np.argsort(slots)].astype(np.float64), 0
+    yield "append", Door(lambda rng, rows: {"x": normal(rng, rows, 2, 20), "slots": rng.permutation(rows)},
+                         lambda x, **_: x.shape, lambda out, x, slots: kernels.append(x, slots, out), kept,
+                         exempt=(("out", "a row more"), ("slots", "rows all the same"), ("slots", "numbers all the same")))
+
+    def recalled(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndarray, before: np.ndarray) -> Any:
+        k, v = (each.astype(np.float64).repeat(2, 1).swapaxes(0, 1) for each in (k, v))
+        return softly(0.3 * q.astype(np.float64).swapaxes(0, 1) @ k.swapaxes(1, 2), v, np.arange(k.shape[1]) <= slots[:, None])
+
+    def cached(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
+        """One sequence, whose pages follow one another."""
+        pages = rows // PAGE + 1
+        return {"q": normal(rng, rows, 4, 20), "k": normal(rng, pages * PAGE, 2, 20), "v": normal(rng, pages * PAGE, 2, 24),
+                "slots": np.arange(rows), "before": np.arange(pages) - 1}
+    yield "attention_cached", Door(cached, lambda q, v, **_: (len(q), 4, v.shape[2]), lambda out, q, k, v, slots, before:
+                                   kernels.attention_cached(q, k, v, slots, before, out, 0.3), recalled)
+
+
+def space_doors() -> Iterator[tuple[str, Door]]:
+    from formats import kernels
+    from formats.epilogue import gamma
+
+    def mean(x: np.ndarray, **_: np.ndarray) -> Any:
+        return x.astype(np.float64).sum(0, keepdims=True) / max(1, len(x)), gamma(2) * abs(x).max(0, initial=0)
+    yield "pool_rows", Door(lambda rng, rows: {"x": normal(rng, rows, 35), "starts": np.array([0, rows])}, lambda **_: (1, 35),
+                            lambda out, x, starts: kernels.pool_rows(x, starts, out, "mean"), mean)
+
+    def linked(x: np.ndarray, starts: np.ndarray, at: np.ndarray, weights: np.ndarray) -> Any:
+        every = weights.astype(np.float64)[:, None] * x[at]
+        return (np.stack([each[a:b].sum(0) for each in (every, abs(every)) for a, b in pairwise(starts)]).reshape(2, len(starts) - 1, -1)
+                * np.array([1, gamma(len(at) + 2)])[:, None, None])
+    yield "link_rows", Door(
+        lambda rng, rows: {"x": normal(rng, rows, 35), "starts": np.array([0, rows, rows, 2 * rows]),
+                           "at": rng.integers(0, max(rows, 1), 2 * rows), "weights": normal(rng, 2 * rows)}, lambda **_: (3, 35),
+        lambda out, x, starts, at, weights: kernels.link_rows(x, starts, at, weights, out, "sum"), linked)
+
+    def once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray) -> Any:
+        q, k, v = (each.astype(np.float64).repeat(4 // each.shape[1], 1).swapaxes(0, 1) for each in (q, k, v))
+        return softly(0.3 * q @ k.swapaxes(1, 2), v)
+    yield "attend_once", Door(
+        lambda rng, rows: heads(rng, 1, q=4) | heads(rng, rows, k=2, v=2) | {"starts": np.array([0, rows])}, lambda **_: (1, 4, 24),
+        lambda out, q, k, v, starts: kernels.attend_once(q, k, v, starts, out, 0.3), once)
+
+
+@cache
+def doors() -> dict[str, Door]: return dict([*product_doors(), *pass_doors(), *head_doors(), *cache_doors(), *space_doors()])
