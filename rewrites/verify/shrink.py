@@ -178,10 +178,11 @@ def reproducer(template: Template, laws: Sequence[Law], found: Disagreement, see
 
 
 def start(template: Template, laws: tuple[Law, ...], found: Disagreement, seed: int, until: float = inf) -> Case | None:
-    """The first imported operator, small ones first, that disagrees by the laws named, else by all."""
+    """The first imported operator, small ones first, that disagrees by the laws named (none, where a fact
+    alone is wrong), else by all."""
     named = tuple(law for law in laws if law.name in found.laws)
     terms = [t for t in template.instance(template.values).values() if t.children and t.out.rows is T]
-    for own in ((named,) if named else ()) + (laws,):
+    for own in named, laws:
         for term in sorted(dict.fromkeys(map(opened, terms)), key=count):
             if monotonic() > until: return None
             try:
