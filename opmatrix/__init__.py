@@ -1,32 +1,95 @@
-"""The middle floor: operators, monoids, their oracles, models, and programs that run.
+"""Transformer layers as matrices of operators: find the fastest program that equals a model, or nearly, and run it.
 
-What is public in the modules named below is found here by name; a module is imported when it is first asked for."""
+    import opmatrix as om
+    result = om.optimize("minilm", error=0.02)      # searched, verified and measured on this machine, in about a minute
+    result.best.program.save("fast")
+    program = om.load("fast")                       # in any process, later
+    vectors = program.embed(["a sentence", "another"])
+
+An operator maps rows to rows. Operators compose from left to right, and what they are made of is seen by laws:
+
+    >>> A = om.weight([[1., -2.], [3., 4.]]) @ om.relu
+    >>> A([[1., 1.]])
+    array([[4., 2.]])
+    >>> A.shape, A.linear, A.maps_zero_to_zero
+    ((2, 2), False, True)
+    >>> attend = om.formula(lambda x: om.product(x @ x.T, x, over="softmax"))
+    >>> om.prove(om.weight([[2.]]).T, om.weight([[2.]])).verdict
+    'proved'
+
+What there is; `help(om.NAME)` says more of each:
+
+    models       optimize, open_model, build, promised, FAMILIES
+    programs     load, Program, Batch, schedule
+    laws         laws, prove, symbol, substitute
+    formats      select
+    matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
+    functions    relu, gelu, gelu_tanh, silu, tanh, sigmoid, exp, square, rsqrt, magnitude, ACTIVATIONS
+    rows         layernorm, rmsnorm, unit_length, centre, mean, softmax, over, monoids, Monoid
+    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
+    values       formula, operator, compose, named, product, transpose, turn, Operator, Value
+    batches      given, relation, pick, Pattern, sequence, causal, window, everyone, mask
+    numbers      dense, entrywise, ShapeError
+
+A module is imported when a name of it is first asked for. `optimize`, `prove`, `schedule` and `laws` belong to the package
+`rewrites` above this one: they are found by name at first use, and nothing else here knows of it."""
+import os.path
 from importlib import import_module
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from formats.select import select as select
+    from opmatrix import monoids as monoids
+    from opmatrix.checkpoint import open_model as open_model
     from opmatrix.models import *  # noqa: F403
     from opmatrix.monoid import *  # noqa: F403
     from opmatrix.operators import *  # noqa: F403
     from opmatrix.oracles import *  # noqa: F403
     from opmatrix.patterns import *  # noqa: F403
+    from opmatrix.program import Program as Program
+    from opmatrix.storage import load as load
     from opmatrix.term import *  # noqa: F403
+    from rewrites.equations import prove as prove
+    from rewrites.law import Law as _Law
+    from rewrites.run import optimize as optimize
+    from rewrites.schedules import schedule as schedule
+    laws: tuple[_Law, ...]
 
-MODULES = ("operators", "patterns", "oracles", "term", "monoid", "models")
+MODULES = ("operators", "patterns", "oracles", "term", "monoid", "models")          # all that is public in them
+DOOR = {                                                    # and by name: the module, and what it is there
+    "Program": ("opmatrix.program", "Program"), "load": ("opmatrix.program", "Program.load"),
+    "open_model": ("opmatrix.checkpoint", "open_model"), "select": ("formats.select", "select"),
+    "optimize": ("rewrites.run", "optimize"), "schedule": ("rewrites.schedules", "schedule"),
+    "prove": ("rewrites.equations", "prove"), "laws": ("rewrites.laws", "EXACT_LAWS")}
+
+
+def own(name: str) -> None:
+    """Raises ImportError where the package of that name that Python finds is not the one beside this package."""
+    home = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    wanted, spec = os.path.join(home, name, "__init__.py"), find_spec(name)
+    found = None if spec is None else spec.origin or next(iter(spec.submodule_search_locations or ()), None)
+    if found is None:
+        raise ImportError(f"opmatrix needs its package {name} at {wanted}, where there is none: install opmatrix again")
+    if os.path.realpath(found) != wanted:
+        raise ImportError(f"opmatrix needs its package {name} at {wanted}, but Python finds {found} first: rename that one, "
+                          "or take its folder off sys.path")
+
+
+for _ in ("formats", "rewrites"): own(_)
 
 
 def __getattr__(name: str) -> Any:
-    """A module of the package, or the first public thing of that name in one of MODULES."""
+    """What people use, by name; a module of the package; or the first public thing of that name in one of MODULES."""
     if name == "__all__":
-        return ["monoids", *(public for module in MODULES for public in import_module(f"opmatrix.{module}").__all__)]
+        return sorted({"monoids", *DOOR, *(each for module in MODULES for each in import_module(f"opmatrix.{module}").__all__)})
     if not name.startswith("_"):
+        if name in DOOR: return attrgetter(DOOR[name][1])(import_module(DOOR[name][0]))
         if find_spec(f"opmatrix.{name}"): return import_module(f"opmatrix.{name}")
         for module in MODULES:
             if name in (found := import_module(f"opmatrix.{module}")).__all__: return getattr(found, name)
-    raise AttributeError(f"module 'opmatrix' has no attribute {name!r}")
+    raise AttributeError(f"module 'opmatrix' has no attribute {name!r}: `help(opmatrix)` lists what there is")
 
 
-def __dir__() -> list[str]:
-    from pkgutil import iter_modules
-    return [*globals(), *(module.name for module in iter_modules(__spec__.submodule_search_locations)), *__getattr__("__all__")]
+def __dir__() -> list[str]: return list(__getattr__("__all__"))

@@ -100,7 +100,7 @@ def const(i, j, b: Data):
 
 def over_shape(n, a, m):
     if not a.kind.matrix: raise TypeError(f"over: {brief(a)} is no matrix of entries, but made of several")
-    *stack, rows, p = a.shape(n)
+    *stack, rows, p = a.shape_of(n)
     return (*stack, rows, p * m.count(n))
 
 def averaged(n, a, m):

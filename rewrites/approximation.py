@@ -13,7 +13,7 @@ from rewrites.lower import Method
 from rewrites.representations import forms
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Approximation(Declared):
     """`body(W, **parameters)` gives an array shaped as W (in x out, float64), or two factors whose product is. `grid` holds
     the values worth trying for each parameter."""

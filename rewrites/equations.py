@@ -194,13 +194,13 @@ def prover(kinds: int, laws: tuple[Law, ...]) -> Prover:
     return Prover(laws)
 
 
-def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[Law] = values.LAWS) -> Proof:
+def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[Law] | None = None) -> Proof:
     """Whether two operators are equal by laws: proved where both end in one class before the graph has more nodes than the
-    budget, refuted where numbers differ, else not found. The laws are those of values (`rewrites.laws.values`, blocks
-    included); those of the search, `rewrites.laws.EXACT_LAWS`, speak of operators between a model's products, and laws of one's own may be
-    added. TypeError for what is no operator."""
+    budget, refuted where numbers differ, else not found. Without `laws` they are those of values (`rewrites.laws.values.LAWS`, blocks
+    included), to which laws of one's own may be added; those of the search, `opmatrix.laws`, speak of operators between a model's
+    products. Raises TypeError for what is no operator."""
     for side, given in (("left", left), ("right", right)):
         if not isinstance(given, Operator):
             raise TypeError(f"prove: the {side} side is {given!r}, no operator: give terms, such as weight(A) @ relu")
-    proof = prover(len(KINDS), tuple(laws)).prove(left, right, budget)
+    proof = prover(len(KINDS), values.LAWS if laws is None else tuple(laws)).prove(left, right, budget)
     return proof if proof else replace(proof, at=refute(left, right))

@@ -23,9 +23,10 @@ from rewrites.gains import joined, saves
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.lower import Method
+from rewrites.points import Result
 from rewrites.report import Report, between, megabytes, ms, percent, table
 from rewrites.reported import Reported
-from rewrites.run import FEW, Result, Run, calibrated, source, without
+from rewrites.run import FEW, Run, calibrated, source, without
 from rewrites.search import Structure
 from rewrites.user import Declared, load
 from rewrites.workload import Workload

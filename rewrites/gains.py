@@ -14,7 +14,7 @@ from rewrites.lower import PLAIN
 from rewrites.search import Structure
 
 if TYPE_CHECKING:
-    from rewrites.run import Point
+    from rewrites.points import Point
 
 Group = tuple[tuple[str, ...], Structure]                    # laws, and a program without one of them
 SAME = 1e-9                                                 # relative: predicted seconds that are the same sum

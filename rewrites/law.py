@@ -203,8 +203,11 @@ class Declared:
     def doc(self) -> str:
         return inspect.getdoc(self.body) or ""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.lower()} {self.name}>"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Law(Declared):
     """One law. `both`: it holds as a rewrite in both directions. `canonical`: the left side is never needed again.
     `without`: counterexamples, each what variables may be instead, without the guard, so that the law fails."""

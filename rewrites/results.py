@@ -10,9 +10,9 @@ from formats.quiet import told
 from opmatrix.saving import FRONT, REPORT, placed, write_front
 from rewrites.explain import tell
 from rewrites.gains import SAME, joined
+from rewrites.points import Point, Result
 from rewrites.report import between, megabytes, ms, percent, table
 from rewrites.reported import Named
-from rewrites.run import Point, Result
 from rewrites.stated import spoken
 
 UNSURE = "measured times are too long; of programs that they do not tell apart, predicted times and bytes decide"
@@ -101,8 +101,8 @@ def figures(point: Point) -> dict[str, Any]:
             "verified": point.verified, "spearman": point.spearman}
 
 
-def printed(found: dict[str, Any], target: Path) -> str:
-    """The report of a run, from its figures: see `as_json`."""
+def printed(found: dict[str, Any], target: Path | None = None) -> str:
+    """The report of a run, from its figures (see `as_json`), and where it is saved."""
     search, front, checked, busy = found["search"], found["front"], found["verified"], found["busy"]["timing"]
     header = ["", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"]
     header += ["Spearman x 100"] * (front[0]["spearman"] is not None)
@@ -122,7 +122,7 @@ def printed(found: dict[str, Any], target: Path) -> str:
         f"float64 oracle on {checked['rows']} held-out rows" + "".join(
             f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
             for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']]['stated'])}",
-        f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix explain {target}"])
+        *([] if target is None else [f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix explain {target}"])])
 
 
 def row(name: str, point: dict[str, Any]) -> list[str]:

@@ -24,12 +24,13 @@ from rewrites.approximation import Approximation
 from rewrites.choice import choose
 from rewrites.extraction import Infeasible
 from rewrites.front import Front, counted, described
-from rewrites.gains import Group, Step, added, together
+from rewrites.gains import Group, added, together
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.layers import Part, parts
 from rewrites.lower import plainly
 from rewrites.pairs import Pairs, evaluate
+from rewrites.points import Point, Result
 from rewrites.precision import check_precision
 from rewrites.report import Report
 from rewrites.representations import NUMBER_TYPES, Representable, check_budgets
@@ -47,58 +48,6 @@ DROP = 0.3                                                  # hundredths of a ra
 ANY = 0.4                                                   # the error that is allowed where quality is judged by itself
 
 
-@dataclass
-class Point:
-    """One program of the front: what was predicted, what was measured."""
-
-    name: str
-    program: Program
-    predicted_s: float
-    predicted_bytes: float
-    predicted_error: float
-    gap: float | None = 0.0                                 # None: nothing was proved
-    measured_s: float | None = None
-    measured_bytes: float | None = None
-    measured_error: float | None = None
-    rounds_s: tuple[float, ...] = ()                        # what `measured_s` is the median of
-    stated_error: float = 0.0                               # on rows that nothing was fitted to or chosen by
-    stated: Stated | None = None                            # the same, of single sentences and cosines too
-    verified: bool = False
-    laws: tuple[str, ...] = ()
-    methods: dict[str, int] = field(default_factory=dict)
-    structure: Structure | None = None                      # what it was derived as
-    spearman: float | None = None                           # times 100, of the pairs of sentences that judge it
-
-
-@dataclass
-class Result:
-    """Everything that a run found out; `points[chosen]` is the answer."""
-
-    model: str
-    machine: Any
-    workload: Workload
-    structures: dict[str, Structure]
-    points: list[Point]
-    imported: Point
-    chosen: int
-    saved: list[tuple[tuple[str, ...], float]]
-    report: Report
-    fused: Point
-    steps: list[Step]
-    error: float                                            # that was asked for
-    bound: float | None = None                              # predicted seconds that no program within it is below
-    choices: Choices | None = None
-    left_out: tuple[str, ...] = ()
-    laws: tuple[Law, ...] = ()
-    dropped: list[Point] = field(default_factory=list)
-    number_type: str = "int8"
-    busy: str = ""                                          # what was seen of others while programs were timed
-
-    @property
-    def best(self) -> Point:
-        return self.points[self.chosen]
-
-
 def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
     """The laws but those; InputError names one that there is not."""
     known = {law.name for law in laws}
@@ -112,21 +61,31 @@ def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
 def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None = None, text: str | None = None,
              tokens: int | None = None, workload: Workload | Batch | str | Path | None = None, number_type: str = "int8",
              pairs: str | Path | None = None, drop: float = DROP, output: str = "pooled",
-             leave_out: Sequence[str] = (), laws: Sequence[Law] = EXACT_LAWS,
+             leave_out: Sequence[str] = (), laws: Sequence[Law] | None = None,
              approximations: Sequence[Approximation] = (), machine: Any = None,
              rounds: int = 11, report: Report | None = None) -> Result:
-    """The cheapest verified program of a model on this machine whose output changes by at most `error`, relative, on held-out
-    rows; `memory` bounds stored and working bytes, and weights are stored by no narrower numbers than `number_type` (float32,
-    bf16, int8, int4). With `pairs`, a CSV file of sentence pairs and scores, quality decides in place of the error: the rank correlation
-    of cosines with scores falls by at most `drop` hundredths. `model` is the name or the directory of a checkpoint, with a workload of
-    `text`, `tokens` or a file of texts, whose output is one row a text, pooled as the checkpoint says, or all `rows`; or an
-    operator on tokens, with a `workload`: a batch is one, beside random rows. Raises
-    InputError for what comes from outside, Infeasible where no program meets the budgets."""
+    """The fastest verified program of a model on this machine that stays within the budgets; `best.program` of the result runs.
+
+    model            name or directory of a checkpoint, or an operator on tokens
+    error            the output changes by at most this, relative (Frobenius norm), on rows that nothing was fitted to; 0: exact
+    memory           bytes, stored and working, at most
+    text, tokens     the workload: a file of lines, of which some fit and some judge; so many tokens of one sentence (128)
+    workload         instead: a file of texts; of an operator a Batch
+    number_type      the narrowest that weights are stored by: float32, bf16, int8 or int4
+    pairs, drop      in place of `error`: a CSV of sentence pairs with scores, with which the rank correlation of cosines
+                     falls by at most `drop` hundredths
+    output           pooled: one row a text, as the checkpoint says; rows: one a token
+    laws, leave_out  what may be used (None: all of `opmatrix.laws`), and the names of what may not
+    approximations   of one's own, beside number types, sparsity and rank
+    machine          that prices are of (this one, from its calibration)
+    rounds, report   of measuring; what says how far it is
+
+    Raises InputError for what comes from outside, Infeasible where no program meets the budgets."""
     check_budgets(error, memory, number_type)
     check_output(output)
     judge = None if pairs is None else Pairs.read(pairs)
     if judge: error = ANY
-    report, laws = Report(quiet=True) if report is None else report, without(laws, leave_out)
+    report, laws = Report(quiet=True) if report is None else report, without(EXACT_LAWS if laws is None else laws, leave_out)
     with report.phase("model"):
         operator, workload, meta = opened(model, workload, text, tokens, output)
     if machine is None:

@@ -8,7 +8,7 @@ import checkpoints
 import pytest
 import standin
 
-from rewrites import cli, run
+from rewrites import cli, points, run
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers", "dry dry dry", "a bank runs"]
 
@@ -25,7 +25,7 @@ class Optimized(NamedTuple):
     lines: Path
     out: Path
     report: dict[str, Any]
-    result: run.Result
+    result: points.Result
 
 
 def optimized(place):

@@ -6,7 +6,24 @@ import re
 import numpy as np
 import pytest
 
-from opmatrix import I, exp, formula, magnitude, monoids, over, product, relu, sigmoid, softmax, symbol, tanh, weight
+from opmatrix import (
+    I,
+    exp,
+    formula,
+    heads,
+    layernorm,
+    magnitude,
+    monoids,
+    over,
+    product,
+    prove,
+    relu,
+    sigmoid,
+    softmax,
+    symbol,
+    tanh,
+    weight,
+)
 from opmatrix.embed import each
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
@@ -32,6 +49,12 @@ A = weight([[1.0, -2.0], [3.0, 4.0]])
     (lambda: weight([[1.0, np.nan]]), "an operand of shape (1, 2): NaN at [0, 1]"),
     (lambda: weight([[1, 2], [3]]), "an operand: [[1, 2], [3]]: its rows have different lengths"),
     (lambda: symbol("a", 3, 4, linear=True).T, "(a).T: nothing is known of the symbol a but its sizes: transpose what it gives, turn(a)"),
+    (lambda: [*relu], "relu is no list: A[i, j] is an entry, A.shape the sizes"),
+    (lambda: formula(relu), "formula: relu is no function of x: give one, such as lambda x: x @ relu"),
+    (lambda: formula(lambda x: x ** 2), "a Value ** 2: multiply it, x * x, or apply an operator, x @ square"),
+    (lambda: layernorm(), "layernorm(x, eps): missing a required argument: 'eps'"),
+    (lambda: product(A), "product(a, b, over, where): missing a required argument: 'b'"),
+    (lambda: prove(A, "p"), "prove: the right side is 'p', no operator: give terms, such as weight(A) @ relu"),
     (lambda: relu.T, "(relu).T: only a linear operator of known sizes has an adjoint")])
 def test_a_mistake_is_one_message(write, says):
     with pytest.raises((TypeError, ValueError, AttributeError)) as error: write()
@@ -49,6 +72,16 @@ def test_a_law_returns_both_sides():
     def one(x: value[n]): return x @ relu
     for read in (one.sides, lambda: one.check(np.random.default_rng(0))):
         with pytest.raises(ValueError, match=r"law one: it returns .*: return both sides, left, right"): read()
+
+
+def test_shape_is_an_attribute():
+    assert A.shape == (2, 2) and (weight(np.ones((2, 6))) @ relu).shape == (2, 6) and weight(np.ones((2, 6))).T.shape == (6, 2)
+    assert weight(np.ones((3, 2, 4))).shape == (3, 2, 4) and (weight(np.ones((2, 6))) @ heads(3)).shape == (3, 2, 2)
+    assert [str(size) for size in relu.shape] == ["N", "N"], "any number of columns"
+
+
+def test_a_function_of_a_value_applies_an_operator():
+    assert formula(lambda x: relu(x) + tanh(x)) is formula(lambda x: x @ relu + x @ tanh)
 
 
 def test_a_monoid_by_its_name():

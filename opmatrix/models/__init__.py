@@ -9,7 +9,7 @@ from opmatrix.models.config import one_of, settings
 from opmatrix.models.transformer import transformer
 from opmatrix.term import Operator
 
-__all__ = ["FAMILIES", "At", "build", "check", "promised", "tensors"]
+__all__ = ["FAMILIES", "build", "promised"]
 
 
 class At(Protocol):

@@ -145,7 +145,7 @@ class Measured:
     def symbol(self, name: str, into: Shape, out: Shape) -> "Measured": return self.of(self.values[int(name[1:])])
 
     def act(self, term: Operator) -> "Measured":
-        *stack, n, p = map(known, term.shape(self.shape.cols))
+        *stack, n, p = map(known, term.shape_of(self.shape.cols))
         steps = 1 if term.kind.dense else prod((*stack, n, p)) * merging(term.args[1], n)
         return self.of(self.shape.act(term), steps)
 
