@@ -128,6 +128,8 @@ class Emitter:
                     operands[name] = self._operand(call.implementation.kernel, name, cls)
         if call.implementation.kernel == "attend_once":
             attributes["query"] = lowering.matcher.picked[bound["q"]]
+        if call.implementation.name == "turned_once":
+            attributes["rows"] = lowering.matcher.picked[bound["x"]]
         if call.implementation.kernel == "embed":
             fields = [cls for name, cls in call.bound if name.startswith("field")]
             attributes["fields"] = ",".join(lowering.graph.members[cls][0].attributes[0] for cls in fields)

@@ -43,6 +43,13 @@ class Matcher:
                 found[node.cls].update(each.name for each in relations if each.picked)
         return {cls: names.pop() for cls, names in found.items() if len(names) == 1}
 
+    @cached_property
+    def displaced(self) -> set[int]:
+        """The classes whose rows are tokens in another order than the batch's: what row i is, is no longer token i."""
+        moved = {at for at, kind in self.members if kind == "pick" for node in self.members[at, kind]
+                 if self.values[node.attributes[0]].custom}
+        return {node.cls for node in self.graph.nodes if node.kind == "compose" and node.children[1] in moved}
+
     def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[Found]:
         """Each substitution, none twice. Raises TypeError where one symbol is given two sorts."""
         seen = set()
@@ -123,7 +130,7 @@ class Matcher:
             return False
         if name in ("value", "scores") and (name == "scores") != (cls in self.square):
             return False                                    # scores have a column for each row, values so many
-        if sort.space == str(S) and cls not in self.picked:
+        if (sort.space == str(S) and cls not in self.picked) or (sort.space == str(T) and cls in self.displaced):
             return False
         if name == "entrywise":
             return any((cls, kind) in self.members for kind in ACTIVATIONS)

@@ -127,6 +127,13 @@ def pass_doors() -> Iterator[tuple[str, Door]]:
             lambda rng, rows, k=k, d=d: {"x": normal(rng, rows, 3, d), "at": rng.integers(0, 9, rows), "cos": normal(rng, 9, k),
                                          "sin": normal(rng, 9, k)},
             lambda x, **_: x.shape, lambda out, x, at, cos, sin: kernels.rotate(x, at, cos, sin, out), turned, ("x",))
+    for last in (True, False):
+        yield f"rotate of {'last' if last else 'first'} rows", Door(
+            lambda rng, _: {"x": normal(rng, 4, 3, 20), "at": rng.integers(0, 9, 9), "cos": normal(rng, 9, 10), "sin": normal(rng, 9, 10),
+                            "starts": np.array([0, 3, 4, 5, 9])},
+            lambda x, **_: x.shape,
+            lambda out, x, at, cos, sin, starts, last=last: kernels.rotate(x, at, cos, sin, out, starts, last),
+            lambda x, at, cos, sin, starts, last=last: turned(x, at[starts[1:] - 1 if last else starts[:-1]], cos, sin), ("x",))
 
 
 def head_doors() -> Iterator[tuple[str, Door]]:

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from searched import Round, relative
 
 from opmatrix.data import Data
-from opmatrix.extents import patterns
-from opmatrix.operators import I, const, diag, heads, product, relu, repeat, rmsnorm, rotary, silu, softmax, weight
+from opmatrix.extents import T, patterns
+from opmatrix.operators import I, const, diag, heads, pick, product, relu, repeat, rmsnorm, rotary, silu, softmax, weight
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.term import formula
@@ -58,8 +58,8 @@ def model(rng, h=4, g=2, d=4, rope=True, norms=True, biases=(), gated=True, wide
     return weight(numbers(rng, 10, wide)) @ formula(lambda x: x + mix(x)) @ formula(lambda x: x + feed(x))
 
 
-def program(operator, laws, machine=None):
-    return search(operator, laws, machine or Calls(), RAGGED.extents(patterns(operator))).program({})[0]
+def program(operator, laws, machine=None, batch=RAGGED):
+    return search(operator, laws, machine or Calls(), batch.extents(patterns(operator))).program({})[0]
 
 
 def products(made): return [made.constants[step.operands["weight"]].shape for step in made.steps if step.kernel == "linear"]
@@ -83,6 +83,23 @@ def test_queries_keys_and_values_are_one_product(rng, changed):
     verify_steps(joined, [RAGGED])
     passes = [step for step in joined.steps if step.kernel == "pointwise" and "bias" in step.operands]
     assert len(passes) <= 1, "only a bias of values is added elsewhere, behind attention"
+
+
+READ = {name: changed for name, changed in CASES.items() if not changed.get("norms", True)}
+
+
+@pytest.mark.parametrize("relation", ["last", "first"])
+@pytest.mark.parametrize("changed", READ.values(), ids=READ)
+def test_keys_and_values_are_one_product_where_few_queries_are_read(rng, changed, relation):
+    """Queries are of the rows that were picked; keys and values are still of all rows, and joined."""
+    operator = model(rng, **changed) @ pick(relation)
+    g, batch = changed.get("g", 2), Batch([rng.integers(0, 10, 9) for _ in range(40)])
+    made = program(operator, EXACT_LAWS, Round(), batch)
+    all_rows = [made.constants[step.operands["weight"]].shape for step, call in zip(made.steps, made.schedule.calls, strict=True)
+                if step.kernel == "linear" and call.shape.space == T]
+    assert "attend_once" in [step.kernel for step in made.steps] and all_rows == [(10, 8 * g)]
+    assert relative(made.run(batch), dense(operator, batch)) < 1e-6
+    verify_steps(made, [batch])
 
 
 def test_what_calls_are_cheap_for_stays_apart(rng):

@@ -81,12 +81,14 @@ def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None,
     compiled.embed(list(zip(ids, arrays, strict=True)), out, Epilogue(eps=eps, gain=gain, shift=shift, norm=norm))
 
 
-@kernel(gives=shapes.turned, means=meanings.rotated, cost=costs.rotate, over="x", launches=True,
+@kernel(gives=shapes.turned, means=meanings.rotated, cost=costs.rotate, over="x", launches=True, moves=True,
         fields=lambda a: {"positions": len(a.cos)})
-def rotate(out, batch, x: Heads, cos: Array, sin: Array):
+def rotate(out, batch, x: Heads, cos: Array, sin: Array, *, rows: Literal["all", "first", "last"] = "all"):
     """Columns i and k + i of every head as a pair, turned by the angle of column i in the row of the tables that a row's position
-    names; tables are positions × k, columns behind 2 k stay (Su et al. 2021, RoPE)."""
-    compiled.rotate(x, batch.field("positions", len(cos)), cos, sin, out)
+    names; tables are positions × k, columns behind 2 k stay (Su et al. 2021, RoPE). Rows are all tokens, or of each sequence the first
+    or the last."""
+    starts = None if rows == "all" else batch.starts
+    compiled.rotate(x, batch.field("positions", len(cos)), cos, sin, out, starts, rows == "last")
 
 
 # ---- rows of other spaces

@@ -50,6 +50,7 @@ def chosen(a: Bound) -> Exact:
 def rotated(a: Bound) -> Exact:
     """Pairs of columns as complex numbers, times what lies on the unit circle."""
     at, k = a.batch.field("positions", len(a.cos)), a.cos.shape[1]
+    if a.rows != "all": at = at[a.batch.starts[:-1] if a.rows == "first" else a.batch.starts[1:] - 1]
     pairs = (a.x[..., :k] + 1j * a.x[..., k:2 * k]) * (a.cos + 1j * a.sin)[at][:, None]
     return np.concatenate([pairs.real, pairs.imag, a.x[..., 2 * k:]], -1)
 

@@ -66,7 +66,8 @@ def turned(a: Bound) -> Heads:
     same("sin", a.sin.shape, a.cos.shape)
     if a.cos.ndim != 2 or 2 * a.cos.shape[1] > a.x.cols:
         raise ValueError(f"cos: {a.cos.shape}, where (positions, at most half of {a.x.cols} columns) is needed")
-    return Heads(a.x.heads, a.x.cols)
+    same("x rows", a.x.space, space := T if a.rows == "all" else S)
+    return Heads(a.x.heads, a.x.cols, space=space)
 
 
 def headed(a: Bound) -> Heads:

@@ -101,7 +101,8 @@ def rule(premises: list[str], facts: list[str]) -> str:
 
 # Who reads products together, stated on the consumers: queries and keys, then both and values; a gate and what it multiplies. What is
 # read comes of a product by what acts on each row and within the columns of a head: copies for groups of queries, rotations,
-# a norm and its gain. Biases are joined with their products, so that one kernel adds them.
+# a norm and its gain. Biases are joined with their products, so that one kernel adds them. Where the rows of queries were picked early,
+# keys and values are left.
 MARKERS = """
 (relation reads (Op Op Op))
 (relation gates (Op Op))
@@ -109,6 +110,7 @@ MARKERS = """
 (relation gained (Op Op))
 (relation bare (Op Op Op))
 (relation biased (Op Op Op))
+(relation picked_of (Op Op))
 (relation joinable (Op Op))
 (relation joinable_bias (Op Op))
 (relation joinable_biases (Op Op))
@@ -128,6 +130,11 @@ MARKERS = """
 (rule ((reads a b v) (biased a x A) (bare b x B) (bare v x C)) ((joinable_bias (K_joined A B) C)) :ruleset mark)
 (rule ((reads a b v) (biased a x A) (biased b x B) (bare v x C)) ((joinable_bias (K_joined A B) C)) :ruleset mark)
 (rule ((reads a b v) (biased a x A) (biased b x B) (biased v x C)) ((joinable_biases (K_joined A B) C)) :ruleset mark)
+(rule ((bare a y A) (= y (K_compose x (K_pick r)))) ((picked_of a x)) :ruleset mark)
+(rule ((biased a y A) (= y (K_compose x (K_pick r)))) ((picked_of a x)) :ruleset mark)
+(rule ((reads a b v) (picked_of a x) (bare b x B) (bare v x C)) ((joinable B C)) :ruleset mark)
+(rule ((reads a b v) (picked_of a x) (biased b x B) (bare v x C)) ((joinable_bias B C)) :ruleset mark)
+(rule ((reads a b v) (picked_of a x) (biased b x B) (biased v x C)) ((joinable_biases B C)) :ruleset mark)
 (rule ((= o (K_mul (K_compose a f) b)) (entrywise f) (act a) (act b)) ((gates a b)) :ruleset mark)
 (rule ((gates a b) (= a (K_compose x A)) (= b (K_compose x B)) (single A) (single B)) ((joinable A B)) :ruleset mark)
 (rule ((gates a b) (= a (K_add w c)) (= w (K_compose x A)) (= b (K_add z d)) (= z (K_compose x B)) (single A) (single B)

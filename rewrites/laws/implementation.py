@@ -192,7 +192,7 @@ def last_columns(x, key, own): return kinds.behind(x, key, own)
 split = heads
 tokens = replace(value, space="T")
 shared = replace(tokens, spread=True)                       # one head of it may serve all of the others
-single_query = replace(shared, space="S")                   # of each sequence
+single, single_query = (replace(each, space="S") for each in (value, shared))           # of each sequence
 QUERY, KEYS = dict(q=shared[h, n], k=shared[h, n]), dict(q=shared[h, n], k=tokens[k, n], heads=count)
 SEEN, HELD = (dict(where=where[flags]) for flags in (("within", "reach"), "attends"))  # patterns that kernels know
 WEIGHED, GROUPED = dict(s=scores[h], v=shared[h, p], **SEEN), dict(s=scores[h], v=tokens[k, p], heads=count, **SEEN)
@@ -214,7 +214,7 @@ OTHERS = (
     (weigh_grouped, "weigh", GROUPED, False, GQA),
     (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
     (repeat, "repeat", dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
-    (turned, "rotate", dict(x=value[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the position"),
+    (turned, "rotate", dict(x=tokens[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the position"),
     (to_heads, "view", dict(x=value[h * p], heads=count), True, "no copy"),
     (from_heads, "view", dict(x=value[h, p], heads=count), True, "no copy"),
     (first_columns, "columns", FIRST, True, "no copy"),
@@ -242,6 +242,7 @@ def relations() -> Iterator[Implementation]:
     for over in (monoids.sum, mean, monoids.max):
         yield Implementation(f"link_{over.__name__}", "link", partial(link, over=over), dict(x=value[n], relation=relation["custom"]),
                              {"over": over.__name__}, True, "entries alone (Hamilton et al. 2017, GraphSAGE)")
+    yield Implementation("turned_once", "rotate", turned, dict(x=single[h, n], angles=rotation[n, n]), {}, True)
     for body, kernel, variables, _, _ in OTHERS:
         if kernel == "attention":
             yield Implementation(f"{body.__name__}_once", "attend_once", body, variables | dict(q=single_query[h, n], **SEEN))

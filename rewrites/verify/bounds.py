@@ -52,6 +52,7 @@ def embed(a: Arguments) -> Bound:
 def rotate(a: Arguments) -> Bound:
     """Two products, and their sum."""
     at, k = a.batch.positions, a.cos.shape[1]
+    if a.rows != "all": at = at[a.batch.starts[:-1] if a.rows == "first" else a.batch.starts[1:] - 1]
     x, c, s = abs(a.exact.x), abs(a.exact.cos)[at][:, None], abs(a.exact.sin)[at][:, None]
     size: Bound = np.concatenate([x[..., :k] * c + x[..., k:2 * k] * s, x[..., :k] * s + x[..., k:2 * k] * c, 0 * x[..., 2 * k:]], -1)
     return gamma(2) * size
