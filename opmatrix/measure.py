@@ -11,8 +11,9 @@ Seconds = dict[str, list[float]]
 
 
 def measure(programs: Mapping[str, Any], batches: Sequence[Any], rounds: int = 20, warm: int = 2,
-            progress: Callable[[int, int], None] = lambda done, of: None) -> Seconds:
-    """Seconds that each program takes for all batches, one number a round. A program has `run(batch)`, or is called.
+            progress: Callable[[int, int], None] = lambda done, of: None, shares: Sequence[float] | None = None) -> Seconds:
+    """Seconds that each program takes for all batches, or for the mean of batches with these shares, one number a round. A program
+    has `run(batch)`, or is called.
 
     In every round each program runs each batch once, one after the other, in an order that turns from round to round;
     `warm` rounds before are not counted. progress(done, of) is called after each round."""
@@ -24,7 +25,8 @@ def measure(programs: Mapping[str, Any], batches: Sequence[Any], rounds: int = 2
         for turn in range(-warm, rounds):
             total = dict.fromkeys(calls, 0.0)
             for at, batch in enumerate(batches):
-                for name in turned(list(calls), turn + at): total[name] += seconds(calls[name], batch)
+                share = 1.0 if shares is None else shares[at]
+                for name in turned(list(calls), turn + at): total[name] += share * seconds(calls[name], batch)
             if turn >= 0:
                 for name in calls: taken[name].append(total[name])
             progress(max(0, turn + 1), rounds)

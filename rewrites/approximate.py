@@ -18,6 +18,7 @@ from rewrites.budgets import Budgets
 from rewrites.emit import Emitter
 from rewrites.fit import Fitter, Key
 from rewrites.lower import Lowering, Method, Stored, Use
+from rewrites.mixed import Mean
 from rewrites.narrowing import narrowed
 from rewrites.price import Prices, stored_bytes
 from rewrites.remember import Measured, keep, place, recall
@@ -88,7 +89,7 @@ class Choices:
     def program(self, structure: Structure, meta: dict[str, Any]) -> Program:
         """A structure with its methods, fitted to what its exact program multiplies each weight by."""
         found = self.emitted(structure, meta)[0]
-        return narrowed(found, self.space.machine, self.space.prices.group)
+        return narrowed(found, self.space.prices)
 
     def emitted(self, structure: Structure, meta: dict[str, Any]) -> tuple[Program, Emitter]:
         """The same before its attention is narrowed, and where its constants come from."""
@@ -200,13 +201,13 @@ def squares(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> tuple[
     return off, size
 
 
-def methods(site: Site, gram: Gram | None, prices: Prices, limits: Limits) -> Proposals:
+def methods(site: Site, gram: Gram | None, prices: Prices | Mean, limits: Limits) -> Proposals:
     """What the spectra propose for a weight, and the cost repays, in the metric of its inputs' norms: the model itself
     says later what each really costs. A table that is gathered from may be stored narrower."""
     def price(name: str, parameters: dict[str, Any], n: int, p: int) -> tuple[float, float]:
         key = tuple(parameters.items())
         if site.x is None:
-            return prices.machine.seconds("gather", T=prices.live["T"], p=p), stored_bytes(name, n, p, key)
+            return prices.gathered(p), stored_bytes(name, n, p, key)
         return prices.linear(name, n, p, key), stored_bytes(name, n, p, key)
     if site.x is None:
         sample = propose(site.matrix[:512], None, limits, price)
@@ -237,7 +238,7 @@ def candidates(space: Space, structure: Structure, program: Program, emitter: Em
     return choices
 
 
-def proposed(program: Program, found: Sequence[Site], prices: Prices, batch: Batch, limits: Limits, fitter: Fitter,
+def proposed(program: Program, found: Sequence[Site], prices: Prices | Mean, batch: Batch, limits: Limits, fitter: Fitter,
              progress: Callable[[int, int], None]) -> Measured:
     """The methods that spectra propose for each weight, with the squared error that each alone brings about."""
     wanted = np.asarray(program.run(batch), np.float64)

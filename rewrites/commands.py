@@ -47,8 +47,9 @@ def optimize(
     memory: Annotated[float | None, typer.Option(help="megabytes, stored and working together")] = None,
     text: Annotated[Path | None, typer.Option(help="a file of lines: of every four one fits, one chooses, two state the error")] = None,
     tokens: Annotated[int | None, typer.Option(help="the workload: one sentence of so many tokens")] = None,
-    workload: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="the workload instead: texts, one a line, in batches as `embed` makes them")] = None,
+    workload: Annotated[str | None, typer.Option(
+        metavar="FILE|SHARES", help="the workload instead: texts, one a line, in batches as `embed` makes them; or shares of batches "
+                                    "of sentences x tokens, such as 0.7:1x16,0.3:8x128")] = None,
     number_type: Annotated[str, typer.Option(help="the narrowest that weights may be stored by: float32, bf16, int8 or int4")] = "int8",
     pairs: Annotated[Path | None, typer.Option(
         metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of --error")] = None,
@@ -68,6 +69,7 @@ def optimize(
     if model.endswith(".json"):
         raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine NAME to predict")
     from rewrites.laws import EXACT_LAWS
+    from rewrites.mixed import parsed
     from rewrites.report import Report, hushed
     from rewrites.reported import Named
     from rewrites.results import printed, save
@@ -79,7 +81,7 @@ def optimize(
     declared, laws = declarations(own), Named.of(own)
     with hushed():
         result = find(model, error=error, memory=memory and memory * 1e6, text=str(text) if text else None,
-                      tokens=tokens, workload=workload, number_type=number_type, pairs=pairs, drop=drop, output=output,
+                      tokens=tokens, workload=workload and parsed(workload), number_type=number_type, pairs=pairs, drop=drop, output=output,
                       leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws), approximations=declared.approximations,
                       report=Report(quiet=quiet))
         found = save(result, target, laws)

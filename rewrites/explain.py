@@ -11,7 +11,7 @@ from formats.files import read_text
 from formats.quiet import Watch, told
 from opmatrix.checkpoint import open_model
 from opmatrix.errors import InputError
-from opmatrix.measure import Seconds, measure, noisy, quartiles
+from opmatrix.measure import Seconds, noisy, quartiles
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.saving import REPORT, STEPS
@@ -58,7 +58,7 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
     programs |= {f"without {name}": structure.program({})[0] for name, structure in useful.items()}
     watch = Watch()
     with report.phase("measure") as progress:
-        taken = [measure(programs, [run.workload.timed], rounds, progress=progress) for _ in range(REPEATS)]
+        taken = [run.workload.measured(programs, rounds, progress) for _ in range(REPEATS)]
     for runs in taken: watch.note(runs.values())
     seen = watch.seen()
     rows = [[name, f"{1e6 * (structure.time - exact.time):.1f}", *saving(taken, f"without {name}", "exact")]
@@ -111,7 +111,8 @@ def again(program: Program, found: Reported, model: str | None = None, given: Ma
     checkpoint = open_model(model or origin(program))
     declared = Declared() if (laws := given.get("laws")) is None else load(laws)
     text, texts = (None if (file := given.get(name)) is None else str(file) for name in ("text", "texts"))
-    return Run(checkpoint.operator(program.pooled), Workload.of(checkpoint, text, found.tokens, texts), calibrated(lambda *_: None),
+    workload = Workload.of(checkpoint, text, found.tokens, texts, found.mix)
+    return Run(checkpoint.operator(program.pooled), workload, calibrated(lambda *_: None),
                without((*EXACT_LAWS, *declared.laws), found.without), Report(quiet=True), source(checkpoint),
                approximations=declared.approximations, number_type=found.number_type)
 

@@ -19,6 +19,7 @@ from rewrites.interpret import interpreted
 from rewrites.kinds import array
 from rewrites.laws.implementation import IMPLEMENTATIONS, Implementation
 from rewrites.match import Matcher
+from rewrites.mixed import Mean
 from rewrites.price import Prices, parts
 from rewrites.template import Template
 
@@ -87,7 +88,7 @@ class Lowering:
 
     graph: Graph
     template: Template
-    prices: Prices
+    prices: Prices | Mean
     fusion: bool = True
     like: "Lowering | None" = None
     near: "Lowering | None" = None

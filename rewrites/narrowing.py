@@ -3,27 +3,28 @@
 A step after a program is chosen; the program's error is measured with it."""
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from formats.format import Format
-from opmatrix.extents import Extents
 from opmatrix.program import Program, Step
-from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
+from rewrites.mixed import Mean
+from rewrites.price import Prices
 
 NARROW = "bf16"
 
 
-def narrowed(program: Program, machine: Any, extents: Extents) -> Program:
+def narrowed(program: Program, prices: Prices | Mean) -> Program:
     """The program with attention in bfloat16 wherever q, k and v come from products that round what they multiply, and the
-    machine is quicker so at these extents. The same program where that is nowhere."""
+    machine is quicker so. The same program where that is nowhere."""
     steps, calls = list(program.steps), program.schedule.calls
     for i, call in enumerate(calls):
         if call.kernel.name != "attention" or pattern(call.bound).reach is None or not all(rounded(calls, v) for v in call.values.values()):
             continue
-        wide, narrow = (call.kernel.cost(at(call, kind), call.shape, extents) for kind in ("float32", NARROW))
-        if seconds(machine, narrow) < seconds(machine, wide):
+        wide, narrow = (prices.spent(partial(call.kernel.cost, at(call, kind), call.shape)) for kind in ("float32", NARROW))
+        if narrow < wide:
             steps[i] = with_attributes(steps[i], {"number_type": NARROW})
     return program if steps == list(program.steps) else Program(steps, program.constants, program.output, program.meta)
 
@@ -33,11 +34,6 @@ def at(call: Call, kind: str) -> Any:
     bound = type(call.bound)(**vars(call.bound))
     bound.number_type = kind
     return bound
-
-
-def seconds(machine: Any, costs: Costs) -> float:
-    """What the machine predicts for these kernels."""
-    return float(sum(machine.seconds(name, **sizes) for name, sizes in costs))
 
 
 def rounded(calls: list[Call], value: int) -> bool:

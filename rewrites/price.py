@@ -1,5 +1,5 @@
 """Prices: seconds of kernels and bytes of stored weights at the sizes of a workload, on a machine."""
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -8,7 +8,7 @@ from formats import FORMATS
 from formats.machine import NARROW
 from formats.pooling import PICKS
 from opmatrix.extents import WHOLE, Extents, Pairs, pairs
-from opmatrix.runtime.costs import READING
+from opmatrix.runtime.costs import READING, Costs
 from opmatrix.runtime.scheme import Running
 
 if TYPE_CHECKING:
@@ -80,6 +80,19 @@ class Prices:
         product = self.linear(method.format, rows, cols, method.parameters, tokens)
         if FORMATS[method.format].rounds: product -= self.spared(lowering.epilogues.get(use, ()), tokens, cols)
         return max(product, 0.0), size
+
+    @property
+    def parts(self) -> tuple[tuple[float, "Prices"], ...]:
+        """Itself, with its share: all; as a mean has several."""
+        return ((1.0, self),)
+
+    def gathered(self, p: int) -> float:
+        """Seconds of a row of so many columns for each token, from a table."""
+        return self.machine.seconds("gather", T=self.live["T"], p=p)
+
+    def spent(self, cost: Callable[[Extents], Costs]) -> float:
+        """Seconds of kernels, by their cost at the extents that the machine is asked about."""
+        return float(sum(self.machine.seconds(name, **sizes) for name, sizes in cost(self.group)))
 
     def headwise(self, rows: Any, heads: int, n: int, p: int) -> tuple[float, float]:
         """The same where every head has a matrix of its own."""

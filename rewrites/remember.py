@@ -17,20 +17,22 @@ from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Limits
 from rewrites.lower import Method
+from rewrites.mixed import Mean
 from rewrites.price import Prices
 
 VERSION = 4                                                 # of what is kept and how it is found
 Measured = dict[str, list[Method]]                          # name of a constant to its methods with their errors
 
 
-def place(program: Program, batches: Sequence[Batch], limits: Limits, prices: Prices) -> Path:
+def place(program: Program, batches: Sequence[Batch], limits: Limits, prices: Prices | Mean) -> Path:
     """The file of these inputs."""
     digest = hashlib.blake2b(program.hash.encode(), digest_size=12)
     for batch in batches:
         digest.update(np.ascontiguousarray(batch.tokens).tobytes())
         digest.update(np.ascontiguousarray(batch.starts).tobytes())
-    machine = prices.machine if is_dataclass(prices.machine) else None
-    digest.update(repr((VERSION, limits, prices.extents, machine)).encode())
+    digest.update(repr((VERSION, limits)).encode())
+    for share, each in prices.parts:
+        digest.update(repr((share, each.extents, each.machine if is_dataclass(each.machine) else None)).encode())
     return cache.location() / "errors" / f"{digest.hexdigest()}.json"
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from formats.files import open_regular, read_json, shown
 from opmatrix.errors import InputError
+from rewrites.mixed import check_shares, lengths
 from rewrites.representations import NUMBER_TYPES
 
 INPUTS = {"laws": "--laws", "text": "--text", "texts": "--workload"}     # entries of a report, and the options they come from
@@ -36,6 +37,7 @@ class Reported:
     """The search that a report is of, and the front that it found."""
 
     tokens: int | None
+    mix: tuple[tuple[float, str], ...] | None
     number_type: str
     without: tuple[str, ...]
     inputs: Mapping[str, Named | None]
@@ -59,7 +61,7 @@ class Reported:
         if not isinstance(front := found.get("front"), list) or not 0 < len(front) <= MOST: raise no("front", front)
         if type(chosen := found.get("chosen")) is not int or not 0 <= chosen < len(front): raise no("chosen", chosen)
         inputs = {name: named(name, found.get(name)) for name in INPUTS}
-        return cls(tokens, number_type, tuple(without), inputs, tuple(map(point, front)), chosen)
+        return cls(tokens, mix(found.get("mix")), number_type, tuple(without), inputs, tuple(map(point, front)), chosen)
 
     def same(self, given: Mapping[str, Path | None]) -> None:
         """Raises InputError where the files given, by entry, are not those that the report is of."""
@@ -77,6 +79,19 @@ def no(name: str, value: Any) -> TypeError: return TypeError(f"{name} is {value!
 
 
 def texts(found: Any) -> TypeGuard[list[str]]: return isinstance(found, list) and all(isinstance(each, str) for each in found)
+
+
+def mix(found: Any) -> tuple[tuple[float, str], ...] | None:
+    """Shares of batches, as lengths in words; nothing of none."""
+    if found is None: return None
+    if not isinstance(found, list) or not 0 < len(found) <= MOST: raise no("mix", found)
+    if not all(isinstance(each, list) and len(each) == 2 and isinstance(each[1], str) for each in found): raise no("mix", found)
+    made = tuple((share, word) for share, word in found)
+    try:
+        check_shares(made)
+        for _, word in made: lengths(word)
+    except InputError: raise no("mix", found) from None
+    return made
 
 
 def named(name: str, found: Any) -> Named | None:

@@ -10,6 +10,7 @@ from formats.quiet import told
 from opmatrix.saving import FRONT, REPORT, placed, write_front
 from rewrites.explain import tell
 from rewrites.gains import SAME, joined
+from rewrites.mixed import word
 from rewrites.points import Point, Result
 from rewrites.report import between, megabytes, ms, percent, table
 from rewrites.reported import Named
@@ -38,6 +39,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
     return {
         "model": result.model, "machine": machine_name(result.machine), "workload": result.workload.name,
         "rows": result.workload.rows, "tokens": result.workload.tokens,
+        "mix": [[share, word(batch)] for share, batch in result.workload.mix] or None,
         **{name: kept and kept._asdict() for name, kept in (("text", Named.of(result.workload.text)),
                                                            ("texts", Named.of(result.workload.file)), ("laws", laws))},
         "number_type": result.number_type, "without": sorted(result.left_out), "seeds": [0],

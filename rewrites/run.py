@@ -12,12 +12,11 @@ import numpy as np
 from formats.quiet import Watch
 from opmatrix.checkpoint import Checkpoint, open_model
 from opmatrix.errors import InputError
-from opmatrix.measure import collected, measure, medians, peak
+from opmatrix.measure import collected, medians, peak
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.pooling import MEAN
 from opmatrix.program import Program
-from opmatrix.runtime.scheme import Running
 from opmatrix.term import Operator
 from rewrites.approximate import Choices, candidates, difference
 from rewrites.approximation import Approximation
@@ -29,6 +28,7 @@ from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.layers import Part, parts
 from rewrites.lower import plainly
+from rewrites.mixed import Mix
 from rewrites.pairs import Pairs, evaluate
 from rewrites.points import Point, Result
 from rewrites.precision import check_precision
@@ -59,7 +59,7 @@ def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
 
 
 def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None = None, text: str | None = None,
-             tokens: int | None = None, workload: Workload | Batch | str | Path | None = None, number_type: str = "int8",
+             tokens: int | None = None, workload: Workload | Batch | str | Path | Mix | None = None, number_type: str = "int8",
              pairs: str | Path | None = None, drop: float = DROP, output: str = "pooled",
              leave_out: Sequence[str] = (), laws: Sequence[Law] | None = None,
              approximations: Sequence[Approximation] = (), machine: Any = None,
@@ -70,7 +70,8 @@ def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None
     error            the output changes by at most this, relative (Frobenius norm), on rows that nothing was fitted to; 0: exact
     memory           bytes, stored and working, at most
     text, tokens     the workload: a file of lines, of which some fit and some judge; so many tokens of one sentence (128)
-    workload         instead: a file of texts; of an operator a Batch
+    workload         instead: a file of texts; of an operator a Batch; or several batches with shares that add to 1, each a Batch or
+                     sentences x tokens, [(0.7, "1x16"), (0.3, "8x128")]: what is predicted and measured is their mean
     number_type      the narrowest that weights are stored by: float32, bf16, int8 or int4
     pairs, drop      in place of `error`: a CSV of sentence pairs with scores, with which the rank correlation of cosines
                      falls by at most `drop` hundredths
@@ -123,7 +124,7 @@ def own_laws(run: "Run") -> Iterator[None]:
         raise
 
 
-def opened(model: str | Operator, workload: Workload | Batch | str | Path | None, text: str | None,
+def opened(model: str | Operator, workload: Workload | Batch | str | Path | Mix | None, text: str | None,
            tokens: int | None, output: str = "pooled") -> tuple[Operator, Workload, dict[str, Any]]:
     """The operator, what it is made cheapest for, and what its programs keep of where it comes from."""
     if isinstance(model, Operator):
@@ -138,6 +139,8 @@ def opened(model: str | Operator, workload: Workload | Batch | str | Path | None
     operator = checkpoint.operator(output == "pooled")
     if workload is None or isinstance(workload, str | Path):
         workload = Workload.of(checkpoint, text, tokens, None if workload is None else str(workload))
+    elif not isinstance(workload, Workload | Batch):
+        workload = Workload.of(checkpoint, text, tokens, mix=workload)
     return operator, drawn(workload, operator), source(checkpoint)
 
 
@@ -187,7 +190,7 @@ class Run:
     @cached_property
     def running(self) -> Any:
         """What the machine takes for kernels where the timed batch runs."""
-        return Running.of(self.machine, self.workload.timed.starts)
+        return self.workload.running(self.machine)
 
     def searched(self, laws: Sequence[Law], fusion: bool = True) -> tuple[Space, Structure]:
         """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms need one
@@ -214,7 +217,7 @@ class Run:
 
     def compile(self) -> None:
         for program in self.programs.values():
-            program.run(self.workload.timed)
+            for _, batch in self.workload.shares: program.run(batch)
         programs = self.programs["imported"], self.programs["exact"]
         check_precision(self.operator, programs, next(self.workload.verify.pieces(FEW)))
 
@@ -291,7 +294,7 @@ class Run:
         self.fused = self.point("fused", self.programs["fused"], self.structures["fused"].time, 0.0, None)
         points = [self.imported, *self.points, self.fused]
         watch = Watch()
-        taken = measure({str(i): point.program for i, point in enumerate(points)}, [self.workload.timed], rounds, progress=progress)
+        taken = self.workload.measured({str(i): point.program for i, point in enumerate(points)}, rounds, progress)
         watch.note(taken.values())
         self.busy = watch.seen()
         for point, (name, middle) in zip(points, medians(taken).items(), strict=True):

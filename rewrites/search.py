@@ -18,7 +18,8 @@ from rewrites.fit import Fitter
 from rewrites.law import Law
 from rewrites.layers import Explorer, Part, parts, states
 from rewrites.lower import Angles, Lowering, Method, Use
-from rewrites.price import Machine, Prices
+from rewrites.mixed import Mix, priced
+from rewrites.price import Machine
 from rewrites.representations import Representable, content
 
 Methods = Callable[[Lowering, Use], Sequence[Method]]
@@ -89,12 +90,13 @@ class Structure:
 @dataclass
 class Space:
     """Every program of a model that laws reach, part by part and between any two border states, for a batch of these
-    extents: what all searches of it share. `found`: the model's parts, where they are at hand."""
+    extents, or for several with their shares, on one machine or each on its own (mixed.py): what all searches of it share. `found`: the
+    model's parts, where they are at hand."""
 
     model: Operator
     laws: Sequence[Law]
-    machine: Machine
-    extents: Extents
+    machine: Machine | Sequence[Machine]
+    extents: Extents | Mix
     fusion: bool = True
     lowerings: dict[tuple[int, str], Lowering] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -104,7 +106,7 @@ class Space:
         start = time.perf_counter()
         self.found = self.found or parts(self.model)
         self.seconds["flatten"] = time.perf_counter() - start
-        self.explorer, self.prices = Explorer(self.laws), Prices(self.machine, self.extents)
+        self.explorer, self.prices = Explorer(self.laws), priced(self.machine, self.extents)
         self.first: dict[Any, Lowering] = {}
 
     def lowering(self, number: int, before: str) -> Lowering:
@@ -139,7 +141,7 @@ class Space:
                          [cut for g in graphs for cut in g.cut], fired)
 
 
-def search(model: Operator, laws: Sequence[Law], machine: Machine, extents: Extents, *, fusion: bool = True,
+def search(model: Operator, laws: Sequence[Law], machine: Machine | Sequence[Machine], extents: Extents | Mix, *, fusion: bool = True,
            methods: Methods | None = None, time_limit: float = 10.0,
            along: Sequence[tuple[str, str]] | None = None, found: Sequence[dict[str, Part]] = ()) -> Structure:
     """The cheapest program of a model for a batch of these extents. `methods` are the representations that a weight may be stored in: by

@@ -1,20 +1,27 @@
 """What a program is made cheapest for, and the rows that methods are fitted to, programs chosen by, and errors stated of."""
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.files import open_regular
 from opmatrix.checkpoint import Checkpoint
 from opmatrix.embed import batches, line, read
 from opmatrix.errors import InputError
 from opmatrix.extents import Extents, patterns
+from opmatrix.measure import Seconds, measure
 from opmatrix.patterns import Batch
+from opmatrix.runtime.scheme import Running
 from opmatrix.term import Operator
 from opmatrix.text import Parts, Reading, Tokenizer, read_lines, sentences
+from rewrites.mixed import Mix
+from rewrites.mixed import batches as batches_of
+from rewrites.mixed import said as said_of
 from rewrites.stated import LEAST, uncovered
 
 OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token
@@ -71,14 +78,31 @@ class Workload:
     text: str | None = None                                 # what it was made of, so that it can be made again
     tokens: int | None = None
     file: str | None = None
+    mix: tuple[tuple[float, Batch], ...] = ()               # shares of batches; `timed` is then the one with the most rows
+
+    @property
+    def shares(self) -> tuple[tuple[float, Batch], ...]:
+        """The batches whose seconds count, by their shares."""
+        return self.mix or ((1.0, self.timed),)
+
+    def measured(self, programs: Mapping[str, Any], rounds: int, progress: Any) -> Seconds:
+        """Seconds of programs, round by round: the mean of the batches by their shares."""
+        shares, batches = zip(*self.shares, strict=True)
+        return measure(programs, batches, rounds, progress=progress, shares=shares)
+
+    def running(self, machine: Any) -> Any:
+        """What a machine takes for kernels where the batch runs; where there are several, for each."""
+        found = [Running.of(machine, batch.starts) for _, batch in self.shares]
+        return found if self.mix else found[0]
 
     @property
     def rows(self) -> int:
         return self.timed.rows
 
-    def extents(self, model: Operator) -> Extents:
-        """Those of the timed batch, with a model's patterns."""
-        return self.timed.extents(patterns(model))
+    def extents(self, model: Operator) -> Extents | Mix:
+        """Those of the timed batch, with a model's patterns; of several, with their shares."""
+        found = [(share, batch.extents(patterns(model))) for share, batch in self.shares]
+        return found if self.mix else found[0][1]
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -88,12 +112,13 @@ class Workload:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None,
-           file: str | None = None) -> "Workload":
-        """Rows come from the lines of `text`, or of `file`, or the sentences that ship. Timed is a batch as `embed` makes of the texts of
-        `file`, or one sentence of `tokens` tokens; without either the whole text, or 128 tokens. Raises InputError for a length
-        that the model has no positions for."""
-        if file is not None and tokens is not None:
-            raise InputError(f"--tokens {tokens} --workload {file}: give one of them, both say what is timed")
+           file: str | None = None, mix: Mix | None = None) -> "Workload":
+        """Rows come from the lines of `text`, or of `file`, or the sentences that ship. Timed are the batches of a `mix`, or a batch as
+        `embed` makes of the texts of `file`, or one sentence of `tokens` tokens; without any the whole text, or 128 tokens. Raises
+        InputError for a length that the model has no positions for."""
+        if tokens is not None and (file is not None or mix is not None):
+            given = file if mix is None else "of shares"
+            raise InputError(f"--tokens {tokens} --workload {given}: give one of them, both say what is timed")
         limit = int(checkpoint.config["max_position_embeddings"])
         length = min(128, limit) if tokens is None else tokens
         if not 1 <= length <= limit:
@@ -105,14 +130,21 @@ class Workload:
         fit, choose, state = (next(tokenizer.encode(part).pieces(rows)) for part, rows in zip(parts, (FIT, CHOOSE, STATE), strict=True))
         if file is None and text and tokens is None: timed, said = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
         elif file is None: timed, said = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"
-        known(checkpoint, fit, choose, state, timed)
+        mixed: tuple[tuple[float, Batch], ...] = ()
+        if mix is not None:
+            mixed, said, timed = of_shares(mix, limit, checkpoint.name, fit.tokens)
+        known(checkpoint, fit, choose, state, *(batch for _, batch in mixed or ((1.0, timed),)))
         return cls(timed, fit, choose, Batch([row.tokens for row in islice(choose, PROBE)]), state, next(state.pieces(VERIFY)), said, like,
-                   uncovered(tokenizer, fit, state), text, tokens, file)
+                   uncovered(tokenizer, fit, state), text, tokens, file, mixed)
 
     @classmethod
-    def drawn(cls, model: Operator, timed: Batch, seed: int = 0, sentences: int = 48) -> "Workload":
+    def drawn(cls, model: Operator, timed: Batch | Mix, seed: int = 0, sentences: int = 48) -> "Workload":
         """For an operator without text: random tokens, in sentences as long as those of the batch whose seconds and bytes
         count, calibrate and verify it. Nobody draws relations like its own, so a batch that has some stands for all."""
+        if not isinstance(timed, Batch):
+            vocabulary = int(model.into.cols)
+            mix, said, most = of_shares(timed, None, "the model", np.arange(vocabulary))
+            return replace(cls.drawn(model, most, seed, sentences), mix=mix, name=said)
         if timed.relations:
             return cls(timed, timed, timed, timed, timed, timed, "the batch itself, as it has relations of its own", "the batch itself")
         rng, lengths = np.random.default_rng(seed), np.diff(timed.starts)
@@ -129,6 +161,20 @@ def check_output(output: str) -> None:
     if output not in OUTPUTS: raise InputError(f"--output {output}: it is one of {', '.join(OUTPUTS)}")
 
 
-def drawn(workload: Workload | Batch, operator: Operator) -> Workload:
-    """A batch with random rows beside it."""
+def of_shares(mix: Mix, limit: int | None, model: str, tokens: NDArray[Any]) -> tuple[tuple[tuple[float, Batch], ...], str, Batch]:
+    """The batches of a mix with their shares, in words, and the one with the most rows; lengths are filled with these tokens. Raises
+    InputError for what is no mix, and for a sentence that is longer than the model's limit."""
+    def filled(lengths: Sequence[int]) -> Batch:
+        return Batch(np.split(np.resize(tokens, sum(lengths)), np.cumsum(lengths)[:-1]))
+    found = batches_of(mix, filled)
+    longest = max(int(np.diff(batch.starts).max()) for _, batch in found)
+    if limit is not None and longest > limit:
+        raise InputError(f"workload: a sentence of {longest} tokens: {model} takes 1 to {limit} tokens")
+    if any(batch.relations for _, batch in found):
+        raise InputError("workload: a batch with relations of its own has no share: it stands for all, so give it alone")
+    return found, said_of(found), max((batch for _, batch in found), key=lambda batch: batch.rows)
+
+
+def drawn(workload: Workload | Batch | Mix, operator: Operator) -> Workload:
+    """A batch, or several with shares, with random rows beside it."""
     return workload if isinstance(workload, Workload) else Workload.drawn(operator, workload)

@@ -18,6 +18,7 @@ from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, mask, parse, sequence, window
 from opmatrix.program import Program
 from rewrites.narrowing import narrowed
+from rewrites.price import Prices
 
 POSITIONS, SIDES = 320, (1, 16, 40, 64, 100)
 LENGTHS = st.lists(st.integers(1, 150), min_size=1, max_size=4)
@@ -144,7 +145,7 @@ def test_bfloat16_needs_ranges(rng):
     class Fast:
         def seconds(self, kernel, **sizes): return 0.0 if kernel.endswith("bf16") else 1.0
     rounded = stored(program, BF16)
-    assert narrowed(rounded, Fast(), program.extents(batch)) is rounded
+    assert narrowed(rounded, Prices(Fast(), program.extents(batch))) is rounded
     at = next(i for i, step in enumerate(program.steps) if step.kernel == "attention")
     step = program.steps[at]
     def changed(operands, **attributes):
