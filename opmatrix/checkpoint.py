@@ -1,33 +1,34 @@
-"""Pretrained weights: a directory with config.json and safetensors, whole or in shards, read when asked."""
+"""Pretrained weights: a directory with config.json and safetensors, whole or in shards, or a GGUF file; read when asked."""
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from os.path import isdir
+from functools import cached_property
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from formats.files import read_json
+from formats.files import read_json, read_text
 from opmatrix.data import Data
-from opmatrix.declared import declared
+from opmatrix.declared import declared, embeds
 from opmatrix.errors import InputError
-from opmatrix.pooling import Pooling
+from opmatrix.pooling import LAST, Pooling
 from opmatrix.tensors import Tensor, header
 from opmatrix.text import Tokenizer
 
 if TYPE_CHECKING:
+    from opmatrix.models.config import Layout
     from opmatrix.term import Operator
 
 WEIGHTS, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
-SPELLINGS = (("", ""), (".weight", ".gamma"), (".bias", ".beta"))       # old BERT files name a norm's gain and shift so
-COUNTS = ("position_ids", "token_type_ids")                 # 0, 1, 2 and so on, which old files keep beside the weights
+SPEAKS = "ForCausalLM", "LMHeadModel"                       # how the architectures of language models end
 
 
 class Config(dict[str, Any]):
-    """config.json. Asking for what it lacks is an InputError that names the key."""
+    """config.json, or what another file says in its place. Asking for what it lacks is an InputError that names the key."""
 
-    def __init__(self, path: Path):
-        super().__init__(json_object(path))
+    def __init__(self, path: Path, said: dict[str, Any] | None = None):
+        super().__init__(json_object(path) if said is None else said)
         self.path = path
 
     def __missing__(self, key: str) -> Any:
@@ -43,11 +44,13 @@ class Config(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's directory, opened: its config read and its tensors listed, none of them loaded yet."""
+    """A model's directory, or its GGUF file, opened: its config read and its tensors listed, none of them loaded yet. `keys` are those
+    of a GGUF file, which has its tokenizer there."""
     name: str
     directory: Path
     config: Config
     tensors: dict[str, Tensor]
+    keys: dict[str, Any] | None = None
 
     @classmethod
     def open(cls, directory: str | Path, name: str | None = None) -> "Checkpoint":
@@ -55,16 +58,31 @@ class Checkpoint:
         family is known by the config's `model_type`, or where the config says what the family does not allow."""
         from opmatrix.models import check
         directory = Path(directory)
+        if isfile(directory): return cls.of_gguf(directory, name)
+        if not (directory / "config.json").exists() and len(files := sorted(directory.glob("*.gguf"))) == 1:
+            return cls.of_gguf(files[0], name)
         if not isdir(directory):                            # a name that cannot be is none
             raise InputError(f"{directory}: no such directory: give one that holds config.json and {WEIGHTS}")
         config = Config(directory / "config.json")
         with config.named(): check(config)
         return cls(name or directory.resolve().name, directory, config, listing(directory))
 
+    @classmethod
+    def of_gguf(cls, file: Path, name: str | None = None) -> "Checkpoint":
+        """Raises as `open`."""
+        from opmatrix import gguf
+        from opmatrix.models import layout, said
+        found = gguf.read(file)
+        config = Config(file, gguf.config(found, file))
+        with config.named(): names, sizes = layout(config), said(config)
+        heads = sizes["num_attention_heads"]
+        pairs = {"attn_q": heads, "attn_k": sizes["num_key_value_heads"] or heads}
+        return cls(name or file.stem, file, config, gguf.named(found, names.gguf, names.permuted, pairs), found.said)
+
     def find(self, name: str) -> Tensor:
         """The tensor of that name, with or without the family's prefix; InputError where there is none."""
-        for prefix in ("", f"{self.config['model_type']}."):
-            for new, old in SPELLINGS:
+        for prefix in ("", self.layout.prefix):
+            for new, old in (("", ""), *self.layout.spellings):
                 spelt = prefix + (name.removesuffix(new) + old if name.endswith(new) else name)
                 if spelt in self.tensors: return self.tensors[spelt]
         raise InputError(f"{self.directory}: tensor {name!r} is missing from the weights: check {self.config.path}, or "
@@ -81,45 +99,84 @@ class Checkpoint:
                              f"leads to {sized(shape)}: check {', '.join(keys)}")
         return Data(tensor.read(), name)
 
+    @cached_property
+    def layout(self) -> "Layout":
+        """What its family's files are called."""
+        from opmatrix.models import layout
+        return layout(self.config)
+
+    @cached_property
+    def said(self) -> dict[str, Any]:
+        """What its config says, by the names that all families share."""
+        from opmatrix.models import said
+        with self.config.named(): return said(self.config)
+
+    @property
+    def positions(self) -> int:
+        """How many tokens a text may have."""
+        return self.layout.positions(self.said)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it is a language model, whose rows score the vocabulary: its architecture says so, and no file says how its
+        rows become embeddings."""
+        names = self.config.get("architectures") or []
+        return bool(self.layout.table) and str(names[:1]).strip("[]'").endswith(SPEAKS) and not embeds(self.directory)
+
     def operator(self, pooled: bool = False) -> "Operator":
-        """The whole model as an operator, with its pooling where that is asked for. Raises InputError as `at` does, where the config's
-        sizes do not fit one another, and where the weights hold a tensor of the model's own parts that it does not use."""
+        """The whole model as an operator, from tokens to features, or to scores of the vocabulary where it `speaks`; with its
+        pooling where that is asked for. Raises InputError as `at` does, where the config's sizes do not fit one another, and
+        where the weights hold a tensor of the model's own parts that it does not use."""
         from formats.shapes import ShapeError
-        from opmatrix.models import build
-        used: set[str] = set()
+        from opmatrix.models import build, head
+        used: set[Tensor] = set()
 
         def at(name: str, *shape: int) -> Data:
-            used.add(self.find(name).name)
+            used.add(self.find(name))
             return self.at(name, *shape)
 
         with self.config.named():
-            try: model = build(self.config, at)
+            try:
+                model = build(self.config, at)
+                if pooled: model = model @ self.pooling().operator()
+                if self.speaks: model = model @ head(self.config, at)
             except ShapeError as error: raise InputError(f"config: its sizes do not fit: {error}") from error
         self.complete(used)
-        return model @ self.pooling().operator() if pooled else model
+        return model
 
-    def complete(self, used: set[str]) -> None:
+    def complete(self, found: set[Tensor]) -> None:
         """Raises InputError where a tensor is left over that stands beside a used one: a layer that the config leaves
         out, or a part that the family does not know. Heads on top stand apart, and are left alone."""
-        def part(name: str) -> str: return name.removeprefix(f"{self.config['model_type']}.").split(".")[0]
+        def part(name: str) -> str: return name.removeprefix(self.layout.prefix).split(".")[0]
+        used = {name for name, tensor in self.tensors.items() if tensor in found}
         parts, kinds = {part(name) for name in used}, {numberless(name) for name in used}
         for name, tensor in self.tensors.items():
-            if name in used or part(name) not in parts or name.endswith(COUNTS): continue
+            if name in used or part(name) not in parts or name.endswith(self.layout.buffers): continue
             if numberless(name) in kinds:
                 raise InputError(f"{self.directory}: the weights hold {name!r}, which {self.config.path} leaves out: "
                                  "check its number of layers")
             raise InputError(f"{tensor.file}: tensor {name!r} is no part of a plain {self.config['model_type']}, which "
                              "would be computed without it: convert the model, or take the tensor out")
 
+    @property
+    def vocabulary(self) -> Path:
+        """The file that holds the tokenizer."""
+        return self.directory / "tokenizer.json" if self.keys is None else self.directory
+
+    def tokenizer_text(self) -> str | None:
+        """The text of its tokenizer.json, or of one that says what a GGUF file says; None where there is none."""
+        if self.keys is None: return read_text(self.vocabulary) if self.vocabulary.exists() else None
+        from opmatrix.merges import tokenizer
+        return tokenizer(self.keys, self.said["vocab_size"], self.vocabulary)
+
     def tokenizer(self) -> Tokenizer:
-        """The directory's tokenizer.json, limited to the positions that the model has; `pooling` says where texts are
-        cut."""
-        positions = self.config.get("max_position_embeddings")
-        return Tokenizer.from_file(self.directory / "tokenizer.json", positions, self.pooling())
+        """Its tokenizer, limited to the positions that the model has; `pooling` says where texts are cut."""
+        if (text := self.tokenizer_text()) is None: return Tokenizer.from_file(self.vocabulary)         # which is not there
+        return Tokenizer.from_text(text, str(self.vocabulary), self.positions, self.pooling())
 
     def pooling(self) -> Pooling:
-        """What makes one embedding of a text; see opmatrix.declared."""
-        return declared(self.directory, self.config)
+        """What makes one row of a text: that of its last token in a language model, else see opmatrix.declared."""
+        return LAST if self.speaks else declared(self.directory, self.said["hidden_size"], self.positions)
 
 
 def open_model(model: str | Path) -> Checkpoint:
@@ -127,9 +184,9 @@ def open_model(model: str | Path) -> Checkpoint:
     from opmatrix.fetch import MODELS, fetch
     if not isinstance(model, str | Path): raise TypeError(f"a model is a name or a directory, not {model!r:.60}")
     if model in MODELS: return Checkpoint.open(fetch(MODELS[str(model)]), str(model))
-    if not isdir(model):
+    if not isdir(model) and not (isfile(model) and str(model).endswith(".gguf")):
         raise InputError(f"{model}: neither a model that opmatrix fetches ({', '.join(MODELS)}) nor a directory with "
-                         f"config.json and {WEIGHTS}; what the hub calls so, transformers brings into a directory: "
+                         f"config.json and {WEIGHTS} nor a .gguf file; what the hub calls so, transformers brings into a directory: "
                          f"AutoModel.from_pretrained(NAME).save_pretrained(DIR), and so AutoTokenizer")
     return Checkpoint.open(model)
 

@@ -1,7 +1,7 @@
 """The files that sentence-transformers lays beside a checkpoint: what they say about texts and rows becomes a Pooling,
 and what they say beyond that is refused. No class that a file names is imported."""
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,20 @@ USUAL = {"transformer_task": "feature-extraction", "module_output_name": "token_
 ELSEWHERE = "unpad_inputs", "query_length", "document_length"           # they change no embedding of a plain text
 
 
-def declared(directory: Path, config: Mapping[str, Any]) -> Pooling:
-    """What the files beside a checkpoint of that config say; where there is no modules.json, the mean of length one.
-    Raises InputError that names the file, and what of it is not supported."""
-    if not (directory / MODULES).exists(): return Pooling()
+def embeds(directory: Path) -> bool:
+    """Whether files beside a checkpoint say how rows become embeddings."""
+    return (directory / MODULES).exists()
+
+
+def declared(directory: Path, width: int, positions: int) -> Pooling:
+    """What the files beside a checkpoint say, whose rows are so wide, and which has so many positions; where there is no
+    modules.json, the mean of length one. Raises InputError that names the file, and what of it is not supported."""
+    if not embeds(directory): return Pooling()
     folders = modules(directory)
     prompt, (longest, lower) = prompted(directory / "config_sentence_transformers.json"), transformer(directory)
-    which = pooled(folders["Pooling"] / "config.json", config["hidden_size"], prompt)
+    which = pooled(folders["Pooling"] / "config.json", width, prompt)
     if normal := folders.get("Normalize"): normalised(normal / "config.json")
-    lengths = [length for length in (longest, config.get("max_position_embeddings")) if length is not None]
-    return Pooling(which, normal is not None, min(lengths, default=None), prompt, lower)
+    return Pooling(which, normal is not None, positions if longest is None else min(longest, positions), prompt, lower)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class Pooling:
                    truth(found["lower"], at("lower")))
 
 
-MEAN = Pooling()
+MEAN, LAST = Pooling(), Pooling(("lasttoken",), normalise=False)         # of encoders; of language models
 
 
 # ---- what the values of entries may be

@@ -1,6 +1,5 @@
 """Safetensors: eight bytes of length, a JSON header that says where each array lies, then the arrays, without gaps."""
 import os
-from collections.abc import Callable
 from io import BufferedReader
 from math import prod
 from pathlib import Path
@@ -10,49 +9,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.files import open_regular, parse_json
+from opmatrix.blocks import STORED
 from opmatrix.errors import InputError
 
 BYTES = {number: int(bits) // 8 for bits, several in {
     "8": "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0", "16": "U16 I16 F16 BF16", "32": "U32 I32 F32", "64": "U64 I64 F64 C64",
 }.items() for number in several.split()}                    # of a number of each type that the format has
 HEADER, AXES, LONGEST = 1 << 24, 8, 200                     # bytes of a header; axes of an array; letters of a name
-Widening = Callable[[NDArray[Any]], NDArray[Any]]
-WIDEN: dict[str, tuple[str, Widening]] = {                  # number types that are read, and how each becomes float32
-    "F32": ("<f4", lambda x: x),
-    "F16": ("<f2", lambda x: x.astype(np.float32)),
-    "BF16": ("<u2", lambda x: (x.astype(np.uint32) << 16).view(np.float32)),        # the upper half of a float32
-    "F64": ("<f8", lambda x: x.astype(np.float32)),
-}
 
 
 class Tensor(NamedTuple):
-    """Where a tensor lies: its file, its name and number type there, its shape, its first byte."""
+    """Where a tensor lies: its file, its name and number type there, its shape, its first byte. `pairs`: of so many heads each row
+    lies beside its fellow of the head's second half, as GGUF files have it."""
     file: Path
     name: str
     number: str
     shape: tuple[int, ...]
     start: int
+    pairs: int = 0
 
     def read(self) -> NDArray[np.float32]:
         """The tensor in float32. Raises InputError where it has another number type, or an entry that is no finite number
         there."""
-        if self.number not in WIDEN:
+        if self.number not in STORED:
             raise InputError(f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
-                             + ", ".join(WIDEN))
-        stored, widen = WIDEN[self.number]
-        count = prod(self.shape)
+                             + ", ".join(name for name in STORED if name in BYTES))
+        block, size, widen = STORED[self.number]
+        count = prod(self.shape) // size
         with open_regular(self.file) as raw:
             raw.seek(self.start)
-            numbers = np.fromfile(raw, stored, count)
+            numbers = np.fromfile(raw, block, count)
         if len(numbers) != count: raise InputError(f"{self.file}: it ends within tensor {self.name!r}: get the file again")
-        with np.errstate(over="ignore"): array: NDArray[np.float32] = widen(numbers)
+        with np.errstate(over="ignore", invalid="ignore"): array = widen(numbers).reshape(-1)
         if not (finite := np.isfinite(array)).all():
             at = int(np.argmin(finite))
             first = [int(i) for i in np.unravel_index(at, self.shape)]
-            found = array[at] if numbers.dtype.kind == "u" else numbers[at]
+            found = numbers[at] if numbers.dtype.kind == "f" else array[at]
             raise InputError(f"{self.file}: tensor {self.name!r} has {found} at {first}: weights must be finite numbers"
                              + (" of float32, at most 3.4e38" if np.isfinite(found) else ", so get or train it again"))
-        return array.reshape(self.shape)
+        return halves(array.reshape(self.shape), self.pairs) if self.pairs else array.reshape(self.shape)
+
+
+def halves(array: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Rows that lie in pairs, within each head by halves."""
+    paired = array.reshape(heads, -1, 2, *array.shape[1:])
+    return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(array.shape)
 
 
 def header(file: Path) -> dict[str, Tensor]:

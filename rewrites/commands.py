@@ -29,7 +29,8 @@ def main(asked: Annotated[bool, typer.Option("--version", callback=version, is_e
 
 
 Model = Annotated[str, typer.Argument(
-    help="minilm, or a directory with config.json, model.safetensors and tokenizer.json; with --machine also a config.json alone")]
+    help="minilm, smollm2, a directory with config.json, model.safetensors and tokenizer.json, or a .gguf file;"
+         " with --machine also a config.json alone")]
 Laws = Annotated[Path | None, typer.Option(
     "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you trust")]
 Results = Annotated[Path | None, typer.Option("--json", help="where to write all results")]
@@ -181,16 +182,26 @@ def embed(
 @app.command()
 def evaluate(
     models: Annotated[list[str], typer.Argument(metavar="MODEL|DIR...", help="checkpoints or saved programs; the first is compared with")],
-    pairs: Annotated[Path, typer.Option(metavar="CSV", help="sentence1, sentence2, score, with or without a header")],
+    pairs: Annotated[Path | None, typer.Option(metavar="CSV", help="sentence1, sentence2, score, with or without a header")] = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="a text that language models foresee, in windows of 512 tokens")] = None,
+    tokens: Annotated[int | None, typer.Option(help="only so many of the text's first tokens")] = None,
     results: Results = None,
     truncate: Truncate = None,
 ) -> None:
-    """Spearman's correlation, times 100, of the cosines of sentence pairs, as `embed` embeds them, with scores of
-    people."""
+    """With --pairs: Spearman's correlation, times 100, of the cosines of sentence pairs, as `embed` embeds them, with scores of
+    people. With --text: the perplexity of language models, and nats a byte."""
     from rewrites import evaluate as evaluation
     from rewrites.pairs import Pairs
     from rewrites.report import Report, hushed
     possible("--json", writable, results)
+    if tokens is not None and text is None: raise InputError(f"--tokens {tokens}: it is of a text: give --text FILE")
+    if tokens is not None and tokens < 2: raise InputError(f"--tokens {tokens}: at least 2, as the first is not foreseen")
+    if text is not None and pairs is None:
+        with hushed(): told = evaluation.foreseen(models, text, tokens, Report())
+        keep(evaluation.foreseen_json(told, text), results)
+        say(evaluation.told_foreseen(told))
+        return
+    if pairs is None or text is not None: raise InputError("evaluate: give --pairs CSV or --text FILE, one of them")
     given = Pairs.read(pairs)
     with hushed():
         found = evaluation.compared(models, given, Report(), truncate)

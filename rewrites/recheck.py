@@ -2,7 +2,7 @@
 certificate: limits are in the code, what it states is compared with what is found here, and the rest is printed as a claim."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
-from os.path import exists, isdir
+from os.path import exists
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -57,7 +57,7 @@ def of_directory(directory: Path, model: str | None = None) -> list[Check]:
     try: program = Program.load(directory)
     except InputError as error: return [Check("files", words(error), "a whole program with its own certificate", FAILS)]
     place = program.meta.get("source") if model is None else model
-    here = isinstance(place, str) and (model is not None or isdir(place))
+    here = isinstance(place, str) and (model is not None or exists(place))
     loaded = Check("files", f"{len(program.constants)} constants, {len(program.steps)} steps", "their hash", HOLDS)
     named = [Check("model", f"{place}{'' if model else ', as the program says'}", "", CLAIMED)] if here else []
     return [loaded, *named, *checks(program, open_model(str(place)).operator(program.pooled) if here else None)]

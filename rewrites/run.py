@@ -146,9 +146,10 @@ def opened(model: str | Operator, workload: Workload | Batch | str | Path | Mix 
 
 def source(checkpoint: Checkpoint) -> dict[str, Any]:
     """Where a checkpoint is, and what its programs need to read text."""
-    tokenizer, pooling = checkpoint.directory / "tokenizer.json", checkpoint.pooling()
-    return {"model": checkpoint.name, "config": dict(checkpoint.config), "source": str(checkpoint.directory.resolve()),
-            **({"tokenizer": tokenizer.read_text()} if tokenizer.exists() else {}),
+    tokenizer, pooling = checkpoint.tokenizer_text(), checkpoint.pooling()
+    config = {**checkpoint.config, "max_position_embeddings": checkpoint.positions}         # however its family says it
+    return {"model": checkpoint.name, "config": config, "source": str(checkpoint.directory.resolve()),
+            **({} if tokenizer is None else {"tokenizer": tokenizer}),
             **({"pooling": pooling.described()} if pooling != MEAN else {})}
 
 

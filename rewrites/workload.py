@@ -54,9 +54,9 @@ def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
 
 def known(checkpoint: Checkpoint, *batches: Batch) -> None:
     """Raises InputError for a token that the model has no row for."""
-    vocabulary = int(checkpoint.config["vocab_size"])
+    vocabulary = checkpoint.said["vocab_size"]
     if (highest := max(batch.tokens.max() for batch in batches)) >= vocabulary:
-        raise InputError(f"{checkpoint.directory / 'tokenizer.json'}: it gives token {highest}, but the model has "
+        raise InputError(f"{checkpoint.vocabulary}: it gives token {highest}, but the model has "
                          f"{vocabulary} (vocab_size): take the tokenizer that belongs to the weights")
 
 
@@ -119,7 +119,7 @@ class Workload:
         if tokens is not None and (file is not None or mix is not None):
             given = file if mix is None else "of shares"
             raise InputError(f"--tokens {tokens} --workload {given}: give one of them, both say what is timed")
-        limit = int(checkpoint.config["max_position_embeddings"])
+        limit = checkpoint.positions
         length = min(128, limit) if tokens is None else tokens
         if not 1 <= length <= limit:
             raise InputError(f"--tokens {length}: {checkpoint.name} takes 1 to {limit} tokens")

@@ -1,4 +1,4 @@
-"""Where tests find what is not part of the repository: development data, and the one pretrained model."""
+"""Where tests find what is not part of the repository: development data, and the pretrained models."""
 import os
 from pathlib import Path
 
@@ -16,9 +16,14 @@ def data(*parts: str) -> Path:
     return path
 
 
-def minilm() -> Path:
-    """MiniLM's directory: the cached one, and in CI fetched where it is not cached yet. Else the test skips."""
-    model = MODELS["minilm"]
+def minilm() -> Path: return fetched("minilm")
+
+def smollm2() -> Path: return fetched("smollm2")
+
+
+def fetched(name: str) -> Path:
+    """A model's directory: the cached one, and in CI fetched where it is not cached yet. Else the test skips."""
+    model = MODELS[name]
     if not os.environ.get("CI") and not model.whole(cache_directory() / model.name):
-        pytest.skip("needs the model: `opmatrix optimize minilm` fetches it, and so does CI=true")
+        pytest.skip(f"needs the model: `opmatrix optimize {name}` fetches it, and so does CI=true")
     return fetch(model)

@@ -4,9 +4,15 @@ from typing import Any, Protocol
 
 from opmatrix.data import Data, Promised
 from opmatrix.errors import InputError
-from opmatrix.models.bert import bert
-from opmatrix.models.config import one_of, settings
+from opmatrix.models.bert import bert, distilbert, roberta
+from opmatrix.models.config import Layout, one_of, settings
+from opmatrix.models.gpt2 import gpt2
+from opmatrix.models.llama import llama
+from opmatrix.models.mistral import mistral
+from opmatrix.models.pangu import pangu_alpha, pangu_embedded
+from opmatrix.models.qwen import qwen2, qwen3
 from opmatrix.models.transformer import transformer
+from opmatrix.operators import weight
 from opmatrix.term import Operator
 
 __all__ = ["FAMILIES", "build", "promised"]
@@ -17,8 +23,9 @@ class At(Protocol):
     def __call__(self, name: str, *shape: int) -> Data: ...
 
 
-FAMILIES: dict[str, Callable[[Mapping[str, Any], At], Operator]] = {
-    "bert": bert, "transformer": transformer}               # by the config's model_type
+FAMILIES: dict[str, Callable[[Mapping[str, Any], At], Operator]] = {        # by the config's model_type
+    "bert": bert, "roberta": roberta, "distilbert": distilbert, "gpt2": gpt2, "gpt_pangu": pangu_alpha, "llama": llama,
+    "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "PanguEmbedded": pangu_embedded, "transformer": transformer}
 
 
 def check(config: Mapping[str, Any]) -> str:
@@ -29,11 +36,30 @@ def check(config: Mapping[str, Any]) -> str:
     return family
 
 
+def said(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config says, by everybody's names, whatever its family calls things. Raises InputError as `check` does."""
+    return settings(config, getattr(FAMILIES[check(config)], "keys", {}))
+
+
+def layout(config: Mapping[str, Any]) -> Layout:
+    """What the files of a config's family are called."""
+    found: Layout = getattr(FAMILIES[check(config)], "layout", Layout())
+    return found
+
+
 def build(config: Mapping[str, Any], at: At) -> Operator:
     """The model of a config as an operator, from one-hot tokens to features. Raises InputError as `check` does, and where
     sizes do not divide one another."""
     try: return FAMILIES[check(config)](config, at)
     except KeyError as error: raise InputError(f"config: {error} is missing") from error
+
+
+def head(config: Mapping[str, Any], at: At) -> Operator:
+    """From features to a score for each token of the vocabulary, by the table of tokens where it is tied (Press, Wolf 2017)."""
+    sizes, names = said(config), layout(config)
+    table = at(names.table if sizes["tie_word_embeddings"] else names.head, sizes["vocab_size"], sizes["hidden_size"])
+    found: Operator = weight(table.T)
+    return found
 
 
 def promised(config: Mapping[str, Any]) -> Operator:

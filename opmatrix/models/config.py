@@ -1,6 +1,7 @@
 """What a config may say. A family declares its keys once, each with what is allowed and with what silence means."""
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from formats.shapes import brief
@@ -11,10 +12,31 @@ LARGEST = 2 ** 31 - 1
 
 
 class Key(NamedTuple):
-    """What a config may say under one name: in words, and as a test. What is absent or null is `default`."""
+    """What a config may say under one name: in words, and as a test. What is absent or null is `default`. `called` is what
+    a family's files call it, where that is not everybody's name."""
     allowed: str
     holds: Callable[[Any], bool]
     default: Any = MISSING
+    called: str = ""
+
+    def under(self, name: str) -> "Key": return self._replace(called=name)
+
+
+class Layout(NamedTuple):
+    """What the tensors of a family are called in files.
+
+    `prefix` stands before names in files that hold a head, too; `spellings` are endings and their older forms; what ends
+    with one of `buffers` is no weight. `table` holds the rows of tokens, `head` the scores of the vocabulary (unless
+    tie_word_embeddings says that the table does). `positions` gives how many a model has, of its settings. `gguf`: names in
+    GGUF files to names here, # standing for a layer; `permuted`: those whose rows GGUF permutes."""
+    prefix: str = ""
+    spellings: tuple[tuple[str, str], ...] = ()
+    buffers: tuple[str, ...] = ()
+    table: str = ""
+    head: str = ""
+    positions: Callable[[Mapping[str, Any]], int] = lambda said: int(said["max_position_embeddings"])
+    gguf: Mapping[str, str] = MappingProxyType({})
+    permuted: tuple[str, ...] = ()
 
 
 def whole(low: int = 1, high: int = LARGEST, default: Any = MISSING) -> Key:
@@ -43,23 +65,30 @@ def never(value: Any, why: str) -> Key:
     return Key(f"{spelt(value)} or left out: {why}", lambda v: v == value and type(v) is type(value), value)
 
 
-def declares(**keys: Key) -> Callable[[Any], Any]:
-    """Declares what the config of a family may say: its function is given the value of every key."""
+def optional(key: Key) -> Key:
+    """The same, or nothing."""
+    return key._replace(allowed=f"{key.allowed}, or left out", holds=lambda v: v is None or key.holds(v), default=None)
+
+
+def declares(layout: Layout = Layout(), /, **keys: Key) -> Callable[[Any], Any]:
+    """Declares what a family's config may say and what its files are called: its function is given the value of every key."""
     def made(family: Any) -> Any:
         @wraps(family)
         def checked(config: Mapping[str, Any], at: Any) -> Any: return family(settings(config, keys), at)
-        checked.keys = keys                                 # type: ignore[attr-defined]
+        checked.keys, checked.layout = keys, layout         # type: ignore[attr-defined]
         return checked
     return made
 
 
 def settings(config: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
-    """The value of every key. Raises InputError, which names the key, its value and what is allowed."""
-    found = {name: key.default if config.get(name) is None else config[name] for name, key in keys.items()}
+    """The value of every key, by everybody's names. Raises InputError, which names the key, its value, what is allowed."""
+    found = {}
     for name, key in keys.items():
-        if found[name] is MISSING and name not in config:
-            raise InputError(f"config: {name!r} is missing: take the config.json that belongs to the weights")
-        if found[name] is MISSING or not key.holds(found[name]): raise wrong(name, config[name], key.allowed)
+        own = key.called or name
+        value = found[name] = key.default if config.get(own) is None else config[own]
+        if value is MISSING and own not in config:
+            raise InputError(f"config: {own!r} is missing: take the config.json that belongs to the weights")
+        if value is MISSING or not key.holds(value): raise wrong(own, config.get(own), key.allowed)
     return found
 
 

@@ -1,0 +1,74 @@
+"""Number types that files store weights by, each as the structure of a block and how blocks become float32."""
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Blocks: TypeAlias = NDArray[Any]
+Floats: TypeAlias = NDArray[np.float32]
+
+
+class Stored(NamedTuple):
+    """A block of so many numbers, and how n blocks become n rows of them. What rounds nothing is exact; a scaled block is what
+    ggml makes of it: products and sums of float32."""
+    block: np.dtype[Any]
+    numbers: int
+    widen: Callable[[Blocks], Floats]
+
+
+def bfloat16(x: Blocks) -> Floats:
+    """The upper half of a float32."""
+    return np.left_shift(x, 16, dtype=np.uint32).view(np.float32)
+
+
+def nibbles(bytes_: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """Of every `side` bytes the lower four bits, then the upper ones: (n, bytes) to (n, 2 · bytes)."""
+    parts = bytes_.reshape(len(bytes_), -1, 1, side) >> np.array([[0], [4]], np.uint8)
+    return np.asarray(parts & 15, np.uint8).reshape(len(bytes_), -1)
+
+
+def scale(x: Blocks, name: str = "d") -> Floats:
+    """A float16 of each block, as a column."""
+    return np.asarray(x[name], np.float32)[:, None]
+
+
+def q4_0(x: Blocks) -> Floats: return scale(x) * (nibbles(x["q"], 16).astype(np.float32) - 8)
+
+def q4_1(x: Blocks) -> Floats: return scale(x) * nibbles(x["q"], 16).astype(np.float32) + scale(x, "m")
+
+def q8_0(x: Blocks) -> Floats: return scale(x) * np.asarray(x["q"], np.float32)
+
+
+def q4_k(x: Blocks) -> Floats:
+    """Eight groups of 32, each with a scale and a shift of six bits: four low ones in a byte of their own, or all."""
+    first, second, third = x["scales"].reshape(-1, 3, 4).swapaxes(0, 1)
+    scales = np.concatenate([first & 63, third & 15 | first >> 2 & 48], 1)
+    shifts = np.concatenate([second & 63, third >> 4 | second >> 2 & 48], 1)
+    d, m = (scale(x, name) * group.astype(np.float32) for name, group in (("d", scales), ("m", shifts)))
+    found = d[..., None] * nibbles(x["q"], 32).reshape(-1, 8, 32).astype(np.float32) - m[..., None]
+    return found.reshape(len(x), -1)
+
+
+def q6_k(x: Blocks) -> Floats:
+    """Sixteen groups of 16, each with a scale of eight bits; four bits of a number in one place, two in another."""
+    low = nibbles(x["low"], 64).reshape(-1, 8, 32)
+    high = (x["high"].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3).reshape(-1, 8, 32)
+    q = ((low | high << 4).astype(np.int8) - 32).reshape(-1, 16, 16).astype(np.float32)
+    return ((scale(x) * np.asarray(x["scales"], np.float32))[..., None] * q).reshape(len(x), -1)
+
+
+def same(x: Blocks) -> Floats: return x
+
+def rounded(x: Blocks) -> Floats: return np.asarray(x, np.float32)
+
+
+STORED = {
+    "F32": Stored(np.dtype("<f4"), 1, same), "F16": Stored(np.dtype("<f2"), 1, rounded),
+    "BF16": Stored(np.dtype("<u2"), 1, bfloat16), "F64": Stored(np.dtype("<f8"), 1, rounded),
+    "Q4_0": Stored(np.dtype([("d", "<f2"), ("q", "u1", 16)]), 32, q4_0),
+    "Q4_1": Stored(np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)]), 32, q4_1),
+    "Q8_0": Stored(np.dtype([("d", "<f2"), ("q", "i1", 32)]), 32, q8_0),
+    "Q4_K": Stored(np.dtype([("d", "<f2"), ("m", "<f2"), ("scales", "u1", 12), ("q", "u1", 128)]), 256, q4_k),
+    "Q6_K": Stored(np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")]), 256, q6_k),
+}

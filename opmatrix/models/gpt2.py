@@ -1,0 +1,40 @@
+"""GPT-2 (Radford et al. 2019): a transformer's decoder with norms before its parts, and one behind all."""
+from functools import reduce
+from operator import matmul
+
+from opmatrix.models.config import Layout, declares, flag, never, one_of, optional, real, whole, wrong
+from opmatrix.operators import ACTIVATIONS, I, affine, attention, cols, const, diag, given, layernorm, weight
+from opmatrix.patterns import causal, sequence
+
+SCALED = "scores are divided by the root of a head's columns here"
+
+
+@declares(
+    Layout("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight"),
+    vocab_size=whole(), hidden_size=whole().under("n_embd"), max_position_embeddings=whole().under("n_positions"),
+    num_attention_heads=whole().under("n_head"), num_hidden_layers=whole(0, 1000).under("n_layer"),
+    intermediate_size=optional(whole()).under("n_inner"),
+    layer_norm_eps=real(1e-20, 1, 1e-5).under("layer_norm_epsilon"),
+    hidden_act=one_of(ACTIVATIONS, "gelu_new").under("activation_function"), tie_word_embeddings=flag(True),
+    scale_attn_weights=never(True, SCALED), scale_attn_by_inverse_layer_idx=never(False, SCALED),
+    add_cross_attention=never(False, "a program has one input, so no keys of another model"),
+    quantization_config=never({}, "weights are read as plain numbers, so save the model dequantised"))
+def gpt2(config, at):
+    """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
+    n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
+    if n % h: raise wrong("n_head", h, f"a divisor of n_embd, {n}")
+    f, act, positions = f or 4 * n, ACTIVATIONS[config["hidden_act"]], config["max_position_embeddings"]
+
+    linear = lambda name, n, p: affine(at(f"{name}.weight", n, p), at(f"{name}.bias", p))       # stored as [in, out]
+    norm   = lambda name: layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
+
+    def layer(l):
+        QKV = linear(f"{l}.attn.c_attn", n, 3 * n)
+        Q, K, V = (QKV @ cols(part * n, (part + 1) * n, 3 * n) for part in range(3))
+        F = attention(Q, K, V, h, sequence & causal) @ linear(f"{l}.attn.c_proj", n, n)
+        G = linear(f"{l}.mlp.c_fc", n, f) @ act @ linear(f"{l}.mlp.c_proj", f, n)
+        return (I + norm(f"{l}.ln_1") @ F) @ (I + norm(f"{l}.ln_2") @ G)
+
+    table = lambda name, rows: weight(at(f"{name}.weight", rows, n))
+    embed = table("wte", config["vocab_size"]) + given("positions", positions) @ table("wpe", positions)
+    return reduce(matmul, [embed, *(layer(f"h.{l}") for l in range(config["num_hidden_layers"])), norm("ln_f")])

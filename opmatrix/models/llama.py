@@ -1,0 +1,63 @@
+"""LLaMA (Touvron et al. 2023), which SmolLM is too, and what its descendants are made of."""
+from functools import reduce
+from operator import matmul
+
+from opmatrix.models import rope
+from opmatrix.models.config import Layout, declares, flag, never, one_of, optional, real, whole, wrong
+from opmatrix.operators import ACTIVATIONS, I, affine, diag, grouped, rmsnorm, weight
+from opmatrix.patterns import causal, sequence
+
+PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+         "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+         "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+         "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+GGUF = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head",
+        **{f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in PARTS.items()}}
+LAYOUT = Layout("model.", (), ("rotary_emb.inv_freq",), "embed_tokens.weight", "lm_head.weight", gguf=GGUF)
+
+KEYS = dict(
+    **{name: whole() for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
+                                  "max_position_embeddings")},
+    num_hidden_layers=whole(0, 1000), num_key_value_heads=optional(whole()), head_dim=optional(whole()),
+    rms_norm_eps=real(1e-20, 1, 1e-6), hidden_act=one_of(ACTIVATIONS, "silu"), tie_word_embeddings=flag(False),
+    **rope.KEYS, quantization_config=never({}, "weights are read as plain numbers, so save the model dequantised"))
+
+
+@declares(LAYOUT._replace(permuted=("attn_q", "attn_k")), **KEYS, attention_bias=flag(False), mlp_bias=flag(False))
+def llama(config, at):
+    """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
+    return decoder(config, at, "qkvo" * config["attention_bias"] + "gate up down" * config["mlp_bias"])
+
+
+def decoder(config, at, biased="", normed=False, where=lambda l: sequence & causal):
+    """Layers of grouped attention with RoPE and of gated units, each behind a norm of roots. `biased` names the products that
+    add a row; `normed`: queries and keys are, in every head; `where`: whom layer l sees."""
+    n, f, h = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    g, d = config["num_key_value_heads"] or h, config["head_dim"]
+    if d is None and n % h:
+        raise wrong("num_attention_heads", h, f"a divisor of hidden_size, {n}, where there is no head_dim")
+    d = d or n // h
+    if h % g: raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
+    act, turned = ACTIVATIONS[config["hidden_act"]], rope.rope(config, d)
+
+    def linear(name, n, p):
+        W, part = at(f"{name}.weight", p, n).T, name.split(".")[-1].removesuffix("_proj")
+        return affine(W, at(f"{name}.bias", p)) if part in biased else weight(W)
+
+    norm = lambda name, n: rmsnorm(config["rms_norm_eps"]) @ diag(at(f"{name}.weight", n))
+
+    def attending(name, l):
+        Q, K, V = (linear(f"{name}.{part}_proj", n, d * count) for part, count in (("q", h), ("k", g), ("v", g)))
+        by_q, by_k = (norm(f"{name}.{part}_norm", d) @ turned if normed else turned for part in "qk")
+        return grouped(Q, K, V, h, g, where(l), by_q, by_k) @ linear(f"{name}.o_proj", d * h, n)
+
+    def feeding(name):
+        gate, up = (linear(f"{name}.{part}_proj", n, f) for part in ("gate", "up"))
+        return (gate @ act * up) @ linear(f"{name}.down_proj", f, n)
+
+    def layer(l):
+        first, second = (norm(f"layers.{l}.{part}_layernorm", n) for part in ("input", "post_attention"))
+        return (I + first @ attending(f"layers.{l}.self_attn", l)) @ (I + second @ feeding(f"layers.{l}.mlp"))
+
+    embed = weight(at("embed_tokens.weight", config["vocab_size"], n))
+    return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("norm", n)])

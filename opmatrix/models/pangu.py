@@ -1,0 +1,48 @@
+"""Pangu-alpha (Zeng et al. 2021): a GPT whose last layer asks by position. openPangu-Embedded: a LLaMA with biases."""
+from functools import reduce
+from operator import matmul
+
+from opmatrix.models.config import Layout, declares, flag, never, one_of, optional, real, whole, wrong
+from opmatrix.models.llama import KEYS, LAYOUT, decoder
+from opmatrix.operators import ACTIVATIONS, I, affine, attention, const, diag, given, layernorm, weight
+from opmatrix.patterns import causal, sequence
+
+
+@declares(
+    Layout("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight"),
+    vocab_size=whole(), hidden_size=whole(), max_position_embeddings=whole(),
+    num_attention_heads=whole().under("num_heads"), num_hidden_layers=whole(1, 1000).under("num_layers"),
+    intermediate_size=optional(whole()),
+    layer_norm_eps=real(1e-20, 1, 1e-5).under("layer_norm_epsilon"),
+    hidden_act=one_of(ACTIVATIONS, "gelu").under("activation_function"),
+    tie_word_embeddings=never(True, "scores of the vocabulary are by the table of tokens"),
+    scale_attn_weights=never(True, "scores are divided by the root of a head's columns here"))
+def pangu_alpha(config, at):
+    """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
+    n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
+    if n % h: raise wrong("num_heads", h, f"a divisor of hidden_size, {n}")
+    f, act, positions = f or 4 * n, ACTIVATIONS[config["hidden_act"]], config["max_position_embeddings"]
+    last = config["num_hidden_layers"] - 1
+
+    linear = lambda name, n, p: affine(at(f"{name}.weight", p, n).T, at(f"{name}.bias", p))
+    norm   = lambda name: layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
+    by_position = lambda name: given("positions", positions) @ weight(at(name, positions, n))
+
+    def layer(l, asking=None):
+        """Queries are of the normed states, or of what is `asking`; keys and values of the normed states."""
+        normed = norm(f"{l}.ln_1")
+        Q, K, V = (linear(f"{l}.attn.{part}_proj", n, n) for part in "qkv")
+        mixed = attention((asking or normed) @ Q, normed @ K, normed @ V, h, sequence & causal)
+        F = mixed @ linear(f"{l}.attn.c_proj", n, n)
+        G = linear(f"{l}.mlp.c_fc", n, f) @ act @ linear(f"{l}.mlp.c_proj", f, n)
+        return (I + F) @ (I + norm(f"{l}.ln_2") @ G)
+
+    embed = weight(at("wte.weight", config["vocab_size"], n)) + by_position("wpe.weight")
+    blocks = [layer(f"h.{l}") for l in range(last)]
+    return reduce(matmul, [embed, *blocks, norm("ln_f"), layer(f"h.{last}", by_position("wqe.weight"))])
+
+
+@declares(LAYOUT, **KEYS, attention_bias=flag(True).under("bias"))
+def pangu_embedded(config, at):
+    """A LLaMA with biases on queries, keys, values and the product behind them."""
+    return decoder(config, at, "qkvo" * config["attention_bias"])

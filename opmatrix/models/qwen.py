@@ -1,0 +1,33 @@
+"""Qwen2 (Yang et al. 2024): a LLaMA whose queries, keys and values have biases. Qwen3 (Yang et al. 2025): instead, queries
+and keys are normed in every head. Both may look back no further than a window, from some layer on."""
+from opmatrix.models.config import Key, declares, flag, optional, whole, wrong
+from opmatrix.models.llama import KEYS, LAYOUT, decoder
+from opmatrix.models.mistral import looking_back
+
+KINDS = {"full_attention": False, "sliding_attention": True}        # whether a layer has the window
+LISTED = Key(f"a list of {' and '.join(KINDS)}",
+             lambda kinds: isinstance(kinds, list) and all(type(k) is str and k in KINDS for k in kinds))
+WINDOWS = dict(use_sliding_window=flag(False), sliding_window=optional(whole()), max_window_layers=whole(0, default=28),
+               layer_types=optional(LISTED))
+
+
+def windows(config):
+    """Whom each layer sees."""
+    seen = config["sliding_window"] if config["use_sliding_window"] else None
+    kinds, layers = config["layer_types"], config["num_hidden_layers"]
+    if kinds is None: return lambda l: looking_back(seen if l >= config["max_window_layers"] else None)
+    if len(kinds) != layers: raise wrong("layer_types", kinds, f"as long as there are layers, {layers}")
+    if seen is None and "sliding_attention" in kinds: raise wrong("sliding_window", seen, "a whole number, as layer_types ask")
+    return lambda l: looking_back(seen if KINDS[kinds[l]] else None)
+
+
+@declares(LAYOUT, **KEYS, **WINDOWS)
+def qwen2(config, at):
+    """A LLaMA with biases on queries, keys and values."""
+    return decoder(config, at, "qkv", where=windows(config))
+
+
+@declares(LAYOUT, **KEYS | dict(head_dim=whole(default=128)), **WINDOWS, attention_bias=flag(False))
+def qwen3(config, at):
+    """A LLaMA with query-key norms (Henry et al. 2020)."""
+    return decoder(config, at, "qkvo" * config["attention_bias"], normed=True, where=windows(config))

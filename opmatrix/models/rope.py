@@ -1,0 +1,79 @@
+"""RoPE as configs say it: the frequencies of Su et al. 2021, section 3.2.2, or those by which texts became longer."""
+import numpy as np
+
+from opmatrix.models.config import Key, flag, one_of, optional, real, settings, whole, wrong
+from opmatrix.operators import rotate
+
+MOST = 1 << 25                                              # numbers of a table: positions × columns that turn
+OBJECT = optional(Key("an object", lambda said: isinstance(said, dict)))
+KEYS = dict(rope_theta=real(1, 1e12, 10000.0), partial_rotary_factor=real(0, 1, 1.0),
+            rope_scaling=OBJECT, rope_parameters=OBJECT, original_max_position_embeddings=optional(whole()))
+
+
+def same(turns, base, said): return turns, 1.0
+
+
+def linear(turns, base, said):
+    """Positions that lie closer: Chen et al. 2023, eq. 4."""
+    return turns / said["factor"], 1.0
+
+
+def llama3(turns, base, said):
+    """Slow columns turn slower, quick ones as before, those between by a mean: LLaMA 3.1 (Grattafiori et al. 2024)."""
+    low, high = said["low_freq_factor"], said["high_freq_factor"]
+    if low >= high: raise wrong("high_freq_factor", high, f"more than low_freq_factor, {low}")
+    rounds = said["original_max_position_embeddings"] * turns / (2 * np.pi)
+    share = np.clip((rounds - low) / (high - low), 0, 1)
+    return turns * (share + (1 - share) / said["factor"]), 1.0
+
+
+def yarn(turns, base, said):
+    """The same by a ramp over the columns, and scores a little larger: YaRN (Peng et al. 2024), eq. 17 to 22."""
+    columns, original = 2 * len(turns), said["original_max_position_embeddings"]
+    if base <= 1: raise wrong("rope_theta", base, "more than 1")
+
+    def column(rounds): return columns * np.log(original / (rounds * 2 * np.pi)) / (2 * np.log(base))
+    low, high = column(said["beta_fast"]), column(said["beta_slow"])
+    if said["truncate"]: low, high = np.floor(low), np.ceil(high)
+    low, high = max(low, 0), min(high, columns - 1)
+    slow = np.clip((np.arange(len(turns)) - low) / (high - low or 0.001), 0, 1)
+
+    def larger(by): return 0.1 * by * np.log(said["factor"]) + 1
+    scale = said["attention_factor"]
+    if scale is None:
+        both = said["mscale"] and said["mscale_all_dim"]
+        scale = larger(said["mscale"]) / larger(said["mscale_all_dim"]) if both else larger(1)
+    return turns * (1 - slow + slow / said["factor"]), scale
+
+
+FACTOR = dict(factor=real(1, 1e6))
+KINDS = {                                                   # by rope_type: what gives the frequencies, and its keys
+    "default": (same, {}), "linear": (linear, FACTOR),
+    "llama3": (llama3, FACTOR | dict(low_freq_factor=real(1e-6, 1e6), high_freq_factor=real(1e-6, 1e6))),
+    "yarn": (yarn, FACTOR | dict(
+        beta_fast=real(1e-6, 1e6, 32), beta_slow=real(1e-6, 1e6, 1), truncate=flag(True),
+        **{name: optional(real(1e-6, 1e6)) for name in ("attention_factor", "mscale", "mscale_all_dim")})),
+}
+
+
+def rope(config, d):
+    """The rotation of heads of d columns, by `KEYS` and max_position_embeddings of a config."""
+    positions = config["max_position_embeddings"]
+    said = {name: config[name] for name in ("rope_theta", "partial_rotary_factor")}
+    said |= (config["rope_scaling"] or {}) | (config["rope_parameters"] or {})
+    said.setdefault("rope_type", said.get("type"))          # its older name
+    original = config["original_max_position_embeddings"] or positions
+    kind = settings(said, dict(rope_type=one_of(KINDS, "default")))["rope_type"]
+    frequencies, keys = KINDS[kind]
+    plain = {name: KEYS[name] for name in ("rope_theta", "partial_rotary_factor")}
+    found = settings(said, keys | plain | dict(original_max_position_embeddings=whole(default=original)))
+    turning = int(d * found["partial_rotary_factor"])
+    if not turning or turning % 2:
+        raise wrong("head_dim", d, f"such that an even number of its columns turn, not {turning}")
+    if positions * turning > MOST:
+        raise wrong("max_position_embeddings", positions, f"at most {MOST // turning:,} for tables of {turning} columns to "
+                                                          "fit into memory: a smaller number serves shorter texts as well")
+    base = found["rope_theta"]
+    turns, scale = frequencies(base ** (-np.arange(0, turning, 2) / turning), base, found)
+    angles = np.outer(np.arange(positions), turns)
+    return rotate(scale * np.cos(angles), scale * np.sin(angles), d - turning)

@@ -1,0 +1,118 @@
+"""Families of transformers in plain numpy, one sentence at a time, as their papers write them: `w` gives arrays by name."""
+import numpy as np
+from scipy.special import erf
+
+GELU = lambda u: u * (1 + erf(u / np.sqrt(2))) / 2
+GELU_NEW = lambda u: u * (1 + np.tanh(np.sqrt(2 / np.pi) * (u + 0.044715 * u ** 3))) / 2
+SILU = lambda u: u / (1 + np.exp(-u))
+
+
+def layernorm(x, w, name, eps):
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+def rmsnorm(x, w, name, eps): return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"]
+
+
+def linear(x, w, name):
+    found = x @ w[f"{name}.weight"].T
+    return found + w[f"{name}.bias"] if f"{name}.bias" in w else found
+
+
+def attend(q, k, v, seen):
+    """(rows, heads, columns) each; a head of keys serves as many heads of queries as there are to one."""
+    shared = q.shape[1] // k.shape[1]
+    s = np.einsum("ihd,jhd->hij", q, k.repeat(shared, 1)) / np.sqrt(q.shape[2])
+    p = np.exp(np.where(seen, s, -np.inf) - np.where(seen, s, -np.inf).max(-1, keepdims=True))
+    mixed = np.einsum("hij,jhd->ihd", p / p.sum(-1, keepdims=True), v.repeat(shared, 1))
+    return mixed.reshape(len(q), -1)
+
+
+def turned(x, frequencies, scale=1.0):
+    """By halves, the columns behind them as they are."""
+    k = len(frequencies)
+    angles = np.outer(np.arange(len(x)), frequencies)[:, None]
+    cos, sin, a, b = scale * np.cos(angles), scale * np.sin(angles), x[..., :k], x[..., k:2 * k]
+    return np.concatenate([a * cos - b * sin, a * sin + b * cos, x[..., 2 * k:]], -1)
+
+
+def roberta(c, w, tokens, first=2):
+    """Devlin et al. 2018, section 3; positions begin at row `first` of their table (Liu et al. 2019)."""
+    n, h, eps = len(tokens), c["num_attention_heads"], c["layer_norm_eps"]
+    table = "embeddings.{}_embeddings.weight".format
+    x = w[table("word")][tokens] + w[table("position")][first:first + n] + w[table("token_type")][0]
+    x = layernorm(x, w, "embeddings.LayerNorm", eps)
+    for l in (f"encoder.layer.{i}" for i in range(c["num_hidden_layers"])):
+        q, k, v = (linear(x, w, f"{l}.attention.self.{part}").reshape(n, h, -1) for part in ("query", "key", "value"))
+        x = x + linear(attend(q, k, v, True), w, f"{l}.attention.output.dense")
+        x = layernorm(x, w, f"{l}.attention.output.LayerNorm", eps)
+        x = x + linear(GELU(linear(x, w, f"{l}.intermediate.dense")), w, f"{l}.output.dense")
+        x = layernorm(x, w, f"{l}.output.LayerNorm", eps)
+    return x
+
+
+def distilbert(c, w, tokens):
+    """Sanh et al. 2019: the same, but for kinds of tokens."""
+    n, h = len(tokens), c["n_heads"]
+    x = w["embeddings.word_embeddings.weight"][tokens] + w["embeddings.position_embeddings.weight"][:n]
+    x = layernorm(x, w, "embeddings.LayerNorm", 1e-12)
+    for l in (f"transformer.layer.{i}" for i in range(c["n_layers"])):
+        q, k, v = (linear(x, w, f"{l}.attention.{part}_lin").reshape(n, h, -1) for part in "qkv")
+        x = layernorm(x + linear(attend(q, k, v, True), w, f"{l}.attention.out_lin"), w, f"{l}.sa_layer_norm", 1e-12)
+        x = layernorm(x + linear(GELU(linear(x, w, f"{l}.ffn.lin1")), w, f"{l}.ffn.lin2"), w, f"{l}.output_layer_norm", 1e-12)
+    return x
+
+
+def gpt2(c, w, tokens):
+    """Radford et al. 2019, section 2.3. Weights are [in, out]."""
+    n, h, eps = len(tokens), c["n_head"], c["layer_norm_epsilon"]
+    seen = np.tri(n, dtype=bool)
+    onward = lambda x, name: x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+    x = w["wte.weight"][tokens] + w["wpe.weight"][:n]
+    for l in (f"h.{i}" for i in range(c["n_layer"])):
+        q, k, v = np.split(onward(layernorm(x, w, f"{l}.ln_1", eps), f"{l}.attn.c_attn"), 3, axis=1)
+        mixed = attend(q.reshape(n, h, -1), k.reshape(n, h, -1), v.reshape(n, h, -1), seen)
+        x = x + onward(mixed, f"{l}.attn.c_proj")
+        x = x + onward(GELU_NEW(onward(layernorm(x, w, f"{l}.ln_2", eps), f"{l}.mlp.c_fc")), f"{l}.mlp.c_proj")
+    return layernorm(x, w, "ln_f", eps)
+
+
+def pangu_alpha(c, w, tokens):
+    """Zeng et al. 2021, section 3: the last layer's queries are a learned row for each position."""
+    n, h, eps, last = len(tokens), c["num_heads"], c["layer_norm_epsilon"], c["num_layers"] - 1
+    seen = np.tri(n, dtype=bool)
+    x = w["wte.weight"][tokens] + w["wpe.weight"][:n]
+    for i in range(c["num_layers"]):
+        if i == last: x = layernorm(x, w, "ln_f", eps)
+        normed = layernorm(x, w, f"h.{i}.ln_1", eps)
+        asking = w["wqe.weight"][:n] if i == last else normed
+        parts = zip("qkv", (asking, normed, normed), strict=True)
+        q, k, v = (linear(y, w, f"h.{i}.attn.{part}_proj").reshape(n, h, -1) for part, y in parts)
+        x = x + linear(attend(q, k, v, seen), w, f"h.{i}.attn.c_proj")
+        up = GELU(linear(layernorm(x, w, f"h.{i}.ln_2", eps), w, f"h.{i}.mlp.c_fc"))
+        x = x + linear(up, w, f"h.{i}.mlp.c_proj")
+    return x
+
+
+def llama(c, w, tokens, windows=None, frequencies=None, scale=1.0):
+    """Touvron et al. 2023, section 2.2, with biases and query-key norms where there are some; layer l sees `windows[l]` tokens."""
+    n, h, g, eps = len(tokens), c["num_attention_heads"], c["num_key_value_heads"], c["rms_norm_eps"]
+    d = c.get("head_dim") or c["hidden_size"] // h
+    at = np.arange(n)
+    if frequencies is None: frequencies = c["rope_theta"] ** (-np.arange(0, d, 2) / d)
+    x = w["embed_tokens.weight"][tokens]
+    for i in range(c["num_hidden_layers"]):
+        l, far = f"layers.{i}", windows[i] if windows else n
+        normed = rmsnorm(x, w, f"{l}.input_layernorm", eps)
+        q, k, v = (linear(normed, w, f"{l}.self_attn.{part}_proj").reshape(n, -1, d) for part in "qkv")
+        assert q.shape[1] == h and k.shape[1] == g
+        if f"{l}.self_attn.q_norm.weight" in w:
+            q, k = rmsnorm(q, w, f"{l}.self_attn.q_norm", eps), rmsnorm(k, w, f"{l}.self_attn.k_norm", eps)
+        q, k = turned(q, frequencies, scale), turned(k, frequencies, scale)
+        seen = (at <= at[:, None]) & (at > at[:, None] - far)
+        x = x + linear(attend(q, k, v, seen), w, f"{l}.self_attn.o_proj")
+        normed = rmsnorm(x, w, f"{l}.post_attention_layernorm", eps)
+        up = SILU(linear(normed, w, f"{l}.mlp.gate_proj")) * linear(normed, w, f"{l}.mlp.up_proj")
+        x = x + linear(up, w, f"{l}.mlp.down_proj")
+    return rmsnorm(x, w, "norm", eps)

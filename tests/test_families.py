@@ -1,0 +1,188 @@
+"""Families of checkpoints: the float64 reading is plain numpy, programs are the reading, and what is none is refused in a line."""
+from functools import partial
+
+import numpy as np
+import plain
+import pytest
+from searched import KINDS, structure
+
+from opmatrix.data import Data
+from opmatrix.errors import InputError
+from opmatrix.models import FAMILIES, build, head, said, tensors
+from opmatrix.operators import pick
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from rewrites.verify import unrounded, verify_exact
+
+WORDS = 50
+RAGGED = Batch([[3, 4, 5, 6, 7, 9, 30, 2, 11], [8], [9, 2, 10, 11, 4, 4, 0, 2, 3]])
+BERT = dict(vocab_size=WORDS, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=3, max_position_embeddings=20,
+            type_vocab_size=1, layer_norm_eps=1e-5)
+LLAMA = dict(vocab_size=WORDS, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             max_position_embeddings=20, rms_norm_eps=1e-5, rope_theta=300.0)
+GPT2 = dict(vocab_size=WORDS, n_embd=24, n_layer=2, n_head=3, n_positions=20, n_inner=None, layer_norm_epsilon=1e-5)
+PANGU = dict(vocab_size=WORDS, hidden_size=24, num_layers=3, num_heads=3, max_position_embeddings=20, layer_norm_epsilon=1e-5)
+TURNS = 300.0 ** (-np.arange(0, 6, 2) / 6)                  # of heads of 6 columns
+
+
+def scaled(kind, factor=4.0, **more): return dict(rope_type=kind, factor=factor, original_max_position_embeddings=8, **more)
+
+
+def llama3():
+    """Grattafiori et al. 2024: columns that turn less than once in the original positions turn a quarter as quick."""
+    lengths = 2 * np.pi / TURNS
+    smooth = (8 / lengths - 1) / (4 - 1)
+    return np.where(lengths > 8, TURNS / 4, np.where(lengths < 2, TURNS, (1 - smooth) * TURNS / 4 + smooth * TURNS))
+
+
+def yarn():
+    """Peng et al. 2024, section 3.2, with ramps from 32 to 1 rounds, to whole columns."""
+    column = lambda rounds: 6 * np.log(8 / (rounds * 2 * np.pi)) / (2 * np.log(300))
+    low, high = max(np.floor(column(32)), 0), min(np.ceil(column(1)), 5)
+    ramp = np.clip((np.arange(3) - low) / (high - low), 0, 1)
+    return TURNS / 4 * ramp + TURNS * (1 - ramp)
+
+
+CASES = {                                                   # a family, its config, and the same in numpy
+    "roberta": ("roberta", BERT, plain.roberta),
+    "distilbert": ("distilbert", dict(vocab_size=WORDS, dim=24, hidden_dim=20, n_heads=3, n_layers=2, max_position_embeddings=20),
+                   plain.distilbert),
+    "gpt2": ("gpt2", GPT2, plain.gpt2),
+    "pangu-alpha": ("gpt_pangu", PANGU, plain.pangu_alpha),
+    "llama": ("llama", LLAMA, plain.llama),
+    "llama, biases": ("llama", LLAMA | dict(attention_bias=True, mlp_bias=True, num_key_value_heads=1), plain.llama),
+    "llama, partial": ("llama", LLAMA | dict(partial_rotary_factor=0.7),
+                       partial(plain.llama, frequencies=300.0 ** (-np.arange(0, 4, 2) / 4))),
+    "llama, linear": ("llama", LLAMA | dict(rope_scaling=dict(type="linear", factor=4.0)), partial(plain.llama, frequencies=TURNS / 4)),
+    "llama, llama3": ("llama", LLAMA | dict(rope_parameters=scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
+                      partial(plain.llama, frequencies=llama3())),
+    "llama, yarn": ("llama", LLAMA | dict(rope_parameters=scaled("yarn")),
+                    partial(plain.llama, frequencies=yarn(), scale=0.1 * np.log(4) + 1)),
+    "mistral": ("mistral", LLAMA | dict(sliding_window=3), partial(plain.llama, windows=[3, 3])),
+    "mistral, no window": ("mistral", LLAMA | dict(sliding_window=None, head_dim=10), plain.llama),
+    "qwen2": ("qwen2", LLAMA, plain.llama),
+    "qwen2, windows": ("qwen2", LLAMA | dict(use_sliding_window=True, sliding_window=4, max_window_layers=1),
+                       partial(plain.llama, windows=[99, 4])),
+    "qwen3": ("qwen3", LLAMA | dict(head_dim=8), plain.llama),
+    "openpangu": ("PanguEmbedded", LLAMA | dict(bias=True), plain.llama),
+}
+VERIFIED = "roberta", "distilbert", "gpt2", "pangu-alpha", "llama, yarn", "mistral", "qwen2", "qwen3", "openpangu"
+
+
+def made(config, seed=0):
+    """`at` for a config: matrices three times the size that training starts from, gains 1 ± 0.3, shifts that are not zero."""
+    rng, found = np.random.default_rng(seed), {}
+
+    def at(name, *shape):
+        if name not in found:
+            matrix, table = len(shape) > 1, name.split(".")[-2] in ("wte", "wpe", "wqe") or "embed" in name
+            numbers = rng.normal(size=shape) * (1.0 if table and matrix else 3 * shape[-1] ** -0.5 if matrix else 0.3)
+            found[name] = Data((numbers + (not matrix and name.endswith("weight"))).astype(np.float32), name)
+        return found[name]
+    at.found = found
+    return at
+
+
+def model(case):
+    family, config, numpy = CASES[case]
+    config = config | dict(model_type=family)
+    at = made(config)
+    return config, build(config, at), at, numpy
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_reading_is_plain_numpy(case):
+    config, operator, at, numpy = model(case)
+    w = {name: data.array.astype(np.float64) for name, data in at.found.items()}
+    wanted = np.concatenate([numpy(config, w, one.tokens) for one in RAGGED])
+    found = dense(operator, RAGGED)
+    assert np.abs(found - wanted).max() < 1e-10 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("case", VERIFIED)
+def test_its_programs_are_the_reading(case): verified(model(case)[1])
+
+
+@pytest.mark.parametrize("case", ["gpt2", "pangu-alpha", "llama", "mistral"])
+def test_programs_of_the_last_row_score_what_comes_next(case):
+    """Queries that are rotated are so before the last is picked; all rows behind the last attention are those of texts."""
+    config, operator, at, _ = model(case)
+    exact = verified(operator @ pick("last") @ head(config, at))["exact"]
+    attends = max(i for i, step in enumerate(exact.steps) if step.kernel in ("attention", "attend_once"))
+    assert {str(call.shape.space) for call in exact.schedule.calls[attends:]} == {"S"}
+
+
+def verified(operator):
+    """Its three programs, verified."""
+    structures = {kind: structure(operator, *how, batch=RAGGED) for kind, how in KINDS.items()}
+    programs = {kind: each.program({"model": kind}) for kind, each in structures.items()}
+    for kind, (program, emitter) in programs.items():
+        verify_exact(program, operator, [RAGGED], programs["imported"][0], unrounded(structures[kind], emitter))
+    return {kind: program for kind, (program, _) in programs.items()}
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_scores_the_vocabulary(case, tied):
+    """By the table of tokens, or by a matrix of its own."""
+    config, operator, at, _ = model(case)
+    scores = dense(operator @ head(config | dict(tie_word_embeddings=tied), at), RAGGED)
+    table = at.found["lm_head.weight" if not tied else "embed_tokens.weight" if case == "llama" else "wte.weight"].array
+    assert ("lm_head.weight" in at.found) != tied
+    np.testing.assert_allclose(scores, dense(operator, RAGGED) @ table.T.astype(np.float64), rtol=1e-12)
+
+
+def test_openpangu_is_a_llama_with_biases():
+    config = LLAMA | dict(model_type="PanguEmbedded", bias=True)
+    at = made(config)
+    assert build(config, at) is build(LLAMA | dict(model_type="llama", attention_bias=True), at)
+
+
+def test_layers_of_qwen_say_who_has_the_window():
+    listed = LLAMA | dict(model_type="qwen2", use_sliding_window=True, sliding_window=4,
+                          layer_types=["full_attention", "sliding_attention"])
+    at = made(listed)
+    assert build(listed, at) is build(listed | dict(layer_types=None, max_window_layers=1), at)
+
+
+def test_every_name_is_asked_for_once():
+    for family, config, _ in CASES.values():
+        asked = []
+        build(config | dict(model_type=family), lambda name, *shape: asked.append(name) or Data(np.ones(shape)))    # noqa: B023
+        assert [*tensors(config | dict(model_type=family))] == asked and len({*asked}) == len(asked)
+    assert {family for family, _, _ in CASES.values()} == FAMILIES.keys() - {"bert", "transformer"}
+
+
+def test_settings_have_one_name_in_all_families():
+    for family, config, _ in CASES.values():
+        found = said(config | dict(model_type=family))
+        assert (found["hidden_size"], found["vocab_size"], found["max_position_embeddings"]) == (24, WORDS, 20)
+
+
+@pytest.mark.parametrize("family, config, words", [
+    ("mistral", LLAMA | dict(sliding_window=0), "sliding_window is 0: it must be a whole number from 1"),
+    ("llama", LLAMA | dict(num_attention_heads=5), "num_attention_heads is 5: it must be a divisor of hidden_size, 24, where"),
+    ("llama", LLAMA | dict(num_key_value_heads=3), "num_key_value_heads is 3: it must be a divisor of num_attention_heads, 4"),
+    ("llama", LLAMA | dict(head_dim=5), "head_dim is 5: it must be such that an even number of its columns turn, not 5"),
+    ("llama", LLAMA | dict(partial_rotary_factor=0.1), "head_dim is 6: it must be such that an even number of its columns turn, not 0"),
+    ("llama", LLAMA | dict(max_position_embeddings=2 ** 30), "max_position_embeddings is 1073741824: it must be at most 5,592,405 for"),
+    ("llama", LLAMA | dict(rope_parameters=[1]), r"rope_parameters is \[1\]: it must be an object, or left out"),
+    ("llama", LLAMA | dict(rope_scaling=dict(type="su")), "rope_type is 'su': it must be one of default, linear, llama3, yarn"),
+    ("llama", LLAMA | dict(rope_scaling=dict(type="linear")), "'factor' is missing"),
+    ("llama", LLAMA | dict(rope_scaling=scaled("llama3", low_freq_factor=4.0, high_freq_factor=4.0)),
+     "high_freq_factor is 4.0: it must be more than low_freq_factor, 4.0"),
+    ("llama", LLAMA | dict(rope_theta="many"), "rope_theta is 'many'"),
+    ("llama", LLAMA | dict(quantization_config={"bits": 4}), "quantization_config is .* dequantised"),
+    ("qwen2", LLAMA | dict(layer_types=["full_attention"]), "layer_types is .* as long as there are layers, 2"),
+    ("qwen2", LLAMA | dict(layer_types=["half"]), "layer_types is .* a list of full_attention and sliding_attention"),
+    ("qwen2", LLAMA | dict(layer_types=["sliding_attention"] * 2), "sliding_window is null: it must be a whole number, as"),
+    ("gpt2", GPT2 | dict(n_head=5), "n_head is 5: it must be a divisor of n_embd, 24"),
+    ("gpt2", GPT2 | dict(n_embd=None), "n_embd is null: it must be a whole number"),
+    ("gpt2", GPT2 | dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is true: it must be false or left out"),
+    ("gpt_pangu", PANGU | dict(num_layers=0), "num_layers is 0: it must be a whole number from 1"),
+    ("roberta", BERT | dict(max_position_embeddings=2), r"max_position_embeddings is 2: it must be more than pad_token_id \+ 1, 2"),
+])
+def test_what_is_none_of_a_family_is_named(family, config, words):
+    config = config | dict(model_type=family)
+    with pytest.raises(InputError, match=f"^config: {words}") as caught: build(config, made(config))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,195 @@
+"""GGUF files: what is read of a small one, and a line for everything that is wrong with others, however they were cut or changed."""
+import struct
+from functools import partial
+
+import ggufs
+import numpy as np
+import plain
+import pytest
+from ggufs import WORDS, write
+
+from formats.files import parse_json
+from opmatrix.checkpoint import Checkpoint, open_model
+from opmatrix.errors import InputError
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+
+BATCH = Batch([[3, 4, 5, 6, 7, 9, 30], [8]])
+
+
+def permuted(array, heads):
+    """Rows of queries and keys as GGUF has them: each beside its fellow of the second half of its head."""
+    return array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+
+
+def ours(name):
+    """A tensor's name in transformers' files."""
+    parts = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+             "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
+             "ffn_norm": "post_attention_layernorm"}
+    if not name.startswith("blk."): return {"token_embd.weight": "embed_tokens.weight", "output_norm.weight": "norm.weight"}[name]
+    _, layer, part, end = name.split(".")
+    return f"layers.{layer}.{parts[part]}.{end}"
+
+
+def test_a_file_is_the_model_that_it_was_made_of(tmp_path):
+    """Queries and keys turned, tied scores of the vocabulary; by plain numpy."""
+    w = {ours(name): array.astype(np.float64) for name, array in ggufs.arrays().items()}
+    turned = {f"blk.{l}.attn_{part}.weight": permuted(ggufs.arrays()[f"blk.{l}.attn_{part}.weight"], heads)
+              for l in range(2) for part, heads in (("q", 4), ("k", 2))}
+    checkpoint = open_model(write(tmp_path / "small.gguf", tensors=turned))
+    assert (checkpoint.name, checkpoint.speaks, checkpoint.positions) == ("small", True, 16)
+    config = dict(num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5, hidden_size=32, rope_theta=300.0, num_hidden_layers=2)
+    hidden = np.concatenate([plain.llama(config, w, one.tokens) for one in BATCH])
+    np.testing.assert_allclose(dense(checkpoint.operator(), BATCH), hidden @ w["embed_tokens.weight"].T, rtol=1e-10, atol=1e-11)
+
+
+def test_a_directory_with_one_file_is_that_file(tmp_path):
+    write(tmp_path / "small.gguf")
+    assert Checkpoint.open(tmp_path).directory == tmp_path / "small.gguf"
+    write(tmp_path / "other.gguf")
+    with pytest.raises(InputError, match=r"config\.json: No such file"): Checkpoint.open(tmp_path)
+
+
+def test_a_head_of_its_own_and_a_window(tmp_path):
+    head = np.random.default_rng(9).normal(size=(WORDS, 32)).astype(np.float32)
+    made = open_model(write(tmp_path / "own.gguf", {"llama.attention.sliding_window": 3}, {"output.weight": head}))
+    assert made.config["model_type"] == "mistral" and not made.config["tie_word_embeddings"]
+    assert np.array_equal(made.at("lm_head.weight").array, head)
+
+
+HALVES = {1: lambda x: x.astype("<f2"), 30: lambda x: (x.view("<u4") >> 16).astype("<u2")}
+
+
+@pytest.mark.parametrize("number", HALVES)
+def test_halves_are_widened(tmp_path, number):
+    name, whole = "blk.0.ffn_up.weight", ggufs.arrays()["blk.0.ffn_up.weight"]
+    packed = HALVES[number](whole)
+    made = open_model(write(tmp_path / "half.gguf", tensors={name: (number, whole.shape, packed.tobytes())}))
+    wanted = packed.astype("<f4") if number == 1 else (packed.astype("<u4") << 16).view("<f4")
+    assert np.array_equal(made.at("layers.0.mlp.up_proj.weight").array, wanted)
+
+
+def test_blocks_by_hand(tmp_path):
+    """Q8_0, Q4_0, Q4_1: one block, number by number."""
+    d, m = np.float16(0.37), np.float16(-1.25)
+    q = np.arange(32) * 7 % 16
+    packed = (q[:16] | q[16:] << 4).astype("u1").tobytes()
+    scaled = lambda q: (np.float32(d) * q.astype(np.float32))
+    for number, wanted, block in [(8, scaled(q - 9), d.tobytes() + (q - 9).astype("i1").tobytes()),
+                                  (2, scaled(q - 8), d.tobytes() + packed),
+                                  (3, scaled(q) + np.float32(m), d.tobytes() + m.tobytes() + packed)]:
+        made = open_model(write(tmp_path / "block.gguf", tensors={"output_norm.weight": (number, (32,), block)}))
+        assert np.array_equal(made.at("norm.weight").array, wanted)
+
+
+# ---- the tokenizer
+
+def test_the_tokenizer_merges_as_the_file_says(tmp_path):
+    tokenizer = open_model(write(tmp_path / "small.gguf")).tokenizer()
+    index = ggufs.TOKENS.index
+    assert tokenizer.limit == 16
+    assert tokenizer.encode("the the12</s>").tokens.tolist() == [index("the"), index("Ġthe"), index("1"), index("2"), 1]      # digits apart
+    plainer = open_model(write(tmp_path / "other.gguf", {"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.add_bos_token": True})).tokenizer()
+    assert plainer.encode("the12").tokens.tolist() == [0, index("the"), index("12")]
+
+
+VOCABULARIES = {
+    "another model": ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model is 'llama': what is read is gpt2"),
+    "no model": ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model is None"),
+    "other rules": ({"tokenizer.ggml.pre": "tekken"}, "tokenizer.ggml.pre is 'tekken': what is read is gpt-2, default, smollm"),
+    "too few": ({"tokenizer.ggml.tokens": ggufs.TOKENS[:-1]}, "39 tokens, but the model has 40"),
+    "twice": ({"tokenizer.ggml.tokens": ["a", *ggufs.TOKENS[1:]]}, "a token is in the vocabulary twice"),
+    "no types": ({"tokenizer.ggml.token_type": None}, "tokenizer.ggml.token_type is None: a list is needed"),
+    "few types": ({"tokenizer.ggml.token_type": [1]}, "1 types of 40 tokens"),
+    "merges of numbers": ({"tokenizer.ggml.merges": [1, 2]}, r"tokenizer.ggml.merges is \[1, 2\]: a list is needed"),
+    "a merge of nothing": ({"tokenizer.ggml.merges": ["x"]}, "its vocabulary is no tokenizer"),
+    "a merge of strangers": ({"tokenizer.ggml.merges": ["é é"]}, "its vocabulary is no tokenizer"),
+    "no first": ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 99}, "its vocabulary is no tokenizer"),
+}
+
+
+@pytest.mark.parametrize("wrong", VOCABULARIES)
+def test_a_vocabulary_that_does_not_fit_is_named(tmp_path, wrong):
+    said, words = VOCABULARIES[wrong]
+    file = write(tmp_path / "bad.gguf", said)
+    with pytest.raises(InputError, match=rf"^{file}: {words}") as caught: open_model(file).tokenizer()
+    assert "\n" not in str(caught.value)
+
+
+# ---- what is wrong
+
+def bytes_of(*parts): return lambda file: file.write_bytes(b"GGUF" + b"".join(parts))
+
+def saying(name, value): return partial(write, said={name: value})
+
+def placing(shape, number, place): return partial(write, entries={NORM: (shape, number, place)})
+
+
+NORM = "output_norm.weight"
+DAMAGE = {
+    "wrong magic": (partial(write, magic=b"GGML"), "it begins with b'GGML'"),
+    "old": (partial(write, version=1), "it is of version 1, not 2 or 3"),
+    "the other way round": (partial(write, version=3 << 24), "it is of version 50331648"),
+    "empty": (lambda f: f.write_bytes(b""), "0 bytes that are no whole GGUF file"),
+    "a list without end": (bytes_of(struct.pack("<IQQ", 3, 1, 1), ggufs.text("a"), struct.pack("<IIQ", 9, 0, 2 ** 60), bytes(99)),
+                           "1152921504606846976 values at byte"),
+    "keys without end": (bytes_of(struct.pack("<IQQ", 3, 1, 2 ** 63)), "it has 9223372036854775808 keys"),
+    "a text without end": (bytes_of(struct.pack("<IQQQ", 3, 1, 1, 2 ** 62)), "a text of 4611686018427387904 bytes"),
+    "no text": (bytes_of(struct.pack("<IQQQ", 3, 1, 1, 2), b"\xff\xfe", bytes(9)), "can't decode"),
+    "an alignment of 3": (saying("general.alignment", 3), "its alignment is 3"),
+    "an unknown quantisation": (placing((32,), 19, 0), "'output_norm.weight' has number type 19; what is read: F32"),
+    "part of a block": (placing((31,), 8, 0), "has rows of 31, blocks 32"),
+    "beyond the end": (placing((32,), 0, 2 ** 40), "it ends within tensor 'output_norm.weight'"),
+    "larger than memory": (placing((2 ** 20, 2 ** 30), 0, 0), r"'output_norm.weight' is \(1048576, 1073741824\)"),
+    "no numbers": (placing((0,), 0, 0), r"'output_norm.weight' is \(0,\)"),
+    "another model": (saying("general.architecture", "mamba"), "general.architecture is 'mamba': it must be one of llama, qwen2"),
+    "no architecture": (saying("general.architecture", None), "general.architecture is None"),
+    "a key that nobody reads": (saying("llama.expert_count", 8), "llama.expert_count is 8: the model would be computed without"),
+    "a window of 0": (saying("llama.attention.sliding_window", 0), "sliding_window is 0: it must be a whole number from 1"),
+    "layers without end": (saying("llama.block_count", 2 ** 31), "num_hidden_layers is 2147483648"),
+    "heads of nothing": (saying("llama.attention.head_count", 0), "num_attention_heads is 0"),
+    "a size in words": (saying("llama.embedding_length", "wide"), "hidden_size is 'wide'"),
+    "a size that is missing": (saying("llama.embedding_length", None), "'hidden_size' is missing"),
+    "angles of their own": (partial(write, tensors={"rope_freqs.weight": np.ones(4)}), "'rope_freqs.weight' is none that the model"),
+    "a layer too many": (saying("llama.block_count", 1), r"the weights hold 'layers\.1\..*', which .* leaves out"),
+    "a layer too few": (saying("llama.block_count", 3), r"tensor 'layers\.2\..*' is missing"),
+    "another width": (saying("llama.embedding_length", 64), "tensor 'token_embd.weight' is 40 × 32, but .* leads to 40 × 64"),
+    "heads that share badly": (saying("llama.attention.head_count_kv", 3), "num_key_value_heads is 3: it must be a divisor"),
+    "no finite numbers": (partial(write, tensors={NORM: np.full(32, np.nan)}), r"tensor 'output_norm.weight' has nan at \[0\]"),
+    "an infinite scale": (partial(write, tensors={NORM: (8, (32,), b"\0\x7c" + b"\1" * 32)}),
+                          r"tensor 'output_norm.weight' has inf at \[0\]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_named_in_one_line(tmp_path, damage):
+    harm, words = DAMAGE[damage]
+    harm(file := tmp_path / "bad.gguf")
+    with pytest.raises(InputError, match=words) as caught: open_model(file).operator()
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_ends_anywhere_is_named(tmp_path):
+    whole = write(tmp_path / "whole.gguf").read_bytes()
+    for keep in [*range(0, 3000, 37), *range(3000, len(whole) - 32, 997)]:
+        (file := tmp_path / "cut.gguf").write_bytes(whole[:keep])
+        with pytest.raises(InputError, match=rf"^{file}: {keep} bytes that are no whole GGUF file"): open_model(file)
+
+
+def test_changed_headers_are_a_line_or_a_model(tmp_path, rng):
+    """Bytes of a header are replaced at random: what follows is a model, or an InputError of one line."""
+    whole = write(tmp_path / "whole.gguf").read_bytes()
+    end, refused = len(whole) - sum(array.nbytes for array in ggufs.arrays().values()), 0
+    for _ in range(300):
+        bytes_ = bytearray(whole)
+        for at in rng.integers(0, end, rng.integers(1, 4)): bytes_[at] = rng.choice([0, 1, 127, 255, rng.integers(256)])
+        (file := tmp_path / "changed.gguf").write_bytes(bytes_)
+        try:
+            made = open_model(file)
+            made.operator()
+            parse_json(made.tokenizer_text(), "tokenizer")
+        except InputError as error:
+            refused += 1
+            assert "\n" not in str(error) and str(file) in str(error)
+    assert 50 < refused < 300
