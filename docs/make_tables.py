@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from formats import FORMATS
-from formats.machine import FEATURES
+from formats.machine import features
+from formats.prices import PRICES
 from opmatrix.monoid import Monoid
 from opmatrix.monoids import MONOIDS
 from opmatrix.runtime.kernels import KERNELS
@@ -65,7 +66,7 @@ def tables() -> str:
         table("Which kernel computes which term", "implementation, statement, source", (
             (each.name, statement(each.row()[2]), each.source) for each in IMPLEMENTATIONS)),
         table("What a kernel's seconds are made of", "price, features, each with a fitted coefficient", (
-            (name, code(", ".join(map(str, features)))) for name, features in FEATURES.items()))]) + "\n"
+            (name, code(", ".join(str(each) for each in features(name) if each != 1))) for name in PRICES))]) + "\n"
 
 
 if __name__ == "__main__":

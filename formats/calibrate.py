@@ -2,7 +2,7 @@
 moment spoils one round and not one kernel; the closed form with the least sum of relative errors and no coefficient negative;
 then what it leaves out, learned from all cases and judged on each by the others (formats/predictor.py)."""
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log
@@ -13,20 +13,14 @@ import numpy as np
 from formats import FORMATS, Format, FormatError
 from formats.epilogue import Epilogue
 from formats.features import beyond, even, quantile, stored
-from formats.host import uncached
-from formats.kernels.heads import ALL
-from formats.machine import FEATURES, NARROW, STAGES, WAYS, Machine, Rates, evaluate, here
-from formats.masks import attended
+from formats.machine import WAYS, Machine, Rates, evaluate, here
 from formats.peaks import vector_rate
 from formats.predictor import fitted
+from formats.prices import EPILOGUE, NARROW, OPTIONAL, PRICES, price, staged
 from formats.quiet import Watch
 from formats.running import Case, Measured, inside, shared
 from formats.threads import threads
 
-SOME_ROWS, BATCHES = (1, 8, 24, 160), ((24,), (100,), (60, 31, 9), (256,), (128, 40))
-HEADS = ((12, 32), (6, 64), (3, 128))                                  # heads, columns of one
-REACHES = (ALL, ALL), (ALL, 0), (32, 32)                               # keys that a query sees, behind it and ahead
-TURNED = 64                                                 # columns of a head that is rotated
 LEAST = 5e-12                                               # seconds a number: nothing is free, whatever the noise says
 LAYOUT = 0.5                                                # of a format's matrices, more for each layout beyond the first
 LONG = 0.2                                                  # power of its time that a case weighs
@@ -50,9 +44,8 @@ class Plan:
 
 QUICK, FULL = Plan(), Plan(40, 4, 4096, 1024, 8e8, 1.2, 36.0)
 INSIDE, INSIDE_FULL = Plan(16, 4, 4096, 400, 4e8, 0.2, 3.0), Plan(40, 4, 4096, 512, 8e8, 1.2, 12.0)
-WIDTHS, GROUPS = (384, 768, 1536), ((16,), (48,), (128,), (60, 31, 9), (256,), (64, 64))
+MORE = 2.0                                                  # seconds for what a calibration lacks
 RIDDEN = {"packed": "", "int8": NARROW}                      # what epilogues are timed behind
-BY_ITSELF = {"scores", "softmax", "values"}                 # programs with these run function by function
 
 
 class Numbers:
@@ -66,6 +59,25 @@ class Numbers:
     def some(self, *shape: int) -> np.ndarray: return self.inputs[:int(np.prod(shape))].reshape(shape)
     def room(self, *shape: int) -> np.ndarray: return self.outputs[:int(np.prod(shape))].reshape(shape)
     def fresh(self, *shape: int) -> np.ndarray: return self.rng.standard_normal(shape, np.float32)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where kernels without a weight are timed: at these widths, with so many rows; on batches of sentences of these lengths, with so many
+    heads of so many columns."""
+    widths: tuple[int, ...]
+    rows: tuple[int, ...]
+    batches: tuple[tuple[int, ...], ...]
+    heads: tuple[tuple[int, int], ...] = ((12, 32), (6, 64), (3, 128))
+
+    def passes(self, numbers: Numbers) -> Iterator[tuple[dict[str, float], np.ndarray, np.ndarray]]:
+        """Sizes, rows to read, and rows to write."""
+        for p in self.widths:
+            for T in self.rows: yield {"T": T, "p": p}, numbers.some(T, p), numbers.room(T, p)
+
+
+CALLED = Grid((256, 384, 1280), (1, 8, 24, 160), ((24,), (100,), (60, 31, 9), (256,), (128, 40)))
+REPLAYED = Grid((384, 768, 1536), (16, 1, 48, 200), ((16,), (48,), (128,), (60, 31, 9), (256,), (64, 64)))
 
 
 def spread(i: int, axis: int, least: float, most: float) -> float:
@@ -133,51 +145,10 @@ def rows_of(i: int, count: int, most: int) -> list[int]:
     return sorted(T for T in found if T <= max(most, 1))
 
 
-def epilogues(p: int, x: np.ndarray) -> dict[str, Callable[[], Epilogue]]:
-    """The parts of an epilogue, each alone; made anew for each call, as steps do."""
-    row = np.ones(p, np.float32)
-    given: dict[str, dict[str, Any]] = {"bias": {"bias": row}, "gelu": {"activation": "gelu"}, "residual": {"residual": x},
-                                        "norm": {"eps": 1e-6}, "affine": {"gain": row, "shift": row}}
-    return {name: partial(Epilogue, **each) for name, each in given.items()}
-
-
-def passes(widths: Iterable[int], rows: Iterable[int], numbers: Numbers) -> Iterator[Case]:
-    """Epilogues as passes of their own, scaling, rotating, gathering."""
-    from formats import kernels
-    held = np.ones(uncached() // 4, np.float32)  # more than any cache holds, as a vocabulary is
-    for p in widths:
-        table = held[:held.size // p * p].reshape(-1, p)
-        for T in rows:
-            x, out, sizes = numbers.some(T, p), numbers.room(T, p), {"T": T, "p": p}
-            ids = numbers.rng.integers(0, len(table), T)
-            for name, after in epilogues(p, x).items():
-                yield f"pointwise.{name}", sizes, lambda x=x, out=out, after=after: kernels.pointwise(x, out, after())
-            yield "scale", sizes, lambda x=x, out=out: kernels.scale(x, 0.5, out)
-            turned = *(each.reshape(T, -1, TURNED) for each in (x, out)), np.arange(T), numbers.fresh(T, TURNED // 2)
-            yield "rotate", sizes, lambda x=turned[0], out=turned[1], at=turned[2], by=turned[3]: kernels.rotate(x, at, by, by, out)
-            yield "gather", sizes, lambda ids=ids, table=table, out=out: kernels.gather(ids, table, out)
-
-
-def heads(batches: Iterable[tuple[int, ...]], numbers: Numbers) -> Iterator[Case]:
-    """Attention, whole and in its three steps, and products of each head."""
-    from formats import kernels
-    from formats.kernels.heads import layout
-    for lengths in batches:
-        starts = np.cumsum([0, *lengths])
-        laid = layout(starts.tobytes())
-        T, S2 = int(starts[-1]), int(np.dot(lengths, lengths))
-        for h, d in HEADS:
-            q, out, w = numbers.some(T, h, d), numbers.room(T, h, d), numbers.fresh(h, d, d)
-            flat, soft, sizes = numbers.fresh(h * S2), numbers.fresh(h * S2), {"T": T, "S2": S2, "h": h, "d": d}
-            for reach in REACHES:
-                held = sizes | {"S2": sum(attended(length, *reach) for length in lengths)}
-                if reach != REACHES[0] and held["S2"] == S2: continue
-                yield "attention", held, lambda a=(q, q, q, laid, out, 1.0, reach): kernels.attention(*a)
-                yield "attention.bf16", held, lambda a=(q, q, q, laid, out, 1.0, reach): kernels.attention_halves(*a)
-            yield "scores", sizes, lambda a=(q, q, starts, flat): kernels.scores(*a)
-            yield "softmax", sizes, lambda a=(flat, starts, h, soft): kernels.softmax(*a)
-            yield "values", sizes, lambda a=(soft, q, starts, out): kernels.values(*a)
-            yield "headwise", {"T": T, "h": h, "n": d, "p": d}, lambda a=(q, w, out): kernels.headwise(*a)
+def others(grid: Grid, numbers: Numbers, names: Iterable[str] = PRICES) -> Iterator[Case]:
+    """The cases that these prices declare."""
+    for name in names:
+        for sizes, call in price(name).cases(grid, numbers): yield name, sizes, call
 
 
 def timed(call: Callable[[], Any], seconds: float = SECONDS) -> list[float]:
@@ -208,7 +179,7 @@ def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None,
         call()
         first = time.perf_counter() - begun
         runs[done % len(cases)] += (taken := timed(call))
-        if firsts is not None and not kernel.startswith("linear."): firsts.append(first - quantile(taken, 0.25))
+        if firsts is not None and not price(kernel).product: firsts.append(first - quantile(taken, 0.25))
         progress(done + 1, steps)
     progress(steps, steps)
     if watch: watch.note(runs)
@@ -220,7 +191,8 @@ def fused(numbers: Numbers, form: str) -> dict[str, float]:
     """Seconds a number that each stage adds behind a product in this format that is short and has many outputs."""
     n, p, T = 32, 768, 256
     weight, x, out = FORMATS[form].approximate(numbers.fresh(n, p)), numbers.some(T, n), numbers.room(T, p)
-    stages: list[tuple[str, Epilogue | None]] = [("", None), *((name, after()) for name, after in epilogues(p, numbers.some(T, p)).items())]
+    rows = numbers.some(T, p)
+    stages: list[tuple[str, Epilogue | None]] = [("", None), *((name, staged(stage, rows)) for name, stage in EPILOGUE.items())]
     runs: dict[str, list[float]] = {name: [] for name, _ in stages}
     for _ in range(8):
         for name, after in stages: runs[name] += timed(lambda after=after: weight.matmul(x, out=out, epilogue=after))
@@ -231,15 +203,16 @@ def riding(numbers: Numbers, form: str) -> Iterator[Case]:
     """Short products with many outputs, alone and with each stage."""
     for T, p in ((32, 1536), (64, 768), (128, 384), (128, 1536), (200, 768)):
         weight, x, out = FORMATS[form].approximate(numbers.fresh(32, p)), numbers.some(T, 32), numbers.room(T, p)
-        for name, after in {"": lambda: None, **epilogues(p, numbers.some(T, p))}.items():
+        rows = numbers.some(T, p)
+        for name, after in {"": lambda: None, **{name: partial(staged, stage, rows) for name, stage in EPILOGUE.items()}}.items():
             yield f"{form} {name}", {"T": T, "p": p}, lambda w=weight, x=x, out=out, after=after: w.matmul(x, out=out, epilogue=after())
 
 
 def slopes(rows: Measured, form: str) -> dict[str, float]:
     """Seconds a number that each stage adds, of all numbers of these products."""
-    total = {name: sum(taken for kernel, _, taken in rows if kernel == f"{form} {name}") for name in ("", *STAGES)}
+    total = {name: sum(taken for kernel, _, taken in rows if kernel == f"{form} {name}") for name in ("", *EPILOGUE)}
     count = sum(sizes["T"] * sizes["p"] for kernel, sizes, _ in rows if kernel == f"{form} ")
-    return {name: max((total[name] - total[""]) / count, LEAST) for name in STAGES}
+    return {name: max((total[name] - total[""]) / count, LEAST) for name in EPILOGUE}
 
 
 def fit(kernel: str, rows: Measured, far: bool = False) -> list[float]:
@@ -259,7 +232,7 @@ def fit(kernel: str, rows: Measured, far: bool = False) -> list[float]:
 
 def closed(found: dict[str, Measured]) -> Rates:
     """The closed forms of what was measured."""
-    products = {kernel: rows for kernel, rows in found.items() if kernel.startswith("linear.")}
+    products = {kernel: rows for kernel, rows in found.items() if price(kernel).product}
     one, more = ({kernel: fit(kernel, [row for row in rows if (row[1]["T"] == 1) == alone], far=True)
                   for kernel, rows in products.items()} for alone in (True, False))
     others = {kernel: fit(kernel, rows) for kernel, rows in found.items() if kernel not in products}
@@ -290,11 +263,11 @@ def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = Fals
     kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
     numbers, plan, watch = Numbers(), FULL if full else QUICK, Watch()
     cases = [*products(FORMATS, plan, numbers), *(by_numpy(plan, numbers) if blas else ()),
-             *passes((256, 384, 1280), SOME_ROWS, numbers), *heads(BATCHES, numbers)]
+             *others(CALLED, numbers)]
     firsts: list[float] = []
     plain = rated(measured(cases, progress, plan.seconds, watch, firsts))
     coefficients = plain.coefficients | along(plain, lambda form: fused(numbers, form))
-    known = [*FEATURES, *(["linear.blas"] if blas else [])]
+    known = [*PRICES, *(OPTIONAL if blas else ())]
     if threads() > 1: watch.speedup = (rate := vector_rate()).all / rate.one
     ways = in_runs(progress, INSIDE_FULL if full else INSIDE)
     return Machine({kernel: coefficients[kernel] for kernel in known}, plain.interval, plain.corrections, plain.one_row, plain.far,
@@ -307,18 +280,26 @@ def along(rates: Rates, added: Callable[[str], dict[str, float]]) -> dict[str, l
             for form, suffix in RIDDEN.items() for name, slope in added(form).items()}
 
 
-def in_runs(progress: Callable[..., None], plan: Plan) -> dict[str, Rates]:
-    """The rates of kernels inside runs, for each way of running; none where there is no clock that native code can look at."""
+def in_runs(progress: Callable[..., None], plan: Plan, names: Collection[str] = ()) -> dict[str, Rates]:
+    """The rates of kernels inside runs, of these or of all, for each way of running; none where there is no clock that native code can
+    look at."""
     from formats.kernels.replay import clock
     if not clock(): return {}
     numbers, found = Numbers(1 << 20), {}
-    every = *passes(WIDTHS, (16, 1, 48, 200), numbers), *products(FORMATS, plan, numbers), *heads(GROUPS, numbers)
-    every += tuple(case for form in RIDDEN for case in riding(numbers, form))
-    cases = [case for case in every if case[0] not in BY_ITSELF]
-    for way in WAYS:
+    cases = [*others(REPLAYED, numbers, [name for name in names or PRICES if price(name).recorded])]
+    if not names: cases += [*products(FORMATS, plan, numbers), *(case for form in RIDDEN for case in riding(numbers, form))]
+    for way in WAYS if cases else ():
         rows, start = inside(cases, numbers.memory, way == WAYS[0], plan.seconds, progress)
         share = partial(even, workers=threads()) if way == "together" else dict
-        rates = rated([(kernel, share(sizes), taken) for kernel, sizes, taken in rows if kernel in FEATURES])
-        ridden = along(rates, lambda form: slopes(rows, form))      # noqa: B023
+        rates = rated([(kernel, share(sizes), taken) for kernel, sizes, taken in rows if kernel in PRICES])
+        ridden = {} if names else along(rates, lambda form: slopes(rows, form))     # noqa: B023
         found[way] = replace(rates, coefficients=rates.coefficients | ridden, start=max(start, 0.0))
     return found
+
+
+def calibrate_more(names: Collection[str], progress: Callable[..., None] = lambda *_: None) -> Machine:
+    """The rates of these kernels alone, in a few seconds: of those that were declared after a calibration was taken."""
+    numbers, watch = Numbers(), Watch()
+    plain = rated(measured([*others(CALLED, numbers, names)], progress, MORE, watch))
+    return Machine(plain.coefficients, plain.interval, plain.corrections, **here(),
+                   ways=in_runs(progress, INSIDE, names), busy=watch.seen())

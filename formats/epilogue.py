@@ -1,7 +1,7 @@
 """What a product does to its rows before it lets them go: one declaration, read by every kernel and by both checks."""
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,25 @@ EPS = TINY, 2.0 ** 100                                       # with less, rows o
 VECTORS = ("bias", "gain", "shift")
 ROWS = ("times", "residual")
 NORMS = ("layer", "rms")
+
+
+class Stage(NamedTuple):
+    """A part of an epilogue: the price that it has, the fields of `Epilogue` that ask for it, operations a number of y, and how many
+    numbers it reads for each."""
+    price: str
+    fields: tuple[str, ...]
+    operations: int
+    reads: int = 0
+
+
+# in the order in which they run; any activation costs about what gelu does, a factor what a residual does
+STAGES = (Stage("bias", ("bias",), 1), Stage("gelu", ("activation",), 12), Stage("residual", ("times",), 1, 1),
+          Stage("residual", ("residual",), 1, 1), Stage("norm", ("eps",), 6), Stage("affine", ("gain", "shift"), 2))
+
+
+def present(fields: Collection[str]) -> list[str]:
+    """The prices of the stages that these fields ask for, in their order."""
+    return [stage.price for stage in STAGES if any(field in fields for field in stage.fields)]
 
 
 def gamma(k: int) -> float:

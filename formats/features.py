@@ -8,6 +8,7 @@ import sympy
 
 from formats import FORMATS, sizes
 from formats.host import caches
+from formats.prices import price
 
 PANEL = 64                                                  # columns
 T, n, p = sizes.T.expression, sizes.n.expression, sizes.p.expression
@@ -17,7 +18,7 @@ T, n, p = sizes.T.expression, sizes.n.expression, sizes.p.expression
 def readings(name: str) -> tuple[tuple[str, ...], Any, tuple[str, ...]]:
     """Of a format: the names of its sizes, (bytes, flops a row) as a function of them, and the sizes of its structure
     (tile, group, rank), which are not counts."""
-    form = FORMATS["dense" if name == "blas" else name]
+    form = FORMATS[name]
     found = {symbol for array in form.fields.values() for axis in array.shape for symbol in axis.free_symbols}
     symbols = sorted(found | {n, p} | (form.flops.free_symbols - {T}) | form.bytes.free_symbols, key=str)
     structure = tuple(str(symbol) for symbol in symbols if symbol.is_positive and symbol not in (n, p))
@@ -34,8 +35,7 @@ def stored(name: str, sizes: Mapping[str, float]) -> tuple[float, float]:
 
 def place(kernel: str, sizes: Mapping[str, float]) -> list[float]:
     """Where a call lies among others: octaves of its rows and sizes; of a product, of its bytes a number of W, too."""
-    family, _, name = kernel.partition(".")
-    if family != "linear": return [log2(max(sizes[each], 1e-9)) for each in others(kernel)]
+    if not (name := price(kernel).product): return [log2(max(sizes[each], 1e-9)) for each in others(kernel)]
     share = stored(name, sizes)[0] / (sizes["n"] * sizes["p"])
     return [log2(sizes["T"]), float(sizes["T"] == 1), log2(sizes["n"]), log2(sizes["p"]), log2(max(share, 1e-3)),
             *(log2(max(sizes[each], 1)) for each in readings(name)[2])]
@@ -57,7 +57,7 @@ def even(sizes: Mapping[str, float], workers: int) -> dict[str, float]:
 def beyond(kernel: str, sizes: Mapping[str, float]) -> float:
     """Bytes of a product's weight that the second cache does not keep from call to call: nearly none of a small weight, nearly
     all of a large one."""
-    size = stored(kernel.partition(".")[2], sizes)[0]
+    size = stored(price(kernel).product, sizes)[0]
     return size * size / (size + second_cache())
 
 

@@ -5,42 +5,27 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from importlib.metadata import version
 from math import exp, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import sympy
 
-from formats import FORMATS
 from formats.cache import keep, location, recall, say
 from formats.errors import InputError
-from formats.features import T, beyond, n, p
+from formats.features import beyond
 from formats.files import parse_json, shown
 from formats.host import Host, caches, cpuinfo
 from formats.predictor import Correction
+from formats.prices import OPTIONAL, PRICES, price, untimed
 from formats.quiet import probe
 from formats.switches import switched_off
 
-S2, h, d = sympy.symbols("S2 h d", positive=True)            # sum of squared lengths; heads and columns of one
 VERSION = 10                                                # of the features: other files are calibrated anew
-
-STAGES = "bias", "gelu", "residual", "norm", "affine"       # of an epilogue
-NARROW = ".narrow"                                          # behind a product that rounds what it multiplies: no more exact than it
-FUSED = *STAGES, *(f"{stage}{NARROW}" for stage in STAGES)  # no call of their own
-
-# What a kernel's time grows with: products as their formats declare it; 1, which is added to all, is the call.
-FEATURES: dict[str, tuple[sympy.Expr, ...]] = {
-    **{f"linear.{name}": form.work for name, form in FORMATS.items()},
-    **{name: (T * p,) for name in FUSED},
-    **{f"pointwise.{name}": (T * p,) for name in STAGES},
-    "scale": (T * p,), "gather": (T * p,), "rotate": (T * p,),
-    **dict.fromkeys(("attention", "attention.bf16", "scores", "values"), (S2 * h * d, S2 * h, T * h * d)),
-    "softmax": (S2 * h,), "headwise": (T * h * n * p, h * n * p, T * h * (n + p)),
-}
 KEPT = "the calibration"
 WAYS = "apart", "together"                                  # inside a run: each worker at a group of its own, or all at one
 MOST, LEAST = 20, 1e-3                                      # of a correction: no logarithm is larger, no deviation smaller
@@ -49,11 +34,10 @@ UNKNOWN = 0.3                                               # half the width of 
 
 
 def features(kernel: str) -> tuple[sympy.Expr, ...]:
-    """The features of a kernel; KeyError names the kernels there are. BLAS does what dense does."""
-    if kernel == "linear.blas": kernel = "linear.dense"
-    if kernel not in FEATURES:
-        raise KeyError(f"no kernel {kernel!r} has a price; there are {', '.join(FEATURES)}")
-    return FEATURES[kernel] if kernel in FUSED else (*FEATURES[kernel], sympy.Integer(1))
+    """The features of a kernel, 1 for the call among them; KeyError names the kernels there are."""
+    found = price(kernel)
+    given = found.features() if callable(found.features) else found.features
+    return tuple(map(sympy.sympify, given if found.rides else (*given, 1)))
 
 
 @cache
@@ -89,6 +73,10 @@ class Rates:
     far: dict[str, list[float]] = field(default_factory=dict)
     start: float = 0.0
     cold: float = 0.0
+
+    def also(self, other: "Rates") -> Self:
+        """With the rates of kernels that others have."""
+        return replace(self, **{name: getattr(self, name) | getattr(other, name) for name in TABLES})
 
     def seconds(self, kernel: str, **sizes: float) -> float:
         """Predicted seconds of one call."""
@@ -126,9 +114,14 @@ class Rates:
         return found + [name for name in ("start", "cold") if not (number(value := getattr(self, name)) and 0 <= value < 1)]
 
 
+TABLES = "coefficients", "interval", "corrections", "one_row", "far"      # fields of rates, by kernel
+
+
 def read_rates(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of rates from JSON."""
-    return dict(given) | {"corrections": {kernel: Correction(**each) for kernel, each in given["corrections"].items()}}
+    """The fields of rates from JSON, without kernels that nobody declared here."""
+    others = given["coefficients"].keys() - (PRICES | OPTIONAL).keys()
+    known = {name: {kernel: each for kernel, each in given[name].items() if kernel not in others} for name in TABLES}
+    return dict(given) | known | {"corrections": {kernel: Correction(**each) for kernel, each in known["corrections"].items()}}
 
 
 @dataclass(frozen=True)
@@ -148,14 +141,15 @@ class Machine(Rates):
         return keep(file, json.dumps(asdict(self), indent=1).encode(), KEPT)
 
     @classmethod
-    def load(cls, file: Path) -> "Machine":
-        """Raises NotThisMachine where the file is not what `save` writes here: another machine, version, damage, or others could have
-        written it."""
+    def load(cls, file: Path, wanted: Collection[str] | None = None) -> "Machine":
+        """With rates of these kernels at least, by default of all that are never measured alone. Raises NotThisMachine where the file is
+        not what `save` writes here: another machine, version, damage, or others could have written it."""
+        if wanted is None: wanted = [name for name, each in PRICES.items() if each.cases is untimed]
         try:
             read = read_rates(parse_json(recall(file), shown(file)))
             read["ways"] = {way: Rates(**read_rates(each)) for way, each in read["ways"].items()}
             found = cls(**read)
-            wrong = [kernel for kernel in FEATURES if kernel not in found.coefficients]
+            wrong = [kernel for kernel in wanted if kernel not in found.coefficients]
             wrong += [kernel for each in (found, *found.ways.values()) for kernel in each.wrong]
             wrong += [way for way in found.ways if way not in WAYS]
             if not (isinstance(found.busy, str) and len(found.busy) < SAID and found.busy.isprintable()): wrong.append("a busy machine")
@@ -166,6 +160,16 @@ class Machine(Rates):
         if wrong: raise NotThisMachine(f"{file}: no prices of {', '.join(wrong)}")
         if not here: raise NotThisMachine(f"{file}: of another machine or other versions")
         return found
+
+    @property
+    def unpriced(self) -> list[str]:
+        """The kernels that have cases of their own and no rate here."""
+        return [name for name, each in PRICES.items() if each.cases is not untimed and name not in self.coefficients]
+
+    def joined(self, other: "Machine") -> "Machine":
+        """With the rates of kernels that another calibration of this machine has."""
+        ways = {way: rates.also(other.ways[way]) if way in other.ways else rates for way, rates in self.ways.items()}
+        return replace(self.also(other), ways=ways, busy=self.busy or other.busy)
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -187,7 +191,7 @@ def corrects(kernel: str, correction: Correction) -> bool:
     """Whether this is a correction of the kernel: finite numbers, a length for every axis, something left at every place."""
     scale, places, left = correction.scale, correction.places, correction.left
     numbers = [correction.noise, correction.spread, correction.amplitude, correction.alone, *left]
-    right = kernel in (*FEATURES, "linear.blas") and all(number(each) and abs(each) < MOST for each in numbers)
+    right = kernel in PRICES | OPTIONAL and all(number(each) and abs(each) < MOST for each in numbers)
     return (right and all(map(number, scale)) and min(correction.noise, correction.spread, *scale, 1.0) >= LEAST
             and len(places) == len(left) and all(len(place) == len(scale) and all(map(number, place)) for place in places))
 
@@ -235,9 +239,20 @@ def current(file: Path) -> bool:
 def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
     """This machine's model: read from the cache, else calibrated (18 seconds at most) and kept there. What cannot be read, belongs to
     another machine, or could be somebody else's, is measured again, and that is said; so is what cannot be kept. What was measured
-    while the machine was busy is measured again as soon as it is quiet; until then it is used, and that is said."""
-    if os.path.lexists(file := machine_file()):
-        try: machine = Machine.load(file)
+    while the machine was busy is measured again as soon as it is quiet; until then it is used, and that is said. Kernels that were declared
+    since are measured alone, and kept beside it."""
+    from formats.calibrate import calibrate, calibrate_more
+    machine = kept_or(machine_file(), None, calibrate, progress)
+    if missing := machine.unpriced:
+        beside = machine_file().with_suffix(f".{digested(' '.join(missing))}.json")
+        machine = machine.joined(kept_or(beside, missing, partial(calibrate_more, missing), progress))
+    return machine
+
+
+def kept_or(file: Path, wanted: Collection[str] | None, measure: Callable[..., Machine], progress: Callable[..., None]) -> Machine:
+    """What is kept in a file, or else measured and kept there."""
+    if os.path.lexists(file):
+        try: machine = Machine.load(file, wanted)
         except NotThisMachine as error: say(f"measured again: {error}")
         else:
             if not machine.busy: return machine
@@ -245,8 +260,7 @@ def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
                 say(marked(machine))
                 return machine
             say(f"measured again: {marked(machine)}")
-    from formats.calibrate import calibrate
-    machine = calibrate(progress)
+    machine = measure(progress=progress)
     machine.save(file)
     if machine.busy: say(marked(machine))
     return machine

@@ -11,20 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import sympy
-from sympy import ceiling
 
 from formats import FORMATS
 from formats.features import T, n, p
 from formats.format import Format
-from formats.machine import FEATURES, FUSED, NARROW, S2, d, h
 from formats.peaks import NUMBERS
+from formats.prices import Tile, Work, price, up
 from formats.sizes import nnz
 
-Work = tuple[sympy.Expr, sympy.Expr, sympy.Expr, sympy.Expr]     # matrix and vector operations, numbers moved, stored bytes
-Tile = tuple[int, int, int]
 BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 WIDER = {"int4": "int8", "int8": "bf16", "bf16": "float16", "float16": "float32"}     # what holds a number of another type
-PASSES = {"bias": 1, "gelu": 12, "residual": 1, "norm": 6, "affine": 2}              # operations a number
 FILE = Path(__file__).with_suffix(".json")
 
 
@@ -55,7 +51,7 @@ class Datasheet:
     def seconds(self, kernel: str, **sizes: float) -> float:
         """The least seconds that one call can take; KeyError and ValueError as of a calibrated machine."""
         parts = self.roofline(kernel, **sizes)
-        return max(parts.values()) + (0.0 if kernel in FUSED else self.launch)
+        return max(parts.values()) + (0.0 if price(kernel).rides else self.launch)
 
     def roofline(self, kernel: str, **sizes: float) -> dict[str, float]:
         """Seconds of the matrix unit, of the vector unit and of memory: they work at the same time."""
@@ -73,7 +69,7 @@ class Datasheet:
     def dense(self, kernel: str) -> tuple[float, str, Tile]:
         """Operations a second, unit and tile of a kernel's dense products: of its number type, or of the next wider one that
         the matrix unit has; on the vector unit, which has no tiles, where there is none."""
-        number = own = number_type(kernel.removeprefix("linear."), self.activations)
+        number = own = number_type(price(kernel).product, self.activations)
         while number not in self.matrix and number in WIDER: number = WIDER[number]
         return (self.matrix[number], "matrix", self.tile) if number in self.matrix else (self.vector_rate(own), "vector", (1, 1, 1))
 
@@ -93,7 +89,7 @@ class Datasheet:
         on_vector = vector / self.vector_rate(self.activations)
         units = [matrix / rate + on_vector] if unit == "vector" else [matrix / rate, on_vector]
         memory = (numbers * BYTES[self.activations] + stored) / self.memory[-1][2]
-        return sympy.Max(*units, memory) + (0.0 if kernel in FUSED else self.launch)
+        return sympy.Max(*units, memory) + (0.0 if price(kernel).rides else self.launch)
 
 
 def datasheets(file: Path = FILE) -> dict[str, Datasheet]:
@@ -131,31 +127,20 @@ def number_type(form: str, activations: str) -> str:
 @lru_cache(1024)
 def work(kernel: str, tile: Tile, sparse: tuple[int, int] | None) -> Work:
     """Operations on the matrix unit in whole tiles, on the vector unit, activations moved, stored bytes."""
-    zero, numbers = sympy.Integer(0), T * p
-    if kernel not in FEATURES: raise KeyError(f"no kernel {kernel!r} has a price; there are {', '.join(FEATURES)}")
-    if kernel.startswith("linear."): return product(FORMATS[kernel.removeprefix("linear.")], tile, sparse)
-    if (stage := kernel.removeprefix("pointwise.").removesuffix(NARROW)) in PASSES:
-        read = numbers if stage == "residual" else zero             # it rides along, or is a pass of its own
-        return zero, PASSES[stage] * numbers, read + (zero if kernel in FUSED else 2 * numbers), zero
-    deep = tile[1] * ceiling(d / tile[1])
-    return {"scale": (zero, numbers, 2 * numbers, zero), "gather": (zero, zero, 2 * numbers, zero),
-            "rotate": (zero, 3 * numbers, 2 * numbers, zero),
-            **dict.fromkeys(("attention", "attention.bf16"), (4 * S2 * h * deep, 8 * S2 * h, 4 * T * h * d, zero)),
-            "scores": (2 * S2 * h * deep, S2 * h, 2 * T * h * d + S2 * h, zero),
-            "softmax": (zero, 8 * S2 * h, 2 * S2 * h, zero),
-            "values": (2 * S2 * h * deep, zero, 2 * T * h * d + S2 * h, zero),
-            "headwise": (2 * h * whole(T, n, p, tile), zero, h * n * p + T * h * (n + p), zero)}[kernel]
+    declared = price(kernel)
+    found = product(FORMATS[declared.product], tile, sparse) if declared.product else declared.work(tile)
+    return Work(*map(sympy.sympify, found))
 
 
 def whole(rows: Any, inputs: Any, outputs: Any, tile: Tile) -> sympy.Expr:
     """rows inputs outputs, each rounded up to whole tiles."""
-    return sympy.Mul(*(side * ceiling(size / side) for size, side in zip((rows, inputs, outputs), tile, strict=True)))
+    return sympy.Mul(*(up(size, side) for size, side in zip((rows, inputs, outputs), tile, strict=True)))
 
 
 def product(form: type[Format], tile: Tile, sparse: tuple[int, int] | None) -> Work:
     """A format's product: numbers with an index of their own go to the vector unit, unless it can skip by such a pattern."""
     arrays = [array for array in form.fields.values() if array.number.name.startswith("f")]
-    rounded = form.flops.subs({size: side * ceiling(size / side) for size, side in zip((T, n, p), tile, strict=True)})
+    rounded = form.flops.subs({size: up(size, side) for size, side in zip((T, n, p), tile, strict=True)})
     scattered = sympy.expand(form.flops).coeff(nnz) * nnz
     if scattered != 0: matrix, vector = sympy.expand(rounded).subs(nnz, 0), scattered
     elif indexed(form, arrays):
@@ -166,7 +151,7 @@ def product(form: type[Format], tile: Tile, sparse: tuple[int, int] | None) -> W
     else:
         tiles = (2 * sympy.Mul(*array.shape[:-2]) * whole(T, array.shape[-2], array.shape[-1], tile) for array in arrays)
         matrix, vector = sympy.Add(*tiles), sympy.Integer(0)
-    return matrix, vector, T * (n + p), form.bytes
+    return Work(matrix, vector, T * (n + p), form.bytes)
 
 
 def skipped(form: type[Format], sparse: tuple[int, int] | None) -> sympy.Expr:
@@ -185,7 +170,7 @@ def indexed(form: type[Format], arrays: list[Any]) -> bool:
 @lru_cache(1024)
 def compiled(kernel: str, tile: Tile, sparse: tuple[int, int] | None) -> tuple[tuple[str, ...], Callable[..., Any]]:
     """The names of the sizes of a kernel's work, and a function of them."""
-    expressions = work(kernel, tile, sparse)
+    expressions = tuple(work(kernel, tile, sparse))
     symbols = sorted({symbol for each in expressions for symbol in each.free_symbols}, key=str)
     return tuple(map(str, symbols)), sympy.lambdify(symbols, expressions, "math")
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.features import place, quantile
+from formats.prices import price
 
 ROWS, SIDES, NOISE = (0.7, 1.5, 3.0), (1.0, 2.5, 6.0), (0.02, 0.05, 0.12)
 LEAST = 0.02                                                 # nothing is predicted nearer than this
@@ -78,7 +79,7 @@ def fitted(kernel: str, calls: Sequence[Mapping[str, float]], residuals: Sequenc
 
 def axes(kernel: str, width: int, rows: float, sides: float) -> list[float]:
     """Lengths: a product of one row is unlike one of two; a number's bytes count double."""
-    if not kernel.startswith("linear."): return [sides] * width
+    if not price(kernel).product: return [sides] * width
     return [rows, 0.5, sides, sides, sides / 2, *[sides] * (width - 5)]
 
 

@@ -22,7 +22,7 @@ def cached(program: Program) -> Program:
         if not call.kernel.mixes:
             steps.append(step)
             continue
-        if step.kernel != "attention" or not (seen := pattern(call.bound)).within or seen.reach != parse(CAUSAL).reach:
+        if not call.kernel.cached or not (seen := pattern(call.bound)).within or seen.reach != parse(CAUSAL).reach:
             raise InputError(f"step {i}, {step.output} = {step.kernel}: it reads other rows; of new rows alone only attention where "
                              f"{CAUSAL!r} can be computed")
         for name in (step.operands[operand] for operand in "kv"):
@@ -32,7 +32,7 @@ def cached(program: Program) -> Program:
             shape = {"number": number, "heads": heads[name].heads, "cols": heads[name].cols}
             steps.insert(number, Step("state", {}, shape, state))
         operands = {"q": step.operands["q"], **{each: caches[step.operands[each]] for each in "kv"}}
-        steps.append(Step("attention_cached", operands, {"scale": step.attributes.get("scale", 1.0)}, step.output))
+        steps.append(Step(call.kernel.cached, operands, {"scale": step.attributes.get("scale", 1.0)}, step.output))
     if not caches: raise InputError("cached: no step of this program is attention: nothing is to be cached")
     meta = {name: entry for name, entry in program.meta.items() if name != "certificate"}
     return Program(steps, program.constants, program.output, meta)

@@ -4,8 +4,9 @@ from math import expm1
 
 from formats import blas, kernels, peaks
 from formats.calibrate import calibrate
-from formats.machine import FEATURES, Machine, machine_file
+from formats.machine import Machine, machine_file
 from formats.peaks import Peaks
+from formats.prices import PRICES
 from formats.quiet import told
 from rewrites import environment
 from rewrites.report import Report, table
@@ -44,7 +45,7 @@ def blas_table(setting: blas.Blas) -> str:
 def kernel_table(machine: Machine) -> str:
     """Seconds of every kernel as an expression in its sizes, and how far calls are off: 80 % of them by less."""
     rows = [[kernel, f"{100 * expm1(machine.interval[kernel]):.0f} %" if kernel in machine.interval else "",
-             " + ".join(map(str, machine.expression(kernel).as_ordered_terms()))] for kernel in FEATURES]
+             " + ".join(map(str, machine.expression(kernel).as_ordered_terms()))] for kernel in PRICES]
     width = max(len(row[0]) for row in rows)
     return "\n".join(["kernels: 80 % of calls are closer than so much to so many seconds, corrections by pattern left out",
                       *(f"{kernel.ljust(width)}  {off:>5s}  {said}" for kernel, off, said in rows)])

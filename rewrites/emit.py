@@ -9,15 +9,18 @@ import numpy as np
 
 from formats import FORMATS
 from formats.epilogue import ACTIVATIONS
+from opmatrix.data import Data
 from opmatrix.program import Step
+from opmatrix.runtime.kernel import Declared, split
+from opmatrix.runtime.values import Scores
+from rewrites.calls import attributes as given
+from rewrites.calls import kernels
 from rewrites.fit import Fitter
-from rewrites.interpret import Interpreted
 from rewrites.kinds import array
-from rewrites.lower import EXACT, Call, Lowering, Method, Stored, Use, layout
+from rewrites.lower import EXACT, Call, Lowering, Method, Stored, Use
 
 ANYWHERE = -1                                               # in place of a part: an array is stored once, by its content
 ROWS = 0                                                    # a view as plain rows, not as so many heads
-GIVES_HEADS = ("attention", "attend_once", "values", "headwise", "repeat", "rotate")
 
 
 def promise(shape: tuple[int, ...], method: Method = EXACT[0]) -> Any:
@@ -73,72 +76,58 @@ class Emitter:
                 self._call(lowering, node.cls, node.label, methods)
 
     def _call(self, lowering: Lowering, cls: int, call: Call, methods: dict[Use, Method]) -> None:
-        bound, kernel = dict(call.bound), call.implementation.kernel
-        heads = int(lowering.matcher.heads[cls])
-        if kernel == "view":
-            self.values[cls] = Value(self.values[bound["x"]].names, heads)
-        elif kernel == "columns":
-            key, width = lowering.columns(bound["key"]), lowering.columns(bound["x"])
-            lo, hi = (0, key) if call.implementation.name == "first_columns" else (key, width)
-            self._step("columns", {"x": self._rows(bound["x"])}, {"lo": lo, "hi": hi}, cls, heads)
-        elif kernel == "weigh":
-            soft = self._name()
-            self.steps.append(Step("softmax", {"x": self._any(bound["s"])}, {"where": bound["where"]}, soft))
-            self._step("values", {"p": soft, "v": self._heads(bound["v"])}, {}, cls, heads)
-        elif isinstance(call.implementation, Interpreted):
-            operands = {name: (self._heads if lowering.matcher.heads[at] > 1 else self._rows)(at) for name, at in call.bound}
-            arrays = call.implementation.data(lowering.template.values)
-            operands |= {f"c{k}": self._constant((ANYWHERE, data), partial(np.asarray, data.array))
-                         for k, data in enumerate(arrays)}
-            self._step(kernel, operands, call.implementation.attributes, cls, heads)
-        else:
-            operands, attributes = self._arguments(lowering, cls, call, methods)
-            self._step(kernel, operands, attributes, cls, heads)
+        """The steps of a call: each kernel is given its own variables, and what it lacks the one before gives."""
+        heads, before = int(lowering.matcher.heads[cls]), ""
+        for declared in kernels(call):
+            operands, attributes = self._arguments(lowering, cls, call, declared, methods)
+            if before: operands = {next(name for name in declared.operands if name not in operands): before} | operands
+            before = self._name()
+            self.steps.append(Step(declared.name, operands, attributes, before))
+            self.values[cls] = Value({heads if split(declared.result, heads) else ROWS: before}, heads)
+        if not before:
+            self.values[cls] = Value(self.values[dict(call.bound)["x"]].names, heads)
 
-    def _arguments(self, lowering: Lowering, gives: int, call: Call,
+    def _arguments(self, lowering: Lowering, gives: int, call: Call, declared: Declared,
                    methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, Any]]:
-        bound, how = dict(call.bound), layout(call.implementation)
+        """The operands of a kernel, by the names of buffers and constants, and its attributes."""
+        bound, how = dict(call.bound), call.implementation.layout
         operands: dict[str, str] = {}
-        attributes: dict[str, Any] = dict(call.implementation.attributes)
+        attributes = given(lowering, call, declared)
         for name, cls in call.bound:
+            wanted, asked = declared.wanted(name), name in declared.attributes
             match call.implementation.variables[name].name:
-                case "scalar":
+                case "scalar" if asked:
                     attributes[name] = float(array(lowering.terms[cls]).item())
-                case "where":
+                case "where" if asked:
                     seen = lowering.template.values[cls]
                     attributes[name] = seen.form
-                    operands |= {f"mask{k}": self._constant((ANYWHERE, data), partial(np.asarray, data.array))
-                                 for k, data in enumerate(seen.data)}
-                case "relation":
+                    operands |= {f"mask{k}": self._data(data) for k, data in enumerate(seen.data)}
+                case "relation" if asked:
                     attributes[name] = str(lowering.template.values[cls])
-                case "count" if call.implementation.kernel == "repeat":
+                case "count" if asked:
                     attributes[name] = int(lowering.template.values[cls])
-                case "entrywise":
+                case "entrywise" if asked:
                     attributes[name] = next(node.kind for node in lowering.graph.members[cls] if node.kind in ACTIVATIONS)
                 case "rotation":
-                    for table, data in zip(("cos", "sin"), lowering.tables(cls), strict=True):
-                        operands[table] = self._constant((ANYWHERE, data), partial(np.asarray, data.array))
+                    operands |= dict(zip(("cos", "sin"), map(self._data, lowering.tables(cls)), strict=True))
                 case "constant":
                     width = lowering.columns(gives if lowering.columns(cls) == 1 else cls)
                     operands[name] = self._constant((self.part, Spread(cls, width)), partial(vector, lowering, cls, width))
-                case "matrix":
+                case "matrix" if wanted:
                     x = bound[name.replace("table", "field")] if name.startswith("table") else bound["x"]
                     operands[name] = self._weight(lowering, cls, how, methods[Use(x, cls, how, gives)], x)
-                case "value" | "scores" if not name.startswith("field"):
-                    operands[name] = self._operand(call.implementation.kernel, name, cls)
-        if call.implementation.kernel == "attend_once":
-            attributes["query"] = lowering.matcher.picked[bound["q"]]
-        if call.implementation.name == "turned_once":
-            attributes["rows"] = lowering.matcher.picked[bound["x"]]
-        if call.implementation.kernel == "embed":
-            fields = [cls for name, cls in call.bound if name.startswith("field")]
-            attributes["fields"] = ",".join(lowering.graph.members[cls][0].attributes[0] for cls in fields)
-        return operands, attributes
+                case "value" | "scores" if wanted:
+                    operands[name] = self._operand(wanted, cls)
+        arrays = call.implementation.data(lowering.template.values)
+        return operands | {f"c{k}": self._data(data) for k, data in enumerate(arrays)}, attributes
 
-    def _operand(self, kernel: str, name: str, cls: int) -> str:
-        if kernel in ("attention", "attend_once", "scores", "headwise", "repeat", "rotate"):
-            return self._heads(cls)
-        return self._rows(cls)
+    def _operand(self, wanted: Any, cls: int) -> str:
+        """The buffer of a value, as one of this type."""
+        if wanted is Scores: return next(iter(self.values[cls].names.values()))
+        return self._heads(cls) if split(wanted, int(self.values[cls].heads)) else self._rows(cls)
+
+    def _data(self, data: Data) -> str:
+        return self._constant((ANYWHERE, data), partial(np.asarray, data.array))
 
     def _weight(self, lowering: Lowering, cls: int, how: str, method: Method, x: int) -> str:
         stored = Stored(cls, how, method._replace(error=0.0))
@@ -163,17 +152,8 @@ class Emitter:
             self.constants[name] = self.fitted[key]
         return name
 
-    def _step(self, kernel: str, operands: dict[str, str], attributes: dict[str, Any], cls: int, heads: int) -> None:
-        name = self._name()
-        self.steps.append(Step(kernel, operands, attributes, name))
-        split = kernel in GIVES_HEADS or (kernel == "interpret" and heads > 1)
-        self.values[cls] = Value({heads if split else ROWS: name}, heads)
-
     def _name(self) -> str:
         return f"h{len(self.steps)}"
-
-    def _any(self, cls: int) -> str:
-        return next(iter(self.values[cls].names.values()))
 
     def rows(self, value: Value) -> str:
         """The name of a buffer as rows."""

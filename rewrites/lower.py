@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from formats.epilogue import present
 from opmatrix.data import Data, Promised
 from opmatrix.term import Operator
 from rewrites.egraph import Graph
@@ -20,7 +21,7 @@ from rewrites.kinds import array
 from rewrites.laws.implementation import IMPLEMENTATIONS, Implementation
 from rewrites.match import Matcher
 from rewrites.mixed import Mean
-from rewrites.price import Prices, parts
+from rewrites.price import Prices
 from rewrites.template import Template
 
 
@@ -112,7 +113,7 @@ class Lowering:
         """The stages that follow on the product of a use."""
         if self.like is not None:
             return self.like.epilogues
-        return {use: parts(call.implementation.variables) for cls, call in self.calls for use in self.children(cls, call)[1]}
+        return {use: present(call.implementation.variables) for cls, call in self.calls for use in self.children(cls, call)[1]}
 
     @cached_property
     def matched(self) -> list[tuple[int, Call]]:
@@ -170,7 +171,7 @@ class Lowering:
                     children.append(Angles(cls))
                 case "matrix" if name != "key":
                     x = bound[name.replace("table", "field") if name.startswith("table") else "x"]
-                    uses.append(Use(x, cls, layout(call.implementation), gives))
+                    uses.append(Use(x, cls, call.implementation.layout, gives))
         return children + uses, uses
 
     def representations(self, use: Use, methods: Sequence[Method], made: set[Stored]) -> Iterator[Node]:
@@ -265,9 +266,3 @@ def plainly(lowering: Lowering, use: Use) -> Sequence[Method]:
     """A weight as it is: in the panels of products, and row by row, as tables and the matrices of heads are read."""
     return EXACT if use.layout == "stack" or use.x in lowering.graph.facts["given"] else (*EXACT, Method("packed"))
 
-
-def layout(implementation: Implementation) -> str:
-    """How a kernel wants the matrices of heads: side by side, one above the other, or as they are."""
-    if implementation.kernel == "headwise":
-        return "stack"
-    return "rows" if "x" in implementation.variables and len(implementation.variables["x"].sizes) == 2 else "columns"

@@ -21,12 +21,17 @@ def narrowed(program: Program, prices: Prices | Mean) -> Program:
     machine is quicker so. The same program where that is nowhere."""
     steps, calls = list(program.steps), program.schedule.calls
     for i, call in enumerate(calls):
-        if call.kernel.name != "attention" or pattern(call.bound).reach is None or not all(rounded(calls, v) for v in call.values.values()):
+        if not narrows(call) or not all(rounded(calls, v) for v in call.values.values()):
             continue
         wide, narrow = (prices.spent(partial(call.kernel.cost, at(call, kind), call.shape)) for kind in ("float32", NARROW))
         if narrow < wide:
             steps[i] = with_attributes(steps[i], {"number_type": NARROW})
     return program if steps == list(program.steps) else Program(steps, program.constants, program.output, program.meta)
+
+
+def narrows(call: Call) -> bool:
+    """Whether a kernel computes in narrower numbers too, which it does where whom a query sees is a range of positions."""
+    return "number_type" in call.kernel.attributes and pattern(call.bound).reach is not None
 
 
 def at(call: Call, kind: str) -> Any:

@@ -2,20 +2,18 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from formats import FORMATS
-from formats.machine import NARROW
-from formats.pooling import PICKS
-from opmatrix.extents import WHOLE, Extents, Pairs, pairs
-from opmatrix.runtime.costs import READING, Costs
+from opmatrix.extents import Extents, Pairs
+from opmatrix.runtime import costs
+from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.scheme import Running
+from rewrites.calls import shapes
 
 if TYPE_CHECKING:
     from rewrites.lower import Call, Lowering, Method, Use
-
-PASSES = {"repeat": "scale", "rotate": "rotate", "unit": "scale", "pool": "scale", "link": "gather", "pick": "gather"}
-BLOCK = {"attention", "scores", "weigh"}           # their work grows with scores
 
 
 class Machine(Protocol):
@@ -65,18 +63,22 @@ class Prices:
         """Seconds of a run beside its kernels, as far as the machine knows them."""
         return float(getattr(self.machine, "start", 0.0))
 
+    def seconds(self, costs: Costs) -> float:
+        """What the machine predicts for these kernels."""
+        return sum(self.machine.seconds(name, **sizes) for name, sizes in costs)
+
     def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = (), rows: Any = None) -> float:
         """Seconds of x times an n x p matrix in a format; of so many rows, of all tokens where nobody says."""
-        return self.machine.seconds(f"linear.{form}", T=self.group["T"] if rows is None else rows, **counts(form, n, p, parameters))
+        return self.seconds(costs.times_format(form, counts(form, n, p, parameters), self.group["T"] if rows is None else rows))
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         """Seconds of x times a weight in this representation, and the bytes of the weight."""
         shape, tokens = lowering.stored(use.weight, use.layout), self.rows(lowering, use.x)
-        if use.layout == "stack": return self.headwise(tokens, *shape)
+        if use.layout == "stack": return self.seconds(costs.times_stack(shape, tokens)), 4.0 * prod(shape)
         rows, cols = shape
         size = stored_bytes(method.format, rows, cols, method.parameters)
         if use.x in lowering.graph.facts["given"]:
-            return self.machine.seconds("gather", T=tokens, p=cols), size
+            return self.seconds(costs.gathered(cols, tokens)), size
         product = self.linear(method.format, rows, cols, method.parameters, tokens)
         if FORMATS[method.format].rounds: product -= self.spared(lowering.epilogues.get(use, ()), tokens, cols)
         return max(product, 0.0), size
@@ -88,52 +90,17 @@ class Prices:
 
     def gathered(self, p: int) -> float:
         """Seconds of a row of so many columns for each token, from a table."""
-        return self.machine.seconds("gather", T=self.live["T"], p=p)
+        return self.seconds(costs.gathered(p, self.live["T"]))
 
     def spent(self, cost: Callable[[Extents], Costs]) -> float:
         """Seconds of kernels, by their cost at the extents that the machine is asked about."""
-        return float(sum(self.machine.seconds(name, **sizes) for name, sizes in cost(self.group)))
-
-    def headwise(self, rows: Any, heads: int, n: int, p: int) -> tuple[float, float]:
-        """The same where every head has a matrix of its own."""
-        return self.machine.seconds("headwise", T=rows, h=heads, n=n, p=p), 4.0 * heads * n * p
+        return float(self.seconds(cost(self.group)))
 
     def spared(self, stages: Sequence[str], rows: Any, cols: int) -> float:
         """Seconds that an epilogue takes less behind a product that rounds than its kernel is priced at."""
-        sizes = {"T": rows, "p": cols}
-        return sum(self.machine.seconds(name, **sizes) - self.machine.seconds(name + NARROW, **sizes) for name in stages)
+        plain, narrow = ([(name, {"T": rows, "p": cols}) for name in costs.behind(stages, rounds)] for rounds in (False, True))
+        return self.seconds(plain) - self.seconds(narrow)
 
     def kernel(self, lowering: "Lowering", cls: int, call: "Call") -> float:
         """Seconds of a kernel without its products: its epilogue, or the whole where it has no weight."""
-        implementation, bound = call.implementation, dict(call.bound)
-        kernel, rows = implementation.kernel, self.rows(lowering, cls)
-        if kernel in ("view", "columns"):
-            return 0.0
-        if kernel in BLOCK:
-            operands = [bound[name] for name in ("q", "k", "v") if name in bound]
-            widths = [lowering.columns(each) / int(lowering.matcher.heads[each]) for each in operands]
-            held = pairs[lowering.template.values[bound["where"]]] if kernel == "attention" else WHOLE
-            block = {"T": rows, "S2": self.group[held], "h": int(lowering.matcher.heads[cls]), "d": (widths[0] + widths[-1]) / 2}
-            names = {"weigh": ("softmax", "values")}.get(kernel, (kernel,))
-            return sum(self.machine.seconds(name, **block) for name in names)
-        sizes = {"T": rows, "p": lowering.columns(cls)}
-        if kernel == "interpret":
-            return READING * self.machine.seconds("pointwise.norm", **sizes)
-        if kernel == "attend_once":                         # every head passes over its keys and values
-            each = sum(int(lowering.terms[bound[name]].out.cols) for name in "kv")
-            return self.machine.seconds("scale", T=self.group["T"], p=int(lowering.matcher.heads[cls]) * each)
-        if kernel == "pool" and implementation.attributes["how"] not in PICKS:
-            return self.machine.seconds("scale", T=self.group["T"], p=sizes["p"])
-        if kernel in PASSES:
-            return self.machine.seconds(PASSES[kernel], **sizes)
-        stages = parts(implementation.variables)
-        if kernel == "pointwise":                           # a pass costs what its first stage does: the others ride
-            stages[0] = f"pointwise.{stages[0]}"
-        return sum(self.machine.seconds(name, **sizes) for name in stages)
-
-
-def parts(variables: Any) -> list[str]:
-    """The stages of an epilogue, as the machine prices them: any activation like gelu, a factor like a residual."""
-    stages = [("bias", "bias" in variables), ("gelu", "activation" in variables), ("residual", "times" in variables),
-              ("residual", "residual" in variables), ("norm", "eps" in variables), ("affine", "gain" in variables)]
-    return [name for name, present in stages if present]
+        return sum(self.seconds(kernel.cost(bound, out, self.group)) for kernel, bound, out in shapes(lowering, cls, call))

@@ -14,6 +14,7 @@ from opmatrix.extents import Extents, patterns
 from opmatrix.monoids import softmax
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
+from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.scheme import Running
 from opmatrix.term import Operator
 from rewrites.applying import Applied, Rewrite, apply, refusal
@@ -40,7 +41,7 @@ from rewrites.verify.program import oracle
 from rewrites.wording import TRUST, Writer
 from rewrites.workload import Workload
 
-ATTENTION, MOST, EQUAL = "attention", 4096, 1e-9          # a kernel, keys of its tiles, and how equal splits of it are
+MOST, EQUAL = 4096, 1e-9                                    # keys of a tile, and how equal splits of attention are
 FEW, ROUNDED = 256, 1e-6                                    # rows that are verified; what float32 rounds
 Site = tuple[int, int, str]                                 # part, class and layout of a weight
 
@@ -259,7 +260,7 @@ class Schedule:
         """A program whose attention merges as many keys at a time as a stage says."""
         if self.keys is None:
             return program
-        steps = [replace(step, attributes={**step.attributes, "tile": self.keys}) if step.kernel == ATTENTION else step
+        steps = [replace(step, attributes={**step.attributes, "tile": self.keys}) if tiled(step.kernel) else step
                  for step in program.steps]
         return Program(steps, program.constants, program.output, program.meta)
 
@@ -324,7 +325,7 @@ class Schedule:
             return 0
         stage = self.stages[-1]
         if isinstance(stage, Tile):
-            return sum(step.kernel == ATTENTION for step in self.exact[0].steps)
+            return sum(tiled(step.kernel) for step in self.exact[0].steps)
         return len(self.choice(stage)) if isinstance(stage, Store) else sum(sum(each.counts[-1].values()) for each in self.rewritten)
 
 
@@ -346,9 +347,14 @@ def kernels(lowering: Lowering, each: Applied) -> Extraction:
     return found
 
 
+def tiled(kernel: str) -> bool:
+    """Whether a kernel passes over what it contracts in tiles."""
+    return "tile" in KERNELS[kernel].attributes
+
+
 def split_axis(part: Derivation, keys: int) -> Derivation:
     """With one step more for each attention: its contracted axis is split."""
-    calls = [tree for tree in part.end.walk() if tree.kind in CALLS and CALLS[tree.kind].kernel == ATTENTION]
+    calls = [tree for tree in part.end.walk() if tree.kind in CALLS and any(map(tiled, CALLS[tree.kind].kernels))]
     steps = [*part.steps]
     for tree in sorted(calls, key=lambda tree: -tree.size):
         after = part.forest.tree(tree.kind, tree.children, (*tree.attributes, f"tile={keys}"), tree.cls)

@@ -10,7 +10,8 @@ from programs import Writer, bert_program
 
 from formats import FORMATS, Dense, Half
 from formats.errors import InputError
-from formats.machine import FEATURES, Machine, NotThisMachine, Rates, features, here
+from formats.machine import Machine, NotThisMachine, Rates, features, here
+from formats.prices import PRICES
 from opmatrix.checkpoint import Checkpoint
 from opmatrix.operators import given, product, softmax, symbol, weight
 from opmatrix.oracles import dense
@@ -269,7 +270,7 @@ class Calibration(Kind):
     file, refusals = "machine.json", (NotThisMachine,)
 
     def good(self):
-        prices = {kernel: [1e-9] * len(features(kernel)) for kernel in FEATURES}
+        prices = {kernel: [1e-9] * len(features(kernel)) for kernel in PRICES}
         one_row = {"linear.dense": prices["linear.dense"]}
         Machine(prices, one_row=one_row, **here(), ways={"apart": Rates({"scale": prices["scale"]})}).save(self.path)
 

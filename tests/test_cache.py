@@ -17,7 +17,8 @@ from formats.cache import Distrusted
 from formats.errors import InputError
 from formats.holdings import DAY, MONTH
 from formats.kernels import objects
-from formats.machine import FEATURES, Machine, features, this_machine
+from formats.machine import Machine, features, this_machine
+from formats.prices import PRICES
 from rewrites import cli, remember
 from rewrites.lower import Method
 
@@ -186,7 +187,7 @@ def unusable(request, tmp_path, monkeypatch):
 
 def known():
     """This machine with coefficients that were not measured."""
-    return Machine({kernel: [1e-9] * len(features(kernel)) for kernel in FEATURES}, **machines.here())
+    return Machine({kernel: [1e-9] * len(features(kernel)) for kernel in PRICES}, **machines.here())
 
 
 def test_without_a_cache_all_goes_on_with_a_line(unusable, monkeypatch, caplog):

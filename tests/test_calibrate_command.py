@@ -11,8 +11,9 @@ import pytest
 from formats import blas, cache, kernels, peaks
 from formats.blas import Blas
 from formats.host import caches
-from formats.machine import FEATURES, Machine, features, here, machine_file, this_machine
+from formats.machine import Machine, features, here, machine_file, this_machine
 from formats.peaks import Peaks, Rate
+from formats.prices import PRICES
 from rewrites import cli, environment
 
 ROOT = Path(__file__).parents[1]
@@ -20,7 +21,7 @@ RATES = {"": 1e11, "ZEN": 1.5e11}
 
 
 def machine():
-    return Machine({kernel: [1e-9] * len(features(kernel)) for kernel in FEATURES}, **here())
+    return Machine({kernel: [1e-9] * len(features(kernel)) for kernel in PRICES}, **here())
 
 
 @pytest.fixture

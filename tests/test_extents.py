@@ -10,7 +10,7 @@ from searched import RAGGED, Round, model, structure
 
 from formats import shapes
 from formats.kernels import attending
-from formats.machine import FEATURES
+from formats.machine import features
 from opmatrix.extents import WHOLE, Extents, Missing, T, counted, pairs, patterns
 from opmatrix.models.transformer import random_config, random_weights, transformer
 from opmatrix.operators import I, product, turn
@@ -92,7 +92,8 @@ def test_symbols_make_a_formula(seed, lengths):
     numbers = program.extents([rng.integers(0, config["vocab_size"], length) for length in lengths])
     symbols = {key: sympy.Symbol(f"n{at}", positive=True) for at, key in enumerate(numbers)}
     formula, plain = (
-        sympy.Add(*(feature.subs(sizes) for kernel, sizes in program.cost(extents) for feature in FEATURES[kernel]))
+        sympy.Add(*(feature.subs({size: sizes[str(size)] for size in feature.free_symbols})
+                    for kernel, sizes in program.cost(extents) for feature in features(kernel)))
         for extents in (Extents(symbols), numbers))
     assert formula.free_symbols and formula.subs({symbols[key]: numbers[key] for key in numbers}) == plain
 

@@ -1,5 +1,6 @@
 """The machine model: prices are what the features say, fits find what made the data, files are trusted only if ours."""
 import json
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -10,21 +11,27 @@ from formats import calibrate as calibration
 from formats import machine as machines
 from formats import predictor
 from formats.features import even, place
-from formats.machine import FEATURES, FUSED, Machine, NotThisMachine, Rates, evaluate, features, this_machine
+from formats.machine import Machine, NotThisMachine, Rates, evaluate, features, this_machine
 from formats.predictor import Correction
+from formats.prices import PRICES, price
 from formats.threads import threads
+from opmatrix.runtime import kernels  # noqa: F401, their prices
 
 SIZES = {"n": 384, "p": 1536, "nnz": 9000, "blocks": 70, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 20000,
-         "h": 12, "d": 32, "k": 2}
+         "h": 12, "d": 32, "k": 2, "S": 5}
 RATES = (2e-11, 3e-10, 1e-9, 2e-9, 3e-9, 4e-9, 1e-5)        # seconds for one of each feature, as plain as any
 
 
-def rates(kernel): return [*RATES[:len(features(kernel)) - 1], RATES[-1]] if kernel not in FUSED else [1e-9]
+RECORDED = {name for name, each in PRICES.items() if each.recorded}
+OWN = {name for name, each in PRICES.items() if not each.rides}
+
+
+def rates(kernel): return [*RATES[:len(features(kernel)) - 1], RATES[-1]] if not price(kernel).rides else [1e-9]
 
 
 def known(**more):
     """This machine with coefficients that were not measured."""
-    return Machine({kernel: rates(kernel) for kernel in FEATURES}, **machines.here(), **more)
+    return Machine({kernel: rates(kernel) for kernel in PRICES}, **machines.here(), **more)
 
 
 @pytest.fixture
@@ -33,7 +40,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("kernel", FEATURES)
+@pytest.mark.parametrize("kernel", PRICES)
 def test_every_price_is_its_expression(kernel):
     for T in (1, 16, 17, 1000):
         sizes = {str(symbol): ({"T": T} | SIZES)[str(symbol)] for f in features(kernel) for symbol in f.free_symbols}
@@ -44,7 +51,7 @@ def test_every_price_is_its_expression(kernel):
         assert all(0 < feature < np.inf for feature in evaluate(kernel, sizes))
 
 
-@pytest.mark.parametrize("kernel", FEATURES)
+@pytest.mark.parametrize("kernel", PRICES)
 def test_more_rows_never_cost_less(kernel):
     machine = known()
     prices = [machine.seconds(kernel, T=T, **(SIZES | {"S2": T * T})) for T in range(1, 200)]
@@ -57,11 +64,11 @@ def test_a_missing_size_and_an_unknown_kernel_are_named():
     with pytest.raises(KeyError, match=r"linear\.sparse.*there are linear\.dense"): features("linear.sparse")
 
 
-@pytest.mark.parametrize("kernel", sorted(set(FEATURES) - set(FUSED)))
+@pytest.mark.parametrize("kernel", sorted(OWN))
 def test_a_fit_finds_what_made_the_data(kernel):
     """Exactly without noise; within a few per cent where a fifth of the measurements were disturbed."""
     rng, machine = np.random.default_rng(5), known()
-    shapes = [SIZES | {"T": T, "n": n, "p": p, "nnz": n * p // 9, "blocks": n * p // 1024, "S2": T * s, "d": d, "h": h}
+    shapes = [SIZES | {"T": T, "n": n, "p": p, "nnz": n * p // 9, "blocks": n * p // 1024, "S2": T * s, "d": d, "h": h, "S": s}
               for T, n, p, s, d, h in product((4, 24, 100, 400), (200, 900), (300, 1000), (10, 80), (32, 64), (3, 12))]
     rows = [(kernel, sizes, machine.seconds(kernel, **sizes)) for sizes in shapes]
     found = calibration.fit(kernel, rows)
@@ -90,21 +97,21 @@ def test_calibration_recovers_a_machine(monkeypatch):
     def replayed(cases, memory, apart, seconds, progress):
         inside.append(({kernel for kernel, *_ in cases}, apart))
         def seconds(kernel, sizes):
-            if kernel not in FEATURES: return 1e-6 * len(kernel)
+            if kernel not in PRICES: return 1e-6 * len(kernel)
             return truth.seconds(kernel, **(sizes if apart else even(sizes, threads())))
         return [(kernel, sizes, seconds(kernel, sizes)) for kernel, sizes, _ in cases], 3e-5
     monkeypatch.setattr(calibration, "inside", replayed)
     told = []
     found = calibration.calibrate(lambda *what: told.append(what))
-    assert ran == set(FEATURES) - set(FUSED) == set(found.interval) and max(found.interval.values()) < 1e-6
+    assert ran == OWN == set(found.interval) and max(found.interval.values()) < 1e-6
     assert "the middle half of repeated timings is 100% wide" in found.busy, "and it is marked"
-    assert set(found.coefficients) == set(FEATURES) and found.identity == machines.identity()
+    assert set(found.coefficients) == set(PRICES) and found.identity == machines.identity()
     assert any(len(what) == 2 for what in told) and any("compiled dense" in what for what in told)
-    assert [apart for _, apart in inside] == [True, False] and not inside[0][0] & calibration.BY_ITSELF
+    assert [apart for _, apart in inside] == [True, False] and inside[0][0] & set(PRICES) <= RECORDED
     for way in machines.WAYS:
         rates = found.ways[way]
-        assert set(rates.coefficients) == (set(FEATURES) - calibration.BY_ITSELF) and max(rates.interval.values()) < 1e-6
-        assert all(rates.coefficients[stage][0] > 0 for stage in FUSED) and rates.start == 3e-5
+        assert set(rates.coefficients) == RECORDED and max(rates.interval.values()) < 1e-6
+        assert all(rates.coefficients[stage][0] > 0 for stage in set(PRICES) - OWN) and rates.start == 3e-5
 
 
 def wavy(sizes):
@@ -220,6 +227,35 @@ def test_foreign_and_damaged_files_are_measured_again(cache, monkeypatch, caplog
     assert this_machine() == known()
     [told] = caplog.messages
     assert said in told and "measured again" in told and "\n" not in told and Machine.load(kept) == known()
+
+
+def test_what_a_calibration_lacks_is_measured_alone_and_kept_beside_it(cache, monkeypatch):
+    """A kernel that was declared since; nothing that was measured before changes, and nothing is measured twice."""
+    whole, asked = known(), []
+    more = replace(whole, coefficients={"pool": [1e-9, 1e-9, 3e-6]})
+    before = replace(whole, coefficients={name: each for name, each in whole.coefficients.items() if name != "pool"})
+    before.save(machines.machine_file())
+    monkeypatch.setattr(calibration, "calibrate_more", lambda names, progress: asked.append(names) or more)
+    assert this_machine() == this_machine() == whole.also(more) and asked == [["pool"]]
+    assert Machine.load(machines.machine_file()) == before
+    [beside] = set(machines.machine_file().parent.iterdir()) - {machines.machine_file()}
+    beside.write_text(spoiled(beside.read_text(), coefficients={}))
+    assert this_machine() == whole.also(more) and asked == [["pool"], ["pool"]]
+
+
+def test_what_nobody_declares_is_left_out(cache, monkeypatch):
+    known().save(file := cache / "machine.json")
+    monkeypatch.delitem(PRICES, "pool")
+    assert Machine.load(file) == known() and "pool" not in known().coefficients
+
+
+def test_kernels_are_calibrated_alone(monkeypatch):
+    """Those that are asked for, in both ways of running where they are recorded."""
+    monkeypatch.setattr(calibration, "INSIDE", calibration.Plan(3, 3, 256, 100, seconds=0))
+    monkeypatch.setattr(calibration, "MORE", 0)
+    found = calibration.calibrate_more(["pool", "pick"])
+    assert set(found.coefficients) == {"pool", "pick"} and set(found.ways) == set(machines.WAYS)
+    assert all(set(rates.coefficients) == {"pool"} and not rates.wrong for rates in found.ways.values()) and not found.wrong
 
 
 def test_a_calibration_is_kept(cache, monkeypatch):

@@ -6,12 +6,13 @@ from math import ceil, inf
 import pytest
 
 from formats import FORMATS
-from formats.machine import FEATURES, STAGES, features
+from formats.machine import features
 from formats.machines import BYTES, FILE, Datasheet, datasheet, datasheets, known, work
+from formats.prices import EPILOGUE, PRICES
 from opmatrix.extents import WHOLE, Extents
 
 SIZES = {"T": 128, "n": 1024, "p": 768, "nnz": 90000, "blocks": 60, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 128 * 128,
-         "h": 12, "d": 64, "k": 2}
+         "h": 12, "d": 64, "k": 2, "S": 5}
 MACHINES = [*known().values()]
 PLAIN = Datasheet("plain", "made up", {"bf16": 64e12, "int8": 128e12}, {"float32": 1e12}, (16, 16, 8),
                   (("near", 1e6, 1e13), ("far", 1e11, 1e12)))
@@ -22,7 +23,7 @@ def at(**sizes): return SIZES | sizes
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_every_kernel_has_a_price_that_no_size_lowers(machine):
-    for kernel in FEATURES:
+    for kernel in PRICES:
         prices = [machine.seconds(kernel, **at(T=rows, S2=rows * rows)) for rows in (1, 2, 7, 16, 17, 100, 1000, 5000)]
         assert prices == sorted(prices) and 0 < prices[0] < prices[-1] < inf, kernel
         for size in ("n", "p", "nnz", "blocks", "h", "d"):
@@ -33,7 +34,7 @@ def test_every_kernel_has_a_price_that_no_size_lowers(machine):
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_a_price_is_the_slowest_unit_and_its_expression(machine):
-    for kernel in FEATURES:
+    for kernel in PRICES:
         parts = machine.roofline(kernel, **SIZES)
         assert machine.seconds(kernel, **SIZES) == max(parts.values()) and min(parts.values()) >= 0
         assert machine.between(kernel, **SIZES) == (machine.seconds(kernel, **SIZES), inf)
@@ -124,7 +125,7 @@ def test_what_fits_a_nearer_level_is_read_from_it():
 
 
 def test_a_stage_rides_along_or_is_a_pass():
-    for stage in STAGES:
+    for stage in EPILOGUE:
         assert PLAIN.seconds(stage, T=999, p=999) <= PLAIN.seconds(f"pointwise.{stage}", T=999, p=999)
     slow = replace(PLAIN, launch=1.0)
     assert slow.seconds("scale", T=1, p=1) > 1 > slow.seconds("gelu", T=1, p=1)

@@ -8,7 +8,8 @@ import standin
 from searched import RAGGED, model
 
 from formats.features import even
-from formats.machine import FUSED, NARROW, Rates
+from formats.machine import Rates
+from formats.prices import NARROW, PRICES
 from opmatrix.extents import WHOLE, Extents, S, T, counted
 from opmatrix.patterns import Batch
 from opmatrix.runtime.scheme import Running, grouped, shared
@@ -92,7 +93,7 @@ def test_the_search_prices_what_runs(methods, way, batch):
     """What a structure is said to take is what its program's kernels cost, its start with them, narrow stages as narrow ones."""
     plain = standin.machine()
     narrow = {name: [0.3 * rate for rate in rates] if name.endswith(NARROW) else rates for name, rates in plain.coefficients.items()}
-    assert set(FUSED) < set(narrow)
+    assert {name for name, each in PRICES.items() if each.rides} < set(narrow)
     twice = {name: [2 * rate for rate in rates] for name, rates in narrow.items()}
     ways = {"apart": Rates(narrow, start=1e-5), "together": Rates(twice, start=2e-5)}
     running = Running.of(replace(plain, ways=ways, threads=2), batch.starts)

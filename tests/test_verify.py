@@ -270,7 +270,7 @@ def test_a_kernel_that_means_something_else_is_found(monkeypatch, name, body):
     class Planted(implementation.Implementation):
         pattern = right.pattern
 
-    wrong = Planted(right.name, right.kernel, body, right.variables, right.attributes)
+    wrong = Planted(right.name, right.kernels, body, right.variables, right.attributes)
     others = [each for each in implementation.IMPLEMENTATIONS if each is not right]
     monkeypatch.setattr(lower, "IMPLEMENTATIONS", [wrong, *others])
     found_ = check_graph(TEMPLATES[1], () if name == "attention_scaled" else EXACT_LAWS)

@@ -1,9 +1,13 @@
-"""What kernels cost: the names that the machine knows them by, each with its sizes (T rows, S2 scores of one head)."""
-from collections.abc import Callable
+"""What kernels cost: the prices that the machine knows (formats/prices.py), each with its sizes (T rows, S2 scores of one head).
+
+Operands are shapes. A weight that is None is priced elsewhere: by the search, in each form that it may be stored in."""
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace as Bound
 from typing import Any
 
+from formats.epilogue import present
 from formats.pooling import PICKS
+from formats.prices import NARROW
 from opmatrix.extents import WHOLE, Extents, Pairs, S, T, pairs
 from opmatrix.runtime.seen import pattern
 from opmatrix.runtime.values import Heads, Rows
@@ -12,82 +16,97 @@ Costs = list[tuple[str, dict[str, float]]]
 READING = 50                                                # passes that reading a term is taken to cost
 
 
-def stages(a: Bound, out: Rows, extents: Extents, before: str = "", after: str = "") -> Costs:
-    """The parts of an epilogue; alone, the first is a pass of its own, and the others ride along. `before` and `after` their names."""
-    given = {name for name, value in vars(a).items() if value is not None}
-    present = [("bias", "bias" in given), ("gelu", bool("activation" in given and a.activation)),
-               ("residual", "times" in given), ("residual", "residual" in given), ("norm", "eps" in given),
-               ("affine", bool(given & {"gain", "shift"}))]     # any activation costs about what gelu does
-    return [(before + name + after, {"T": extents[out.space], "p": out.cols}) for name, found in present if found]
+def wide(out: Any) -> int:
+    """Numbers in a row, all heads together."""
+    return int(out.cols * getattr(out, "heads", 1))
+
+
+def passed(name: str) -> Callable[[Bound, Any, Extents], Costs]:
+    """A kernel whose time grows with the numbers of its result."""
+    return lambda a, out, extents: [(name, {"T": extents[getattr(out, "space", T)], "p": wide(out)})]
+
+
+# ---- products: as kernels multiply, and as a search prices each form of a weight
+
+def times_format(name: str, sizes: Mapping[Any, Any], rows: Any) -> Costs:
+    """x @ W in a format, where W has these sizes."""
+    return [(f"linear.{name}", {"T": rows, **{str(size): count for size, count in sizes.items()}})]
+
+
+def times_stack(shape: tuple[int, ...], rows: Any) -> Costs:
+    """x @ W, a matrix for each head: heads × in × out."""
+    return [("headwise", {"T": rows, **dict(zip("hnp", shape, strict=True))})]
+
+
+def gathered(cols: Any, rows: Any) -> Costs:
+    """Rows of a table."""
+    return [("gather", {"T": rows, "p": cols})]
+
+
+def behind(stages: Any, rounds: bool) -> list[str]:
+    """The prices of stages that ride along with a product, which may round what it multiplies."""
+    return [name + NARROW if rounds else name for name in stages]
+
+
+def stages(a: Bound) -> list[str]:
+    """The prices of the stages of an epilogue that a kernel is given."""
+    return present([name for name, value in vars(a).items() if not (value is None or (isinstance(value, str) and not value))])
 
 
 def linear(a: Bound, out: Rows, extents: Extents) -> Costs:
     """The format's product, then the epilogue."""
-    sizes = {str(size): count for size, count in a.weight.sizes.items()}
-    after = stages(a, out, extents, after=".narrow" if a.weight.rounds else "")
-    return [(f"linear.{a.weight.name}", {"T": extents[out.space], **sizes}), *after]
+    rows = extents[out.space]
+    first = [] if a.weight is None else times_format(a.weight.name, a.weight.sizes, rows)
+    return first + [(name, {"T": rows, "p": out.cols}) for name in behind(stages(a), a.weight is not None and a.weight.rounds)]
 
 
-def pointwise(a: Bound, out: Rows, extents: Extents) -> Costs: return stages(a, out, extents, "pointwise.")
-def scale(a: Bound, out: Rows, extents: Extents) -> Costs: return [("scale", {"T": extents[out.space], "p": out.cols})]
-
-
-def rotate(a: Bound, out: Heads, extents: Extents) -> Costs: return [("rotate", {"T": extents[out.space], "p": out.heads * out.cols})]
+def pointwise(a: Bound, out: Rows, extents: Extents) -> Costs:
+    """The first stage is a pass of its own, the others ride along."""
+    first, *more = stages(a)
+    return [(name, {"T": extents[out.space], "p": out.cols}) for name in (f"pointwise.{first}", *more)]
 
 
 def embed(a: Bound, out: Rows, extents: Extents) -> Costs:
     """A gathering for each table, then the epilogue."""
-    gathered: Costs = [("gather", {"T": extents[out.space], "p": out.cols})] * len(a.tables)
-    return gathered + stages(a, out, extents)
+    rows = extents[out.space]
+    return gathered(out.cols, rows) * len(a.tables or ()) + [(name, {"T": rows, "p": out.cols}) for name in stages(a)]
 
+
+def headwise(a: Bound, out: Heads, extents: Extents) -> Costs:
+    return [] if a.weight is None else times_stack(a.weight.shape, extents[out.space])
+
+
+# ---- heads
 
 def heads(name: str, *of: str, held: Callable[[Bound], Pairs] = lambda _: WHOLE) -> Any:
-    """A kernel whose work grows with scores; `of` are the operands that have its heads and columns, `held` the scores computed."""
-    def cost(a: Bound, out: Rows, extents: Extents) -> Costs:
-        operands = [getattr(a, each) for each in of]
-        widths = [each.cols for each in operands if hasattr(each, "cols")] or [1]
-        most = max(each.heads for each in operands)
-        return [(name, {"T": extents[T], "S2": extents[held(a)], "h": most, "d": sum(widths) / len(widths)})]
+    """A kernel whose work grows with scores; `of` are the operands that have its columns, `held` the scores computed."""
+    def cost(a: Bound, out: Any, extents: Extents) -> Costs:
+        widths = [each.cols for each in (getattr(a, one) for one in of) if hasattr(each, "cols")] or [1]
+        return [(name, {"T": extents[T], "S2": extents[held(a)], "h": out.heads, "d": sum(widths) / len(widths)})]
     return cost
 
 
-def attention(a: Bound, out: Rows, extents: Extents) -> Costs:
+def attention(a: Bound, out: Heads, extents: Extents) -> Costs:
     """In its number type, of the scores that its pattern holds."""
-    name = "attention" if a.number_type == "float32" else f"attention.{a.number_type}"
-    found: Costs = heads(name, "q", "v", held=lambda a: pairs[pattern(a)])(a, out, extents)
+    found: Costs = heads(ATTENTION[a.number_type], "q", "v", held=lambda a: pairs[pattern(a)])(a, out, extents)
     return found
 
 
-def cached(a: Bound, out: Rows, extents: Extents) -> Costs:
-    """As attention of as many scores."""
-    found: Costs = heads("attention", "q", "v", held=lambda a: pairs[a.where])(a, out, extents)
-    return found
-
-
-def copied(a: Bound, out: Any, extents: Extents) -> Costs:
-    return [("scale", {"T": extents[out.space], "p": out.heads * out.cols})]
-
-
-def interpreted(a: Bound, out: Any, extents: Extents) -> Costs:
-    """Many passes; what it really costs nobody has measured, but it is the last resort."""
-    return [("pointwise.norm", {"T": extents[out.space], "p": getattr(out, "heads", 1) * out.cols})] * READING
-
-
-def headwise(a: Bound, out: Rows, extents: Extents) -> Costs:
-    return [("headwise", {"T": extents[out.space], **dict(zip("hnp", a.weight.shape, strict=True))})]
-
-
-def pool(a: Bound, out: Rows, extents: Extents) -> Costs:
-    """A pass over the rows that are read."""
-    read = S if a.how in PICKS else T
-    return [("scale", {"T": extents[read], "p": out.cols})]
-
-
-def link(a: Bound, out: Rows, extents: Extents) -> Costs:
-    """A gathering of rows; how many entries there are is the batch's."""
-    return [("gather", {"T": extents[out.space], "p": out.cols})]
+ATTENTION = {"float32": "attention", "bf16": "attention.bf16"}     # by the number type that q, k, v are rounded to
 
 
 def once(a: Bound, out: Heads, extents: Extents) -> Costs:
     """Every head passes over its keys and values."""
-    return [("scale", {"T": extents[T], "p": out.heads * (a.k.cols + a.v.cols)})]
+    return [("attend_once", {"T": extents[T], "h": out.heads, "d": (a.k.cols + a.v.cols) / 2})]
+
+
+# ---- other rows
+
+def pool(a: Bound, out: Rows, extents: Extents) -> Costs:
+    """The rows that are read, and those that are written."""
+    return [("pool", {"T": extents[S if a.how in PICKS else T], "S": extents[S], "p": out.cols})]
+
+
+def interpreted(a: Bound, out: Any, extents: Extents) -> Costs:
+    """Many passes; what it really costs nobody has measured, but it is the last resort."""
+    return passed("pointwise.norm")(a, out, extents) * READING

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
 from formats.format import Format
+from formats.prices import Price
 from opmatrix.extents import T
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.values import CONSTANT, Heads, Rows, Size, Tables, Value
@@ -32,26 +33,30 @@ PLAIN = {float: Range(float, -LARGEST, LARGEST), int: Range(int, -2 ** 31, 2 ** 
 
 class Declared:
     """One row of the kernel table: the function, and readings of its bound arguments. Where values are shapes, `gives`
-    is the shape of the result, `cost` the machine's kernels with sizes, `room` the bytes that the kernel allocates for
+    is the shape of the result, `cost` the machine's prices with sizes, `room` the bytes that the kernel allocates for
     itself. Where they are float64 arrays, `means` is the result. `reads` gives, by name, what it rounds operands to before
     it computes. The result may lie in the buffer of operand `over`.
-    `moves`: its operands and its result may be of different spaces, as its shape says; others keep that of their operands, which is T
-    where the batch is read. `bounded`: it may be given too many sequences, and leaves those alone that have no rows.
+    `price`, by the kernel's name, and `prices` are those that machines learn for it.
+    `moves`: its operands and its result may be of different spaces, as its shape says; others keep that of their operands,
+    which is T where the batch is read. `bounded`: it may be given too many sequences, and leaves those alone that have no rows.
     `launches`: its function launches compiled kernels and does nothing else, so its launches may be recorded; `fields` are
-    those of the batch that it reads, each with the number that all must be below. `mixes`: a row depends on others; `held`: its
-    value lies with a session."""
+    those of the batch that it reads, each with the number that all must be below. `mixes`: a row depends on others; `held`:
+    its value lies with a session; `cached`: the kernel that computes the same of new rows alone, over caches of the others."""
 
     def __init__(self, function: Callable[..., Any], gives: Callable[[Any], Value], means: Callable[[Any], Any],
                  cost: Callable[..., Costs] = lambda *_: [], room: Callable[[Any], Size] = lambda _: Size(0, 0),
                  over: str | None = None, launches: bool = False,
                  reads: Callable[[Any], Mapping[str, Any]] = lambda _: {},
                  fields: Callable[[Any], Mapping[str, int]] = lambda _: {}, mixes: bool = False, held: bool = False,
-                 moves: bool = False, bounded: bool = False):
-        self.moves, self.bounded = moves, bounded
+                 moves: bool = False, bounded: bool = False, price: Price | None = None, prices: Mapping[str, Price] | None = None,
+                 cached: str = ""):
+        self.moves, self.bounded, self.cached = moves, bounded, cached
+        self.prices = dict(prices or {}) | ({function.__name__: price} if price else {})
         self.function, self.name, self.gives, self.means = function, function.__name__, gives, means
         self.cost, self.room, self.over, self.launches, self.reads, self.fields = cost, room, over, launches, reads, fields
         self.mixes, self.held = mixes, held
         named = dict(signature(function).parameters)
+        self.result = signature(function).return_annotation
         self.view, self.batched = named.pop("out", None) is None, named.pop("batch", None) is not None
         self.attributes = {name: p for name, p in named.items() if p.kind is Parameter.KEYWORD_ONLY}
         self.operands = {name: p for name, p in named.items() if name not in self.attributes}
@@ -59,6 +64,11 @@ class Declared:
     def __repr__(self) -> str:
         operands = ", ".join(name if p.default is NONE else f"[{name}]" for name, p in self.operands.items())
         return f"{self.name}({'; '.join(filter(None, (operands, ', '.join(self.attributes))))})"
+
+    def wanted(self, name: str) -> Any:
+        """The type of an operand, of one among many tables too; None for what is none."""
+        if name in self.operands: return self.operands[name].annotation
+        return Tables if f"{name.rstrip('0123456789')}s" in self.operands else None
 
     def seated(self, shape: Value, bound: SimpleNamespace) -> Value:
         """The shape of the result, in the space of the operands. ValueError where these are of several."""
@@ -105,3 +115,8 @@ class Declared:
         if value is parameter.default or holds: return value
         needed = wanted if isinstance(wanted, Range) else "text"
         raise ValueError(f"{self}: {name} is {value!r:.80}; it must be {needed}")
+
+
+def split(wanted: Any, heads: int) -> bool:
+    """Whether a value of so many heads is in heads where one of this type is wanted."""
+    return wanted is Heads or (heads > 1 and Heads in get_args(wanted))

@@ -10,10 +10,12 @@ import numpy as np
 from formats import kernels as compiled
 from formats.epilogue import ACTIVATIONS, EPS, NORMS, Epilogue
 from formats.pooling import HOW
-from opmatrix.extents import WHOLE
+from formats.prices import PRICES, S2, Price, Work, d, h, up
+from formats.sizes import S, T, n, p
+from opmatrix.extents import WHOLE, pairs
 from opmatrix.patterns import parse
 from opmatrix.relations import parsed
-from opmatrix.runtime import costs, meanings, seen, shapes
+from opmatrix.runtime import cases, costs, meanings, seen, shapes
 from opmatrix.runtime.kernel import Declared, Range
 from opmatrix.runtime.values import (
     WIDEST,
@@ -37,12 +39,14 @@ Eps = Range(float, *EPS)
 Count, Place = Range(int, 1, WIDEST), Range(int, 0, WIDEST)
 CAUSAL = "sequence & causal"
 Keys = Range(int, 1, 1 << 16)
+SCORED = S2 * h * d, S2 * h, T * h * d                      # what grows with scores: products, exponentials, rows
 
 
 def kernel(**readings: Any):
-    """Enter a function into the table, with its readings (see Declared)."""
+    """Enter a function into the table, with its readings (see Declared), and its prices into the machines'."""
     def enter(function):
-        KERNELS[function.__name__] = Declared(function, **readings)
+        KERNELS[function.__name__] = declared = Declared(function, **readings)
+        PRICES.update(declared.prices)
         return function
     return enter
 
@@ -53,37 +57,39 @@ def kernel(**readings: Any):
         cost=costs.linear, launches=True, reads=meanings.multiplied)
 def linear(out, x: Rows, weight: Weight, bias: Vector = None, times: Rows = None, residual: Rows = None,
            gain: Vector = None, shift: Vector = None, *, activation: Activation = "", eps: Eps = None,
-           norm: Norm = "layer"):
+           norm: Norm = "layer") -> Rows:
     """x @ W in whatever format W has; the epilogue runs on each chunk of rows while it is in cache."""
     weight.matmul(x, out=out, epilogue=Epilogue(bias, activation, residual, eps, gain, shift, times, norm))
 
 
 @kernel(gives=shapes.along, means=lambda a: meanings.ending(a.x, a), cost=costs.pointwise, over="x", launches=True)
 def pointwise(out, x: Rows, bias: Vector = None, times: Rows = None, residual: Rows = None, gain: Vector = None,
-              shift: Vector = None, *, activation: Activation = "", eps: Eps = None, norm: Norm = "layer"):
+              shift: Vector = None, *, activation: Activation = "", eps: Eps = None, norm: Norm = "layer") -> Rows:
     """The epilogue alone, in one pass."""
     compiled.pointwise(x, out, Epilogue(bias, activation, residual, eps, gain, shift, times, norm))
 
 
-@kernel(gives=shapes.whole, means=lambda a: a.x * a.factor, cost=costs.scale, over="x", launches=True)
-def scale(out, x: Rows, *, factor: float):
+@kernel(gives=shapes.whole, means=lambda a: a.x * a.factor, cost=costs.passed("scale"), over="x", launches=True,
+        price=Price((T * p,), lambda tile: Work(vector=T * p, moved=2 * T * p), cases.passes(lambda x, out: compiled.scale(x, 0.5, out))))
+def scale(out, x: Rows, *, factor: float) -> Rows:
     """Every number times a factor."""
     compiled.scale(x, factor, out)
 
 
 @kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), cost=costs.embed, launches=True,
-        fields=shapes.chosen)
+        fields=shapes.chosen, prices={"gather": Price((T * p,), lambda tile: Work(moved=2 * T * p), cases.gather)})
 def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None, *, fields: str, eps: Eps = None,
-          norm: Norm = "layer"):
+          norm: Norm = "layer") -> Rows:
     """The sum of one row of each table, chosen by that field of the batch, then the epilogue."""
     ids = [batch.field(field, table.shape[0]) for field, table in zip(fields.split(","), tables, strict=True)]
     arrays = [array for table in tables for array in table.arrays().values()]
     compiled.embed(list(zip(ids, arrays, strict=True)), out, Epilogue(eps=eps, gain=gain, shift=shift, norm=norm))
 
 
-@kernel(gives=shapes.turned, means=meanings.rotated, cost=costs.rotate, over="x", launches=True, moves=True,
-        fields=lambda a: {"positions": len(a.cos)})
-def rotate(out, batch, x: Heads, cos: Array, sin: Array, *, rows: Literal["all", "first", "last"] = "all"):
+@kernel(gives=shapes.turned, means=meanings.rotated, cost=costs.passed("rotate"), over="x", launches=True, moves=True,
+        fields=lambda a: {"positions": len(a.cos)},
+        price=Price((T * p,), lambda tile: Work(vector=3 * T * p, moved=2 * T * p), cases.rotate))
+def rotate(out, batch, x: Heads, cos: Array, sin: Array, *, rows: Literal["all", "first", "last"] = "all") -> Heads:
     """Columns i and k + i of every head as a pair, turned by the angle of column i in the row of the tables that a row's position
     names; tables are positions × k, columns behind 2 k stay (Su et al. 2021, RoPE). Rows are all tokens, or of each sequence the first
     or the last."""
@@ -94,48 +100,60 @@ def rotate(out, batch, x: Heads, cos: Array, sin: Array, *, rows: Literal["all",
 # ---- rows of other spaces
 
 @kernel(gives=shapes.pooled, means=lambda a: meanings.unit(meanings.pooled(a), a.unit), cost=costs.pool, launches=True, moves=True,
-        bounded=True)
-def pool(out, batch, x: Rows, *, how: How, unit: Least = None):
+        bounded=True, price=Price((T * p, S * p), lambda tile: Work(vector=T * p, moved=(T + S) * p), cases.pool))
+def pool(out, batch, x: Rows, *, how: How, unit: Least = None) -> Rows:
     """A row for each sequence, made of its rows; with `unit` of length one, the square of which it is added to."""
     compiled.pool_rows(x, batch.starts, out, how, unit)
 
 
-@kernel(gives=shapes.along, means=lambda a: meanings.unit(a.x, a.unit), cost=costs.scale, launches=True)
-def unit(out, x: Rows, *, unit: Least):
+@kernel(gives=shapes.along, means=lambda a: meanings.unit(a.x, a.unit), cost=costs.passed("unit"), launches=True,
+        price=Price((T * p,), lambda tile: Work(vector=3 * T * p, moved=2 * T * p),
+                    cases.passes(lambda x, out: compiled.pool_rows(x, None, out, "first", 1e-12))))
+def unit(out, x: Rows, *, unit: Least) -> Rows:
     """Each row with length one, to the square of which `unit` is added."""
     compiled.pool_rows(x, None, out, "first", unit)
 
 
-@kernel(gives=shapes.linked, means=meanings.linked, cost=costs.link, moves=True)
-def link(out, batch, x: Rows, *, relation: str, over: Literal["sum", "mean", "max"]):
+@kernel(gives=shapes.linked, means=meanings.linked, cost=costs.passed("link"), moves=True,
+        price=Price((T * p,), lambda tile: Work(vector=2 * T * p, moved=2 * T * p), cases.link, recorded=False))
+def link(out, batch, x: Rows, *, relation: str, over: Literal["sum", "mean", "max"]) -> Rows:
     """A row for each row of a relation that the batch gives: what its entries join, times their numbers."""
     found = batch.relation(parsed(relation))
     found.meets(len(x))
     compiled.link_rows(x, found.starts, found.at, found.numbers, out, over)
 
 
-@kernel(gives=shapes.linked, means=meanings.picked, cost=costs.link, moves=True)
-def pick(out, batch, x: Rows, *, relation: str):
+@kernel(gives=shapes.linked, means=meanings.picked, cost=costs.passed("pick"), moves=True,
+        price=Price((T * p,), lambda tile: Work(moved=2 * T * p), cases.pick, recorded=False))
+def pick(out, batch, x: Rows, *, relation: str) -> Rows:
     """The row of x that a relation has as its only entry, for each row of the relation."""
     found = batch.relation(parsed(relation))
     found.meets(len(x))
     np.take(x, found.single(), 0, out)
 
 
-@kernel(gives=shapes.attended_once, means=meanings.attended_once, cost=costs.once, launches=True, moves=True)
+@kernel(gives=shapes.attended_once, means=meanings.attended_once, cost=costs.once, launches=True, moves=True,
+        price=Price((T * h * d,), lambda tile: Work(vector=4 * T * h * d, moved=2 * T * h * d), cases.attend_once))
 def attend_once(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence",
-                query: Literal["first", "last"]):
+                query: Literal["first", "last"]) -> Heads:
     """Attention of one query of each sequence, its first token or its last, to those that it sees."""
     compiled.attend_once(q, k, v, batch.starts, out, scale, query == "last", parse(where).reach)
 
 
 # ---- heads: with fewer of k and v, or of q, each serves a group of the others; `where` is a pattern within sequences
 
+def attending(call):
+    """The price of attention by a compiled kernel."""
+    return Price(SCORED, lambda tile: Work(4 * S2 * h * up(d, tile[1]), 8 * S2 * h, 4 * T * h * d), cases.attention(call))
+
+
 @kernel(gives=shapes.attended, cost=costs.attention, launches=True, reads=meanings.halved,
         means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch, seen.pattern(a)), a.v, a.batch),
-        fields=seen.fields, mixes=True)
+        fields=seen.fields, mixes=True, cached="attention_cached", prices={
+            "attention": attending(lambda *a: compiled.attention(*a)),
+            "attention.bf16": attending(lambda *a: compiled.attention_halves(*a))})
 def attention(out, batch, q: Heads, k: Heads, v: Heads, mask0: Array = None, mask1: Array = None, *,
-              scale: float = 1.0, where: str = "sequence", tile: Keys = 256, number_type: NumberType = "float32"):
+              scale: float = 1.0, where: str = "sequence", tile: Keys = 256, number_type: NumberType = "float32") -> Heads:
     """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022), nor computed
     where nobody sees a tile. mask0 and mask1 are the tables that `where` speaks of. q, k, v and the shares of softmax may be
     rounded to bfloat16."""
@@ -146,33 +164,37 @@ def attention(out, batch, q: Heads, k: Heads, v: Heads, mask0: Array = None, mas
     else: compiled.attention_halves(q, k, v, batch.starts, out, scale, reach, tile)
 
 
-@kernel(gives=shapes.matched, means=meanings.scored, cost=costs.heads("scores", "q", "k"), mixes=True)
-def scores(out, batch, q: Heads, k: Heads, *, scale: float = 1.0):
+@kernel(gives=shapes.matched, means=meanings.scored, cost=costs.heads("scores", "q", "k"), mixes=True, price=Price(
+    SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), S2 * h, 2 * T * h * d + S2 * h), cases.scores, recorded=False))
+def scores(out, batch, q: Heads, k: Heads, *, scale: float = 1.0) -> Scores:
     """q kᵀ · scale within each sentence."""
     compiled.scores(q, k, batch.starts, out, scale)
 
 
 @kernel(gives=shapes.masked, means=lambda a: meanings.shared(a.x, a.batch, seen.pattern(a)), cost=costs.heads("softmax", "x"),
-        over="x", mixes=True)
-def softmax(out, batch, x: Scores, *, where: str = "sequence"):
+        over="x", mixes=True, price=Price((S2 * h,), lambda tile: Work(0, 8 * S2 * h, 2 * S2 * h), cases.softmax, recorded=False))
+def softmax(out, batch, x: Scores, *, where: str = "sequence") -> Scores:
     """Each row of scores as positive numbers that sum to one over whom it sees, and zeros."""
     compiled.softmax(x, batch.starts, len(x) // batch.extents()[WHOLE], out, parse(where).reach)
 
 
-@kernel(gives=shapes.blended, means=lambda a: meanings.weighed(a.p, a.v, a.batch), cost=costs.heads("values", "p", "v"), mixes=True)
-def values(out, batch, p: Scores, v: Heads):
+@kernel(gives=shapes.blended, means=lambda a: meanings.weighed(a.p, a.v, a.batch), cost=costs.heads("values", "p", "v"), mixes=True,
+        price=Price(SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), 0, 2 * T * h * d + S2 * h), cases.values, recorded=False))
+def values(out, batch, p: Scores, v: Heads) -> Heads:
     """p v within each sentence."""
     compiled.values(p, v, batch.starts, out)
 
 
-@kernel(gives=shapes.repeated, means=lambda a: meanings.grouped(a.x, a.heads), cost=costs.copied)
-def repeat(out, x: Heads, *, heads: Count):
+@kernel(gives=shapes.repeated, means=lambda a: meanings.grouped(a.x, a.heads), cost=costs.passed("scale"))
+def repeat(out, x: Heads, *, heads: Count) -> Heads:
     """Each head so many times in a row that there are `heads` of them."""
     out.reshape(len(x), x.shape[1], -1, x.shape[2])[...] = x[:, :, None]
 
 
-@kernel(gives=shapes.headed, means=lambda a: meanings.by_head(a.x, a.weight), cost=costs.headwise, launches=True)
-def headwise(out, x: Heads, weight: Stack):
+@kernel(gives=shapes.headed, means=lambda a: meanings.by_head(a.x, a.weight), cost=costs.headwise, launches=True,
+        price=Price((T * h * n * p, h * n * p, T * h * (n + p)), lambda tile: Work(
+            2 * h * up(T, tile[0]) * up(n, tile[1]) * up(p, tile[2]), 0, h * n * p + T * h * (n + p)), cases.headwise))
+def headwise(out, x: Heads, weight: Stack) -> Heads:
     """x @ W for each head with its own W; an x of one head serves all."""
     compiled.headwise(x, weight, out)
 
@@ -180,20 +202,21 @@ def headwise(out, x: Heads, weight: Stack):
 # ---- caches
 
 @kernel(gives=shapes.stated, means=lambda a: a.batch.caches[a.number], held=True)
-def state(out, batch, *, number: Place, heads: Count, cols: Count):
+def state(out, batch, *, number: Place, heads: Count, cols: Count) -> Cache:
     """A cache as a step finds it: the session's, of this number. Rows that no sequence holds count as zero."""
     out[...] = batch.caches[number]
 
 
-@kernel(gives=shapes.appended, means=meanings.appended, cost=costs.copied, over="cache", launches=True)
-def append(out, batch, x: Heads, cache: Cache):
+@kernel(gives=shapes.appended, means=meanings.appended, cost=costs.passed("scale"), over="cache", launches=True)
+def append(out, batch, x: Heads, cache: Cache) -> Cache:
     """cache + product(given("slots"), x), slots a C × T relation into rows that are zero: x's rows, written where they are to lie."""
     if out is not cache: out[...] = cache
     compiled.append(x, batch.slots, out)
 
 
-@kernel(gives=shapes.recalled, means=meanings.recalled, cost=costs.cached, launches=True, mixes=True)
-def attention_cached(out, batch, q: Heads, k: Cache, v: Cache, *, scale: float = 1.0, where: Literal[CAUSAL] = CAUSAL):
+@kernel(gives=shapes.recalled, means=meanings.recalled, launches=True, mixes=True,
+        cost=costs.heads("attention", "q", "v", held=lambda a: pairs[a.where]))
+def attention_cached(out, batch, q: Heads, k: Cache, v: Cache, *, scale: float = 1.0, where: Literal[CAUSAL] = CAUSAL) -> Heads:
     """softmax(q kᵀ · scale) v of each row, over what its sequence has cached, up to the row itself."""
     compiled.attention_cached(q, k, v, batch.slots, batch.before, out, scale)
 
@@ -204,7 +227,7 @@ def attention_cached(out, batch, q: Heads, k: Cache, v: Cache, *, scale: float =
 def interpret(out, batch, x0: Rows | Heads = None, x1: Rows | Heads = None, x2: Rows | Heads = None,
               x3: Rows | Heads = None, x4: Rows | Heads = None, x5: Rows | Heads = None, x6: Rows | Heads = None,
               x7: Rows | Heads = None, c0: Array = None, c1: Array = None, c2: Array = None, c3: Array = None,
-              c4: Array = None, c5: Array = None, c6: Array = None, c7: Array = None, *, term: str):
+              c4: Array = None, c5: Array = None, c6: Array = None, c7: Array = None, *, term: str) -> Rows | Heads:
     """What no other kernel computes: a term of the algebra over these values and arrays, in float64, rounded once."""
     a = Bound(batch=batch, term=term, x0=x0, x1=x1, x2=x2, x3=x3, x4=x4, x5=x5, x6=x6, x7=x7,
               c0=c0, c1=c1, c2=c2, c3=c3, c4=c4, c5=c5, c6=c6, c7=c7)
@@ -214,18 +237,18 @@ def interpret(out, batch, x0: Rows | Heads = None, x1: Rows | Heads = None, x2: 
 # ---- views: nothing is copied
 
 @kernel(gives=shapes.divided, means=lambda a: a.x.reshape(len(a.x), a.heads, -1))
-def heads(x: Rows, *, heads: Count):
+def heads(x: Rows, *, heads: Count) -> Heads:
     """A row's columns as equal blocks."""
     return x.reshape(len(x), heads, -1)
 
 
 @kernel(gives=lambda a: Rows(a.x.heads * a.x.cols, a.x.apart), means=lambda a: a.x.reshape(len(a.x), -1))
-def join(x: Heads):
+def join(x: Heads) -> Rows:
     """Blocks side by side again."""
     return x.reshape(len(x), -1)
 
 
 @kernel(gives=shapes.cut, means=lambda a: a.x[:, a.lo:a.hi])
-def columns(x: Rows, *, lo: Place, hi: Place):
+def columns(x: Rows, *, lo: Place, hi: Place) -> Rows:
     """Columns lo to hi, hi excluded."""
     return x[:, lo:hi]

@@ -81,10 +81,10 @@ class Running:
     def seconds(self, kernel: str, **sizes: float) -> float:
         """Predicted seconds of a kernel for all groups, its sizes those of one. What never runs so is priced as a call from Python."""
         from formats.features import even  # with sympy, which nothing that only runs needs
-        from formats.machine import FUSED
+        from formats.prices import price
         rates = self.machine.ways[self.way]
         if kernel not in rates.coefficients:
             calls = self.times * (self.machine.threads if self.lengths else 1)        # for every group of every worker
-            return calls * float(self.machine.seconds(kernel, **sizes)) + (0.0 if kernel in FUSED else self.machine.cold)
+            return calls * float(self.machine.seconds(kernel, **sizes)) + (0.0 if price(kernel).rides else self.machine.cold)
         if self.way == "together": sizes = even(sizes, self.machine.threads)
         return self.times * float(rates.seconds(kernel, **sizes))

@@ -17,7 +17,9 @@ def tables(a: Bound) -> Tables:
     return tuple(table for k in range(TABLES) if (table := getattr(a, f"mask{k}", None)) is not None)
 
 
-def pattern(a: Bound) -> Pattern: return parse(a.where, tables(a))
+def pattern(a: Bound) -> Pattern:
+    """Whom a step's queries see; a search knows the pattern itself."""
+    return a.where if isinstance(a.where, Pattern) else parse(a.where, tables(a))
 
 
 def within(a: Bound) -> None:

@@ -1,7 +1,7 @@
 """Implementation laws: which kernel computes which term. The left side is the kernel's meaning, read by the float64
 oracle too; the right side is a kernel of the runtime with operands named as the variables are."""
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from inspect import signature
@@ -9,9 +9,12 @@ from operator import add
 from typing import Any
 
 from opmatrix import monoids
+from opmatrix.data import Data
 from opmatrix.monoids import mean, softmax
 from opmatrix.operators import I, given, heads, layernorm, pick, product, rmsnorm, total, turn, unit_length
 from opmatrix.operators import repeat as repeated
+from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.values import Stack
 from opmatrix.term import Operator
 from rewrites import kinds
 from rewrites.flat import flat
@@ -42,10 +45,12 @@ selection = Sort("value", ("given",))                       # a one-hot value, b
 
 @dataclass(frozen=True)
 class Implementation:
-    """`kernel` computes `body`. `single`: one operator alone, which an import without fusion runs."""
+    """`kernels`, one after another, compute `body`; none where nothing runs, as heads are columns side by side. Each takes the variables
+    that its signature names; what it still lacks the one before it gives. An attribute may be a function of `Bound`. `single`: one operator
+    alone, which an import without fusion runs."""
 
     name: str
-    kernel: str
+    kernels: tuple[str, ...]
     body: Callable[..., Operator]
     variables: dict[str, Sort]
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -57,15 +62,25 @@ class Implementation:
         """What the kernel computes, over these operands."""
         return self.body(**operands)
 
+    def data(self, values: Mapping[str, Any]) -> list[Data]:
+        """Arrays that its kernel is given beside its variables, from a template's table."""
+        return []
+
     @cached_property
     def pattern(self) -> Operator:
         """The flat term over symbols, one for each variable."""
         return flat(self.over({name: stand_in(name, sort) for name, sort in self.variables.items()}), I)
 
+    @cached_property
+    def layout(self) -> str:
+        """How the matrices of heads are wanted: as they are, one above the other, or side by side."""
+        if any(each.annotation is Stack for kernel in self.kernels for each in KERNELS[kernel].operands.values()): return "stack"
+        return "rows" if "x" in self.variables and len(self.variables["x"].sizes) == 2 else "columns"
+
     def row(self) -> tuple[str, ...]:
         """Name, kind, statement, guard, source: the row of `opmatrix laws`."""
-        options = "".join(f", {key}={value!r}" for key, value in self.attributes.items())
-        statement = f"{self.kernel}({', '.join(self.variables)}{options}) = {self.pattern}"
+        options = "".join(f", {key}={value!r}" for key, value in self.attributes.items() if not callable(value))
+        statement = f"{', '.join(self.kernels) or 'view'}({', '.join(self.variables)}{options}) = {self.pattern}"
         return self.name, self.kind, statement, "", self.source
 
 
@@ -134,7 +149,7 @@ def passes() -> Iterator[Implementation]:
             wanted = [name for stage in stages for name in signature(stage).parameters if name != "y"]
             shapes = OPERANDS | ({"bias": constant[h, p]} if form is linear_to_heads else {})
             name = "_".join(s.__name__ for s in (form, *stages) if s not in (plain, itself))
-            yield Implementation(name, "pointwise" if form is itself else "linear", chain(form, *stages),
+            yield Implementation(name, ("pointwise" if form is itself else "linear",), chain(form, *stages),
                                  variables | {name: shapes[name] for name in wanted},
                                  {"norm": "rms"} if rms in stages else {}, name in SINGLE)
 
@@ -150,9 +165,10 @@ def embeddings() -> Iterator[Implementation]:
         for stages in ((plain,), *itertools.product(NORMS), *itertools.product(NORMS, AFTER)):
             wanted = [name for stage in stages for name in signature(stage).parameters if name != "y"]
             name = "_".join([f"embed{len(sizes)}", *(s.__name__ for s in stages if s is not plain)])
-            yield Implementation(name, "embed", after(rows, (*fields, *tables), *stages),
+            chosen = {"fields": lambda at, fields=(*fields,): ",".join(map(at.field, fields))}
+            yield Implementation(name, ("embed",), after(rows, (*fields, *tables), *stages),
                                  fields | tables | {name: OPERANDS[name] for name in wanted},
-                                 {"norm": "rms"} if rms in stages else {}, name == "embed1")
+                                 chosen | ({"norm": "rms"} if rms in stages else {}), name == "embed1")
 
 
 def after(first: Callable[..., Any], own: tuple[str, ...], *stages: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,8 +185,8 @@ def score(q, k): return product(q, turn(k))
 def score_scaled(q, k, scale): return product(q, turn(k)) @ (I * scale)
 def score_grouped(q, k, heads): return score(q, k @ repeated(heads))
 def score_scaled_grouped(q, k, scale, heads): return score_scaled(q, k @ repeated(heads), scale)
-def weigh(s, v, where): return product(s, v, over=softmax, where=where)
-def weigh_grouped(s, v, where, heads): return weigh(s, v @ repeated(heads), where)
+def weigh(x, v, where): return product(x, v, over=softmax, where=where)
+def weigh_grouped(x, v, where, heads): return weigh(x, v @ repeated(heads), where)
 def attention(q, k, v, where): return weigh(score(q, k), v, where)
 def attention_scaled(q, k, v, scale, where): return weigh(score_scaled(q, k, scale), v, where)
 def attention_grouped(q, k, v, where, heads): return weigh_grouped(score_grouped(q, k, heads), v, where, heads)
@@ -194,31 +210,33 @@ tokens = replace(value, space="T")
 shared = replace(tokens, spread=True)                       # one head of it may serve all of the others
 single, single_query = (replace(each, space="S") for each in (value, shared))           # of each sequence
 QUERY, KEYS = dict(q=shared[h, n], k=shared[h, n]), dict(q=shared[h, n], k=tokens[k, n], heads=count)
+ATTENDED = attention, attention_scaled, attention_grouped, attention_scaled_grouped
 SEEN, HELD = (dict(where=where[flags]) for flags in (("within", "reach"), "attends"))  # patterns that kernels know
-WEIGHED, GROUPED = dict(s=scores[h], v=shared[h, p], **SEEN), dict(s=scores[h], v=tokens[k, p], heads=count, **SEEN)
+WEIGHED, GROUPED = dict(x=scores[h], v=shared[h, p], **SEEN), dict(x=scores[h], v=tokens[k, p], heads=count, **SEEN)
 SCALE, FIRST = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
 SQUARE, EACH = "one product for each sentence and head", "one product for each head"
 PASS = "a pass over the scores, then one product for each sentence and head"
 GQA = "groups of queries share keys and values (Ainslie et al. 2023)"
 OTHERS = (
-    (attention, "attention", QUERY | dict(v=shared[h, p]) | HELD, False, FLASH),
-    (attention_scaled, "attention", QUERY | dict(v=shared[h, p]) | SCALE | HELD, False, FLASH),
-    (attention_grouped, "attention", KEYS | dict(v=tokens[k, p]) | HELD, False, GQA),
-    (attention_scaled_grouped, "attention", KEYS | dict(v=tokens[k, p]) | SCALE | HELD, False, GQA),
-    (score, "scores", QUERY, True, SQUARE),
-    (score_scaled, "scores", QUERY | SCALE, True, SQUARE),
-    (score_grouped, "scores", KEYS, False, GQA),
-    (score_scaled_grouped, "scores", KEYS | SCALE, False, GQA),
-    (weigh, "weigh", WEIGHED, True, PASS),
-    (weigh_grouped, "weigh", GROUPED, False, GQA),
-    (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
-    (repeat, "repeat", dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
-    (turned, "rotate", dict(x=tokens[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the position"),
-    (to_heads, "view", dict(x=value[h * p], heads=count), True, "no copy"),
-    (from_heads, "view", dict(x=value[h, p], heads=count), True, "no copy"),
-    (first_columns, "columns", FIRST, True, "no copy"),
-    (last_columns, "columns", FIRST | dict(own=operator[n, q]), True, "no copy"))
+    (attention, ("attention",), QUERY | dict(v=shared[h, p]) | HELD, False, FLASH),
+    (attention_scaled, ("attention",), QUERY | dict(v=shared[h, p]) | SCALE | HELD, False, FLASH),
+    (attention_grouped, ("attention",), KEYS | dict(v=tokens[k, p]) | HELD, False, GQA),
+    (attention_scaled_grouped, ("attention",), KEYS | dict(v=tokens[k, p]) | SCALE | HELD, False, GQA),
+    (score, ("scores",), QUERY, True, SQUARE),
+    (score_scaled, ("scores",), QUERY | SCALE, True, SQUARE),
+    (score_grouped, ("scores",), KEYS, False, GQA),
+    (score_scaled_grouped, ("scores",), KEYS | SCALE, False, GQA),
+    (weigh, ("softmax", "values"), WEIGHED, True, PASS),
+    (weigh_grouped, ("softmax", "values"), GROUPED, False, GQA),
+    (headwise, ("headwise",), dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
+    (repeat, ("repeat",), dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
+    (turned, ("rotate",), dict(x=tokens[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the position"),
+    (to_heads, (), dict(x=value[h * p], heads=count), True, "no copy"),
+    (from_heads, (), dict(x=value[h, p], heads=count), True, "no copy"),
+    (first_columns, ("columns",), FIRST, True, "no copy", {"lo": lambda at: 0, "hi": lambda at: at.columns("key")}),
+    (last_columns, ("columns",), FIRST | dict(own=operator[n, q]), True, "no copy",
+     {"lo": lambda at: at.columns("key"), "hi": lambda at: at.columns("x")}))
 
 
 # What joins rows: of sequences, alone and with length one; of other relations. And attention of one query a sequence.
@@ -235,19 +253,21 @@ def pick_related(x, relation): return x @ pick(relation)
 def relations() -> Iterator[Implementation]:
     """Pooling, rows that are picked, products with relations."""
     for how, body in POOLS.items():
-        yield Implementation(f"pool_{how}", "pool", body, dict(x=value[n]), {"how": how}, True, "sums in float64")
-        yield Implementation(f"pool_{how}_unit", "pool", after(body, ("x",), unit), dict(x=value[n], unit=scalar), {"how": how})
-    yield Implementation("unit", "unit", lambda x, unit: x @ unit_length(unit), dict(x=value[n], unit=scalar), {}, True)
-    yield Implementation("pick", "pick", pick_related, dict(x=value[n], relation=relation["custom"]), {}, True)
+        yield Implementation(f"pool_{how}", ("pool",), body, dict(x=value[n]), {"how": how}, True, "sums in float64")
+        yield Implementation(f"pool_{how}_unit", ("pool",), after(body, ("x",), unit), dict(x=value[n], unit=scalar), {"how": how})
+    yield Implementation("unit", ("unit",), lambda x, unit: x @ unit_length(unit), dict(x=value[n], unit=scalar), {}, True)
+    yield Implementation("pick", ("pick",), pick_related, dict(x=value[n], relation=relation["custom"]), {}, True)
     for over in (monoids.sum, mean, monoids.max):
-        yield Implementation(f"link_{over.__name__}", "link", partial(link, over=over), dict(x=value[n], relation=relation["custom"]),
+        yield Implementation(f"link_{over.__name__}", ("link",), partial(link, over=over), dict(x=value[n], relation=relation["custom"]),
                              {"over": over.__name__}, True, "entries alone (Hamilton et al. 2017, GraphSAGE)")
-    yield Implementation("turned_once", "rotate", turned, dict(x=single[h, n], angles=rotation[n, n]), {}, True)
-    for body, kernel, variables, _, _ in OTHERS:
-        if kernel == "attention":
-            yield Implementation(f"{body.__name__}_once", "attend_once", body, variables | dict(q=single_query[h, n], **SEEN))
+    yield Implementation("turned_once", ("rotate",), turned, dict(x=single[h, n], angles=rotation[n, n]),
+                         {"rows": lambda at: at.picked("x")}, True)
+    for body in ATTENDED:
+        variables = next(found for law, _, found, *_ in OTHERS if law is body)
+        yield Implementation(f"{body.__name__}_once", ("attend_once",), body, variables | dict(q=single_query[h, n], **SEEN),
+                             {"query": lambda at: at.picked("q")})
 
 
 IMPLEMENTATIONS = (*passes(), *embeddings(), *(
-    Implementation(body.__name__, kernel, body, variables, single=single, source=source)
-    for body, kernel, variables, single, source in OTHERS), *relations())
+    Implementation(body.__name__, kernels, body, variables, *attributes or ({},), single, source)
+    for body, kernels, variables, single, source, *attributes in OTHERS), *relations())
