@@ -17,6 +17,7 @@ class BF16(Format):
 
     Products of two such numbers are exact in float32, and so are the sums (Kalamkar et al. 2019, arXiv:1905.12322)."""
     w: u2[32 * ceiling(n / 32) * 16 * ceiling(p / 16)]
+    unit, rough = "bf16", True
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n
 

@@ -59,6 +59,11 @@ class Block(Format):
     def layouts(cls, inputs, outputs): return [{"tile": tile} for tile in TILES]
 
     @classmethod
+    def proposed_by(cls, spectrum):
+        tiles = dict.fromkeys(each["tile"] for each in cls.choices(*spectrum.shape))
+        return [{"density": density, "tile": tile} for tile in tiles for density in spectrum.densities(tile)]
+
+    @classmethod
     def counts(cls, inputs, outputs, *, density=0.25, tile=TILE, scale=None):
         rows, columns = sides(tile)
         return {r: rows, c: columns, blocks: number(density, -(-inputs // rows) * -(-outputs // columns), "block")}

@@ -39,6 +39,9 @@ class CSR(Format):
     def choices(cls, inputs, outputs): return [{"density": density} for density in (0.5, 0.25, 0.1, 0.05)]
 
     @classmethod
+    def proposed_by(cls, spectrum): return [{"density": density} for density in spectrum.densities()]
+
+    @classmethod
     def counts(cls, inputs, outputs, *, density=0.1, scale=None):
         return {nnz: number(density, inputs * outputs, "csr")}
 

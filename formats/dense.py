@@ -9,6 +9,8 @@ class Dense(Format):
 
     One row of storage for each input; BLAS reads it as it lies."""
     w: f4[n, p]
+    plain = rowwise = True
+    unit = "float32"
     # few rows read the weight again for every 8 of them, from a nearer cache; more copy it once, which takes 4 readings
     work = T * n * p, n * p * Min(1 + ceiling(T / 8), 4), T * (n + p)
 

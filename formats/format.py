@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,6 +29,20 @@ if TYPE_CHECKING:
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 DECLARED = ("fit", "pack", "unpack", "kernel")
 LARGEST = 2 ** 31 - 1                                        # side of a matrix, or another size
+
+
+class Spectrum(Protocol):
+    """A matrix that was looked at in the metric of its inputs (opmatrix/spectra/propose.py)."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def errors(self) -> NDArray[np.float64]:
+        """Of the output, by the best matrix of rank 0, 1, …"""
+    def ranks(self) -> list[int]:
+        """At which the error crosses a level that is looked at."""
+    def densities(self, tile: tuple[int, int] | None = None) -> list[float]:
+        """Shares of numbers, or of tiles, at which what is left out crosses a level."""
 
 
 def operations(cls: "type[Format]", declared: Any) -> "sympy.Expr":
@@ -66,6 +80,11 @@ class Format:
     parameters: ClassVar[dict[str, Any]] = {}
     together: ClassVar[int] = 1                              # weights in one of its narrowest numbers
     proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
+    plain: ClassVar[bool] = False                            # whether it holds any matrix in float32, number by number
+    rowwise: ClassVar[bool] = False                          # whether rows of it can be gathered
+    unit: ClassVar[str] = ""                                 # the number type that its product computes in, if it has one of its own
+    rough: ClassVar[bool] = False                            # whether torch rounds what its product gives to bfloat16
+    projected: ClassVar[bool] = False                        # whether all of its fits project outputs on the same directions
     projects: ClassVar[bool] = True                          # whether fit leaves every matrix that it made where it is
     named: ClassVar[Mapping[str, Any]] = MappingProxyType({})      # remembered options that are sizes
     declared: ClassVar[SimpleNamespace]
@@ -133,6 +152,21 @@ class Format:
     def choices(cls, inputs: int, outputs: int) -> list[dict[str, Any]]:
         """Options worth proposing for a matrix of this shape, the mildest first."""
         return [{}]
+
+    @classmethod
+    def proposed_by(cls, spectrum: "Spectrum") -> list[dict[str, Any]]:
+        """Options worth proposing for a matrix that was looked at: by default those of its shape."""
+        return cls.choices(*spectrum.shape)
+
+    @classmethod
+    def predicted(cls, spectrum: "Spectrum", **given: Any) -> float | None:
+        """The relative error of the output where the spectrum says it; None where the matrix must be fitted to know."""
+        return None
+
+    @classmethod
+    def layouts_of(cls, W: Floats) -> list[dict[str, Any]]:
+        """Options worth trying for this matrix, stored as it is: by default those of its shape."""
+        return cls.layouts(*W.shape)
 
     @classmethod
     def layouts(cls, inputs: int, outputs: int) -> list[dict[str, Any]]:
@@ -226,6 +260,10 @@ class Format:
         return [name for name, array in cls.fields.items() if array.number.stored.kind == "u" and not cls.rounds]
 
     # ---- use
+
+    def scratch(self) -> int:
+        """Numbers that a product keeps between its factors, for each row of x."""
+        return 0
 
     def matmul(self, x: ArrayLike, out: Floats | None = None, epilogue: Epilogue | None = None) -> Floats:
         """x @ W, then the epilogue: x (T, n) -> (T, p), in float32 (other numbers are cast, what lies otherwise than in rows is

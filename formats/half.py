@@ -13,6 +13,8 @@ class Half(Format):
 
     A kernel widens a tile at a time, so the numbers cross the memory bus at half the width."""
     w: f2[n, p]
+    rowwise = True
+    unit = "float16"
     work = T * n * p, n * p, T * (n + p)
 
     def fit(W):

@@ -25,6 +25,7 @@ class Int8(Format):
     `group`: so many inputs of an output share a scale, a multiple of 64; the default is all of them, one scale an output."""
     w: u1[64 * ceiling(n / 64) * 16 * ceiling(p / 16)]
     scale: f4[ceiling(n / size), p]
+    unit = "int8"
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n, T * p * ceiling(n / size)
     named = MappingProxyType({"group": size})

@@ -16,6 +16,7 @@ class LowRank(Format):
     The best factors of a given rank are those of the truncated singular value decomposition (Eckart and Young 1936)."""
     u: f4[n, r]
     v: f4[r, p]
+    projected = True
     work = T * r * (n + p), r * (n + p) * Min(1 + ceiling(T / 8), 4), T * (n + p + r)
 
     def fit(W, *, rank=None, weight=None):
@@ -63,6 +64,8 @@ class LowRank(Format):
 
     def transpose(self): return LowRank.pack_factors(self.v.T, self.u.T)
 
+    def scratch(self): return len(self.v)
+
     def bound(self, x):
         """Two products and the rounding of unpack(): γ_{n+r+1} |x| |u| |v|, and what underflows in each of the three."""
         x, u, v = (abs(np.asarray(each, np.float64)) for each in (x, self.u, self.v))
@@ -80,6 +83,17 @@ class LowRank(Format):
         even = inputs * outputs / (inputs + outputs)                    # the rank that stores as much as dense
         shares = (even * share for share in (0.75, 0.5, 0.25, 0.125))
         return [{"rank": rank} for rank in dict.fromkeys(max(1, int(share) // 8 * 8 or int(share)) for share in shares)]
+
+    @classmethod
+    def proposed_by(cls, spectrum): return [{"rank": rank} for rank in spectrum.ranks()]
+
+    @classmethod
+    def predicted(cls, spectrum, *, rank): return float(spectrum.errors[rank])
+
+    @classmethod
+    def projection(cls, W, directions, *, rank):
+        """W (n, p) on the first of these directions, orthonormal rows, the weightiest first."""
+        return cls.pack_factors(W @ directions[:rank].T, directions[:rank])
 
     @classmethod
     def counts(cls, inputs, outputs, *, rank=None, weight=None):

@@ -67,6 +67,8 @@ class LowRankSparse(Format):
 
     def unsound(self): return compression(self.ptr, self.idx, self.shape[0])
 
+    def scratch(self): return len(self.v)
+
     def bound(self, x):
         """Three products, a sum, and the rounding of unpack(): γ_{n+r+2} |x| (|u| |v| + |S|), and what underflows."""
         x, u, v = (abs(np.asarray(each, np.float64)) for each in (x, self.u, self.v))

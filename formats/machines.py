@@ -15,7 +15,6 @@ import sympy
 from formats import FORMATS
 from formats.features import T, n, p
 from formats.format import Format
-from formats.peaks import NUMBERS
 from formats.prices import Tile, Work, price, up
 from formats.sizes import nnz
 
@@ -118,8 +117,8 @@ def datasheet(name: str) -> Datasheet:
 
 def number_type(form: str, activations: str) -> str:
     """The number type that a format's product runs in; of what is no format, that of activations."""
-    own = next((number for number, forms in NUMBERS.items() if form in forms), None)
-    return activations if own is None or own == "float32" else own
+    own = FORMATS[form].unit if form else ""
+    return activations if own in ("", "float32") else own
 
 
 # ---- what a kernel does

@@ -9,6 +9,8 @@ from .format import Format
 from .pruning import importance
 from .sizes import T, ceiling, f4, group, kept, n, p, u1
 
+GROUPS = 4, 8, 16                                            # that a matrix is looked at in
+
 
 class NM(Format):
     """N numbers of every M consecutive inputs of each output, with their places in the group: no pointers.
@@ -20,6 +22,7 @@ class NM(Format):
     val: f4[p, n / group * kept]
     work = n * p * kept / group * ceiling(T / 16), n * p * kept / group, T * (n + p)
     named = MappingProxyType({"n": kept, "m": group})
+    rough = True
 
     def fit(W, *, n=2, m=4, scale=None):
         """Keep the n highest |W| (times scale: see `importance`) of every m."""
@@ -57,6 +60,15 @@ class NM(Format):
     @classmethod
     def choices(cls, inputs, outputs):
         return [{"n": n, "m": m} for n, m in ((2, 4), (4, 8), (1, 4)) if inputs % m == 0]
+
+    @classmethod
+    def layouts_of(cls, W):
+        """Beside those of its shape the fewest numbers that every group keeps."""
+        found = cls.layouts(*W.shape)
+        for m in (m for m in GROUPS if len(W) % m == 0):
+            n = max(1, int((W != 0).reshape(-1, m, W.shape[1]).sum(1).max()))
+            if {"n": n, "m": m} not in found: found.append({"n": n, "m": m})
+        return found
 
     @classmethod
     def counts(cls, inputs, outputs, *, n=2, m=4, scale=None):

@@ -10,7 +10,8 @@ class Packed(Format):
 
     A product reads a panel straight through, and packs nothing (Goto and van de Geijn 2008, there packed by every call)."""
     w: f4[n * 16 * ceiling(p / 16)]
-    proposed = False                                         # it is as exact as dense
+    plain, proposed = True, False                            # it is as exact as dense
+    unit = "float32"
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p)
 

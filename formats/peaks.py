@@ -18,8 +18,6 @@ from formats.cache import keep
 from formats.host import caches, uncached
 from formats.threads import limit, threads
 
-# formats whose product runs at the rate of a number type; the fastest that there is counts
-NUMBERS = {"float32": ("dense", "packed"), "float16": ("half",), "bf16": ("bf16",), "int8": ("int8",), "int4": ("int4",)}
 SIDE, ROWS = 512, 256                                        # of the products that find these rates: a millisecond or less
 SECONDS = 0.02                                               # of one measurement
 Progress = Callable[..., None]
@@ -57,8 +55,8 @@ class Peaks:
 def measure(progress: Progress = lambda *_: None) -> Peaks:
     """All of them, in ten seconds or so; progress(done, of)."""
     from formats.machine import cpu
-    present = {kind: [name for name in names if name in FORMATS] for kind, names in NUMBERS.items()}
-    kinds, levels = [kind for kind, names in present.items() if names], [*memory_levels()]
+    present = {kind: [name for name, form in FORMATS.items() if form.unit == kind] for kind in units()}
+    kinds, levels = [*present], [*memory_levels()]
     steps = len(kinds) + len(levels) + 2
     def told(done: int, value: Any) -> Any:
         progress(done, steps)
@@ -67,6 +65,11 @@ def measure(progress: Progress = lambda *_: None) -> Peaks:
     rates |= {kind: told(2 + i, product_rate(present[kind])) for i, kind in enumerate(kinds)}
     reads = [told(2 + len(kinds) + i, (level, size, bandwidth(size))) for i, (level, size) in enumerate(levels)]
     return Peaks(cpu(), threads(), rates, reads, told(steps, overheads()))
+
+
+def units() -> list[str]:
+    """The number types that some format's product computes in; of formats that share one the fastest counts."""
+    return [*dict.fromkeys(form.unit for form in FORMATS.values() if form.unit)]
 
 
 def best(call: Callable[[], Any], seconds: float = SECONDS) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from formats import FORMATS
+from formats import FORMATS, Dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Gram, Limits, propose
@@ -78,7 +78,7 @@ class Choices:
             inside = {those: methods for those, methods in self.measured.items() if those and those < leaves}
             own = [*summed([*inside.values()])] if frozenset().union(*inside) == leaves else ()
         gathered = use.x in lowering.graph.facts["given"]
-        return *exact, *(method for method in own if not gathered or method.format == "half")
+        return *exact, *(method for method in own if not gathered or FORMATS[method.format].rowwise)
 
     def choose(self, error: float, memory: float | None = None, weights: tuple[float, float, float] = (1, 0, 0),
                prove: bool = False) -> Structure:
@@ -211,7 +211,7 @@ def methods(site: Site, gram: Gram | None, prices: Prices | Mean, limits: Limits
         return prices.linear(name, n, p, key), stored_bytes(name, n, p, key)
     if site.x is None:
         sample = propose(site.matrix[:512], None, limits, price)
-        return Proposals(tuple(each for each in sample if each.method == "half"))
+        return Proposals(tuple(each for each in sample if FORMATS[each.method].rowwise))
     return propose(site.matrix, None if gram is None else np.diagonal(np.asarray(gram)), limits, price)
 
 
@@ -261,7 +261,7 @@ def proposed(program: Program, found: Sequence[Site], prices: Prices | Mean, bat
 
 def as_dense(stored: Any) -> Any:
     """The same numbers in the dense kernel, which is quick to measure errors with; what rounds x, too, as it is."""
-    return stored if stored.rounds or stored.name in ("dense", "half") else FORMATS["dense"].pack(stored.unpack())
+    return stored if stored.rounds or stored.rowwise else FORMATS[Dense.name].pack(stored.unpack())
 
 
 def undominated(points: Sequence[Structure]) -> Iterator[Structure]:

@@ -9,7 +9,7 @@ from opmatrix.spectra import Gram
 from opmatrix.spectra.activations import whitened
 from opmatrix.spectra.propose import Candidate
 from rewrites.approximation import Approximation
-from rewrites.lower import PLAIN, Method
+from rewrites.lower import Method
 
 Key = tuple[int, int, str]                                  # part, class and layout of a weight
 
@@ -28,11 +28,11 @@ class Fitter:
         options, gram = dict(method.parameters), self.grams.get(key)
         if (declared := self.own.get(method.fit.partition("(")[0])) is not None:
             return declared.store(numbers, method)
-        if method.format in PLAIN:
-            return FORMATS[method.format].pack(numbers.astype(np.float32))
-        if method.format == "lowrank":
+        form: Any = FORMATS[method.format]
+        if form.plain:
+            return form.pack(numbers.astype(np.float32))
+        if form.projected:
             if key not in self.directions:
                 self.directions[key] = whitened(numbers, gram)[1]
-            right = self.directions[key][:options["rank"]]
-            return FORMATS["lowrank"].pack_factors(numbers @ right.T, right)    # type: ignore[attr-defined]
+            return form.projection(numbers, self.directions[key], **options)
         return Candidate(method.format, options, method.fit).approximate(numbers, gram)

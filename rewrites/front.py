@@ -10,7 +10,7 @@ from opmatrix.program import Program
 from rewrites.approximate import Choices, chosen, difference, surely, undominated
 from rewrites.approximation import by
 from rewrites.extraction import Infeasible
-from rewrites.lower import PLAIN
+from rewrites.lower import plain
 from rewrites.search import Structure
 
 LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
@@ -104,7 +104,7 @@ def described(structure: Structure) -> str:
 def counted(structure: Structure) -> dict[str, int]:
     """How many weights each format that is not plain, or approximation of a user, stores."""
     formats = [by(method) for method in chosen(structure)]
-    return {name: formats.count(name) for name in dict.fromkeys(formats) if name not in PLAIN}
+    return {name: formats.count(name) for name in dict.fromkeys(formats) if not plain(name)}
 
 
 def thin(points: Sequence[Structure], most: int, error: float) -> list[Structure]:

@@ -6,11 +6,10 @@ from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from formats import FORMATS
+from formats import FORMATS, Dense
 from opmatrix.measure import noisy, quartiles
 from rewrites.choice import choose
 from rewrites.extraction import Infeasible
-from rewrites.lower import PLAIN
 from rewrites.search import Structure
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def steps(rows: Sequence[tuple[str, str, Sequence[float] | None]]) -> Iterator[S
 
 def whole(methods: Mapping[str, int]) -> bool:
     """Whether formats keep every weight and only narrow its numbers: they multiply as often as dense does."""
-    return all(name in FORMATS and FORMATS[name].flops == FORMATS[PLAIN[0]].flops for name in methods)
+    return all(name in FORMATS and FORMATS[name].flops == Dense.flops for name in methods)
 
 
 def together(left: Iterable[tuple[str, Structure]], least: float, without: Callable[[Sequence[str]], Structure]) -> list[Group]:

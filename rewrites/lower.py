@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from formats import FORMATS
 from formats.epilogue import present
 from opmatrix.data import Data, Promised
 from opmatrix.term import Operator
@@ -34,13 +35,22 @@ class Method(NamedTuple):
     fit: str = "plain"
     error: float = 0.0
 
+    @property
+    def plain(self) -> bool:
+        """Whether the weight is stored as it is, in float32."""
+        return plain(self.format)
+
     def __str__(self) -> str:
         inside = ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.parameters)
         return f"{self.format}[{inside}]" if inside else self.format
 
 
 EXACT = (Method(),)
-PLAIN = "dense", "packed"                                   # formats that hold any weight as it is, in float32
+
+
+def plain(name: str) -> bool:
+    """Whether this is a format that holds any weight as it is; what else stores weights, a user's approximation, is none."""
+    return name in FORMATS and FORMATS[name].plain
 
 
 class Call(NamedTuple):
@@ -177,7 +187,7 @@ class Lowering:
     def representations(self, use: Use, methods: Sequence[Method], made: set[Stored]) -> Iterator[Node]:
         """The methods of a use; a plain one only where no other that is plain takes as little time and as few bytes."""
         prices = {method: self.price(use, method) for method in methods}
-        plain = [method for method in methods if method.format in PLAIN]
+        plain = [method for method in methods if method.plain]
         for method, (seconds, size) in prices.items():
             if method in plain and any(beats(prices[other], prices[method]) for other in plain):
                 continue

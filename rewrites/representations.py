@@ -8,18 +8,17 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from formats import FORMATS, Format, FormatError
+from formats import FORMATS, Format, FormatError, Half
 from formats.select import sampled
 from formats.sizes import T
 from opmatrix.data import Data, Promised
 from opmatrix.errors import InputError
 from opmatrix.term import Operator
-from rewrites.lower import EXACT, PLAIN, Lowering, Method, Use
+from rewrites.lower import EXACT, Lowering, Method, Use
 from rewrites.template import Template
 
 SAMPLE = 4096                                               # numbers that are looked at before all of them are
 MOST = 0.5                                                  # share of nonzero numbers above which no sparse format pays
-GROUPS = 4, 8, 16                                           # of N:M, beside the layouts that it names
 NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}      # the narrowest numbers that a weight may be stored by, in bits
 
 
@@ -34,10 +33,10 @@ LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
 
 
 def traits(numbers: np.ndarray) -> frozenset[str]:
-    """`sparse` and `half`, as far as a sample of the numbers can tell."""
+    """`sparse` and `float16`, as far as a sample of the numbers can tell."""
     rng = np.random.default_rng(0)
     sample = numbers[tuple(rng.integers(0, size, SAMPLE) for size in numbers.shape)]
-    found = {"sparse": np.count_nonzero(sample) <= (MOST + 0.1) * SAMPLE, "half": exactly_half(sample)}
+    found = {"sparse": np.count_nonzero(sample) <= (MOST + 0.1) * SAMPLE, "float16": exactly_half(sample)}
     return frozenset(name for name, holds in found.items() if holds)
 
 
@@ -64,26 +63,16 @@ def forms(numbers: np.ndarray) -> Iterator[Method]:
     have."""
     stored = np.asarray(numbers, np.float32)
     seen = traits(stored)
-    if "half" in seen and exactly_half(stored):
-        yield Method("half")
+    if "float16" in seen and exactly_half(stored):
+        yield Method(Half.name)
     if "sparse" not in seen or np.count_nonzero(stored) > MOST * stored.size:
         return
     sample = sampled(stored)
     for name, form in FORMATS.items():
-        if form.proposed and name not in PLAIN and form.tolerance is Format.tolerance and not form.rounds:
-            for layout in layouts(name, stored):
+        if form.proposed and not form.plain and form.tolerance is Format.tolerance and not form.rounds:
+            for layout in form.layouts_of(stored):
                 if holds(form, sample, layout) and (options := held(form, stored, layout)) is not None:
                     yield Method(name, tuple(options.items()))
-
-
-def layouts(name: str, stored: np.ndarray) -> Iterator[dict[str, Any]]:
-    """The layouts that a format names; of N:M also the fewest of every group."""
-    named = FORMATS[name].layouts(*stored.shape)
-    yield from named
-    for m in GROUPS if name == "nm" else ():
-        if len(stored) % m == 0:
-            n = max(1, int((stored != 0).reshape(-1, m, stored.shape[1]).sum(1).max()))
-            if {"n": n, "m": m} not in named: yield {"n": n, "m": m}
 
 
 def holds(form: type[Format], matrix: np.ndarray, layout: dict[str, Any]) -> bool:
@@ -123,8 +112,8 @@ class Representable:
         key = lowering.terms[use.weight], use.layout
         if key not in self.known:
             self.known[key] = self._methods(lowering, use)
-        if use.x in lowering.graph.facts["given"]:          # rows are gathered from dense and half tables
-            return [method for method in self.known[key] if method.format in ("dense", "half")]
+        if use.x in lowering.graph.facts["given"]:          # rows are gathered
+            return [method for method in self.known[key] if FORMATS[method.format].rowwise]
         return self.known[key]
 
     def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
@@ -139,4 +128,4 @@ class Representable:
 def promising(leaves: Sequence[Data]) -> bool:
     """Some leaf is sparse, or all can be stored half: other matrices made of them are dense in float32."""
     seen = [looked(leaf) for leaf in leaves if prod(leaf.shape) > 1]
-    return bool(seen) and (any("sparse" in each for each in seen) or all("half" in each for each in seen))
+    return bool(seen) and (any("sparse" in each for each in seen) or all("float16" in each for each in seen))

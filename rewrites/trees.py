@@ -10,7 +10,7 @@ from opmatrix.term import Operator
 from rewrites.egraph import Graph, Node, fitting
 from rewrites.extraction import Extraction
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.lower import PLAIN, Call, Lowering, Use
+from rewrites.lower import Call, Lowering, Method, Use
 from rewrites.match import attribute_variable, orders
 
 CALLS = {f"{each.name}()": each for each in IMPLEMENTATIONS}     # kinds of trees that stand for kernels
@@ -172,7 +172,7 @@ class Forest:
             x = dict(call.bound)[name.replace("table", "field") if name.startswith("table") else "x"]
             how = call.implementation.layout
             method = uses[Use(x, tree.cls, how, cls)]
-            return self.tree(STORED, (tree,), (PLAIN[0] if method.error or method.format in PLAIN else str(method), how), tree.cls)
+            return self.tree(STORED, (tree,), (Method().format if method.error or method.plain else str(method), how), tree.cls)
 
         return value(root), called
 

@@ -125,7 +125,7 @@ class Held:
     def bound(self, x: ArrayLike) -> NDArray[np.float64]:
         """Entrywise bound on what torch's product may be off by: that of the format, and what rounding bfloat16 results adds."""
         error = self.packed.bound(x)
-        if self.packed.name not in ("bf16", "nm"): return error
+        if not self.packed.rough: return error
         size: NDArray[np.float64] = abs(np.asarray(x, np.float64)) @ abs(self.packed.unpack().astype(np.float64))
         return error + 2.0 ** -7 * (size + error)
 

@@ -2,7 +2,6 @@
 from types import SimpleNamespace as Bound
 from typing import Any
 
-from formats import LowRank, LowRankSparse
 from opmatrix.extents import S, T
 from opmatrix.patterns import FIELDS
 from opmatrix.relations import parsed
@@ -35,7 +34,7 @@ def product(a: Bound) -> Rows:
 
 def between(a: Bound) -> Size:
     """A product of two factors keeps what lies between them."""
-    return Size(FLOAT * len(a.weight.arrays()["v"]), 0) if isinstance(a.weight, LowRank | LowRankSparse) else Size(0, 0)
+    return Size(FLOAT * a.weight.scratch(), 0)
 
 
 def along(a: Bound) -> Rows:

@@ -118,7 +118,7 @@ class Array:
 class Tables:
     """As many constants as are given, named table0, table1, …: rows to choose from, dense or half."""
     @staticmethod
-    def holds(constant: Any) -> bool: return isinstance(constant, Format) and constant.name in ("dense", "half")
+    def holds(constant: Any) -> bool: return isinstance(constant, Format) and constant.rowwise
 
 
 def numbers(constant: Any, axes: int) -> bool:

@@ -109,8 +109,8 @@ def propose(weight: ArrayLike, gram: Gram | ArrayLike | None = None, limits: Lim
     g = metric(gram, len(w))
     errors = low_rank_errors(w, g)
     dense = min(price("dense", {}, *w.shape), price("packed", {}, *w.shape))
-    weighed = Weighed(w, g, errors, output_energy(w, g))
-    judged = [judge(each, weighed, limits, price, dense) for each in candidates(weighed, gram is not None, limits)]
+    weighed = Weighed(w, g, errors, output_energy(w, g), limits)
+    judged = [judge(each, weighed, limits, price, dense) for each in candidates(weighed, gram is not None)]
     rejected = [each for each in judged if isinstance(each, Rejected)]
     front, beaten = undominated([each for each in judged if isinstance(each, Proposal)])
     kept, spare = furthest(front, dense, limits)
@@ -124,28 +124,37 @@ class Weighed(NamedTuple):
     gram: Array
     errors: Array
     energy: float
+    limits: Limits
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, p = self.weight.shape
+        return n, p
+
+    def ranks(self) -> list[int]:
+        """Those worth proposing."""
+        return ranks(self.errors, self.limits)
+
+    def densities(self, tile: tuple[int, int] | None = None) -> list[float]:
+        """Those worth proposing, of numbers or of tiles."""
+        energy = entry_energy(self.weight, self.gram)
+        return densities(energy.ravel() if tile is None else tile_energy(energy, tile), self.limits)
 
     def error(self, each: Candidate) -> float:
         """Predicted relative output error. Raises FormatError where the format cannot hold the weight."""
-        if each.method == "lowrank": return float(self.errors[each.parameters["rank"]])
-        fitted = FORMATS[each.method].fit(self.weight, **each.options(self.gram, len(self.weight)))
+        form = FORMATS[each.method]
+        if (known := form.predicted(self, **each.parameters)) is not None: return known
+        fitted = form.fit(self.weight, **each.options(self.gram, len(self.weight)))
         return float(np.sqrt(output_energy(self.weight - fitted, self.gram) / self.energy)) if self.energy else 0.0
 
 
-def candidates(weighed: Weighed, seen: bool, limits: Limits) -> Iterator[Candidate]:
-    """Every proposed format but dense, of numbers wide enough: ranks and densities at the knees, else the format's own choices;
-    fitted in the metric of the activations where the format's `fit` takes one and activations were seen."""
-    w, energy = weighed.weight, entry_energy(weighed.weight, weighed.gram)
+def candidates(weighed: Weighed, seen: bool) -> Iterator[Candidate]:
+    """Every proposed format that is not plain, of numbers wide enough, with the options by which it proposes itself; fitted in the metric
+    of the activations where the format's `fit` takes one and activations were seen."""
     for method, format in FORMATS.items():
-        if method == "dense" or not format.proposed or format.narrowest() < limits.narrowest: continue
+        if format.plain or not format.proposed or format.narrowest() < weighed.limits.narrowest: continue
         fit = "wanda" if "scale" in format.parameters else "whitened" if "weight" in format.parameters else "plain"
-        options = format.choices(*w.shape)
-        if method == "lowrank": options = [{"rank": rank} for rank in ranks(weighed.errors, limits)]
-        if method == "csr": options = [{"density": density} for density in densities(energy.ravel(), limits)]
-        if method == "block":
-            options = [{"density": density, "tile": tile} for tile in dict.fromkeys(each["tile"] for each in options)
-                       for density in densities(tile_energy(energy, tile), limits)]
-        for parameters in options: yield Candidate(method, parameters, fit if seen else "plain")
+        for parameters in format.proposed_by(weighed): yield Candidate(method, parameters, fit if seen else "plain")
 
 
 def entry_energy(w: Array, g: Array) -> Array:
