@@ -34,7 +34,7 @@ class At(NamedTuple):
 
 def kernels(call: "Call") -> list[Declared]:
     """The kernels of a call, in the order in which they run."""
-    return [KERNELS[name] for name in call.implementation.kernels]
+    return [KERNELS[name] for name in call.implementation.named]
 
 
 def attributes(lowering: "Lowering", call: "Call", declared: Declared) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def interpreted(lowering: "Lowering", calls: Sequence[tuple[int, Any]]) -> Itera
             if max(len(used), len(arrays)) <= MOST:
                 def body(term: Operator = term, names: dict[Operator, str] = names, **o: Operator) -> Operator:
                     return substitute(term, {part: o[name] for part, name in names.items()})
-                yield (cls, Interpreted("interpreted", ("interpret",), body, dict.fromkeys(names.values(), rows),
+                yield (cls, Interpreted("interpreted", "interpret", body, dict.fromkeys(names.values(), rows),
                                         {"term": text}, arrays=tuple(named[array] for array in arrays)),
                        {name: inside[part] for part, name in names.items()})
 

@@ -354,7 +354,7 @@ def tiled(kernel: str) -> bool:
 
 def split_axis(part: Derivation, keys: int) -> Derivation:
     """With one step more for each attention: its contracted axis is split."""
-    calls = [tree for tree in part.end.walk() if tree.kind in CALLS and any(map(tiled, CALLS[tree.kind].kernels))]
+    calls = [tree for tree in part.end.walk() if tree.kind in CALLS and any(map(tiled, CALLS[tree.kind].named))]
     steps = [*part.steps]
     for tree in sorted(calls, key=lambda tree: -tree.size):
         after = part.forest.tree(tree.kind, tree.children, (*tree.attributes, f"tile={keys}"), tree.cls)

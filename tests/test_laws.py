@@ -230,7 +230,7 @@ def allowed(node, at, implementation):
     """That implementation alone at its own class, and elsewhere nothing that would take its place."""
     if not isinstance(node.label, Call): return True
     chosen = node.label.implementation
-    return chosen is implementation if node.cls == at else "attention" not in chosen.kernels
+    return chosen is implementation if node.cls == at else "attention" not in chosen.named
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda each: each.name)
@@ -240,14 +240,14 @@ def test_a_kernel_computes_its_term(implementation):
     tokens, types = ([rng.integers(0, limit, length) for length in ROWS] for limit in (VOCABULARY, SAMPLE[q]))
     batch = Batch(tokens, types, ragged().relations)
     program, emitter = structure.program({})
-    assert set(implementation.kernels) <= {step.kernel for step in program.steps}
+    assert set(implementation.named) <= {step.kernel for step in program.steps}
     wanted = dense(full, np.zeros((batch.rows, 1)), batch)
     assert Errors.of([program.exact(batch, unrounded(structure, emitter))], [wanted]).worst_row < EQUAL
     verify_steps(program, [batch])
 
 
 def test_the_table_of_implementations():
-    assert {kernel for each in IMPLEMENTATIONS for kernel in each.kernels} == {
+    assert {kernel for each in IMPLEMENTATIONS for kernel in each.named} == {
         "linear", "pointwise", "embed", "attention", "scores", "softmax", "values", "headwise", "repeat", "rotate", "columns", "pool",
         "unit", "link", "pick", "attend_once"}
     name, kind, statement, *_ = find(IMPLEMENTATIONS, "linear_bias_rms").row()

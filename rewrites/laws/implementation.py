@@ -40,23 +40,28 @@ from rewrites.law import (
     where,
 )
 
-selection = Sort("value", ("given",))                       # a one-hot value, by a field of the batch
+selection = Sort("value", "given")                       # a one-hot value, by a field of the batch
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """`kernels`, one after another, compute `body`; none where nothing runs, as heads are columns side by side. Each takes the variables
-    that its signature names; what it still lacks the one before it gives. An attribute may be a function of `Bound`. `single`: one operator
-    alone, which an import without fusion runs."""
+    """`kernels`, one or several in turn, compute `body`; none where nothing runs, as heads are columns side by side. Each takes
+    the variables that its signature names; what it still lacks the one before it gives. An attribute may be a function of
+    what a call is about (rewrites/calls.py). `single`: one operator alone, which an import without fusion runs."""
 
     name: str
-    kernels: tuple[str, ...]
+    kernels: str | tuple[str, ...]
     body: Callable[..., Operator]
     variables: dict[str, Sort]
     attributes: dict[str, Any] = field(default_factory=dict)
     single: bool = False
     source: str = ""
     kind: str = IMPLEMENTATION
+
+    @cached_property
+    def named(self) -> tuple[str, ...]:
+        """The kernels, in turn."""
+        return (self.kernels,) if isinstance(self.kernels, str) else self.kernels
 
     def over(self, operands: dict[str, Any]) -> Operator:
         """What the kernel computes, over these operands."""
@@ -74,13 +79,13 @@ class Implementation:
     @cached_property
     def layout(self) -> str:
         """How the matrices of heads are wanted: as they are, one above the other, or side by side."""
-        if any(each.annotation is Stack for kernel in self.kernels for each in KERNELS[kernel].operands.values()): return "stack"
+        if any(each.annotation is Stack for kernel in self.named for each in KERNELS[kernel].operands.values()): return "stack"
         return "rows" if "x" in self.variables and len(self.variables["x"].sizes) == 2 else "columns"
 
     def row(self) -> tuple[str, ...]:
         """Name, kind, statement, guard, source: the row of `opmatrix laws`."""
         options = "".join(f", {key}={value!r}" for key, value in self.attributes.items() if not callable(value))
-        statement = f"{', '.join(self.kernels) or 'view'}({', '.join(self.variables)}{options}) = {self.pattern}"
+        statement = f"{', '.join(self.named) or 'view'}({', '.join(self.variables)}{options}) = {self.pattern}"
         return self.name, self.kind, statement, "", self.source
 
 
@@ -149,7 +154,7 @@ def passes() -> Iterator[Implementation]:
             wanted = [name for stage in stages for name in signature(stage).parameters if name != "y"]
             shapes = OPERANDS | ({"bias": constant[h, p]} if form is linear_to_heads else {})
             name = "_".join(s.__name__ for s in (form, *stages) if s not in (plain, itself))
-            yield Implementation(name, ("pointwise" if form is itself else "linear",), chain(form, *stages),
+            yield Implementation(name, "pointwise" if form is itself else "linear", chain(form, *stages),
                                  variables | {name: shapes[name] for name in wanted},
                                  {"norm": "rms"} if rms in stages else {}, name in SINGLE)
 
@@ -166,7 +171,7 @@ def embeddings() -> Iterator[Implementation]:
             wanted = [name for stage in stages for name in signature(stage).parameters if name != "y"]
             name = "_".join([f"embed{len(sizes)}", *(s.__name__ for s in stages if s is not plain)])
             chosen = {"fields": lambda at, fields=(*fields,): ",".join(map(at.field, fields))}
-            yield Implementation(name, ("embed",), after(rows, (*fields, *tables), *stages),
+            yield Implementation(name, "embed", after(rows, (*fields, *tables), *stages),
                                  fields | tables | {name: OPERANDS[name] for name in wanted},
                                  chosen | ({"norm": "rms"} if rms in stages else {}), name == "embed1")
 
@@ -219,23 +224,23 @@ SQUARE, EACH = "one product for each sentence and head", "one product for each h
 PASS = "a pass over the scores, then one product for each sentence and head"
 GQA = "groups of queries share keys and values (Ainslie et al. 2023)"
 OTHERS = (
-    (attention, ("attention",), QUERY | dict(v=shared[h, p]) | HELD, False, FLASH),
-    (attention_scaled, ("attention",), QUERY | dict(v=shared[h, p]) | SCALE | HELD, False, FLASH),
-    (attention_grouped, ("attention",), KEYS | dict(v=tokens[k, p]) | HELD, False, GQA),
-    (attention_scaled_grouped, ("attention",), KEYS | dict(v=tokens[k, p]) | SCALE | HELD, False, GQA),
-    (score, ("scores",), QUERY, True, SQUARE),
-    (score_scaled, ("scores",), QUERY | SCALE, True, SQUARE),
-    (score_grouped, ("scores",), KEYS, False, GQA),
-    (score_scaled_grouped, ("scores",), KEYS | SCALE, False, GQA),
+    (attention, "attention", QUERY | dict(v=shared[h, p]) | HELD, False, FLASH),
+    (attention_scaled, "attention", QUERY | dict(v=shared[h, p]) | SCALE | HELD, False, FLASH),
+    (attention_grouped, "attention", KEYS | dict(v=tokens[k, p]) | HELD, False, GQA),
+    (attention_scaled_grouped, "attention", KEYS | dict(v=tokens[k, p]) | SCALE | HELD, False, GQA),
+    (score, "scores", QUERY, True, SQUARE),
+    (score_scaled, "scores", QUERY | SCALE, True, SQUARE),
+    (score_grouped, "scores", KEYS, False, GQA),
+    (score_scaled_grouped, "scores", KEYS | SCALE, False, GQA),
     (weigh, ("softmax", "values"), WEIGHED, True, PASS),
     (weigh_grouped, ("softmax", "values"), GROUPED, False, GQA),
-    (headwise, ("headwise",), dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
-    (repeat, ("repeat",), dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
-    (turned, ("rotate",), dict(x=tokens[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the position"),
+    (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
+    (repeat, "repeat", dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
+    (turned, "rotate", dict(x=tokens[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the position"),
     (to_heads, (), dict(x=value[h * p], heads=count), True, "no copy"),
     (from_heads, (), dict(x=value[h, p], heads=count), True, "no copy"),
-    (first_columns, ("columns",), FIRST, True, "no copy", {"lo": lambda at: 0, "hi": lambda at: at.columns("key")}),
-    (last_columns, ("columns",), FIRST | dict(own=operator[n, q]), True, "no copy",
+    (first_columns, "columns", FIRST, True, "no copy", {"lo": lambda at: 0, "hi": lambda at: at.columns("key")}),
+    (last_columns, "columns", FIRST | dict(own=operator[n, q]), True, "no copy",
      {"lo": lambda at: at.columns("key"), "hi": lambda at: at.columns("x")}))
 
 
@@ -253,18 +258,18 @@ def pick_related(x, relation): return x @ pick(relation)
 def relations() -> Iterator[Implementation]:
     """Pooling, rows that are picked, products with relations."""
     for how, body in POOLS.items():
-        yield Implementation(f"pool_{how}", ("pool",), body, dict(x=value[n]), {"how": how}, True, "sums in float64")
-        yield Implementation(f"pool_{how}_unit", ("pool",), after(body, ("x",), unit), dict(x=value[n], unit=scalar), {"how": how})
-    yield Implementation("unit", ("unit",), lambda x, unit: x @ unit_length(unit), dict(x=value[n], unit=scalar), {}, True)
-    yield Implementation("pick", ("pick",), pick_related, dict(x=value[n], relation=relation["custom"]), {}, True)
+        yield Implementation(f"pool_{how}", "pool", body, dict(x=value[n]), {"how": how}, True, "sums in float64")
+        yield Implementation(f"pool_{how}_unit", "pool", after(body, "x", unit), dict(x=value[n], unit=scalar), {"how": how})
+    yield Implementation("unit", "unit", lambda x, unit: x @ unit_length(unit), dict(x=value[n], unit=scalar), {}, True)
+    yield Implementation("pick", "pick", pick_related, dict(x=value[n], relation=relation["custom"]), {}, True)
     for over in (monoids.sum, mean, monoids.max):
-        yield Implementation(f"link_{over.__name__}", ("link",), partial(link, over=over), dict(x=value[n], relation=relation["custom"]),
+        yield Implementation(f"link_{over.__name__}", "link", partial(link, over=over), dict(x=value[n], relation=relation["custom"]),
                              {"over": over.__name__}, True, "entries alone (Hamilton et al. 2017, GraphSAGE)")
-    yield Implementation("turned_once", ("rotate",), turned, dict(x=single[h, n], angles=rotation[n, n]),
+    yield Implementation("turned_once", "rotate", turned, dict(x=single[h, n], angles=rotation[n, n]),
                          {"rows": lambda at: at.picked("x")}, True)
     for body in ATTENDED:
         variables = next(found for law, _, found, *_ in OTHERS if law is body)
-        yield Implementation(f"{body.__name__}_once", ("attend_once",), body, variables | dict(q=single_query[h, n], **SEEN),
+        yield Implementation(f"{body.__name__}_once", "attend_once", body, variables | dict(q=single_query[h, n], **SEEN),
                              {"query": lambda at: at.picked("q")})
 
 
