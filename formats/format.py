@@ -164,6 +164,12 @@ class Format:
         return None
 
     @classmethod
+    def metric(cls) -> str:
+        """What `fit` may be told of its inputs: their norms, by an option `scale` (wanda), their Gram matrix, by `weight`
+        (whitened), or nothing (plain)."""
+        return "wanda" if "scale" in cls.parameters else "whitened" if "weight" in cls.parameters else "plain"
+
+    @classmethod
     def layouts_of(cls, W: Floats) -> list[dict[str, Any]]:
         """Options worth trying for this matrix, stored as it is: by default those of its shape."""
         return cls.layouts(*W.shape)

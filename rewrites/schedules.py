@@ -205,7 +205,7 @@ class Schedule:
     def method(self, stage: Store, site: Site) -> Method:
         """How a stage stores a weight. Raises InputError where no format holds what a user's approximation makes of it."""
         if stage.own is None:
-            return Method(stage.format, tuple(stage.parameters.items()), metric(stage.format))
+            return Method(stage.format, tuple(stage.parameters.items()), FORMATS[stage.format].metric())
         prices, (n, p) = Prices(self.machine, self.extents), self.sites[site].shape
         if not (found := [*stage.own.methods(self.sites[site])]):
             raise InputError(f"{stage.name}: {' and '.join(self.names(site))}: no format holds what it makes of it in less than dense does")
@@ -360,12 +360,6 @@ def split_axis(part: Derivation, keys: int) -> Derivation:
         after = part.forest.tree(tree.kind, tree.children, (*tree.attributes, f"tile={keys}"), tree.cls)
         steps.append(Step(f"tile({keys})", PARTITION, False, tree, after))
     return replace(part, steps=tuple(steps))
-
-
-def metric(form: str) -> str:
-    """What a format can be fitted in."""
-    parameters = FORMATS[form].parameters
-    return "wanda" if "scale" in parameters else "whitened" if "weight" in parameters else "plain"
 
 
 def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | None = None, tokens: int | None = None,

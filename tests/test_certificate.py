@@ -8,6 +8,7 @@ from searched import RAGGED, found, model
 
 from formats import Dense, Packed
 from opmatrix.program import Program
+from opmatrix.runtime.kernels import KERNELS
 from rewrites import recheck
 from rewrites.certificate import certificate, certified, digest
 from rewrites.laws import EXACT_LAWS
@@ -21,7 +22,6 @@ from rewrites.verify import (
     verify_graphs,
     verify_laws,
 )
-from rewrites.verify.bounds import BOUNDS
 
 TEMPLATES = [part.template for by_state in parts(model())[:2] for part in by_state.values()]
 
@@ -114,7 +114,7 @@ def test_a_certificate_of_another_model_is_refused(kept):
 
 
 def test_a_step_that_leaves_its_bound_is_named(kept, monkeypatch):
-    monkeypatch.setitem(BOUNDS, "attention", lambda a: np.zeros(1))
+    monkeypatch.setattr(KERNELS["attention"], "bound", lambda a: np.zeros(1))
     assert failing(kept) == {"steps within bounds"}
 
 

@@ -11,9 +11,9 @@ from formats.epilogue import NOTHING
 from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
 from opmatrix.runtime import kernels as table
-from opmatrix.runtime.schedule import meaning
+from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.schedule import bound, meaning
 from rewrites.verify import VerificationError, verify_steps
-from rewrites.verify.bounds import bound
 
 ROUNDING = {name: F for name, F in FORMATS.items() if F.rounds}
 SENTENCES = Batch([[1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16]])
@@ -201,5 +201,5 @@ def test_what_attention_reads_is_within_a_unit_of_bfloat16(rng):
     declared = table.KERNELS["attention"]
     found, exact = attended(q, k, v, [16], 0.25), meaning(declared, vars(call), call.batch)
     plain = meaning(declared, vars(call), call.batch, rounded=False)
-    assert (abs(found - exact) <= bound("attention", vars(call))).all()
+    assert (abs(found - exact) <= bound(KERNELS["attention"], vars(call))).all()
     assert np.linalg.norm(found - exact) < np.linalg.norm(found - plain)

@@ -32,24 +32,27 @@ PLAIN = {float: Range(float, -LARGEST, LARGEST), int: Range(int, -2 ** 31, 2 ** 
 
 
 class Declared:
-    """One row of the kernel table: the function, and readings of its bound arguments. Where values are shapes, `gives`
-    is the shape of the result, `cost` the machine's prices with sizes, `room` the bytes that the kernel allocates for
-    itself. Where they are float64 arrays, `means` is the result. `reads` gives, by name, what it rounds operands to before
-    it computes. The result may lie in the buffer of operand `over`.
-    `price`, by the kernel's name, and `prices` are those that machines learn for it.
-    `moves`: its operands and its result may be of different spaces, as its shape says; others keep that of their operands,
-    which is T where the batch is read. `bounded`: it may be given too many sequences, and leaves those alone that have no rows.
-    `launches`: its function launches compiled kernels and does nothing else, so its launches may be recorded; `fields` are
-    those of the batch that it reads, each with the number that all must be below. `mixes`: a row depends on others; `held`:
-    its value lies with a session; `cached`: the kernel that computes the same of new rows alone, over caches of the others."""
+    """One entry of the kernel table: the function, whose signature says what it reads and gives, and readings of its bound
+    arguments. Where values are shapes: `gives` is the shape of the result, `cost` the machine's prices with sizes, `room` the
+    bytes that the kernel allocates for itself. Where they are float64 arrays: `means` is the result, of operands as `reads`
+    rounds them, by name; `bound` is how far the kernel may be from that, entry by entry: it sees the arguments as they come,
+    and in float64 as `exact`. `price`, by the kernel's name, and `prices` are those that machines learn for it.
 
-    def __init__(self, function: Callable[..., Any], gives: Callable[[Any], Value], means: Callable[[Any], Any],
-                 cost: Callable[..., Costs] = lambda *_: [], room: Callable[[Any], Size] = lambda _: Size(0, 0),
-                 over: str | None = None, launches: bool = False,
+    The result may lie in the buffer of operand `over`. `moves`: its operands and its result may be of different spaces, as
+    its shape says; others keep that of their operands, which is T where the batch is read. `bounded`: it may be given too many
+    sequences, and leaves those alone that have no rows. `launches`: its function launches compiled kernels and does nothing
+    else, so its launches may be recorded; `fields` are those of the batch that it reads, each with the number that all must be
+    below. `mixes`: a row depends on others; `held`: its value lies with a session; `cached`: the kernel that computes the same
+    of new rows alone, over caches of the others."""
+
+    def __init__(self, function: Callable[..., Any], *, gives: Callable[[Any], Value], means: Callable[[Any], Any],
+                 bound: Callable[[Any], Any] | None = None, cost: Callable[..., Costs] = lambda *_: [],
+                 price: Price | None = None, prices: Mapping[str, Price] | None = None,
+                 room: Callable[[Any], Size] = lambda _: Size(0, 0), over: str | None = None, launches: bool = False,
                  reads: Callable[[Any], Mapping[str, Any]] = lambda _: {},
                  fields: Callable[[Any], Mapping[str, int]] = lambda _: {}, mixes: bool = False, held: bool = False,
-                 moves: bool = False, bounded: bool = False, price: Price | None = None, prices: Mapping[str, Price] | None = None,
-                 cached: str = ""):
+                 moves: bool = False, bounded: bool = False, cached: str = ""):
+        self.bound = bound or self.unbounded
         self.moves, self.bounded, self.cached = moves, bounded, cached
         self.prices = dict(prices or {}) | ({function.__name__: price} if price else {})
         self.function, self.name, self.gives, self.means = function, function.__name__, gives, means
@@ -64,6 +67,10 @@ class Declared:
     def __repr__(self) -> str:
         operands = ", ".join(name if p.default is NONE else f"[{name}]" for name, p in self.operands.items())
         return f"{self.name}({'; '.join(filter(None, (operands, ', '.join(self.attributes))))})"
+
+    def unbounded(self, a: SimpleNamespace) -> Any:
+        """KeyError: nobody said how far it may be off."""
+        raise KeyError(f"kernel {self.name} declares no bound")
 
     def wanted(self, name: str) -> Any:
         """The type of an operand, of one among many tables too; None for what is none."""

@@ -15,7 +15,7 @@ from formats.sizes import S, T, n, p
 from opmatrix.extents import WHOLE, pairs
 from opmatrix.patterns import parse
 from opmatrix.relations import parsed
-from opmatrix.runtime import cases, costs, meanings, seen, shapes
+from opmatrix.runtime import bounds, cases, costs, meanings, seen, shapes
 from opmatrix.runtime.kernel import Declared, Range
 from opmatrix.runtime.values import (
     WIDEST,
@@ -39,7 +39,8 @@ Eps = Range(float, *EPS)
 Count, Place = Range(int, 1, WIDEST), Range(int, 0, WIDEST)
 CAUSAL = "sequence & causal"
 Keys = Range(int, 1, 1 << 16)
-SCORED = S2 * h * d, S2 * h, T * h * d                      # what grows with scores: products, exponentials, rows
+PASS = (T * p,)                                             # what time grows with: numbers of the result
+SCORED = S2 * h * d, S2 * h, T * h * d                      # products, exponentials, rows
 
 
 def kernel(**readings: Any):
@@ -53,8 +54,8 @@ def kernel(**readings: Any):
 
 # ---- rows
 
-@kernel(gives=shapes.product, means=lambda a: meanings.ending(a.x @ a.weight, a), room=shapes.between,
-        cost=costs.linear, launches=True, reads=meanings.multiplied)
+@kernel(gives=shapes.product, means=lambda a: meanings.ending(a.x @ a.weight, a), bound=bounds.linear, cost=costs.linear,
+        launches=True, reads=meanings.multiplied, room=shapes.between)
 def linear(out, x: Rows, weight: Weight, bias: Vector = None, times: Rows = None, residual: Rows = None,
            gain: Vector = None, shift: Vector = None, *, activation: Activation = "", eps: Eps = None,
            norm: Norm = "layer") -> Rows:
@@ -62,22 +63,25 @@ def linear(out, x: Rows, weight: Weight, bias: Vector = None, times: Rows = None
     weight.matmul(x, out=out, epilogue=Epilogue(bias, activation, residual, eps, gain, shift, times, norm))
 
 
-@kernel(gives=shapes.along, means=lambda a: meanings.ending(a.x, a), cost=costs.pointwise, over="x", launches=True)
+@kernel(gives=shapes.along, means=lambda a: meanings.ending(a.x, a), bound=bounds.pointwise, cost=costs.pointwise,
+        launches=True, over="x")
 def pointwise(out, x: Rows, bias: Vector = None, times: Rows = None, residual: Rows = None, gain: Vector = None,
               shift: Vector = None, *, activation: Activation = "", eps: Eps = None, norm: Norm = "layer") -> Rows:
     """The epilogue alone, in one pass."""
     compiled.pointwise(x, out, Epilogue(bias, activation, residual, eps, gain, shift, times, norm))
 
 
-@kernel(gives=shapes.whole, means=lambda a: a.x * a.factor, cost=costs.passed("scale"), over="x", launches=True,
-        price=Price((T * p,), lambda tile: Work(vector=T * p, moved=2 * T * p), cases.passes(lambda x, out: compiled.scale(x, 0.5, out))))
+@kernel(gives=shapes.whole, means=lambda a: a.x * a.factor, bound=bounds.scale, cost=costs.passed("scale"),
+        launches=True, over="x", price=Price(
+            PASS, lambda tile: Work(vector=T * p, moved=2 * T * p), cases.passes(lambda x, out: compiled.scale(x, 0.5, out))))
 def scale(out, x: Rows, *, factor: float) -> Rows:
     """Every number times a factor."""
     compiled.scale(x, factor, out)
 
 
-@kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), cost=costs.embed, launches=True,
-        fields=shapes.chosen, prices={"gather": Price((T * p,), lambda tile: Work(moved=2 * T * p), cases.gather)})
+@kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), bound=bounds.embed, cost=costs.embed,
+        launches=True, fields=shapes.chosen,
+        prices={"gather": Price(PASS, lambda tile: Work(moved=2 * T * p), cases.gather)})
 def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None, *, fields: str, eps: Eps = None,
           norm: Norm = "layer") -> Rows:
     """The sum of one row of each table, chosen by that field of the batch, then the epilogue."""
@@ -86,9 +90,9 @@ def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None,
     compiled.embed(list(zip(ids, arrays, strict=True)), out, Epilogue(eps=eps, gain=gain, shift=shift, norm=norm))
 
 
-@kernel(gives=shapes.turned, means=meanings.rotated, cost=costs.passed("rotate"), over="x", launches=True, moves=True,
-        fields=lambda a: {"positions": len(a.cos)},
-        price=Price((T * p,), lambda tile: Work(vector=3 * T * p, moved=2 * T * p), cases.rotate))
+@kernel(gives=shapes.turned, means=meanings.rotated, bound=bounds.rotate, cost=costs.passed("rotate"),
+        launches=True, moves=True, over="x", fields=lambda a: {"positions": len(a.cos)},
+        price=Price(PASS, lambda tile: Work(vector=3 * T * p, moved=2 * T * p), cases.rotate))
 def rotate(out, batch, x: Heads, cos: Array, sin: Array, *, rows: Literal["all", "first", "last"] = "all") -> Heads:
     """Columns i and k + i of every head as a pair, turned by the angle of column i in the row of the tables that a row's position
     names; tables are positions × k, columns behind 2 k stay (Su et al. 2021, RoPE). Rows are all tokens, or of each sequence the first
@@ -99,23 +103,24 @@ def rotate(out, batch, x: Heads, cos: Array, sin: Array, *, rows: Literal["all",
 
 # ---- rows of other spaces
 
-@kernel(gives=shapes.pooled, means=lambda a: meanings.unit(meanings.pooled(a), a.unit), cost=costs.pool, launches=True, moves=True,
-        bounded=True, price=Price((T * p, S * p), lambda tile: Work(vector=T * p, moved=(T + S) * p), cases.pool))
+@kernel(gives=shapes.pooled, means=lambda a: meanings.unit(meanings.pooled(a), a.unit), bound=bounds.pool, cost=costs.pool,
+        launches=True, moves=True, bounded=True,
+        price=Price((T * p, S * p), lambda tile: Work(vector=T * p, moved=(T + S) * p), cases.pool))
 def pool(out, batch, x: Rows, *, how: How, unit: Least = None) -> Rows:
     """A row for each sequence, made of its rows; with `unit` of length one, the square of which it is added to."""
     compiled.pool_rows(x, batch.starts, out, how, unit)
 
 
-@kernel(gives=shapes.along, means=lambda a: meanings.unit(a.x, a.unit), cost=costs.passed("unit"), launches=True,
-        price=Price((T * p,), lambda tile: Work(vector=3 * T * p, moved=2 * T * p),
-                    cases.passes(lambda x, out: compiled.pool_rows(x, None, out, "first", 1e-12))))
+@kernel(gives=shapes.along, means=lambda a: meanings.unit(a.x, a.unit), bound=bounds.unit_length, cost=costs.passed("unit"),
+        launches=True, price=Price(PASS, lambda tile: Work(vector=3 * T * p, moved=2 * T * p), cases.passes(
+            lambda x, out: compiled.pool_rows(x, None, out, "first", 1e-12))))
 def unit(out, x: Rows, *, unit: Least) -> Rows:
     """Each row with length one, to the square of which `unit` is added."""
     compiled.pool_rows(x, None, out, "first", unit)
 
 
-@kernel(gives=shapes.linked, means=meanings.linked, cost=costs.passed("link"), moves=True,
-        price=Price((T * p,), lambda tile: Work(vector=2 * T * p, moved=2 * T * p), cases.link, recorded=False))
+@kernel(gives=shapes.linked, means=meanings.linked, bound=bounds.link, cost=costs.passed("link"), moves=True,
+        price=Price(PASS, lambda tile: Work(vector=2 * T * p, moved=2 * T * p), cases.link, recorded=False))
 def link(out, batch, x: Rows, *, relation: str, over: Literal["sum", "mean", "max"]) -> Rows:
     """A row for each row of a relation that the batch gives: what its entries join, times their numbers."""
     found = batch.relation(parsed(relation))
@@ -123,8 +128,8 @@ def link(out, batch, x: Rows, *, relation: str, over: Literal["sum", "mean", "ma
     compiled.link_rows(x, found.starts, found.at, found.numbers, out, over)
 
 
-@kernel(gives=shapes.linked, means=meanings.picked, cost=costs.passed("pick"), moves=True,
-        price=Price((T * p,), lambda tile: Work(moved=2 * T * p), cases.pick, recorded=False))
+@kernel(gives=shapes.linked, means=meanings.picked, bound=bounds.copied, cost=costs.passed("pick"), moves=True,
+        price=Price(PASS, lambda tile: Work(moved=2 * T * p), cases.pick, recorded=False))
 def pick(out, batch, x: Rows, *, relation: str) -> Rows:
     """The row of x that a relation has as its only entry, for each row of the relation."""
     found = batch.relation(parsed(relation))
@@ -132,7 +137,8 @@ def pick(out, batch, x: Rows, *, relation: str) -> Rows:
     np.take(x, found.single(), 0, out)
 
 
-@kernel(gives=shapes.attended_once, means=meanings.attended_once, cost=costs.once, launches=True, moves=True,
+@kernel(gives=shapes.attended_once, means=meanings.attended_once, bound=bounds.attend_once, cost=costs.once,
+        launches=True, moves=True,
         price=Price((T * h * d,), lambda tile: Work(vector=4 * T * h * d, moved=2 * T * h * d), cases.attend_once))
 def attend_once(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence",
                 query: Literal["first", "last"]) -> Heads:
@@ -147,11 +153,11 @@ def attending(call):
     return Price(SCORED, lambda tile: Work(4 * S2 * h * up(d, tile[1]), 8 * S2 * h, 4 * T * h * d), cases.attention(call))
 
 
-@kernel(gives=shapes.attended, cost=costs.attention, launches=True, reads=meanings.halved,
+@kernel(gives=shapes.attended, bound=bounds.attention, cost=costs.attention,
         means=lambda a: meanings.weighed(meanings.shared(meanings.scored(a), a.batch, seen.pattern(a)), a.v, a.batch),
-        fields=seen.fields, mixes=True, cached="attention_cached", prices={
-            "attention": attending(lambda *a: compiled.attention(*a)),
-            "attention.bf16": attending(lambda *a: compiled.attention_halves(*a))})
+        launches=True, mixes=True, reads=meanings.halved, fields=seen.fields, cached="attention_cached",
+        prices={"attention": attending(lambda *a: compiled.attention(*a)),
+                "attention.bf16": attending(lambda *a: compiled.attention_halves(*a))})
 def attention(out, batch, q: Heads, k: Heads, v: Heads, mask0: Array = None, mask1: Array = None, *,
               scale: float = 1.0, where: str = "sequence", tile: Keys = 256, number_type: NumberType = "float32") -> Heads:
     """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022), nor computed
@@ -164,35 +170,39 @@ def attention(out, batch, q: Heads, k: Heads, v: Heads, mask0: Array = None, mas
     else: compiled.attention_halves(q, k, v, batch.starts, out, scale, reach, tile)
 
 
-@kernel(gives=shapes.matched, means=meanings.scored, cost=costs.heads("scores", "q", "k"), mixes=True, price=Price(
-    SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), S2 * h, 2 * T * h * d + S2 * h), cases.scores, recorded=False))
+@kernel(gives=shapes.matched, means=meanings.scored, bound=bounds.scores, cost=costs.heads("scores", "q", "k"), mixes=True,
+        price=Price(SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), S2 * h, 2 * T * h * d + S2 * h),
+                    cases.scores, recorded=False))
 def scores(out, batch, q: Heads, k: Heads, *, scale: float = 1.0) -> Scores:
     """q kᵀ · scale within each sentence."""
     compiled.scores(q, k, batch.starts, out, scale)
 
 
-@kernel(gives=shapes.masked, means=lambda a: meanings.shared(a.x, a.batch, seen.pattern(a)), cost=costs.heads("softmax", "x"),
-        over="x", mixes=True, price=Price((S2 * h,), lambda tile: Work(0, 8 * S2 * h, 2 * S2 * h), cases.softmax, recorded=False))
+@kernel(gives=shapes.masked, means=lambda a: meanings.shared(a.x, a.batch, seen.pattern(a)), bound=bounds.softmax,
+        cost=costs.heads("softmax", "x"), mixes=True, over="x",
+        price=Price((S2 * h,), lambda tile: Work(0, 8 * S2 * h, 2 * S2 * h), cases.softmax, recorded=False))
 def softmax(out, batch, x: Scores, *, where: str = "sequence") -> Scores:
     """Each row of scores as positive numbers that sum to one over whom it sees, and zeros."""
     compiled.softmax(x, batch.starts, len(x) // batch.extents()[WHOLE], out, parse(where).reach)
 
 
-@kernel(gives=shapes.blended, means=lambda a: meanings.weighed(a.p, a.v, a.batch), cost=costs.heads("values", "p", "v"), mixes=True,
-        price=Price(SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), 0, 2 * T * h * d + S2 * h), cases.values, recorded=False))
+@kernel(gives=shapes.blended, means=lambda a: meanings.weighed(a.p, a.v, a.batch), bound=bounds.values,
+        cost=costs.heads("values", "p", "v"), mixes=True,
+        price=Price(SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), 0, 2 * T * h * d + S2 * h),
+                    cases.values, recorded=False))
 def values(out, batch, p: Scores, v: Heads) -> Heads:
     """p v within each sentence."""
     compiled.values(p, v, batch.starts, out)
 
 
-@kernel(gives=shapes.repeated, means=lambda a: meanings.grouped(a.x, a.heads), cost=costs.passed("scale"))
+@kernel(gives=shapes.repeated, means=lambda a: meanings.grouped(a.x, a.heads), bound=bounds.copied, cost=costs.passed("scale"))
 def repeat(out, x: Heads, *, heads: Count) -> Heads:
     """Each head so many times in a row that there are `heads` of them."""
     out.reshape(len(x), x.shape[1], -1, x.shape[2])[...] = x[:, :, None]
 
 
-@kernel(gives=shapes.headed, means=lambda a: meanings.by_head(a.x, a.weight), cost=costs.headwise, launches=True,
-        price=Price((T * h * n * p, h * n * p, T * h * (n + p)), lambda tile: Work(
+@kernel(gives=shapes.headed, means=lambda a: meanings.by_head(a.x, a.weight), bound=bounds.headwise, cost=costs.headwise,
+        launches=True, price=Price((T * h * n * p, h * n * p, T * h * (n + p)), lambda tile: Work(
             2 * h * up(T, tile[0]) * up(n, tile[1]) * up(p, tile[2]), 0, h * n * p + T * h * (n + p)), cases.headwise))
 def headwise(out, x: Heads, weight: Stack) -> Heads:
     """x @ W for each head with its own W; an x of one head serves all."""
@@ -201,13 +211,14 @@ def headwise(out, x: Heads, weight: Stack) -> Heads:
 
 # ---- caches
 
-@kernel(gives=shapes.stated, means=lambda a: a.batch.caches[a.number], held=True)
+@kernel(gives=shapes.stated, means=lambda a: a.batch.caches[a.number], bound=bounds.copied, held=True)
 def state(out, batch, *, number: Place, heads: Count, cols: Count) -> Cache:
     """A cache as a step finds it: the session's, of this number. Rows that no sequence holds count as zero."""
     out[...] = batch.caches[number]
 
 
-@kernel(gives=shapes.appended, means=meanings.appended, cost=costs.passed("scale"), over="cache", launches=True)
+@kernel(gives=shapes.appended, means=meanings.appended, bound=bounds.copied, cost=costs.passed("scale"),
+        launches=True, over="cache")
 def append(out, batch, x: Heads, cache: Cache) -> Cache:
     """cache + product(given("slots"), x), slots a C × T relation into rows that are zero: x's rows, written where they are to lie."""
     if out is not cache: out[...] = cache
@@ -223,7 +234,7 @@ def attention_cached(out, batch, q: Heads, k: Cache, v: Cache, *, scale: float =
 
 # ---- anything
 
-@kernel(gives=shapes.interpreted, means=meanings.read, cost=costs.interpreted, mixes=True, moves=True)
+@kernel(gives=shapes.interpreted, means=meanings.read, bound=bounds.interpret, cost=costs.interpreted, mixes=True, moves=True)
 def interpret(out, batch, x0: Rows | Heads = None, x1: Rows | Heads = None, x2: Rows | Heads = None,
               x3: Rows | Heads = None, x4: Rows | Heads = None, x5: Rows | Heads = None, x6: Rows | Heads = None,
               x7: Rows | Heads = None, c0: Array = None, c1: Array = None, c2: Array = None, c3: Array = None,
@@ -236,19 +247,19 @@ def interpret(out, batch, x0: Rows | Heads = None, x1: Rows | Heads = None, x2: 
 
 # ---- views: nothing is copied
 
-@kernel(gives=shapes.divided, means=lambda a: a.x.reshape(len(a.x), a.heads, -1))
+@kernel(gives=shapes.divided, means=lambda a: a.x.reshape(len(a.x), a.heads, -1), bound=bounds.copied)
 def heads(x: Rows, *, heads: Count) -> Heads:
     """A row's columns as equal blocks."""
     return x.reshape(len(x), heads, -1)
 
 
-@kernel(gives=lambda a: Rows(a.x.heads * a.x.cols, a.x.apart), means=lambda a: a.x.reshape(len(a.x), -1))
+@kernel(gives=lambda a: Rows(a.x.heads * a.x.cols, a.x.apart), means=lambda a: a.x.reshape(len(a.x), -1), bound=bounds.copied)
 def join(x: Heads) -> Rows:
     """Blocks side by side again."""
     return x.reshape(len(x), -1)
 
 
-@kernel(gives=shapes.cut, means=lambda a: a.x[:, a.lo:a.hi])
+@kernel(gives=shapes.cut, means=lambda a: a.x[:, a.lo:a.hi], bound=bounds.copied)
 def columns(x: Rows, *, lo: Place, hi: Place) -> Rows:
     """Columns lo to hi, hi excluded."""
     return x[:, lo:hi]

@@ -254,6 +254,12 @@ def read(kernel: Declared, arguments: Mapping[str, Any], batch: Any, instead: Ma
     return SimpleNamespace(**{name: wide(value, instead) for name, value in (given | dict(reads)).items()})
 
 
+def bound(kernel: Declared, arguments: Mapping[str, Any], exact: Any = None) -> NDArray[np.float64]:
+    """How far a kernel may be from its meaning for these arguments, entry by entry; `exact`: these as `read` gives them."""
+    if exact is None: exact = read(kernel, arguments, arguments.get("batch"))
+    return kernel.bound(SimpleNamespace(**arguments, exact=exact))
+
+
 def wide(value: Any, instead: Mapping[int, Any]) -> Any:
     """Arrays and packed weights as float64 arrays, anything else as it is."""
     if isinstance(value, tuple): return tuple(wide(entry, instead) for entry in value)

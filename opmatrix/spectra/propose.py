@@ -153,8 +153,7 @@ def candidates(weighed: Weighed, seen: bool) -> Iterator[Candidate]:
     of the activations where the format's `fit` takes one and activations were seen."""
     for method, format in FORMATS.items():
         if format.plain or not format.proposed or format.narrowest() < weighed.limits.narrowest: continue
-        fit = "wanda" if "scale" in format.parameters else "whitened" if "weight" in format.parameters else "plain"
-        for parameters in format.proposed_by(weighed): yield Candidate(method, parameters, fit if seen else "plain")
+        for parameters in format.proposed_by(weighed): yield Candidate(method, parameters, format.metric() if seen else "plain")
 
 
 def entry_energy(w: Array, g: Array) -> Array:

@@ -128,8 +128,9 @@ NORMS = norm, rms
 AFTER = gained, affine
 OPERANDS = dict(bias=constant[p], times=value[p], residual=value[p], activation=entrywise[p], eps=scalar,
                 gain=constant[p], shift=constant[p])
-SINGLE = {"linear", "linear_to_heads", "linear_from_heads", "bias", "activate", "times", "residual", "norm", "norm_affine",
-          "rms", "rms_gained", "gained", "affine"}
+SINGLE = {(linear, plain), (linear_to_heads, plain), (linear_from_heads, plain), (itself, bias), (itself, activate), (itself, times),
+          (itself, residual), (itself, gained), (itself, affine), (itself, plain, norm), (itself, plain, norm, affine),
+          (itself, plain, rms), (itself, plain, rms, gained)}
 
 
 def chain(*stages: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,7 +157,7 @@ def passes() -> Iterator[Implementation]:
             name = "_".join(s.__name__ for s in (form, *stages) if s not in (plain, itself))
             yield Implementation(name, "pointwise" if form is itself else "linear", chain(form, *stages),
                                  variables | {name: shapes[name] for name in wanted},
-                                 {"norm": "rms"} if rms in stages else {}, name in SINGLE)
+                                 {"norm": "rms"} if rms in stages else {}, (form, *stages) in SINGLE)
 
 
 def embeddings() -> Iterator[Implementation]:
@@ -173,7 +174,7 @@ def embeddings() -> Iterator[Implementation]:
             chosen = {"fields": lambda at, fields=(*fields,): ",".join(map(at.field, fields))}
             yield Implementation(name, "embed", after(rows, (*fields, *tables), *stages),
                                  fields | tables | {name: OPERANDS[name] for name in wanted},
-                                 chosen | ({"norm": "rms"} if rms in stages else {}), name == "embed1")
+                                 chosen | ({"norm": "rms"} if rms in stages else {}), (len(sizes), stages) == (1, (plain,)))
 
 
 def after(first: Callable[..., Any], own: tuple[str, ...], *stages: Callable[..., Any]) -> Callable[..., Any]:

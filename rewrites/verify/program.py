@@ -12,13 +12,12 @@ from opmatrix.data import Data
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.runtime.schedule import read
+from opmatrix.runtime.schedule import bound, read
 from opmatrix.runtime.scheme import GROUP
 from opmatrix.term import Operator
 from rewrites.emit import Emitter
 from rewrites.lower import Stored
 from rewrites.search import Structure
-from rewrites.verify.bounds import bound
 from rewrites.verify.failure import VerificationError
 
 EQUAL = 1e-10                                               # relative, between two float64 readings of one model
@@ -113,7 +112,7 @@ def verify_steps(program: Program, batches: Sequence[Batch]) -> dict[str, Any]:
             meant = call.kernel.means(exact)
             with np.errstate(invalid="ignore"):             # equal infinities, such as a maximum over nothing, are not apart
                 off = np.where(found == meant, 0.0, abs(found - meant))
-            allowed = np.broadcast_to(bound(step.kernel, arguments, exact), off.shape)
+            allowed = np.broadcast_to(bound(call.kernel, arguments, exact), off.shape)
             if not (off <= allowed).all():
                 worst = np.unravel_index(np.argmax(np.nan_to_num(off - allowed, nan=np.inf)), off.shape)
                 raise VerificationError(3, step.show(program.constants), "it is not what its kernel means",

@@ -1,7 +1,6 @@
 """How far a kernel may be from its meaning on the same operands: one bound for each kernel of the runtime, entry by
 entry, for any order of summation (Higham 2002, sections 3.1 to 3.5). Sums and products of terms cost γ_n |A| |B|; what
 follows carries that error through its derivative."""
-from collections.abc import Callable, Mapping
 from itertools import pairwise
 from types import SimpleNamespace as Arguments
 from typing import Any
@@ -11,10 +10,8 @@ from numpy.typing import NDArray
 
 from formats.epilogue import UNIT, Epilogue, gamma
 from opmatrix.relations import parsed
-from opmatrix.runtime.interpret import exact
-from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime import meanings
 from opmatrix.runtime.meanings import chosen, grouped, pooled, sentences, squares, unseen
-from opmatrix.runtime.schedule import read
 from opmatrix.runtime.seen import pattern
 
 Bound = NDArray[np.float64]
@@ -121,18 +118,18 @@ def headwise(a: Arguments) -> Bound:
 
 def interpret(a: Arguments) -> Bound:
     """Computed in float64 and rounded once."""
-    return 2 * UNIT * abs(exact(a)) + TINY
+    return 2 * UNIT * abs(meanings.read(a)) + TINY
 
 
 def pool(a: Arguments) -> Bound:
     """Computed in float64, with a norm too, and rounded once: what float64 itself rounds is seen where a sum cancels."""
-    found, size = KERNELS["pool"].means(a.exact), pooled(Arguments(**vars(a.exact) | {"x": abs(a.exact.x)}))
+    found, size = meanings.unit(pooled(a.exact), a.unit), pooled(Arguments(**vars(a.exact) | {"x": abs(a.exact.x)}))
     doubt = 2 * len(a.x) * 2.0 ** -52
     return np.asarray(2 * UNIT * abs(found) + doubt * (size if a.unit is None else 1.0) + TINY)
 
 
 def unit_length(a: Arguments) -> Bound:
-    size: Bound = abs(KERNELS["unit"].means(a.exact))
+    size: Bound = abs(meanings.unit(a.exact.x, a.unit))
     return 2 * UNIT * size + TINY
 
 
@@ -159,18 +156,6 @@ def attend_once(a: Arguments) -> Bound:
     return np.concatenate(parts)
 
 
-def view(a: Arguments) -> Bound:
+def copied(a: Arguments) -> Bound:
+    """Numbers as they are."""
     return np.zeros(1)
-
-
-BOUNDS: dict[str, Callable[[Arguments], Bound]] = dict(
-    linear=linear, pointwise=pointwise, scale=scale, embed=embed, rotate=rotate, scores=scores, softmax=softmax, values=values,
-    attention=attention, headwise=headwise, interpret=interpret,
-    pool=pool, unit=unit_length, link=link, pick=view, attend_once=attend_once, repeat=view, heads=view, join=view, columns=view)
-
-
-def bound(kernel: str, arguments: Mapping[str, Any], exact: Any = None) -> Bound:
-    """The bound of a kernel for these operands, which `read` gives in float64, if they were not yet. KeyError for a kernel that has
-    none."""
-    if exact is None: exact = read(KERNELS[kernel], arguments, arguments.get("batch"))
-    return BOUNDS[kernel](Arguments(**arguments, exact=exact))
