@@ -9,11 +9,10 @@ from typing import Any
 from opmatrix.term import Operator
 from rewrites.egraph import Graph, Node, fitting
 from rewrites.extraction import Extraction
-from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.laws.implementation import CALLS
 from rewrites.lower import Call, Lowering, Method, Use
 from rewrites.match import attribute_variable, orders
 
-CALLS = {f"{each.name}()": each for each in IMPLEMENTATIONS}     # kinds of trees that stand for kernels
 OPEN = "count", "where", "over", "relation"                          # sorts of variables that stand for attributes
 READ = "interpreted"                                        # what no kernel computes: a term, read over its operands
 STORED = "stored"                                           # a weight in a representation: as logical, the weight itself

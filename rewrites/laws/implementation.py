@@ -40,7 +40,7 @@ from rewrites.law import (
     where,
 )
 
-selection = Sort("value", "given")                       # a one-hot value, by a field of the batch
+selection = Sort("value", ("given",))                       # a one-hot value, by a field of the batch
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def relations() -> Iterator[Implementation]:
     """Pooling, rows that are picked, products with relations."""
     for how, body in POOLS.items():
         yield Implementation(f"pool_{how}", "pool", body, dict(x=value[n]), {"how": how}, True, "sums in float64")
-        yield Implementation(f"pool_{how}_unit", "pool", after(body, "x", unit), dict(x=value[n], unit=scalar), {"how": how})
+        yield Implementation(f"pool_{how}_unit", "pool", after(body, ("x",), unit), dict(x=value[n], unit=scalar), {"how": how})
     yield Implementation("unit", "unit", lambda x, unit: x @ unit_length(unit), dict(x=value[n], unit=scalar), {}, True)
     yield Implementation("pick", "pick", pick_related, dict(x=value[n], relation=relation["custom"]), {}, True)
     for over in (monoids.sum, mean, monoids.max):
@@ -274,6 +274,21 @@ def relations() -> Iterator[Implementation]:
                              {"query": lambda at: at.picked("q")})
 
 
-IMPLEMENTATIONS = (*passes(), *embeddings(), *(
+IMPLEMENTATIONS = [*passes(), *embeddings(), *(
     Implementation(body.__name__, kernels, body, variables, *attributes or ({},), single, source)
-    for body, kernels, variables, single, source, *attributes in OTHERS), *relations())
+    for body, kernels, variables, single, source, *attributes in OTHERS), *relations()]
+CALLS = {f"{each.name}()": each for each in IMPLEMENTATIONS}     # by the kinds of trees that stand for kernels
+
+
+def implements(*kernels: str, source: str = "", **variables: Sort) -> Callable[[Callable[..., Operator]], Implementation]:
+    """Declares, by a function of its variables, the term that kernels compute: searches offer them for it from then on.
+    Raises ValueError for a name that is taken, TypeError for variables that are not the function's."""
+    def declare(body: Callable[..., Operator]) -> Implementation:
+        name = body.__name__
+        if any(each.name == name for each in IMPLEMENTATIONS): raise ValueError(f"implementation {name}: there is one already")
+        if [*signature(body).parameters] != [*variables]:
+            raise TypeError(f"implementation {name}{signature(body)}: say what each of its variables is, such as x=value[n]")
+        CALLS[f"{name}()"] = made = Implementation(name, kernels, body, variables, {}, True, source)
+        IMPLEMENTATIONS.append(made)
+        return made
+    return declare
