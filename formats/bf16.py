@@ -4,7 +4,7 @@ import numpy as np
 from .arrays import FormatError
 from .epilogue import gamma
 from .format import Format
-from .panels import TILE, deepened, panels, unpanelled
+from .panels import TILE, Panelled, deepened, panels, unpanelled
 from .sizes import T, ceiling, n, p, u2
 
 FLUSHED = 2.0 ** -126                                        # what is smaller may count as 0
@@ -18,6 +18,7 @@ class BF16(Format):
     Products of two such numbers are exact in float32, and so are the sums (Kalamkar et al. 2019, arXiv:1905.12322)."""
     w: u2[32 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     unit, rough = "bf16", True
+    panelled = Panelled(TILE, 2, DEEP)
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n
 

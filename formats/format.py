@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .arrays import Floats, FormatError, aligned, by_rows, finite, fixed, matrix, measure, picture, separate, storable, writable
 from .epilogue import NOTHING, Epilogue, gamma
+from .panels import Panelled
 from .sizes import Array, Later, T, n, p, total
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Format:
     proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
     plain: ClassVar[bool] = False                            # whether it holds any matrix in float32, number by number
     rowwise: ClassVar[bool] = False                          # whether rows of it can be gathered
+    panelled: ClassVar[Panelled | None] = None               # panels of which columns can be gathered
     unit: ClassVar[str] = ""                                 # the number type that its product computes in, if it has one of its own
     rough: ClassVar[bool] = False                            # whether torch rounds what its product gives to bfloat16
     projected: ClassVar[bool] = False                        # whether all of its fits project outputs on the same directions

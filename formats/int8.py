@@ -7,7 +7,7 @@ from .arrays import FormatError
 from .epilogue import gamma
 from .format import SMALLEST, Format
 from .packed import Packed
-from .panels import TILE, deepened, panels, unpanelled
+from .panels import TILE, Panelled, deepened, panels, unpanelled
 from .sizes import T, ceiling, f4, n, p, u1
 from .sizes import group as size
 
@@ -26,6 +26,7 @@ class Int8(Format):
     w: u1[64 * ceiling(n / 64) * 16 * ceiling(p / 16)]
     scale: f4[ceiling(n / size), p]
     unit = "int8"
+    panelled = Panelled(TILE, 4, DEEP)
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n, T * p * ceiling(n / size)
     named = MappingProxyType({"group": size})

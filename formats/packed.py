@@ -1,7 +1,7 @@
 """Packed: float32 in the order in which a kernel reads it."""
 
 from .format import Format
-from .panels import panels, unpanelled
+from .panels import Panelled, panels, unpanelled
 from .sizes import T, ceiling, f4, n, p
 
 
@@ -12,6 +12,7 @@ class Packed(Format):
     w: f4[n * 16 * ceiling(p / 16)]
     plain, proposed = True, False                            # it is as exact as dense
     unit = "float32"
+    panelled = Panelled()
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p)
 

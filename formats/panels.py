@@ -1,18 +1,30 @@
 """Panels: a matrix in the order in which a kernel reads it, 64 columns at a time."""
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 PANEL = 64                                                   # columns
 TILE = 16                                                    # of narrow numbers: those of a matrix register
+VECTOR = 16                                                  # columns of the last panel are filled up to whole vectors
+
+
+class Panelled(NamedTuple):
+    """How a matrix lies in panels: of so many columns, so many inputs of a column side by side, inputs filled up to a multiple."""
+    width: int = PANEL
+    words: int = 1
+    deep: int = 1
+
+    def filled(self, inputs: int) -> int:
+        """How many inputs are stored of so many."""
+        return -(-inputs // self.deep) * self.deep
 
 
 def panels(W: NDArray[Any], words: int = 1, width: int = PANEL) -> NDArray[Any]:
     """W (n, p), n a multiple of words, as one axis: panels, each (n / words, columns, words) of `width` columns; the last has as
     many as are left, padded with zeros to whole vectors of 16."""
     n, p = W.shape
-    padded = np.pad(W, ((0, 0), (0, -p % 16)))
+    padded = np.pad(W, ((0, 0), (0, -p % VECTOR)))
     parts = (padded[:, at:at + width].reshape(n // words, words, -1).transpose(0, 2, 1) for at in range(0, p, width))
     return np.concatenate([np.ascontiguousarray(part).reshape(-1) for part in parts])
 
@@ -20,7 +32,7 @@ def panels(W: NDArray[Any], words: int = 1, width: int = PANEL) -> NDArray[Any]:
 def unpanelled(w: NDArray[Any], shape: tuple[int, int], words: int = 1, width: int = PANEL) -> NDArray[Any]:
     """The inverse of `panels`."""
     n, p = shape
-    wide = -(-p // 16) * 16
+    wide = -(-p // VECTOR) * VECTOR
     parts = (w[n * at:n * min(at + width, wide)].reshape(n // words, -1, words).transpose(0, 2, 1).reshape(n, -1)
              for at in range(0, p, width))
     return np.hstack([*parts])[:, :p]

@@ -17,7 +17,7 @@ from rewrites.approximation import Approximation
 from rewrites.budgets import Budgets
 from rewrites.emit import Emitter
 from rewrites.fit import Fitter, Key
-from rewrites.lower import Lowering, Method, Stored, Use
+from rewrites.lower import TURNED, Lowering, Method, Stored, Use
 from rewrites.mixed import Mean
 from rewrites.narrowing import narrowed
 from rewrites.price import Prices, stored_bytes
@@ -26,6 +26,8 @@ from rewrites.representations import Representable, wide
 from rewrites.search import Space, Structure
 
 DRAWS = 1000                                                # of sentences, to say how an error varies
+SAMPLE = 512                                                # rows of a table that spectra look at
+CHANGED = "changed"                                         # name of a constant that is tried instead of another
 RIDGE = 0.1                                                 # share of the energy of the rows that is spread over all directions
 
 
@@ -34,8 +36,9 @@ Source = tuple[int, str, int]                               # a value of any pro
 
 @dataclass(frozen=True)
 class Site:
-    """A weight where a program stores it: the constant's name, its class in its part, what it multiplies (a value's
-    name, or none for a table that is gathered from, and the value that this is in any program), its float64 numbers."""
+    """A weight where a program reads it: the constant's name, its class in its part, what it multiplies (a value's
+    name, or none for a table that is gathered from, and the value that this is in any program), its float64 numbers; whether the leaf
+    stands elsewhere, too, and how many products read the constant."""
 
     constant: str
     part: int
@@ -43,6 +46,13 @@ class Site:
     x: str | None
     value: Source
     matrix: np.ndarray
+    tied: bool = False
+    products: int = 1
+
+    @property
+    def name(self) -> str:
+        """Of what is measured: a constant from which rows are gathered is another thing than the same one multiplied by."""
+        return f"{self.constant} gathered" if self.stored.layout == TURNED else self.constant
 
     @property
     def key(self) -> tuple[int, int, str]:
@@ -77,8 +87,7 @@ class Choices:
         if (own := self.measured.get(leaves)) is None:
             inside = {those: methods for those, methods in self.measured.items() if those and those < leaves}
             own = [*summed([*inside.values()])] if frozenset().union(*inside) == leaves else ()
-        gathered = use.x in lowering.graph.facts["given"]
-        return *exact, *(method for method in own if not gathered or FORMATS[method.format].rowwise)
+        return *exact, *(method for method in own if not lowering.gathers(use) or lowering.gatherable(use, method))
 
     def choose(self, error: float, memory: float | None = None, weights: tuple[float, float, float] = (1, 0, 0),
                prove: bool = False) -> Structure:
@@ -134,7 +143,7 @@ def inputs(structure: Structure) -> dict[Key, Source]:
     found = {}
     for number, (extraction, lowering) in enumerate(zip(structure.extractions, structure.lowerings, strict=True)):
         for use in (node.cls for node in extraction.nodes if isinstance(node.cls, Use)):
-            if use.layout != "stack" and use.x not in lowering.graph.facts["given"]:
+            if use.layout != "stack" and not lowering.gathers(use):
                 found[number, use.weight, use.layout] = number, structure.path[number][0], use.x
     return found
 
@@ -147,13 +156,17 @@ def chosen(structure: Structure) -> Iterator[Method]:
 
 def sites(program: Program, structure: Structure, emitter: Emitter) -> list[Site]:
     """Every weight of a program and where it stands."""
-    users = {step.operands[name]: (step, name) for step in program.steps for name in step.operands}
-    found = []
-    for constant, (part, stored, value) in emitter.sources.items():
-        step, name = users[constant]
-        x = None if name.startswith("table") else step.operands["x"]
-        matrix = structure.lowerings[part].matrix(stored.weight, stored.layout)
-        found.append(Site(constant, part, stored, x, (part, structure.path[part][0], value), matrix))
+    users: dict[str, list[str]] = {}                        # of a constant: what it multiplies, step by step
+    for step in program.steps:
+        if "x" in step.operands:
+            for constant in step.operands.values(): users.setdefault(constant, []).append(step.operands["x"])
+    counts, found = {constant: len(each) for constant, each in users.items()}, []
+    for constant, part, stored, value in emitter.sources:
+        lowering, before = structure.lowerings[part], structure.path[part][0]
+        gathered = value in lowering.graph.facts["given"]
+        x = None if gathered else users[constant].pop(0)
+        found.append(Site(constant, part, stored, x, (part, before, value), lowering.matrix(stored.weight, stored.layout),
+                          lowering.stands_elsewhere(stored.weight), 1 if gathered else counts[constant]))
     return found
 
 
@@ -210,9 +223,17 @@ def methods(site: Site, gram: Gram | None, prices: Prices | Mean, limits: Limits
             return prices.gathered(p), stored_bytes(name, n, p, key)
         return prices.linear(name, n, p, key), stored_bytes(name, n, p, key)
     if site.x is None:
-        sample = propose(site.matrix[:512], None, limits, price)
+        sample = propose(table(site)[:SAMPLE], None, limits, price)
         return Proposals(tuple(each for each in sample if FORMATS[each.method].rowwise))
     return propose(site.matrix, None if gram is None else np.diagonal(np.asarray(gram)), limits, price)
+
+
+def shareable(site: Site, limits: Limits) -> Iterator[Method]:
+    """What a product may store a table by that rows can be gathered from: whether it pays is up to both uses together."""
+    for name, form in FORMATS.items():
+        if site.x is None and site.tied and form.panelled and form.proposed:
+            found = (Method(name, tuple(options.items())) for options in form.choices(*table(site).T.shape))
+            yield from (method for method in found if wide(method, limits.narrowest))
 
 
 def candidates(space: Space, structure: Structure, program: Program, emitter: Emitter, representable: Representable, fit: Batch,
@@ -226,7 +247,7 @@ def candidates(space: Space, structure: Structure, program: Program, emitter: Em
     choices = Choices(space, {}, fit, representable, {each.name: each for each in own},
                       fitted={tuple(structure.path): emitter.fitted})
     file = place(program, (fit, batch), limits, prices)
-    if (measured := None if own else recall(file, [site.constant for site in found])) is None:
+    if (measured := None if own else recall(file, [site.name for site in found])) is None:
         choices.observe(program, found)
         fitting = choices.fitters[uses(structure)] = Fitter({each.key: choices.grams[each.value] for each in found if each.x}, choices.own)
         measured = proposed(program, found, prices, batch, limits, fitting, progress)
@@ -234,7 +255,7 @@ def candidates(space: Space, structure: Structure, program: Program, emitter: Em
             keep(file, measured)
     for site in found:
         leaves = frozenset(keys(structure.lowerings[site.part], site.stored.weight))
-        choices.measured.setdefault(leaves, measured[site.constant])
+        choices.measured.setdefault(leaves, measured[site.name])
     return choices
 
 
@@ -246,17 +267,39 @@ def proposed(program: Program, found: Sequence[Site], prices: Prices | Mean, bat
     total, done = sum(map(len, proposals)), 0
     measured: Measured = {}
     for site, offered in zip(found, proposals, strict=True):
-        measured[site.constant] = []
-        declared = [method for each in fitter.own.values() if site.x for method in each.methods(site.matrix)
-                    if wide(method, limits.narrowest)]
-        for method in (*(Method(each.method, tuple(each.parameters.items()), each.fit) for each in offered), *declared):
-            stored = as_dense(fitter.store(site.matrix, method, site.key))
-            changed = Program(program.steps, {**program.constants, site.constant: stored}, program.output)
-            error = difference(changed.run(batch), wanted) ** 2
-            measured[site.constant].append(method._replace(error=error))
+        if site.name in measured: continue
+        measured[site.name] = []
+        own = [method for each in fitter.own.values() if site.x for method in each.methods(site.matrix) if wide(method, limits.narrowest)]
+        own += shareable(site, limits)
+        for method in (*(Method(each.method, tuple(each.parameters.items()), each.fit) for each in offered), *own):
+            changed = otherwise(program, site, stored_for(site, fitter, method))
+            error = difference(changed.run(batch), wanted) ** 2 / site.products
+            measured[site.name].append(method._replace(error=error))
             done += 1
             progress(done, total)
     return measured
+
+
+def table(site: Site) -> np.ndarray:
+    """The rows that are gathered from a site."""
+    return site.matrix.T if site.stored.layout == TURNED else site.matrix
+
+
+def stored_for(site: Site, fitter: Fitter, method: Method) -> Any:
+    """A site's weight by another method, as the step that reads it wants it; of a table the numbers alone matter."""
+    if site.x is not None: return as_dense(fitter.store(site.matrix, method, site.key))
+    turned = not FORMATS[method.format].rowwise
+    numbers = fitter.store(table(site).T if turned else table(site), method, site.key).unpack()
+    rows = numbers.T if turned else numbers
+    return FORMATS["packed"].pack(rows.T) if site.stored.layout == TURNED else FORMATS["dense"].pack(rows)
+
+
+def otherwise(program: Program, site: Site, stored: Any) -> Program:
+    """The program where a site, and no other that reads the same constant in another way, has what is stored so."""
+    def named(operand: str, constant: str) -> str:
+        return CHANGED if constant == site.constant and operand.startswith("table") == (site.x is None) else constant
+    steps = [replace(step, operands={operand: named(operand, each) for operand, each in step.operands.items()}) for step in program.steps]
+    return Program(steps, {**program.constants, CHANGED: stored}, program.output)
 
 
 def as_dense(stored: Any) -> Any:

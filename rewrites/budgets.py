@@ -3,16 +3,17 @@ budgets, each part answers with the program that is cheapest at these prices (Da
 answer to one price proves a bound for every program (Geoffrion 1974)."""
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from rewrites.columns import Column, Dual, Master, Price, Shape, Stage
+from rewrites.columns import NONE, Column, Dual, Master, Price, Rents, Shape, Shared, Stage
 from rewrites.extraction import Infeasible
 from rewrites.layers import states
 from rewrites.search import Methods, Space, Structure, lowest
+from rewrites.sharing import kept, users
 
 SEEDS = 3                                                   # times that one part of each structure is asked before all are
 ROUNDS = 40                                                 # of pricing out columns of shapes that are known
@@ -25,6 +26,17 @@ def within(space: Space, methods: Methods, **budgets: Any) -> Structure:
     return Budgets(space, methods).within(**budgets)
 
 
+def linked(stages: Sequence[Stage]) -> dict[Shared, float]:
+    """What several parts may read, with its bytes; every stage is told what of it it offers, and its share."""
+    counted = users((stage.number, stage.lowering, stage.problem) for stage in stages)
+    sizes: dict[Shared, float] = {}
+    for stage in stages:
+        for node in stage.problem.nodes:
+            if (content := kept(stage.lowering, node.cls)) is not None and counted[content] > 1:
+                stage.shared[node.cls], sizes[content] = (content, 1 / counted[content]), node.memory
+    return sizes
+
+
 class Budgets:
     """The programs of a space where `methods` gives what each use of a weight may be stored by. Searches share the shapes of
     programs that they find."""
@@ -33,6 +45,7 @@ class Budgets:
         self.space, self.pool, self.seeded = space, dict[Any, dict[Any, Shape]](), set[Price]()
         self.stages = [Stage(number, (before, after), space.problem(number, before, after, methods),
                              space.lowering(number, before)) for number, before, after in states(space.found)]
+        self.sizes = linked(self.stages)
 
     def within(self, error: float | None = None, memory: float | None = None, weights: Price = (1, 0, 0),
                time_limit: float = 10.0, gap: float = 1e-3) -> Structure:
@@ -42,7 +55,7 @@ class Budgets:
         found within the budgets."""
         start = time.perf_counter()
         limits = {criterion: limit for criterion, limit in ((2, error), (1, memory)) if limit is not None}
-        found = Budgeted(self.stages, weights, limits, start + time_limit, self.pool)
+        found = Budgeted(self.stages, weights, limits, start + time_limit, self.pool, self.sizes)
         found.run(gap, 0 if weights in self.seeded else 1 if self.seeded else SEEDS)
         self.seeded.add(weights)
         if found.best is None:
@@ -62,6 +75,7 @@ class Budgeted:
     limits: dict[int, float]                                # criterion -> budget
     until: float
     pool: dict[Any, dict[Any, Shape]]
+    sizes: Mapping[Shared, float] = field(default_factory=dict)
     best: list[Column] | None = None
     bound: float = -inf
     over: float = 0.0
@@ -76,9 +90,9 @@ class Budgeted:
         first = [*{stage.key: at for at, stage in enumerate(self.stages)}.values()]
         if seeds:
             self.ask(self.weights, first)
-        self.master = Master(self.stages, self.weights, self.limits, self.scale, self.most)
+        self.master = Master(self.stages, self.weights, self.limits, self.scale, self.most, self.sizes)
         for _ in range(seeds):
-            self.ask(self.filled().price, first)
+            self.ask((dual := self.filled()).price, first, dual.rents)
         while True:
             dual = self.filled()
             self.over = dual.over
@@ -86,7 +100,7 @@ class Budgeted:
             proved = dual.value - self.bound <= SLACK * dual.value   # of the relaxation; what is left is whole numbers
             if proved or self.closed(gap) or gap == inf or time.perf_counter() > self.until:
                 return
-            self.bound = max(self.bound, self.least(dual.price))
+            self.bound = max(self.bound, self.least(dual.price, dual.rents))
 
     @property
     def scale(self) -> float:
@@ -100,23 +114,26 @@ class Budgeted:
     def closed(self, gap: float) -> bool:
         return (cost := self.master.cost(self.best)) - self.bound <= gap * cost < inf
 
-    def ask(self, price: Price, ats: Sequence[int]) -> dict[int, float]:
+    def ask(self, price: Price, ats: Sequence[int], rents: Rents = NONE) -> dict[int, float]:
         """The least that each of these stages costs at these prices; what it answers joins the pool."""
         least = {}
         for at in ats:
             with suppress(Infeasible):
-                answer = self.stages[at].answer(price, self.most, max(0.05, self.until - time.perf_counter()))
+                answer = self.stages[at].answer(price, self.most, max(0.05, self.until - time.perf_counter()), rents)
                 shape, least[at] = self.stages[at].shape(answer), answer.bound
                 self.pool.setdefault(self.stages[at].key, {}).setdefault(shape.key, shape)
         return least
 
-    def least(self, price: Price) -> float:
-        """What no program within the budgets can cost less than, by what every stage answers to these prices."""
+    def least(self, price: Price, rents: Rents = NONE) -> float:
+        """What no program within the budgets can cost less than, by what every stage answers to these prices. What is shared costs its
+        bytes less what parts pay for it."""
         answers: dict[int, dict[tuple[str, str], float]] = {stage.number: {} for stage in self.stages}
-        for at, least in self.ask(price, range(len(self.stages))).items():
+        for at, least in self.ask(price, range(len(self.stages)), rents).items():
             answers[self.stages[at].number][self.stages[at].pair] = least
         paid = sum((price[criterion] - self.weights[criterion]) * limit for criterion, limit in self.limits.items())
-        return lowest([answers[number] for number in sorted(answers)]) - paid
+        over = sum(min(0.0, price[1] * size - sum(rent for (_, other), rent in rents.items() if other == content))
+                   for content, size in self.sizes.items())
+        return lowest([answers[number] for number in sorted(answers)]) - paid + over
 
     def filled(self) -> Dual:
         """The relaxation over every column that the known shapes make: priced out until none would lower it."""
@@ -125,16 +142,16 @@ class Budgeted:
                 self.master.add(column)
         for _ in range(ROUNDS):
             dual = self.master.relax()
-            better = [column for column in self.columns(dual.price) if self.master.reduced(column, dual) < -1e-7]
+            better = [column for column in self.columns(dual.price, dual.rents) if self.master.reduced(column, dual) < -1e-7]
             if not sum([self.master.add(column) for column in better]):
                 break
         return dual
 
-    def columns(self, price: Price) -> Iterator[Column]:
+    def columns(self, price: Price, rents: Rents = NONE) -> Iterator[Column]:
         """Every known shape of every stage, with the methods that are cheapest at these prices."""
         for at, stage in enumerate(self.stages):
             for shape in self.pool.get(stage.key, {}).values():
-                yield stage.column(at, shape, price, self.most)
+                yield stage.column(at, shape, price, self.most, rents)
 
     def improve(self, dual: Dual) -> None:
         """A better program of whole columns, and with the methods of all its weights chosen anew; where columns fit no

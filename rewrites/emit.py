@@ -17,7 +17,7 @@ from rewrites.calls import attributes as given
 from rewrites.calls import kernels
 from rewrites.fit import Fitter
 from rewrites.kinds import array
-from rewrites.lower import EXACT, Call, Lowering, Method, Stored, Use
+from rewrites.lower import EXACT, TURNED, Call, Content, Lowering, Method, Stored, Use
 
 ANYWHERE = -1                                               # in place of a part: an array is stored once, by its content
 ROWS = 0                                                    # a view as plain rows, not as so many heads
@@ -41,6 +41,15 @@ class Spread(NamedTuple):
     width: int
 
 
+class Source(NamedTuple):
+    """A weight where a part reads it: the constant, the part, what is stored, the class of what it multiplies."""
+
+    constant: str
+    part: int
+    stored: Stored
+    x: int
+
+
 @dataclass
 class Value:
     """A buffer of the program: its name as rows, and as so many heads; each view is made when first asked for."""
@@ -58,7 +67,8 @@ class Emitter:
     fitter: Fitter = field(default_factory=Fitter)
     steps: list[Step] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
-    sources: dict[str, tuple[int, Stored, int]] = field(default_factory=dict)     # of a weight: its part, what is stored, the class of x
+    sources: list[Source] = field(default_factory=list)
+    origins: dict[str, tuple[int, Any]] = field(default_factory=dict)    # of a constant: the part that first read it, and what it is there
     readings: list[tuple[Call, int]] = field(default_factory=list)
     values: dict[int, Value] = field(default_factory=dict)
     part: int = 0
@@ -92,6 +102,7 @@ class Emitter:
         """The operands of a kernel, by the names of buffers and constants, and its attributes."""
         bound, how = dict(call.bound), call.implementation.layout
         operands: dict[str, str] = {}
+        turned: list[str] = []
         attributes = given(lowering, call, declared)
         for name, cls in call.bound:
             wanted, asked = declared.wanted(name), name in declared.attributes
@@ -115,9 +126,13 @@ class Emitter:
                     operands[name] = self._constant((self.part, Spread(cls, width)), partial(vector, lowering, cls, width))
                 case "matrix" if wanted:
                     x = bound[name.replace("table", "field")] if name.startswith("table") else bound["x"]
-                    operands[name] = self._weight(lowering, cls, how, methods[Use(x, cls, how, gives)], x)
+                    use = Use(x, cls, how, gives)
+                    stored = lowering.held(use, methods[use])
+                    operands[name] = self._weight(lowering, stored, x)
+                    if stored.layout == TURNED: turned.append(name.removeprefix("table"))
                 case "value" | "scores" if wanted:
                     operands[name] = self._operand(wanted, cls)
+        if turned: attributes["turned"] = ",".join(turned)
         arrays = call.implementation.data(lowering.template.values)
         return operands | {f"c{k}": self._data(data) for k, data in enumerate(arrays)}, attributes
 
@@ -129,18 +144,20 @@ class Emitter:
     def _data(self, data: Data) -> str:
         return self._constant((ANYWHERE, data), partial(np.asarray, data.array))
 
-    def _weight(self, lowering: Lowering, cls: int, how: str, method: Method, x: int) -> str:
-        stored = Stored(cls, how, method._replace(error=0.0))
+    def _weight(self, lowering: Lowering, stored: Stored, x: int) -> str:
+        cls, how, method = stored = stored._replace(method=stored.method._replace(error=0.0))
+        content = lowering.content(stored)
+        key = (self.part, stored) if content is None else (ANYWHERE, content)
         if lowering.promised(cls):
-            return self._constant((self.part, stored), lambda: promise(lowering.stored(cls, how), method))
+            return self._constant(key, lambda: promise(lowering.stored(cls, how), method))
         if how == "stack":
-            return self._constant((self.part, stored), lambda: lowering.matrix(cls, how))
+            return self._constant(key, lambda: lowering.matrix(cls, how), stored)
         where = (self.part, cls, how)
-        name = self._constant((self.part, stored), lambda: self.fitter.store(lowering.matrix(cls, how), method, where))
-        self.sources[name] = (self.part, stored, x)
+        name = self._constant(key, lambda: self.fitter.store(lowering.matrix(cls, how), method, where), stored)
+        self.sources.append(Source(name, self.part, stored, x))
         return name
 
-    def _constant(self, key: Any, make: Callable[[], Any]) -> str:
+    def _constant(self, key: Any, make: Callable[[], Any], what: Any = None) -> str:
         if key not in self.fitted:
             made = make()
             # what is promised is one float32, spread
@@ -148,8 +165,9 @@ class Emitter:
             self.fitted[key] = np.ascontiguousarray(made, np.float32) if plain else made
         name = next((n for n, c in self.constants.items() if c is self.fitted[key]), None)
         if name is None:
-            name = f"{'w' if isinstance(key[1], Stored) else 'c'}{len(self.constants)}"
+            name = f"{'w' if isinstance(key[1], Stored | Content) else 'c'}{len(self.constants)}"
             self.constants[name] = self.fitted[key]
+            self.origins[name] = self.part, key[1] if what is None else what
         return name
 
     def _name(self) -> str:

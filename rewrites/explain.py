@@ -22,7 +22,7 @@ from rewrites.derive import Underivable
 from rewrites.gains import joined, saves
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower import Method
+from rewrites.lower import TURNED
 from rewrites.points import Result
 from rewrites.report import Report, between, megabytes, ms, percent, table
 from rewrites.reported import Reported
@@ -95,11 +95,11 @@ def derived(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwi
 def otherwise(structure: Structure, program: Program, held_out: Batch) -> dict[int, Otherwise]:
     """What a program does not store as it is: by part, by class and layout, in words, with the change of the output that it
     alone brought about on calibration rows, and brings about on held-out ones."""
-    own, emitter = structure.program({}, lambda number, use, method: Method() if method.error else method)
+    own, emitter = structure.program({}, structure.exactly)
     wanted = np.asarray(own.run(held_out), np.float64)
     found = {number: nearly(extraction) for number, extraction in enumerate(structure.extractions)}
-    for name, (part, stored, _) in emitter.sources.items():
-        if (key := (stored.weight, stored.layout)) in found[part]:
+    for name, part, stored, _ in emitter.sources:
+        if (key := (stored.weight, "columns" if stored.layout == TURNED else stored.layout)) in found[part]:
             changed = Program(own.steps, {**own.constants, name: program.constants[name]}, own.output)
             words, error, _ = found[part][key]
             found[part][key] = words, error, difference(changed.run(held_out), wanted)

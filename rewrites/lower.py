@@ -14,6 +14,7 @@ import numpy as np
 from formats import FORMATS
 from formats.epilogue import present
 from opmatrix.data import Data, Promised
+from opmatrix.operators import weight
 from opmatrix.term import Operator
 from rewrites.egraph import Graph
 from rewrites.extraction import Node, Problem
@@ -46,6 +47,8 @@ class Method(NamedTuple):
 
 
 EXACT = (Method(),)
+TURNED = "turned"                                           # a layout: a table whose columns are its rows
+FITTED = "wanda", "whitened"                                # metrics of what a weight is multiplied by
 
 
 def plain(name: str) -> bool:
@@ -78,6 +81,14 @@ class Stored(NamedTuple):
     method: Method
 
 
+class Content(NamedTuple):
+    """What is stored, whichever part reads it: the same numbers in the same form are one constant."""
+
+    weight: Operator
+    layout: str
+    method: Method
+
+
 class Row(NamedTuple):
     """A constant row."""
 
@@ -95,7 +106,7 @@ class Lowering:
     """A graph with sizes and prices. `methods` gives the representations that a weight may be stored in, by the names
     of the leaves it is made of; without fusion only implementations of single operators are used. `like` is another of the
     same graph and sizes: it has the same kernels. `near` is one whose sizes are equal where those of this one are: the same
-    patterns match."""
+    patterns match. `tied` are the leaves that the model has in several places."""
 
     graph: Graph
     template: Template
@@ -103,6 +114,7 @@ class Lowering:
     fusion: bool = True
     like: "Lowering | None" = None
     near: "Lowering | None" = None
+    tied: frozenset[Data] = frozenset()
 
     @cached_property
     def terms(self) -> dict[int, Operator]:
@@ -162,7 +174,7 @@ class Lowering:
                 methods: Callable[["Lowering", Use], Sequence[Method]]) -> Problem:
         """The extraction problem of these root classes, with the borders `given` for nothing."""
         nodes, uses = self.kernels
-        made: set[Stored] = set()
+        made: dict[Any, Stored] = {}
         stored = [node for use in uses for node in self.representations(use, methods(self, use), made)]
         return Problem([*(Node(cls, (), label="given") for cls in given), *nodes, *stored], tuple(roots))
 
@@ -184,18 +196,46 @@ class Lowering:
                     uses.append(Use(x, cls, call.implementation.layout, gives))
         return children + uses, uses
 
-    def representations(self, use: Use, methods: Sequence[Method], made: set[Stored]) -> Iterator[Node]:
-        """The methods of a use; a plain one only where no other that is plain takes as little time and as few bytes."""
+    def representations(self, use: Use, methods: Sequence[Method], made: dict[Any, Stored]) -> Iterator[Node]:
+        """The methods of a use; a plain one only where no other that is plain takes as little time and as few bytes, or where another use
+        may share it."""
         prices = {method: self.price(use, method) for method in methods}
         plain = [method for method in methods if method.plain]
         for method, (seconds, size) in prices.items():
-            if method in plain and any(beats(prices[other], prices[method]) for other in plain):
+            if method in plain and not self.stands_elsewhere(use.weight) and any(beats(prices[other], prices[method]) for other in plain):
                 continue
-            stored = Stored(use.weight, use.layout, method)
-            yield Node(use, (stored,), seconds, error=method.error, label=method)
-            if stored not in made:
-                made.add(stored)
-                yield Node(stored, (), memory=size, label=stored)
+            stored = self.held(use, method)
+            same = self.content(stored) if self.tied else None
+            first = made.setdefault(same or stored, stored)
+            yield Node(use, (first,), seconds, error=method.error, label=method)
+            if first is stored: yield Node(stored, (), memory=size, label=stored)
+
+    def gathers(self, use: Use) -> bool:
+        """Whether a use chooses rows of a table."""
+        return use.x in self.graph.facts["given"]
+
+    def gatherable(self, use: Use, method: Method) -> bool:
+        """Whether rows can be chosen from a table that is stored so: where they lie as rows, or, of a leaf that stands elsewhere too,
+        from the panels that products read."""
+        form = FORMATS[method.format]
+        return form.rowwise or (form.panelled is not None and self.stands_elsewhere(use.weight))
+
+    def stands_elsewhere(self, cls: int) -> bool:
+        """Whether a weight is a leaf that the model has in another place, too."""
+        term = self.terms[cls] if self.tied else None
+        return term is not None and term.kind.name == "weight" and leaf(term.args[0]) in self.tied
+
+    def held(self, use: Use, method: Method) -> Stored:
+        """What a use reads: a table in panels lies as products multiply by it, its rows as columns."""
+        turned = self.gathers(use) and not FORMATS[method.format].rowwise
+        return Stored(use.weight, TURNED if turned else use.layout, method)
+
+    def content(self, stored: Stored) -> Content | None:
+        """What another part may share; None of what is fitted to what this one multiplies."""
+        term, how, method = self.terms[stored.weight], stored.layout, stored.method._replace(error=0.0)
+        if method.fit in FITTED: return None
+        if how == TURNED: term, how = weight(term.args[0].T), "columns"
+        return Content(term, how, method)
 
     @cached_property
     def priced(self) -> dict[Any, tuple[float, float]]:
@@ -238,6 +278,7 @@ class Lowering:
     def matrix(self, cls: int, how: str, width: int | None = None) -> np.ndarray:
         """The float64 numbers of a weight as a kernel wants them: in x out, heads side by side or one above the
         other."""
+        if how == TURNED: return self.matrix(cls, "columns").T
         if halves := self.halves(cls):
             rows = width or int(self.terms[cls].into.cols)
             return np.concatenate([self.matrix(half, how, rows) for half in halves], axis=-1)
@@ -256,7 +297,7 @@ class Lowering:
     def stored(self, cls: int, how: str) -> tuple[int, ...]:
         """The shape of a weight as a kernel wants it: in × out, heads side by side or one above the other, or heads × in × out."""
         heads, n, p = int(self.matcher.heads[cls]), int(self.terms[cls].into.cols), int(self.terms[cls].out.cols)
-        return {"columns": (n, heads * p), "rows": (heads * n, p), "stack": (heads, n, p)}[how]
+        return {"columns": (n, heads * p), "rows": (heads * n, p), "stack": (heads, n, p), TURNED: (heads * p, n)}[how]
 
     def promised(self, cls: int) -> bool:
         """Whether a weight or a constant row is made of arrays that nobody has yet."""
@@ -265,6 +306,11 @@ class Lowering:
     def halves(self, cls: int) -> tuple[int, ...]:
         """The parts of a joined weight or bias."""
         return next((node.children for node in self.graph.members.get(cls, ()) if node.kind == "joined"), ())
+
+
+def leaf(data: Data) -> Data:
+    """An array as it came: where it is another one turned, that one."""
+    return data.base or data
 
 
 def beats(one: tuple[float, float], other: tuple[float, float]) -> bool:

@@ -76,9 +76,11 @@ class Prices:
         shape, tokens = lowering.stored(use.weight, use.layout), self.rows(lowering, use.x)
         if use.layout == "stack": return self.seconds(costs.times_stack(shape, tokens)), 4.0 * prod(shape)
         rows, cols = shape
+        if lowering.gathers(use):
+            stored = lowering.stored(use.weight, lowering.held(use, method).layout)
+            panels = "" if FORMATS[method.format].rowwise else method.format
+            return self.seconds(costs.gathered(cols, tokens, panels)), stored_bytes(method.format, *stored, method.parameters)
         size = stored_bytes(method.format, rows, cols, method.parameters)
-        if use.x in lowering.graph.facts["given"]:
-            return self.seconds(costs.gathered(cols, tokens)), size
         product = self.linear(method.format, rows, cols, method.parameters, tokens)
         if FORMATS[method.format].rounds: product -= self.spared(lowering.epilogues.get(use, ()), tokens, cols)
         return max(product, 0.0), size

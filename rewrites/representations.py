@@ -112,8 +112,8 @@ class Representable:
         key = lowering.terms[use.weight], use.layout
         if key not in self.known:
             self.known[key] = self._methods(lowering, use)
-        if use.x in lowering.graph.facts["given"]:          # rows are gathered
-            return [method for method in self.known[key] if FORMATS[method.format].rowwise]
+        if lowering.gathers(use):
+            return [method for method in self.known[key] if lowering.gatherable(use, method)]
         return self.known[key]
 
     def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:

@@ -1,7 +1,8 @@
 """The exact search: saturate each signature once, extract each pair of border states, join them by a shortest path."""
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf, isfinite
 from typing import Any
 
@@ -17,10 +18,11 @@ from rewrites.extraction import Extraction, Infeasible, Problem, extract
 from rewrites.fit import Fitter
 from rewrites.law import Law
 from rewrites.layers import Explorer, Part, parts, states
-from rewrites.lower import Angles, Lowering, Method, Use
+from rewrites.lower import Content, Lowering, Method, Use, leaf
 from rewrites.mixed import Mix, priced
 from rewrites.price import Machine
 from rewrites.representations import Representable, content
+from rewrites.sharing import Others, Rent, Shares, contents, kept, places, rented, users, whole
 
 Methods = Callable[[Lowering, Use], Sequence[Method]]
 TIE = 1e-15                                                 # seconds a byte: of equally fast programs the smaller one
@@ -54,13 +56,25 @@ class Structure:
         """The gap, if any was proved."""
         return self.gap if isfinite(self.gap) else None
 
-    @property
+    @cached_property
     def memory(self) -> float:
-        """Bytes of everything that is stored; tables of positions that parts share are stored once."""
-        tables = [(node.memory, tuple(lowering.tables(node.label.rotation))) for lowering, extraction in
-                  zip(self.lowerings, self.extractions, strict=True) for node in extraction.nodes if isinstance(node.label, Angles)]
-        repeated = sum(size for size, _ in tables) - sum({of: size for size, of in tables}.values())
-        return sum(extraction.memory for extraction in self.extractions) - repeated
+        """Bytes of everything that is stored: weights, and tables of positions, once, however many parts read them."""
+        found: dict[Any, float] = {}
+        for number, (lowering, extraction) in enumerate(zip(self.lowerings, self.extractions, strict=True)):
+            for node in extraction.nodes:
+                if node.memory: found[kept(lowering, node.cls) or (number, node.cls)] = node.memory
+        return sum(found.values())
+
+    @cached_property
+    def contents(self) -> list[dict[Use, Content | None]]:
+        """What each use of each part reads."""
+        return [contents(*each) for each in zip(self.lowerings, self.extractions, strict=True)]
+
+    def exactly(self, number: int, use: Use, method: Method) -> Method:
+        """A method that stores a weight as it is instead of one with an error: several uses of one constant stay that."""
+        if not method.error: return method
+        content, every = self.contents[number][use], [each for part in self.contents for each in part.values()]
+        return Method("packed") if content is not None and every.count(content) > 1 else Method()
 
     @property
     def error(self) -> float:
@@ -109,13 +123,24 @@ class Space:
         self.explorer, self.prices = Explorer(self.laws), priced(self.machine, self.extents)
         self.first: dict[Any, Lowering] = {}
 
+    @cached_property
+    def tied(self) -> dict[Data, int]:
+        """The leaves that stand in several places, with how many."""
+        return places(self.found)
+
+    def shared(self, number: int) -> tuple[Data, ...]:
+        """Those of a part, in order."""
+        if not self.tied: return ()
+        every = {leaf(data): None for part in self.found[number].values() for data in part.template.weights}
+        return tuple(data for data in every if data in self.tied)
+
     def lowering(self, number: int, before: str) -> Lowering:
         """The lowered graph of a part behind a border state; parts of equal structure and sizes share their kernels."""
         if (number, before) not in self.lowerings:
             part = self.found[number][before]
             same, near = (part.template.text, own := sizes(part)), (part.template.text, ranked(own))
             made = Lowering(self.explorer.graph(part), part.template, self.prices, self.fusion,
-                            self.first.get(same), self.first.get(near))
+                            self.first.get(same), self.first.get(near), frozenset(self.tied))
             for key in (same, near):
                 self.first.setdefault(key, made)
             self.lowerings[number, before] = made
@@ -154,16 +179,34 @@ def cheapest(space: Space, methods: Methods | None = None, time_limit: float = 1
     """The fastest program of a space where nothing is approximated: equal parts are solved once."""
     methods = Representable() if methods is None else methods
     solved: dict[Any, Extraction | None] = {}
+    problems = {} if not space.tied else {
+        at: space.problem(*at, methods) for at in states(space.found) if space.shared(at[0]) and (along is None or along[at[0]] == at[1:])}
+    counted = users((at[0], space.lowering(*at[:2]), problem) for at, problem in problems.items())
+    found = chain(space, methods, time_limit, along, Shares(counted), solved, problems)
+    while space.tied:                                       # what other parts store is there for nothing
+        other = chain(space, methods, time_limit, along, Others(found.contents), solved, problems)
+        if other.time + TIE * other.memory >= found.time + TIE * found.memory: break
+        found = replace(other, bound=found.bound, greedy=found.greedy)
+    return found
+
+
+def chain(space: Space, methods: Methods, time_limit: float, along: Sequence[tuple[str, str]] | None, rent: Rent,
+          solved: dict[Any, Extraction | None], problems: Mapping[tuple[int, str, str], Problem]) -> Structure:
+    """The cheapest chain of parts where each pays as much of what it may share as the rent says. `solved` is what was found before,
+    `problems` are those of parts that share."""
     best: list[dict[tuple[str, str], Extraction]] = [{} for _ in space.found]
     taken = 0.0
     for number, before, after in states(space.found):
         if along is not None and along[number] != (before, after):
             continue
         part, lowering = space.found[number][before], space.lowering(number, before)
-        key = (part.template.text, after, sizes(part), content(part.template))
+        shared = space.shared(number)
+        key = (part.template.text, after, sizes(part), content(part.template), shared and (shared, type(rent), rent.key(number)))
         start = time.perf_counter()
         if key not in solved:
-            solved[key] = solve(space.problem(number, before, after, methods), lowering, time_limit)
+            problem = problems[number, before, after] if shared else space.problem(number, before, after, methods)
+            answer = solve(rented(problem, number, lowering, rent) if shared else problem, lowering, time_limit)
+            solved[key] = whole(answer, problem) if shared and answer else answer
         taken += time.perf_counter() - start
         if (extraction := solved[key]) is not None:
             best[number][before, after] = extraction

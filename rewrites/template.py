@@ -49,6 +49,11 @@ class Template:
         """The name of each array."""
         return {value: name for name, value in self.values.items() if isinstance(value, Data)}
 
+    @property
+    def weights(self) -> list[Data]:
+        """The arrays that are weights, in order."""
+        return [self.values[entry.attributes[0]] for entry in self.entries if entry.kind == "weight"]
+
     @classmethod
     def of(cls, roots: dict[str, Operator], leaves: Sequence[Operator] = ()) -> "Template":
         """`leaves` are the borders: opaque values that depend on the input."""

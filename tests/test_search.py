@@ -177,7 +177,7 @@ def test_a_method_is_stored_and_priced():
     formats = {constant.name for constant in program.constants.values() if hasattr(constant, "unpack")}
     assert formats == {"half"} and abs(each.memory / program.stored_bytes - 1) < 0.02
     assert 1e-5 < relative(program.run(RAGGED), dense(OPERATOR, RAGGED)) < 1e-2
-    assert {stored.method.format for _, stored, _ in emitter.sources.values()} == {"half"}
+    assert {stored.method.format for _, _, stored, _ in emitter.sources} == {"half"}
 
 
 def test_methods_may_be_decided_afterwards():
@@ -205,7 +205,7 @@ def test_a_layer_s_prices_are_sums_of_its_kernels():
 def test_weights_of_heads_are_laid_out_as_kernels_want():
     each, _, emitter = found()[1]["exact"]
     assert isinstance(emitter, Emitter)
-    for part, stored, _ in emitter.sources.values():
+    for _, part, stored, _ in emitter.sources:
         matrix = each.lowerings[part].matrix(stored.weight, stored.layout)
         assert matrix.dtype == np.float64 and matrix.ndim == 2
     assert find(EXACT_LAWS, "join_bias").name in each.fired

@@ -20,6 +20,7 @@ WHERE = {name: module for module, names in {
     "bitmap": ("product_bitmap",),
     "groups": ("product_blockdiagonal", "product_kronecker", "product_lowrank_sparse"),
     "rows": ("pointwise", "scale", "gather", "embed"),
+    "gathering": ("Columns",),
     "by_head": ("headwise",),
     "rotating": ("rotate",),
     "pooling": ("pool_rows", "link_rows", "attend_once"),

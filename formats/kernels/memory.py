@@ -46,6 +46,15 @@ def call(typing, function, item, worker, arguments):
 
 
 @intrinsic
+def extended(typing, bits):
+    """The bfloat16 with these 16 bits, as float32."""
+    def code(context, builder, signature, values):
+        word = ir.IntType(32)
+        return builder.bitcast(builder.shl(builder.zext(values[0], word), word(16)), ir.FloatType())
+    return types.float32(types.uint16), code
+
+
+@intrinsic
 def widen(typing, bits):
     """The float16 with these 16 bits, as float32; a NaN that signals is quiet then."""
     def code(context, builder, signature, values):

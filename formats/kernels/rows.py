@@ -9,6 +9,7 @@ from ..epilogue import HUGE, TINY
 from ..threads import threads
 from .compiled import HELPER, Kernel
 from .epilogue import epilogue_record, finish_block, finish_rows
+from .gathering import SOURCE, Columns, add_column, add_plain
 from .launch import address, launch, step, words, written
 from .memory import floats, longs, record, shorts, widen
 from .native import njit
@@ -16,7 +17,9 @@ from .native import njit
 # out (T, p) from rows of x, or from rows of tables that ids name; fields: rows of 4 numbers, see FIELD
 PASS = np.dtype([*words("x along out step T p rows fields count after"), ("factor", "f8")])
 FIELD = 4                                                    # ids (int64), bytes between ids, table, half
+SOURCE_BYTES = SOURCE.itemsize
 f4 = np.float32
+Table = np.ndarray | Columns
 
 
 @Kernel
@@ -53,6 +56,21 @@ def gathered(item, worker, arguments):
             field = longs(c.fields + 8 * FIELD * k, FIELD)
             index = longs(field[0] + row * field[1], 1)[0]
             add_row(y, field[2], field[3], index, k == 0)
+        finish_block(c.after, row, row + 1, 0, c.p)
+        finish_rows(c.after, row, row + 1)
+
+
+@Kernel
+def gathered_columns(item, worker, arguments):
+    """The same where some tables are columns of panels."""
+    c = record(arguments, PASS)
+    for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):
+        y = floats(c.out + 4 * row * c.step, c.p)
+        for k in range(c.count):
+            f = record(c.fields + SOURCE_BYTES * k, SOURCE)
+            index = longs(f.ids + row * f.apart, 1)[0]
+            if f.words: add_column(y, f, index, k == 0)
+            else: add_plain(y, f, index, k == 0)
         finish_block(c.after, row, row + 1, 0, c.p)
         finish_rows(c.after, row, row + 1)
 
@@ -103,29 +121,36 @@ def flat_rows(name: str, array: np.ndarray) -> np.ndarray:
     return array.reshape(-1, width)
 
 
-def gather(ids: np.ndarray, table: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """out (T, p) = table[ids]; the table (N, p) is float32 or float16, ids are whole numbers below N."""
+def gather(ids: np.ndarray, table: Table, out: np.ndarray) -> np.ndarray:
+    """out (T, p) = table[ids]; the table (N, p) is float32 or float16, or columns of panels; ids are whole numbers below N."""
     return embed([(ids, table)], out)
 
 
-def embed(fields: Sequence[tuple[np.ndarray, np.ndarray]], out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+def embed(fields: Sequence[tuple[np.ndarray, Table]], out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = the sum over (ids, table) of table[ids], then the epilogue. IndexError where an id is outside."""
     if out.ndim != 2: raise ValueError(f"out: expected two axes, got shape {out.shape}")
     T, p = out.shape
     readable("out", out, (T, p))
     writable("out", out)
-    held, rows = [], []
+    held: list[tuple[np.ndarray, Table]] = []
     for ids, table in fields:
         if ids.shape != (T,) or ids.dtype.kind not in "iu":
             raise ValueError(f"ids: expected {T} whole numbers, got {ids.dtype} of shape {ids.shape}")
-        if table.ndim != 2 or table.shape[1] != p or table.dtype not in (np.float32, np.float16):
+        words, numbers = (table.shape[::-1], table.w) if isinstance(table, Columns) else (table.shape, table)
+        if len(words) != 2 or words[1] != p or (numbers is table and table.dtype not in (np.float32, np.float16)):
             wanted = f"float32 or float16 of shape (N, {p})"
-            raise ValueError(f"table: expected {wanted}, got {table.dtype} of {table.shape}")
-        if T and not 0 <= (low := ids.min()) <= (high := ids.max()) < len(table):
-            raise IndexError(f"ids: {low if low < 0 else high} is outside 0 to {len(table) - 1}, the rows of the table")
-        ids, table = np.asarray(ids, np.int64), plain("table", table)
+            raise ValueError(f"table: expected {wanted}, got {numbers.dtype} of {words}")
+        if T and not 0 <= (low := ids.min()) <= (high := ids.max()) < words[0]:
+            raise IndexError(f"ids: {low if low < 0 else high} is outside 0 to {words[0] - 1}, the rows of the table")
+        ids = np.asarray(ids, np.int64)
         if not ids.flags.aligned: ids = plain("ids", ids)
-        separate(out, ids=ids, table=table)
+        if numbers is table: table = numbers = plain("table", table)
+        separate(out, ids=ids, table=numbers)
         held.append((ids, table))
-        rows.append((address(ids), ids.strides[0], address(table), table.dtype == np.float16))
-    return run_pass(gathered, None, out, epilogue, fields=written(rows, np.int64))
+    listed = [(address(ids), ids.strides[0], table) for ids, table in held]
+    if not any(isinstance(table, Columns) for _, table in held):
+        rows = [(*ids, address(table), table.dtype == np.float16) for *ids, table in listed]
+        return run_pass(gathered, None, out, epilogue, fields=written(rows, np.int64))
+    told = [(*ids, *(table.told() if isinstance(table, Columns) else (address(table), table.itemsize, *[0] * 6)))
+            for *ids, table in listed]
+    return run_pass(gathered_columns, None, out, epilogue, fields=written(told, SOURCE))

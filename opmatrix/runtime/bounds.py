@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from formats.epilogue import UNIT, Epilogue, gamma
 from opmatrix.relations import parsed
 from opmatrix.runtime import meanings
-from opmatrix.runtime.meanings import chosen, grouped, pooled, sentences, squares, unseen
+from opmatrix.runtime.meanings import chosen, grouped, looked, pooled, sentences, squares, unseen
 from opmatrix.runtime.seen import pattern
 
 Bound = NDArray[np.float64]
@@ -42,8 +42,8 @@ def scale(a: Arguments) -> Bound:
 
 
 def embed(a: Arguments) -> Bound:
-    rows = [table[getattr(a.batch, field)] for field, table in zip(a.fields.split(","), a.exact.tables, strict=True)]
-    return epilogue(a).bound(chosen(a.exact), gamma(len(rows)) * sum(map(abs, rows)))
+    rows = looked(a.exact)
+    return epilogue(a).bound(chosen(a.exact), gamma(len(rows)) * np.sum(np.abs(rows), axis=0))
 
 
 def rotate(a: Arguments) -> Bound:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from formats import kernels
+from formats import Format, kernels
 from formats.prices import Timed
 
 TURNED = 64                                                 # columns of a head that is rotated
@@ -36,6 +36,19 @@ def gather(grid: Any, numbers: Any) -> Iterator[Timed]:
         table = held[:held.size // x.shape[1] * x.shape[1]].reshape(-1, x.shape[1])
         at = numbers.rng.integers(0, len(table), len(x))
         yield sizes, partial(kernels.gather, at, table, out)
+
+
+def columns(form: type[Format], grid: Any, numbers: Any) -> Iterator[Timed]:
+    """The same from a format's panels."""
+    from formats.host import uncached
+    held = np.ones(uncached() // 4, np.float32).view(form.fields["w"].number.dtype({}))
+    assert form.panelled is not None
+    for sizes, x, out in grid.passes(numbers):
+        deep, width = form.panelled.filled(n := x.shape[1]), form.panelled.width
+        N = len(held) // deep // width * width
+        scales = (np.ones((1, N), np.float32), n) if "scale" in form.fields else ()
+        table = kernels.Columns((n, N), form.panelled, held[:deep * N], *scales)
+        yield sizes, partial(kernels.gather, numbers.rng.integers(0, N, len(x)), table, out)
 
 
 def link(grid: Any, numbers: Any) -> Iterator[Timed]:

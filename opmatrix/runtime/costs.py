@@ -10,6 +10,7 @@ from formats.pooling import PICKS
 from formats.prices import NARROW
 from opmatrix.extents import WHOLE, Extents, Pairs, S, T, pairs
 from opmatrix.runtime.seen import pattern
+from opmatrix.runtime.shapes import turned_tables
 from opmatrix.runtime.values import Heads, Rows
 
 Costs = list[tuple[str, dict[str, float]]]
@@ -38,9 +39,9 @@ def times_stack(shape: tuple[int, ...], rows: Any) -> Costs:
     return [("headwise", {"T": rows, **dict(zip("hnp", shape, strict=True))})]
 
 
-def gathered(cols: Any, rows: Any) -> Costs:
-    """Rows of a table."""
-    return [("gather", {"T": rows, "p": cols})]
+def gathered(cols: Any, rows: Any, panels: str = "") -> Costs:
+    """Rows of a table; or, of one in a format's panels, columns."""
+    return [(f"gather.{panels}" if panels else "gather", {"T": rows, "p": cols})]
 
 
 def behind(stages: Any, rounds: bool) -> list[str]:
@@ -69,7 +70,10 @@ def pointwise(a: Bound, out: Rows, extents: Extents) -> Costs:
 def embed(a: Bound, out: Rows, extents: Extents) -> Costs:
     """A gathering for each table, then the epilogue."""
     rows = extents[out.space]
-    return gathered(out.cols, rows) * len(a.tables or ()) + [(name, {"T": rows, "p": out.cols}) for name in stages(a)]
+    turned = turned_tables(a) if a.tables else []
+    first = [cost for table, columns in zip(a.tables or (), turned, strict=True)
+             for cost in gathered(out.cols, rows, table.name if columns else "")]
+    return first + [(name, {"T": rows, "p": out.cols}) for name in stages(a)]
 
 
 def headwise(a: Bound, out: Heads, extents: Extents) -> Costs:

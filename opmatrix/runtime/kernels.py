@@ -2,11 +2,13 @@
 
 An operand with a default may be absent, and is None then."""
 # mypy: ignore-errors
+from functools import partial
 from types import SimpleNamespace as Bound
 from typing import Any, Literal
 
 import numpy as np
 
+from formats import FORMATS
 from formats import kernels as compiled
 from formats.epilogue import ACTIVATIONS, EPS, NORMS, Epilogue
 from formats.pooling import HOW
@@ -79,15 +81,25 @@ def scale(out, x: Rows, *, factor: float) -> Rows:
     compiled.scale(x, factor, out)
 
 
+def columns(name: str) -> Price:
+    """Columns of a format's panels, as rows: it reads its own numbers, at least, and writes those of the result."""
+    stored = int(FORMATS[name].fields["w"].number.bytes)
+    return Price(PASS, lambda tile: Work(moved=T * p, stored=stored * T * p), partial(cases.columns, FORMATS[name]))
+
+
 @kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), bound=bounds.embed, cost=costs.embed,
         launches=True, fields=shapes.chosen,
-        prices={"gather": Price(PASS, lambda tile: Work(moved=2 * T * p), cases.gather)})
-def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None, *, fields: str, eps: Eps = None,
+        prices={"gather": Price(PASS, lambda tile: Work(moved=2 * T * p), cases.gather),
+                **{f"gather.{name}": columns(name) for name, form in FORMATS.items() if form.panelled}})
+def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None, *, fields: str, turned: str = "", eps: Eps = None,
           norm: Norm = "layer") -> Rows:
-    """The sum of one row of each table, chosen by that field of the batch, then the epilogue."""
-    ids = [batch.field(field, table.shape[0]) for field, table in zip(fields.split(","), tables, strict=True)]
-    arrays = [array for table in tables for array in table.arrays().values()]
-    compiled.embed(list(zip(ids, arrays, strict=True)), out, Epilogue(eps=eps, gain=gain, shift=shift, norm=norm))
+    """The sum of one row of each table, chosen by that field of the batch, then the epilogue. Of the tables that `turned` numbers, which
+    lie as products multiply by them, columns are rows."""
+    a = Bound(tables=tables, turned=turned)
+    ids = [batch.field(field, rows) for field, (rows, _) in zip(fields.split(","), shapes.words(a), strict=True)]
+    rows = [compiled.Columns.of(table) if columns else next(iter(table.arrays().values()))
+            for table, columns in zip(tables, shapes.turned_tables(a), strict=True)]
+    compiled.embed(list(zip(ids, rows, strict=True)), out, Epilogue(eps=eps, gain=gain, shift=shift, norm=norm))
 
 
 @kernel(gives=shapes.turned, means=meanings.rotated, bound=bounds.rotate, cost=costs.passed("rotate"),

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from formats.epilogue import ACTIVATIONS
 from opmatrix.patterns import Pattern, parse
 from opmatrix.relations import parsed
+from opmatrix.runtime.shapes import turned_tables
 
 Exact = NDArray[np.float64]
 
@@ -41,10 +42,15 @@ def halved(a: Bound) -> dict[str, Any]:
     return {"q": q, "k": k, "v": v, "scale": 1.0}
 
 
+def looked(a: Bound) -> list[Exact]:
+    """One row of each table, chosen by its field."""
+    tables = [table.T if columns else table for table, columns in zip(a.tables, turned_tables(a), strict=True)]
+    return [table[a.batch.field(field, len(table))] for field, table in zip(a.fields.split(","), tables, strict=True)]
+
+
 def chosen(a: Bound) -> Exact:
     """The sum of one row of each table."""
-    found = [table[a.batch.field(field, len(table))] for field, table in zip(a.fields.split(","), a.tables, strict=True)]
-    return np.asarray(sum(found))
+    return np.asarray(sum(looked(a)))
 
 
 def rotated(a: Bound) -> Exact:

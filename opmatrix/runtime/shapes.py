@@ -50,14 +50,31 @@ def summed(a: Bound) -> Rows:
     same("fields", len(fields := a.fields.split(",")), len(a.tables))
     if unknown := [name for name in fields if name not in FIELDS]:
         raise ValueError(f"fields: {unknown[0]!r:.80} is none of {FIELDS}")
-    for table in a.tables: same("table columns", table.shape[1], a.tables[0].shape[1])
-    return after(a, a.tables[0].shape[1])
+    for i, (table, turned) in enumerate(zip(a.tables, turned_tables(a), strict=True)):
+        if not (table.panelled if turned else table.rowwise):
+            raise ValueError(f"table{i}: {table}, of which no {'columns' if turned else 'rows'} can be gathered")
+    for _, columns in (found := words(a)): same("table columns", columns, found[0][1])
+    return after(a, found[0][1])
+
+
+def turned_tables(a: Bound) -> list[bool]:
+    """Of each table, whether its columns are what is chosen from."""
+    named = a.turned.split(",") if a.turned else []
+    known = [str(i) for i in range(len(a.tables))]
+    if [*named] != [each for each in known if each in named]:
+        raise ValueError(f"turned: {a.turned!r:.80} names no tables of {len(known)}, in their order")
+    return [each in named for each in known]
+
+
+def words(a: Bound) -> list[tuple[int, int]]:
+    """(rows to choose from, columns) of each table."""
+    return [table.shape[::-1] if columns else table.shape for table, columns in zip(a.tables, turned_tables(a), strict=True)]
 
 
 def chosen(a: Bound) -> dict[str, int]:
     """Fields of the batch, each below the rows of its shortest table."""
     limits: dict[str, int] = {}
-    for name, table in zip(a.fields.split(","), a.tables, strict=True): limits[name] = min(table.shape[0], limits.get(name, table.shape[0]))
+    for name, (rows, _) in zip(a.fields.split(","), words(a), strict=True): limits[name] = min(rows, limits.get(name, rows))
     return limits
 
 

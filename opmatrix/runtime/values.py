@@ -116,9 +116,9 @@ class Array:
 
 
 class Tables:
-    """As many constants as are given, named table0, table1, …: rows to choose from, dense or half."""
+    """As many constants as are given, named table0, table1, …: rows, or columns of panels, to choose from."""
     @staticmethod
-    def holds(constant: Any) -> bool: return isinstance(constant, Format) and constant.rowwise
+    def holds(constant: Any) -> bool: return isinstance(constant, Format) and (constant.rowwise or constant.panelled is not None)
 
 
 def numbers(constant: Any, axes: int) -> bool:

@@ -51,15 +51,13 @@ def oracle(model: Operator, batches: Sequence[Batch]) -> list[NDArray[Any]]:
 
 def unrounded(structure: Structure, emitter: Emitter) -> dict[str, NDArray[Any]]:
     """The constants of a program in float64, evaluated again from the model's own: by name, weights as matrices."""
-    names = {id(constant): name for name, constant in emitter.constants.items()}
     found = {}
-    for (part, key), constant in emitter.fitted.items():
-        if (name := names.get(id(constant))) is None: continue
-        if isinstance(key, Data): found[name] = key.array   # stored by its content, for whatever part reads it
+    for name, (part, what) in emitter.origins.items():
+        if isinstance(what, Data): found[name] = what.array
         else:
             lowering = structure.lowerings[part]
-            found[name] = (lowering.matrix(key.weight, key.layout) if isinstance(key, Stored)
-                           else lowering.vector(key.constant, constant.shape[0]))
+            found[name] = (lowering.matrix(what.weight, what.layout) if isinstance(what, Stored)
+                           else lowering.vector(what.constant, emitter.constants[name].shape[0]))
     return found
 
 

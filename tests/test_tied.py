@@ -1,0 +1,209 @@
+"""A table of words that is gathered from and multiplied by: stored once where one layout serves both, priced, planned, saved so."""
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from searched import Round
+
+from formats import FORMATS, kernels
+from opmatrix.errors import InputError
+from opmatrix.extents import counted, patterns
+from opmatrix.models import build
+from opmatrix.models.transformer import random_weights
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from opmatrix.program import Program, Step
+from opmatrix.spectra import Limits
+from rewrites.approximate import candidates
+from rewrites.budgets import within
+from rewrites.laws import EXACT_LAWS
+from rewrites.lower import Use
+from rewrites.planned import planned
+from rewrites.representations import Representable
+from rewrites.search import Space, search
+from rewrites.verify.program import unrounded, verify_exact
+
+WORDS, WIDE = 3000, 24
+CONFIG = dict(model_type="transformer", vocab_size=WORDS, max_position_embeddings=32, hidden_size=WIDE, intermediate_size=40,
+              num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=6, norm="layer", norm_eps=1e-5, pre_norm=True,
+              hidden_act="silu", gated=True, bias=False, mask="sequence & causal", positions="rotary", head="tied")
+BATCH = Batch([[1, 2, 3, WORDS - 1, 5, 6, 7, 8, 9], [7, 0, 64, 2999]])
+TABLE = 4 * WIDE * 16 * -(-WORDS // 16)                     # bytes of the panels of one table
+
+
+class Stages(Round):
+    """Stages of an epilogue ride for nothing, panels are multiplied by a little faster, and gathered from a little slower."""
+
+    def __init__(self, gathering=0.0): self.gathering = gathering
+
+    def seconds(self, kernel, **sizes):
+        if kernel.startswith("gather."): return super().seconds(kernel, **sizes) + self.gathering
+        if kernel in ("bias", "gelu", "residual", "norm", "affine"): return 0.0
+        return super().seconds(kernel, **sizes) * (0.9 if kernel == "linear.packed" else 1)
+
+
+def model(**changed):
+    config = CONFIG | changed
+    return build(config, random_weights(config, np.random.default_rng(0)))
+
+
+def extents(operator): return counted([9, 4], patterns(operator))
+
+
+def tables(program):
+    """The constants that rows are gathered from and that the head multiplies by."""
+    head = next(step for step in reversed(program.steps) if step.kernel == "linear")
+    return program.steps[0].operands["table0"], head.operands["weight"]
+
+
+def saved(program, place):
+    """Bytes of the arrays of a file."""
+    program.save(place)
+    return sum(array.nbytes for name, array in load_file(place / "weights.safetensors").items() if not name.startswith("padding"))
+
+
+# ---- the kernel
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([("packed", {}), ("bf16", {}), ("int8", {}), ("int8", {"group": 64})]), st.integers(1, 150), st.integers(1, 150),
+       st.integers(0, 2 ** 32))
+def test_columns_are_gathered_to_the_bit(form, n, words, seed):
+    """What a format stores, and nothing that its kernel rounds besides."""
+    (name, options), rng = form, np.random.default_rng(seed)
+    stored = FORMATS[name].approximate(rng.normal(size=(n, words)).astype(np.float32), **options)
+    ids, few = rng.integers(0, words, 70), rng.normal(size=(3, n)).astype(np.float16)
+    rows = stored.unpack().T[ids]
+    assert np.array_equal(kernels.gather(ids, kernels.Columns.of(stored), np.empty((70, n), np.float32)), rows)
+    both = kernels.embed([(ids % 3, few), (ids, kernels.Columns.of(stored))], np.empty((70, n), np.float32))
+    assert np.array_equal(both, rows + few[ids % 3])
+
+
+def test_panels_that_do_not_fit_are_refused():
+    stored = FORMATS["int8"].approximate(np.ones((24, 40), np.float32))
+    columns, out = kernels.Columns.of(stored), np.empty((1, 24), np.float32)
+    ids = np.zeros(1, int)
+    for wrong, said in ((columns._replace(w=columns.w[1:]), "are no panels of 24 by 40"), (columns._replace(scale=None), "no scales"),
+                        (columns._replace(scale=columns.scale[:, 1:]), r"where float32 of \(1, 40\)"),
+                        (columns._replace(shape=(23, 40)), "shape"), (columns._replace(w=columns.w.astype(np.int64)), "int64")):
+        with pytest.raises(ValueError, match=said): kernels.gather(ids, wrong, out)
+    with pytest.raises(IndexError, match="40 is outside 0 to 39"): kernels.gather(ids + 40, columns, out)
+
+
+@pytest.mark.parametrize("turned, form, said", [
+    ("", "packed", "of which no rows can be gathered"), ("0", "dense", "of which no columns can be gathered"),
+    ("1", "packed", "names no tables of 1"), ("0,0", "packed", "names no tables"), ("x" * 999, "packed", "turned: 'xxx"),
+    (0, "packed", "turned is 0; it must be text"), ("0", "csr", "it must be Tables")])
+def test_steps_that_gather_what_they_cannot_are_refused(turned, form, said):
+    table = FORMATS[form].approximate(np.eye(24, dtype=np.float32))
+    with pytest.raises(ValueError, match=said):
+        Program([Step("embed", {"table0": "w"}, {"fields": "tokens", "turned": turned}, "h")], {"w": table}, "h")
+
+
+# ---- exact programs
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_one_layout_is_stored_once_where_it_is_as_fast(positions, tmp_path):
+    operator = model(positions=positions)
+    found = search(operator, EXACT_LAWS, Stages(), extents(operator))
+    program, emitter = found.program({})
+    table, head = tables(program)
+    assert table == head and program.steps[0].attributes["turned"] == "0" and program.constants[head].name == "packed"
+    assert found.memory == program.stored_bytes == saved(program, tmp_path / "p") and found.gap < 1e-6
+    assert found.memory == planned(CONFIG | dict(positions=positions), Stages(), [9, 4]).stored
+    loaded, wanted = Program.load(tmp_path / "p"), dense(operator, BATCH)
+    assert np.array_equal(loaded.run(BATCH), program.run(BATCH)) and loaded.hash == program.hash
+    assert sum(each.nbytes for _, each in loaded.arrays()) == found.memory
+    imported = search(operator, (), Stages(), extents(operator), fusion=False).program({})[0]
+    verify_exact(program, operator, [BATCH], imported, unrounded(found, emitter), [wanted])
+
+
+def test_two_layouts_count_as_two(tmp_path):
+    """Where gathering from panels takes longer than bytes are worth, and where the head has a table of its own."""
+    for operator, machine in ((model(), Stages(1e-7)), (model(head="own"), Stages())):
+        found = search(operator, EXACT_LAWS, machine, extents(operator))
+        program, _ = found.program({})
+        table, head = tables(program)
+        assert table != head and "turned" not in program.steps[0].attributes
+        assert found.memory == program.stored_bytes == saved(program, tmp_path / str(machine.gathering)) > 2 * TABLE
+
+
+def test_the_search_for_bytes_alone_takes_one_layout():
+    """Of programs of equal time, all pairs of layouts tried, none has fewer bytes."""
+    operator = model()
+    found = search(operator, EXACT_LAWS, Stages(), extents(operator))
+    own, least = Representable(), []
+    for gathered, multiplied in product(("dense", "packed"), repeat=2):
+        def methods(lowering, use, gathered=gathered, multiplied=multiplied):
+            wanted = gathered if lowering.gathers(use) else multiplied
+            return [each for each in own(lowering, use) if each.format == wanted] \
+                if lowering.stands_elsewhere(use.weight) else own(lowering, use)
+        each = search(operator, EXACT_LAWS, Stages(), extents(operator), methods=methods)
+        least.append((each.time, each.memory))
+    assert (found.time, found.memory) == min(least)
+
+
+# ---- within budgets
+
+@pytest.fixture(scope="module")
+def space():
+    operator = model()
+    return Space(operator, EXACT_LAWS, Stages(1e-7), extents(operator))
+
+
+def test_memory_is_what_makes_one_layout_pay(space, tmp_path):
+    two = within(space, Representable())
+    one = within(space, Representable(), memory=two.memory - TABLE / 2)
+    programs = [each.program({})[0] for each in (two, one)]
+    assert [len({*tables(program)}) for program in programs] == [2, 1]
+    for at, (each, program) in enumerate(zip((two, one), programs, strict=True)):
+        assert each.memory == program.stored_bytes == saved(program, tmp_path / str(at))
+    assert one.memory <= two.memory - TABLE / 2 and two.time < one.time <= two.time + 1.01e-7 and one.bound <= one.time
+    assert one.gap < 2e-3
+
+
+def test_bounds_hold_for_every_pair_of_layouts(space):
+    """No program of any layouts is below the bound that was proved within its bytes."""
+    own, found = Representable(), []
+    for gathered, multiplied in product(("dense", "packed"), repeat=2):
+        def methods(lowering, use, gathered=gathered, multiplied=multiplied):
+            wanted = gathered if lowering.gathers(use) else multiplied
+            return [each for each in own(lowering, use) if each.format == wanted] \
+                if lowering.stands_elsewhere(use.weight) else own(lowering, use)
+        found.append(search(space.model, EXACT_LAWS, space.machine, space.extents, methods=methods))
+    for memory in {each.memory for each in found}:
+        best = within(space, own, memory=memory)
+        assert best.memory <= memory
+        assert best.bound <= min(each.time for each in found if each.memory <= memory) * (1 + 1e-9)
+
+
+def test_a_narrow_layout_serves_both_and_its_error_is_measured_for_each(tmp_path):
+    operator = model(hidden_size=64)
+    space = Space(operator, EXACT_LAWS, Stages(1e-7), extents(operator))
+    structure = search(space.model, EXACT_LAWS, space.machine, space.extents)
+    program, emitter = structure.program({})
+    rng = np.random.default_rng(1)
+    fit, probe = (Batch([rng.integers(0, WORDS, 12) for _ in range(4)]) for _ in range(2))
+    choices = candidates(space, structure, program, emitter, Representable(), fit, probe, Limits(error=0.5, narrowest=8))
+    narrow = choices.choose(0.5, 500_000)                   # one table in half has 384,000 bytes, in bytes 204,544
+    found, own = choices.emitted(narrow, {})
+    table, head = tables(found)
+    assert table == head and found.constants[head].name in ("int8", "bf16")
+    errors = {use: node.label.error for extraction in narrow.extractions for node in extraction.nodes
+              if isinstance(use := node.cls, Use) and node.label.format == found.constants[head].name
+              for number in [narrow.extractions.index(extraction)] if narrow.lowerings[number].stands_elsewhere(use.weight)}
+    assert len(errors) == 2 and all(error > 0 for error in errors.values()) and len({*errors.values()}) == 2
+    assert narrow.memory == found.stored_bytes == saved(found, tmp_path / "p")
+    off = found.run(probe) - program.run(probe)
+    assert np.linalg.norm(off) / np.linalg.norm(program.run(probe)) < 0.5
+    verify = found.exact(BATCH, unrounded(narrow, own), rounded=False)
+    assert np.abs(verify - dense(space.model, BATCH)).max() < 1e-10
+
+
+def test_planted_a_use_that_others_do_not_pay_for(space):
+    """A program whose memory forgot one of two layouts would say less than its file has."""
+    structure = search(space.model, EXACT_LAWS, space.machine, space.extents)
+    assert structure.memory > sum(each.memory for each in structure.extractions) - TABLE
+    with pytest.raises(InputError, match="no numbers"): planned(CONFIG, Stages(), [9, 4]).program.run(BATCH)
