@@ -9,8 +9,9 @@ import numpy as np
 from opmatrix.term import Operator, substitute
 from rewrites.egraph import Node, build
 from rewrites.law import APPROXIMATE, Law
+from rewrites.laws.implementation import CALLS
 from rewrites.template import sizes_of
-from rewrites.trees import CALLS, OPEN, READ, STORED, Forest, Path, Tree
+from rewrites.trees import OPEN, READ, STORED, Forest, Path, Tree
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graph import batch, difference, stack, width
 from rewrites.verify.values import Values

@@ -83,7 +83,7 @@ def scored(name: str, program: Program) -> Scores:
     last, shape = calls[-1], calls[program.schedule.result].shape
     if program.pooling != LAST or program.pooled or getattr(shape, "cols", None) != words or type(words) is not int:
         raise InputError(f"{name}: its rows are no scores of a vocabulary: give a language model")
-    if not (last.kernel.name == "linear" and last.values.keys() == {"x"} and program.schedule.result == len(calls) - 1):
+    if not (last.kernel.by_rows and last.values.keys() == {"x"} and program.schedule.result == len(calls) - 1):
         return lambda batch: iter([program.run(batch)])
     used = {operand for step in steps[:-1] for operand in step.operands.values()}
     body = Program(steps[:-1], {n: c for n, c in program.constants.items() if n in used}, steps[-1].operands["x"], program.meta)

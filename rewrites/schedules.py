@@ -28,6 +28,7 @@ from rewrites.emit import Emitter
 from rewrites.extraction import Extraction, Infeasible, extract
 from rewrites.fit import Fitter
 from rewrites.law import PARTITION, Law, apart
+from rewrites.laws.implementation import CALLS
 from rewrites.layers import Part, parts
 from rewrites.lower import Call, Lowering, Method, Use, plainly
 from rewrites.price import Machine, Prices
@@ -35,7 +36,7 @@ from rewrites.report import megabytes, ms, percent, table
 from rewrites.run import source
 from rewrites.search import Structure, search
 from rewrites.stages import Stage, Store, Tile, known
-from rewrites.trees import CALLS, READ, Forest, Tree
+from rewrites.trees import READ, Forest, Tree
 from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact, verify_laws, verify_structure
 from rewrites.verify.program import oracle
 from rewrites.wording import TRUST, Writer

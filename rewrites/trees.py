@@ -9,7 +9,6 @@ from typing import Any
 from opmatrix.term import Operator
 from rewrites.egraph import Graph, Node, fitting
 from rewrites.extraction import Extraction
-from rewrites.laws.implementation import CALLS
 from rewrites.lower import Call, Lowering, Method, Use
 from rewrites.match import attribute_variable, orders
 

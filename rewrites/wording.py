@@ -9,7 +9,8 @@ from opmatrix.data import Data
 from opmatrix.term import KINDS, NAMES, Operator
 from rewrites.derivation import Derivation, Step, unify
 from rewrites.law import APPROXIMATE, Law
-from rewrites.trees import CALLS, OPEN, READ, STORED, Forest, Path, Tree
+from rewrites.laws.implementation import CALLS
+from rewrites.trees import OPEN, READ, STORED, Forest, Path, Tree
 
 INFIX = {"add": (1, " + "), "mul": (2, " * "), "compose": (2, " @ ")}
 NAMED = 12                                                  # nodes of an operator that may have a name of its own

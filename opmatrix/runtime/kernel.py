@@ -68,6 +68,11 @@ class Declared:
         operands = ", ".join(name if p.default is NONE else f"[{name}]" for name, p in self.operands.items())
         return f"{self.name}({'; '.join(filter(None, (operands, ', '.join(self.attributes))))})"
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether a row of the result depends on that row of the operands alone, wherever it stands."""
+        return not (self.mixes or self.moves or self.batched or self.view)
+
     def unbounded(self, a: SimpleNamespace) -> Any:
         """KeyError: nobody said how far it may be off."""
         raise KeyError(f"kernel {self.name} declares no bound")

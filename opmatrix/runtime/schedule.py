@@ -257,7 +257,7 @@ def read(kernel: Declared, arguments: Mapping[str, Any], batch: Any, instead: Ma
 def bound(kernel: Declared, arguments: Mapping[str, Any], exact: Any = None) -> NDArray[np.float64]:
     """How far a kernel may be from its meaning for these arguments, entry by entry; `exact`: these as `read` gives them."""
     if exact is None: exact = read(kernel, arguments, arguments.get("batch"))
-    return kernel.bound(SimpleNamespace(**arguments, exact=exact))
+    return np.asarray(kernel.bound(SimpleNamespace(**arguments, exact=exact)))
 
 
 def wide(value: Any, instead: Mapping[int, Any]) -> Any:
