@@ -74,9 +74,11 @@ class Sparse(NamedTuple):
 
     @classmethod
     def of(cls, given: Any, where: str) -> Sparse:
-        """From a scipy matrix or an array, whose zeros are absent. Raises ValueError for what is no matrix of finite numbers."""
-        if isinstance(given, Sparse): return given
-        if hasattr(given, "tocsr"):
+        """From a scipy matrix or an array, whose zeros are absent. Raises ValueError for what is no matrix of finite numbers, and for
+        entries beyond its shape, which scipy does not look for."""
+        if isinstance(given, Sparse): made = given
+        elif hasattr(given, "tocsr"):
+            whole(given, where)
             found = given.tocsr().copy()
             found.sum_duplicates()
             height, width = map(int, found.shape)
@@ -87,8 +89,19 @@ class Sparse(NamedTuple):
             rows, at = np.nonzero(array)
             starts = np.searchsorted(rows, np.arange(len(array) + 1))
             made = cls(starts.astype(np.int64), at.astype(np.int64), np.asarray(array[rows, at], np.float64), array.shape)
+        made.check(where)
         if not np.isfinite(made.numbers).all(): raise ValueError(f"{where} has an entry that is no finite number")
         return made
+
+    def check(self, where: str) -> None:
+        """Raises ValueError, which names the first, unless every entry is within the shape."""
+        height, width = self.shape
+        if self.starts.shape != (height + 1,) or self.starts[0] != 0 or (np.diff(self.starts) < 0).any() \
+                or not self.starts[-1] == len(self.at) == len(self.numbers):
+            raise ValueError(f"{where} is {height} × {width}, but its rows begin at {self.starts.tolist()!s:.60} of {len(self.at)} entries")
+        if len(wrong := np.flatnonzero((self.at < 0) | (self.at >= width))):
+            row = int(np.searchsorted(self.starts, wrong[0], "right")) - 1
+            raise ValueError(f"{where} is {height} × {width}, but has an entry in row {row}, column {self.at[wrong[0]]}")
 
     def single(self) -> NDArray[np.int64]:
         """The column of each row, where a row has exactly one entry. Raises ValueError that names the first that has not."""
@@ -112,6 +125,17 @@ class Sparse(NamedTuple):
             rows = np.flatnonzero(counts > k)
             places = self.starts[rows] + k
             yield rows, self.at[places], self.numbers[places]
+
+
+def whole(given: Any, where: str) -> None:
+    """Raises ValueError where a scipy matrix has entries beyond its shape, by which converting it would write elsewhere."""
+    height, width = given.shape
+    if hasattr(given, "check_format"):
+        try: given.check_format()
+        except ValueError as error: raise ValueError(f"{where} is {height} × {width}, but has entries beyond that: {error}") from None
+    for name, size in (("row", height), ("col", width)):
+        if isinstance(found := getattr(given, name, None), np.ndarray) and len(wrong := found[(found < 0) | (found >= size)]):
+            raise ValueError(f"{where} is {height} × {width}, but has an entry in {'row' if name == 'row' else 'column'} {wrong[0]}")
 
 
 def of_sentences(name: str, starts: NDArray[np.int64]) -> Sparse:

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from formats.shapes import S, Shape, ShapeError, T, space
 from opmatrix.monoids import max as largest
@@ -11,6 +12,7 @@ from opmatrix.monoids import mean, softmax
 from opmatrix.operators import I, const, gelu, given, heads, layernorm, pick, product, relation, rotary, row, symbol, weight
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.relations import Sparse
 from opmatrix.show import latex, names
 from opmatrix.term import formula
 from rewrites.egraph import saturate
@@ -135,3 +137,26 @@ def test_what_is_behind_attention_is_found_in_the_rows_that_are_read():
     assert "add" in seen
     products = [cls for cls, members in graph.members.items() if any(n.kind == "product" and n.attributes[0] == "softmax" for n in members)]
     assert {terms[cls].out.rows for cls in products} == {T, S}
+
+
+def beyond(kind):
+    """A 4 × 4 matrix of scipy, one entry of which lies beyond it: scipy does not look."""
+    made = sparse.random_array((4, 4), density=0.5, format=kind, rng=np.random.default_rng(0))
+    match kind:
+        case "coo": made.coords[0][0] = 7
+        case "lil": made.rows[3], made.data[3] = [9], [1.0]
+        case _: made.indices[-1] = 9
+    return made
+
+
+@pytest.mark.parametrize("kind, words", [
+    ("csr", "entries beyond that: indices must be < 4"), ("csc", "entries beyond that: indices must be < 4"),
+    ("bsr", "entries beyond that: column index values must be < 4"), ("coo", "an entry in row 7"), ("lil", "an entry in row 3, column 9")])
+def test_entries_beyond_a_relation_s_shape_are_said(kind, words):
+    with pytest.raises(ValueError, match=f"relation 'edges' is 4 × 4, but has {words}"):
+        Batch([range(4)], relations={"edges": beyond(kind)})
+    made = Sparse(np.array([0, 1, 1]), np.array([-1]), np.ones(1), (2, 2))
+    with pytest.raises(ValueError, match="relation 'edges' is 2 × 2, but has an entry in row 0, column -1"):
+        Batch([range(2)], relations={"edges": made})
+    with pytest.raises(ValueError, match=r"relation 'edges' is 2 × 2, but its rows begin at \[0, 3, 1\] of 1 entries"):
+        Batch([range(2)], relations={"edges": made._replace(starts=np.array([0, 3, 1]), at=np.array([1]))})
