@@ -1,7 +1,8 @@
 """Attention over cached keys and values, which lie in pages; a page knows the page before it.
 
 A row's slot is where its own key and value lie: it sees what is in its page up to there, and all of the pages before. So the
-keys of a sequence need not lie together, sequences may share the pages that they begin with, and a causal pattern needs no positions."""
+keys of a sequence need not lie together, sequences may share the pages that they begin with, and a causal pattern needs no positions.
+Rows that follow one another, as those of a prompt, are queries that meet a page together."""
 import struct
 from math import gcd
 
@@ -10,12 +11,12 @@ import numpy as np
 from ..arrays import plain, separate
 from ..threads import threads
 from .arithmetic import keep
-from .attending import LINE, LOG2_E, LOWEST, PIECES, QUERIES, scaled, score_all, softened, weigh_all
+from .attending import HIDDEN, LINE, LOG2_E, LOWEST, PIECES, QUERIES, scaled, score_all, softened, weigh_all
 from .compiled import HELPER, Kernel
 from .heads import PLACES, check_heads, copy_rows, finite, heads_of, served
 from .launch import ROOM, address, filled, launch, words
 from .maths import ONE
-from .memory import longs, record
+from .memory import floats, longs, record
 from .native import njit
 from .pool import POOL
 from .turning import turn_in
@@ -23,8 +24,10 @@ from .vectors import zeros
 
 PAGE = 16                                                    # rows of a page
 CHUNK = 64                                                   # rows of an item that are copied
-# before: of each page the page before it, -1 for none; together: heads of a unit, which share keys and values; the rest as in heads.py
-CACHED = np.dtype([*PLACES, *words("slots before h d e room apart q_of k_of v_of together units items"), ("scale", "f8")])
+KEYS = 8 * PAGE                                              # that queries meet at once
+# before: of each page the page before it, -1 for none; together: heads that share keys and values; rows: of an item; the rest as in
+# heads.py
+CACHED = np.dtype([*PLACES, *words("slots before T h d e room apart q_of k_of v_of together rows"), ("scale", "f8")])
 # x (T, heads, cols) to the rows of out that slots name
 APPEND = np.dtype(words("x x_row x_head out out_row out_head slots T heads cols"))
 f4 = np.float32
@@ -40,35 +43,67 @@ def append_rows(item, worker, arguments):
 
 
 @njit(**HELPER)
-def cached_unit(c, room, row, head):
-    """One row's queries of a few heads, page by page, the last one first."""
-    deep, wide, count = (c.d + 15) // 16 * 16, (c.together + 15) // 16 * 16, c.together
-    q, o = c.q + 4 * (row * c.q_row + head // c.q_of * c.q_head), c.o + 4 * (row * c.o_row + head * c.o_head)
+def hide_later(s, keys, behind, rows):
+    """Of keys the last of which lies so many rows behind the last query's own, minus infinity where a row does not see them yet."""
+    for j in range(keys):
+        line = floats(s + j * LINE, QUERIES)
+        for i in range(max(0, min(rows - keys + j - behind, rows))): line[i] = HIDDEN
+
+
+@njit(**HELPER)
+def cached_unit(c, room, row, head, rows):
+    """The queries of so many rows of a sequence up to this one, of one head; of a single row those of a few heads. Pages from the last one
+    back, those at once that lie in turn."""
+    count, across, beside = c.together, 4 * c.q_head, 4 * c.o_head
+    if rows > 1: count, across, beside = rows, 4 * c.q_row, 4 * c.o_row
+    deep, wide, low = (c.d + 15) // 16 * 16, (count + 15) // 16 * 16, row - rows + 1
+    q, o = c.q + 4 * (low * c.q_row + head // c.q_of * c.q_head), c.o + 4 * (low * c.o_row + head * c.o_head)
     k, v = c.k + 4 * (head // c.k_of * c.k_head), c.v + 4 * (head // c.v_of * c.v_head)
     tops, masses, fades, shares, turned = room, room + LINE, room + 2 * LINE, room + 3 * LINE, room + 4 * LINE
     s = turned + deep * LINE
-    turn_in(q, 4 * c.q_head, count, c.d, turned, QUERIES, deep)
+    turn_in(q, across, count, c.d, turned, QUERIES, deep)
     scaled(turned, c.d, wide, LINE, f4(c.scale))
     for g in range(0, 4 * wide, 64):
         keep(zeros(1, 1) + LOWEST, tops + g, None)
         keep(zeros(1, 1) + ONE, shares + g, None)
-    slot, fresh = longs(c.slots + 8 * row, 1)[0], True
+    slot, fresh, behind = longs(c.slots + 8 * row, 1)[0], True, 0
     page, keys = slot // PAGE, slot % PAGE + 1
     while page >= 0:
-        first, before = page * PAGE, longs(c.before + 8 * page, 1)[0]
+        before = longs(c.before + 8 * page, 1)[0]
+        while before >= 0 and before == page - 1 and keys + PAGE <= KEYS:
+            page, keys = before, keys + PAGE
+            before = longs(c.before + 8 * page, 1)[0]
+        first = page * PAGE
         score_all(k + 4 * first * c.k_row, 4 * c.k_row, keys, turned, c.d, s, wide)
+        if behind < rows - 1: hide_later(s, keys, behind, rows)
         for g in range(0, 4 * wide, 64): softened(s + g, keys, tops + g, masses + g, fades + g, shares + g, fresh, before < 0)
-        weigh_all(count, c.e, s, keys, v + 4 * first * c.v_row, 4 * c.v_row, o, 4 * c.o_head, fresh, fades, shares)
-        page, keys, fresh = before, PAGE, False
+        weigh_all(count, c.e, s, keys, v + 4 * first * c.v_row, 4 * c.v_row, o, beside, fresh, fades, shares)
+        page, keys, fresh, behind = before, PAGE, False, behind + keys
+
+
+@njit(**HELPER)
+def follows(c, row):
+    """Whether the row behind this one is the next of its sequence: its slot is the next of the page, or the first of the page that
+    follows."""
+    pair = longs(c.slots + 8 * row, 2)
+    if pair[1] % PAGE: return pair[1] == pair[0] + 1
+    return pair[0] % PAGE == PAGE - 1 and longs(c.before + 8 * (pair[1] // PAGE), 1)[0] == pair[0] // PAGE
 
 
 @Kernel
 def attend_cached(item, worker, arguments):
-    """softmax(scale q kᵀ) v for an item's units: heads that share keys and values, row after row."""
+    """softmax(scale q kᵀ) v of an item: a few rows, of heads that share keys and values. Rows that follow one another in their sequence
+    meet its pages together."""
     c = record(arguments, CACHED)
-    for unit in range(c.units * item // c.items, c.units * (item + 1) // c.items):
-        each = c.h // c.together
-        cached_unit(c, c.room + worker * c.apart, unit // each, unit % each * c.together)
+    each, room = c.h // c.together, c.room + worker * c.apart
+    row, high, head = item // each * c.rows, min((item // each + 1) * c.rows, c.T), item % each * c.together
+    while row < high:
+        last = row
+        while last + 1 < high and follows(c, last): last += 1
+        if last == row: cached_unit(c, room, row, head, 1)
+        else:
+            for own in range(head, head + c.together): cached_unit(c, room, last, own, last - row + 1)
+        row = last + 1
 
 
 def places(name: str, array: np.ndarray, count: int, least: int, limit: int) -> np.ndarray:
@@ -118,11 +153,11 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     lies = [number for name, view, rows, many in views for number in heads_of(name, view, rows, heads // many)]
     shared = gcd(*serves[1:]) if serves[0] == 1 else 1
     together = max(each for each in range(1, min(shared, QUERIES) + 1) if shared % each == 0)
-    units, workers = T * heads // together, threads()
-    items = min(units, PIECES * workers) if workers > 1 else 1
+    groups, workers = heads // together, threads()
+    rows = max(1, min(QUERIES, -(-T * groups // (PIECES * workers))))
     factor, = struct.unpack("q", struct.pack("d", finite(scale * LOG2_E)))
     with POOL.lock:
-        reserved = ROOM.reserve(LINE * (4 + -(-d // 16) * 16 + PAGE), workers)
-        fields = *lies, address(slots), address(before), heads, d, e, *reserved, *serves, together, units, items, factor
-        launch(workers, (attend_cached, filled(*fields), items))
+        reserved = ROOM.reserve(LINE * (4 + -(-d // 16) * 16 + KEYS), workers)
+        fields = *lies, address(slots), address(before), T, heads, d, e, *reserved, *serves, together, rows, factor
+        launch(workers, (attend_cached, filled(*fields), -(-T // rows) * groups))
     return out
