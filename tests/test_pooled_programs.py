@@ -64,6 +64,20 @@ def test_sentences_in_groups_are_as_if_alone():
     assert made.peak_bytes(batch) > 0
 
 
+@pytest.mark.parametrize("mode", ["cls", "lasttoken"])
+def test_few_scripts_serve_a_stream_of_fresh_lengths(mode):
+    """Where kernels have a row a sequence, a script is for a power of two of them: it writes the rows of those that there are, in
+    every group, and no others."""
+    made = program(ROWS_ONLY @ Pooling((mode,)).operator())[0]
+    rng, recorded = np.random.default_rng(0), made.schedule.segments[0]
+    for lengths in ([1] * 40, [3, 1, 8], [3, 1, 8, 1], [6, 6], [12], *(rng.integers(1, 12, rng.integers(30, 90)) for _ in range(12))):
+        batch = Batch([rng.integers(0, 40, n) for n in lengths])
+        alone = np.concatenate([made.run(one) for one in batch])
+        np.testing.assert_allclose(made.run(batch), alone, rtol=0, atol=2e-6)
+    assert recorded.counted and all(many & (many - 1) == 0 or many == rows for rows, many, _ in recorded.scripts)
+    assert made.peak_bytes(batch) > 0
+
+
 # ---- one token that is read
 
 @pytest.mark.parametrize("mode", ["cls", "lasttoken"])

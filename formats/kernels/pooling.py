@@ -6,6 +6,7 @@ from ..arrays import plain, readable, separate, writable
 from ..pooling import HOW
 from ..threads import threads
 from .compiled import HELPER, Kernel
+from .epilogue import combine
 from .heads import EVERY, Layout, Reach, check_heads, clipped, finite, heads_of, sequences, served
 from .launch import ROOM, address, launch, step, words, written
 from .maths import exponentials, largest
@@ -90,6 +91,15 @@ def linked(item, worker, arguments):
 
 
 @Kernel
+def handed(item, worker, arguments):
+    """Rows of the sequences that there are, to where they belong; a sequence without rows is none."""
+    c = record(arguments, POOLED)
+    for s in range(item * c.each, min((item + 1) * c.each, c.S)):
+        bounds = longs(c.starts + 8 * s, 2)
+        if bounds[0] < bounds[1]: combine(c.x + 4 * s * c.along, c.out + 4 * s * c.step, c.p, 0, 0, 0)
+
+
+@Kernel
 def attended_once(item, worker, arguments):
     """One head of one sequence's query."""
     c = record(arguments, ONCE)
@@ -130,6 +140,17 @@ def pool_rows(x: np.ndarray, starts: np.ndarray | Layout | None, out: np.ndarray
         values = (address(x), step(x), address(out), step(out), address(batch and batch.starts), S, p, HOW.index(how), unit is not None,
                   each, *room, unit or 0.0)
         launch(workers, (pooled, written([values], POOLED), -(-S // each)))
+    return out
+
+
+def hand_rows(x: np.ndarray, starts: Layout, out: np.ndarray) -> np.ndarray:
+    """out (S, p): the rows of x (S, p), but those of sequences that have no rows, which are left alone. ValueError for what does not
+    fit."""
+    p, S = door(x, out), len(out)
+    if len(x) != S or len(starts.starts) <= S: raise ValueError(f"hand: {len(starts.starts) - 1} sequences, x {x.shape}, out {out.shape}")
+    each, workers = max(1, -(-S // (4 * threads()))), threads()
+    values = address(x), step(x), address(out), step(out), address(starts.starts), S, p, 0, 0, each, 0, 0, 0.0
+    launch(workers, (handed, written([values], POOLED), -(-S // each)))
     return out
 
 

@@ -2,6 +2,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 from weakref import proxy
 
@@ -19,6 +20,7 @@ from opmatrix.runtime.values import C, lines
 
 KEPT = 1 / 8                                                # of the last cache, for scripts of a program that are remembered
 NAMES = *FIELDS, "slots"                                    # of what slots hold, a number a row
+SINGLE = 2                                                  # sequences at most of which a script is for no more than there are
 RECORDS = 110                                               # bytes that the records of a step take, about
 
 
@@ -93,14 +95,31 @@ class Recorded:
 
     @cached_property
     def counted(self) -> bool:
-        """Whether a script is for one number of sequences: where a kernel has a row for each and cannot be given more."""
+        """Whether a script is for a number of sequences: where a kernel has a row for each and cannot be given more for nothing."""
         return any(getattr(call.shape, "space", T) == S and not call.kernel.bounded
                    for call in map(self.schedule.calls.__getitem__, self.steps))
+
+    @cached_property
+    def handed(self) -> list[int]:
+        """Of `elsewhere` what has a row a sequence. A script that is for more sequences than there are writes it to the arena, and hands on
+        the rows of those that there are."""
+        return [at for at in self.elsewhere if getattr(self.schedule.calls[at].shape, "space", T) == S]
+
+    @cached_property
+    def roomy(self) -> bool:
+        """Whether a script may be for more sequences than there are: no row of theirs is read from elsewhere."""
+        return self.counted and {*self.handed} <= {*self.steps}
+
+    def seats(self, rows: int, sentences: int) -> int:
+        """How many sequences a script is for that so many need: a power of two, so that few scripts serve batches of any lengths. Where
+        no kernel minds, one a row."""
+        if not self.counted: return rows
+        return min(rows, 1 << (sentences - 1).bit_length()) if self.roomy and sentences > SINGLE else sentences
 
     def script(self, group: Group, workers: int) -> Any:
         """The script for as many rows, and sequences where that matters, on so many workers. The pool is locked."""
         rows = group.high - group.low
-        key = rows, group.last - group.first if self.counted else rows, workers
+        key = rows, self.seats(rows, group.last - group.first), workers
         if script := self.scripts.get(key): self.scripts.move_to_end(key)                           # the latest comes last
         else:
             self.scripts[key] = script = self.record(*key)
@@ -118,16 +137,17 @@ class Recorded:
 
     def walk(self, rows: int, sentences: int, workers: int) -> Any:
         """Walk through the steps with launches kept."""
+        from formats.kernels.pooling import hand_rows
         from formats.kernels.replay import Recording
-        plan, given = self.plan(rows), lines(8 * Slots.count(rows))
-        memory = np.empty(given + plan.end, np.uint8)
+        plan, given, kept = self.plan(rows), lines(8 * Slots.count(rows)), self.kept(sentences)
+        memory = np.empty(given + plan.end + sum(kept.values()), np.uint8)
         slots = Slots(rows, sentences, memory[:8 * Slots.count(rows)].view(np.int64))
-        places = dict(zip(self.own, plan.offsets, strict=True))
+        places = dict(zip(self.own, plan.offsets, strict=True)) | dict(zip(kept, accumulate(kept.values(), initial=plan.end), strict=False))
         elsewhere = {at: np.empty(self.schedule.calls[at].shape.at(slots.extents()), np.float32) for at in self.elsewhere}
         recording = Recording(memory, workers, [*elsewhere.values(), slots.before])
 
         def buffer(at: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-            if at in elsewhere: return found if (found := elsewhere[at]).shape == shape else found.reshape(shape)
+            if at in elsewhere and at not in kept: return found if (found := elsewhere[at]).shape == shape else found.reshape(shape)
             return np.ndarray(shape, np.float32, memory, given + places[at])
 
         def steps() -> None:
@@ -135,24 +155,33 @@ class Recorded:
             for step in self.steps:
                 values.compute(step)
                 recording.step()
+            for at in kept:
+                hand_rows(values[at].reshape(sentences, -1), slots.starts, elsewhere[at].reshape(sentences, -1))
+                recording.step()
 
         recording.keep(steps)
         return recording.script()
+
+    def kept(self, sentences: int) -> dict[int, int]:
+        """Bytes of what is handed on, in the arena of a script for so many sequences: of none where there are no more than those."""
+        if not self.roomy or sentences <= SINGLE: return {}
+        return {at: self.schedule.calls[at].shape.size.sequence * sentences for at in self.handed}
 
     def peak(self, extents: Extents, starts: Words | None = None) -> int:
         """Bytes of the inputs and of what lies between kernels, of every worker. Without the sentences' starts as if they could be
         cut anywhere."""
         workers, rows = threads(), extents[T]
-        groups = [] if starts is None else [group.high - group.low for group in grouped(starts, workers)]
-        many = len(groups) > 1
-        at_once = workers * self.arena(max(groups)) if many else self.arena(groups[0] if groups else min(rows, workers * GROUP))
+        groups = [] if starts is None else [(group.high - group.low, group.last - group.first) for group in grouped(starts, workers)]
+        if not groups: groups = [(whole := min(rows, workers * GROUP), min(whole, extents[S]) if self.counted else whole)]
+        at_once = (workers if len(groups) > 1 else 1) * max(self.arena(*each) for each in groups)
         return int(at_once + 8 * Slots.count(rows))
 
-    def arena(self, rows: int) -> int:
+    def arena(self, rows: int, sentences: int) -> int:
         """Bytes of a worker's inputs, buffers and records."""
         calls = [self.schedule.calls[step] for step in self.steps]
         room = max(call.kernel.room(call.bound).at(Extents({T: rows, S: rows})) for call in calls)
-        return int(lines(8 * Slots.count(rows)) + self.plan(rows).end + room + RECORDS * len(calls))
+        kept = sum(self.kept(self.seats(rows, sentences)).values())
+        return int(lines(8 * Slots.count(rows)) + self.plan(rows).end + kept + room + RECORDS * len(calls))
 
     def run(self, values: Values) -> None:
         """Writes what later segments read, or the caller. ValueError where an id is outside its table."""
