@@ -1,7 +1,7 @@
 """The programs that README names, found and run by a commit and by this tree: bits, seconds, first results, memory.
 
     python benchmarks/paired.py COMMIT [OTHER] [--only exact,bf16,int8,default,schedule]
-                                [--workloads 1x16,1x128,8x128,texts] [--rounds 30] [--quick] [--startup]
+                                [--workloads 1x16,1x128,8x128,texts,fresh] [--rounds 30] [--quick] [--startup]
                                 [--models minilm,base] [--threads N] [--isolated] [--patience SECONDS]
                                 [--keep DIR] [--csv OUT]
 
@@ -12,6 +12,7 @@ rounds of the second tree's seconds over the first's, with a bootstrap interval 
 1.00 ± 0.02; *wide*: it does, but is wider than 0.1. What lies wholly outside is raced once more, and the rounds of both
 count. A commit against itself shows what noise does.
 
+*fresh*: batches that a process has not run, of lengths that no other has, so that what is recorded for sizes counts.
 *bits* are those of the results; where they differ, by how much relative to the largest number. *saved* says what the
 second tree does with the program as the first saved it. *others* is the share of the processors' time that something
 else took. Exit status: 1 where bits differ, where an interval lies wholly outside, or where a program is not found any
@@ -45,7 +46,7 @@ FIND, ROW, START = 40, 10, 1                                # seconds, about: a 
 def main():
     given = options()
     first, second = commit(given.commit), given.other and commit(given.other)
-    models = [(one := workloads.model(name), [worked(word, one) for word in given.workloads]) for name in given.models]
+    models = [(one := workloads.model(name), [worked(word, one, given.rounds) for word in given.workloads]) for name in given.models]
     pinned(given.threads)
     rows = []
     with nullcontext(given.keep) if given.keep else tempfile.TemporaryDirectory(prefix="paired-") as room:
@@ -71,7 +72,7 @@ def options():
     parser.add_argument("commit", metavar="COMMIT", help="what this tree is held against")
     parser.add_argument("other", metavar="OTHER", nargs="?", help="a commit in the place of this tree")
     parser.add_argument("--only", type=listed, default=[*PROGRAMS], help=", ".join(PROGRAMS))
-    parser.add_argument("--workloads", type=listed, default=WORKLOADS, help="SENTENCESxTOKENS, or 64 texts that ship")
+    parser.add_argument("--workloads", type=listed, default=WORKLOADS, help="SENTENCESxTOKENS, 64 texts that ship, or fresh ones")
     parser.add_argument("--models", type=listed, default=["minilm"], help="minilm, base, or directories of checkpoints")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--quick", action="store_true", help="5 rounds of exact and int8")
@@ -117,9 +118,10 @@ def introduced(trees, given, prices):
     return "\n".join(f"{name:<10}{words}" for name, words in lines.items())
 
 
-def worked(word, checkpoint):
-    """A workload by name."""
+def worked(word, checkpoint, rounds):
+    """A workload by name; fresh batches for the turns of a process in so many rounds."""
     if word == TEXTS: return workloads.shipped(checkpoint)
+    if word == workloads.FRESH: return workloads.made(word, checkpoint, None, 0, 2 * -(-rounds // STARTS))
     if "x" not in word: raise InputError(f"--workloads {word}: SENTENCESxTOKENS or {TEXTS}")
     return workloads.made(word, checkpoint, None, 0)
 
@@ -147,7 +149,7 @@ def served(program, checkpoint, works, found, trees, given):
     with tempfile.TemporaryDirectory(dir=trees[0].place.parent) as room:
         places = [copied(place, Path(room) / f"{side}") for side, place in enumerate(found)]
         job = lambda tree, place, work: Job(
-            "opmatrix", program, model, work.name, work.sentences, work.batches, work.shape, place=place,
+            "opmatrix", program, model, work.name, work.sentences, work.batches, work.shape, fresh=work.fresh, place=place,
             threads=given.threads, python=tree.python, tree="", environment=tree.environment)
         each = lambda work: [job(tree, place, work) for tree, place in zip(trees, places, strict=True)]
         for work in works:

@@ -120,7 +120,8 @@ class Session:
     # ---- steps
 
     def step(self, new: Mapping[Held, Ids]) -> NDArray[Any]:
-        """(T, n): the outputs of new rows, sequence after sequence, which then belong to them. Each has one token id or more."""
+        """(T, n): the outputs of new rows, sequence after sequence, which then belong to them; (S, n) of a program that gives a row a
+        sequence. Each has one token id or more; a prompt is one call."""
         with self.alone():
             sequences = [self.known(each, "step") for each in new]
             counts = [len(ids) for ids in new.values()]

@@ -12,7 +12,7 @@ from formats.epilogue import ACTIVATIONS
 from opmatrix.data import Data
 from opmatrix.program import Step
 from opmatrix.runtime.kernel import Declared, split
-from opmatrix.runtime.values import Scores
+from opmatrix.runtime.values import Heads, Scores
 from rewrites.calls import attributes as given
 from rewrites.calls import kernels
 from rewrites.fit import Fitter
@@ -122,7 +122,8 @@ class Emitter:
                 case "rotation":
                     operands |= dict(zip(("cos", "sin"), map(self._data, lowering.tables(cls)), strict=True))
                 case "constant":
-                    width = lowering.columns(gives if lowering.columns(cls) == 1 else cls)
+                    row = int(lowering.terms[gives].out.cols) if declared.result is Heads else lowering.columns(gives)
+                    width = row if lowering.columns(cls) == 1 else lowering.columns(cls)
                     operands[name] = self._constant((self.part, Spread(cls, width)), partial(vector, lowering, cls, width))
                 case "matrix" if wanted:
                     x = bound[name.replace("table", "field")] if name.startswith("table") else bound["x"]

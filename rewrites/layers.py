@@ -11,6 +11,7 @@ from typing import Any
 from formats.shapes import S, T, brief
 from opmatrix.errors import InputError
 from opmatrix.operators import given
+from opmatrix.patterns import everyone
 from opmatrix.term import Operator
 from rewrites.borders import FULL, apart, border
 from rewrites.egraph import Graph, engine, saturate
@@ -30,12 +31,14 @@ class Part:
 
 def split(model: Operator) -> list[Operator]:
     """The factors of a model, gathered into parts: a part begins where rows of tokens are mixed. What is picked of a part belongs to it,
-    and all that follows on rows of another space."""
+    and all that follows on rows of another space, or in another order, which no border tells."""
     groups: list[list[Operator]] = [[]]
     rows: Any = T
+    moved = False
     for factor in factors(model):
-        if rows is T and not factor.selective and groups[-1]:
+        if rows is T and not moved and not factor.selective and groups[-1]:
             groups.append([])
+        moved = moved or any(each.kind.name == "pick" and each.args[0].custom for each in factor.walk())
         groups[-1].append(factor)
         rows = rows if factor.out.rows is factor.into.rows else factor.out.rows
         if rows not in (T, S):
@@ -50,7 +53,7 @@ def parts(model: Operator) -> list[dict[str, Part]]:
     for factor in split(model):
         states, starts = {}, starts or {FULL: given("tokens", int(factor.into.cols))}
         for state, x in starts.items():
-            full = flat(factor, x)
+            check_order(full := flat(factor, x))
             forms = [*apart(full)]
             roots = {FULL: full} | {name: handed for name, handed, _ in forms}
             leaf = next((t for t in full.walk() if t.kind.name == "symbol"), None)
@@ -59,6 +62,18 @@ def parts(model: Operator) -> list[dict[str, Part]]:
         starts = {FULL: border(full)} | {name: over for name, _, over in forms}
         found.append(states)
     return found
+
+
+def check_order(full: Operator) -> None:
+    """Raises InputError where attention or a rotation reads rows that a relation of the batch put in another order: kernels take row i
+    for token i."""
+    for node in full.walk():
+        seen = node.kind.name == "product" and everyone not in node.args
+        if seen or (node.kind.name == "compose" and node.children[1].kind.name == "rotate"):
+            picks = (each for child in node.children for each in child.walk() if each.kind.name == "pick" and each.args[0].custom)
+            if (moved := next(picks, None)) is not None:
+                raise InputError(f"{brief(node)}: it reads the positions of rows that {moved} put in another order: programs have rows of "
+                                 "tokens in theirs; pick behind it")
 
 
 @dataclass

@@ -46,9 +46,13 @@ class Matcher:
     @cached_property
     def displaced(self) -> set[int]:
         """The classes whose rows are tokens in another order than the batch's: what row i is, is no longer token i."""
-        moved = {at for at, kind in self.members if kind == "pick" for node in self.members[at, kind]
+        picks = {at for at, kind in self.members if kind == "pick" for node in self.members[at, kind]
                  if self.values[node.attributes[0]].custom}
-        return {node.cls for node in self.graph.nodes if node.kind == "compose" and node.children[1] in moved}
+        found, more = set[int](), {node.cls for node in self.graph.nodes if node.kind == "compose" and node.children[1] in picks}
+        while more - found:                                 # and whatever is made of them
+            found |= more
+            more = {node.cls for node in self.graph.nodes if not found.isdisjoint(node.children) and self.rows.get(node.cls) is T}
+        return found
 
     def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[Found]:
         """Each substitution, none twice. Raises TypeError where one symbol is given two sorts."""

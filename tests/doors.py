@@ -97,7 +97,7 @@ def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, at: np.ndarray, rough:
 
 
 def pass_doors() -> Iterator[tuple[str, Door]]:
-    from formats import kernels
+    from formats import Epilogue, kernels
     from formats.epilogue import gamma
 
     def alone(out: np.ndarray, x: np.ndarray, **given: np.ndarray) -> Any: return kernels.pointwise(x, out, after(given))
@@ -127,6 +127,16 @@ def pass_doors() -> Iterator[tuple[str, Door]]:
             lambda rng, rows, k=k, d=d: {"x": normal(rng, rows, 3, d), "at": rng.integers(0, 9, rows), "cos": normal(rng, 9, k),
                                          "sin": normal(rng, 9, k)},
             lambda x, **_: x.shape, lambda out, x, at, cos, sin: kernels.rotate(x, at, cos, sin, out), turned, ("x",))
+
+    def normed(x: np.ndarray, gain: np.ndarray, shift: np.ndarray, norm: str) -> Any:
+        own, each = Epilogue(eps=0.1, norm=norm, gain=gain, shift=shift), x.reshape(-1, x.shape[2])
+        return own.reference(each).reshape(x.shape), own.bound(each, np.zeros(each.shape)).reshape(x.shape)
+    for norm, d in ("rms", 20), ("layer", 35):
+        yield f"pointwise_heads {norm} {d}", Door(
+            lambda rng, rows, d=d: {"x": normal(rng, rows, 3, d), "gain": normal(rng, d), "shift": normal(rng, d)},
+            lambda x, **_: x.shape,
+            lambda out, x, gain, shift, norm=norm: kernels.pointwise_heads(x, out, gain, shift, 0.1, norm),
+            lambda norm=norm, **given: normed(norm=norm, **given), ("x",))
     for last in (True, False):
         yield f"rotate of {'last' if last else 'first'} rows", Door(
             lambda rng, _: {"x": normal(rng, 4, 3, 20), "at": rng.integers(0, 9, 9), "cos": normal(rng, 9, 10), "sin": normal(rng, 9, 10),
@@ -201,6 +211,14 @@ def cache_doors() -> Iterator[tuple[str, Door]]:
         pages = rows // PAGE + 1
         return {"q": normal(rng, rows, 4, 20), "k": normal(rng, pages * PAGE, 2, 20), "v": normal(rng, pages * PAGE, 2, 24),
                 "slots": np.arange(rows), "before": np.arange(pages) - 1}
+    def few(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
+        """The last rows of what are two sequences, or one; to a cache their rows follow one another."""
+        starts = np.array([0, rows // 2, rows] if rows > 1 else [0, rows])
+        return cached(rng, rows) | {"q": normal(rng, len(starts) - 1, 4, 20), "starts": starts}
+    yield "attention_cached of last rows", Door(
+        few, lambda q, v, **_: (len(q), 4, v.shape[2]),
+        lambda out, q, k, v, slots, before, starts: kernels.attention_cached(q, k, v, slots, before, out, 0.3, starts),
+        lambda q, k, v, slots, before, starts: recalled(q, k, v, slots[starts[1:] - 1], before))
     yield "attention_cached", Door(cached, lambda q, v, **_: (len(q), 4, v.shape[2]), lambda out, q, k, v, slots, before:
                                    kernels.attention_cached(q, k, v, slots, before, out, 0.3), recalled)
 
@@ -213,6 +231,9 @@ def space_doors() -> Iterator[tuple[str, Door]]:
         return x.astype(np.float64).sum(0, keepdims=True) / max(1, len(x)), gamma(2) * abs(x).max(0, initial=0)
     yield "pool_rows", Door(lambda rng, rows: {"x": normal(rng, rows, 35), "starts": np.array([0, rows])}, lambda **_: (1, 35),
                             lambda out, x, starts: kernels.pool_rows(x, starts, out, "mean"), mean)
+
+    yield "hand_rows", Door(lambda rng, rows: {"x": normal(rng, rows, 35), "starts": np.arange(rows + 1)}, lambda x, **_: x.shape,
+                            lambda out, x, starts: kernels.hand_rows(x, starts, out), lambda x, starts: (x.astype(np.float64), 0))
 
     def linked(x: np.ndarray, starts: np.ndarray, at: np.ndarray, weights: np.ndarray) -> Any:
         every = weights.astype(np.float64)[:, None] * x[at]

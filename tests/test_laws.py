@@ -248,8 +248,8 @@ def test_a_kernel_computes_its_term(implementation):
 
 def test_the_table_of_implementations():
     assert {kernel for each in IMPLEMENTATIONS for kernel in each.named} == {
-        "linear", "pointwise", "embed", "attention", "scores", "softmax", "values", "headwise", "repeat", "rotate", "columns", "pool",
-        "unit", "link", "pick", "attend_once"}
+        "linear", "pointwise", "pointwise_heads", "embed", "attention", "scores", "softmax", "values", "headwise", "repeat", "rotate",
+        "columns", "pool", "unit", "link", "pick", "attend_once"}
     name, kind, statement, *_ = find(IMPLEMENTATIONS, "linear_bias_rms").row()
     assert (name, kind) == ("linear_bias_rms", "implementation")
     assert statement.startswith("linear(x, weight, bias, eps, norm='rms') = (x") and statement.endswith("rsqrt)")

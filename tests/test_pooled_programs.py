@@ -7,9 +7,9 @@ from searched import KINDS, RAGGED, model, relative, structure
 
 from opmatrix.monoids import max as largest
 from opmatrix.monoids import mean
-from opmatrix.operators import const, gelu, given, pick, product, relation, row, unit_length, weight
+from opmatrix.operators import attention, const, gelu, given, pick, product, relation, rotary, row, unit_length, weight
 from opmatrix.oracles import dense
-from opmatrix.patterns import Batch
+from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.pooling import MODES, Pooling
 from opmatrix.program import Program
 from opmatrix.term import formula
@@ -153,6 +153,22 @@ def test_a_pick_that_has_no_single_entry_is_said():
     np.testing.assert_allclose(found, dense(ROWS_ONLY, Batch([[3, 4, 5]]))[::-1], rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="seen: T × T: row 1 of 3 in space T has 0 entries: a pick takes"):
         made.run(Batch([[3, 4, 5]], relations={"seen": np.diag([1, 0, 1])}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_in_another_order_keep_their_positions(kind):
+    """Attention and rotations of kernels take row i for token i: before a pick they are computed of all rows, behind it refused."""
+    rng, swapped = np.random.default_rng(0), pick(relation("swapped", "T", "T"))
+    Q, K, V = (weight(rng.normal(size=(24, 24)) / 5) for _ in range(3))
+    layer = formula(lambda x: x + attention(Q, K, V, 3, sequence & causal, rotary(9, 8))(x))
+    batch = Batch([[3, 4, 5], [6, 7]], relations={"swapped": np.eye(5)[[1, 0, 2, 4, 3]]})
+    term = ROWS_ONLY @ layer @ swapped @ gelu
+    made, emitter, found = program(term, kind, batch)
+    assert relative(made.exact(batch, unrounded(found, emitter)), dense(term, batch)) < 1e-12
+    assert relative(made.run(batch), dense(term, batch)) < 1e-5
+    for behind in (layer, formula(lambda x: x @ rotary(9, 24))):
+        with pytest.raises(InputError, match=r"it reads the positions of rows that pick.* put in another order: .* pick behind it"):
+            program(ROWS_ONLY @ swapped @ gelu @ behind, kind, batch)
 
 
 def test_rows_of_other_spaces_are_refused():

@@ -88,6 +88,9 @@ def alone(kernel, rng):
         case "rotate":
             constants |= {"cos": rows(rng, 26, 3), "sin": rows(rng, 26, 3)}
             last = write.step("join", x=write.step("rotate", x="h", cos="cos", sin="sin"))
+        case "pointwise_heads":
+            constants |= {"g0": rows(rng, 8), "g1": rows(rng, 8)}
+            last = write.step("join", x=write.step("pointwise_heads", {"eps": 0.1, "norm": "rms"}, x="h", gain="g0", shift="g1"))
         case "pool": last = write.step("pool", {"how": "mean", "unit": 0.1}, x="y")
         case "unit": last = write.step("unit", {"unit": 0.1}, x="y")
         case "link": last = write.step("link", {"relation": "members_by_place: S × T", "over": "sum"}, x="y")

@@ -16,7 +16,8 @@ from opmatrix.cached import cached
 from opmatrix.data import Data
 from opmatrix.errors import InputError
 from opmatrix.extents import Extents, T, patterns
-from opmatrix.operators import I, const, diag, given, heads, product, relation, repeat, rmsnorm, rotate, silu, softmax, weight
+from opmatrix.monoids import mean
+from opmatrix.operators import I, const, diag, given, heads, pick, product, relation, repeat, rmsnorm, rotate, silu, softmax, weight
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.program import Program, Step
@@ -99,6 +100,35 @@ def test_many_rows_and_sequences_at_a_time(threads):
     assert relative(rows, wanted[kept]) < 1e-5
 
 
+@pytest.mark.parametrize("exact, within", [(True, 1e-12), (False, 1e-5)])
+def test_a_program_of_last_rows_steps_in_last_rows(exact, within):
+    """A row a sequence, of the last token of a prompt or of a step: nothing else is computed behind the last attention."""
+    term, batch = model() @ pick("last") @ weight(Data(np.random.default_rng(1).normal(size=(34, 50)))), Batch([text(40), text(30, 1)])
+    program, _ = search(term, EXACT_LAWS, Round(), batch.extents(patterns(term))).program({})
+    step = cached(program)
+    used = [(each.kernel, each.attributes.get("rows")) for each in step.steps]
+    assert ("attention_cached", "last") in used and "attend_once" not in [kernel for kernel, _ in used]
+    session, texts = step.start(600, exact), [text(n, n) for n in (41, 7, 200, 1, 3, 90)]
+    sequences = [session.join() for _ in texts]
+    for cut in (5, 60, 500):
+        new = {each: ids[each.length:cut] for each, ids in zip(sequences, texts, strict=True) if each.length < min(cut, len(ids))}
+        found = session.step(new)
+        wanted = program.exact(Batch([ids[:cut] for ids, each in zip(texts, sequences, strict=True) if each in new]))
+        assert found.shape == (len(new), 50) and relative(found, wanted) < within
+
+
+BEHIND = {"first": pick("first"), "another order": pick(relation("swapped", "T", "T")),
+          "mean": formula(lambda x: product(given("members"), x, over=mean))}
+
+
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+def test_rows_that_are_not_new_have_no_cached_step(behind):
+    """They were passed by as if each row were itself."""
+    term, batch = model() @ behind, Batch([[1, 2, 3]], relations={"swapped": np.eye(3)[::-1]})
+    program, _ = search(term, (), Round(), batch.extents(patterns(term))).program({})
+    with pytest.raises(InputError, match=r"= (pool|pick): it reads other rows"): cached(program)
+
+
 class Interleaved(RuleBasedStateMachine):
     """Any interleaving of joining, stepping, forking, going back and leaving: each new row is that of the whole sequence."""
 
@@ -170,7 +200,7 @@ def counted(session):
 
 TestInterleaved = Interleaved.TestCase
 TestInterleaved.settings = settings(max_examples=40, stateful_step_count=20, deadline=None,
-                                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+                                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
 
 
 def test_forks_share_pages_until_they_write():

@@ -13,7 +13,7 @@ from ..threads import threads
 from .arithmetic import keep
 from .attending import HIDDEN, LINE, LOG2_E, LOWEST, PIECES, QUERIES, scaled, score_all, softened, weigh_all
 from .compiled import HELPER, Kernel
-from .heads import PLACES, check_heads, copy_rows, finite, heads_of, served
+from .heads import PLACES, Layout, check_heads, copy_rows, finite, heads_of, sequences, served
 from .launch import ROOM, address, filled, launch, words
 from .maths import ONE
 from .memory import floats, longs, record
@@ -25,9 +25,9 @@ from .vectors import zeros
 PAGE = 16                                                    # rows of a page
 CHUNK = 64                                                   # rows of an item that are copied
 KEYS = 8 * PAGE                                              # that queries meet at once
-# before: of each page the page before it, -1 for none; together: heads that share keys and values; rows: of an item; the rest as in
-# heads.py
-CACHED = np.dtype([*PLACES, *words("slots before T h d e room apart q_of k_of v_of together rows"), ("scale", "f8")])
+# before: of each page the page before it, -1 for none; starts: where there are some, a row is the last of a sequence; together: heads that
+# share keys and values; rows: of an item; the rest as in heads.py
+CACHED = np.dtype([*PLACES, *words("slots before starts T h d e room apart q_of k_of v_of together rows"), ("scale", "f8")])
 # x (T, heads, cols) to the rows of out that slots name
 APPEND = np.dtype(words("x x_row x_head out out_row out_head slots T heads cols"))
 f4 = np.float32
@@ -66,7 +66,7 @@ def cached_unit(c, room, row, head, rows):
     for g in range(0, 4 * wide, 64):
         keep(zeros(1, 1) + LOWEST, tops + g, None)
         keep(zeros(1, 1) + ONE, shares + g, None)
-    slot, fresh, behind = longs(c.slots + 8 * row, 1)[0], True, 0
+    slot, fresh, behind = longs(c.slots + 8 * (longs(c.starts + 8 * row, 2)[1] - 1 if c.starts else row), 1)[0], True, 0
     page, keys = slot // PAGE, slot % PAGE + 1
     while page >= 0:
         before = longs(c.before + 8 * page, 1)[0]
@@ -85,6 +85,7 @@ def cached_unit(c, room, row, head, rows):
 def follows(c, row):
     """Whether the row behind this one is the next of its sequence: its slot is the next of the page, or the first of the page that
     follows."""
+    if c.starts: return False
     pair = longs(c.slots + 8 * row, 2)
     if pair[1] % PAGE: return pair[1] == pair[0] + 1
     return pair[0] % PAGE == PAGE - 1 and longs(c.before + 8 * (pair[1] // PAGE), 1)[0] == pair[0] // PAGE
@@ -100,7 +101,8 @@ def attend_cached(item, worker, arguments):
     while row < high:
         last = row
         while last + 1 < high and follows(c, last): last += 1
-        if last == row: cached_unit(c, room, row, head, 1)
+        if last == row:
+            if not c.starts or longs(c.starts + 8 * row, 2)[0] < longs(c.starts + 8 * row, 2)[1]: cached_unit(c, room, row, head, 1)
         else:
             for own in range(head, head + c.together): cached_unit(c, room, last, own, last - row + 1)
         row = last + 1
@@ -134,18 +136,22 @@ def append(x: np.ndarray, slots: np.ndarray, out: np.ndarray) -> np.ndarray:
 
 
 def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndarray, before: np.ndarray, out: np.ndarray,
-                     scale: float = 1.0) -> np.ndarray:
+                     scale: float = 1.0, starts: np.ndarray | Layout | None = None) -> np.ndarray:
     """out (T, h, e) = softmax(scale q kᵀ) v of each row, over what its sequence has cached up to the row's own slot.
 
     q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`; slots (T) say where a row's own key lies;
-    before (C / PAGE) are the pages before, -1 before the first. IndexError where one is outside, ValueError where they lead nowhere."""
+    before (C / PAGE) are the pages before, -1 before the first. With starts, q and out have a row for the last of each sequence, slots
+    are those of all rows. IndexError where one is outside, ValueError where they lead nowhere."""
     check_heads(out, q=q, k=k, v=v)
     (heads, e), d, T = out.shape[1:], q.shape[2], len(out)
     if k.shape[2] != d: raise ValueError(f"q and k: widths {d} and {k.shape[2]} differ")
     if v.shape[2] != e: raise ValueError(f"v and out: widths {v.shape[2]} and {e} differ")
     if len(k) != len(v): raise ValueError(f"k and v: caches of {len(k)} and {len(v)} rows")
     if len(k) % PAGE: raise ValueError(f"k and v: caches of {len(k)} rows, which are no pages of {PAGE}")
-    slots, before = places("slots", slots, T, 0, len(k)), places("before", before, pages := len(k) // PAGE, -1, pages)
+    batch = None if starts is None else starts if isinstance(starts, Layout) else sequences(starts)
+    if batch and len(batch.starts) <= T: raise ValueError(f"attention: {len(batch.starts) - 1} sequences, but {T} rows of out")
+    slots = places("slots", slots, int(batch.starts[-1]) if batch else T, 0, len(k))
+    before = places("before", before, count := len(k) // PAGE, -1, count)
     separate(out, slots=slots, before=before)
     if endless(before): raise ValueError("before: it leads from a page back to the page itself")
     serves = [served(name, view, heads) for name, view in zip("qkv", (q, k, v), strict=True)]
@@ -158,6 +164,7 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     factor, = struct.unpack("q", struct.pack("d", finite(scale * LOG2_E)))
     with POOL.lock:
         reserved = ROOM.reserve(LINE * (4 + -(-d // 16) * 16 + KEYS), workers)
-        fields = *lies, address(slots), address(before), T, heads, d, e, *reserved, *serves, together, rows, factor
+        pages = address(slots), address(before), address(batch and batch.starts)
+        fields = *lies, *pages, T, heads, d, e, *reserved, *serves, together, rows, factor
         launch(workers, (attend_cached, filled(*fields), -(-T // rows) * groups))
     return out

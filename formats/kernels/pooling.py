@@ -143,13 +143,14 @@ def pool_rows(x: np.ndarray, starts: np.ndarray | Layout | None, out: np.ndarray
     return out
 
 
-def hand_rows(x: np.ndarray, starts: Layout, out: np.ndarray) -> np.ndarray:
+def hand_rows(x: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray) -> np.ndarray:
     """out (S, p): the rows of x (S, p), but those of sequences that have no rows, which are left alone. ValueError for what does not
     fit."""
     p, S = door(x, out), len(out)
-    if len(x) != S or len(starts.starts) <= S: raise ValueError(f"hand: {len(starts.starts) - 1} sequences, x {x.shape}, out {out.shape}")
+    batch = starts if isinstance(starts, Layout) else sequences(starts)
+    if len(x) != S or len(batch.starts) <= S: raise ValueError(f"hand: {len(batch.starts) - 1} sequences, x {x.shape}, out {out.shape}")
     each, workers = max(1, -(-S // (4 * threads()))), threads()
-    values = address(x), step(x), address(out), step(out), address(starts.starts), S, p, 0, 0, each, 0, 0, 0.0
+    values = address(x), step(x), address(out), step(out), address(batch.starts), S, p, 0, 0, each, 0, 0, 0.0
     launch(workers, (handed, written([values], POOLED), -(-S // each)))
     return out
 

@@ -35,6 +35,11 @@ def pointwise(a: Arguments) -> Bound:
     return epilogue(a).bound(a.x, np.zeros(a.x.shape))
 
 
+def pointwise_heads(a: Arguments) -> Bound:
+    rows: Bound = a.x.reshape(-1, a.x.shape[2])
+    return epilogue(a).bound(rows, np.zeros(rows.shape)).reshape(a.x.shape)
+
+
 def scale(a: Arguments) -> Bound:
     """The factor is rounded, and the product."""
     size: Bound = abs(a.exact.x * a.factor)

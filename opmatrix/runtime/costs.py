@@ -61,10 +61,10 @@ def linear(a: Bound, out: Rows, extents: Extents) -> Costs:
     return first + [(name, {"T": rows, "p": out.cols}) for name in behind(stages(a), a.weight is not None and a.weight.rounds)]
 
 
-def pointwise(a: Bound, out: Rows, extents: Extents) -> Costs:
+def pointwise(a: Bound, out: Any, extents: Extents) -> Costs:
     """The first stage is a pass of its own, the others ride along."""
     first, *more = stages(a)
-    return [(name, {"T": extents[out.space], "p": out.cols}) for name in (f"pointwise.{first}", *more)]
+    return [(name, {"T": extents[out.space], "p": wide(out)}) for name in (f"pointwise.{first}", *more)]
 
 
 def embed(a: Bound, out: Rows, extents: Extents) -> Costs:

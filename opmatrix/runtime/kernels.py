@@ -113,6 +113,12 @@ def rotate(out, batch, x: Heads, cos: Array, sin: Array, *, rows: Literal["all",
     compiled.rotate(x, batch.field("positions", len(cos)), cos, sin, out, starts, rows == "last")
 
 
+@kernel(gives=shapes.by_heads, means=meanings.each_head, bound=bounds.pointwise_heads, cost=costs.pointwise, launches=True, over="x")
+def pointwise_heads(out, x: Heads, gain: Vector = None, shift: Vector = None, *, eps: Eps = None, norm: Norm = "layer") -> Heads:
+    """The norm of each head by itself, and a gain and a shift that all of them share, in one pass."""
+    compiled.pointwise_heads(x, out, gain, shift, eps, norm)
+
+
 # ---- rows of other spaces
 
 @kernel(gives=shapes.pooled, means=lambda a: meanings.unit(meanings.pooled(a), a.unit), bound=bounds.pool, cost=costs.pool,
@@ -150,7 +156,7 @@ def pick(out, batch, x: Rows, *, relation: str) -> Rows:
 
 
 @kernel(gives=shapes.attended_once, means=meanings.attended_once, bound=bounds.attend_once, cost=costs.once,
-        launches=True, moves=True,
+        launches=True, moves=True, cached="attention_cached",
         price=Price((T * h * d,), lambda tile: Work(vector=4 * T * h * d, moved=2 * T * h * d), cases.attend_once))
 def attend_once(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence",
                 query: Literal["first", "last"]) -> Heads:
@@ -237,11 +243,12 @@ def append(out, batch, x: Heads, cache: Cache) -> Cache:
     compiled.append(x, batch.slots, out)
 
 
-@kernel(gives=shapes.recalled, means=meanings.recalled, launches=True, mixes=True,
+@kernel(gives=shapes.recalled, means=meanings.recalled, launches=True, mixes=True, moves=True,
         cost=costs.heads("attention", "q", "v", held=lambda a: pairs[a.where]))
-def attention_cached(out, batch, q: Heads, k: Cache, v: Cache, *, scale: float = 1.0, where: Literal[CAUSAL] = CAUSAL) -> Heads:
-    """softmax(q kᵀ · scale) v of each row, over what its sequence has cached, up to the row itself."""
-    compiled.attention_cached(q, k, v, batch.slots, batch.before, out, scale)
+def attention_cached(out, batch, q: Heads, k: Cache, v: Cache, *, scale: float = 1.0, where: Literal[CAUSAL] = CAUSAL,
+                     rows: Literal["all", "last"] = "all") -> Heads:
+    """softmax(q kᵀ · scale) v of each row, or of the last of each sequence, over what its sequence has cached, up to the row itself."""
+    compiled.attention_cached(q, k, v, batch.slots, batch.before, out, scale, None if rows == "all" else batch.starts)
 
 
 # ---- anything

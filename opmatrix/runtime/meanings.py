@@ -61,6 +61,11 @@ def rotated(a: Bound) -> Exact:
     return np.concatenate([pairs.real, pairs.imag, a.x[..., 2 * k:]], -1)
 
 
+def each_head(a: Bound) -> Exact:
+    """The epilogue of each head by itself."""
+    return ending(a.x.reshape(-1, a.x.shape[2]), a).reshape(a.x.shape)
+
+
 def sentences(batch: Any) -> Iterator[slice]:
     """The rows of each sentence."""
     yield from (slice(lo, hi) for lo, hi in pairwise(batch.starts))
@@ -91,7 +96,8 @@ def recalled(a: Bound) -> Exact:
     """softmax(q kᵀ · scale) v, of each row over what its sequence has cached."""
     heads = max(a.q.shape[1], a.k.shape[1], a.v.shape[1])
     found = []
-    for q, slot in zip(grouped(a.q, heads), a.batch.slots, strict=True):
+    slots = a.batch.slots if a.rows == "all" else a.batch.slots[a.batch.starts[1:] - 1]
+    for q, slot in zip(grouped(a.q, heads), slots, strict=True):
         k, v = (grouped(each[held(slot, a.batch.before)], heads) for each in (a.k, a.v))
         found.append(np.einsum("hk,khd->hd", softened(np.einsum("hd,khd->hk", q, k) * a.scale), v))
     return np.array(found)

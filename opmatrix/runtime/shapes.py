@@ -86,6 +86,12 @@ def turned(a: Bound) -> Heads:
     return Heads(a.x.heads, a.x.cols, space=space)
 
 
+def by_heads(a: Bound) -> Heads:
+    for name in ("gain", "shift"):
+        if (row := getattr(a, name)) is not None: same(name, row.shape, (a.x.cols,))
+    return Heads(a.x.heads, a.x.cols)
+
+
 def headed(a: Bound) -> Heads:
     heads, rows, cols = a.weight.shape
     same("x columns", a.x.cols, rows)
@@ -120,7 +126,8 @@ def appended(a: Bound) -> Cache:
 def recalled(a: Bound) -> Heads:
     heads = heads_of(q=a.q, k=a.k, v=a.v)
     same("k columns", a.k.cols, a.q.cols)
-    return Heads(heads, a.v.cols)
+    same("q rows", a.q.space, space := T if a.rows == "all" else S)
+    return Heads(heads, a.v.cols, space=space)
 
 
 def blended(a: Bound) -> Heads:

@@ -160,6 +160,15 @@ def passes() -> Iterator[Implementation]:
                                  {"norm": "rms"} if rms in stages else {}, (form, *stages) in SINGLE)
 
 
+def norms() -> Iterator[Implementation]:
+    """Norms of heads, each by itself, and gains and shifts that they share."""
+    for stages in (*((each,) for each in (*NORMS, *AFTER)), *itertools.product(NORMS, AFTER)):
+        wanted = [name for stage in stages for name in signature(stage).parameters if name != "y"]
+        yield Implementation("_".join(["heads", *(s.__name__ for s in stages)]), "pointwise_heads", chain(itself, *stages),
+                             dict(x=value[h, p]) | {name: OPERANDS[name] for name in wanted}, {"norm": "rms"} if rms in stages else {},
+                             len(stages) == 1, "of single heads (Henry et al. 2020)")
+
+
 def embeddings() -> Iterator[Implementation]:
     """The sum of one row of each table, with or without a norm."""
     for sizes in ((n,), (n, q), (n, q, k)):
@@ -274,7 +283,7 @@ def relations() -> Iterator[Implementation]:
                              {"query": lambda at: at.picked("q")})
 
 
-IMPLEMENTATIONS = [*passes(), *embeddings(), *(
+IMPLEMENTATIONS = [*passes(), *norms(), *embeddings(), *(
     Implementation(body.__name__, kernels, body, variables, *attributes or ({},), single, source)
     for body, kernels, variables, single, source, *attributes in OTHERS), *relations()]
 CALLS = {f"{each.name}()": each for each in IMPLEMENTATIONS}     # by the kinds of trees that stand for kernels
