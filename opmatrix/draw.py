@@ -2,6 +2,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from formats.files import replacing, writable
 from opmatrix.errors import InputError
 from opmatrix.spectra import Spectrum
+from opmatrix.tables import table
 
 PICTURES = ".png", ".svg", ".pdf"
 BARS = "▁▂▃▄▅▆▇█"
@@ -31,21 +33,24 @@ def sparkline(values: Sequence[float], width: int = 16, decades: float = 3) -> s
     return "".join(BARS[round((1 + math.log10(value) / decades) * (len(BARS) - 1))] for value in size)
 
 
+COLUMNS = {                                                 # of the table of spectra, and what each says
+    "layer": "", "matrix": "", "shape": "", "σ₁": "the largest singular value", "stable": "stable rank, ‖W‖² / σ₁²",
+    "effective": "effective rank, exp of the entropy of σ / Σσ", "tail 10 %": "the rank that leaves 10 % of the energy Σσ²",
+    "tail 1 %": "... 1 %", "knee": "the rank where the energy that is left bends most",
+    "exponent": "of the density of σ² as a power law, ± a standard error", "σ": "the singular values, over three decades"}
+
+
 def spectrum_text(spectra: Sequence[Spectrum]) -> str:
-    """A table with one matrix per line, for any terminal that shows unicode: largest σ, stable and effective rank, the
-    ranks that leave 10 % and 1 % of the energy, knee, exponent of the spectral density, σ as bars over 3 decades."""
-    head = ("layer", "matrix", "shape", "σ₁", "stable", "effective", "tail 10%", "tail 1%", "knee", "exponent", "σ")
-    table = [head]
+    """A table with one matrix a line, for any terminal that shows unicode, and what its columns say."""
+    rows = []
     for each in spectra:
         layer, kind = place(each.name)
-        table.append(("" if layer is None else str(layer), kind, f"{each.shape[0]}×{each.shape[1]}",
-                      f"{each.values[0]:.3g}", f"{each.stable_rank:.1f}", f"{each.effective_rank:.0f}",
-                      str(each.rank_at(0.1)), str(each.rank_at(0.01)), str(each.knee), str(each.power_law),
-                      sparkline(each.values.tolist())))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    aligned = [[cell.ljust(width) if i in (1, len(head) - 1) else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))] for row in table]
-    return "\n".join("  ".join(row).rstrip() for row in aligned)
+        rows.append(["-" if layer is None else str(layer), kind, f"{each.shape[0]}×{each.shape[1]}", f"{each.values[0]:.3g}",
+                     f"{each.stable_rank:.1f}", f"{each.effective_rank:.0f}", str(each.rank_at(0.1)), str(each.rank_at(0.01)),
+                     str(each.knee), str(each.power_law) if isfinite(each.power_law.exponent) else "too few",
+                     sparkline(each.values.tolist())])
+    said = [f"{name}: {what}" for name, what in COLUMNS.items() if what]
+    return "\n".join([table(rows, [*COLUMNS], left=(1, len(COLUMNS) - 1)), "", *said])
 
 
 def plotting() -> Any:
@@ -54,7 +59,8 @@ def plotting() -> Any:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError("drawing needs matplotlib, which is not installed: pip install 'opmatrix[plot]'") from None
+        raise InputError("drawing needs matplotlib, which is not installed: pip install matplotlib, or, in a checkout, "
+                         "pip install '.[plot]'") from None
     return rc_context, Figure
 
 
@@ -85,9 +91,10 @@ def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
 
 
 def drawable(path: Path) -> None:
-    """Raises InputError for a file that no picture could be written to."""
+    """Raises InputError for a file that no picture could be written to, and where nothing draws."""
     writable(path)
     if path.suffix not in PICTURES: raise InputError(f"{path}: a picture's name ends in one of {', '.join(PICTURES)}")
+    plotting()
 
 
 def drawn(figure: Any, path: Path) -> Path:

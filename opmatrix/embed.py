@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from formats.files import open_regular, open_stream, reason, replacing, writable
 from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
+from opmatrix.progress import Line
 from opmatrix.text import Reading, Tokenizer
 
 if TYPE_CHECKING:
@@ -143,39 +144,18 @@ def ended(file: Path) -> int | None:
 # ---- where embeddings go
 
 def followed(blocks: Iterable[Floats], of: int | None, progress: Progress | bool = True) -> Iterator[Floats]:
-    """The blocks; `progress` is told after each how many texts are done. True draws a bar where stderr is a terminal."""
-    done, bar = 0, Bar(of) if progress is True and sys.stderr.isatty() else None
-    tell = bar.tell if bar else progress if callable(progress) else None
+    """The blocks; `progress` is told after each how many texts are done. True shows it on a terminal, for many texts."""
+    done, line = 0, None
     try:
         for block in blocks:
             yield block
             done += len(block)
-            if tell: tell(done, of)
+            if callable(progress): progress(done, of)
+            elif progress and sys.stderr.isatty() and max(done, of or 0) >= SHOWN:
+                line = line or Line("texts")
+                line(done, of)
     finally:
-        if bar: bar.close()
-
-
-class Bar:
-    """A bar on stderr, drawn once there is much to do and gone at the end."""
-
-    def __init__(self, of: int | None) -> None:
-        self.of = of
-        self.drawn: Any = None
-
-    def tell(self, done: int, of: int | None) -> None:
-        if self.drawn is None and max(done, of or 0) >= SHOWN: self.draw()
-        if self.drawn is not None: self.drawn.update(self.task, completed=done)
-
-    def draw(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-        columns = TextColumn("texts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self.drawn = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.task = self.drawn.add_task("", total=self.of)
-        self.drawn.start()
-
-    def close(self) -> None:
-        if self.drawn is not None: self.drawn.stop()
+        if line: line.end()
 
 
 def write(blocks: Iterable[Floats], out: Path) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from typing import IO
 
 from formats.cache import cache_directory
 from opmatrix.errors import InputError
+from opmatrix.progress import Line
 
 CHUNK = 1 << 20                                             # bytes between two looks of the display
 DAY = 86400.0                                               # seconds after which what an interruption left is swept
@@ -160,23 +161,7 @@ def digest(path: Path, at: Callable[[int], None] = lambda done: None) -> str:
 
 @contextmanager
 def display(words: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Says on standard error what is being done: a bar on a terminal, elsewhere a line now and every five seconds."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()
-    began = said = time.monotonic()
-
-    def at(done: int) -> None:
-        nonlocal said
-        bar.update(task, completed=min(done, total))
-        if console.is_terminal or (now := time.monotonic()) - said < 5: return
-        said = now
-        say(f"{words}: {done / 1e6:.0f} of {total / 1e6:.0f} MB after {now - began:.0f} s")
-
-    def say(line: str) -> None: print(line, file=sys.stderr, flush=True)
-
-    if not console.is_terminal: say(f"{words} ({total / 1e6:.0f} MB)")
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(words, total=total)
-        yield at
+    """Says on standard error what is being done with so many bytes, and how far it is."""
+    line = Line(f"{words}: {total / 1e6:.0f} MB")
+    try: yield lambda done: line(f"{min(done, total) / 1e6:.0f} MB")
+    finally: line.end()

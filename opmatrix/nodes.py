@@ -182,11 +182,11 @@ PRESERVED = every("linear", "storable", "single", "row_linear", "additive", "row
 
 def alike(a: Operator) -> bool:
     """The same row, whatever x and the row are."""
-    return a.constant and a.uniform
+    return bool(a.constant and a.uniform)
 
 def scaled(a: Operator, b: Operator, name: str) -> bool:
     """One factor has the property and the other does not depend on x."""
-    return (getattr(a, name) and b.constant) or (getattr(b, name) and a.constant)
+    return bool((getattr(a, name) and b.constant) or (getattr(b, name) and a.constant))
 
 def fitted(u: Any, a: Operator, rows: Any, cols: Any) -> Any:
     """What a gives, where what is the same in all rows, or columns, is so in as many as are wanted."""
@@ -323,7 +323,7 @@ def rotate(x, cos: Data, sin: Data, rest: int = 0):
     return turned.beside(x.act(cols(2 * k, n, n))) if rest else turned
 
 @combinator(constant=True, row_wise=True)
-def given(x, field: Literal[*FIELDS], n: int):
+def given(x, field: Literal[*FIELDS], n: int):              # type: ignore[valid-type]    # the fields are data
     """One-hot rows that the batch gives, whatever x is: its tokens, positions or kinds, below n."""
     return x.given(field, n)
 
@@ -339,6 +339,6 @@ def pick(x, relation: Relation):
     return x.pick(relation)
 
 @combinator(**{name: lambda _, into, out, facts, name=name: name in facts for name in PROPERTIES})
-def symbol(x, name: str, into: Shape, out: Shape, facts: tuple):
+def symbol(x, name: str, into: Shape, out: Shape, facts: tuple):             # type: ignore[type-arg]
     """An operator of which only name, sizes and properties are known."""
     return x.symbol(name, into, out)

@@ -19,13 +19,13 @@ def main() -> None:
 def run() -> None:
     prepare()
     gc.set_threshold(*OBJECTS)                              # a process of our own; a library leaves it alone
-    from rewrites.commands import INTERRUPTED, USAGE, app
+    from rewrites.commands import INTERRUPTED, app, misunderstood
     from rewrites.errors import BAD_INPUT
     try:
         status = app(sys.argv[1:] or ["--help"], prog_name="opmatrix", standalone_mode=False)
         if status == 130: raise KeyboardInterrupt           # which typer makes a number of
         sys.stdout.flush()
-    except USAGE as error:
+    except misunderstood() as error:
         said(error.format_message() + usage(error), 2)
     except BAD_INPUT as error:
         said(str(error.args[0] if error.args else error), 2)

@@ -1,5 +1,6 @@
 """The commands: optimize, calibrate, run, embed, evaluate, doctor, laws, explain, verify, spectrum."""
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,11 +10,20 @@ from formats.files import writable
 from opmatrix.errors import InputError
 from rewrites.outputs import keep, possible, say
 
-USAGE: Any = typer.BadParameter.__mro__[2]                # click's ClickException, or that of typer's own copy of click
 INTERRUPTED = (KeyboardInterrupt, typer.Abort)
+
+def misunderstood() -> Any:
+    """What typer raises for a command that is not understood; older ones leave that to click."""
+    if find_spec("typer.exceptions"):
+        from typer.exceptions import TyperException
+        return TyperException
+    from click import ClickException
+    return ClickException
+
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
                   help="A transformer in; the cheapest equal program that laws reach comes out, verified, and runs.")
+
 
 def version(asked: bool) -> None:
     """Prints the version, and ends."""
@@ -225,19 +235,13 @@ def doctor(
 
 
 @app.command()
-def laws(own: Laws = None) -> None:
-    """Every law: what it says, its kind, its guard, its source."""
-    from rewrites.laws import EXACT_LAWS
-    from rewrites.laws.implementation import IMPLEMENTATIONS
-    declared = declarations(own)
-    exact = *EXACT_LAWS, *declared.laws
-    entries: list[Any] = [*exact, *IMPLEMENTATIONS, *declared.approximations]
-    for entry in entries:
-        name, kind, statement, guard, source = entry.row()
-        said = [f"{name} ({kind})", statement, *([f"where {guard}"] if guard else []), *([source] if source else [])]
-        say("\n    ".join(said))
-    counts = [f"{len(exact)} exact laws", f"{len(IMPLEMENTATIONS)} implementation laws"]
-    say(", ".join(counts + [f"{len(declared.approximations)} approximations"] * bool(declared.approximations)))
+def laws(
+    own: Laws = None,
+    kind: Annotated[str | None, typer.Option(help="exact, value, implementation or own; all without it")] = None,
+) -> None:
+    """Every law, in groups: what it says, its guard, its source."""
+    from rewrites.lawbook import book
+    say(book(declarations(own), kind))
 
 
 @app.command()
@@ -247,13 +251,14 @@ def explain(
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --text")] = None,
     workload: Annotated[Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --workload")] = None,
     model: Origin = None,
+    full: Annotated[bool, typer.Option("--full", help="every step of the derivation, and the program before it, too")] = False,
 ) -> None:
     """A saved program before and after, and what each law saved, measured by leaving it out. No file is opened because a report
     names it: your own files are named again, and compared by SHA-256."""
     from rewrites.explain import explain as told
     from rewrites.report import Report, hushed
     with hushed():
-        found = told(directory, Report(), model=model, laws=own, text=text, texts=workload)
+        found = told(directory, Report(), model=model, full=full, laws=own, text=text, texts=workload)
     say(found)
 
 
@@ -272,7 +277,7 @@ def spectrum(
     model: Model,
     out: Annotated[Path | None, typer.Option(help="where to draw the picture (needs matplotlib)")] = None,
 ) -> None:
-    """Singular values, ranks and energy knees of every weight of a MODEL, printed and drawn."""
+    """Singular values, ranks and energy knees of every weight of a MODEL, printed and drawn. Columns are explained below them."""
     from opmatrix.checkpoint import open_model
     from opmatrix.draw import drawable, spectrum_figure, spectrum_text
     from rewrites.spectra import weights

@@ -8,7 +8,7 @@ import numpy as np
 
 from opmatrix.term import Operator, substitute
 from rewrites.egraph import Node, build
-from rewrites.law import APPROXIMATE, Law
+from rewrites.law import APPROXIMATE, Law, is_variable, spelled
 from rewrites.laws.implementation import CALLS
 from rewrites.template import sizes_of
 from rewrites.trees import OPEN, READ, STORED, Forest, Path, Tree
@@ -121,11 +121,14 @@ def unify(pattern: Operator, tree: Tree, found: dict[str, Any]) -> bool:
         return found.setdefault(str(pattern.args[0]), tree) is tree
     if pattern.kind.name != tree.kind:
         return False
-    for want, have in zip(pattern.attributes, tree.attributes, strict=True):
-        is_open = type(want).__name__ in ("Name", "Symbol")
-        if (found.setdefault(str(want), have) if is_open else getattr(want, "__name__", None) or str(want)) != have:
-            return False
-    return all(unify(part, child, found) for part, child in zip(pattern.children, tree.children, strict=True))
+    return same_attributes(pattern, tree.attributes, found) and all(
+        unify(part, child, found) for part, child in zip(pattern.children, tree.children, strict=True))
+
+
+def same_attributes(pattern: Operator, own: tuple[str, ...], found: dict[str, Any]) -> bool:
+    """Whether these are the attributes of a pattern over what was found for its variables; adds to what was found."""
+    return all((found.setdefault(str(want), have) if is_variable(want) else spelled(want)) == have
+               for want, have in zip(pattern.attributes, own, strict=True))
 
 
 @dataclass

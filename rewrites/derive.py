@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from opmatrix.term import Operator
-from rewrites.derivation import Derivation, Step
+from rewrites.derivation import Derivation, Step, same_attributes
 from rewrites.extraction import Extraction
-from rewrites.law import IMPLEMENTATION, Law
+from rewrites.law import IMPLEMENTATION, Law, is_variable, spelled
 from rewrites.lower import Lowering
 from rewrites.trees import Forest, Key, Path, Tree
 
@@ -238,17 +238,12 @@ def related(rows: set[Any], names: list[str], bound: Bound) -> Iterator[Bound]:
 def attributes(pattern: Operator, own: tuple[str, ...], bound: Bound) -> Bound | None:
     """Bound with the open attributes of a pattern too, as egglog reads them; None where they differ."""
     bound = dict(bound)
-    for want, have in zip(pattern.attributes, own, strict=True):
-        open_ = type(want).__name__ in ("Name", "Symbol")
-        if (bound.setdefault(str(want), have) if open_ else getattr(want, "__name__", None) or str(want)) != have:
-            return None
-    return bound
+    return bound if same_attributes(pattern, own, bound) else None
 
 
 def named(pattern: Operator, bound: Bound) -> tuple[str, ...]:
     """The names of a pattern's attributes."""
-    return tuple(bound[str(want)] if type(want).__name__ in ("Name", "Symbol")
-                 else getattr(want, "__name__", None) or str(want) for want in pattern.attributes)
+    return tuple(bound[str(want)] if is_variable(want) else spelled(want) for want in pattern.attributes)
 
 
 def lifted(moves: list[Move], at: int) -> list[Move]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from formats.shapes import ShapeError
 from opmatrix.term import KINDS, Kind, Operator
 from rewrites import kinds
-from rewrites.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SELECT, SIMPLIFY, Law
+from rewrites.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SELECT, SIMPLIFY, Law, is_variable, spelled
 from rewrites.laws import facts
 from rewrites.template import Template, quoted
 
@@ -26,9 +26,7 @@ def text(term: Operator) -> str:
 
 
 def attribute(value: Any) -> str:
-    if type(value).__name__ in ("Name", "Symbol"):
-        return str(value)
-    return quoted(getattr(value, "__name__", None) or str(value))
+    return str(value) if is_variable(value) else quoted(spelled(value))
 
 
 @cache

@@ -36,10 +36,12 @@ SHOWN = 14                                                  # steps: about a lay
 REPEATS = 3                                                 # measurements, which have to agree on what a law saves
 
 
-def explain(directory: Path, report: Report, rounds: int = 7, model: str | None = None, **given: Path | None) -> str:
-    """The report on a saved program, for the workload that it was made for. `given` are the user's files that took part: laws,
-    text, texts (rewrites.reported). `model` is where the checkpoint is now; without it, where the program says. Raises
-    InputError where the directory, a file or the checkpoint is not there, is damaged or is another one."""
+def explain(directory: Path, report: Report, rounds: int = 7, model: str | None = None, full: bool = False,
+            **given: Path | None) -> str:
+    """The report on a saved program, for the workload that it was made for; `full`: with every step of its derivation, and the
+    program before it. `given` are the user's files that took part: laws, text, texts (rewrites.reported). `model` is where
+    the checkpoint is now; without it, where the program says. Raises InputError where the directory, a file or the checkpoint
+    is not there, is damaged or is another one."""
     program = Program.load(directory)
     found = Reported.read(directory / REPORT)
     found.same(given)
@@ -67,12 +69,18 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
     return "\n\n".join([
         f"model: {run.meta['source']}{'' if model else ', as the program says'}",
         *([told(seen, "measured times are too long, and differences between them mostly noise")] if seen else []),
-        f"before: one kernel for each operator, {ms(median(every['imported']))} ms\n" + shown(imported),
+        *([f"before: one kernel for each operator, {ms(median(every['imported']))} ms\n" + shown(imported)] if full else []),
         f"after: {name}\n" + shown(program),
-        gains(every), "derivation: every step is one law\n" + steps,
+        gains(every), "derivation: every step is one law\n" + (steps if full else outlined(steps)),
         f"what each law saved, measured {REPEATS} times over {rounds} rounds\n" +
         table(rows, ["left out", "µs predicted", "µs measured", "quartiles"]),
-        "front\n" + table(front, ["", "ms", "MB", "error predicted", "measured"])])
+        "front\n" + table(front, ["", "ms", "MB", "error predicted", "measured"]),
+        *([] if full else [f"every step, and the program before: opmatrix explain {directory} --full"])])
+
+
+def outlined(steps: str) -> str:
+    """Of a derivation as text how many steps each part has, without the steps themselves."""
+    return "\n".join(line for line in steps.splitlines() if not line.startswith(" "))
 
 
 def tell(result: Result, target: Path, places: Sequence[Path]) -> None:

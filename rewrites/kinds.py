@@ -33,7 +33,8 @@ def transposed(term: Operator, x: Any) -> Operator:
         into, out = (Shape(term.out.heads, T, cols) for cols in (term.out.cols, term.into.cols))
         return symbol("adjoint", into, out, linear=True)
     width = None if isinstance(term.into.cols, int) else x.array.shape[-1]          # what takes any width is square
-    return weight(Data(array(term, width).swapaxes(-1, -2)))
+    turned: Operator = weight(Data(array(term, width).swapaxes(-1, -2)))
+    return turned
 
 
 def cut_rows(term: Operator, heads: Any, x: Any) -> Operator:
@@ -44,7 +45,8 @@ def cut_rows(term: Operator, heads: Any, x: Any) -> Operator:
         rows = term.into.cols // heads if isinstance(term.into.cols, int) else term.into.cols / heads
         return symbol("by_head", Shape(heads, T, rows), Shape(heads, T, term.out.cols), linear=True)
     numbers = array(term, None if isinstance(term.into.cols, int) else heads * x.array.shape[-1])
-    return weight(Data(numbers.reshape(heads, -1, numbers.shape[-1])))
+    blocks: Operator = weight(Data(numbers.reshape(heads, -1, numbers.shape[-1])))
+    return blocks
 
 
 def read_as(term: Operator, child: Any, x: Any) -> Any:

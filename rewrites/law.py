@@ -97,6 +97,16 @@ class Name:
         return self.name
 
 
+def is_variable(attribute: Any) -> bool:
+    """Whether an attribute of a pattern stands for others: a Name does, and a symbol of a size, but no space."""
+    return isinstance(attribute, Name) or type(attribute) is sympy.Symbol
+
+
+def spelled(attribute: Any) -> str:
+    """An attribute that is no variable, as nodes of graphs and trees have it."""
+    return getattr(attribute, "__name__", None) or str(attribute)
+
+
 def stand_in(variable: str, sort: Sort) -> Any:
     """The symbol that stands for a variable in a rewrite."""
     *heads, last = sort.sizes or (None,)

@@ -8,7 +8,7 @@ from formats.epilogue import ACTIVATIONS
 from formats.shapes import H, S, T
 from opmatrix.term import Operator
 from rewrites.egraph import Graph, Node
-from rewrites.law import Sort
+from rewrites.law import Name, Sort, is_variable
 
 Found = dict[str, Any]                                      # variable -> class, or name of an attribute
 COMMUTES = ("add", "mul")
@@ -116,7 +116,7 @@ class Matcher:
     def _attributes(self, wanted: tuple[Any, ...], own: tuple[str, ...]) -> Found | None:
         found: Found = {}
         for want, have in zip(wanted, own, strict=True):
-            if type(want).__name__ in ("Name", "Symbol"):
+            if is_variable(want):
                 if found.setdefault(attribute_variable(want), have) != have:
                     return None
             elif self.values[have] != want:
@@ -166,4 +166,4 @@ def orders(node: Node) -> list[tuple[int, ...]]:
 
 def attribute_variable(want: Any) -> str:
     """A size symbol stands for the variable `heads`; monoids and patterns carry their own name."""
-    return "heads" if type(want).__name__ == "Symbol" else str(want)
+    return str(want) if isinstance(want, Name) else "heads"

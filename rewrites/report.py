@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from opmatrix.progress import AGAIN, Line
+from opmatrix.tables import table as table
+
 
 @contextmanager
 def hushed() -> Iterator[None]:
@@ -28,39 +31,21 @@ class Report:
 
     quiet: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
-    _line: Any = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Any]:
         """One phase; the value is called with (done, of) or with words as it goes."""
-        start, last = time.perf_counter(), [0.0]
-
-        def progress(done: Any, of: int | None = None) -> None:
-            if (now := time.perf_counter()) - last[0] > 0.2 or done == of:
-                last[0] = now
-                self.say(f"{name} … {done}" + (f"/{of}" if of else ""), again=True)
-        self.say(f"{name} …", again=True)
+        start, line = time.perf_counter(), Line(name, self.quiet)
         try:
-            yield progress
+            yield line
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-        self.say(f"{name} {self.seconds[name]:.1f} s")
+            line.end()
+        line.end(f"{name} {self.seconds[name]:.1f} s")
 
-    def say(self, line: str, again: bool = False) -> None:
-        """A line; `again` ones replace each other on a terminal, and elsewhere are left out."""
-        if self.quiet or (again and not sys.stderr.isatty()):
-            return
-        end = "" if again else "\n"
-        print(f"\r\033[K{line[:100]}" if sys.stderr.isatty() else line, end=end, file=sys.stderr, flush=True)
-
-
-def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
-    """Columns that line up: the first to the left, the others to the right."""
-    cells = [list(header), *map(list, rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    lines = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip()
-             for row in cells]
-    return "\n".join([lines[0], "  ".join("─" * w for w in widths), *lines[1:]])
+    def say(self, line: str) -> None:
+        """A line of its own."""
+        if not self.quiet: print(f"{AGAIN if sys.stderr.isatty() else ''}{line}", file=sys.stderr, flush=True)
 
 
 def ms(seconds: float | None) -> str:

@@ -1,4 +1,5 @@
 """The spectra of the weights of a model."""
+from opmatrix.data import Data
 from opmatrix.spectra import Spectrum
 from opmatrix.term import Operator
 
@@ -10,5 +11,10 @@ def weights(model: Operator) -> list[Spectrum]:
     for part in split(model)[1:]:
         for term in part.walk():
             if term.kind.name == "weight" and term.args[0].array.ndim == 2:
-                found[term] = Spectrum.of(term.args[0].array, str(term.args[0]).removesuffix(".T"))
+                found[term] = Spectrum.of(term.args[0].array, called(term.args[0]))
     return list(found.values())
+
+
+def called(weight: Data) -> str:
+    """The name of an array in its checkpoint; of one that has none, what it is printed as."""
+    return (weight.base or weight).name or str(weight)

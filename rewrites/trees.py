@@ -9,6 +9,7 @@ from typing import Any
 from opmatrix.term import Operator
 from rewrites.egraph import Graph, Node, fitting
 from rewrites.extraction import Extraction
+from rewrites.law import is_variable
 from rewrites.lower import Call, Lowering, Method, Use
 from rewrites.match import attribute_variable, orders
 
@@ -195,5 +196,5 @@ class Forest:
 
     def same(self, wanted: tuple[Any, ...], own: tuple[str, ...], operands: dict[str, Any]) -> bool:
         """Whether attributes are those of a pattern."""
-        return all(operands[attribute_variable(want)] == have if type(want).__name__ in ("Name", "Symbol")
+        return all(operands[attribute_variable(want)] == have if is_variable(want)
                    else self.lowering.template.values[have] == want for want, have in zip(wanted, own, strict=True))

@@ -1,6 +1,7 @@
 """The command line: what each command prints and writes, and one line and status 2 for everything that is bad."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from optimized import small
 
 from opmatrix.program import Program
 from rewrites import cli
-from rewrites.laws import EXACT_LAWS
+from rewrites.laws import EXACT_LAWS, attention, joining, ring, spaces
 from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.report import Report
 from rewrites.run import Run
 
 QUERY = "encoder.layer.0.attention.self.query.weight"
@@ -153,7 +155,7 @@ def test_a_law_that_there_is_not(command):
 @pytest.mark.parametrize("words, said", [
     (("optimize",), "Missing argument 'model'. (Usage: opmatrix optimize [OPTIONS] {model}; opmatrix optimize -h says more)"),
     (("optimise",), "Did you mean 'optimize'? (Usage: opmatrix [OPTIONS] COMMAND"),
-    (("laws", "--kind"), "No such option: --kind (Usage: opmatrix laws")])
+    (("laws", "--sort"), "No such option: --sort (Usage: opmatrix laws")])
 def test_a_command_that_is_not_understood_says_how_it_is_written(command, words, said):
     refused(command(*words), said)
     assert command(words[0] if words[0] != "optimise" else "run", "-h").status == 0
@@ -279,14 +281,41 @@ def test_laws_prints_every_law(command):
     for law in (*EXACT_LAWS, *IMPLEMENTATIONS):
         name, kind, statement, guard, source = law.row()
         for said in (f"{name} ({kind})", statement, guard, source): assert said in ran.out
-    assert f"{len(EXACT_LAWS)} exact laws" in ran.out
+    assert f"{len(EXACT_LAWS)} exact laws" in ran.out.splitlines()[-1]
+
+
+def test_laws_of_a_kind(command):
+    """In groups under headings, the exact ones by the algebra that they belong to."""
+    exact, every = command("laws", "--kind", "exact"), command("laws")
+    assert [line.split(":")[0] for line in exact.out.splitlines() if line.startswith("----")] == [
+        f"---- exact, {len(module.LAWS)}" for module in (ring, attention, joining, spaces)]
+    assert exact.out.splitlines()[-1] == f"{len(EXACT_LAWS)} exact laws" and "(implementation)" not in exact.out
+    assert f"---- implementation, {len(IMPLEMENTATIONS)}" in every.out and "---- value, " in every.out
+    refused(command("laws", "--kind", "exakt"), "--kind exakt", "did you mean exact? there are exact, value, implementation, own")
 
 
 def test_spectrum_prints_every_weight(command, optimized, tmp_path):
     ran = command("spectrum", optimized.model)
-    for part in ("query", "key", "value", "attention_output_dense", "intermediate_dense", "output_dense"):
+    for part in ("query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense"):
         assert part in ran.out
-    assert ran.status == 0
+    head, _, *rest = ran.out.split("\n\n")[0].splitlines()
+    cells = [re.split(r"  +", row.strip()) for row in (head, *rest)]
+    assert ran.status == 0 and {len(row) for row in cells} == {11}, "no column is empty"
+    for column in cells[0][3:]: assert f"\n{column}: " in ran.out, "and each is explained"
+
+
+def test_a_picture_asks_for_matplotlib_before_the_work(command, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("opmatrix.checkpoint.open_model", lambda name: 1 / 0)
+    refused(command("spectrum", "minilm", "--out", "found.png"), "--out drawing needs matplotlib", "pip install '.[plot]'")
+
+
+def test_phases_say_in_a_pipe_what_runs_and_for_how_long(capsys, monkeypatch):
+    seconds = iter([0.0, 0.0, 1.0, 6.0, 6.5, 20.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(seconds))
+    with Report().phase("search") as progress:
+        for done in (1, 2, 3): progress(done, 9)
+    assert capsys.readouterr().err.splitlines() == ["search …", "search … 2/9 after 6 s", "search 20.0 s"]
 
 
 def test_help_names_the_commands(command):
@@ -332,7 +361,8 @@ def test_exit_status(tmp_path, arguments, status):
     ran = subprocess.run([sys.executable, "-m", "rewrites.cli", *arguments], cwd=tmp_path, capture_output=True,
                          text=True, env=os.environ | {"PYTHONPATH": str(root)})
     assert ran.returncode == status
-    assert len(ran.stderr.splitlines()) == (1 if status else 0), ran.stderr
+    lines = [line for line in ran.stderr.splitlines() if line != "model …"]      # the phase that it ends in
+    assert len(lines) == (1 if status else 0), ran.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -36,7 +36,7 @@ def saved(tmp_path_factory):
 def told(saved):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(explain, "calibrated", lambda progress: standin.machine())
-        return explain.explain(saved[0] / "out", Report(quiet=True), rounds=2, text=saved[0] / "lines.txt")
+        return explain.explain(saved[0] / "out", Report(quiet=True), rounds=2, text=saved[0] / "lines.txt", full=True)
 
 
 def test_before_and_after_are_programs(saved, told):
@@ -121,7 +121,12 @@ def test_the_steps_are_kept_beside_each_program(saved, tmp_path, monkeypatch):
     assert kept == explain.derived(found.structures["exact"], found.laws) and (tmp_path / "copy" / "front" / "0" / STEPS).exists()
     monkeypatch.setattr(explain, "calibrated", lambda progress: standin.machine())
     monkeypatch.setattr(explain.Run, "leaving", lambda run, exact: iter(()))
-    assert kept in explain.explain(tmp_path / "copy", Report(quiet=True), rounds=1, text=place / "lines.txt")
+    given = {"rounds": 1, "text": place / "lines.txt"}
+    assert kept in explain.explain(tmp_path / "copy", Report(quiet=True), full=True, **given)
+    short = explain.explain(tmp_path / "copy", Report(quiet=True), **given)
+    assert "before: one kernel" not in short and "      = " not in short and short.endswith("copy --full")
+    assert {line for line in kept.splitlines() if line.startswith("part ")} <= {*short.splitlines()}
+    assert len(short.splitlines()) < 70, "a screen or two"
 
 
 def test_the_front_is_shown_as_it_was_found(saved, told):

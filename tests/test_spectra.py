@@ -314,8 +314,10 @@ POINTS = [{"measured_s": 0.01, "measured_bytes": 9e6, "measured_error": 0.0},
 
 def test_the_text_has_a_line_for_each_matrix():
     lines = draw.spectrum_text(layers()).splitlines()
-    assert len(lines) == 8 and lines[0].split()[:3] == ["layer", "matrix", "shape"]
-    assert lines[2].split()[:3] == ["0", "output.dense", "12×16"] and "█" in lines[2]
+    table, said = lines[:lines.index("")], lines[lines.index("") + 1:]
+    assert len(table) == 2 + 7 and table[0].split()[:3] == ["layer", "matrix", "shape"]
+    assert table[3].split()[:3] == ["0", "output.dense", "12×16"] and "█" in table[3]
+    assert [line.split(": ")[0] for line in said] == [*draw.COLUMNS][3:]
 
 
 def test_bars_fall_with_the_values_on_a_logarithmic_scale():
@@ -336,7 +338,7 @@ def test_figures_are_written_or_say_what_is_missing(figure, tmp_path):
 
 def test_without_matplotlib_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match=r"pip install 'opmatrix\[plot\]'"): draw.front_figure(POINTS, "figure.png")
+    with pytest.raises(InputError, match=r"pip install '\.\[plot\]'"): draw.front_figure(POINTS, "figure.png")
 
 
 def test_points_without_numbers_are_refused(tmp_path):
