@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from formats.shapes import ShapeError
 from opmatrix.term import KINDS, Kind, Operator
-from rewrites import kinds
+from rewrites import kinds as kinds  # declares kinds, before any graph is written
 from rewrites.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SELECT, SIMPLIFY, Law, is_variable, spelled
 from rewrites.laws import facts
 from rewrites.template import Template, quoted
@@ -215,6 +215,3 @@ def keep(graph: Graph, template: Template) -> None:
     imported = {(entry.kind, tuple(graph.named[child] for child in entry.children), entry.attributes)
                 for entry in template.entries}
     graph.nodes = [node._replace(subsumed=node.subsumed and node[:3] not in imported and node.cls not in picked) for node in graph.nodes]
-
-
-assert kinds                                                # its kinds must be declared before any graph is written

@@ -340,10 +340,11 @@ class Run:
         within = self.within(error, memory, drop)
         best = choose(within)
         steps = added(self.imported, self.fused, self.points, best, within)
-        return Result(self.meta.get("model", ""), self.machine, self.workload, self.structures, self.points, self.imported,
-                      self.points.index(best), saved, self.report, self.fused, steps, error, self.bound,
-                      self.choices, tuple({law.name: law for law in EXACT_LAWS}.keys() - {law.name for law in self.laws}), self.laws,
-                      self.dropped, self.number_type, self.busy)
+        left_out = tuple({law.name for law in EXACT_LAWS} - {law.name for law in self.laws})
+        return Result(model=self.meta.get("model", ""), machine=self.machine, workload=self.workload, structures=self.structures,
+                      points=self.points, imported=self.imported, chosen=self.points.index(best), saved=saved, report=self.report,
+                      fused=self.fused, steps=steps, error=error, bound=self.bound, choices=self.choices, left_out=left_out,
+                      laws=self.laws, dropped=self.dropped, number_type=self.number_type, busy=self.busy)
 
     def within(self, error: float, memory: float | None, drop: float = DROP) -> list[Point]:
         """The verified points within the budgets, of the error that is stated (or the quality as measured) and the memory as
