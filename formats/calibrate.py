@@ -17,7 +17,7 @@ from formats.machine import WAYS, Machine, Rates, evaluate, here
 from formats.peaks import vector_rate
 from formats.predictor import fitted
 from formats.prices import EPILOGUE, NARROW, OPTIONAL, PRICES, price, staged
-from formats.quiet import Watch
+from formats.quiet import Watch, timed
 from formats.running import Case, Measured, inside, shared
 from formats.threads import threads
 
@@ -25,7 +25,7 @@ LEAST = 5e-12                                               # seconds a number: 
 LAYOUT = 0.5                                                # of a format's matrices, more for each layout beyond the first
 LONG = 0.2                                                  # power of its time that a case weighs
 SECONDS = 0.003                                             # of one case in one round, or three calls if that is longer
-ROUNDS = 3
+ROUNDS, RUNS = 3, (3, 25)                                   # of all cases; of one of them in a round, at least and at most
 EVEN = 0.7548776662466927, 0.5698402909980532, 0.4301597090019468, 0.8191725133961645      # steps that fill a cube evenly
 
 
@@ -151,20 +151,6 @@ def others(grid: Grid, numbers: Numbers, names: Iterable[str] = PRICES) -> Itera
         for sizes, call in price(name).cases(grid, numbers): yield name, sizes, call
 
 
-def timed(call: Callable[[], Any], seconds: float = SECONDS) -> list[float]:
-    """Seconds of a few runs, after one that is not counted; of runs that lost the processor only if all did."""
-    call()
-    taken: list[float] = []
-    clean: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(taken) < 3 or (time.perf_counter() < end and len(taken) < 25):
-        start, worked = time.perf_counter(), time.thread_time()
-        call()
-        taken.append(time.perf_counter() - start)
-        if taken[-1] < 1.1 * (time.thread_time() - worked): clean.append(taken[-1])
-    return clean or taken
-
-
 def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None, most: float = 10.0,
              watch: Watch | None = None, firsts: list[float] | None = None) -> Measured:
     """The lower quartile of all runs of each case: what else the machine does only ever adds. After the first round, no
@@ -178,7 +164,7 @@ def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None,
         begun = time.perf_counter()
         call()
         first = time.perf_counter() - begun
-        runs[done % len(cases)] += (taken := timed(call))
+        runs[done % len(cases)] += (taken := timed(call, SECONDS, *RUNS))
         if firsts is not None and not price(kernel).product: firsts.append(first - quantile(taken, 0.25))
         progress(done + 1, steps)
     progress(steps, steps)
@@ -195,7 +181,7 @@ def fused(numbers: Numbers, form: str) -> dict[str, float]:
     stages: list[tuple[str, Epilogue | None]] = [("", None), *((name, staged(stage, rows)) for name, stage in EPILOGUE.items())]
     runs: dict[str, list[float]] = {name: [] for name, _ in stages}
     for _ in range(8):
-        for name, after in stages: runs[name] += timed(lambda after=after: weight.matmul(x, out=out, epilogue=after))
+        for name, after in stages: runs[name] += timed(lambda after=after: weight.matmul(x, out=out, epilogue=after), SECONDS, *RUNS)
     return slopes([(f"{form} {name}", {"T": T, "p": p}, quantile(taken, 0.25)) for name, taken in runs.items()], form)
 
 

@@ -4,11 +4,11 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LOUD = 0.05                                                 # of the processors' time, taken by others
 TICKS = 40                                                  # of the clock of /proc/stat, 10 ms each: fewer say too little
@@ -104,6 +104,21 @@ def width(taken: Sequence[float]) -> float:
     """From the lower to the upper quartile, as a share of the median."""
     ordered = sorted(taken)
     return (ordered[-1 - len(ordered) // 4] - ordered[len(ordered) // 4]) / median(ordered)
+
+
+def timed(call: Callable[[], Any], seconds: float, least: int, most: int) -> list[float]:
+    """Seconds of runs within so many seconds, from `least` to `most` of them, after one that is not counted; of runs that lost the
+    processor only if all did."""
+    call()
+    taken: list[float] = []
+    clean: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(taken) < least or (time.perf_counter() < end and len(taken) < most):
+        start, worked = time.perf_counter(), time.thread_time()
+        call()
+        taken.append(time.perf_counter() - start)
+        if taken[-1] < 1.1 * (time.thread_time() - worked): clean.append(taken[-1])
+    return clean or taken
 
 
 def told(seen: str, means: str) -> str:

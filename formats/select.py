@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from formats import FORMATS, Format, FormatError
 from formats.arrays import Floats, matrix, room
 from formats.features import quantile, stored
+from formats.quiet import timed
 from formats.sizes import T
 
 DOWN, ACROSS, GROUPS = 64, 64, (8, 2)                        # a sample: so many groups of inputs and of outputs, of so many
@@ -178,18 +179,8 @@ def believed(runs: Mapping[Candidate, Sequence[float]]) -> dict[Candidate, Belie
 
 
 def burst(call: Callable[[], Any]) -> list[float]:
-    """Seconds of a few calls within some milliseconds, or of one that takes longer; of what lost the processor only if all
-    did."""
-    call()
-    taken: list[float] = []
-    clean: list[float] = []
-    end = time.perf_counter() + SECONDS
-    while not taken or (time.perf_counter() < end and len(taken) < 50):
-        start, worked = time.perf_counter(), time.thread_time()
-        call()
-        taken.append(time.perf_counter() - start)
-        if taken[-1] < 1.1 * (time.thread_time() - worked): clean.append(taken[-1])
-    return clean or taken
+    """Seconds of a few calls within some milliseconds, or of one that takes longer."""
+    return timed(call, SECONDS, 1, 50)
 
 
 def calibrated() -> Prices:
