@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 from formats import FORMATS, Format, FormatError
 from formats.arrays import Floats, matrix, room
 from formats.features import quantile, stored
+from formats.prices import price
 from formats.quiet import timed
 from formats.sizes import T
 
@@ -272,4 +273,4 @@ def priced(machine: Prices, name: str, given: dict[str, Any], sizes: dict[str, f
     kernel, sizes = f"linear.{name}", {"T": float(rows)} | sizes
     low, high = machine.between(kernel, **sizes)
     return Candidate(name, tuple(given.items()), machine.seconds(kernel, **sizes), low, high,
-                     round(stored(name, sizes)[0]), error, conversion)
+                     round(stored(price(kernel).product, sizes)[0]), error, conversion)
