@@ -92,7 +92,8 @@ def test_a_comparison_is_found(source):
 
 
 @pytest.mark.parametrize("source", [
-    "if node.kind == 'rotate': pass", "match sort.name:\n    case 'value' | 'scores': pass", "if 'scale' in parameters: pass", "if 'scale' in form.fields: pass",
+    "if node.kind == 'rotate': pass", "match sort.name:\n    case 'value' | 'scores': pass", "if 'scale' in parameters: pass",
+    "if 'scale' in form.fields: pass",
     "step = Step('softmax', {}, {}, 'h1')", "weight = FORMATS['dense'].pack(W)", "if number_type == 'bf16': pass"])
 def test_other_words_are_let_be(source):
     assert not compared(source)
