@@ -47,13 +47,13 @@ def attributes(lowering: "Lowering", call: "Call", declared: Declared) -> dict[s
 def shapes(lowering: "Lowering", cls: int, call: "Call") -> Iterator[tuple[Declared, Bound, Value]]:
     """The kernels of a call, each with its arguments and its result as prices see them: values as shapes, patterns as they are, no weight;
     of other constants and numbers, that they are there."""
+    bound = dict(call.bound)
     before: Value | None = None
     for declared in kernels(call):
         found = dict.fromkeys(declared.operands) | {name: each.default for name, each in declared.attributes.items()}
         found |= attributes(lowering, call, declared)
-        lacking = [name for name in declared.operands if name not in dict(call.bound)]
-        if before is not None: found[lacking[0]] = before
-        for name, at in call.bound:
+        if before is not None: found[next(name for name in declared.operands if name not in bound)] = before
+        for name, at in bound.items():
             if name in declared.operands or name in declared.attributes:
                 found[name] = argument(lowering, declared.wanted(name), call.implementation.variables[name].name, at)
         before = shaped(lowering, cls, declared.result)
