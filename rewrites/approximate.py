@@ -261,19 +261,21 @@ def candidates(space: Space, structure: Structure, program: Program, emitter: Em
 
 def proposed(program: Program, found: Sequence[Site], prices: Prices | Mean, batch: Batch, limits: Limits, fitter: Fitter,
              progress: Callable[[int, int], None]) -> Measured:
-    """The methods that spectra propose for each weight, with the squared error that each alone brings about."""
-    wanted = np.asarray(program.run(batch), np.float64)
+    """The methods that spectra propose for each weight, with the squared error that each alone brings about: what comes before a
+    weight is computed once for all of its methods."""
+    wanted, values = np.asarray(program.run(batch), np.float64), list[Any]()
     proposals = [methods(site, fitter.grams.get(site.key), prices, limits) for site in found]  # in threads it took twice as long
     total, done = sum(map(len, proposals)), 0
     measured: Measured = {}
-    for site, offered in zip(found, proposals, strict=True):
+    for site, offered in sorted(zip(found, proposals, strict=True), key=lambda pair: begins(program, pair[0])):
         if site.name in measured: continue
         measured[site.name] = []
+        while len(values) < begins(program, site): program.schedule.step(values, batch)
         own = [method for each in fitter.own.values() if site.x for method in each.methods(site.matrix) if wide(method, limits.narrowest)]
         own += shareable(site, limits)
         for method in (*(Method(each.method, tuple(each.parameters.items()), each.fit) for each in offered), *own):
             changed = otherwise(program, site, stored_for(site, fitter, method))
-            error = difference(changed.run(batch), wanted) ** 2 / site.products
+            error = difference(changed.schedule.resumed(values, batch), wanted) ** 2 / site.products
             measured[site.name].append(method._replace(error=error))
             done += 1
             progress(done, total)
@@ -294,11 +296,20 @@ def stored_for(site: Site, fitter: Fitter, method: Method) -> Any:
     return FORMATS["packed"].pack(rows.T) if site.stored.layout == TURNED else FORMATS["dense"].pack(rows)
 
 
+def reads(site: Site, operand: str, constant: str) -> bool:
+    """Whether an operand is the weight of a site, gathered from or multiplied by as the site says."""
+    return constant == site.constant and operand.startswith("table") == (site.x is None)
+
+
+def begins(program: Program, site: Site) -> int:
+    """The first step that reads a site's weight."""
+    return next(i for i, step in enumerate(program.steps) if any(reads(site, *each) for each in step.operands.items()))
+
+
 def otherwise(program: Program, site: Site, stored: Any) -> Program:
     """The program where a site, and no other that reads the same constant in another way, has what is stored so."""
-    def named(operand: str, constant: str) -> str:
-        return CHANGED if constant == site.constant and operand.startswith("table") == (site.x is None) else constant
-    steps = [replace(step, operands={operand: named(operand, each) for operand, each in step.operands.items()}) for step in program.steps]
+    steps = [replace(step, operands={operand: CHANGED if reads(site, operand, each) else each for operand, each in step.operands.items()})
+             for step in program.steps]
     return Program(steps, {**program.constants, CHANGED: stored}, program.output)
 
 

@@ -75,8 +75,8 @@ def foreseen(scores: Scores, ids: NDArray[np.int64]) -> np.float64:
 
 
 def scored(name: str, program: Program) -> Scores:
-    """The rows of a program that scores the vocabulary for every token. Where a product with other rows' help comes last, it is computed
-    for some rows at a time: memory never holds tokens × vocabulary."""
+    """The rows of a program that scores the vocabulary for every token. Where its last step computes each row from one row, as the
+    product with the vocabulary does, it is done for some rows at a time: memory never holds tokens × vocabulary."""
     if program.pooled and program.pooling == LAST:
         raise InputError(f"{name}: it scores what follows a whole text: for all tokens, make it with --output rows")
     steps, calls, words = program.steps, program.schedule.calls, program.meta.get("config", {}).get("vocab_size")

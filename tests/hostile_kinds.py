@@ -4,6 +4,7 @@ import re
 from contextlib import contextmanager
 
 import checkpoints
+import ggufs
 import numpy as np
 from checkpoints import CONFIG, arrays
 from programs import Writer, bert_program
@@ -248,6 +249,24 @@ class Index(Model): file, shards = "model.safetensors.index.json", 3
 class Shard(Model):
     file, part, shards = "model-00002-of-00003.safetensors", "a shard", 3
     def spoil(self, mutator): return (mutator.header if mutator.below(2) else mutator.body)(self.content)
+
+
+class Gguf(Kind):
+    """Bytes of a file before its numbers."""
+    file = "small.gguf"
+
+    def good(self): ggufs.write(self.path)
+
+    def read(self):
+        opened = Checkpoint.open(self.path)
+        return dense(opened.operator(), Batch(BATCH)).tobytes() + opened.tokenizer_text().encode()
+
+    def spoil(self, mutator):
+        end = len(self.content) - sum(array.nbytes for array in ggufs.arrays().values())
+        if mutator.below(3) == 0: return mutator.text(self.content[:end]) + self.content[end:]          # moved, or cut
+        spoilt = bytearray(self.content)
+        for _ in range(1 + mutator.below(3)): spoilt[mutator.below(end)] = mutator.pick([0, 1, 127, 128, 255, mutator.below(256)])
+        return bytes(spoilt)
 
 
 class Declared(Model):

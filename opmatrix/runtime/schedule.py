@@ -198,6 +198,23 @@ class Schedule:
             yield call, arguments, found[i]
             for v in self.dropped[i]: found[v] = None
 
+    def step(self, found: list[Any], batch: Any) -> None:
+        """Appends the value of the next step to those of the steps before it, and drops what no later step reads."""
+        call = self.calls[i := len(found)]
+        arguments = call.arguments(found, batch)
+        if call.kernel.view: found.append(call.kernel.function(**arguments))
+        else:
+            found.append(np.empty(call.shape.at(batch.extents()), np.float32))
+            call.kernel.function(found[i], **arguments)
+        for v in self.dropped[i]: found[v] = None
+
+    def resumed(self, found: Sequence[Any], batch: Any) -> NDArray[np.float32]:
+        """The output's rows, given the values of the first steps, of this program or of one that has the same; to the bit those of a
+        run."""
+        values = [*found]
+        while len(values) < len(self.calls): self.step(values, batch)
+        return np.asarray(values[self.result])
+
     def run(self, batch: Any) -> NDArray[np.float32]:
         """The output's rows. Buffers of the whole batch are of this call alone. Called back while this thread records, it runs apart
         from that."""
