@@ -150,12 +150,17 @@ def run(
     text: Annotated[list[str], typer.Argument(help="sentences")],
     truncate: Truncate = None,
 ) -> None:
-    """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are."""
+    """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are; of a language
+    model, the likeliest tokens that follow each."""
     from opmatrix.pooling import unit
     from opmatrix.program import Program
+    from rewrites.perplexity import likeliest, speaks
     from rewrites.report import table
     program = Program.load(directory)
     vectors = program.embed(text, truncate=truncate)
+    if speaks(program):
+        for sentence, scores in zip(text, vectors, strict=True): say(f"{sentence[-60:]!r}: {likeliest(program, scores)}")
+        return
     for sentence, vector in zip(text, vectors, strict=True):
         say(f"{sentence[:60]!r}: [{', '.join(f'{v:.4f}' for v in vector[:6])}, …] ({len(vector)} numbers)")
     if len(text) > 1:

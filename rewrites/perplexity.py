@@ -17,6 +17,7 @@ from opmatrix.program import Program
 
 WINDOW = 512                                                # tokens, the first of which is not foreseen
 CHUNK = 32                                                  # rows of scores that memory holds at once
+SHOWN = 5                                                   # tokens that may follow a text
 
 Scores = Callable[[Batch], Iterator[NDArray[np.float32]]]   # of a batch, so many rows at a time
 
@@ -74,15 +75,28 @@ def foreseen(scores: Scores, ids: NDArray[np.int64]) -> np.float64:
     return total
 
 
+def speaks(program: Program) -> bool:
+    """Whether its rows are scores of a vocabulary: those of its tokenizer's model, and of a text that of its last token."""
+    words, shape = program.meta.get("config", {}).get("vocab_size"), program.schedule.calls[program.schedule.result].shape
+    return program.pooling == LAST and type(words) is int and getattr(shape, "cols", None) == words
+
+
+def likeliest(program: Program, scores: NDArray[np.float32]) -> str:
+    """What follows a text, by the scores of its last token: the likeliest tokens, and how likely each is."""
+    p = np.exp(scores.astype(np.float64) - scores.max())
+    best = np.argsort(-p, kind="stable")[:SHOWN]
+    said = ((program.tokenizer.tokenizer.decode([int(token)], skip_special_tokens=False), p[token] / p.sum()) for token in best)
+    return "  ".join(f"{token!r} {100 * share:.1f} %" for token, share in said)
+
+
 def scored(name: str, program: Program) -> Scores:
     """The rows of a program that scores the vocabulary for every token. Where its last step computes each row from one row, as the
     product with the vocabulary does, it is done for some rows at a time: memory never holds tokens × vocabulary."""
-    if program.pooled and program.pooling == LAST:
+    if program.pooled and speaks(program):
         raise InputError(f"{name}: it scores what follows a whole text: for all tokens, make it with --output rows")
-    steps, calls, words = program.steps, program.schedule.calls, program.meta.get("config", {}).get("vocab_size")
-    last, shape = calls[-1], calls[program.schedule.result].shape
-    if program.pooling != LAST or program.pooled or getattr(shape, "cols", None) != words or type(words) is not int:
-        raise InputError(f"{name}: its rows are no scores of a vocabulary: give a language model")
+    if not speaks(program): raise InputError(f"{name}: its rows are no scores of a vocabulary: give a language model")
+    steps, calls, words = program.steps, program.schedule.calls, int(program.meta["config"]["vocab_size"])
+    last = calls[-1]
     if not (last.kernel.by_rows and last.values.keys() == {"x"} and program.schedule.result == len(calls) - 1):
         return lambda batch: iter([program.run(batch)])
     used = {operand for step in steps[:-1] for operand in step.operands.values()}

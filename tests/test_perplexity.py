@@ -92,6 +92,18 @@ def test_programs_are_compared_with_the_first(place, tmp_path):
     assert kept["programs"][1]["perplexity"] == found[0].perplexity and kept["window"] == 512
 
 
+@pytest.mark.parametrize("kind", ["rows", "pooled"])
+def test_run_says_what_follows(place, kind):
+    """The likeliest tokens behind the last one, of either program."""
+    checkpoint = open_model(place / "small.gguf")
+    scores = dense(checkpoint.operator(), checkpoint.tokenizer().encode("the bird"))[-1]
+    p = np.exp(scores) / np.exp(scores).sum()
+    wanted = "  ".join(f"{checkpoint.tokenizer().tokenizer.decode([at], skip_special_tokens=False)!r} {100 * p[at]:.1f} %"
+                       for at in np.argsort(-p)[:5].tolist())
+    told = CliRunner().invoke(commands.app, ["run", str(place / kind), "the bird"])
+    assert told.output.split() == f"'the bird': {wanted}".split()
+
+
 @pytest.mark.parametrize("options, words", [
     ([], "give --pairs CSV or --text FILE"), (["--pairs", "a", "--text", "b"], "give --pairs CSV or --text FILE"),
     (["--pairs", "a", "--tokens", "9"], "--tokens 9: it is of a text"), (["--text", "b", "--tokens", "1"], "--tokens 1: at least 2")])
