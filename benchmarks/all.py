@@ -20,8 +20,8 @@ from typing import NamedTuple
 import command
 from command import HERE, Figure, InputError, Parser, listed, named, say, takes
 
-from formats.files import read_json, replacing
-from formats.quiet import watched
+from formats.disk.files import read_json, replacing
+from formats.machine.quiet import watched
 
 DATA = Path(os.environ.get("OPMATRIX_DATA") or command.ROOT.parent / "shared" / "data")
 WHOLE = 600.0                                               # seconds of a quick run
@@ -131,7 +131,7 @@ def options() -> argparse.Namespace:
 
 
 def listing(names: list[str]) -> int:
-    from rewrites.report import table
+    from rewrites.command.report import table
     chosen = [(name, BENCHMARKS[name]) for name in names]
     rows = [[name, f"{each.seconds:.0f} s", f"{each.at_length:.0f} s", each.answers] for name, each in chosen]
     print(table(rows, ["", "quick", "in full", ""]))
@@ -142,9 +142,9 @@ def listing(names: list[str]) -> int:
 def prepared() -> dict[str, str]:
     """What the page says of the machine, once its kernels, its calibration and the model are there."""
     from formats import kernels
-    from formats.machine import this_machine
-    from opmatrix.checkpoint import open_model
-    from rewrites.examine import examined
+    from formats.machine.model import this_machine
+    from opmatrix.files.checkpoint import open_model
+    from rewrites.command.examine import examined
     say("kernels, calibration, model")
     kernels.warm()
     this_machine()

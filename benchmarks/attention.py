@@ -14,8 +14,8 @@ import numpy as np
 from command import Figure, Parser, cell, concluded, count, say, spread, tabled, takes
 
 from formats import kernels
-from formats.panels import panels
-from formats.threads import limit
+from formats.core.layout import panels
+from formats.machine.threads import limit
 from opmatrix.measure import measure, medians
 
 COLUMNS = ("sentences", "tokens", "width", "float32_ms", "float32", "share", "bfloat16_ms", "bfloat16", "torch_ms", "error",

@@ -12,17 +12,17 @@ import command
 import numpy as np
 from command import Figure, Parser, concluded, count, say, tabled, takes, whole
 
-from formats.machine import this_machine
+from formats.machine.model import this_machine
 from opmatrix.measure import peak
 from opmatrix.models.transformer import random_config, random_sentences, random_weights, transformer
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
-from rewrites.approximate import difference
+from rewrites.command.report import Report, hushed
 from rewrites.extraction import Infeasible
+from rewrites.front.proposals import difference
+from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
-from rewrites.report import Report, hushed
 from rewrites.run import RUNS, Run
-from rewrites.workload import Workload
 
 PLANNED = 0.01                                              # what a planned peak may be off by
 COLUMNS = ("seed", "layers", "width", "heads", "kv_heads", "norm", "act", "mask", "rows", "error_budget", "memory_budget", "program",

@@ -17,9 +17,9 @@ ROOT = HERE.parent
 TESTS = ROOT / "tests"
 if str(ROOT) not in sys.path: sys.path.insert(0, str(ROOT))  # before an installed opmatrix
 
-from formats.errors import InputError  # noqa: E402
-from formats.files import open_regular, replacing  # noqa: E402
-from formats.threads import command_line_environment  # noqa: E402
+from formats.core.errors import InputError  # noqa: E402
+from formats.disk.files import open_regular, replacing  # noqa: E402
+from formats.machine.threads import command_line_environment  # noqa: E402
 
 if Path(sys.argv[0]).resolve().parent == HERE:               # not where a test imports this
     os.environ |= command_line_environment() | os.environ
@@ -113,7 +113,7 @@ def say(words): print(f"{time.monotonic() - BEGUN:6.0f} s  {words}", file=sys.st
 
 def takes(seconds: float) -> None:
     """Says how long what begins now is going to take; from now on others are looked at."""
-    from formats.quiet import watched
+    from formats.machine.quiet import watched
     watched()
     said = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{max(1, seconds):.0f} s"
     say(f"about {said}, on two quiet cores")
@@ -121,7 +121,7 @@ def takes(seconds: float) -> None:
 
 def spread(taken: Sequence[float]) -> float | None:
     """From the lower to the upper quartile of repeated measurements, as a share of their median; None of too few."""
-    from formats.quiet import FEW, width
+    from formats.machine.quiet import FEW, width
     return width(taken) if len(taken) >= FEW else None
 
 
@@ -180,7 +180,7 @@ class Figure:
 
 def show(figures: Iterable[Figure]) -> None:
     """Prints a table of them."""
-    from rewrites.report import table
+    from rewrites.command.report import table
     print("\n" + table([each.cells() for each in figures], ["in short", "", "spread", "bar", ""]), flush=True)
 
 

@@ -32,9 +32,10 @@ from command import (
 from matrices import STRUCTURES
 from race import Rider, race
 
-from formats import FORMATS, blas, peaks
-from formats.host import BEYOND, caches
-from rewrites.report import table as aligned
+from formats import FORMATS
+from formats.machine import blas, peaks
+from formats.machine.host import BEYOND, caches
+from rewrites.command.report import table as aligned
 
 PROVIDERS = ("ours", "numpy", "scipy", "mkl", "torch")
 PEERS = ("scipy", "mkl", "torch")

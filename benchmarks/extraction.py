@@ -17,8 +17,8 @@ import command
 import scipy.optimize  # noqa: F401  (its import is not extraction's time)
 from command import Figure, Parser, concluded, folder, positive, tabled, takes
 
-from formats.files import read_text
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from formats.disk.files import read_text
 from rewrites.extraction import Extraction, Node, Problem, extract, read, verify
 
 

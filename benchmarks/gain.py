@@ -13,14 +13,14 @@ import command
 import numpy as np
 from command import Figure, Parser, concluded, count, number, say, shape, shown, spread, tabled, takes
 
-from formats.machine import this_machine
-from opmatrix.checkpoint import open_model
+from formats.machine.model import this_machine
+from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import seconds, turned, undisturbed
 from opmatrix.patterns import Batch
+from rewrites.command.report import Report, table
+from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
-from rewrites.report import Report, table
 from rewrites.run import Run
-from rewrites.workload import Workload
 
 COLUMNS = "workload", "program", "ms", "share_saved", "times_baseline", "predicted_ms", "error", "spread"
 

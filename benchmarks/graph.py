@@ -10,8 +10,8 @@ import numpy as np
 from command import Figure, Parser, cell, concluded, count, spread, tabled, takes
 
 from formats import kernels
-from formats.machine import this_machine
-from formats.threads import limit
+from formats.machine.model import this_machine
+from formats.machine.threads import limit
 from opmatrix.measure import measure
 from opmatrix.monoids import max as largest
 from opmatrix.monoids import mean
@@ -19,8 +19,8 @@ from opmatrix.operators import gelu, given, product, relation, row, weight
 from opmatrix.patterns import Batch
 from opmatrix.runtime.scheme import Running
 from opmatrix.term import formula
+from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
-from rewrites.search import search
 from rewrites.verify import unrounded
 
 COLUMNS = "over", "steps", "layer_ms", "float64_off", "float32_off"

@@ -19,20 +19,20 @@ def origins():
 
 def priced():
     """The file that this tree looks for its calibration in, and whether it can use what is there."""
-    from formats.machine import machine_file
+    from formats.machine.model import machine_file
     return {"file": str(machine_file()), "wrong": unusable(machine_file())}
 
 
 def unusable(file):
     """Why this tree cannot use a calibration; nothing where it can."""
-    from formats.machine import Machine, NotThisMachine
+    from formats.machine.model import Machine, NotThisMachine
     try: Machine.load(file)
     except (NotThisMachine, OSError) as error: return " ".join(str(error).split())
 
 
 def calibrate():
     """Takes a quick calibration, and says where it is kept. It is not marked as taken while busy, or one side would take it anew."""
-    from formats.machine import machine_file, this_machine
+    from formats.machine.model import machine_file, this_machine
     if getattr(machine := this_machine(), "busy", ""): replace(machine, busy="").save(machine_file())
     return str(machine_file())
 
@@ -41,7 +41,7 @@ def adopt(file):
     """Takes a calibration of other kernels for one of its own, as prices decide which programs are found. Why it cannot,
     where the features that are priced, the machine or the packages are others."""
     from formats.kernels import digest
-    from formats.machine import machine_file
+    from formats.machine.model import machine_file
     given = json.loads(Path(file).read_text())
     given["versions"]["kernels"] = digest()
     given.pop("busy", None)                                 # or one side would take it anew
@@ -53,8 +53,8 @@ def adopt(file):
 
 def schedule(model, target):
     """Saves a schedule by hand, verified: one that every tree can make."""
-    from rewrites.schedules import schedule
-    from rewrites.stages import join_qkv, prune, tile
+    from rewrites.derivations.schedules import schedule
+    from rewrites.derivations.stages import join_qkv, prune, tile
     made = schedule(model, tokens=128) | join_qkv | prune(0.5, "intermediate") | tile(64)
     made.verify()
     made.program.save(target)

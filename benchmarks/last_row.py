@@ -8,17 +8,17 @@ import command
 import numpy as np
 from command import Figure, Parser, cell, concluded, count, number, say, spread, tabled, takes
 
-from formats.machine import this_machine
-from formats.shapes import S
+from formats.machine.model import this_machine
 from opmatrix.extents import patterns
 from opmatrix.measure import measure
 from opmatrix.models.transformer import random_weights, transformer
 from opmatrix.operators import pick, weight
 from opmatrix.patterns import Batch
 from opmatrix.runtime.scheme import Running
-from rewrites.chain import chain
+from opmatrix.shapes import S
+from rewrites.compiler.search import search
+from rewrites.derivations.chain import chain
 from rewrites.laws import EXACT_LAWS
-from rewrites.search import search
 
 BARS = {(4, 0): 0.82, (12, 0): 0.945, (12, 50000): 0.70}     # layers, words of the head: of the time of all rows
 WORDS, OFF = 1000, 0.25                                      # of the table of tokens; what a prediction may be off by

@@ -19,8 +19,8 @@ import numpy as np
 from command import Figure, Parser, cell, concluded, count, say, spread, tabled, takes
 
 from formats import Mask, kernels
-from formats.machine import this_machine
-from formats.threads import threads
+from formats.machine.model import this_machine
+from formats.machine.threads import threads
 from opmatrix.data import Data
 from opmatrix.extents import patterns
 from opmatrix.measure import measure, medians
@@ -29,8 +29,8 @@ from opmatrix.operators import heads, product, weight
 from opmatrix.patterns import Batch, causal, mask, sequence, window
 from opmatrix.runtime.scheme import Running
 from opmatrix.term import formula
+from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
-from rewrites.search import search
 
 COLUMNS = ("pattern", "length", "block", "threads", "share", "bytes", "mask_ms", "pass_ms", "whole_ms", "reach_ms",
            "times_whole", "error", "spread")

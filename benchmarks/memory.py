@@ -15,14 +15,14 @@ import command
 import numpy as np
 from command import Figure, Parser, concluded, count, say, tabled, takes
 
-from formats.machine import this_machine
+from formats.machine.model import this_machine
 from opmatrix.models.transformer import random_weights, transformer
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
+from rewrites.command.report import table
+from rewrites.compiler.lower import EXACT, Method
+from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower import EXACT, Method
-from rewrites.report import table
-from rewrites.search import search
 
 COLUMNS = "width", "layers", "format", "rows", "stored_mb", "planned_mb", "predicted_mb", "grown_mb", "off"
 FORMS = {"dense": Method(), "half": Method("half"), "csr": Method("csr", (("density", 0.25),)),

@@ -4,8 +4,8 @@ from statistics import geometric_mean, median
 
 from workloads import FRESH, TEXTS
 
-from formats.machine import cpu
-from rewrites.report import table
+from formats.machine.model import cpu
+from rewrites.command.report import table
 
 WITHIN = 0.3                                                # of 100 times Spearman's correlation: equal quality
 PEERS = "torch", "torch.compile", "onnxruntime", "openvino"

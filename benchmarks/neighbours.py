@@ -14,11 +14,11 @@ from pathlib import Path
 import command
 from command import Figure, Parser, concluded, positive, say, tabled, takes
 
-from formats.errors import InputError
-from formats.files import read_json
-from formats.machine import machine_file
-from formats.threads import available
-from rewrites.report import table
+from formats.core.errors import InputError
+from formats.disk.files import read_json
+from formats.machine.model import machine_file
+from formats.machine.threads import available
+from rewrites.command.report import table
 
 COLUMNS = "machine", "chosen", "ms_predicted", "ms_measured", "noticed"
 

@@ -32,7 +32,7 @@ from pairing import Others, apart, calm, rounds
 from peers import Absent, Job, Process
 from trees import PACKAGES, PROGRAMS, Fault, Tree, commit, git, priced_alike, shared_errors
 
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 from opmatrix.measure import undisturbed
 
 TEXTS = "texts"
@@ -108,7 +108,7 @@ def starts(given):
 
 def introduced(trees, given, prices):
     """What is compared, on what, in lines."""
-    from rewrites.examine import examined
+    from rewrites.command.examine import examined
     facts, subject = examined(), lambda tree: git("log", "-1", "--format=%h %s", tree.commit or "HEAD").decode().strip()
     changed = len(git("status", "--porcelain", "--", *PACKAGES).decode().splitlines()) if not trees[1].commit else 0
     load = f"{given.threads} threads, load {facts.host.load or 0:.1f}"

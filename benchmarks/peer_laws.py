@@ -3,7 +3,8 @@
 FILE has the columns truth, lhs, rhs. Sides are s-expressions over matrices of any sizes that fit: MM product, Add and
 Mul entry by entry, S times a number, T transpose, Cat0 and Cat1 rows above rows and columns beside columns, Sp<part><axis>
 a part of a concatenation, Relu, Imm the identity matrix, In an input. Proved: both sides end in one class of the e-graph
-(rewrites/equations.py). What is not proved is tried with numbers. OUT has the columns truth, lhs, rhs, proved, seconds (of one equation,
+(rewrites/proofs/equations.py). What is not proved is tried with numbers. OUT
+has the columns truth, lhs, rhs, proved, seconds (of one equation,
 read and proved), refuted."""
 import csv
 import re
@@ -16,16 +17,16 @@ import command
 import sympy
 from command import Figure, Parser, concluded, readable, say, tabled, takes
 
-from formats.files import read_text
-from formats.shapes import Shape, size
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from formats.disk.files import read_text
 from opmatrix.nodes import compose
 from opmatrix.operators import I, product, relu, row, symbol, turn
+from opmatrix.shapes import Shape, size
 from opmatrix.term import Operator
-from rewrites.blocks import below, unit
-from rewrites.equations import Prover
-from rewrites.kinds import left, right
-from rewrites.refute import refute
+from rewrites.compiler.kinds import left, right
+from rewrites.proofs.equations import Prover
+from rewrites.proofs.refute import refute
+from rewrites.proofs.value_kinds import below, unit
 
 ARITY = dict(In=1, MM=2, Add=2, Mul=2, S=2, T=1, Cat0=2, Cat1=2, Sp00=1, Sp01=1, Sp10=1, Sp11=1, Relu=1, Imm=0)
 MEANING: dict[str, Callable[..., Any]] = dict(

@@ -19,8 +19,8 @@ from pathlib import Path
 from command import HERE, ROOT, cores
 from engines import ENGINES
 
-from formats.cache import cache_directory
-from opmatrix.storage import VERSION
+from formats.disk.cache import cache_directory
+from opmatrix.files.storage import VERSION
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "OPENBLAS_THREAD_TIMEOUT": "4",

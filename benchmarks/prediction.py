@@ -49,15 +49,16 @@ def another(file):
 
 def calibrated(file, full):
     """Calibrates, and saves what was found."""
-    from formats.calibrate import calibrate
+    from formats.machine.calibration import calibrate
     calibrate(full=full).save(file)
 
 
 def measured(file, count):
     """The rows of the table."""
-    from formats import FORMATS, calibrate
-    from formats.features import stored
-    from formats.machine import Machine, NotThisMachine
+    from formats import FORMATS
+    from formats.machine import calibration as calibrate
+    from formats.machine.features import stored
+    from formats.machine.model import Machine, NotThisMachine
     try: machine, numbers = Machine.load(file), calibrate.Numbers()
     except NotThisMachine as error:
         raise InputError(f"--machine {error}: give what `opmatrix calibrate` saved here") from None

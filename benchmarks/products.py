@@ -21,9 +21,9 @@ import numpy as np
 from command import Figure, InputError, Parser, concluded, count, listed, named, shape, tabled, takes
 
 from formats import FORMATS
-from formats.epilogue import Epilogue
-from formats.kernels.launch import RECORDING, address
-from formats.threads import limit
+from formats.core.epilogue import Epilogue
+from formats.kernels.engine.launch import RECORDING, address
+from formats.machine.threads import limit
 
 TYPES = {"float32": "packed", "bf16": "bf16", "int8": "int8", "int4": "int4"}
 COLUMNS = "type", "inputs", "outputs", "rows", "microseconds", "Gflop/s", "trial Gflop/s", "share"

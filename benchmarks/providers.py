@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from formats import FORMATS, FormatError
-from formats.arrays import room
+from formats.core.arrays import room
 
 F4 = np.dtype(np.float32)
 WORST = 0.2                                                  # error of W beyond which a format does not hold it
@@ -156,7 +156,7 @@ def torch_sparse(torch, name, A):
 
 def decode(name, size):
     """(bytes, bytes a second of x @ W with one row, bytes a second of reading as much, the share of every turn): nine turns."""
-    from formats import peaks
+    from formats.machine import peaks
     packed = filled(FORMATS[name], size)
     call, memory = our_call(packed, 1), peaks.filled(packed.nbytes)
     taken = np.zeros((9, 2))

@@ -10,14 +10,14 @@ import command
 from command import Figure, Parser, concluded, count, number, say, shown, spread, tabled, takes
 from scipy.stats import kendalltau
 
-from formats.machine import this_machine
-from opmatrix.checkpoint import open_model
+from formats.machine.model import this_machine
+from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure, medians
+from rewrites.command.report import Report, table
 from rewrites.extraction import Infeasible
+from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
-from rewrites.report import Report, table
 from rewrites.run import Run, without
-from rewrites.workload import Workload
 
 COLUMNS = "program", "predicted_ms", "measured_ms", "measured_over_predicted", "spread"
 ERRORS = [0.01 * 1.25 ** step for step in range(24)]

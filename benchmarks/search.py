@@ -18,18 +18,18 @@ import egglog.bindings  # noqa: F401
 import scipy.optimize  # noqa: F401
 from command import Figure, Parser, concluded, count, say, shown, spread, tabled, takes
 
-from formats.machine import this_machine
+from formats.machine.model import this_machine
 from opmatrix.data import Promised
 from opmatrix.extents import counted, patterns
 from opmatrix.measure import undisturbed
 from opmatrix.models import build
-from rewrites.budgets import within
+from rewrites.command.report import table
+from rewrites.compiler.flat import factors
+from rewrites.compiler.lower import EXACT, Method
+from rewrites.compiler.search import Space, search
 from rewrites.extraction import Infeasible
-from rewrites.flat import factors
+from rewrites.front.budgets import within
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower import EXACT, Method
-from rewrites.report import table
-from rewrites.search import Space, search
 
 COLUMNS = "layers", "laws", "phase", "seconds", "nodes", "classes", "time_s", "bound_s", "greedy_s", "spread"
 HEADER = "seconds", "spread", "of processor", "nodes", "classes", "ms predicted", "bound", "greedy", "gap", "by phase"

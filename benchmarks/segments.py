@@ -17,7 +17,7 @@ from opmatrix.measure import measure
 from opmatrix.operators import relu, symbol
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.runtime.interpret import written
+from opmatrix.runtime.interpreted import written
 from opmatrix.runtime.kernels import KERNELS
 
 sys.path.append(str(TESTS))

@@ -62,7 +62,7 @@ def main() -> None:
 
 def raced(given, room):
     """Runs the stages, each in a process of its own, and shows what came out."""
-    from formats.blas import fastest
+    from formats.machine.blas import fastest
     blas, start = fastest(), time.time()
     pools = dict.fromkeys(("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(given.threads))
     def stage(name):
@@ -127,12 +127,12 @@ def make(kind, shape, density):
 
 def calibrate(given, room):
     """As `opmatrix calibrate` does."""
-    from formats.calibrate import calibrate
+    from formats.machine.calibration import calibrate
     calibrate(full=not given.quick, blas=True).save(room / "machine.model")
 
 
 def machine(room):
-    from formats.machine import Machine
+    from formats.machine.model import Machine
     return Machine.load(room / "machine.model")
 
 
@@ -208,7 +208,7 @@ def timed(entries, shape, rows, slowest, turns):
     """The lower quartile of each one's calls, in turns."""
     import numpy as np
 
-    from formats.arrays import room
+    from formats.core.arrays import room
     from formats.select import burst
     x, out = (room((rows, side), np.dtype(np.float32)) for side in shape)
     x[:] = np.random.default_rng(0).standard_normal(x.shape, np.float32)
@@ -304,7 +304,7 @@ def versions(blas):
     import platform
     from importlib.metadata import version
     packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba", "llvmlite"))
-    from formats.machine import cpu
+    from formats.machine.model import cpu
     return f"{cpu()}, python {platform.python_version()}, {packages}, OpenBLAS {blas.core or 'as it chooses'}"
 
 

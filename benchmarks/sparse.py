@@ -11,18 +11,18 @@ import numpy as np
 from command import Figure, Parser, concluded, count, say, share, shown, spread, tabled, takes
 
 from formats import FORMATS
-from formats.machine import this_machine
-from opmatrix.checkpoint import open_model
+from formats.machine.model import this_machine
 from opmatrix.data import Data
+from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure, medians, peak, ratio
 from opmatrix.models import build
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
-from rewrites.approximate import difference
+from rewrites.command.report import table
+from rewrites.compiler.lower import Method, plainly
+from rewrites.compiler.search import search
+from rewrites.front.proposals import difference
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower import Method, plainly
-from rewrites.report import table
-from rewrites.search import search
 
 COLUMNS = ("pattern", "density", "kernels", "sparse_ms", "same_dense_ms", "best_dense_ms", "times_same_dense",
            "times_best_dense", "stored", "stored_dense", "allocated", "planned", "smallest_dense", "error", "spread")

@@ -15,7 +15,7 @@ import command
 import numpy as np
 from command import Figure, Parser, concluded, count, listed, say, spread, tabled, takes
 
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 from opmatrix.spectra import Eigenpairs, restarted_arnoldi, unite_and_conquer
 
 COLUMNS = "matrix", "processes", "restarts", "products", "in_sequence", "right", "spread"

@@ -13,15 +13,15 @@ import command
 import numpy as np
 from command import Figure, Parser, concluded, count, say, tabled, takes, whole, within
 
-from formats.files import read_json
-from opmatrix.embed import batches
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from formats.disk.files import read_json
+from opmatrix.files.saving import FRONT, REPORT
+from opmatrix.pipelines.embed import batches
+from opmatrix.pipelines.text import Parts, Reading, sentences
 from opmatrix.program import Program
-from opmatrix.saving import FRONT, REPORT
-from opmatrix.text import Parts, Reading, sentences
-from rewrites.report import table
-from rewrites.samples import KINDS, lines
-from rewrites.stated import LEAST, Stated, each, uncovered
+from rewrites.command.report import table
+from rewrites.front.samples import KINDS, lines
+from rewrites.front.stated import LEAST, Stated, each, uncovered
 
 COLUMNS = ("kind", "tokens", "seen", "largest seen", "stated of all", "found of all", "stated worst", "fresh above", "largest ratio",
            "cosine, mean", "cosine, most", "shipped: above", "largest ratio", "covered", "own")

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from engines import ROWS, SEARCH
 
-from formats.cache import cache_directory
-from formats.threads import command_line_environment
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from formats.disk.cache import cache_directory
+from formats.machine.threads import command_line_environment
 
 ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent
 PACKAGES = "formats", "opmatrix", "rewrites"

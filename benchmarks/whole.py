@@ -21,15 +21,15 @@ import command
 import workloads
 from command import Figure, Parser, concluded, count, listed, say, shown, spread, tabled, takes
 
-from formats.machine import this_machine
+from formats.machine.model import this_machine
 from opmatrix.measure import measure
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
+from rewrites.command.report import Report, table
+from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
-from rewrites.report import Report, table
 from rewrites.run import Run
-from rewrites.workload import Workload
 
 COLUMNS = "model", "workload", "program", "predicted_ms", "measured_ms", "wide", "as_calls_ms"
 NAMES = "names.json"

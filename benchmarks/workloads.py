@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.cache import cache_directory
-from opmatrix.checkpoint import Checkpoint, open_model
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from formats.disk.cache import cache_directory
+from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
-from opmatrix.text import sentences
-from rewrites.pairs import Pairs
+from opmatrix.pipelines.text import sentences
+from rewrites.command.pairs import Pairs
 
 DATA = Path(os.environ.get("OPMATRIX_DATA") or Path(__file__).parents[2] / "shared" / "data")
 PAIRS = DATA / "sts" / "stsb-en-dev.csv"

@@ -4,15 +4,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from formats import FORMATS
-from formats.machine import features
-from formats.prices import PRICES
+from formats.machine.model import features
+from formats.machine.prices import PRICES
 from opmatrix.monoid import Monoid
 from opmatrix.monoids import MONOIDS
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.term import KINDS, PROPERTIES, Kind
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.laws.values import LAWS as VALUE_LAWS
+from rewrites.proofs.laws.values import LAWS as VALUE_LAWS
 
 FILE = Path(__file__).with_name("tables.md")
 FLAGS = [name for name, value in vars(Monoid).items() if isinstance(value, bool) and name != "indexed"]

@@ -1,11 +1,12 @@
 """bfloat16: a number type as a format."""
 import numpy as np
 
-from .arrays import FormatError
-from .epilogue import gamma
+from formats.core.arrays import FormatError
+from formats.core.epilogue import gamma
+from formats.core.layout import TILE, Panelled, deepened, panels, unpanelled
+from formats.core.sizes import T, ceiling, n, p, u2
+
 from .format import Format
-from .panels import TILE, Panelled, deepened, panels, unpanelled
-from .sizes import T, ceiling, n, p, u2
 
 FLUSHED = 2.0 ** -126                                        # what is smaller may count as 0
 DEEP = 32                                                    # inputs of a step: 64 bytes

@@ -1,9 +1,10 @@
 """Bitmap: a bit says whether a number is there."""
 import numpy as np
 
+from formats.core.pruning import highest, importance, number
+from formats.core.sizes import T, ceiling, f4, n, nnz, p, u2, u4
+
 from .format import Format
-from .pruning import highest, importance, number
-from .sizes import T, ceiling, f4, n, nnz, p, u2, u4
 
 
 class Bitmap(Format):

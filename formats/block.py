@@ -1,11 +1,12 @@
 """Sparse blocks: tiles of any size, dense inside."""
 import numpy as np
 
-from .arrays import FormatError
+from formats.core.arrays import FormatError
+from formats.core.pruning import highest, importance, number
+from formats.core.sizes import T, blocks, c, ceiling, f4, n, p, r, u4
+
 from .csr import compression
 from .format import Format
-from .pruning import highest, importance, number
-from .sizes import T, blocks, c, ceiling, f4, n, p, r, u4
 
 TILE, LARGEST = (16, 16), 1 << 16                            # the usual sides of a tile, and what they are at most
 TILES = TILE, (8, 8), (1, 16), (1, 32)                       # wide ones hold what outputs side by side share

@@ -1,9 +1,10 @@
 """Block-diagonal: every range of outputs has its own range of inputs."""
 import numpy as np
 
-from .arrays import FormatError
+from formats.core.arrays import FormatError
+from formats.core.sizes import T, blocks, ceiling, f4, n, p
+
 from .format import Format
-from .sizes import T, blocks, ceiling, f4, n, p
 
 BLOCKS = 4
 

@@ -4,7 +4,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from .arrays import FormatError
+from formats.core.arrays import FormatError
+from formats.core.epilogue import Epilogue
+
 from .bf16 import BF16
 from .bitmap import Bitmap
 from .block import Block
@@ -13,7 +15,6 @@ from .coo import COO
 from .csc import CSC
 from .csr import CSR
 from .dense import Dense
-from .epilogue import Epilogue
 from .format import Format
 from .half import Half
 from .int4 import Int4

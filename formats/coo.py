@@ -1,9 +1,10 @@
 """Coordinates: the place of every number, for matrices with fewer numbers than columns."""
 import numpy as np
 
+from formats.core.pruning import highest, importance, number
+from formats.core.sizes import T, ceiling, f4, n, nnz, p, unsigned
+
 from .format import Format
-from .pruning import highest, importance, number
-from .sizes import T, ceiling, f4, n, nnz, p, unsigned
 
 
 class COO(Format):

@@ -1,10 +1,11 @@
 """Compressed columns of Wᵀ: unstructured sparsity by inputs."""
 import numpy as np
 
+from formats.core.pruning import highest, importance, number
+from formats.core.sizes import T, ceiling, f4, n, nnz, p, u4, unsigned
+
 from .csr import CSR, compression
 from .format import Format
-from .pruning import highest, importance, number
-from .sizes import T, ceiling, f4, n, nnz, p, u4, unsigned
 
 
 class CSC(Format):

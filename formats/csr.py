@@ -1,9 +1,10 @@
 """Compressed sparse rows of Wᵀ: unstructured sparsity."""
 import numpy as np
 
+from formats.core.pruning import highest, importance, number
+from formats.core.sizes import T, ceiling, f4, n, nnz, p, u4, unsigned
+
 from .format import Format
-from .pruning import highest, importance, number
-from .sizes import T, ceiling, f4, n, nnz, p, u4, unsigned
 
 
 class CSR(Format):

@@ -1,7 +1,8 @@
 """Dense: the format that every other one is measured against."""
 
+from formats.core.sizes import Min, T, ceiling, f4, n, p
+
 from .format import Format
-from .sizes import Min, T, ceiling, f4, n, p
 
 
 class Dense(Format):

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .arrays import Floats, by_rows, readable, separate, writable
-from .epilogue import ROWS, Epilogue
+from formats.core.arrays import Floats, by_rows, readable, separate, writable
+from formats.core.epilogue import ROWS, Epilogue
+
 from .format import Format
 
 

@@ -19,10 +19,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .arrays import Floats, FormatError, aligned, by_rows, finite, fixed, matrix, measure, picture, separate, storable, writable
-from .epilogue import NOTHING, Epilogue, gamma
-from .panels import Panelled
-from .sizes import Array, Later, T, n, p, total
+from formats.core.arrays import (
+    Floats,
+    FormatError,
+    aligned,
+    by_rows,
+    finite,
+    fixed,
+    matrix,
+    measure,
+    picture,
+    separate,
+    storable,
+    writable,
+)
+from formats.core.epilogue import NOTHING, Epilogue, gamma
+from formats.core.layout import Panelled
+from formats.core.sizes import Array, Later, T, n, p, total
 
 if TYPE_CHECKING:
     import sympy
@@ -70,7 +83,7 @@ class Format:
     both and ignores those of the other; TypeError names an option that neither has.
 
     A class has `name`, `fields` (its arrays), `bytes` and `flops` (sympy), `work` (features that the time of its product
-    is a sum of, see formats/machine.py; unless declared, arithmetic, bytes, rows read and written), `parameters` (its
+    is a sum of, see formats/machine/model.py; unless declared, arithmetic, bytes, rows read and written), `parameters` (its
     options with their defaults); an instance also `shape`, `sizes` (the value of every size) and its arrays by name."""
     name: ClassVar[str] = ""
     fields: ClassVar[dict[str, Array]] = {}
@@ -337,7 +350,7 @@ class Format:
     @classmethod
     def check(cls, rng: "np.random.Generator") -> None:
         """The test that every format has by being declared; AssertionError says what failed."""
-        from .check import check
+        from formats.core.check import check
         check(cls, rng)
 
 

@@ -1,9 +1,10 @@
 """Half: a number type as a format."""
 import numpy as np
 
-from .arrays import FormatError
+from formats.core.arrays import FormatError
+from formats.core.sizes import T, f2, n, p
+
 from .format import Format
-from .sizes import T, f2, n, p
 
 LARGEST = float(np.finfo(np.float16).max)
 

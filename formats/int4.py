@@ -3,12 +3,13 @@ from types import MappingProxyType
 
 import numpy as np
 
+from formats.core.layout import TILE, deepened, panels, unpanelled
+from formats.core.sizes import T, ceiling, f4, n, p, u1
+from formats.core.sizes import group as size
+
 from .format import Format
 from .int8 import DEEP, UNIT, bound, by_row, grouped, quantised, spread, unsound
 from .packed import Packed
-from .panels import TILE, deepened, panels, unpanelled
-from .sizes import T, ceiling, f4, n, p, u1
-from .sizes import group as size
 
 GROUP = 64
 

@@ -3,13 +3,14 @@ from types import MappingProxyType
 
 import numpy as np
 
-from .arrays import FormatError
-from .epilogue import gamma
+from formats.core.arrays import FormatError
+from formats.core.epilogue import gamma
+from formats.core.layout import TILE, Panelled, deepened, panels, unpanelled
+from formats.core.sizes import T, ceiling, f4, n, p, u1
+from formats.core.sizes import group as size
+
 from .format import SMALLEST, Format
 from .packed import Packed
-from .panels import TILE, Panelled, deepened, panels, unpanelled
-from .sizes import T, ceiling, f4, n, p, u1
-from .sizes import group as size
 
 DEEP = 64                                                    # inputs of a step
 COLUMN = 1 << 16                                             # a group that holds all inputs
@@ -99,7 +100,7 @@ def unsound(where, scale, group):
 def by_row(x):
     """x (T, n) in float64 as whole multiples, up to 127, of each row's largest number / 127: by the float32 operations of
     kernels/rounding.py, one by one."""
-    from .kernels.rounding import LEAST, LIFT, MOST
+    from formats.kernels.products.rounding import LEAST, LIFT, MOST
     x = np.asarray(x, np.float32)
     largest = abs(x).max(1, keepdims=True)
     lift = np.where((0 < largest) & (largest < LEAST), LIFT, np.where(largest > MOST, 1 / LIFT, np.float32(1)))
@@ -111,6 +112,6 @@ def by_row(x):
 def bound(x, W, groups):
     """What is rounded of whole sums, which are exact: unpack() once, each group's sum, scale and product, and their sum. What a
     product of two scales loses that underflows, every whole number of a sum loses; rows beyond MOST are multiplied back."""
-    from .kernels.rounding import LIFT, MOST
+    from formats.kernels.products.rounding import LIFT, MOST
     lost = np.where(abs(np.asarray(x, np.float32)).max(1, keepdims=True) > MOST, float(LIFT), 1.0)
     return gamma(groups + 5) * (abs(by_row(x)) @ abs(W.astype(np.float64))) + SMALLEST * (1 + 127 * 127 * len(W)) * lost

@@ -1,11 +1,12 @@
 """Kronecker products: every block of the matrix is a multiple of one block."""
 import numpy as np
 
-from .arrays import FormatError
-from .epilogue import UNIT, gamma
+from formats.core.arrays import FormatError
+from formats.core.epilogue import UNIT, gamma
+from formats.core.sizes import T, c, ceiling, f4, k, n, p, r
+
 from .format import SMALLEST, Format
 from .lowrank import leading
-from .sizes import T, c, ceiling, f4, k, n, p, r
 
 ROOM = 1 << 24                                               # numbers that a row of x may leave between two products
 

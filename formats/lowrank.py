@@ -4,10 +4,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .arrays import Floats, FormatError, matrix
-from .epilogue import UNIT, gamma
+from formats.core.arrays import Floats, FormatError, matrix
+from formats.core.epilogue import UNIT, gamma
+from formats.core.sizes import Min, T, ceiling, f4, n, p, r
+
 from .format import SMALLEST, Format
-from .sizes import Min, T, ceiling, f4, n, p, r
 
 
 class LowRank(Format):

@@ -1,13 +1,14 @@
 """Low rank plus sparse: two thin factors, and the numbers that they miss."""
 import numpy as np
 
-from .arrays import FormatError, matrix
+from formats.core.arrays import FormatError, matrix
+from formats.core.epilogue import UNIT, gamma
+from formats.core.pruning import highest, importance, number
+from formats.core.sizes import Min, T, ceiling, f4, n, nnz, p, r, u4, unsigned
+
 from .csr import CSR, compression
-from .epilogue import UNIT, gamma
 from .format import SMALLEST, Format
 from .lowrank import LowRank, product, ranked
-from .pruning import highest, importance, number
-from .sizes import Min, T, ceiling, f4, n, nnz, p, r, u4, unsigned
 
 STEPS, REFINED, STALLED, SMALL = 100, 40, 1e-3, 1e-10
 

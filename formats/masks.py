@@ -9,9 +9,10 @@ from numpy.typing import ArrayLike, NDArray
 if TYPE_CHECKING:
     import sympy
 
-from .arrays import FormatError, aligned, measure, picture
+from formats.core.arrays import FormatError, aligned, measure, picture
+from formats.core.sizes import Array, Later, blocks, ceiling, m, n, r, size, total, u2, u4
+
 from .csr import compression
-from .sizes import Array, Later, blocks, ceiling, m, n, r, size, total, u2, u4
 
 Sees = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
 BLOCK, LARGEST = 64, 1024
@@ -183,8 +184,8 @@ Mask.bytes = Later(lambda: total(Mask.fields))
 
 def attended(length: int, behind: int, ahead: int) -> int:
     """How many scores attention computes for a sequence where a query sees so many keys behind it and ahead: of each unit
-    of queries (formats/kernels/attending.py) those with the keys from the first that one of them sees to the last."""
-    from .kernels.attending import units
+    of queries (formats/kernels/mixing/attending.py) those with the keys from the first that one of them sees to the last."""
+    from formats.kernels.mixing.attending import units
     low = np.arange(0, length, side := units(length, 0)[1])
     high = np.minimum(low + side, length)
     keys = np.minimum(high + ahead, length) - np.maximum(low - behind, 0)

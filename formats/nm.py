@@ -3,11 +3,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from .arrays import FormatError
+from formats.core.arrays import FormatError
+from formats.core.pruning import importance
+from formats.core.sizes import T, ceiling, f4, group, kept, n, p, u1
+
 from .csr import CSR
 from .format import Format
-from .pruning import importance
-from .sizes import T, ceiling, f4, group, kept, n, p, u1
 
 GROUPS = 4, 8, 16                                            # that a matrix is looked at in
 

@@ -1,8 +1,9 @@
 """Packed: float32 in the order in which a kernel reads it."""
 
+from formats.core.layout import Panelled, panels, unpanelled
+from formats.core.sizes import T, ceiling, f4, n, p
+
 from .format import Format
-from .panels import Panelled, panels, unpanelled
-from .sizes import T, ceiling, f4, n, p
 
 
 class Packed(Format):

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from formats import FORMATS, Format, FormatError
-from formats.arrays import Floats, matrix, room
-from formats.features import quantile, stored
-from formats.prices import price
-from formats.quiet import timed
-from formats.sizes import T
+from formats.core.arrays import Floats, matrix, room
+from formats.core.sizes import T
+from formats.machine.features import quantile, stored
+from formats.machine.prices import price
+from formats.machine.quiet import timed
 
 DOWN, ACROSS, GROUPS = 64, 64, (8, 2)                        # a sample: so many groups of inputs and of outputs, of so many
 PROBES = 16                                                  # rows that a sample is multiplied by
@@ -34,7 +34,7 @@ WITHIN, SURE = 1.2816, 2.0                                   # standard deviatio
 
 
 class Prices(Protocol):
-    """What predicts seconds: formats.machine.Machine, or a stand-in."""
+    """What predicts seconds: formats.machine.model.Machine, or a stand-in."""
 
     def seconds(self, kernel: str, **sizes: float) -> float: ...
     def between(self, kernel: str, **sizes: float) -> tuple[float, float]: ...
@@ -186,7 +186,7 @@ def burst(call: Callable[[], Any]) -> list[float]:
 
 def calibrated() -> Prices:
     """This machine's model."""
-    from formats.machine import this_machine
+    from formats.machine.model import this_machine
     return this_machine()
 
 

@@ -3,10 +3,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from .arrays import FormatError
+from formats.core.arrays import FormatError
+from formats.core.pruning import highest, importance, number
+from formats.core.sizes import T, c, ceiling, f4, group, n, nnz, p, u4, unsigned
+
 from .format import Format
-from .pruning import highest, importance, number
-from .sizes import T, c, ceiling, f4, group, n, nnz, p, u4, unsigned
 
 CHUNK, SIGMA = 16, 64
 

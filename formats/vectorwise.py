@@ -3,12 +3,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-from .arrays import FormatError
+from formats.core.arrays import FormatError
+from formats.core.pruning import importance
+from formats.core.sizes import T, c, ceiling, f4, group, kept, n, p, u4
+
 from .csr import CSR
 from .format import Format
 from .nm import sound
-from .pruning import importance
-from .sizes import T, c, ceiling, f4, group, kept, n, p, u4
 
 WIDTH = 32
 

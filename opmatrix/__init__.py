@@ -42,27 +42,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from formats.select import select as select
     from opmatrix import monoids as monoids
-    from opmatrix.checkpoint import open_model as open_model
+    from opmatrix.files.checkpoint import open_model as open_model
+    from opmatrix.files.storage import load as load
     from opmatrix.models import *  # noqa: F403
     from opmatrix.monoid import *  # noqa: F403
     from opmatrix.operators import *  # noqa: F403
     from opmatrix.oracles import *  # noqa: F403
     from opmatrix.patterns import *  # noqa: F403
     from opmatrix.program import Program as Program
-    from opmatrix.storage import load as load
     from opmatrix.term import *  # noqa: F403
-    from rewrites.equations import prove as prove
+    from rewrites.derivations.schedules import schedule as schedule
     from rewrites.law import Law as _Law
+    from rewrites.proofs.equations import prove as prove
     from rewrites.run import optimize as optimize
-    from rewrites.schedules import schedule as schedule
     laws: tuple[_Law, ...]
 
 MODULES = ("operators", "patterns", "oracles", "term", "monoid", "models")          # all that is public in them
 DOOR = {                                                    # and by name: the module, and what it is there
     "Program": ("opmatrix.program", "Program"), "load": ("opmatrix.program", "Program.load"),
-    "open_model": ("opmatrix.checkpoint", "open_model"), "select": ("formats.select", "select"),
-    "optimize": ("rewrites.run", "optimize"), "schedule": ("rewrites.schedules", "schedule"),
-    "prove": ("rewrites.equations", "prove"), "laws": ("rewrites.laws", "EXACT_LAWS")}
+    "open_model": ("opmatrix.files.checkpoint", "open_model"), "select": ("formats.select", "select"),
+    "optimize": ("rewrites.run", "optimize"), "schedule": ("rewrites.derivations.schedules", "schedule"),
+    "prove": ("rewrites.proofs.equations", "prove"), "laws": ("rewrites.laws", "EXACT_LAWS")}
 
 
 def own(name: str) -> None:

@@ -20,7 +20,7 @@ class Data:
     def __init__(self, array: Any, name: str | None = None) -> None:
         array = np.atleast_1d(np.asarray(array))
         if array.dtype.kind not in "fiub":                  # imported here: it needs sympy, and programs that run do not
-            from formats.shapes import brief
+            from opmatrix.shapes import brief
             raise TypeError(f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (a size that "
                             "is not known yet is none: put a matrix of known size before it)")
         self.array: NDArray[Any] = (array.astype(np.float64) if array.shape == (1,) else array).view()
@@ -76,7 +76,7 @@ def finite(numbers: Any) -> NDArray[Any]:
     """Numbers that somebody wrote down, as an array. Raises TypeError for rows of different lengths, ValueError for NaN."""
     try: array = np.asarray(numbers)
     except ValueError:
-        from formats.shapes import brief
+        from opmatrix.shapes import brief
         raise TypeError(f"an operand: {brief(numbers)}: its rows have different lengths") from None
     if array.dtype.kind == "f" and (lost := np.argwhere(np.isnan(array))).size:
         raise ValueError(f"an operand of shape {array.shape}: NaN at {lost[0].tolist()}")

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from formats.shapes import brief
 from opmatrix import monoids
 from opmatrix.data import Data
+from opmatrix.shapes import brief
 from opmatrix.term import Operator
 
 Entry = Callable[[Any], Any] | None                         # a number into the carrier, or nothing there

@@ -13,8 +13,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.core.sizes import S, Size, T, size
 from formats.masks import attended
-from formats.sizes import S, Size, T, size
 from opmatrix.patterns import Pattern, everyone, parse, sequence
 
 __all__ = ["Extents", "S", "T", "counted", "pairs", "patterns"]
@@ -88,7 +88,7 @@ class Extents(Mapping[Any, Any]):
 
 
 def entry(key: Any) -> Entry:
-    """The entry that is meant. A size may come as that of formats.sizes, of formats.shapes, or as its name."""
+    """The entry that is meant. A size may come as that of formats.core.sizes, of opmatrix.shapes, or as its name."""
     if isinstance(key, Pairs): return key
     if (getattr(key, "is_Symbol", False) or isinstance(key, str)) and str(key).isidentifier(): return size(str(key))
     raise TypeError(f"extents: {key!r:.80} is no entry: give a live size, such as T, or pairs[pattern]")

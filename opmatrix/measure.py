@@ -97,7 +97,7 @@ def peak(program: Any, batch: Any, runs: int = 1) -> int:
 
     The program runs once before, so that compiling, first imports and what Python itself keeps are not counted; buffers that
     calls hand on to one another are given back before each."""
-    from formats.kernels.launch import ARENA
+    from formats.kernels.engine.launch import ARENA
     running = tracemalloc.is_tracing()
     if not running: tracemalloc.start()
     try:

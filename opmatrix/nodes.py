@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from formats.shapes import N, Shape, ShapeError, brief
 from opmatrix import monoids
 from opmatrix.data import Data
 from opmatrix.patterns import FIELDS, Pattern, everyone
 from opmatrix.properties import PROPERTIES
 from opmatrix.relations import Relation
+from opmatrix.shapes import N, Shape, ShapeError, brief
 from opmatrix.term import Kind, Operator, adjoint
 
 

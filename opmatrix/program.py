@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.core.errors import InputError
 from formats.format import Format
-from opmatrix.embed import ROWS, Progress, Texts, embed, stream
-from opmatrix.errors import InputError
 from opmatrix.extents import Extents, S
 from opmatrix.patterns import Batch, Pattern
-from opmatrix.pooling import Pooling
+from opmatrix.pipelines.embed import ROWS, Progress, Texts, embed, stream
+from opmatrix.pipelines.pooling import Pooling
+from opmatrix.pipelines.text import Tokenizer
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.schedule import Schedule
 from opmatrix.runtime.seen import pattern
-from opmatrix.text import Tokenizer
 
 if TYPE_CHECKING:
-    from opmatrix.session import Session
+    from opmatrix.pipelines.session import Session
 
 Floats = NDArray[np.float32]
 Exact = NDArray[np.float64]
@@ -55,7 +55,7 @@ class Program:
     pools them, one a sentence.
 
     It cannot be changed; it keeps nothing of a call, so threads may share it; the same batch gives the same bits.
-    `meta` is JSON: model, config, tokenizer (the text of a tokenizer.json), pooling (see opmatrix.pooling),
+    `meta` is JSON: model, config, tokenizer (the text of a tokenizer.json), pooling (see opmatrix.pipelines.pooling),
     certificate, whatever belongs to it. Raises ValueError, which names the step, for an unknown kernel, operand,
     attribute or shape that does not fit."""
 
@@ -93,9 +93,9 @@ class Program:
             yield step, found, exact
 
     def start(self, capacity: int, exact: bool = False) -> "Session":
-        """The session of a program with state (opmatrix.cached): caches of so many rows, for any number of sequences. `exact`: float64, by
-        the meanings of the kernels. Raises InputError for a program without state."""
-        from opmatrix.session import Session
+        """The session of a program with state (opmatrix.pipelines.cached): caches of so many rows, for any number of
+        sequences. `exact`: float64, by the meanings of the kernels. Raises InputError for a program without state."""
+        from opmatrix.pipelines.session import Session
         return Session(self, capacity, exact)
 
     def embed(self, texts: Texts, rows: int = ROWS, progress: Progress | bool = True, *, truncate: bool | None = None,
@@ -184,8 +184,8 @@ class Program:
 
     @cached_property
     def hash(self) -> str:
-        """Of everything but the certificate, which itself holds this hash; see opmatrix.mapped."""
-        from opmatrix.mapped import pieces, summed
+        """Of everything but the certificate, which itself holds this hash; see opmatrix.files.mapped."""
+        from opmatrix.files.mapped import pieces, summed
         return summed(json.dumps(self.described(), sort_keys=True),
                       ((name, array.dtype.str, array.shape, pieces(array)) for name, array in self.arrays()))
 
@@ -203,8 +203,8 @@ class Program:
             else: yield from ((f"{name}.{key}", array) for key, array in constant.arrays().items())
 
     def save(self, directory: str | Path) -> None:
-        """Writes the directory, whole or not at all; see opmatrix.saving."""
-        from opmatrix.saving import save
+        """Writes the directory, whole or not at all; see opmatrix.files.saving."""
+        from opmatrix.files.saving import save
         save(self, directory)
 
     @staticmethod
@@ -214,7 +214,7 @@ class Program:
         Its weights stay mapped: whoever changes the file in place changes the program's numbers, though never what memory it
         reads; whoever cuts the file short ends the process when it next reads there (SIGBUS). Files that are replaced by
         renaming, as `save` does, harm nobody. `copy` reads all weights into memory instead."""
-        from opmatrix.storage import load
+        from opmatrix.files.storage import load
         return load(directory, copy)
 
     def __str__(self) -> str:

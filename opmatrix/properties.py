@@ -2,7 +2,7 @@
 which they have; laws ask for them by name, and what a graph knows of its classes is derived from them."""
 import numpy as np
 
-from formats.shapes import H
+from opmatrix.shapes import H
 from opmatrix.term import PROPERTIES, holding
 
 __all__ = ["PROPERTIES"]

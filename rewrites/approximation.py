@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from formats import FORMATS
+from rewrites.compiler.lower import Method
+from rewrites.compiler.representations import forms
 from rewrites.law import APPROXIMATE, Declared
-from rewrites.lower import Method
-from rewrites.representations import forms
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from rewrites.environment import prepare
+from rewrites.command.environment import prepare
 
 OBJECTS = 50_000, 10, 10                                    # made before garbage is looked for: graphs are large and hold no cycles
 
@@ -19,8 +19,8 @@ def main() -> None:
 def run() -> None:
     prepare()
     gc.set_threshold(*OBJECTS)                              # a process of our own; a library leaves it alone
-    from rewrites.commands import INTERRUPTED, app, misunderstood
-    from rewrites.errors import BAD_INPUT
+    from rewrites.command.answers import BAD_INPUT
+    from rewrites.command.commands import INTERRUPTED, app, misunderstood
     try:
         status = app(sys.argv[1:] or ["--help"], prog_name="opmatrix", standalone_mode=False)
         if status == 130: raise KeyboardInterrupt           # which typer makes a number of
@@ -37,7 +37,7 @@ def run() -> None:
     except MemoryError:
         said("there is not enough memory for this model or batch", 2)
     except Exception as error:
-        from rewrites.faults import STATUS, told
+        from rewrites.command.faults import STATUS, told
         said(told(error), STATUS)
     sys.exit(status)
 
@@ -50,7 +50,7 @@ def usage(error: Any) -> str:
 
 def said(message: str, status: int) -> NoReturn:
     """One line on stderr, without what a terminal would obey, and the end."""
-    from rewrites.outputs import printable
+    from rewrites.command.outputs import printable
     print(f"opmatrix: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(status)
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import sympy
 
-from formats.shapes import Shape, T, brief, space
 from opmatrix import monoids, patterns
 from opmatrix.data import Data
 from opmatrix.operators import I, const, gelu, gelu_tanh, given, ones, product, relu, rotate, silu, square, symbol, tanh, turn, weight
@@ -21,6 +20,7 @@ from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, Pattern
 from opmatrix.relations import GIVEN
 from opmatrix.relations import relation as made_relation
+from opmatrix.shapes import Shape, T, brief, space
 from opmatrix.term import Operator
 
 NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, MARK, JOIN = "normalise", "simplify", "select", "restructure", "mark", "join"

@@ -9,35 +9,35 @@ from typing import Any
 
 import numpy as np
 
-from formats.quiet import Watch
-from opmatrix.checkpoint import Checkpoint, open_model
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from formats.machine.quiet import Watch
+from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.measure import collected, medians, peak
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
-from opmatrix.pooling import MEAN
+from opmatrix.pipelines.pooling import MEAN
 from opmatrix.program import Program
 from opmatrix.term import Operator
-from rewrites.approximate import Choices, candidates, difference
 from rewrites.approximation import Approximation
-from rewrites.choice import choose
+from rewrites.command.pairs import Pairs, evaluate
+from rewrites.command.report import Report
+from rewrites.compiler.layers import Part, parts
+from rewrites.compiler.lower import plainly
+from rewrites.compiler.precision import check_precision
+from rewrites.compiler.representations import NUMBER_TYPES, Representable, check_budgets
+from rewrites.compiler.search import Space, Structure, cheapest, search
+from rewrites.derivations.gains import Group, added, together
 from rewrites.extraction import Infeasible
-from rewrites.front import Front, counted, described
-from rewrites.gains import Group, added, together
+from rewrites.front.choice import choose
+from rewrites.front.ladder import Front, counted, described
+from rewrites.front.mixed import Mix
+from rewrites.front.points import Point, Result
+from rewrites.front.proposals import Choices, candidates, difference
+from rewrites.front.stated import Stated
+from rewrites.front.workload import Workload, check_output, drawn
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.layers import Part, parts
-from rewrites.lower import plainly
-from rewrites.mixed import Mix
-from rewrites.pairs import Pairs, evaluate
-from rewrites.points import Point, Result
-from rewrites.precision import check_precision
-from rewrites.report import Report
-from rewrites.representations import NUMBER_TYPES, Representable, check_budgets
-from rewrites.search import Space, Structure, cheapest, search
-from rewrites.stated import Stated
 from rewrites.verify.failure import VerificationError
-from rewrites.workload import Workload, check_output, drawn
 
 JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 RUNS = 3                                                    # of which the most memory counts
@@ -155,7 +155,7 @@ def source(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def calibrated(progress: Any) -> Any:
     """This machine's model, from the cache or measured now."""
-    from formats.machine import this_machine
+    from formats.machine.model import this_machine
     return this_machine(progress)
 
 
@@ -254,8 +254,8 @@ class Run:
         """Laws, graphs, programs (levels 1 to 3), then errors on held-out rows against the float64 oracle. An exact program that
         fails ends the run; an approximate one that is further off than was planned is dropped; of the others the error is stated,
         on rows that took no part in the plan."""
-        from rewrites.certificate import certified
         from rewrites.verify import unrounded, verify_exact, verify_graphs, verify_laws, verify_steps, verify_structure
+        from rewrites.verify.certificate import certified
         exact, imported = self.programs["exact"], self.programs["imported"]
         groups, few = list(self.workload.verify.pieces(GROUP)), [next(self.workload.verify.pieces(FEW))]
         wanted = [dense(self.operator, group) for group in groups]
@@ -333,7 +333,7 @@ class Run:
         return sorted(((names, left.time - exact.time) for names, left in self.groups(exact)), key=lambda pair: -pair[1])
 
     def result(self, error: float, memory: float | None, saved: list[tuple[tuple[str, ...], float]], drop: float = DROP) -> Result:
-        """The best point within the budgets (rewrites/choice.py); Infeasible says how close the closest came."""
+        """The best point within the budgets (rewrites/front/choice.py); Infeasible says how close the closest came."""
         helpful = tuple(name for names, seconds in saved if seconds > 0 for name in names)
         for point in self.points:
             point.laws = helpful

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from formats.cache import cache_directory
-from opmatrix.fetch import MODELS, fetch
+from formats.disk.cache import cache_directory
+from opmatrix.files.fetch import MODELS, fetch
 
 
 def data(*parts: str) -> Path:

@@ -79,7 +79,7 @@ def starts(rows: int) -> np.ndarray: return np.array([0, rows // 3, rows // 3, r
 
 def softly(s: np.ndarray, v: np.ndarray, seen: Any = True) -> tuple[np.ndarray, np.ndarray]:
     """softmax(s) v over what is seen, and what a relative error of p as of float32 sums may make of it: s (h, q, k), v (h, k, e)."""
-    from formats.epilogue import gamma
+    from formats.core.epilogue import gamma
     p = np.where(seen, np.exp(s - np.where(seen, s, -1e9).max(-1, keepdims=True)), 0)
     p /= np.maximum(p.sum(-1, keepdims=True), 1e-300)
     wrong = gamma(64 + s.shape[-1]) * (4 + 8 * np.abs(s).max(-1, keepdims=True, initial=0))
@@ -98,7 +98,7 @@ def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, at: np.ndarray, rough:
 
 def pass_doors() -> Iterator[tuple[str, Door]]:
     from formats import Epilogue, kernels
-    from formats.epilogue import gamma
+    from formats.core.epilogue import gamma
 
     def alone(out: np.ndarray, x: np.ndarray, **given: np.ndarray) -> Any: return kernels.pointwise(x, out, after(given))
     def finished(x: np.ndarray, **given: np.ndarray) -> Any: return after(given).reference(x), after(given).bound(x, np.zeros(x.shape))
@@ -148,7 +148,7 @@ def pass_doors() -> Iterator[tuple[str, Door]]:
 
 def head_doors() -> Iterator[tuple[str, Door]]:
     from formats import Mask, kernels
-    from formats.epilogue import gamma
+    from formats.core.epilogue import gamma
     width = lambda v, q=None, **_: (len(v), max(4, v.shape[1]), v.shape[2])
     for name, rough in ("attention", 0), ("attention_halves", 2.0 ** -5):
         for many in (4, 4, 4), (4, 2, 1):
@@ -194,7 +194,7 @@ def head_doors() -> Iterator[tuple[str, Door]]:
 
 def cache_doors() -> Iterator[tuple[str, Door]]:
     from formats import kernels
-    from formats.kernels.caches import PAGE
+    from formats.kernels.mixing.caches import PAGE
 
     def kept(x: np.ndarray, slots: np.ndarray) -> Any:
         return x[np.argsort(slots)].astype(np.float64), 0
@@ -225,7 +225,7 @@ def cache_doors() -> Iterator[tuple[str, Door]]:
 
 def space_doors() -> Iterator[tuple[str, Door]]:
     from formats import kernels
-    from formats.epilogue import gamma
+    from formats.core.epilogue import gamma
 
     def mean(x: np.ndarray, **_: np.ndarray) -> Any:
         return x.astype(np.float64).sum(0, keepdims=True) / max(1, len(x)), gamma(2) * abs(x).max(0, initial=0)

@@ -10,23 +10,24 @@ from checkpoints import CONFIG, arrays
 from programs import Writer, bert_program
 
 from formats import FORMATS, Dense, Half
-from formats.errors import InputError
-from formats.machine import Machine, NotThisMachine, Rates, features, here
-from formats.prices import PRICES
-from opmatrix.checkpoint import Checkpoint
+from formats.core.errors import InputError
+from formats.machine.model import Machine, NotThisMachine, Rates, features, here
+from formats.machine.prices import PRICES
+from opmatrix.files.checkpoint import Checkpoint
+from opmatrix.files.storage import PROGRAM, WEIGHTS
 from opmatrix.operators import given, product, softmax, symbol, weight
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, mask, sequence
+from opmatrix.pipelines.text import read_lines
 from opmatrix.program import Program, Step
-from opmatrix.runtime.interpret import written
-from opmatrix.storage import PROGRAM, WEIGHTS
+from opmatrix.runtime.interpreted import written
 from opmatrix.term import Data, formula
-from opmatrix.text import read_lines
-from rewrites import environment, remember
-from rewrites.certificate import certified
-from rewrites.extraction import files
-from rewrites.pairs import Pairs
-from rewrites.reported import Reported
+from rewrites.command import environment
+from rewrites.command.pairs import Pairs
+from rewrites.extraction import serialised as files
+from rewrites.front import remember
+from rewrites.front.reported import Reported
+from rewrites.verify.certificate import certified
 
 BATCH, TEXTS = [[3, 4, 5], [6]], ["the bank", "a river runs dry"]
 KINDS = []

@@ -8,7 +8,8 @@ import checkpoints
 import pytest
 import standin
 
-from rewrites import cli, points, run
+from rewrites import cli, run
+from rewrites.front import points
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers", "dry dry dry", "a bank runs"]
 

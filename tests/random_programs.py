@@ -13,15 +13,15 @@ from opmatrix.oracles import Dense, dense, entrywise
 from opmatrix.patterns import Batch, causal, everyone, mask, sequence, window
 from opmatrix.program import Program
 from opmatrix.term import KINDS, Data, formula, read
-from rewrites.egraph import fitting, saturate
+from rewrites.compiler.egraph import fitting, saturate
+from rewrites.compiler.flat import flat
+from rewrites.compiler.search import search
+from rewrites.compiler.template import Template
 from rewrites.extraction import Infeasible
-from rewrites.flat import flat
 from rewrites.law import apart
 from rewrites.laws import EXACT_LAWS
-from rewrites.search import search
-from rewrites.template import Template
 from rewrites.verify import unrounded, verify_steps
-from rewrites.verify.graph import disagreements
+from rewrites.verify.graphs import disagreements
 
 VOCABULARY, LONGEST, TYPES = 9, 6, 3
 WIDTHS = (2, 3, 4, 6)

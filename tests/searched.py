@@ -8,8 +8,8 @@ from opmatrix.data import Data
 from opmatrix.extents import patterns
 from opmatrix.models import build
 from opmatrix.patterns import Batch
+from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
-from rewrites.search import search
 
 RAGGED = Batch([[3, 4, 5, 6, 7], [8], list(range(9, 24))], [[0, 0, 1, 1, 0], [1], [0] * 15])
 KINDS = {"imported": ((), False), "fused": ((), True), "exact": (EXACT_LAWS, True)}    # laws, and whether kernels fuse

@@ -1,8 +1,8 @@
 """A machine that nobody measured: prices of the right order, the same every day, so that tests need not calibrate."""
 import sympy
 
-from formats.machine import Machine, features
-from formats.prices import PRICES
+from formats.machine.model import Machine, features
+from formats.machine.prices import PRICES
 from opmatrix.runtime import kernels  # noqa: F401, their prices
 
 CALL, NUMBER, PRODUCT = 2e-6, 2e-10, 1e-11                   # seconds for a call, a number read, a multiplication

@@ -5,12 +5,13 @@ from arrays import room
 from scipy.special import ndtr
 
 from formats import kernels
-from formats.epilogue import ACTIVATIONS, ROUGH_ERROR, Epilogue
-from formats.kernels import maths, tail
-from formats.kernels.activations import ACTIVATIONS as KERNEL_ACTIVATIONS
-from formats.kernels.activations import ROUGH, each_vector
-from formats.kernels.compiled import Function
-from formats.kernels.launch import address
+from formats.core.epilogue import ACTIVATIONS, ROUGH_ERROR, Epilogue
+from formats.kernels.engine import maths
+from formats.kernels.engine.compiled import Function
+from formats.kernels.engine.launch import address
+from formats.kernels.rows import tail
+from formats.kernels.rows.activations import ACTIVATIONS as KERNEL_ACTIVATIONS
+from formats.kernels.rows.activations import ROUGH, each_vector
 
 
 def floats_of(low, high, count, rng):

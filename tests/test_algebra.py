@@ -5,7 +5,6 @@ import pytest
 import sympy
 from test_monoids import both
 
-from formats.shapes import Shape, ShapeError, T
 from opmatrix import monoids
 from opmatrix.monoids import mean, softmax, sumsq
 from opmatrix.operators import (
@@ -40,6 +39,7 @@ from opmatrix.operators import (
 )
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.shapes import Shape, ShapeError, T
 from opmatrix.term import Data, formula, substitute
 
 

@@ -7,12 +7,12 @@ import pytest
 from conftest import CONFIG
 from test_monoids import both, minplus
 
-from formats.shapes import ShapeError
 from opmatrix import oracles
 from opmatrix.monoids import MONOIDS
 from opmatrix.operators import I, attention, given, over, product, softmax, weight
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, Pattern, causal, everyone, mask, sequence, window
+from opmatrix.shapes import ShapeError
 from opmatrix.term import Data, formula
 
 

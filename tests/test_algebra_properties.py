@@ -9,11 +9,11 @@ from hypothesis import given as forall
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from opmatrix.display.show import latex, names, text
 from opmatrix.entries import NoMatrix
 from opmatrix.operators import I, attention, compose, const, diag, product, relu, rsqrt, square, tanh, weight
 from opmatrix.oracles import Dense, dense, entrywise
 from opmatrix.patterns import sequence
-from opmatrix.show import latex, names, text
 from opmatrix.term import PROPERTIES, Data, formula, read
 
 seeds = st.integers(0, 2**32 - 1)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats import kernels
-from formats.epilogue import gamma
-from formats.kernels import attending
-from formats.kernels import attending_halves as halves
-from formats.kernels.compiled import FUNCTIONS
+from formats.core.epilogue import gamma
+from formats.kernels.engine.compiled import FUNCTIONS
+from formats.kernels.mixing import attending
+from formats.kernels.mixing import attending_halves as halves
 
 
 def attended(q, k, v, scale):

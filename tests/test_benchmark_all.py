@@ -18,7 +18,7 @@ import all as every
 import command
 from all import BENCHMARKS, Benchmark, Outcome
 
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 
 HERE = every.HERE
 WRITES = """import json, sys

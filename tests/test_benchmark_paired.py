@@ -23,9 +23,9 @@ import workloads
 from paired_rows import Row, told
 from peers import Absent
 
-from formats.machine import Machine, here, machine_file
-from opmatrix.checkpoint import Checkpoint
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from formats.machine.model import Machine, here, machine_file
+from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.patterns import Batch
 
 ROOT = Path(__file__).parents[1]

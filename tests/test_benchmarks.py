@@ -20,7 +20,7 @@ import prediction
 from bars import Table, plot
 from command import HERE, Figure, concluded
 
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 
 COMMANDS = sorted(file.name for file in HERE.glob("*.py") if "command.run(main" in file.read_text())
 EMPTY = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OPMATRIX_DATA")}
@@ -184,8 +184,9 @@ def test_the_legend_lies_beside_the_panels(tmp_path):
 
 def test_one_matrix_of_each_format_is_enough(monkeypatch, tmp_path, capsys):
     """Its products get made-up seconds."""
-    from formats import FORMATS, calibrate
-    from formats.machine import Machine
+    from formats import FORMATS
+    from formats.machine import calibration as calibrate
+    from formats.machine.model import Machine
     monkeypatch.setattr(Machine, "load", lambda file: standin.machine())
     monkeypatch.setattr(calibrate, "measured", lambda cases, most: [(kernel, sizes, 1e-4) for kernel, sizes, _ in cases])
     monkeypatch.setattr("formats.FORMATS", {name: FORMATS[name] for name in ("dense", "csr")})

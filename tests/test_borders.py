@@ -11,13 +11,13 @@ from opmatrix.operators import I, attention, const, gelu, given, layernorm, relu
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, sequence
 from opmatrix.term import substitute
-from rewrites import borders
-from rewrites.borders import FORMS, FULL, apart, form, gained, rms_normed, shifted
-from rewrites.flat import flat
+from rewrites.compiler import borders
+from rewrites.compiler.borders import FORMS, FULL, apart, form, gained, rms_normed, shifted
+from rewrites.compiler.flat import flat
+from rewrites.compiler.layers import parts
+from rewrites.compiler.search import search
 from rewrites.law import SAMPLE, drawn, n, value
 from rewrites.laws import EXACT_LAWS
-from rewrites.layers import parts
-from rewrites.search import search
 
 WIDE, TOKENS = SAMPLE[n], given("tokens", 10)
 BATCH = Batch([[3, 1, 4], [1], [5, 9]])

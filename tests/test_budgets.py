@@ -7,12 +7,12 @@ import pytest
 from searched import RAGGED, Round, model, relative
 
 from opmatrix.oracles import dense
-from rewrites.borders import FULL
-from rewrites.budgets import Budgets, within
+from rewrites.compiler.borders import FULL
+from rewrites.compiler.lower import EXACT, Method
+from rewrites.compiler.search import Space, cheapest
 from rewrites.extraction import Infeasible, Node, Problem, extract, verify
+from rewrites.front.budgets import Budgets, within
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower import EXACT, Method
-from rewrites.search import Space, cheapest
 
 OFFERED = (Method("half"), Method("csr", (("density", 0.45),)), Method("lowrank", (("rank", 4),)))
 OPERATOR = model(num_hidden_layers=1)

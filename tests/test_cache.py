@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 
 import formats
-from formats import cache, holdings
-from formats import calibrate as calibration
-from formats import machine as machines
-from formats.cache import Distrusted
-from formats.errors import InputError
-from formats.holdings import DAY, MONTH
-from formats.kernels import objects
-from formats.machine import Machine, features, this_machine
-from formats.prices import PRICES
-from rewrites import cli, remember
-from rewrites.lower import Method
+from formats.core.errors import InputError
+from formats.disk import cache, holdings
+from formats.disk.cache import Distrusted
+from formats.disk.holdings import DAY, MONTH
+from formats.kernels.engine import objects
+from formats.machine import calibration
+from formats.machine import model as machines
+from formats.machine.model import Machine, features, this_machine
+from formats.machine.prices import PRICES
+from rewrites import cli
+from rewrites.compiler.lower import Method
+from rewrites.front import remember
 
 ROOT = Path(formats.__file__).parents[1]
 OTHER = 54321                                                # a user who is neither us nor root
@@ -139,8 +140,8 @@ def test_a_file_that_is_too_large_is_not_read(home):
 CHILD = """
 import logging, os, sys                                     # all before: this Python may lie where the other user cannot read
 from pathlib import Path
-from formats import cache, holdings
-from formats.errors import InputError
+from formats.disk import cache, holdings
+from formats.core.errors import InputError
 os.setgroups([])
 os.setgid(int(sys.argv[2]))
 os.setuid(int(sys.argv[2]))
@@ -267,7 +268,7 @@ def entry(path, age, size=10):
 HOLDS = """
 import sys, time
 from pathlib import Path
-from formats.holdings import using
+from formats.disk.holdings import using
 using(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)

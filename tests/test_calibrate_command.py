@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formats import blas, cache, kernels, peaks
-from formats.blas import Blas
-from formats.host import caches
-from formats.machine import Machine, features, here, machine_file, this_machine
-from formats.peaks import Peaks, Rate
-from formats.prices import PRICES
-from rewrites import cli, environment
+from formats import kernels
+from formats.disk import cache
+from formats.machine import blas, peaks
+from formats.machine.blas import Blas
+from formats.machine.host import caches
+from formats.machine.model import Machine, features, here, machine_file, this_machine
+from formats.machine.peaks import Peaks, Rate
+from formats.machine.prices import PRICES
+from rewrites import cli
+from rewrites.command import environment
 
 ROOT = Path(__file__).parents[1]
 RATES = {"": 1e11, "ZEN": 1.5e11}
@@ -42,7 +45,7 @@ def measured(monkeypatch):
         progress(1, 1)
         runs.append(full)
         return machine()
-    monkeypatch.setattr("rewrites.calibrating.calibrate", calibrated)
+    monkeypatch.setattr("rewrites.command.calibrate.calibrate", calibrated)
     monkeypatch.setattr(sys, "argv", ["opmatrix", "calibrate"])
     return runs
 
@@ -112,7 +115,7 @@ def test_both_names_of_the_cache_are_one(kept, monkeypatch):
 
 
 def test_numpy_comes_after_the_environment():
-    asked = "import sys, rewrites.environment as e; e.prepare({}); assert 'numpy' not in sys.modules, 'numpy'"
+    asked = "import sys, rewrites.command.environment as e; e.prepare({}); assert 'numpy' not in sys.modules, 'numpy'"
     subprocess.run([sys.executable, "-c", asked], cwd=ROOT, check=True)
 
 
@@ -151,7 +154,7 @@ def test_what_is_measured_is_what_is_said(monkeypatch):
         now[0] += 1e-3
         return now[0]
     monkeypatch.setattr(peaks.time, "perf_counter", tick)
-    from formats.kernels.rates import CHAINS
+    from formats.kernels.engine.rates import CHAINS
     assert peaks.vector_rate().one == pytest.approx(2 * CHAINS * (1 << 19) / 1e-3)
     array, _ = peaks.filled(1 << 16)
     assert array.nbytes == 1 << 16 and peaks.traffic(array) == 1 << 26

@@ -9,12 +9,11 @@ from searched import RAGGED, found, model
 from formats import Dense, Packed
 from opmatrix.program import Program
 from opmatrix.runtime.kernels import KERNELS
-from rewrites import recheck
-from rewrites.certificate import certificate, certified, digest
+from rewrites.command import recheck
+from rewrites.command.recheck import CLAIMED, FAILS, HOLDS, checks
+from rewrites.compiler.layers import parts
+from rewrites.compiler.lower import Method
 from rewrites.laws import EXACT_LAWS
-from rewrites.layers import parts
-from rewrites.lower import Method
-from rewrites.recheck import CLAIMED, FAILS, HOLDS, checks
 from rewrites.verify import (
     unrounded,
     verify_approximate,
@@ -22,6 +21,7 @@ from rewrites.verify import (
     verify_graphs,
     verify_laws,
 )
+from rewrites.verify.certificate import certificate, certified, digest
 
 TEMPLATES = [part.template for by_state in parts(model())[:2] for part in by_state.values()]
 

@@ -5,8 +5,8 @@ import checkpoints
 import numpy as np
 import pytest
 
-from opmatrix.checkpoint import Checkpoint, open_model
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 

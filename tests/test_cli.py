@@ -15,9 +15,9 @@ from optimized import small
 
 from opmatrix.program import Program
 from rewrites import cli
+from rewrites.command.report import Report
 from rewrites.laws import EXACT_LAWS, attention, joining, ring, spaces
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.report import Report
 from rewrites.run import Run
 
 QUERY = "encoder.layer.0.attention.self.query.weight"
@@ -43,7 +43,7 @@ class Ran:
 def patched():
     """No test calibrates."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("rewrites.run", "rewrites.explain", "rewrites.evaluate"):
+        for module in ("rewrites.run", "rewrites.derivations.explain", "rewrites.command.evaluate"):
             patch.setattr(f"{module}.calibrated", lambda progress: standin.machine())
         yield patch
 
@@ -306,7 +306,7 @@ def test_spectrum_prints_every_weight(command, optimized, tmp_path):
 
 def test_a_picture_asks_for_matplotlib_before_the_work(command, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("opmatrix.checkpoint.open_model", lambda name: 1 / 0)
+    monkeypatch.setattr("opmatrix.files.checkpoint.open_model", lambda name: 1 / 0)
     refused(command("spectrum", "minilm", "--out", "found.png"), "--out drawing needs matplotlib", "pip install '.[plot]'")
 
 

@@ -8,7 +8,7 @@ import pytest
 from optimized import LINES
 from test_cli import command, patched, refused  # noqa: F401
 
-from opmatrix.pooling import Pooling
+from opmatrix.pipelines.pooling import Pooling
 from opmatrix.program import Program
 
 # ruff: noqa: F811

@@ -11,9 +11,9 @@ from programs import bert_program, unfused_layer
 
 import formats
 from formats import FORMATS, kernels
-from formats.kernels import compiler, objects
-from formats.kernels.compiled import FUNCTIONS, Function, provide
-from formats.kernels.native import Nothing, types
+from formats.kernels.engine import compiler, objects
+from formats.kernels.engine.compiled import FUNCTIONS, Function, provide
+from formats.kernels.engine.native import Nothing, types
 
 ROOT = Path(formats.__file__).parents[1]
 
@@ -41,14 +41,14 @@ SQUARE = """
 import sys
 import numpy as np
 from formats import kernels
-from formats.kernels import objects
-from formats.kernels.compiled import FUNCTIONS
-from formats.kernels.launch import address
+from formats.kernels.engine import objects
+from formats.kernels.engine.compiled import FUNCTIONS
+from formats.kernels.engine.launch import address
 kernels.warm(["square"])
 x = np.arange(40, dtype=np.float32)
 FUNCTIONS["square"].call(address(x), 40, 1, 160)
 assert (x == np.arange(40) ** 2).all()
-print("compiled" if "formats.kernels.compiler" in sys.modules else "found", objects.key())
+print("compiled" if "formats.kernels.engine.compiler" in sys.modules else "found", objects.key())
 """
 
 
@@ -77,16 +77,16 @@ def test_what_is_damaged_is_compiled_again(cache, damage):
 
 def test_any_change_of_a_source_changes_the_name(cache, tmp_path):
     shutil.copytree(ROOT / "formats", tmp_path / "formats")
-    same, = run("from formats.kernels import objects; print(objects.key())", tmp_path)
-    with (tmp_path / "formats" / "kernels" / "memory.py").open("a") as helper: helper.write("\n# changed\n")
-    changed, = run("from formats.kernels import objects; print(objects.key())", tmp_path)
+    same, = run("from formats.kernels.engine import objects; print(objects.key())", tmp_path)
+    with (tmp_path / "formats" / "kernels" / "engine" / "memory.py").open("a") as helper: helper.write("\n# changed\n")
+    changed, = run("from formats.kernels.engine import objects; print(objects.key())", tmp_path)
     assert same == cache[1] != changed
 
 
 @pytest.mark.parametrize("setting", [("CPU_FEATURES", "+sse2"), ("CPU_NAME", "generic"), ("ENABLE_AVX", "0"), ("OPT", "1")])
 def test_other_settings_have_other_names(cache, setting):
     name, value = setting
-    code = "from formats.kernels import native, objects; print(objects.key(), '+avx' in native.FEATURES)"
+    code = "from formats.kernels.engine import native, objects; print(objects.key(), '+avx' in native.FEATURES)"
     key, avx = run(code, **{f"NUMBA_{name}": value})
     assert key != cache[1] and avx == str(name == "OPT" and "+avx" in objects.FEATURES)
 
@@ -136,7 +136,7 @@ def test_object_code_that_others_could_have_written_is_not_called(cache, tmp_pat
 
 def test_together_is_at_once(tmp_path):
     assert run("""
-from formats.kernels import activations, compiled
+from formats.kernels.rows.passes import activations; from formats.kernels.engine import compiled
 missed = []
 def walk():
     missed.append([each.address for each in (activations.relu, activations.square)])
@@ -171,7 +171,7 @@ print(known, found.tobytes().hex())
 def test_what_cannot_be_compiled_says_why():
     with pytest.raises(RuntimeError, match=r"(?s)not compiled: impossible .*TypingError.*nowhere"): provide([impossible])
     with pytest.raises(ValueError, match=r"kernels: no such_one; .*gemm"): kernels.warm(["such_one"])
-    here = done("from formats.kernels.compiled import Kernel\ndef local(item, worker, arguments): pass\nKernel(local).call(1, 1, 1)")
+    here = done("from formats.kernels.engine.compiled import Kernel\ndef local(item, worker, arguments): pass\nKernel(local).call(1, 1, 1)")
     assert "local: a kernel of __main__ cannot be compiled" in here.stderr
 
 

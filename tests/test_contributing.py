@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from formats import FORMATS
-from formats.machines import FILE, datasheets
+from formats.machine.datasheets import FILE, datasheets
 from opmatrix.models import FAMILIES
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.term import PROPERTIES

@@ -11,18 +11,18 @@ from searched import found, model, structure
 from opmatrix.data import Data
 from opmatrix.monoids import logsumexp
 from opmatrix.operators import I, const, heads, over, relu, weight
-from rewrites import wording
-from rewrites.chain import chain
-from rewrites.derivation import Derivation, instance
-from rewrites.derive import Deriver, Underivable
-from rewrites.egraph import engine, saturate
+from rewrites.compiler.egraph import engine, saturate
+from rewrites.compiler.layers import parts
+from rewrites.compiler.lower import Call, Lowering
+from rewrites.derivations import wording
+from rewrites.derivations.chain import chain
+from rewrites.derivations.derivation import Derivation, instance
+from rewrites.derivations.finding import Deriver, Underivable
+from rewrites.derivations.trees import READ, STORED, Forest
 from rewrites.law import SIMPLIFY, count, h, law, n, p, value
 from rewrites.laws import EXACT_LAWS
-from rewrites.layers import parts
-from rewrites.lower import Call, Lowering
-from rewrites.trees import READ, STORED, Forest
 from rewrites.verify import VerificationError
-from rewrites.verify.graph import seeded
+from rewrites.verify.graphs import seeded
 
 BY_NAME = {each.name: each for each in EXACT_LAWS}
 

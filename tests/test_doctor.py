@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from formats.host import Host
-from formats.threads import BLAS_VARIABLES, asked, most
-from rewrites.doctor import CHECKS, POOLS, as_json, findings, told
-from rewrites.examine import Facts, Pool, examined
+from formats.machine.host import Host
+from formats.machine.threads import BLAS_VARIABLES, asked, most
+from rewrites.command.doctor import CHECKS, POOLS, as_json, findings, told
+from rewrites.command.examine import Facts, Pool, examined
 
 FOUR = Host(4, frozenset(range(4)), tuple(frozenset({cpu}) for cpu in range(4)), memory=8 * 10 ** 9, free=10 ** 9, load=0.5)
 
 
 def facts(environment=None, host=FOUR, **given):
-    """As `examined` would find them: threads are counted as formats.threads counts them."""
+    """As `examined` would find them: threads are counted as formats.machine.threads counts them."""
     environment = environment or {}
     threads = min(asked(environment)[1], most()) or len(host.allowed)
     return Facts(host, environment, "a processor", ("AVX2",), threads=threads, **given)

@@ -7,23 +7,23 @@ import numpy as np
 import pytest
 from searched import Round, model
 
-from formats.shapes import Shape, T
 from opmatrix.data import Data
 from opmatrix.extents import counted
 from opmatrix.monoids import softmax
 from opmatrix.operators import I, centre, cols, const, gelu, given, heads, product, row, square, symbol, turn, weight
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, everyone, sequence
-from rewrites.borders import FULL, normed
-from rewrites.egraph import JOIN, MARK, SCHEDULE, saturate
-from rewrites.flat import factors, flat
+from opmatrix.shapes import Shape, T
+from rewrites.compiler.borders import FULL, normed
+from rewrites.compiler.egraph import JOIN, MARK, SCHEDULE, saturate
+from rewrites.compiler.flat import factors, flat
+from rewrites.compiler.layers import parts
+from rewrites.compiler.lower import Lowering
+from rewrites.compiler.price import Prices
+from rewrites.compiler.template import Template, shrink
 from rewrites.law import SIMPLIFY, constant, law, matrix, n, p, value
 from rewrites.laws import EXACT_LAWS, ring
-from rewrites.layers import parts
-from rewrites.lower import Lowering
-from rewrites.price import Prices
-from rewrites.template import Template, shrink
-from rewrites.verify.values import AtBorder
+from rewrites.verify.numbers import AtBorder
 
 
 def numbers(*shape, seed=0): return Data(np.random.default_rng(seed).normal(size=shape))

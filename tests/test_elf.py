@@ -9,9 +9,10 @@ import pytest
 from test_compiling import SQUARE, done, run
 
 from formats import kernels
-from formats.errors import InputError
-from formats.kernels import attending, elf, objects, processor, replay
-from formats.kernels.compiled import FUNCTIONS
+from formats.core.errors import InputError
+from formats.kernels.engine import elf, objects, processor, replay
+from formats.kernels.engine.compiled import FUNCTIONS
+from formats.kernels.mixing import attending
 
 pytestmark = pytest.mark.skipif(not elf.HERE, reason="LLVM loads object code here")
 BASE = 0x7F12_3456_7000
@@ -84,7 +85,7 @@ def test_memory_is_run_or_written_to_never_both():
 import ctypes, sys
 {SQUARE}
 place = FUNCTIONS["square"].place
-from formats.kernels import replay
+from formats.kernels.engine import replay
 kernels.warm(["conduct"])                                    # which has what is written to
 lines = [line.split()[:2] for line in open("/proc/self/maps")]
 rights = next(r for where, r in lines if int(where.split("-")[0], 16) <= place < int(where.split("-")[1], 16))
@@ -102,7 +103,8 @@ elf.protect = refuse"""}
 @pytest.mark.parametrize("way", BY_LLVM)
 def test_llvm_loads_what_is_not_placed_here(way):
     run(SQUARE)
-    assert run(f"from formats.kernels import elf\n{BY_LLVM[way]}\n{SQUARE}\nprint('llvmlite' in sys.modules)")[::2] == ["found", "True"]
+    by_llvm = f"from formats.kernels.engine import elf\n{BY_LLVM[way]}\n{SQUARE}\nprint('llvmlite' in sys.modules)"
+    assert run(by_llvm)[::2] == ["found", "True"]
 
 
 def made(text, model):
@@ -312,7 +314,7 @@ def test_these_mutants_would_find_a_check_that_is_missing(fault, monkeypatch):
 
 ASK = """
 import sys
-from formats.kernels import processor
+from formats.kernels.engine import processor
 print(processor.NAME, processor.FEATURES, "llvmlite" in sys.modules)
 """
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from programs import bert_program
 
-from opmatrix.embed import CHUNK, ROWS, batches, followed, lines, quantity, write
-from opmatrix.errors import InputError
-from opmatrix.pooling import MEAN, Pooling
-from opmatrix.text import Tokenizer
+from formats.core.errors import InputError
+from opmatrix.pipelines.embed import CHUNK, ROWS, batches, followed, lines, quantity, write
+from opmatrix.pipelines.pooling import MEAN, Pooling
+from opmatrix.pipelines.text import Tokenizer
 
 WORDS = "the bank of river runs dry a".split()
 

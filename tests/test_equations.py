@@ -15,22 +15,22 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import peer_laws
 
-from formats.shapes import N, Shape, size
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 from opmatrix.monoids import softmax
 from opmatrix.nodes import compose
 from opmatrix.operators import I, centre, gelu, product, relu, row, square, symbol, turn, weight
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch
+from opmatrix.shapes import N, Shape, size
 from opmatrix.term import formula
-from rewrites.blocks import below, unit
-from rewrites.equations import Prover, number, prove
-from rewrites.kinds import left, right
+from rewrites.compiler.kinds import left, right
 from rewrites.law import INPUT, ROWS, array, drawn, k, law, n, operator, p, q, stand_in, varying
 from rewrites.laws import EXACT_LAWS
-from rewrites.laws.blocks import SAME
-from rewrites.laws.values import LAWS, SORTED
-from rewrites.refute import refute
+from rewrites.proofs.equations import Prover, number, prove
+from rewrites.proofs.laws.blocks import SAME
+from rewrites.proofs.laws.values import LAWS, SORTED
+from rewrites.proofs.refute import refute
+from rewrites.proofs.value_kinds import below, unit
 from rewrites.verify.mutants import instance
 
 EACH = pytest.mark.parametrize("each", LAWS, ids=lambda law: law.name)

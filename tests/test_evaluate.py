@@ -5,13 +5,13 @@ import pytest
 import standin
 from programs import bert_program
 
-from opmatrix.errors import InputError
-from opmatrix.pooling import Pooling
+from formats.core.errors import InputError
+from opmatrix.pipelines.pooling import Pooling
 from opmatrix.program import Program
-from rewrites import evaluate as evaluation
-from rewrites.evaluate import compared, opened, told
-from rewrites.pairs import Pairs, evaluate
-from rewrites.report import Report
+from rewrites.command import evaluate as evaluation
+from rewrites.command.evaluate import compared, opened, told
+from rewrites.command.pairs import Pairs, evaluate
+from rewrites.command.report import Report
 
 ROWS = [("the bank", "a bank", 4.5), ("the river, dry", "river", 3.0), ("a", "of", 0.25), ("runs", "the river runs", 3.0)]
 PLAIN = "".join(f'"{a}","{b}",{c}\n' for a, b, c in ROWS)

@@ -8,12 +8,14 @@ import checkpoints
 import pytest
 import standin
 
+from opmatrix.files.saving import STEPS
 from opmatrix.program import Program
-from opmatrix.saving import STEPS
-from rewrites import explain, results, run
-from rewrites.lower import Call, Method, Use
-from rewrites.report import Report
-from rewrites.reported import Reported
+from rewrites import run
+from rewrites.command.report import Report
+from rewrites.compiler.lower import Call, Method, Use
+from rewrites.derivations import explain
+from rewrites.front import results
+from rewrites.front.reported import Reported
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers"]
 

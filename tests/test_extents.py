@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from searched import RAGGED, Round, model, structure
 
-from formats import shapes
-from formats.kernels import attending
-from formats.machine import features
+from formats.kernels.mixing import attending
+from formats.machine.model import features
+from opmatrix import shapes
 from opmatrix.extents import WHOLE, Extents, Missing, T, counted, pairs, patterns
 from opmatrix.models.transformer import random_config, random_weights, transformer
 from opmatrix.operators import I, product, turn
 from opmatrix.patterns import Batch, causal, parse, sequence, window
-from rewrites.price import Prices
+from rewrites.compiler.price import Prices
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=6)
 WITHIN = st.builds(lambda parts: sequence & parts[0] & parts[1] if parts else sequence, st.one_of(

@@ -12,7 +12,7 @@ from data import data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 from rewrites.extraction import (
     Infeasible,
     Node,
@@ -20,7 +20,6 @@ from rewrites.extraction import (
     cuts,
     extract,
     from_json,
-    front,
     greedy,
     landmarks,
     read,
@@ -29,12 +28,15 @@ from rewrites.extraction import (
     verify,
     write,
 )
+from rewrites.extraction import (
+    pareto as front,
+)
 from rewrites.extraction.anneal import Walk, anneal
+from rewrites.extraction.bounding import Search
 from rewrites.extraction.exact import Program
-from rewrites.extraction.graph import Graph, components, index, split
+from rewrites.extraction.indexed import Graph, components, index, split
 from rewrites.extraction.presolve import presolve, prune
 from rewrites.extraction.problem import order
-from rewrites.extraction.search import Search
 
 
 def random_problem(seed: int) -> Problem:

@@ -5,18 +5,18 @@ import numpy as np
 import pytest
 from generate import Grower, random_batch
 
-from formats.shapes import Shape, T
 from opmatrix.data import Data
 from opmatrix.operators import I, const, gelu, heads, product, rotary, softmax, symbol, tanh, turn, weight
 from opmatrix.oracles import dense
 from opmatrix.patterns import sequence
+from opmatrix.shapes import Shape, T
 from opmatrix.term import KINDS, PROPERTIES, Operator, holding
-from rewrites.egraph import saturate
-from rewrites.flat import flat
+from rewrites.compiler.egraph import saturate
+from rewrites.compiler.flat import flat
+from rewrites.compiler.template import Template
 from rewrites.law import SIMPLIFY, Sort, h, law, n, rotation, value
 from rewrites.laws import EXACT_LAWS, facts
-from rewrites.template import Template
-from rewrites.verify.graph import disagreements
+from rewrites.verify.graphs import disagreements
 
 TERMS, TOGETHER = 2000, 100
 

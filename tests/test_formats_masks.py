@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from formats import FormatError
-from formats.epilogue import gamma
+from formats.core.epilogue import gamma
 from formats.masks import Mask
 from opmatrix.patterns import Batch, causal, sequence, window
 

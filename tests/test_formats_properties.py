@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from formats import FORMATS, FormatError, from_arrays
-from formats.check import multiplied, saved
+from formats.core.check import multiplied, saved
 
 every = pytest.mark.parametrize("F", FORMATS.values(), ids=FORMATS)
 some = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])

@@ -9,7 +9,7 @@ import sympy
 
 import formats
 from formats import CSR, NM, Block, Dense, Epilogue, Format, FormatError, Half, LowRank
-from formats.sizes import SizeError, f4, n, nnz, p, size, u1, u4, unsigned
+from formats.core.sizes import SizeError, f4, n, nnz, p, size, u1, u4, unsigned
 
 # ---- wrong input
 

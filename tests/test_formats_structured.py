@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats import COO, CSC, CSR, SELL, Bitmap, BlockDiagonal, FormatError, Kronecker, LowRank, LowRankSparse, from_arrays
-from formats.check import multiplied
-from formats.sizes import k, nnz, r
+from formats.core.check import multiplied
+from formats.core.sizes import k, nnz, r
 
 few = settings(max_examples=30, deadline=None)
 seeds = st.integers(0, 2 ** 32 - 1).map(np.random.default_rng)

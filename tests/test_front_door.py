@@ -12,7 +12,7 @@ import standin
 from optimized import small
 
 import opmatrix as om
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 from rewrites import run
 
 ROOT = Path(__file__).parents[1]
@@ -41,9 +41,9 @@ def test_it_shows_what_people_use_and_nothing_else():
 def test_names_are_the_things_themselves():
     from formats.select import select
     from opmatrix.program import Program
-    from rewrites.equations import prove
+    from rewrites.derivations.schedules import schedule
     from rewrites.laws import EXACT_LAWS
-    from rewrites.schedules import schedule
+    from rewrites.proofs.equations import prove
     assert (om.optimize, om.Program, om.prove, om.schedule, om.select) == (run.optimize, Program, prove, schedule, select)
     assert om.laws is EXACT_LAWS and om.load is Program.load and om.transpose is om.turn and om.sum_heads is om.total
 

@@ -8,9 +8,9 @@ import plain
 import pytest
 from ggufs import WORDS, write
 
-from formats.files import parse_json
-from opmatrix.checkpoint import Checkpoint, open_model
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from formats.disk.files import parse_json
+from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 

@@ -19,8 +19,10 @@ from children import LIMIT, ROOT, printed
 from programs import bert_program, fused_layer
 from test_threads import mark
 
-from formats import FORMATS, kernels, threads
-from formats.kernels import activations, compiled, launch, pool
+from formats import FORMATS, kernels
+from formats.kernels.engine import compiled, launch, pool
+from formats.kernels.rows import activations
+from formats.machine import threads
 from opmatrix.runtime import recorded
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -160,13 +162,14 @@ def test_progress_may_run_programs_while_another_thread_needs_the_compiler(monke
 
 # ---- threads whose number changes
 
-OURS = "attending", "blocks", "by_head", "groups", "heads", "linear", "masked", "narrow", "panels", "rows", "sparse"
+OURS = *(f"mixing.{name}" for name in ("attending", "heads", "masked")), "rows.passes", *(f"products.{name}" for name in (
+    "tiled_blocks", "by_head", "groups", "linear", "narrow", "packed_panels", "sparse"))
 CHANGES = """
 import numpy as np
 import test_interrupts as here
-from formats import FORMATS, threads
-from formats.check import check
-from formats.kernels import launch
+from formats import FORMATS; from formats.machine.model import threads
+from formats.core.check import check
+from formats.kernels.engine import launch
 
 wanted = {name: here.program(name).run(here.MANY) for name in here.PACKS}
 rng = np.random.default_rng(0)
@@ -247,8 +250,8 @@ from threading import Event, Thread
 from types import SimpleNamespace
 import numpy as np
 import test_interrupts as here
-from formats import kernels, threads
-from formats.kernels import activations, compiled
+from formats import kernels; from formats.machine.model import threads
+from formats.kernels.rows.passes import activations; from formats.kernels.engine import compiled
 
 shared, x = here.program(), np.ones((32, 32), np.float32)
 wanted, over = shared.run(here.MANY), Event()
@@ -329,7 +332,7 @@ import atexit
 import test_interrupts as here
 shared = here.program()
 wanted = shared.run(here.MANY)
-from formats.kernels.pool import POOL
+from formats.kernels.engine.pool import POOL
 POOL.close()
 assert POOL.threads and not any(each.is_alive() for each in POOL.threads)
 assert (shared.run(here.MANY) == wanted).all()

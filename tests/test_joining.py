@@ -11,12 +11,12 @@ from opmatrix.operators import I, const, diag, heads, pick, product, relu, repea
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.term import formula
+from rewrites.compiler.layers import parts
+from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS, joining
-from rewrites.layers import parts
 from rewrites.run import without
-from rewrites.search import search
 from rewrites.verify import verify_steps
-from rewrites.verify.graph import check_graph
+from rewrites.verify.graphs import check_graph
 
 RAGGED = Batch([[3, 1, 4, 1, 5], [9], [2, 6]])
 APART = without(EXACT_LAWS, [law.name for law in joining.LAWS])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats import kernels
-from formats.epilogue import ACTIVATIONS, NOTHING, Epilogue, gamma
+from formats.core.epilogue import ACTIVATIONS, NOTHING, Epilogue, gamma
 
 FORMS = ["plain", "bias", "gelu", "residual", "norm", "all"]
 

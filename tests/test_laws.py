@@ -6,18 +6,23 @@ import numpy as np
 import pytest
 from sympy import sympify
 
-from formats.shapes import Shape, T
 from opmatrix.data import Data
 from opmatrix.extents import counted, patterns
 from opmatrix.monoids import softmax
 from opmatrix.operators import I, const, gelu, given, heads, pick, product, rotate, square, symbol, tanh, turn, weight
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.shapes import Shape, T
 from opmatrix.term import substitute
-from rewrites.borders import FULL
-from rewrites.egraph import saturate
+from rewrites.compiler.borders import FULL
+from rewrites.compiler.egraph import saturate
+from rewrites.compiler.flat import flat
+from rewrites.compiler.layers import Part
+from rewrites.compiler.lower import Call, Lowering, plainly
+from rewrites.compiler.price import Prices
+from rewrites.compiler.search import Structure
+from rewrites.compiler.template import Template
 from rewrites.extraction import Problem, extract
-from rewrites.flat import flat
 from rewrites.law import (
     FLAGS,
     INPUT,
@@ -43,13 +48,8 @@ from rewrites.law import (
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.facts import DIRECTING
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.layers import Part
-from rewrites.lower import Call, Lowering, plainly
-from rewrites.price import Prices
-from rewrites.search import Structure
-from rewrites.template import Template
 from rewrites.verify import Errors, check_seeded, unrounded, verify_steps
-from rewrites.verify.program import EQUAL
+from rewrites.verify.programs import EQUAL
 
 LAWS = pytest.mark.parametrize("each", EXACT_LAWS, ids=lambda law: law.name)
 WIDER = {"matrix": operator, "constant": varying, "scalar": varying, "level": scores}

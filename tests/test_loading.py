@@ -14,11 +14,11 @@ from checkpoints import CONFIG, arrays
 from programs import bert_program, fused_layer, unfused_layer
 
 from formats import CSR, FORMATS
-from opmatrix.checkpoint import Checkpoint
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from opmatrix.files.checkpoint import Checkpoint
+from opmatrix.files.storage import PROGRAM, WEIGHTS
+from opmatrix.files.tensors import header
 from opmatrix.program import Program
-from opmatrix.storage import PROGRAM, WEIGHTS
-from opmatrix.tensors import header
 
 RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 MAPS = Path("/proc/self/maps")
@@ -169,7 +169,7 @@ def test_a_length_of_a_header_is_checked(tmp_path, length):
 CHANGED = """
 import sys
 from opmatrix.program import Program
-from opmatrix.storage import WEIGHTS
+from opmatrix.files.storage import WEIGHTS
 for directory in sys.argv[1:]:
     program = Program.load(directory)
     with open(directory + "/" + WEIGHTS, "r+b") as file:

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import sympy
 
-from formats import calibrate as calibration
-from formats import machine as machines
-from formats import predictor
-from formats.features import even, place
-from formats.machine import Machine, NotThisMachine, Rates, evaluate, features, this_machine
-from formats.predictor import Correction
-from formats.prices import PRICES, price
-from formats.threads import threads
+from formats.machine import calibration, predictor
+from formats.machine import model as machines
+from formats.machine.features import even, place
+from formats.machine.model import Machine, NotThisMachine, Rates, evaluate, features, this_machine
+from formats.machine.predictor import Correction
+from formats.machine.prices import PRICES, price
+from formats.machine.threads import threads
 from opmatrix.runtime import kernels  # noqa: F401, their prices
 
 SIZES = {"n": 384, "p": 1536, "nnz": 9000, "blocks": 70, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 20000,
@@ -91,7 +90,7 @@ def test_calibration_recovers_a_machine(monkeypatch):
         progress(len(cases), len(cases))
         return [(kernel, sizes, truth.seconds(kernel, **sizes)) for kernel, sizes, _ in cases]
     monkeypatch.setattr(calibration, "measured", measured)
-    monkeypatch.setattr(calibration, "timed", lambda call, seconds=0: [call() is None or 1e-3] * 3)
+    monkeypatch.setattr(calibration, "timed", lambda call, *_: [call() is None or 1e-3] * 3)
     monkeypatch.setattr(calibration, "INSIDE", calibration.Plan(3, 3, 256, 100))
     inside = []
     def replayed(cases, memory, apart, seconds, progress):

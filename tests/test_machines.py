@@ -6,9 +6,9 @@ from math import ceil, inf
 import pytest
 
 from formats import FORMATS
-from formats.machine import features
-from formats.machines import BYTES, FILE, Datasheet, datasheet, datasheets, known, work
-from formats.prices import EPILOGUE, PRICES
+from formats.machine.datasheets import BYTES, FILE, Datasheet, datasheet, datasheets, known, work
+from formats.machine.model import features
+from formats.machine.prices import EPILOGUE, PRICES
 from opmatrix.extents import WHOLE, Extents
 
 SIZES = {"T": 128, "n": 1024, "p": 768, "nnz": 90000, "blocks": 60, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 128 * 128,
@@ -97,8 +97,8 @@ def test_units_are_apart():
 
 
 def test_a_search_takes_one_like_a_calibrated_machine(small):
+    from rewrites.compiler.search import search
     from rewrites.laws import EXACT_LAWS
-    from rewrites.search import search
     found = {name: search(small, EXACT_LAWS, machine, Extents({"T": 40, WHOLE: 600})).time for name, machine in known().items()}
     assert 0 < found["H100"] < found["A100"] < found["TPUv5e"], "in float32 these have vector units alone"
     assert len({repr(machine) for machine in MACHINES}) == len(MACHINES), "what is remembered is of one machine"
@@ -153,7 +153,7 @@ def test_every_machine_says_where_its_numbers_are_from():
 
 
 def test_a_prediction_compares_and_says_that_nothing_was_run(small):
-    from rewrites.predict import predicted
+    from rewrites.command.predict import predicted
     said = predicted(small, datasheet("A100"), 20)
     assert "nothing was run" in said and datasheet("A100").source in said
     rows = {tuple(line.split()[:2]): [*line.split()[2:]] for line in said.splitlines()[-4:]}

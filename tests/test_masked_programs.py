@@ -10,15 +10,15 @@ from searched import structure
 from test_narrowing import stored
 
 from formats import BF16, Mask, kernels
-from formats.kernels import attending
+from formats.kernels.mixing import attending
 from opmatrix.extents import T, counted, pairs, patterns
 from opmatrix.operators import I, attention, weight
 from opmatrix.operators import given as field
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, mask, parse, sequence, window
 from opmatrix.program import Program
-from rewrites.narrowing import narrowed
-from rewrites.price import Prices
+from rewrites.compiler.narrowing import narrowed
+from rewrites.compiler.price import Prices
 
 POSITIONS, SIDES = 320, (1, 16, 40, 64, 100)
 LENGTHS = st.lists(st.integers(1, 150), min_size=1, max_size=4)

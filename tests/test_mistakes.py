@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from formats.core.errors import InputError
 from opmatrix import (
     I,
     exp,
@@ -24,9 +25,8 @@ from opmatrix import (
     tanh,
     weight,
 )
-from opmatrix.embed import each
-from opmatrix.errors import InputError
 from opmatrix.patterns import Batch
+from opmatrix.pipelines.embed import each
 from opmatrix.program import Program
 from rewrites import optimize
 from rewrites.law import SIMPLIFY, law, n, value

@@ -11,14 +11,14 @@ from opmatrix import measure
 from opmatrix.extents import counted, patterns
 from opmatrix.patterns import Batch
 from rewrites import run
-from rewrites.errors import InputError
+from rewrites.command.answers import InputError
+from rewrites.compiler.price import Prices
+from rewrites.compiler.search import search
+from rewrites.front.mixed import Mean, lengths, parsed, priced, word
+from rewrites.front.reported import Reported
+from rewrites.front.results import printed, save
+from rewrites.front.workload import Workload, of_shares
 from rewrites.laws import EXACT_LAWS
-from rewrites.mixed import Mean, lengths, parsed, priced, word
-from rewrites.price import Prices
-from rewrites.reported import Reported
-from rewrites.results import printed, save
-from rewrites.search import search
-from rewrites.workload import Workload, of_shares
 
 SHORT, LONG = counted([2]), counted([60, 40])
 

@@ -5,7 +5,7 @@ import pytest
 from conftest import CONFIG
 from scipy.special import erf
 
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 from opmatrix.models import build, tensors
 from opmatrix.models.transformer import random_config
 from opmatrix.oracles import dense, entrywise, factors

@@ -7,9 +7,9 @@ import pytest
 from opmatrix.operators import I, product, relu, turn
 from rewrites.law import column, constant, find, law, matrix, n, p, stand_in, value
 from rewrites.laws import EXACT_LAWS
-from rewrites.laws.axioms import LAWS as AXIOMS
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.verify import kernels
+from rewrites.proofs.laws.axioms import LAWS as AXIOMS
+from rewrites.verify import computed as kernels
 from rewrites.verify.equal import proved
 from rewrites.verify.judge import TRIED, judge
 from rewrites.verify.mutants import Mutant, kernel_mutants, mutants

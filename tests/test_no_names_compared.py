@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from formats import FORMATS
-from formats.prices import PRICES
+from formats.machine.prices import PRICES
 from opmatrix import monoids, operators  # noqa: F401, their kinds
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.term import KINDS, PROPERTIES

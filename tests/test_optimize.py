@@ -11,25 +11,25 @@ import standin
 from optimized import LINES
 
 from formats import FORMATS
-from formats.quiet import Watch
-from opmatrix.checkpoint import open_model
+from formats.core.errors import InputError
+from formats.machine.quiet import Watch
 from opmatrix.data import Data
-from opmatrix.errors import InputError
 from opmatrix.extents import counted, patterns
+from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import peak
 from opmatrix.models import build
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.spectra import Limits, propose
-from rewrites.approximate import difference
-from rewrites.choice import choose
+from rewrites.compiler.lower import plainly
+from rewrites.compiler.representations import NUMBER_TYPES, Representable, forms
+from rewrites.compiler.search import search
 from rewrites.extraction import Infeasible
+from rewrites.front.choice import choose
+from rewrites.front.proposals import difference
+from rewrites.front.results import as_json, printed
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower import plainly
-from rewrites.representations import NUMBER_TYPES, Representable, forms
-from rewrites.results import as_json, printed
 from rewrites.run import ANY, Run, optimize, without
-from rewrites.search import search
 
 MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 2,
           "vocab_size": 100}

@@ -6,15 +6,15 @@ import pytest
 from searched import KINDS, structure
 from typer.testing import CliRunner
 
-from opmatrix.checkpoint import open_model
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from opmatrix.files.checkpoint import open_model
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from rewrites import commands, perplexity
-from rewrites import evaluate as evaluation
-from rewrites.perplexity import Foreseen, evaluate
-from rewrites.report import Report
+from rewrites.command import commands, perplexity
+from rewrites.command import evaluate as evaluation
+from rewrites.command.perplexity import Foreseen, evaluate
+from rewrites.command.report import Report
 from rewrites.run import source
 
 TEXT = "the bird the cat 12 the the fish the 1 2 3 dog the end of the end"

@@ -11,16 +11,16 @@ from safetensors.numpy import load_file
 from searched import Round
 
 from formats import FORMATS
-from formats.machines import datasheet
+from formats.core.errors import InputError
+from formats.machine.datasheets import datasheet
 from opmatrix.data import Promised
-from opmatrix.errors import InputError
 from opmatrix.extents import counted, patterns
 from opmatrix.models import build, promised
 from opmatrix.models.transformer import random_config, random_weights
-from rewrites.commands import app
+from rewrites.command.commands import app
+from rewrites.compiler.planned import planned
+from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
-from rewrites.planned import planned
-from rewrites.search import search
 
 SMALL = dict(model_type="transformer", vocab_size=50, max_position_embeddings=32, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=2, head_dim=6, norm="rms", norm_eps=1e-5, pre_norm=True, hidden_act="silu",
@@ -79,8 +79,8 @@ def test_70_billion_weights_take_less_than_a_gigabyte():
     """Searched, priced, planned and printed in a process of its own, whose memory is looked at."""
     code = f"""
 import resource
-from formats.machines import datasheet
-from rewrites.planned import planned
+from formats.machine.datasheets import datasheet
+from rewrites.compiler.planned import planned
 plan = planned({LARGE!r}, datasheet("H100"), [512])
 assert plan.program.steps[-1].kernel == "linear" and len(plan.program.schedule.calls) > 80 * 10 and str(plan)
 print(plan.stored, plan.peak, plan.time, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"""

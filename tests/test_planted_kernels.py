@@ -6,8 +6,8 @@ import pytest
 from test_formats_properties import few_inputs
 
 from formats import FORMATS, kernels
-from formats.check import multiplied
-from formats.epilogue import NOTHING
+from formats.core.check import multiplied
+from formats.core.epilogue import NOTHING
 from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
 from opmatrix.runtime import kernels as table

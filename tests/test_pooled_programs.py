@@ -10,14 +10,14 @@ from opmatrix.monoids import mean
 from opmatrix.operators import attention, const, gelu, given, pick, product, relation, rotary, row, unit_length, weight
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, sequence
-from opmatrix.pooling import MODES, Pooling
+from opmatrix.pipelines.pooling import MODES, Pooling
 from opmatrix.program import Program
 from opmatrix.term import formula
 from rewrites import optimize
-from rewrites.chain import chain
-from rewrites.errors import InputError
+from rewrites.command.answers import InputError
+from rewrites.compiler.layers import parts
+from rewrites.derivations.chain import chain
 from rewrites.laws import EXACT_LAWS
-from rewrites.layers import parts
 from rewrites.verify import unrounded, verify_steps
 
 ROWS_ONLY = model()

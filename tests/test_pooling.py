@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from programs import bert_program
 
-from opmatrix.checkpoint import Checkpoint
-from opmatrix.errors import InputError
-from opmatrix.pooling import MEAN, MODES, Pooling
+from formats.core.errors import InputError
+from opmatrix.files.checkpoint import Checkpoint
+from opmatrix.pipelines.pooling import MEAN, MODES, Pooling
 from opmatrix.program import Program
 from rewrites.run import opened, source
 

@@ -7,8 +7,8 @@ from standin import machine
 from opmatrix.extents import patterns
 from opmatrix.models.transformer import random_config, random_weights, transformer
 from opmatrix.operators import pick
-from opmatrix.pooling import Pooling
-from rewrites.search import search
+from opmatrix.pipelines.pooling import Pooling
+from rewrites.compiler.search import search
 
 ENDS = {"every row": lambda rows: rows, "pooled": lambda rows: rows @ Pooling().operator(), "last": lambda rows: rows @ pick("last")}
 

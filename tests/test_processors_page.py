@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import test_threads
 
-from formats.switches import SWITCHES, VARIABLE, switched_off
+from formats.machine.switches import SWITCHES, VARIABLE, switched_off
 
 PAGE = (Path(__file__).parents[1] / "docs" / "processors.md").read_text()
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| ")][1:]

@@ -2,12 +2,13 @@
 import numpy as np
 import pytest
 
-from formats import FORMATS, Epilogue, threads
-from formats.kernels.amx import MATRIX
-from formats.kernels.compiled import Kernel
-from formats.kernels.launch import address
-from formats.kernels.memory import longs
-from formats.kernels.tiles import ATTENDED, TILES, attended_pairs, by_vectors
+from formats import FORMATS, Epilogue
+from formats.kernels.engine.amx import MATRIX
+from formats.kernels.engine.compiled import Kernel
+from formats.kernels.engine.launch import address
+from formats.kernels.engine.memory import longs
+from formats.kernels.products.tiles import ATTENDED, TILES, attended_pairs, by_vectors
+from formats.machine import threads
 
 OTHERS = (8, 3), (6, 4), (3, 1), (1, 2)
 other_pairs = by_vectors(ATTENDED, OTHERS)

@@ -10,7 +10,7 @@ from programs import Writer, bert_program, fused_layer, held, unfused_layer
 
 from formats import CSR, NM, Block, Dense, Half, LowRank
 from formats import FORMATS as ALL
-from formats.machine import evaluate
+from formats.machine.model import evaluate
 from opmatrix.data import Data
 from opmatrix.extents import Extents, T, counted
 from opmatrix.measure import peak
@@ -18,12 +18,12 @@ from opmatrix.models import build
 from opmatrix.operators import relu, symbol, weight
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
+from opmatrix.pipelines.session import New
 from opmatrix.program import Program, Step
-from opmatrix.runtime.interpret import written
+from opmatrix.runtime.interpreted import written
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.values import Rows
-from opmatrix.session import New
+from opmatrix.runtime.operands import Rows
 
 RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 LAYERS = [fused_layer, unfused_layer]

@@ -1,15 +1,15 @@
 """What a busy machine is: nothing is timed here, counts and seconds are given."""
 import pytest
 
-from formats import quiet
-from formats.quiet import SIGNS, Watch, missing, probe, told, width
+from formats.machine import quiet
+from formats.machine.quiet import SIGNS, Watch, missing, probe, told, width
 
 
 def watch(monkeypatch, load=0.5, ticks=((0, 0, 0, 0), (100, 0, 200, 100)), threads=2, runs=(), speedup=None):
     """What is seen with two processors: ticks at work, stolen, in all, our own, before and after."""
     counts = iter(ticks)
-    monkeypatch.setattr("formats.host.load", lambda: load)
-    monkeypatch.setattr("formats.threads.threads", lambda: threads)
+    monkeypatch.setattr("formats.machine.host.load", lambda: load)
+    monkeypatch.setattr("formats.machine.threads.threads", lambda: threads)
     monkeypatch.setattr(quiet.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(quiet.Others, "now", lambda self: next(counts, None))
     found = Watch()

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import searched
 
-from rewrites import results
+from rewrites.derivations.gains import joined, saves, steps, together, whole
 from rewrites.extraction import Infeasible
-from rewrites.front import OBJECTIVES, Front
-from rewrites.gains import joined, saves, steps, together, whole
+from rewrites.front import results
+from rewrites.front.ladder import OBJECTIVES, Front
+from rewrites.front.stated import LEAST
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import without
-from rewrites.stated import LEAST
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w])")
 SAID = "int8", "float64", f"that needs {2 * LEAST} lines"    # words with digits, and a constant

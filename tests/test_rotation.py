@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from searched import Round, relative
 
-from formats.shapes import Shape, ShapeError
 from opmatrix.data import Data
 from opmatrix.extents import patterns
 from opmatrix.operators import I, const, diag, given, heads, product, repeat, rmsnorm, rotary, rotate, softmax, symbol, turn, weight
 from opmatrix.oracles import Dense, dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.program import Program
+from opmatrix.shapes import Shape, ShapeError
 from opmatrix.term import formula, read
-from rewrites.flat import flat
+from rewrites.compiler.flat import flat
+from rewrites.compiler.search import search
+from rewrites.compiler.template import Template
 from rewrites.laws import EXACT_LAWS
-from rewrites.search import search
-from rewrites.template import Template
 from rewrites.verify import verify_steps
-from rewrites.verify.graph import check_graph
+from rewrites.verify.graphs import check_graph
 
 RAGGED = Batch([[3, 1, 4, 1, 5], [9], [2, 6]])
 WIDE, POSITIONS = 6, 9

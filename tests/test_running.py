@@ -4,11 +4,11 @@ import pytest
 from searched import found
 
 from formats import FORMATS, kernels
-from formats.arrays import room
-from formats.kernels.launch import ARENA
-from formats.kernels.replay import clock
-from formats.running import Inside, inside, shared
-from formats.threads import limit
+from formats.core.arrays import room
+from formats.kernels.engine.launch import ARENA
+from formats.kernels.engine.replay import clock
+from formats.machine.running import Inside, inside, shared
+from formats.machine.threads import limit
 
 pytestmark = pytest.mark.skipif(not clock(), reason="native code finds no clock here")
 
@@ -45,7 +45,7 @@ def test_every_worker_does_every_case(monkeypatch, apart, workers):
 
 def test_times_belong_to_their_cases(monkeypatch):
     """The order is drawn and they are cut into scripts, but a case that does a thousand times as much takes the most."""
-    monkeypatch.setattr("formats.running.CHUNK", 3)
+    monkeypatch.setattr("formats.machine.running.CHUNK", 3)
     memory, inputs, outputs = shared(1 << 16)
     inputs[:] = 1
     sizes = [1 << 16 if i == 5 else 64 for i in range(8)]

@@ -5,15 +5,13 @@ import pytest
 import standin
 from searched import RAGGED, model
 
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 from opmatrix.operators import gelu, relu
 from opmatrix.oracles import dense
 from rewrites.approximation import approximation
-from rewrites.law import SIMPLIFY, law, n, value
-from rewrites.laws import EXACT_LAWS
-from rewrites.schedules import schedule
-from rewrites.search import search
-from rewrites.stages import (
+from rewrites.compiler.search import search
+from rewrites.derivations.schedules import schedule
+from rewrites.derivations.stages import (
     bf16,
     drop_key_bias,
     fold_norm,
@@ -30,6 +28,8 @@ from rewrites.stages import (
     rewrite,
     tile,
 )
+from rewrites.law import SIMPLIFY, law, n, value
+from rewrites.laws import EXACT_LAWS
 from rewrites.verify import VerificationError
 
 

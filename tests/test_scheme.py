@@ -7,15 +7,15 @@ import pytest
 import standin
 from searched import RAGGED, model
 
-from formats.features import even
-from formats.machine import Rates
-from formats.prices import NARROW, PRICES
+from formats.machine.features import even
+from formats.machine.model import Rates
+from formats.machine.prices import NARROW, PRICES
 from opmatrix.extents import WHOLE, Extents, S, T, counted
 from opmatrix.patterns import Batch
 from opmatrix.runtime.scheme import Running, grouped, shared
+from rewrites.compiler.lower import Method, plainly
+from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower import Method, plainly
-from rewrites.search import search
 
 EVEN = Batch([[3, 4, 5, 6], [7, 8, 9, 10], [11, 12, 13, 14], [15, 16, 17, 18]])
 

@@ -7,15 +7,15 @@ from opmatrix.extents import patterns
 from opmatrix.operators import attention
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, everyone, mask, sequence
-from rewrites.borders import FULL, normed
-from rewrites.emit import Emitter
+from rewrites.compiler.borders import FULL, normed
+from rewrites.compiler.emit import Emitter
+from rewrites.compiler.layers import Explorer, parts, states
+from rewrites.compiler.lower import EXACT, Lowering, Method, plainly
+from rewrites.compiler.price import Prices
+from rewrites.compiler.search import shortest
 from rewrites.extraction import Infeasible, verify
 from rewrites.law import find
 from rewrites.laws import EXACT_LAWS
-from rewrites.layers import Explorer, parts, states
-from rewrites.lower import EXACT, Lowering, Method, plainly
-from rewrites.price import Prices
-from rewrites.search import shortest
 
 OPERATOR = model()
 WITHOUT = [law.name for law in EXACT_LAWS]

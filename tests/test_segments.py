@@ -14,12 +14,12 @@ from programs import Writer
 from test_planner import programs
 
 from formats import Dense
-from formats.threads import limit
+from formats.machine.threads import limit
 from opmatrix.measure import peak
 from opmatrix.operators import relu, symbol
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.runtime.interpret import written
+from opmatrix.runtime.interpreted import written
 from opmatrix.runtime.recorded import Recorded
 from opmatrix.runtime.segments import Called
 

@@ -10,23 +10,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from searched import Round, relative
 
-from formats.kernels.caches import PAGE
-from formats.threads import limit
-from opmatrix.cached import cached
+from formats.core.errors import InputError
+from formats.kernels.mixing.caches import PAGE
+from formats.machine.threads import limit
 from opmatrix.data import Data
-from opmatrix.errors import InputError
 from opmatrix.extents import Extents, T, patterns
 from opmatrix.monoids import mean
 from opmatrix.operators import I, const, diag, given, heads, pick, product, relation, repeat, rmsnorm, rotate, silu, softmax, weight
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, sequence
+from opmatrix.pipelines.cached import cached
+from opmatrix.pipelines.session import New
 from opmatrix.program import Program, Step
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.values import C
-from opmatrix.session import New
+from opmatrix.runtime.operands import C
 from opmatrix.term import formula
+from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
-from rewrites.search import search
 
 WORDS, POSITIONS = 30, 330
 

@@ -9,10 +9,10 @@ from programs import bert_program, unfused_layer
 from safetensors.numpy import load_file, save_file
 
 from formats import Dense, Half
-from opmatrix import saving
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from opmatrix.files import saving
+from opmatrix.files.storage import PROGRAM, SHARDS, VERSION, WEIGHTS
 from opmatrix.program import Program
-from opmatrix.storage import PROGRAM, SHARDS, VERSION, WEIGHTS
 
 RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import opmatrix
+from opmatrix.display.show import latex, names, text
 from opmatrix.monoids import max, topk
 from opmatrix.operators import (
     I,
@@ -28,7 +29,6 @@ from opmatrix.operators import (
     weight,
 )
 from opmatrix.patterns import causal, mask, sequence
-from opmatrix.show import latex, names, text
 from opmatrix.term import Data, formula, named
 
 

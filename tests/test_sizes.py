@@ -11,8 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats import FORMATS, Format, FormatError
-from formats.arrays import measure
-from formats.sizes import Max, Min, T, blocks, ceiling, f4, floor, group, kept, m, n, nnz, p, size, u1, u4, unsigned
+from formats.core.arrays import measure
+from formats.core.sizes import (
+    Max,
+    Min,
+    T,
+    blocks,
+    ceiling,
+    f4,
+    floor,
+    group,
+    kept,
+    m,
+    n,
+    nnz,
+    p,
+    size,
+    u1,
+    u4,
+    unsigned,
+)
 
 NAMES = n, p, T, nnz
 WHOLE = st.integers(1, 1000)
@@ -90,7 +108,7 @@ def test_a_size_that_nothing_says_is_named():
 
 
 def test_importing_sizes_imports_no_sympy():
-    code = ("import sys, formats; from formats.sizes import n; W = formats.CSR.pack([[1, 0], [0, 2]]); "
+    code = ("import sys, formats; from formats.core.sizes import n; W = formats.CSR.pack([[1, 0], [0, 2]]); "
             "formats.from_arrays(W.meta(), W.arrays()); print('sympy' in sys.modules, formats.CSR.bytes)")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert run.stdout.startswith("False nnz*"), run.stdout + run.stderr

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from formats.shapes import S, Shape, ShapeError, T, space
+from opmatrix.display.show import latex, names
 from opmatrix.monoids import max as largest
 from opmatrix.monoids import mean, softmax
 from opmatrix.operators import I, const, gelu, given, heads, layernorm, pick, product, relation, rotary, row, symbol, weight
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.relations import Sparse
-from opmatrix.show import latex, names
+from opmatrix.shapes import S, Shape, ShapeError, T, space
 from opmatrix.term import formula
-from rewrites.egraph import saturate
-from rewrites.flat import flat
+from rewrites.compiler.egraph import saturate
+from rewrites.compiler.flat import flat
+from rewrites.compiler.template import Template
 from rewrites.laws import EXACT_LAWS
-from rewrites.template import Template
-from rewrites.verify.graph import disagreements
+from rewrites.verify.graphs import disagreements
 
 EDGES, NODES = relation("edges", "V", "V"), relation("nodes", "V", "T")
 LINKS = np.array([[0, 2.0, 0], [1, 0, -3], [0, 0, 0]])      # node 2 has no neighbour

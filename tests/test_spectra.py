@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats import FORMATS
-from opmatrix import draw
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from opmatrix.display import draw
 from opmatrix.spectra import (
     Gram,
     Limits,
@@ -348,7 +348,7 @@ def test_points_without_numbers_are_refused(tmp_path):
 
 
 def test_importing_spectra_imports_neither_scipy_nor_matplotlib():
-    code = ("import sys, opmatrix.spectra, opmatrix.draw; "
+    code = ("import sys, opmatrix.spectra, opmatrix.display.draw; "
             "print({'scipy', 'matplotlib', 'numba', 'rich'} & set(sys.modules))")
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout == "set()\n"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 from opmatrix.spectra import (
     eigenvalues,
     randomised_svd,

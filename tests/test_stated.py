@@ -6,11 +6,11 @@ import pytest
 import tokenizers
 
 from opmatrix.patterns import Batch
-from opmatrix.pooling import MEAN, unit
-from opmatrix.text import Parts, Reading, Tokenizer
-from rewrites.approximate import difference
-from rewrites.samples import KINDS, lines
-from rewrites.stated import LEAST, PLENTY, Stated, each, likely, uncovered, worst
+from opmatrix.pipelines.pooling import MEAN, unit
+from opmatrix.pipelines.text import Parts, Reading, Tokenizer
+from rewrites.front.proposals import difference
+from rewrites.front.samples import KINDS, lines
+from rewrites.front.stated import LEAST, PLENTY, Stated, each, likely, uncovered, worst
 
 DRAWN = {"lognormal": lambda rng, n: np.exp(0.1 * rng.standard_normal(n)), "wide": lambda rng, n: np.exp(rng.standard_normal(n)),
          "skewed": lambda rng, n: 1 + rng.gamma(2, 0.1, n), "exponential": lambda rng, n: rng.exponential(size=n),

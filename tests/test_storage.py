@@ -14,12 +14,12 @@ from safetensors.numpy import load_file, save_file
 
 from formats import CSR, NM, Block, Dense, Half, LowRank
 from formats import FORMATS as ALL
-from opmatrix import saving
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from opmatrix.files import saving
+from opmatrix.files.storage import PROGRAM, WEIGHTS
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.storage import PROGRAM, WEIGHTS
-from rewrites import certificate
+from rewrites.verify import certificate
 
 RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 FORMATS = {
@@ -207,7 +207,7 @@ def test_a_loaded_program_outlives_its_files(saved, program, harm):
 
 @pytest.mark.parametrize("piece", [1 << 20, 256, 4096])
 def test_the_hash_of_the_files_is_that_of_the_program(saved, program, monkeypatch, piece):
-    monkeypatch.setattr("opmatrix.mapped.PIECE", piece)
+    monkeypatch.setattr("opmatrix.files.mapped.PIECE", piece)
     program.replace(model="other").save(saved)
     loaded = Program.load(saved)
     said = loaded.hash
@@ -261,7 +261,7 @@ def test_a_failed_save_leaves_the_old_one(saved, program, monkeypatch):
     before = {p.name: p.read_bytes() for p in saved.iterdir()}
 
     def full(*_): raise OSError(28, "No space left on device")
-    monkeypatch.setattr("opmatrix.saving.write_tensors", full)
+    monkeypatch.setattr("opmatrix.files.saving.write_tensors", full)
     with pytest.raises(InputError, match="No space left on device"): program.replace(model="other").save(saved)
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
     assert [p.name for p in saved.parent.iterdir()] == [saved.name]

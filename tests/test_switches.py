@@ -6,8 +6,8 @@ import sys
 import pytest
 from children import ROOT, printed
 
-from formats.errors import InputError
-from formats.switches import SWITCHES, VARIABLE, switched_off, without
+from formats.core.errors import InputError
+from formats.machine.switches import SWITCHES, VARIABLE, switched_off, without
 
 ALL = "+64bit,+amx-bf16,+amx-tile,+avx,+avx2,+avx512bf16,+avx512f,+avx512vnni,-avx10.1,+avxvnni,+f16c,+fma,+sse4.2,+vaes"
 LEFT = {"amx": "64bit avx avx2 avx512bf16 avx512f avx512vnni avxvnni f16c fma sse4.2 vaes",
@@ -52,7 +52,8 @@ def test_the_command_line_refuses_them_too(command):
 
 
 def test_kernels_and_calibrations_have_other_keys():
-    code = "from formats.kernels.objects import key; from formats.machine import machine_file; print(key(), machine_file().name)"
+    code = ("from formats.kernels.engine.objects import key; from formats.machine.model import machine_file; "
+            "print(key(), machine_file().name)")
     found = {given: {*printed(code, ROOT, **{VARIABLE: given}).split()} for given in ("", ",", "-avx", "-amx")}
     assert found[""] == found[","] and not found[""] & found["-avx"]
     assert len(found[""] | found["-amx"]) >= 3, "a calibration is of what is switched off, kernels of what that leaves"

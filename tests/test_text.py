@@ -5,9 +5,9 @@ import checkpoints
 import numpy as np
 import pytest
 
-from opmatrix.errors import InputError
-from opmatrix.pooling import Pooling
-from opmatrix.text import Parts, Reading, Tokenizer, read_lines, sentences
+from formats.core.errors import InputError
+from opmatrix.pipelines.pooling import Pooling
+from opmatrix.pipelines.text import Parts, Reading, Tokenizer, read_lines, sentences
 
 
 @pytest.fixture

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from children import ROOT, printed
 
-from formats import kernels, threads
-from formats.kernels import pool
-from formats.kernels.amx import MATRIX
-from formats.kernels.compiled import Kernel
-from formats.kernels.launch import launch
-from formats.kernels.memory import longs
-from formats.kernels.vectors import FEATURES
+from formats import kernels
+from formats.kernels.engine import pool
+from formats.kernels.engine.amx import MATRIX
+from formats.kernels.engine.compiled import Kernel
+from formats.kernels.engine.launch import launch
+from formats.kernels.engine.memory import longs
+from formats.kernels.engine.vectors import FEATURES
+from formats.machine import threads
 
 
 @Kernel
@@ -94,12 +95,12 @@ def test_a_forked_process_has_threads_of_its_own():
 
 
 def test_threads_may_be_fewer_or_more_than_processors():
-    assert run(USE + "from formats.threads import threads; print(threads())", NUMBA_NUM_THREADS="5") == "5\n"
-    assert run(USE + "from formats.threads import threads; print(threads())", NUMBA_NUM_THREADS="1") == "1\n"
+    assert run(USE + "from formats.machine.threads import threads; print(threads())", NUMBA_NUM_THREADS="5") == "5\n"
+    assert run(USE + "from formats.machine.threads import threads; print(threads())", NUMBA_NUM_THREADS="1") == "1\n"
 
 
 def test_threads_are_no_more_than_a_quota_allows(monkeypatch):
-    monkeypatch.setattr("formats.host.quota", lambda root: 1.5)
+    monkeypatch.setattr("formats.machine.host.quota", lambda root: 1.5)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
     for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"): monkeypatch.delenv(name, raising=False)
     assert threads.available.__wrapped__() == 2
@@ -111,7 +112,7 @@ def test_threads_are_no_more_than_a_quota_allows(monkeypatch):
 def test_threads_are_capped_and_what_is_no_number_is_ignored(monkeypatch, asked):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr("formats.host.quota", lambda root: None)
+    monkeypatch.setattr("formats.machine.host.quota", lambda root: None)
     for given, count in ((asked, 64), ("64", 64), ("000007,3", 7), ("many", 2), ("-4", 2), ("0" * 5000, 2), ("1e9", 2), ("", 2)):
         monkeypatch.setenv("NUMBA_NUM_THREADS", given)
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -125,7 +126,8 @@ def test_a_limit_is_no_way_around_the_cap():
 
 
 def test_a_hundred_thousand_threads_are_asked_for():
-    assert run(USE + "from formats.threads import most, threads; print(threads() == most())", NUMBA_NUM_THREADS="100000") == "True\n"
+    assert run(USE + "from formats.machine.threads import most, threads; print(threads() == most())",
+               NUMBA_NUM_THREADS="100000") == "True\n"
 
 
 def test_blas_is_limited_inside_and_restored():
@@ -137,7 +139,7 @@ def test_blas_is_limited_inside_and_restored():
 
 def test_the_command_line_gives_blas_one_thread():
     given = threads.command_line_environment()
-    code = "from formats.threads import libraries; import numpy; print({get() for get, _ in libraries()})"
+    code = "from formats.machine.threads import libraries; import numpy; print({get() for get, _ in libraries()})"
     assert run(code, **given) == "{1}\n"
 
 
@@ -145,10 +147,10 @@ OFF = {"avx512": [], "avx512bf16,-avx512vnni,-amx": ["+avx512f"], "amx": ["+avx5
 BOTH = """
 import numpy as np
 from formats import FORMATS, kernels
-from formats.check import check
-from formats.kernels.amx import MATRIX
-from formats.kernels.vectors import MANY_REGISTERS
-from formats.kernels.words import FOURS, PAIRS
+from formats.core.check import check
+from formats.kernels.engine.amx import MATRIX
+from formats.kernels.engine.vectors import MANY_REGISTERS
+from formats.kernels.engine.words import FOURS, PAIRS
 assert (MANY_REGISTERS, FOURS, PAIRS, MATRIX) == {expected}
 rng = np.random.default_rng(0)
 for T, n, p in ((1, 40, 70), (7, 40, 33), (300, 64, 96)):
@@ -172,8 +174,8 @@ def test_a_processor_with_less(off, left, tmp_path):
 HALVES = """
 import numpy as np
 from formats import FORMATS, kernels
-from formats.check import check
-from formats.kernels.memory import WIDENS
+from formats.core.check import check
+from formats.kernels.engine.memory import WIDENS
 assert WIDENS == {expected}
 table = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
 found = kernels.gather(np.arange(256), table.view(np.float16), np.empty((256, 256), np.float32)).view(np.uint32)

@@ -16,14 +16,14 @@ from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
 from opmatrix.spectra import Limits
-from rewrites.approximate import candidates
-from rewrites.budgets import within
+from rewrites.compiler.lower import Use
+from rewrites.compiler.planned import planned
+from rewrites.compiler.representations import Representable
+from rewrites.compiler.search import Space, search
+from rewrites.front.budgets import within
+from rewrites.front.proposals import candidates
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower import Use
-from rewrites.planned import planned
-from rewrites.representations import Representable
-from rewrites.search import Space, search
-from rewrites.verify.program import unrounded, verify_exact
+from rewrites.verify.programs import unrounded, verify_exact
 
 WORDS, WIDE = 3000, 24
 CONFIG = dict(model_type="transformer", vocab_size=WORDS, max_position_embeddings=32, hidden_size=WIDE, intermediate_size=40,

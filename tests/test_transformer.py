@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 from searched import KINDS, structure
 
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 from opmatrix.models import build
 from opmatrix.models.transformer import MASKS, random_config, random_sentences, random_weights
 from opmatrix.operators import ACTIVATIONS
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, causal, mask, parse, sequence, window
 from opmatrix.program import Program
+from rewrites.compiler.layers import parts
 from rewrites.laws import EXACT_LAWS
-from rewrites.layers import parts
 from rewrites.verify import check_graph, unrounded, verify_exact
 
 BASE = random_config(np.random.default_rng(0)) | dict(

@@ -16,14 +16,14 @@ import pytest
 from programs import bert_program
 from test_cli import command, patched, refused  # noqa: F401
 
-from formats import files
-from opmatrix import saving
-from opmatrix.embed import LONGEST, embed, quantity
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from formats.disk import files
+from opmatrix.files import saving
+from opmatrix.pipelines.embed import LONGEST, embed, quantity
 from opmatrix.program import Program
-from rewrites import explain
-from rewrites.report import Report
-from rewrites.reported import Named, Reported
+from rewrites.command.report import Report
+from rewrites.derivations import explain
+from rewrites.front.reported import Named, Reported
 
 ROOT = Path(__file__).parents[1]
 LINES = ["the bank of the river", "", "a river runs dry"]
@@ -275,7 +275,7 @@ def test_no_compiled_code_beside_a_file_is_run(tmp_path):
     import py_compile
     from importlib.util import cache_from_source
 
-    from rewrites.user import run as module
+    from rewrites.command.user import run as module
     laws, other = tmp_path / "laws.py", evil(tmp_path)
     laws.write_text("mine = 1\n".ljust(other.stat().st_size))
     for file in (laws, other): os.utime(file, (10 ** 9, 10 ** 9))

@@ -8,16 +8,16 @@ from optimized import LINES, small
 from searched import model, structure
 from test_cli import command, patched, refused  # noqa: F401
 
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 from opmatrix.program import Program
 from rewrites.approximation import approximation
-from rewrites.chain import chain
-from rewrites.fit import Fitter
-from rewrites.front import counted, described
+from rewrites.command.user import load
+from rewrites.compiler.lower import Method
+from rewrites.derivations.chain import chain
+from rewrites.front.fit import Fitter
+from rewrites.front.ladder import counted, described
 from rewrites.laws import EXACT_LAWS
-from rewrites.lower import Method
 from rewrites.run import Run
-from rewrites.user import load
 
 HEAD = """import numpy as np
 from opmatrix import I, relu, tanh

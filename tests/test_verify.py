@@ -9,7 +9,8 @@ from searched import model
 from opmatrix.monoids import mean
 from opmatrix.operators import I, gelu, heads, layernorm, ones, product, rsqrt, square, total, turn, weight
 from opmatrix.operators import over as overall
-from rewrites.kinds import by_head
+from rewrites.compiler.kinds import by_head
+from rewrites.compiler.layers import parts
 from rewrites.law import (
     SIMPLIFY,
     Sort,
@@ -30,7 +31,6 @@ from rewrites.law import (
     where,
 )
 from rewrites.laws import EXACT_LAWS, facts, implementation
-from rewrites.layers import parts
 from rewrites.verify import (
     VerificationError,
     check_graph,
@@ -264,7 +264,7 @@ def test_a_wrong_fact_is_found(monkeypatch, rule, said):
 ], ids=lambda each: each if isinstance(each, str) else "")
 def test_a_kernel_that_means_something_else_is_found(monkeypatch, name, body):
     """What it is said to compute is compared with every class that it was matched to."""
-    from rewrites import lower
+    from rewrites.compiler import lower
     right = next(each for each in implementation.IMPLEMENTATIONS if each.name == name)
 
     class Planted(implementation.Implementation):

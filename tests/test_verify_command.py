@@ -9,8 +9,8 @@ from test_certificate import once  # noqa: F401
 from test_cli import command, patched, refused  # noqa: F401
 
 from opmatrix.program import Program
-from rewrites.certificate import certified
 from rewrites.verify import unrounded, verify_exact
+from rewrites.verify.certificate import certified
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from formats import CSR, Dense, kernels
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
-from rewrites.lower import Method
+from rewrites.compiler.lower import Method
 from rewrites.verify import (
     Errors,
     VerificationError,

@@ -3,14 +3,14 @@ import checkpoints
 import numpy as np
 import pytest
 
-from opmatrix.checkpoint import open_model
-from opmatrix.embed import ROWS, batches
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from opmatrix.files.checkpoint import open_model
 from opmatrix.operators import I
 from opmatrix.patterns import Batch
-from opmatrix.text import Parts, sentences
+from opmatrix.pipelines.embed import ROWS, batches
+from opmatrix.pipelines.text import Parts, sentences
+from rewrites.front.workload import CHOOSE, FIT, VERIFY, Workload
 from rewrites.run import opened
-from rewrites.workload import CHOOSE, FIT, VERIFY, Workload
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers"]
 

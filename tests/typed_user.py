@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 import opmatrix as om
 from formats import FORMATS, Epilogue, Format, from_arrays
-from opmatrix.checkpoint import Checkpoint, open_model
+from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.measure import measure, medians
 from opmatrix.monoid import Monoid
 from opmatrix.operators import I, const, layernorm, relu, weight
@@ -17,9 +17,9 @@ from opmatrix.spectra import Spectrum
 from opmatrix.term import Operator
 from rewrites import optimize
 from rewrites.extraction import Extraction, Node, Problem, extract
+from rewrites.front.points import Point, Result
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.points import Point, Result
 
 
 def stored(W: NDArray[np.float32], x: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -10,26 +10,26 @@ from pathlib import Path
 from typing import Any
 
 WHERE = {name: module for module, names in {
-    "linear": ("product_dense", "product_half", "product_lowrank"),
-    "sparse": ("product_csr", "product_nm"),
-    "blocks": ("product_block", "product_vectorwise"),
-    "panels": ("product_packed",),
-    "narrow": ("product_bf16", "product_int8", "product_int4"),
-    "places": ("product_csc", "product_coo"),
-    "slices": ("product_sell",),
-    "bitmap": ("product_bitmap",),
-    "groups": ("product_blockdiagonal", "product_kronecker", "product_lowrank_sparse"),
-    "rows": ("pointwise", "scale", "gather", "embed"),
-    "gathering": ("Columns",),
-    "by_head": ("headwise",),
-    "rotating": ("rotate",),
-    "norms": ("pointwise_heads",),
-    "pooling": ("pool_rows", "hand_rows", "link_rows", "attend_once"),
-    "masked": ("attention_blocks",),
-    "attending": ("attention",),
-    "attending_halves": ("attention_halves",),
-    "caches": ("append", "attention_cached"),
-    "heads": ("scores", "softmax", "values"),
+    "products.linear": ("product_dense", "product_half", "product_lowrank"),
+    "products.sparse": ("product_csr", "product_nm"),
+    "products.tiled_blocks": ("product_block", "product_vectorwise"),
+    "products.packed_panels": ("product_packed",),
+    "products.narrow": ("product_bf16", "product_int8", "product_int4"),
+    "products.places": ("product_csc", "product_coo"),
+    "products.slices": ("product_sell",),
+    "products.bits": ("product_bitmap",),
+    "products.groups": ("product_blockdiagonal", "product_kronecker", "product_lowrank_sparse"),
+    "rows.passes": ("pointwise", "scale", "gather", "embed"),
+    "rows.gathering": ("Columns",),
+    "products.by_head": ("headwise",),
+    "rows.rotating": ("rotate",),
+    "rows.norms": ("pointwise_heads",),
+    "rows.sequences": ("pool_rows", "hand_rows", "link_rows", "attend_once"),
+    "mixing.masked": ("attention_blocks",),
+    "mixing.attending": ("attention",),
+    "mixing.attending_halves": ("attention_halves",),
+    "mixing.caches": ("append", "attention_cached"),
+    "mixing.heads": ("scores", "softmax", "values"),
 }.items() for name in names}
 __all__ = [*WHERE, "digest", "warm"]
 
@@ -43,12 +43,12 @@ def __getattr__(name: str) -> Any:
 @cache
 def digest() -> str:
     """A name for these sources: what was compiled from others, or measured with them, is not of these."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
     return hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=8).hexdigest()
 
 
 def warm(names: list[str] | None = None, progress: Callable[[str, float], None] = lambda name, seconds: None) -> float:
     """Compile kernels, or read them from the cache, with progress(name, seconds) after each; seconds in all."""
     for module in set(WHERE.values()): import_module(f".{module}", __name__)
-    from .launch import warm as compile_all
+    from formats.kernels.engine.launch import warm as compile_all
     return compile_all(names, progress)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from formats.arrays import by_rows
-from formats.epilogue import NOTHING, Epilogue
+from formats.core.arrays import by_rows
+from formats.core.epilogue import NOTHING, Epilogue
 from formats.format import Format
 from formats.providers import Unavailable
 

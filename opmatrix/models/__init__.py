@@ -2,8 +2,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from formats.core.errors import InputError
 from opmatrix.data import Data, Promised
-from opmatrix.errors import InputError
 from opmatrix.models.bert import bert, distilbert, roberta
 from opmatrix.models.config import Layout, one_of, settings
 from opmatrix.models.gpt2 import gpt2
@@ -63,7 +63,7 @@ def head(config: Mapping[str, Any], at: At) -> Operator:
 
 
 def promised(config: Mapping[str, Any]) -> Operator:
-    """The model of a config with weights of which only names and shapes are known: for `rewrites.planned.planned`."""
+    """The model of a config with weights of which only names and shapes are known: for `rewrites.compiler.planned.planned`."""
     return build(config, lambda name, *shape: Promised(name, shape))
 
 

@@ -4,8 +4,8 @@ from functools import wraps
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from formats.shapes import brief
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
+from opmatrix.shapes import brief
 
 MISSING = object()                                          # the default of a key that must be there
 LARGEST = 2 ** 31 - 1

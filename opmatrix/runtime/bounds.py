@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.epilogue import UNIT, Epilogue, gamma
+from formats.core.epilogue import UNIT, Epilogue, gamma
 from opmatrix.relations import parsed
 from opmatrix.runtime import meanings
 from opmatrix.runtime.meanings import chosen, grouped, looked, pooled, sentences, squares, unseen

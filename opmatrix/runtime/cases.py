@@ -1,4 +1,4 @@
-"""The calls of kernels that a calibration times (formats/calibrate.py), each with its sizes; only shapes matter to time."""
+"""The calls of kernels that a calibration times (formats/machine/calibration.py), each with its sizes; only shapes matter to time."""
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from formats import Format, kernels
-from formats.prices import Timed
+from formats.machine.prices import Timed
 
 TURNED = 64                                                 # columns of a head that is rotated
 BEYOND = 2 ** 40                                            # as far as anybody sees
@@ -30,7 +30,7 @@ def rotate(grid: Any, numbers: Any) -> Iterator[Timed]:
 
 def gather(grid: Any, numbers: Any) -> Iterator[Timed]:
     """From more than any cache holds, as a vocabulary is."""
-    from formats.host import uncached
+    from formats.machine.host import uncached
     held = np.ones(uncached() // 4, np.float32)
     for sizes, x, out in grid.passes(numbers):
         table = held[:held.size // x.shape[1] * x.shape[1]].reshape(-1, x.shape[1])
@@ -40,7 +40,7 @@ def gather(grid: Any, numbers: Any) -> Iterator[Timed]:
 
 def columns(form: type[Format], grid: Any, numbers: Any) -> Iterator[Timed]:
     """The same from a format's panels."""
-    from formats.host import uncached
+    from formats.machine.host import uncached
     held = np.ones(uncached() // 4, np.float32).view(form.fields["w"].number.dtype({}))
     assert form.panelled is not None
     for sizes, x, out in grid.passes(numbers):
@@ -65,7 +65,7 @@ def pick(grid: Any, numbers: Any) -> Iterator[Timed]:
 
 
 def pool(grid: Any, numbers: Any) -> Iterator[Timed]:
-    from formats.kernels.heads import layout
+    from formats.kernels.mixing.heads import layout
     for lengths in grid.batches:
         starts = layout(np.cumsum([0, *lengths]).tobytes())
         for p in grid.widths:
@@ -88,7 +88,7 @@ def sized(lengths: tuple[int, ...], h: int, d: int) -> dict[str, float]:
 def attention(call: Callable[..., Any]) -> Cases:
     """Of everybody, of what lies behind, of a window."""
     def cases(grid: Any, numbers: Any) -> Iterator[Timed]:
-        from formats.kernels.heads import layout
+        from formats.kernels.mixing.heads import layout
         from formats.masks import attended
         for lengths in grid.batches:
             starts = layout(np.cumsum([0, *lengths]).tobytes())
@@ -103,7 +103,7 @@ def attention(call: Callable[..., Any]) -> Cases:
 
 @batches
 def attend_once(numbers: Any, lengths: tuple[int, ...], h: int, d: int) -> Timed:
-    from formats.kernels.heads import layout
+    from formats.kernels.mixing.heads import layout
     starts, k, out = layout(np.cumsum([0, *lengths]).tobytes()), numbers.some(sum(lengths), h, d), numbers.room(len(lengths), h, d)
     return {"T": len(k), "h": h, "d": d}, partial(kernels.attend_once, k[:len(out)], k, k, starts, out)
 

@@ -1,17 +1,17 @@
-"""What kernels cost: the prices that the machine knows (formats/prices.py), each with its sizes (T rows, S2 scores of one head).
+"""What kernels cost: the prices that the machine knows (formats/machine/prices.py), each with its sizes (T rows, S2 scores of one head).
 
 Operands are shapes. A weight that is None is priced elsewhere: by the search, in each form that it may be stored in."""
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace as Bound
 from typing import Any
 
-from formats.epilogue import present
-from formats.pooling import PICKS
-from formats.prices import NARROW
+from formats.core.epilogue import present
+from formats.core.reductions import PICKS
+from formats.machine.prices import NARROW
 from opmatrix.extents import WHOLE, Extents, Pairs, S, T, pairs
+from opmatrix.runtime.operands import Heads, Rows
 from opmatrix.runtime.seen import pattern
-from opmatrix.runtime.shapes import turned_tables
-from opmatrix.runtime.values import Heads, Rows
+from opmatrix.runtime.shape_rules import turned_tables
 
 Costs = list[tuple[str, dict[str, float]]]
 READING = 50                                                # passes that reading a term is taken to cost

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
 from formats.format import Format
-from formats.prices import Price
+from formats.machine.prices import Price
 from opmatrix.extents import T
 from opmatrix.runtime.costs import Costs
-from opmatrix.runtime.values import CONSTANT, Heads, Rows, Size, Tables, Value
+from opmatrix.runtime.operands import CONSTANT, Heads, Rows, Size, Tables, Value
 
 NONE = Parameter.empty
 

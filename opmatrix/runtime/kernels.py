@@ -10,27 +10,17 @@ import numpy as np
 
 from formats import FORMATS
 from formats import kernels as compiled
-from formats.epilogue import ACTIVATIONS, EPS, NORMS, Epilogue
-from formats.pooling import HOW
-from formats.prices import PRICES, S2, Price, Work, d, h, up
-from formats.sizes import S, T, n, p
+from formats.core.epilogue import ACTIVATIONS, EPS, NORMS, Epilogue
+from formats.core.reductions import HOW
+from formats.core.sizes import S, T, n, p
+from formats.machine.prices import PRICES, S2, Price, Work, d, h, up
 from opmatrix.extents import WHOLE, pairs
 from opmatrix.patterns import parse
 from opmatrix.relations import parsed
-from opmatrix.runtime import bounds, cases, costs, meanings, seen, shapes
+from opmatrix.runtime import bounds, cases, costs, meanings, seen
+from opmatrix.runtime import shape_rules as shapes
 from opmatrix.runtime.kernel import Declared, Range
-from opmatrix.runtime.values import (
-    WIDEST,
-    Array,
-    Cache,
-    Heads,
-    Rows,
-    Scores,
-    Stack,
-    Tables,
-    Vector,
-    Weight,
-)
+from opmatrix.runtime.operands import WIDEST, Array, Cache, Heads, Rows, Scores, Stack, Tables, Vector, Weight
 
 KERNELS: dict[str, Declared] = {}
 Activation = Literal[*ACTIVATIONS]

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.epilogue import ACTIVATIONS
+from formats.core.epilogue import ACTIVATIONS
 from opmatrix.patterns import Pattern, parse
 from opmatrix.relations import parsed
-from opmatrix.runtime.shapes import turned_tables
+from opmatrix.runtime.shape_rules import turned_tables
 
 Exact = NDArray[np.float64]
 
@@ -37,7 +37,7 @@ def multiplied(a: Bound) -> dict[str, Any]:
 def halved(a: Bound) -> dict[str, Any]:
     """q, times the scale in powers of two, k and v as attention in bfloat16 reads them."""
     if a.number_type == "float32": return {}
-    from formats.kernels.attending_halves import operands
+    from formats.kernels.mixing.attending_halves import operands
     q, k, v = operands(a.q, a.k, a.v, a.scale)
     return {"q": q, "k": k, "v": v, "scale": 1.0}
 
@@ -105,7 +105,7 @@ def recalled(a: Bound) -> Exact:
 
 def held(slot: int, before: NDArray[np.int64]) -> list[int]:
     """The rows of a cache that a sequence holds up to one of them."""
-    from formats.kernels.caches import PAGE
+    from formats.kernels.mixing.caches import PAGE
     page, rows = slot // PAGE, slot % PAGE + 1
     found: list[int] = []
     while page >= 0:
@@ -197,7 +197,7 @@ def attended_once(a: Bound) -> Exact:
 
 def read(a: Bound) -> Exact:
     """A term of the algebra, which other kernels do without."""
-    from opmatrix.runtime import interpret
+    from opmatrix.runtime import interpreted as interpret
     return interpret.exact(a)
 
 

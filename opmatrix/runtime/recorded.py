@@ -9,14 +9,14 @@ from weakref import proxy
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.host import caches
-from formats.threads import threads
+from formats.machine.host import caches
+from formats.machine.threads import threads
 from opmatrix.extents import Extents, S, T
 from opmatrix.patterns import FIELDS
+from opmatrix.runtime.operands import C, lines
 from opmatrix.runtime.planner import Plan
 from opmatrix.runtime.scheme import GROUP, Group, Words, grouped
 from opmatrix.runtime.segments import ROW, Span, Values, placed
-from opmatrix.runtime.values import C, lines
 
 KEPT = 1 / 8                                                # of the last cache, for scripts of a program that are remembered
 NAMES = *FIELDS, "slots"                                    # of what slots hold, a number a row
@@ -28,8 +28,8 @@ class Slots:
     """A batch of so many rows and sequences as recordings see it: where the numbers of every batch of that size will lie."""
 
     def __init__(self, rows: int, sentences: int, words: Words):
-        from formats.kernels.caches import PAGE
-        from formats.kernels.heads import Layout
+        from formats.kernels.mixing.caches import PAGE
+        from formats.kernels.mixing.heads import Layout
         self.page, self.rows, self.sentences, self.words = PAGE, rows, sentences, words
         words[:] = 0
         self.starts = Layout(*words[len(NAMES) * rows:].reshape(2, rows + 1))
@@ -54,7 +54,7 @@ class Slots:
 
 def fill(words: Words, rows: int, fields: dict[str, Words], starts: Sequence[int] | Words) -> None:
     """Write a batch into its slots: fields, then the layout of its sentences, whose last entry is repeated to the end."""
-    from formats.kernels.heads import layout
+    from formats.kernels.mixing.heads import layout
     for i, name in enumerate(NAMES):
         if name in fields: words[i * rows:(i + 1) * rows] = fields[name]
     for place, part in zip(words[len(NAMES) * rows:].reshape(2, rows + 1), layout(np.asarray(starts, np.int64).tobytes()), strict=True):
@@ -130,15 +130,15 @@ class Recorded:
 
     def record(self, rows: int, sentences: int, workers: int) -> Any:
         """The script of a walk; kernels that must be compiled are compiled together, and those that replay it with them."""
-        from formats.kernels.compiled import together
-        from formats.kernels.pool import end_workers, launch_items, worker_loop
-        from formats.kernels.replay import conduct, replay
+        from formats.kernels.engine.compiled import together
+        from formats.kernels.engine.pool import end_workers, launch_items, worker_loop
+        from formats.kernels.engine.replay import conduct, replay
         return together(lambda: self.walk(rows, sentences, workers), replay, conduct, launch_items, worker_loop, end_workers)
 
     def walk(self, rows: int, sentences: int, workers: int) -> Any:
         """Walk through the steps with launches kept."""
-        from formats.kernels.pooling import hand_rows
-        from formats.kernels.replay import Recording
+        from formats.kernels.engine.replay import Recording
+        from formats.kernels.rows.sequences import hand_rows
         plan, given, kept = self.plan(rows), lines(8 * Slots.count(rows)), self.kept(sentences)
         memory = np.empty(given + plan.end + sum(kept.values()), np.uint8)
         slots = Slots(rows, sentences, memory[:8 * Slots.count(rows)].view(np.int64))
@@ -185,9 +185,9 @@ class Recorded:
 
     def run(self, values: Values) -> None:
         """Writes what later segments read, or the caller. ValueError where an id is outside its table."""
-        from formats.kernels.launch import ARENA, ROOM, address
-        from formats.kernels.pool import POOL
-        from formats.kernels.replay import NO_CLOCK, REPLAY, conduct, replay
+        from formats.kernels.engine.launch import ARENA, ROOM, address
+        from formats.kernels.engine.pool import POOL
+        from formats.kernels.engine.replay import NO_CLOCK, REPLAY, conduct, replay
         batch = values.batch
         fields = {name: batch.field(name, most) for name, most in self.read.items()}
         elsewhere = [(values[at], getattr(self.schedule.calls[at].shape, "space", None)) for at in self.elsewhere]
@@ -213,8 +213,8 @@ def tabled(groups: list[Group], scripts: list[Any], fields: dict[str, Words], st
            elsewhere: list[tuple[NDArray[Any], Any]]) -> tuple[NDArray[Any], Words, Words]:
     """What replay reads of each group, and the inputs and places elsewhere that it points to: of arrays of the batch, those of its
     tokens or sequences, by the space of their rows; none of caches."""
-    from formats.kernels.launch import address
-    from formats.kernels.replay import GROUP as KIND
+    from formats.kernels.engine.launch import address
+    from formats.kernels.engine.replay import GROUP as KIND
     sizes = [group.high - group.low for group in groups]
     ends = np.cumsum([0, *map(Slots.count, sizes)])
     inputs, table = np.empty(ends[-1], np.int64), np.zeros(len(groups), KIND)

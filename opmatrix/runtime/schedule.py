@@ -14,10 +14,10 @@ from opmatrix.extents import Extents, S, T
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.operands import FLOAT, LINE, WIDEST, C, Cache, Rows, Value
 from opmatrix.runtime.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
 from opmatrix.runtime.segments import ROW, Blocks, Buffers, Called, Span, Values, placed
-from opmatrix.runtime.values import FLOAT, LINE, WIDEST, C, Cache, Rows, Value
 
 OBJECTS = 6000                                              # bytes of Python's own objects in a call, about
 
@@ -218,7 +218,7 @@ class Schedule:
     def run(self, batch: Any) -> NDArray[np.float32]:
         """The output's rows. Buffers of the whole batch are of this call alone. Called back while this thread records, it runs apart
         from that."""
-        from formats.kernels.launch import RECORDING
+        from formats.kernels.engine.launch import RECORDING
         if RECORDING.get(): return Context().run(self.run, batch)
         held = self.held(batch) if self.state else {}
         extents = batch.extents() if self.scored or held else Extents.made({T: batch.rows, S: len(batch)})

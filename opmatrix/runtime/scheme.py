@@ -50,7 +50,7 @@ def shared(parts: Sequence[Group], workers: int) -> list[list[Group]]:
 
 @dataclass(frozen=True)
 class Running:
-    """A machine's prices where a batch runs in one way (formats.machine.WAYS): what is asked is of a group (`group`), and is priced
+    """A machine's prices where a batch runs in one way (formats.machine.model.WAYS): what is asked is of a group (`group`), and is priced
     times the groups of the worker that has the most, `lengths` the sentences of these. A kernel that is never recorded
     is called from Python, and finds what it needs out of the caches."""
 
@@ -80,8 +80,8 @@ class Running:
 
     def seconds(self, kernel: str, **sizes: float) -> float:
         """Predicted seconds of a kernel for all groups, its sizes those of one. What never runs so is priced as a call from Python."""
-        from formats.features import even  # with sympy, which nothing that only runs needs
-        from formats.prices import price
+        from formats.machine.features import even  # with sympy, which nothing that only runs needs
+        from formats.machine.prices import price
         rates = self.machine.ways[self.way]
         if kernel not in rates.coefficients:
             calls = self.times * (self.machine.threads if self.lengths else 1)        # for every group of every worker

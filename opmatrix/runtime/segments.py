@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.extents import Extents, S, T
+from opmatrix.runtime.operands import LINE, Size
 from opmatrix.runtime.planner import Life, Plan, place
-from opmatrix.runtime.values import LINE, Size
 
 ROW = Extents({T: 1, S: 1})
 Buffers = Callable[[int, tuple[int, ...]], NDArray[np.float32]]

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, get_args
 
-from formats.files import parse_json
-from formats.shapes import H, N, S, Shape, ShapeError, Space, T, expression
+from formats.disk.files import parse_json
 from opmatrix import monoids
 from opmatrix.data import Data
 from opmatrix.operators import symbol
 from opmatrix.patterns import Pattern, everyone, parse
 from opmatrix.relations import Relation, relation
-from opmatrix.runtime.values import WIDEST
+from opmatrix.runtime.operands import WIDEST
+from opmatrix.shapes import H, N, S, Shape, ShapeError, Space, T, expression
 from opmatrix.term import KINDS, Operator, read
 
 TEXT, NODES, DEEP = 1 << 17, 1000, 100                      # characters; nodes, and how many of them within one another

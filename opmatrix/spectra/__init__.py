@@ -1,13 +1,5 @@
 """Spectra of weights and activations, what they predict of an approximation, and which approximations they propose."""
-from opmatrix.spectra.activations import (
-    Gram,
-    low_rank,
-    low_rank_errors,
-    mask_errors,
-    predicted_error,
-    scores,
-    whitened,
-)
+from opmatrix.spectra.gram import Gram, low_rank, low_rank_errors, mask_errors, predicted_error, scores, whitened
 from opmatrix.spectra.measures import LEVELS, PowerLaw, Spectrum, elbow, leverage, power_law
 from opmatrix.spectra.propose import Candidate, Limits, Proposal, Proposals, Rejected, propose
 from opmatrix.spectra.solvers import eigenvalues, randomised_svd, singular_values

@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 
 Array = NDArray[np.float64]
 LEVELS = (0.5, 0.2, 0.1, 0.05, 0.01)                        # tail energies whose ranks a report names

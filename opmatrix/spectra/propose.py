@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from formats import FORMATS, FormatError
-from formats.sizes import T
-from opmatrix.errors import InputError
-from opmatrix.spectra.activations import Gram, diagonal, low_rank_errors, metric, output_energy
+from formats.core.errors import InputError
+from formats.core.sizes import T
+from opmatrix.spectra.gram import Gram, diagonal, low_rank_errors, metric, output_energy
 from opmatrix.spectra.measures import Array, elbow, finite
 
 Price = Callable[[str, dict[str, Any], int, int], tuple[float, float]]

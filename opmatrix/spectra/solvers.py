@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 from opmatrix.spectra.unite import Matrix, unite_and_conquer
 
 SMALL = 1024                                                # up to this smaller side LAPACK takes about a second

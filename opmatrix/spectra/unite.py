@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 
 Matrix = NDArray[Any]                                       # real or complex
 SPARE = 2                                                   # Ritz pairs carried beyond those wanted

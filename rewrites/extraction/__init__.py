@@ -3,9 +3,9 @@
 `extract` is the whole of it: presolve (presolve.py), greedy programs (greedy.py), landmark bounds (landmarks.py), a linear
 relaxation with cuts (exact.py, cuts.py), the 0/1 program, and neighbourhoods of the best program (search.py).
 """
-from .files import from_json, read, to_json, write
-from .front import front, undominated
+from .pareto import front, undominated
 from .problem import Extraction, Infeasible, Node, Problem, order, verify
+from .serialised import from_json, read, to_json, write
 from .solve import extract
 
 __all__ = ["Extraction", "Infeasible", "Node", "Problem", "extract", "from_json", "front", "order", "read", "to_json",

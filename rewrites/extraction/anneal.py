@@ -10,7 +10,7 @@ from random import Random
 from time import perf_counter
 
 from . import greedy
-from .graph import Graph
+from .indexed import Graph
 
 MOVES = 500                                     # between two looks at the clock
 ROUND = 20_000                                  # moves between two repairs

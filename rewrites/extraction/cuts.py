@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .graph import Graph
+from .indexed import Graph
 from .landmarks import bound
 
 Cut = tuple[tuple[int, ...], int | None]        # one of these for every program of this class (None: of the roots)

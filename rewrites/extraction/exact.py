@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .graph import Graph, components
+from .indexed import Graph, components
 
 LARGE = 500                                     # nodes from which on interior points are quicker than the simplex
 RESTING, PATIENCE = -1, 5                       # the age of a row that is not in use; when a row that is slack is rested

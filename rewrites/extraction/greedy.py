@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 
-from .graph import Choice, Graph, bits, union
+from .indexed import Choice, Graph, bits, union
 
 
 def trees(graph: Graph, price: Sequence[float]) -> tuple[Choice, list[float]]:

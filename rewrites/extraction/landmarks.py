@@ -12,7 +12,7 @@ from math import inf
 from time import perf_counter
 from typing import NamedTuple
 
-from .graph import Graph
+from .indexed import Graph
 
 
 class Bound(NamedTuple):

@@ -16,7 +16,7 @@ from operator import add, le
 from time import perf_counter
 
 from . import greedy
-from .graph import Graph, bits, components, union
+from .indexed import Graph, bits, components, union
 
 
 def prune(graph: Graph, budgets: Sequence[float] = ()) -> Graph | None:

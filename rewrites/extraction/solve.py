@@ -6,10 +6,10 @@ from math import inf
 from time import perf_counter
 
 from . import greedy, landmarks
-from .graph import Graph, index
+from .bounding import Found, optimise
+from .indexed import Graph, index
 from .presolve import presolve, prune
 from .problem import Extraction, Infeasible, Node, Problem, check, order
-from .search import Found, optimise
 
 
 def extract(problem: Problem, *, memory: float | None = None, error: float | None = None,

@@ -14,10 +14,10 @@ from opmatrix.monoids import mean, softmax
 from opmatrix.operators import I, given, heads, layernorm, pick, product, rmsnorm, total, turn, unit_length
 from opmatrix.operators import repeat as repeated
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.values import Stack
+from opmatrix.runtime.operands import Stack
 from opmatrix.term import Operator
-from rewrites import kinds
-from rewrites.flat import flat
+from rewrites.compiler import kinds
+from rewrites.compiler.flat import flat
 from rewrites.law import (
     IMPLEMENTATION,
     Sort,
@@ -47,7 +47,7 @@ selection = Sort("value", ("given",))                       # a one-hot value, b
 class Implementation:
     """`kernels`, one or several in turn, compute `body`; none where nothing runs, as heads are columns side by side. Each takes
     the variables that its signature names; what it still lacks the one before it gives. An attribute may be a function of
-    what a call is about (rewrites/calls.py). `single`: one operator alone, which an import without fusion runs."""
+    what a call is about (rewrites/compiler/calls.py). `single`: one operator alone, which an import without fusion runs."""
 
     name: str
     kernels: str | tuple[str, ...]

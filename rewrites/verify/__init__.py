@@ -1,15 +1,8 @@
 """Verification: of laws, of the graphs that they make, of programs (levels 1, 2, 3). What fails raises."""
 from rewrites.verify.failure import VerificationError
-from rewrites.verify.graph import Disagreement, check_graph, check_seeded
+from rewrites.verify.graphs import Disagreement, check_graph, check_seeded
 from rewrites.verify.levels import verify_graphs, verify_laws
-from rewrites.verify.program import (
-    Errors,
-    unrounded,
-    verify_approximate,
-    verify_exact,
-    verify_steps,
-    verify_structure,
-)
+from rewrites.verify.programs import Errors, unrounded, verify_approximate, verify_exact, verify_steps, verify_structure
 from rewrites.verify.shrink import check_term, reproducer
 
 __all__ = ["Disagreement", "Errors", "VerificationError", "check_graph", "check_seeded", "check_term", "reproducer", "unrounded",

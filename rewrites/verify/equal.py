@@ -6,12 +6,12 @@ from typing import Any
 
 from sympy import sympify
 
-from formats.shapes import N
+from opmatrix.shapes import N
 from opmatrix.term import Operator
-from rewrites.egraph import engine, rules, saturate
+from rewrites.compiler.egraph import engine, rules, saturate
+from rewrites.compiler.template import Template
 from rewrites.law import FLAGS, Law, normalised, right_linear
-from rewrites.laws.axioms import LAWS as AXIOMS
-from rewrites.template import Template
+from rewrites.proofs.laws.axioms import LAWS as AXIOMS
 
 IMPLIED = {normalised: (right_linear,)}                     # flags of a monoid
 

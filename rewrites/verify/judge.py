@@ -6,9 +6,9 @@ import numpy as np
 
 from rewrites.law import Law
 from rewrites.laws.implementation import Implementation
-from rewrites.verify import kernels
+from rewrites.verify import computed as kernels
 from rewrites.verify.equal import proved
-from rewrites.verify.graph import TOLERANCE, check_seeded
+from rewrites.verify.graphs import TOLERANCE, check_seeded
 from rewrites.verify.mutants import Mutant, of_kernel, stated
 
 SEEDS = range(6)

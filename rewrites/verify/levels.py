@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from rewrites.compiler.template import Template
 from rewrites.law import Law
-from rewrites.template import Template
 from rewrites.verify.failure import VerificationError
-from rewrites.verify.graph import Disagreement, check_graph, check_seeded, seeded, small
+from rewrites.verify.graphs import Disagreement, check_graph, check_seeded, seeded, small
 from rewrites.verify.shrink import SECONDS, reproducer
 
 SHRINKING = f"what is wrong is made small, {SECONDS} s at most …"

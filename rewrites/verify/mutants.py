@@ -7,11 +7,11 @@ from typing import Any
 
 from sympy import Symbol, sympify
 
-from formats.shapes import N, Space
 from opmatrix import monoids, patterns
 from opmatrix.operators import const, heads, join, turn
+from opmatrix.shapes import N, Space
 from opmatrix.term import KINDS, Operator
-from rewrites.kinds import adjoint, left, right
+from rewrites.compiler.kinds import adjoint, left, right
 from rewrites.law import Law, Name, Sides, Sort, h, k, n, p, q, stand_in
 from rewrites.laws.implementation import Implementation
 

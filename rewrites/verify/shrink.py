@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from formats.shapes import Shape, T
 from opmatrix.data import Data
+from opmatrix.display.show import labels, text
 from opmatrix.operators import I, symbol, weight
-from opmatrix.show import labels, text
+from opmatrix.shapes import Shape, T
 from opmatrix.term import Operator, substitute
-from rewrites.egraph import saturate
-from rewrites.flat import flat
+from rewrites.compiler.egraph import saturate
+from rewrites.compiler.flat import flat
+from rewrites.compiler.template import Template, shrunken, sizes_of
 from rewrites.law import ROWS, Law
-from rewrites.template import Template, shrunken, sizes_of
-from rewrites.verify.graph import Disagreement, disagreements, spelled
+from rewrites.verify.graphs import Disagreement, disagreements, spelled
 
 PATIENCE, SECONDS = 200, 20                                 # graphs that may be tried, and how long it may take
 LENGTHS = (1,), (2,), (1, 1), (2, 1)                        # of sentences, fewest rows first
 SPEAKS = ("opmatrix.operators", "opmatrix.patterns", "opmatrix.monoids", "opmatrix.nodes", "opmatrix.term", "opmatrix",
-          "rewrites.kinds", "rewrites.law")
+          "rewrites.compiler.kinds", "rewrites.law")
 
 
 def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROWS, seed: int = 0) -> list[Disagreement]:

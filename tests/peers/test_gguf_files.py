@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from data import data, smollm2
 
-from opmatrix.blocks import STORED
-from opmatrix.checkpoint import open_model
+from opmatrix.files.checkpoint import open_model
+from opmatrix.files.quantised import STORED
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from data import minilm
 
-from opmatrix.checkpoint import Checkpoint, open_model
+from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
-from opmatrix.pooling import MEAN
-from opmatrix.text import sentences
+from opmatrix.pipelines.pooling import MEAN
+from opmatrix.pipelines.text import sentences
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")

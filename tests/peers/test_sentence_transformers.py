@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import standin
 
-from opmatrix.errors import InputError
+from formats.core.errors import InputError
 from opmatrix.program import Program
-from rewrites import evaluate
-from rewrites.evaluate import opened
+from rewrites.command import evaluate
+from rewrites.command.evaluate import opened
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")

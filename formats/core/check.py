@@ -1,0 +1,96 @@
+"""The test that a format has by being declared: it holds what it says, costs what it says, multiplies as it says."""
+import json
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.format import Format
+
+from .epilogue import Epilogue
+
+SHAPES = (24, 35), (64, 18)                                  # no square; 35 and 18 leave ragged edges
+DEEP = 200, 18                                               # several groups of inputs
+ROWS = 1, 3, 70
+GRIDS = 7, 127                                               # largest whole numbers that int4 and int8 hold
+
+
+def check(F: type[Format], rng: np.random.Generator) -> None:
+    """Every choice that F offers, on matrices with and without zeros; AssertionError says what failed."""
+    for shape, rows in product(SHAPES, ROWS):
+        for options in F.choices(*shape):
+            W = rng.standard_normal(shape, np.float32)
+            multiplied(stored(F, W, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
+            found, sizes = F.approximate(W, **options).sizes, F.expected(*shape, **options)
+            must(found == sizes, F, options, f"has the sizes {found}, expected were {sizes}")
+        holes = rng.standard_normal(shape, np.float32) * np.outer(*(rng.integers(0, 2, side) for side in shape))
+        multiplied(stored(F, holes, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
+    stored(F, np.zeros(shape, np.float32), options)
+    for shape in *SHAPES, DEEP: counted(F, shape, rng)
+
+
+def must(condition: Any, what: object, options: object, words: str) -> None:
+    """An assertion that no optimisation switches off."""
+    if not condition: raise AssertionError(f"{getattr(what, 'name', what)} {options}: {words}")
+
+
+def stored(F: type[Format], W: NDArray[np.float32], options: dict[str, Any]) -> Format:
+    """W, fitted and packed: it comes out again, turned and saved too, and takes the bytes that it declares."""
+    fitted = F.fit(W, **options)
+    packed: Format = F.pack(fitted, **options)
+    back, slack = packed.unpack(), packed.tolerance(fitted)
+    def near(one: Any, other: Any) -> bool: return bool(np.linalg.norm(one.astype(np.float64) - other) <= slack)
+    must(near(back, fitted), F, options, "unpack is not what was packed")
+    must(not F.projects or near(F.fit(back, **options), back), F, options, "fit moves a matrix that fits")
+    must(near(F.approximate(W, **options).unpack(), fitted), F, options, "approximate is not pack of fit")
+    must(near(packed.transpose().unpack(), back.T), F, options, "transpose is not the transpose")
+    must(F.bytes.subs(packed.sizes) == packed.nbytes, F, options, f"stores {packed.nbytes} bytes, declares {F.bytes}")
+    again = saved(packed)
+    must(again.meta() == packed.meta() and np.array_equal(again.unpack(), back), F, options, "is not what was saved")
+    return packed
+
+
+def saved(packed: Format) -> Format:
+    """The same after a journey through JSON and safetensors."""
+    from safetensors.numpy import load, save
+    return packed.from_arrays(json.loads(json.dumps(packed.meta())), load(save(packed.arrays())))
+
+
+def multiplied(packed: Format, x: NDArray[np.float32], rng: np.random.Generator) -> None:
+    """x @ W, alone and with a whole epilogue, is as near to float64 as rounding allows."""
+    outputs = packed.shape[1]
+    bias, gain, shift = rng.standard_normal((3, outputs), np.float32)
+    residual = rng.standard_normal((len(x), outputs), np.float32)
+    exact, error = packed.reads(x) @ packed.unpack().astype(np.float64), packed.bound(x)
+    for epilogue in Epilogue(), Epilogue(bias, "gelu", residual, 1e-12, gain, shift):
+        off = abs(packed.matmul(x, epilogue=epilogue) - epilogue.reference(exact))
+        allowed = epilogue.bound(exact, error, packed.rounds)
+        worst = np.unravel_index((off - allowed).argmax(), off.shape)
+        must((off <= allowed).all(), packed, len(x),
+             f"rows times it, at {worst}: off by {off[worst]:.3g}, rounding allows {allowed[worst]:.3g}")
+
+
+def counted(F: type[Format], shape: tuple[int, int], rng: np.random.Generator) -> None:
+    """Where nothing rounds, results are equal to the bit, so one lost input or row shows: W whole on a grid that F keeps, the
+    largest number of every row of x 127, sums below 2^24."""
+    for options in F.choices(*shape):
+        grids = [W for W in (F.fit(on_grid(shape, most, rng), **options) for most in GRIDS)
+                 if np.array_equal(W, np.rint(W)) and np.array_equal(F.fit(W, **options), W)]
+        must(grids or not F.rounds, F, options, f"no whole numbers up to {GRIDS} are kept")
+        for W, rows in product(grids, ROWS):
+            x = rng.integers(-126, 127, (rows, shape[0])).astype(np.float32)
+            x[np.arange(rows), rng.integers(0, shape[0], rows)] = 127
+            bias, residual = (rng.integers(-99, 99, size).astype(np.float32) for size in (shape[1:], (rows, shape[1])))
+            packed, wanted = F.pack(W, **options), x.astype(np.int64) @ W.astype(np.int64)
+            must(np.array_equal(packed.matmul(x), wanted), packed, rows, "rows of whole numbers times it are not exact")
+            after = Epilogue(bias, "relu", residual)
+            must(np.array_equal(packed.matmul(x, epilogue=after), np.maximum(wanted + bias, 0) + residual), packed, rows,
+                 "rows of whole numbers times it, with an epilogue, are not exact")
+
+
+def on_grid(shape: tuple[int, int], most: int, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Whole numbers up to `most`, which every column reaches in every 64 inputs: scales are 1."""
+    W = rng.integers(-most, most + 1, shape).astype(np.float32)
+    W[::64] = most
+    return W

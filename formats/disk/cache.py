@@ -1,0 +1,154 @@
+"""Where opmatrix keeps what it fetched, measured or compiled: one directory of the user, named in one place.
+
+What lies there is believed only if nobody but the user and the system could have put it there: object code is called, and what was
+measured decides which program is chosen. What cannot be kept is said in a line, and the work goes on without it."""
+import errno
+import os
+import stat
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from formats.core.errors import InputError
+
+from .files import open_regular, reason, replacing, shown
+
+VARIABLE = "OPMATRIX_CACHE"
+LARGEST = 1 << 26                                            # bytes of a file that is kept
+LINKS = 40                                                   # that a path may lead through
+HOUR = 3600.0                                                # seconds
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Distrusted(InputError):
+    """Something in the cache that others could have written: names it, and what to do."""
+
+
+def location() -> Path:
+    """The directory `$OPMATRIX_CACHE`, else the platform's cache directory for opmatrix. Where that needs a home and there is none, a
+    path below what is no directory: nothing is found there, and nothing kept."""
+    if not (named := os.environ.get(VARIABLE)):
+        from platformdirs import user_cache_dir
+        named = user_cache_dir("opmatrix", appauthor=False)
+    path = os.path.expanduser(named)
+    return Path(os.devnull, path) if path.startswith("~") else Path(path)
+
+
+def cache_directory() -> Path:
+    """The cache's directory, made if it is absent. OSError where it cannot be made."""
+    return made(location())
+
+
+def made(directory: Path) -> Path:
+    """A directory and those above it; what is made here is for nobody else. OSError."""
+    try: directory.mkdir(0o700, exist_ok=True)
+    except FileNotFoundError:
+        if directory.parent == directory: raise
+        made(directory.parent)
+        directory.mkdir(0o700, exist_ok=True)
+    return directory
+
+
+# ---- who could have written it
+
+def trusted() -> frozenset[int] | None:
+    """The users whose files are believed: this one, root, and whoever owns the root of all files, which in a container need not be
+    user 0. None where files do not say who owns them."""
+    return frozenset({0, os.geteuid(), os.stat("/").st_uid}) if hasattr(os, "geteuid") else None
+
+
+def guarded(directory: Path) -> Path:
+    """The directory without links on its way. Raises Distrusted where others could write to it, or exchange it: OSError where it is
+    not there. From the root on, each directory belongs to whom we trust, and what lies in it is moved by them alone: nobody else
+    may write there, or only to what is his own (sticky, as /tmp is). So what was looked at stays what it was."""
+    whole = directory.absolute()
+    if (users := trusted()) is None: return whole
+    place, left, links = Path(whole.anchor), [*reversed(whole.parts[1:])], 0
+    judge(place, os.lstat(place), users, last=not left)
+    while left:
+        if (name := left.pop()) == "..":
+            place = place.parent
+            continue
+        status = os.lstat(at := place / name)
+        if stat.S_ISLNK(status.st_mode):
+            if status.st_uid not in users: raise Distrusted(foreign(at, status))
+            if (links := links + 1) > LINKS: raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(directory))
+            target = Path(os.readlink(at))
+            if target.is_absolute(): place = Path(target.anchor)
+            left += [part for part in reversed(target.parts) if part != target.anchor]
+        else: judge(place := at, status, users, last=not left)
+    return place
+
+
+def judge(place: Path, status: os.stat_result, users: frozenset[int], last: bool) -> None:
+    """Raises Distrusted where others could exchange what lies in a directory, or, in the last one, add to it; OSError where it is
+    none."""
+    if not stat.S_ISDIR(status.st_mode): raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+    if status.st_uid not in users: raise Distrusted(foreign(place, status))
+    if status.st_mode & OTHERS and (last or not status.st_mode & stat.S_ISVTX):
+        better = f"chmod {'700' if last else 'go-w'} {shown(place)}"
+        raise Distrusted(f"{shown(place)}: others may write there (mode {stat.S_IMODE(status.st_mode):o}): `{better}` if you know all "
+                         f"that it holds, or set {VARIABLE} to a directory of your own")
+
+
+def foreign(place: Path, status: os.stat_result) -> str:
+    return f"{shown(place)}: it belongs to user {status.st_uid}: set {VARIABLE} to a directory of your own"
+
+
+def recall(file: Path, largest: int = LARGEST) -> bytes:
+    """The content of a file of the cache. Raises InputError where there is none or it is too large, Distrusted where others could
+    have written it, as the opened file itself says."""
+    try: directory = guarded(file.parent)
+    except OSError as error: raise InputError(f"{shown(file)}: {reason(error)}") from error
+    with open_regular(directory / file.name) as raw:
+        status, users = os.fstat(raw.fileno()), trusted()
+        if users is not None:
+            if status.st_uid not in users: raise Distrusted(foreign(file, status))
+            if status.st_mode & OTHERS:
+                raise Distrusted(f"{shown(file)}: others may write to it (mode {stat.S_IMODE(status.st_mode):o})")
+        try: content = raw.read(largest + 1)
+        except OSError as error: raise InputError(f"{shown(file)}: {reason(error)}") from error
+    if len(content) > largest: raise InputError(f"{shown(file)}: more than {largest:,} bytes")
+    if time.time() - status.st_mtime > HOUR:
+        with suppress(OSError): os.utime(directory / file.name)         # its last use, about
+    return content
+
+
+# ---- what is kept
+
+def put(file: Path, content: bytes) -> None:
+    """Write a file of the cache, whole or not at all, for nobody else. Raises OSError, and Distrusted where others may write too."""
+    with replacing(guarded(made(file.parent)) / file.name) as out:
+        if hasattr(os, "fchmod"): os.fchmod(out.fileno(), 0o600)
+        out.write(content)
+
+
+def keep(file: Path, content: bytes, what: str) -> bool:
+    """`put`, and whether it could be: where it could not, that is said."""
+    try: put(file, content)
+    except (OSError, InputError) as error:
+        unkept(what, file.parent, error)
+        return False
+    from .holdings import KINDS, bound
+    if file.parent.name in KINDS: bound(file.parent, KINDS[file.parent.name])
+    return True
+
+
+def unkept(what: str, directory: Path, error: Exception) -> None:
+    """Say that something is not kept in a directory, and why."""
+    say(f"{what}: not kept: {why(directory, error)}")
+
+
+def why(directory: Path, error: Exception) -> str:
+    """Why nothing can be kept in a directory, and what to do."""
+    told = str(error) if isinstance(error, Distrusted) else \
+        f"{shown(directory)}: {reason(error)}: set {VARIABLE} to a directory that can be written"
+    return " ".join(told.split())
+
+
+@cache
+def say(line: str) -> None:
+    """A line for the user, once a process: on standard error, unless whoever embeds this package set up logging otherwise."""
+    import logging
+    logging.getLogger("opmatrix").warning("opmatrix: %s", line)

@@ -1,0 +1,149 @@
+"""Files that others may have written: only regular ones are opened, JSON is read within bounds, and what is written is there
+whole or not at all."""
+import json
+import os
+import stat
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from errno import EINVAL
+from io import BufferedReader, BufferedWriter
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from formats.core.errors import InputError
+
+LARGEST, JSON = 1 << 28, 1 << 24                             # bytes of a text; of JSON, which takes many times as many once read
+TRIAL = 1 << 20                                              # bytes that are written to see whether a disk takes any
+KINDS = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device",
+         stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+
+
+def open_regular(path: str | Path) -> BufferedReader:
+    """A regular file, to be read. Raises InputError for one that is not there, and for a directory, a pipe or a device,
+    whose reading might never end."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)      # opening a pipe waits for a writer,
+    try:
+        regular(path, os.stat(path).st_mode)                 # and takes away the writer that another reader waits for
+        number = os.open(path, flags)
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError): raise
+        raise InputError(f"{shown(path)}: {reason(error)}") from error
+    try: regular(path, os.fstat(number).st_mode)
+    except InputError: os.close(number); raise
+    return os.fdopen(number, "rb")
+
+
+def regular(path: str | Path, mode: int) -> None:
+    """Raises InputError for what is no regular file."""
+    if not stat.S_ISREG(mode): raise InputError(f"{path}: it is {KINDS.get(stat.S_IFMT(mode), 'no regular file')}: give a file")
+
+
+def open_stream(path: str | Path) -> BufferedReader:
+    """A regular file or a pipe, to be read once from its beginning; a pipe is waited for until somebody writes. Raises
+    InputError for anything else."""
+    try: piped = stat.S_ISFIFO(os.stat(path).st_mode)
+    except (OSError, ValueError): piped = False
+    if not piped: return open_regular(path)
+    try: return open(path, "rb")
+    except OSError as error: raise InputError(f"{shown(path)}: {reason(error)}") from error
+
+
+def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
+    """The content of a regular file. Raises InputError where there is none, or where it holds more bytes than `largest`."""
+    with open_regular(path) as raw:
+        try: content = raw.read(largest + 1)
+        except OSError as error: raise InputError(f"{path}: {reason(error)}") from error
+    if len(content) > largest: raise InputError(f"{path}: more than {largest:,} bytes: is it the right file?")
+    return content
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a UTF-8 file. Raises InputError, which names the byte that is none."""
+    try: return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: byte {error.start} is not UTF-8: save the file as UTF-8") from error
+
+
+Reads = Callable[[str], float] | None                        # a number from its digits
+
+
+def read_json(path: str | Path, largest: int = JSON, integer: Reads = None, constant: Reads = None) -> Any:
+    """What the JSON of a file says; see `parse_json`. Raises InputError, which names the file."""
+    return parse_json(read_bytes(path, largest), str(path), integer, constant)
+
+
+def parse_json(text: str | bytes, where: str, integer: Reads = None, constant: Reads = None) -> Any:
+    """What JSON in UTF-8 says: whole numbers of 64 bits (or as `integer` reads them), finite ones, brackets as deep as
+    Python can follow. NaN and Infinity are none (or as `constant` reads them). Raises InputError."""
+    try:
+        if isinstance(text, bytes): text = text.decode().removeprefix("\ufeff")
+        return json.loads(text, parse_int=integer or whole, parse_float=real, parse_constant=constant or real)
+    except RecursionError: raise InputError(f"{where}: brackets are nested too deeply") from None
+    except (ValueError, UnicodeDecodeError) as error: raise InputError(f"{where}: no JSON: {error}") from error
+
+
+def whole(digits: str) -> int:
+    """A whole number of 64 bits."""
+    if len(digits) > 20 or not -2 ** 63 <= (number := int(digits)) < 2 ** 63:
+        raise ValueError(f"{digits[:24]}{'…' * (len(digits) > 24)} is no whole number of 64 bits")
+    return number
+
+
+def real(digits: str) -> float:
+    """A finite number."""
+    if not isfinite(number := float(digits)): raise ValueError(f"{digits[:24]} is no finite number")
+    return number
+
+
+@contextmanager
+def replacing(path: str | Path) -> Generator[BufferedWriter]:
+    """A file to write to that takes the place of `path` when the block ends, complete and on the disk; where the block
+    raises, what was there stays. Raises OSError where that cannot be, and where a link or anything but a file is there."""
+    target = Path(path)
+    irregular(target)
+    fresh = target.with_name(f".{os.urandom(4).hex()}.part")
+    try:
+        with fresh.open("xb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(fresh, target)
+    finally:
+        with suppress(OSError): fresh.unlink()
+
+
+def writable(path: str | Path) -> None:
+    """Raises InputError where `replacing` could not write a file, found out by a trial beside it that is cleared away."""
+    from tempfile import TemporaryDirectory
+    target = Path(path)
+    try:
+        irregular(target)
+        with TemporaryDirectory(prefix=".", dir=target.parent) as room: fill(Path(room) / "trial")
+    except (OSError, ValueError) as error: raise InputError(f"{shown(path)}: not writable: {reason(error)}") from error
+
+
+def irregular(target: Path) -> None:
+    """Raises OSError where a file that is written would take the place of what is no file."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(mode := target.lstat().st_mode):
+            raise OSError(EINVAL, f"it is {KINDS.get(stat.S_IFMT(mode), 'no regular file')}: name a file")
+
+
+def fill(file: Path) -> None:
+    """Some bytes on the disk. Raises OSError where they do not fit there."""
+    with file.open("xb") as out:
+        out.write(bytes(TRIAL))
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def reason(error: Exception) -> str:
+    """Why the system would not, in its words."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def shown(path: object) -> str:
+    """A name in a message, cut where it is long."""
+    words = str(path).replace("\0", "\\0")
+    return words if len(words) <= 200 else f"{words[:100]}…{words[-60:]}"

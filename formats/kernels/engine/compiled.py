@@ -1,0 +1,144 @@
+"""C functions written in Python: found in a cache of object code when first needed, or compiled by other processes, several at
+once (compiler.py)."""
+import ctypes
+import hashlib
+import linecache
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from contextvars import ContextVar, copy_context
+from functools import cached_property
+from threading import RLock
+from typing import Any, Self, TypeVar
+
+from . import objects
+from .native import cgutils, intrinsic, ir, types
+
+FUNCTIONS: dict[str, "Function"] = {}
+FAST = {"contract", "reassoc", "nsz", "arcp"}               # sums in any order; infinities and NaN keep their meaning
+OPTIONS: dict[str, Any] = dict(boundscheck=False, error_model="numpy")
+HELPER = OPTIONS | dict(no_cpython_wrapper=True, no_cfunc_wrapper=True, no_rewrites=True)      # not for Python to call
+HOME = __package__.rpartition(".")[0]                        # the package of all kernels
+COMMON = "rows.activations", "rows.following", "products.gemm", "products.linear", "engine.pool"       # what most others need
+COMPILING = RLock()                                          # whoever waits for it finds compiled what it needs
+UNFORKED = RLock()                                           # held for moments that a fork must not split; it waits for them
+MISSING: ContextVar[list["Function"] | None] = ContextVar("missing", default=None)     # what a walk does without, see together
+T = TypeVar("T")
+
+
+class Function:
+    """A C function, named by its address. Arguments, and the result if there is one, are int64. A rare one is compiled
+    only when it is used. It may be declared in any module that can be imported."""
+
+    def __init__(self, body: Callable[..., Any], arguments: int = 3, result: bool = False, rare: bool = False) -> None:
+        self.body, self.name, self.arguments, self.result = body, body.__name__, arguments, result
+        self.rare, self.place = rare, 0
+        FUNCTIONS[self.name] = self
+
+    @classmethod
+    def of(cls, arguments: int, result: bool = False, rare: bool = False) -> Callable[[Callable[..., Any]], Self]:
+        """Decorate a function of so many arguments."""
+        return lambda body: cls(body, arguments, result, rare)
+
+    @property
+    def address(self) -> int:
+        """Where it is in this process; 0 inside `together` if it must be compiled."""
+        if not self.place:
+            if (missing := MISSING.get()) is None: provide([self], others=True)
+            elif not self.found(): missing.append(self)
+        return self.place
+
+    @cached_property
+    def call(self) -> Callable[..., Any]:
+        """Call it from Python; the interpreter lock is released meanwhile."""
+        provide([self], others=True)
+        result = ctypes.c_int64 if self.result else None
+        return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * self.arguments)(self.place)
+
+    @cached_property
+    def symbol(self) -> str:
+        """The name of its object code; one from elsewhere has the file that it is declared in as part of it."""
+        if (module := self.body.__module__).startswith(f"{HOME}."): return self.name
+        if module == "__main__":
+            raise RuntimeError(f"{self.name}: a kernel of __main__ cannot be compiled, declare it in a module that can be imported")
+        source = "".join(linecache.getlines(self.body.__code__.co_filename, self.body.__globals__))
+        return f"{self.name}-{hashlib.blake2b(source.encode(), digest_size=8).hexdigest()}"
+
+    def found(self) -> bool:
+        """Whether it is in this process, or was in the cache."""
+        with UNFORKED:
+            if not self.place: self.place = objects.load(self.symbol)
+            return bool(self.place)
+
+
+class Kernel(Function):
+    """A function of (item, worker, arguments), for launch."""
+
+
+def together(walk: Callable[[], T], *needed: Function) -> T:
+    """walk(). If it or those needed besides lack functions, they are compiled at once, and it is done again: the first time they
+    have the address 0. Python itself leaves the context, however the walk ends."""
+    missing = [each for each in needed if not each.found()]
+    def collect() -> T:
+        MISSING.set(missing)
+        return walk()
+    result = copy_context().run(collect)
+    if not missing: return result
+    provide(missing)
+    return walk()
+
+
+def provide(functions: Iterable[Function], progress: Callable[[str, float], None] = lambda name, seconds: None,
+            others: bool = False) -> None:
+    """Give functions their addresses: from the cache, or compiled, with progress(name, seconds) after each. With others, if any
+    must be compiled, so are those that are most likely needed next: of the same modules, and of common ones. No lock is held in
+    progress: it may launch, for which another thread may hold what compiling waits for."""
+    with closing(provided(functions, others)) as each:
+        while True:
+            with COMPILING: told = next(each, None)
+            if told is None: return
+            progress(*told)
+
+
+def provided(functions: Iterable[Function], others: bool) -> Iterator[tuple[str, float]]:
+    """(name, seconds) of each function once it has its address."""
+    begun, missing = time.perf_counter(), []
+    for each in dict.fromkeys(functions):
+        if not each.found(): missing.append(each)
+        else:
+            yield each.name, time.perf_counter() - begun
+            begun = time.perf_counter()
+    if not missing: return
+    from .compiler import compile_each
+    if others:
+        near = {each.body.__module__ for each in missing} | {f"{HOME}.{each}" for each in COMMON}
+        missing += [each for each in FUNCTIONS.values() if each.body.__module__ in near and each not in missing
+                    and not each.rare and not each.found()]
+    yield from compile_each(missing)
+    if lost := [each.name for each in missing if not each.found()]:
+        raise RuntimeError(f"kernels {', '.join(lost)} were compiled, but are not whole in {objects.target()}: is its disk full?")
+
+
+def calling(count: int) -> Any:
+    """An intrinsic that calls the C function at an address with so many arguments."""
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * count)
+    @intrinsic
+    def call(typing, address, *arguments):
+        def code(context, builder, signature, values):
+            function, arguments = values[0], cgutils.unpack_tuple(builder, values[1])
+            builder.call(builder.inttoptr(function, kind.as_pointer()), arguments)
+            return context.get_dummy_value()
+        return types.void(types.int64, types.StarArgTuple([types.int64] * count)), code
+    return call
+
+
+def forked() -> None:
+    """A forked process: the thread that waits for a compiler is not here."""
+    global COMPILING
+    COMPILING = RLock()
+    UNFORKED.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=UNFORKED.acquire, after_in_parent=UNFORKED.release, after_in_child=forked)

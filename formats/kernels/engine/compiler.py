@@ -1,0 +1,123 @@
+"""Compiling functions, each once, by processes of their own: numba is imported there only.
+
+$ python -m formats.kernels.engine.compiler DIRECTORY SPARE CLAIMS MODULE:NAME ...
+NAME seconds [why it is in the spare directory]                      (a line for each that it compiled)"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from formats.core.errors import InputError
+from formats.disk.cache import say, why
+from formats.machine.host import Host
+
+from . import objects
+from .compiled import FUNCTIONS, OPTIONS, UNFORKED, Function
+from .native import COMPILES, FEATURES, NAME, cfunc, llvm
+
+LINES = 30                                                   # of what a process said before it failed
+
+
+def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
+    """Compile functions into the cache, by as many processes as there are threads: (name, seconds) after each. RuntimeError names
+    what cannot be compiled, and why."""
+    from formats.machine.threads import threads
+    wanted = ", ".join(each.name for each in functions)
+    if COMPILES: raise RuntimeError(f"{wanted}: a process that compiles runs no kernels")
+    if not sys.executable: raise RuntimeError(f"{wanted}: to be compiled, and sys.executable does not name a Python")
+    count = min(threads(), Host.here().usable, len(functions))          # each takes some hundred megabytes
+    with started(functions, count) as (answers, said, processes):
+        left = {each.name for each in functions}
+        for line in answers:
+            name, seconds, unkept = line.rstrip("\n").split(" ", 2)
+            left.discard(name)
+            if unkept: say(f"{objects.KEPT}: not kept: {unkept}")
+            yield name, float(seconds)
+        codes = [process.wait() for process in processes]
+        if left and any(codes):
+            said.seek(0)
+            words = said.read().decode(errors="replace").strip().splitlines()[-LINES:]
+            raise RuntimeError("\n".join([f"not compiled: {', '.join(sorted(left))} (exit status {max(codes, key=abs)})", *words]))
+    objects.tidy()
+
+
+@contextmanager
+def started(functions: list[Function], count: int) -> Iterator[tuple[Any, ...]]:
+    """(their answers, what they say, processes) of so many processes. What one has claimed no other compiles; they begin far from
+    each other, as neighbours share what they call."""
+    paths = [os.path.abspath(each) for each in sys.path]
+    environment = os.environ | {"OPMATRIX_COMPILES": "1", "PYTHONPATH": os.pathsep.join(paths), "NUMBA_CPU_NAME": NAME,
+                                "NUMBA_CPU_FEATURES": FEATURES}
+    names = [f"{each.body.__module__}:{each.name}" for each in functions]
+    orders = [[*names[first // count:], *names[:first // count]] for first in range(0, count * len(names), len(names))]
+    with claiming() as claims, tempfile.TemporaryFile() as said:
+        command = [sys.executable, "-P", "-m", __name__, str(objects.target()), objects.spare().name, claims]
+        processes: list[subprocess.Popen] = []
+        try:
+            with UNFORKED:                                   # a forked process would hold the sink, and answers never end
+                source, sink = os.pipe()
+                try:
+                    for order in orders:
+                        processes.append(subprocess.Popen([*command, *order], stdin=subprocess.DEVNULL, stdout=sink, stderr=said,
+                                                          env=environment))
+                finally: os.close(sink)
+            with os.fdopen(source) as answers: yield answers, said, processes
+        finally:
+            for process in processes: process.kill()
+            for process in processes: process.wait()
+
+
+@contextmanager
+def claiming() -> Iterator[str]:
+    """A directory for claims. A forked process does not remove it at its end, as it would a TemporaryDirectory."""
+    claims = tempfile.mkdtemp(prefix="opmatrix-")
+    try: yield claims
+    finally: shutil.rmtree(claims, ignore_errors=True)
+
+
+# ---- in a process that compiles
+
+def main(directory: str, spare: str, claims: str, *names: str) -> None:
+    """Compile what nobody else has claimed yet, into a directory, or a spare one where that cannot keep it."""
+    answers = os.dup(1)
+    os.dup2(2, 1)                                            # what modules print is no answer
+    for each in names:
+        module, name = each.split(":")
+        try: (Path(claims) / name).touch(exist_ok=False)
+        except FileExistsError: continue
+        begun = time.perf_counter()
+        import_module(module)
+        if name not in FUNCTIONS: raise SystemExit(f"{module}: importing it declares no kernel {name}")
+        try: unkept = keep(FUNCTIONS[name], Path(directory), Path(spare))
+        except Exception as error: raise SystemExit(f"{module}.{name}: {type(error).__name__}: {error}") from error
+        os.write(answers, f"{name} {time.perf_counter() - begun:.3f} {unkept}\n".encode())
+
+
+def keep(function: Function, directory: Path, spare: Path) -> str:
+    """Compile a function and write its object code, in which nothing else has a name that others see; why it is in the spare directory,
+    if it is."""
+    signature = f"{'int64' if function.result else 'void'}({', '.join(['int64'] * function.arguments)})"
+    made = cfunc(signature, **OPTIONS)(function.body)
+    module = llvm.parse_bitcode(made._library._final_module.as_bitcode())
+    absent = []
+    for each in (*module.functions, *module.global_variables):
+        if each.name == made._wrapper_name: each.name = function.symbol
+        elif not each.is_declaration: each.linkage = llvm.Linkage.internal
+        elif each.name.startswith(objects.RAISING): absent.append(each.name)
+    code = function.symbol, made._library._codegen._tm.emit_object(module), absent
+    try: objects.write(directory, *code)
+    except (OSError, InputError) as error:
+        if directory == spare: raise
+        objects.write(spare, *code)
+        return why(directory, error)
+    return ""
+
+
+if __name__ == "__main__": main(*sys.argv[1:])

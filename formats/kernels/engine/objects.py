@@ -1,0 +1,153 @@
+"""Object code of kernels: files in the user's cache, named by all that they depend on, and brought into memory by ourselves where
+that is known (elf.py), by LLVM elsewhere.
+
+A file is named like the one symbol that it defines. After the code come a line of names that only raising needs, and a checksum:
+what is damaged is compiled again."""
+import ctypes
+import hashlib
+import os
+import platform
+import re
+import sys
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from formats.core.errors import InputError
+from formats.disk.cache import Distrusted, guarded, location, made, put, recall, say, unkept
+from formats.disk.holdings import CODE, KINDS, bound, using
+from formats.kernels import digest
+
+from . import elf
+from .processor import FEATURES, NAME, release
+
+# what code only needs where a kernel raises, which none does, and what numba makes of that
+RAISING = "Py", "_Py", "NRT_", "numba_gil_", "numba_do_raise", "numba_unpickle", "numba_runtime_"
+ELSEWHERE = "NUMBA_NUM_THREADS", "NUMBA_CACHE_DIR"           # settings that no code depends on
+KEPT = "compiled kernels"
+CODES = re.compile(r".+\.o")
+NAMES = re.compile(r"\w+(-[0-9a-f]{16})?")                   # of symbols, and so of files
+SIZE = 16                                                    # bytes of a checksum
+BASIC = "memcpy", "memmove", "memset", "memcmp"              # of C's functions those that a compiler calls by itself
+LOADED: dict[str, int] = {}                                  # addresses
+
+
+@cache
+def key() -> str:
+    """A name for all that object code depends on: sources, processor, who compiled it, and how it was told to."""
+    settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_") and name not in ELSEWHERE)
+    parts = (digest(), NAME, FEATURES, release("numba"), release("llvmlite"), sys.version, sys.platform, platform.machine(), settings)
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+def home() -> Path:
+    """Where object code of these sources and this processor is kept."""
+    return location() / "kernels" / key()
+
+
+@cache
+def spare() -> Any:
+    """A directory of this process, where the cache cannot be used."""
+    import tempfile
+    return tempfile.TemporaryDirectory(prefix="opmatrix-kernels-")
+
+
+def target() -> Path:
+    """Where new code is put: the cache, or, where that cannot be used, which is said, a spare directory."""
+    try:
+        hold(directory := guarded(made(home())))
+        return directory
+    except (OSError, InputError) as error:
+        unkept(KEPT, home(), error)
+        return Path(spare().name)
+
+
+@cache
+def hold(directory: Path) -> None:
+    """This process uses its directory of the cache from now on. Raises OSError, and Distrusted."""
+    using(directory)
+
+
+def tidy() -> None:
+    """After something was compiled: the cache keeps the code of few keys, and few functions that users declared."""
+    bound(home().parent, KINDS["kernels"])
+    bound(home(), CODE)
+
+
+def file(directory: Path, name: str) -> Path:
+    """The file of a symbol. ValueError for a name that could lead out of the directory."""
+    if not NAMES.fullmatch(name): raise ValueError(f"{name[:80]!r}: a kernel is named by letters, digits and _")
+    return directory / f"{name}.o"
+
+
+def read(name: str) -> bytes:
+    """The content of the file of this name; nothing unless it is there and whole. What others could have written is not read from the
+    cache, which is said, and an error in a spare directory."""
+    if spare.cache_info().currsize and (found := whole(file(Path(spare().name), name))): return found
+    try: directory = guarded(home())
+    except (OSError, Distrusted): return b""                 # which is said when something is to be kept there
+    try: found = whole(file(directory, name))
+    except Distrusted as error: say(f"compiled again: {error}")
+    else:
+        with suppress(OSError, InputError):
+            if found: hold(directory)
+        return found
+    return b""
+
+
+def whole(place: Path) -> bytes:
+    """The code in a file; nothing where there is none or it is damaged. Raises Distrusted."""
+    try: content = recall(place)
+    except Distrusted: raise
+    except InputError: return b""
+    return content[:-SIZE] if content[-SIZE:] == checksum(content[:-SIZE]) else b""
+
+
+def write(directory: Path, name: str, code: bytes, absent: list[str]) -> None:
+    """Keep code that may lack these names, which only raising needs: the file is there whole or not at all. OSError, Distrusted."""
+    content = code + b"\n" + " ".join(absent).encode()
+    put(file(directory, name), content + checksum(content))
+
+
+def checksum(content: bytes) -> bytes: return hashlib.blake2b(content, digest_size=SIZE).digest()
+
+
+def load(name: str) -> int:
+    """The address of the function of this name, 0 if it is not there."""
+    if name not in LOADED and (content := read(name)):
+        code, _, absent = content.rpartition(b"\n")
+        try: LOADED[name] = placed(name, code, absent.decode("ascii", "replace").split())
+        except InputError as error: say(f"compiled again: {file(home(), name)}: {error}")
+    return LOADED.get(name, 0)
+
+
+def placed(name: str, code: bytes, absent: list[str]) -> int:
+    """The address of a function once its code is in memory. Raises InputError for what is damaged."""
+    outside = {each: function(each) for each in BASIC} | dict.fromkeys(absent, function("abort"))
+    if elf.HERE:
+        with suppress(elf.Foreign): return elf.load(code, name, outside)
+    import llvmlite.binding as llvm
+    for each in absent:
+        if llvm.address_of_symbol(each) is None: llvm.add_symbol(each, function("abort"))
+    linker().add_object_file(llvm.ObjectFileRef.from_data(code))
+    linker().finalize_object()
+    return int(linker().get_function_address(name))
+
+
+@cache
+def linker() -> Any:
+    """LLVM's, whose code lasts as long as the process."""
+    import llvmlite.binding as llvm
+    with suppress(RuntimeError): llvm.initialize()           # newer versions need it no more, and say so
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+
+
+@cache
+def function(name: str) -> int:
+    """The address of a function of C's."""
+    library = ctypes.CDLL(None if os.name == "posix" else "msvcrt")
+    return int(ctypes.cast(library[name], ctypes.c_void_p).value or 0)

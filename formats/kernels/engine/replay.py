@@ -1,0 +1,184 @@
+"""Launches recorded once and replayed from native code: no Python, no allocation between them.
+
+A recording keeps the records of its launches as words in which addresses are relative to where it will run. Replayed by one
+worker (a group of sentences each, no waiting between stages), or stage by stage by all workers together. With a clock, they
+note when each stage began."""
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any
+
+import numpy as np
+
+from formats.machine.threads import FIXED
+
+from .compiled import HELPER, Function, Kernel, calling
+from .launch import RECORDING, ROOM_START, ROOM_STEP, Stage, address, words
+from .memory import call, longs, record
+from .native import njit
+from .objects import function
+from .pool import finish, publish
+
+# words: the records, then the table of stages; added: for base, room, step and each array that lies elsewhere, which words it is
+# added to, and how many they are
+SCRIPT = np.dtype(words("words count added kinds table stages"))
+# a script with its inputs: so many words, which come first; home is relative to base; arrays: where those are that lie elsewhere
+GROUP = np.dtype(words("script inputs given home arrays"))
+# clock: C's clock_gettime, 0 for none; stamps: (seconds, nanoseconds) of every stage's beginning and of the end, along for each group
+REPLAY = np.dtype(words("groups base apart room step clock stamps along"))
+ENTRY = 3                                                    # of the table: function, arguments, items
+OWN = 3                                                      # kinds of addresses that every script has: base, room, step
+NO_CLOCK = 0, 0, 0
+MONOTONIC = int(getattr(time, "CLOCK_MONOTONIC", 0))
+look = calling(2)                                            # at the clock
+
+
+def clock() -> int:
+    """Where C's clock_gettime is; 0 where it is not."""
+    with suppress(OSError, AttributeError): return function("clock_gettime")
+    return 0
+
+
+class Recording:
+    """Launches that are kept, for so many workers. memory: what they may write to; elsewhere: arrays that stand for those of each
+    group, whose places are given when it runs."""
+
+    def __init__(self, memory: np.ndarray, workers: int, elsewhere: Sequence[np.ndarray] = ()) -> None:
+        self.memory, self.workers, self.elsewhere, self.scratch = memory, workers, elsewhere, 0
+        self.stages: list[Stage] = []
+        self.records: list[Any] = []
+        self.temporaries: list[np.ndarray] = []              # of this step
+        self.regions = [(memory, 0)]                         # memory and its place, in bytes
+        self.end = line(memory.nbytes)
+
+    def keep(self, walk: Callable[[], Any]) -> Any:
+        """walk(), in which launches of this thread are kept. Python itself leaves the context, however the walk ends."""
+        def kept() -> Any:
+            RECORDING.set(self)
+            FIXED.set(self.workers)
+            return walk()
+        return copy_context().run(kept)
+
+    def reserve(self, size: int) -> tuple[int, int]:
+        """The marks of a worker's room, which is given when it runs."""
+        self.scratch = max(self.scratch, size)
+        return ROOM_START, ROOM_STEP
+
+    def step(self) -> None:
+        """What follows does not need the temporaries of what came before."""
+        at = line(self.memory.nbytes)
+        for each in self.temporaries:
+            self.regions.append((each, at))
+            at += line(each.nbytes)
+        self.end, self.temporaries = max(self.end, at), []
+
+    def script(self) -> "Script":
+        """What was recorded, without addresses of its own."""
+        self.step()
+        table = np.array([[kernel.address, address(arguments), items] for kernel, arguments, items in self.stages],
+                         np.int64).reshape(-1, ENTRY)
+        pieces = [np.frombuffer(each, np.int64) for each in self.records]
+        content = np.concatenate([*pieces, table.ravel()])
+        places = self.end + np.cumsum([0, *(piece.nbytes for piece in pieces)])[:-1]
+        own = [*self.regions, *zip(self.records, places.tolist(), strict=True)]
+        region = relocate(content, [*own, *((each, 0) for each in self.elsewhere)])
+        moved = [np.flatnonzero((region >= 0) & (region < len(own)))]
+        moved += [np.flatnonzero(region == i) for i in range(len(own), len(own) + len(self.elsewhere))]
+        return Script(content, moved, len(content) - table.size, len(table), self.end, self.scratch)
+
+
+def line(size: int) -> int: return -(-size // 64) * 64
+
+
+def relocate(content: np.ndarray, regions: list[tuple[Any, int]]) -> np.ndarray:
+    """Words that are addresses in a region become offsets, in place; the region of each word, -1 for none. Regions: memory, offset."""
+    starts = np.array([address(each) for each, _ in regions], np.int64)
+    sizes = np.array([np.frombuffer(each, np.uint8).size for each, _ in regions], np.int64)
+    order = np.argsort(starts)
+    found = np.searchsorted(starts[order], content, "right") - 1
+    region = order[np.maximum(found, 0)]
+    inside = (found >= 0) & (content < starts[region] + sizes[region])
+    content[inside] += np.array([offset for _, offset in regions], np.int64)[region[inside]] - starts[region[inside]]
+    return np.where(inside, region, -1)
+
+
+class Script:
+    """Stages for some memory that is still to come: `size` bytes, of which records take those from `home` on; every worker
+    also needs `scratch` bytes of room. moved: words to which base is added, then those to which the place of each array elsewhere is."""
+
+    def __init__(self, content: np.ndarray, moved: list[np.ndarray], table: int, stages: int, home: int, scratch: int) -> None:
+        self.content, self.home, self.size, self.scratch = content, home, home + content.nbytes, scratch
+        rooms, steps = np.flatnonzero(content == ROOM_START), np.flatnonzero(content == ROOM_STEP)
+        content[rooms], content[steps] = 0, 0
+        self.indices = moved[0], rooms, steps, *moved[1:]
+        self.added = np.array([(address(index), len(index)) for index in self.indices])
+        self.record = np.array([(address(content), len(content), address(self.added), len(self.added), table, stages)], SCRIPT)
+
+
+@njit(**HELPER)
+def copy_words(source, target, count):
+    """So many words from one address to another."""
+    given, kept = longs(source, count), longs(target, count)
+    for i in range(count): kept[i] = given[i]
+
+
+@njit(**HELPER)
+def add_each(target, places, count, value):
+    """A value added to the words that these indices name."""
+    which = longs(places, count)
+    for i in range(count): longs(target + 8 * which[i], 1)[0] += value
+
+
+@njit(**HELPER)
+def stamp(c, item, stage):
+    """Note when a group's stage begins."""
+    if c.clock: look(c.clock, MONOTONIC, c.stamps + 16 * (item * c.along + stage))
+
+
+@njit(**HELPER)
+def prepare(g, base, room, apart):
+    """Inputs and records to where they are read; where the table of stages then is."""
+    s, home = record(g.script, SCRIPT), base + g.home
+    added, arrays = longs(s.added, 2 * s.kinds), longs(g.arrays, s.kinds - OWN)
+    copy_words(g.inputs, base, g.given)
+    copy_words(s.words, home, s.count)
+    add_each(home, added[0], added[1], base)
+    add_each(home, added[2], added[3], room)
+    add_each(home, added[4], added[5], apart)
+    for i in range(OWN, s.kinds): add_each(home, added[2 * i], added[2 * i + 1], arrays[i - OWN])
+    return home + 8 * s.table
+
+
+@Kernel
+def replay(item, worker, arguments):
+    """All stages of a group, by one worker."""
+    c = record(arguments, REPLAY)
+    g = record(c.groups + 8 * GROUP_WORDS * item, GROUP)
+    base = c.base + worker * c.apart
+    table, stages = prepare(g, base, c.room, c.step), record(g.script, SCRIPT).stages
+    for i in range(stages):
+        stamp(c, item, i)
+        stage = longs(table + 8 * ENTRY * i, ENTRY)
+        for each in range(stage[2]): call(stage[0], each, worker, stage[1])
+    stamp(c, item, stages)
+
+
+@Function.of(3)
+def conduct(state, arguments, workers):
+    """The stages of one group, each by all workers."""
+    c = record(arguments, REPLAY)
+    g = record(c.groups, GROUP)
+    table, stages = prepare(g, c.base, c.room, c.step), record(g.script, SCRIPT).stages
+    for i in range(stages):
+        stamp(c, 0, i)
+        stage = longs(table + 8 * ENTRY * i, ENTRY)
+        items = stage[2]
+        if items == 1: call(stage[0], 0, 0, stage[1])
+        elif items:
+            publish(state, stage[0], stage[1], items, min(workers, items))
+            finish(state)
+    stamp(c, 0, stages)
+
+
+GROUP_WORDS = len(GROUP.names or ())

@@ -1,0 +1,358 @@
+"""Attention over the softmax carrier (m, l, o) in one pass (Dao et al. 2022, algorithm 1), queries side by side.
+
+Scores are turned: a line holds one key against up to 48 queries, so maxima and masses are sums of lines, nothing is added up
+within a vector, and keys and values are read as they lie. Keys pass by in tiles; those that no query sees are left out. A
+query sees the keys from so many positions behind it to so many before it, or those that a mask of positions holds by blocks
+(formats/masks.py); a row without keys gives zeros."""
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from formats.kernels.engine.arithmetic import get, keep, larger
+from formats.kernels.engine.compiled import HELPER, Kernel
+from formats.kernels.engine.launch import RECORDING, ROOM, address, filled, launch, words
+from formats.kernels.engine.maths import ONE, exp2, over
+from formats.kernels.engine.memory import floats, longs, pointer, record
+from formats.kernels.engine.native import njit
+from formats.kernels.engine.pool import POOL
+from formats.kernels.engine.vectors import MANY_REGISTERS, add_outer, fetch, held, plus, span, times_rows, write, zeros
+from formats.kernels.products.turning import turn_in
+from formats.machine.threads import threads
+
+from .heads import (
+    EVERY,
+    KEYS,
+    PLACES,
+    Layout,
+    Reach,
+    blank,
+    check_heads,
+    clipped,
+    copy_rows,
+    finite,
+    heads_of,
+    sequences,
+    served,
+)
+from .masked import neighbours
+
+if TYPE_CHECKING:
+    from formats.masks import Mask
+
+# items: how many there are; ptr to block: a mask's arrays and its block, 0 where there is none; the rest as in heads.py
+ATTEND = np.dtype([*PLACES, *words("starts before S h d e room apart q_of k_of v_of behind ahead tile items ptr idx edge bits block"),
+                   ("scale", "f8")])
+QUERIES = 48                                                 # of a unit at most, which is one tile of queries of one head
+NO_MASK = 0, 0, 0, 0, 0
+LINE = 4 * QUERIES
+WORK, SMALL, PIECES = 1 << 22, 1 << 16, 4                    # multiply-adds of an item: at most, at least; items a thread
+ROWS, ACROSS = (8, 2) if MANY_REGISTERS else (6, 1)
+FEW = 4                                                      # vectors of a tile that are too few to keep the adders busy
+PACKED = 1024                                                # keys whose values are copied, to be without gaps, at most
+f4, i8 = np.float32, np.int64
+LOG2_E, LOWEST, HIDDEN = 1.4426950408889634, f4(-3e38), f4(-np.inf)
+
+
+@njit(**HELPER)
+def scored(none, k, along, turned, depth, s):
+    """Lines of scores: a tile of keys against queries, turned; few sums are kept twice, as an addition takes four cycles."""
+    sums, others, pairs = none, none, depth // 2 if held(none) <= FEW else 0
+    for _ in range(pairs):
+        sums, others = add_outer(sums, k, along, turned, None), add_outer(others, k + 4, along, turned + LINE, None)
+        k += 8
+        turned += 2 * LINE
+    for _ in range(depth - 2 * pairs):
+        sums = add_outer(sums, k, along, turned, None)
+        k += 4
+        turned += LINE
+    write(plus(sums, others) if held(none) <= FEW else sums, s, LINE, None)
+
+
+@njit(**HELPER)
+def weighted(none, p, keys, v, across, o, step, fresh, fades, shares, lanes):
+    """Rows of outputs: what is there times fades, unless fresh, plus p v; then times shares. p is (keys, queries)."""
+    sums, others, pairs = none if fresh else times_rows(fetch(none, o, step, lanes), fades), none, keys // 2 if held(none) <= FEW else 0
+    for _ in range(pairs):
+        sums, others = add_outer(sums, p, 4, v, lanes), add_outer(others, p + LINE, 4, v + across, lanes)
+        p += 2 * LINE
+        v += 2 * across
+    for _ in range(keys - 2 * pairs):
+        sums = add_outer(sums, p, 4, v, lanes)
+        p += LINE
+        v += across
+    write(times_rows(plus(sums, others) if held(none) <= FEW else sums, shares), o, step, lanes)
+
+
+@njit(**HELPER)
+def scored_by(most, four, k, along, keys, turned, depth, s):
+    """Scores of all keys: large tiles, then small ones; the last one begins early rather than be cut."""
+    key, large = 0, held(most) * 16 // span(most)
+    while key + large <= keys:
+        scored(most, k + key * along, along, turned, depth, s + key * LINE)
+        key += large
+    while key < keys:
+        key = min(key, keys - 4)
+        scored(four, k + key * along, along, turned, depth, s + key * LINE)
+        key += 4
+
+
+@njit(**HELPER)
+def score_all(k, along, keys, turned, depth, s, wide):
+    """s (keys, wide) = k times queries, turned: by tiles of registers."""
+    if keys < 4:
+        for key in range(keys):
+            for g in range(0, 4 * wide, 64): scored(zeros(1, 1), k + key * along, along, turned + g, depth, s + key * LINE + g)
+    elif not MANY_REGISTERS:
+        for g in range(0, 4 * wide, 64): scored_by(zeros(6, 1), zeros(4, 1), k, along, keys, turned + g, depth, s + g)
+    elif wide == 48: scored_by(zeros(8, 3), zeros(4, 3), k, along, keys, turned, depth, s)
+    elif wide == 32: scored_by(zeros(12, 2), zeros(4, 2), k, along, keys, turned, depth, s)
+    else: scored_by(zeros(16, 1), zeros(4, 1), k, along, keys, turned, depth, s)
+
+
+@njit(**HELPER)
+def weighted_band(wide, narrow, row, columns, p, keys, v, across, o, step, fresh, fades, shares):
+    """weighted for all columns of some rows: wide tiles while they fit, then narrow ones, the last one cut."""
+    p, o, fades, shares, left = p + 4 * row, o + row * step, fades + 4 * row, shares + 4 * row, 0
+    while left + span(wide) <= columns:
+        weighted(wide, p, keys, v + 4 * left, across, o + 4 * left, step, fresh, fades, shares, None)
+        left += span(wide)
+    while left < columns:
+        weighted(narrow, p, keys, v + 4 * left, across, o + 4 * left, step, fresh, fades, shares, min(16, columns - left))
+        left += 16
+
+
+@njit(**HELPER)
+def weigh_all(rows, columns, p, keys, v, across, o, step, fresh, fades, shares):
+    """The outputs of all rows: large tiles, then small ones; the last begins early where nothing is added to what is there."""
+    row = 0
+    while row + ROWS <= rows:
+        weighted_band(zeros(ROWS, ACROSS), zeros(ROWS, 1), row, columns, p, keys, v, across, o, step, fresh, fades, shares)
+        row += ROWS
+    while row + 4 <= rows or (row < rows and fresh and rows >= 4):
+        row = min(row, rows - 4)
+        weighted_band(zeros(4, ACROSS), zeros(4, 1), row, columns, p, keys, v, across, o, step, fresh, fades, shares)
+        row += 4
+    while row < rows:
+        weighted_band(zeros(1, ACROSS), zeros(1, 1), row, columns, p, keys, v, across, o, step, fresh, fades, shares)
+        row += 1
+
+
+@njit(**HELPER)
+def highest_lines(s, keys, top):
+    """The larger of top and of the vectors at the beginning of so many lines."""
+    a, b, c, d = top, top, top, top
+    whole = keys // 4 * 4
+    for at in range(s, s + whole * LINE, 4 * LINE):
+        a, b = larger(a, get(at, None)), larger(b, get(at + LINE, None))
+        c, d = larger(c, get(at + 2 * LINE, None)), larger(d, get(at + 3 * LINE, None))
+    for at in range(s + whole * LINE, s + keys * LINE, LINE): a = larger(a, get(at, None))
+    return larger(larger(a, b), larger(c, d))
+
+
+@njit(**HELPER)
+def softened(s, keys, tops, masses, fades, shares, first, last):
+    """Scores of 16 queries (a vector of each of so many lines) become powers of two of what they are above the maximum so far;
+    fades: what earlier sums are worth, shares: 1, or one over the mass where these are the last keys."""
+    old = get(tops, None)
+    top = highest_lines(s, keys, old)
+    mass = zeros(1, 1)
+    for at in range(s, s + keys * LINE, LINE):
+        e = exp2(get(at, None) - top)
+        keep(e, at, None)
+        mass = mass + e
+    carry(old, top, mass, tops, masses, fades, shares, first, last)
+
+
+@njit(forceinline=True, **HELPER)
+def carry(old, top, mass, tops, masses, fades, shares, first, last):
+    """Merge what was carried, under the maximum old, with a mass under top."""
+    if not first:
+        fade = exp2(old - top)
+        keep(fade, fades, None)
+        mass = mass + get(masses, None) * fade
+    keep(top, tops, None)
+    keep(mass, masses, None)
+    if last: keep(over(mass), shares, None)
+
+
+@njit(**HELPER)
+def scaled(y, lines, wide, step, factor):
+    """So many lines, the first wide numbers of each, times a factor."""
+    for at in range(y, y + lines * step, step):
+        for g in range(at, at + 4 * wide, 64): keep(get(g, None) * factor, g, None)
+
+
+@njit(**HELPER)
+def hide(c, s, low, key, keys, rows):
+    """Scores of what a query does not see become minus infinity; rows queries from low on, keys from key on."""
+    if key >= low + rows - 1 - c.behind and key + keys - 1 <= low + c.ahead: return
+    for j in range(keys):
+        line = floats(s + j * LINE, QUERIES)
+        for i in range(max(0, min(key + j - c.ahead - low, rows))): line[i] = HIDDEN
+        for i in range(max(0, key + j + c.behind + 1 - low), rows): line[i] = HIDDEN
+
+
+@njit(**HELPER)
+def hide_bits(c, s, low, b, count, rows):
+    """Scores of what the bits of a run of blocks leave out become minus infinity."""
+    edge = pointer(c.edge, np.uint32)
+    for j in range(count):
+        if not edge[b + j]: continue
+        bits = c.bits + ((i8(edge[b + j]) - 1) * c.block + low % c.block) * c.block // 8
+        for i in range(rows):
+            words = pointer(bits + i * c.block // 8, np.uint16)
+            for g in range(c.block // 16):
+                if words[g] == 0xFFFF: continue
+                for n in range(16):
+                    if not words[g] >> n & 1: floats(s + (j * c.block + 16 * g + n) * LINE, QUERIES)[i] = HIDDEN
+
+
+@njit(**HELPER)
+def held_by(c, low, length):
+    """From which to which of a mask's blocks a sequence has what its queries from low on see."""
+    ptr, idx = pointer(c.ptr, np.uint32), pointer(c.idx, np.uint32)
+    b, end = i8(ptr[low // c.block]), i8(ptr[low // c.block + 1])
+    while b < end and i8(idx[end - 1]) * c.block >= length: end -= 1
+    return b, end
+
+
+@njit(**HELPER)
+def unit(c, room, start, length, head, low, rows, v, across):
+    """Some queries of a head of the sequence at start, from its row low on; v with its bytes between rows."""
+    deep, wide = (c.d + 15) // 16 * 16, (rows + 15) // 16 * 16
+    q, k = c.q + 4 * ((start + low) * c.q_row + head // c.q_of * c.q_head), c.k + 4 * (start * c.k_row + head // c.k_of * c.k_head)
+    o, turned = c.o + 4 * ((start + low) * c.o_row + head * c.o_head), room + 4 * LINE
+    tops, masses, fades, shares, s = room, room + LINE, room + 2 * LINE, room + 3 * LINE, turned + deep * LINE
+    at, last = max(0, low - c.behind), min(length, low + rows + c.ahead)
+    if c.block: at, last = held_by(c, low, length)           # in blocks: their places in idx
+    if at >= last:
+        for i in range(rows): blank(floats(o + 4 * i * c.o_row, c.e), c.e, c.e, c.e)
+        return
+    turn_in(q, 4 * c.q_row, rows, c.d, turned, QUERIES, deep)
+    scaled(turned, c.d, wide, LINE, f4(c.scale))
+    for g in range(0, 4 * wide, 64):
+        keep(zeros(1, 1) + LOWEST, tops + g, None)
+        keep(zeros(1, 1) + ONE, shares + g, None)
+    fresh = True
+    while at < last:
+        key, count = at, min(c.tile, last - at)
+        keys = count
+        if c.block:
+            key, count = i8(pointer(c.idx, np.uint32)[at]) * c.block, neighbours(c, at, last)
+            keys = min(count * c.block, length - key)
+        score_all(k + 4 * key * c.k_row, 4 * c.k_row, keys, turned, c.d, s, wide)
+        if c.block: hide_bits(c, s, low, at, count, rows)
+        else: hide(c, s, low, key, keys, rows)
+        at += count
+        for g in range(0, 4 * wide, 64):
+            softened(s + g, keys, tops + g, masses + g, fades + g, shares + g, fresh, at == last)
+        weigh_all(rows, c.e, s, keys, v + key * across, across, o, 4 * c.o_row, fresh, fades, shares)
+        fresh = False
+
+
+def units(length: int, block: int) -> tuple[int, int]:
+    """Into how many units the queries of a sequence are cut, and how many queries each has: about as many, whole vectors; where
+    there is a mask, no unit lies in two of its blocks."""
+    if block: side = 48 if block % 48 == 0 else 32 if block % 32 == 0 else 16
+    else:
+        tiles = max((length + QUERIES - 1) // QUERIES, 1)
+        side = max(((length + tiles - 1) // tiles + 15) // 16 * 16, 16)
+    return (length + side - 1) // side, side
+
+
+cut = njit(**HELPER)(units)
+
+
+@njit(**HELPER)
+def place(starts, before, mark):
+    """The last sequence that begins at or before a mark of work, which is counted in scores and in rows."""
+    low, high = 0, len(starts) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if before[middle] + QUERIES * starts[middle] <= mark: low = middle
+        else: high = middle
+    return low
+
+
+@njit(**HELPER)
+def first_unit(c, starts, before, item):
+    """(sequence, unit of it) that an item begins with; the units are shared out by the work before them."""
+    end = len(starts) - 1
+    if item == c.items: return end, 0
+    mark = (before[end] + QUERIES * starts[end]) * item // c.items
+    s = place(starts, before, mark)
+    length = starts[s + 1] - starts[s]
+    done, whole = mark - before[s] - QUERIES * starts[s], length * (length + QUERIES)
+    return s, done * (cut(length, c.block)[0] * c.h) // whole if whole else 0
+
+
+@Kernel
+def attend(item, worker, arguments):
+    """softmax(scale q kᵀ) v for the units of an item: head after head of a sequence, tile after tile of a head."""
+    c = record(arguments, ATTEND)
+    starts, before, room = longs(c.starts, c.S + 1), longs(c.before, c.S + 1), c.room + worker * c.apart
+    packed = room + LINE * (4 + (c.d + 15) // 16 * 16 + c.tile)
+    s, begin = first_unit(c, starts, before, item)
+    end, stop = first_unit(c, starts, before, item + 1)
+    done = 0                                                 # rows of values that are without gaps
+    while s < end or begin < stop:
+        length = starts[s + 1] - starts[s]
+        tiles, apart = cut(length, c.block)
+        for at in range(begin, tiles * c.h if s < end else stop):
+            head, query = at // tiles, at % tiles * apart
+            v, across = c.v + 4 * (starts[s] * c.v_row + head // c.v_of * c.v_head), 4 * c.v_row
+            if tiles > 1 and length <= PACKED:               # to be read again and again: without gaps, as far as it is needed
+                if at == begin or query == 0: done = 0 if c.block else max(0, query - c.behind)
+                upto = length if c.block else min(length, query + apart + c.ahead)
+                copy_rows(v + done * across, across, upto - done, c.e, packed + done * 4 * c.e, 4 * c.e)
+                v, across, done = packed, 4 * c.e, max(done, upto)
+            unit(c, room, starts[s], length, head, query, min(apart, length - query), v, across)
+        s, begin = s + 1, 0
+        if s > end: return
+
+
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
+              scale: float = 1.0, reach: Reach = EVERY, tile: int = KEYS, mask: "Mask | None" = None) -> np.ndarray:
+    """out (T, h, e) = softmax(scale q kᵀ) v within each sequence and head (Dao et al. 2022, algorithm 1).
+
+    q, k (T, ·, d) and v (T, ·, e) are views with any steps between rows and heads, each of as many heads as out or of a
+    divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0] keys
+    behind it and reach[1] ahead; `tile` keys are merged at a time. A mask says instead, by positions, whom a query sees; its arrays
+    must be those of `formats.masks`, last as long as what is recorded with them, and know every position."""
+    check_heads(out, q=q, k=k, v=v)
+    tile = max(min(tile, max(KEYS, len(q))), mask.block if mask else 1)
+    room = LINE * (4 + -(-q.shape[2] // 16) * 16 + tile) + 4 * v.shape[2] * min(PACKED, len(q))
+    return run_attention(attend, q, k, v, starts, out, scale, reach, tile, room, mask)
+
+
+def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
+                  scale: float, reach: Reach, tile: int, room: int, mask: "Mask | None" = None) -> np.ndarray:
+    """Launch a kernel that needs so many bytes of room over all units."""
+    if tile < 1: raise ValueError(f"attention: a tile of {tile} keys")
+    (heads, e), d = out.shape[1:], q.shape[2]
+    if k.shape[2] != d: raise ValueError(f"q and k: widths {d} and {k.shape[2]} differ")
+    if v.shape[2] != e: raise ValueError(f"v and out: widths {v.shape[2]} and {e} differ")
+    batch = starts if isinstance(starts, Layout) else sequences(starts)
+    T, S, serves, places = int(batch.starts[-1]), len(batch.starts) - 1, [], []
+    if mask and not RECORDING.get() and (longest := np.diff(batch.starts).max(initial=0)) > min(mask.shape):
+        raise ValueError(f"{mask!r}: a sequence has {longest} rows")
+    blocks = (*map(address, mask.arrays().values()), mask.block) if mask else NO_MASK
+    for name, view in (("q", q), ("k", k), ("v", v)):
+        serves.append(served(name, view, heads))
+        places += heads_of(name, view, T, heads // serves[-1])
+    places += heads_of("out", out, T, heads)
+    items = pieces(T, S, heads * (d + e), workers := threads())
+    factor, = struct.unpack("q", struct.pack("d", finite(scale * LOG2_E)))
+    with POOL.lock:
+        reserved = ROOM.reserve(room, workers)
+        fields = (*places, address(batch.starts), address(batch.before), S, heads, d, e, *reserved, *serves,
+                  *clipped(reach), tile, items, *blocks, factor)
+        launch(workers, (kernel, filled(*fields), items))
+    return out
+
+
+def pieces(T: int, S: int, width: int, workers: int) -> int:
+    """How many items T rows in S sequences make, of about equal work: a few for each worker, if that is worth it."""
+    work = T * (T // max(S, 1) + QUERIES) * width
+    return min(T, max(1, -(-work // WORK), min(PIECES * workers, work // SMALL)) if workers > 1 else 1)

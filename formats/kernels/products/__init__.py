@@ -1,0 +1,1 @@
+"""Products with stored weights, dense, narrow and sparse."""

@@ -1,0 +1,57 @@
+"""y = x @ w, or y += x @ w, on one thread: tiles of sums in registers (Goto and van de Geijn 2008).
+
+Kernels are given its address, so it is compiled once. No other BLAS runs inside them, and no other pool of threads."""
+
+from formats.kernels.engine.compiled import HELPER, Function, calling
+from formats.kernels.engine.native import njit
+from formats.kernels.engine.vectors import MANY_REGISTERS, add_outer, fetch, span, write, zeros
+
+# the tile of sums: 24 of 32 registers as wide as a vector, or 12 of 16 half as wide
+ROWS, ACROSS, MIDDLE = (8, 3, 2) if MANY_REGISTERS else (6, 1, 1)
+ONE = 12 if MANY_REGISTERS else 4                            # vectors of a tile of one row
+
+
+@njit(**HELPER)
+def strip(none, x, along, w, across, depth, y, step, fresh, lanes):
+    """One tile of outputs: rows of x times columns of w, added to what is there unless fresh."""
+    sums = none if fresh else fetch(none, y, step, lanes)
+    for _ in range(depth):
+        sums = add_outer(sums, x, along, w, lanes)
+        x += 4
+        w += across
+    write(sums, y, step, lanes)
+
+
+@njit(**HELPER)
+def band(wide, middle, narrow, row, columns, depth, x, along, w, across, y, step, fresh):
+    """A band of rows: wide tiles of columns while they fit, a middle one, then narrow ones, the last one cut."""
+    x, y, left = x + row * along, y + row * step, 0
+    while left + span(wide) <= columns:
+        strip(wide, x, along, w + 4 * left, across, depth, y + 4 * left, step, fresh, None)
+        left += span(wide)
+    if left + span(middle) <= columns:
+        strip(middle, x, along, w + 4 * left, across, depth, y + 4 * left, step, fresh, None)
+        left += span(middle)
+    while left < columns:
+        strip(narrow, x, along, w + 4 * left, across, depth, y + 4 * left, step, fresh, min(16, columns - left))
+        left += 16
+
+
+@Function.of(10)
+def gemm(rows, columns, depth, x, along, w, across, y, step, fresh):
+    """y (rows, columns) = x (rows, depth) @ w (depth, columns), or += unless fresh: addresses, bytes between rows."""
+    row = 0
+    while row + ROWS <= rows:
+        band(zeros(ROWS, ACROSS), zeros(ROWS, MIDDLE), zeros(ROWS, 1), row, columns, depth, x, along, w, across, y,
+             step, fresh)
+        row += ROWS
+    if row + 4 <= rows:
+        band(zeros(4, ACROSS), zeros(4, ACROSS), zeros(4, 1), row, columns, depth, x, along, w, across, y, step, fresh)
+        row += 4
+    while row < rows:
+        band(zeros(1, ONE), zeros(1, ONE), zeros(1, 1), row, columns, depth, x, along, w, across, y, step, fresh)
+        row += 1
+
+
+# call the product at an address (the first argument): multiply(gemm.address, rows, columns, depth, x, ...)
+multiply = calling(10)

@@ -1,0 +1,164 @@
+"""x @ W for slices of columns whose numbers lie side by side (SELL-C-σ); nothing is densified.
+
+Many tokens: a column steps over its neighbours' numbers, and ends before the zeros that fill it up. One token: a slice is
+multiplied 16 columns at a time, with the entries of x that they name gathered."""
+from typing import Any
+
+import numpy as np
+
+from formats.kernels.engine.compiled import HELPER, Function
+from formats.kernels.engine.launch import address, filled, words
+from formats.kernels.engine.memory import floats, pointer, record
+from formats.kernels.engine.native import intrinsic, ir, njit, types
+from formats.kernels.engine.vectors import (
+    LANE,
+    MASK,
+    VECTOR,
+    WIDE,
+    add_outer,
+    function,
+    multiply_add,
+    place,
+    plus,
+    read,
+    write,
+    zeros,
+)
+
+from .linear import check_product, typed
+from .places import at
+from .sparse import SPARSE, STRIP, launch_sparse
+
+# chunk: columns of a slice; bytes: of an index; named: bytes of an output in order
+SLICES = np.dtype(words("order ptr chunk bytes named"))
+f4, i8 = np.float32, np.int64
+
+
+@intrinsic
+def add_gathered(typing, sums, val, idx, kind, x):
+    """sums + the 16 numbers at val times the entries of x that the 16 indices of this kind at idx name (addresses)."""
+    names = ir.VectorType(ir.IntType(kind.instance_type.bitwidth), WIDE)
+    far, lanes = ir.VectorType(ir.IntType(64), WIDE), ir.VectorType(LANE, WIDE)
+    def code(context, builder, signature, values):
+        tile, val, idx, _, x = values
+        found = builder.load(place(builder, idx, 0, names))
+        found.align = kind.instance_type.bitwidth // 8
+        start = builder.insert_element(ir.Constant(far, ir.Undefined), x, LANE(0))
+        start = builder.shuffle_vector(start, start, ir.Constant(lanes, [0] * WIDE))
+        apart = builder.mul(builder.zext(found, far), ir.Constant(far, [4] * WIDE))
+        at = builder.inttoptr(builder.add(start, apart), ir.VectorType(ir.FloatType().as_pointer(), WIDE))
+        gather = function(builder, f"llvm.masked.gather.v{WIDE}f32.v{WIDE}p0", VECTOR, at.type, LANE, MASK, VECTOR)
+        entries = builder.call(gather, [at, LANE(4), ir.Constant(MASK, [1] * WIDE), ir.Constant(VECTOR, None)])
+        new = multiply_add(builder, entries, read(builder, val), builder.extract_value(tile, 0))
+        return builder.insert_value(tile, new, 0)
+    return sums(sums, types.int64, types.int64, kind, types.int64), code
+
+
+@intrinsic
+def lane(typing, sums, i):
+    """Number i of the first vector."""
+    def code(context, builder, signature, values):
+        return builder.extract_element(builder.extract_value(values[0], 0), builder.trunc(values[1], LANE))
+    return types.float32(sums, types.int64), code
+
+
+@njit(**HELPER)
+def slot_column(none, idx, val, k, end, chunk, x, along, y):
+    """One column for the tokens of a strip, its numbers `chunk` apart; several sums, as an addition takes four cycles."""
+    one, two, three, four = none, none, none, none
+    while k + 3 * chunk < end:
+        one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along, None)
+        k += chunk
+        two = add_outer(two, val + 4 * k, 0, x + i8(idx[k]) * along, None)
+        k += chunk
+        three = add_outer(three, val + 4 * k, 0, x + i8(idx[k]) * along, None)
+        k += chunk
+        four = add_outer(four, val + 4 * k, 0, x + i8(idx[k]) * along, None)
+        k += chunk
+    while k < end:
+        one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along, None)
+        k += chunk
+    write(plus(plus(one, two), plus(three, four)), y, 0, None)
+
+
+@njit(**HELPER)
+def sell_range(w, s, idx, start, width, tokens, x, y):
+    """A range of columns for the tokens of a strip: whole windows, in which slots are in any order."""
+    ptr, val, chunk, along = pointer(s.ptr, np.uint32), pointer(w.val, np.float32), s.chunk, 4 * tokens
+    for slot in range(start, start + width):
+        k, end = i8(ptr[slot // chunk]) * chunk + slot % chunk, i8(ptr[slot // chunk + 1]) * chunk + slot % chunk
+        while end > k and val[end - chunk] == 0: end -= chunk
+        to = y + (at(s.order, s.named, slot) - start) * along
+        if tokens == STRIP: slot_column(zeros(1, 2), idx, w.val, k, end, chunk, x, along, to)
+        else: slot_column(zeros(1, 1), idx, w.val, k, end, chunk, x, along, to)
+
+
+@Function.of(6, rare=True)
+def sell_wide(weight, start, width, tokens, x, y):
+    """Columns start.. of x @ W at y, tokens contiguous; idx in 32 bits."""
+    w = record(weight, SPARSE)
+    sell_range(w, record(w.ptr, SLICES), pointer(w.idx, np.uint32), start, width, tokens, x, y)
+
+
+@Function.of(6)
+def sell_short(weight, start, width, tokens, x, y):
+    """Columns start.. of x @ W at y, tokens contiguous; idx in 16 bits."""
+    w = record(weight, SPARSE)
+    sell_range(w, record(w.ptr, SLICES), pointer(w.idx, np.uint16), start, width, tokens, x, y)
+
+
+@njit(**HELPER)
+def slice_sums(none, w, s, kind, k, end, x):
+    """16 columns of a slice for one token, their numbers side by side."""
+    even, odd = none, none
+    while k + s.chunk < end:
+        even = add_gathered(even, w.val + 4 * k, w.idx + s.bytes * k, kind, x)
+        odd = add_gathered(odd, w.val + 4 * (k + s.chunk), w.idx + s.bytes * (k + s.chunk), kind, x)
+        k += 2 * s.chunk
+    if k < end: even = add_gathered(even, w.val + 4 * k, w.idx + s.bytes * k, kind, x)
+    return plus(even, odd)
+
+
+@njit(**HELPER)
+def slot_dot(w, s, k, end, row):
+    """One column of a narrow slice for one token."""
+    total, val = f4(0), pointer(w.val, np.float32)
+    while k < end:
+        total += val[k] * row[at(w.idx, s.bytes, k)]
+        k += s.chunk
+    return total
+
+
+@Function.of(5)
+def sell_single(weight, start, width, x, y):
+    """Columns start.. for one token: whole windows."""
+    w, out, row = record(weight, SPARSE), floats(y, width), pointer(x, np.float32)
+    s = record(w.ptr, SLICES)
+    ptr, together = pointer(s.ptr, np.uint32), 16 if s.chunk % 16 == 0 else 1
+    for slot in range(start, start + width, together):
+        k, end = i8(ptr[slot // s.chunk]), i8(ptr[slot // s.chunk + 1])
+        k, end = k * s.chunk + slot % s.chunk, end * s.chunk + slot % s.chunk
+        if together == 1:
+            out[at(s.order, s.named, slot) - start] = slot_dot(w, s, k, end, row)
+            continue
+        if s.bytes == 2: sums = slice_sums(zeros(1, 1), w, s, np.uint16, k, end, x)
+        else: sums = slice_sums(zeros(1, 1), w, s, np.uint32, k, end, x)
+        for i in range(min(16, start + width - slot)): out[at(s.order, s.named, slot + i) - start] = lane(sums, i)
+
+
+def product_sell(x: np.ndarray, order: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
+                 chunk: int, sigma: int, epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = x (T, n) @ W, then the epilogue; slice s of `chunk` columns has the rows ptr[s]:ptr[s + 1] of
+    idx and val (each of `chunk` numbers); its columns are order[s chunk:(s + 1) chunk], sorted within windows of `sigma`.
+
+    order: uint16 or uint32 (p), ptr: uint32 (slices + 1), idx: uint16 or uint32, val: float32."""
+    order, ptr = typed("order", order, np.uint16, np.uint32), typed("ptr", ptr, np.uint32)
+    weights = typed("idx", idx, np.uint16, np.uint32), typed("val", val, f4)
+    check_product(x, None, len(order), out, order=order, ptr=ptr, idx=idx, val=val)
+    if min(chunk, sigma) < 1: raise ValueError(f"sell: slices of {chunk}, windows of {sigma}")
+    if len(ptr) - 1 != -(-len(order) // chunk) or not int(ptr[-1]) * chunk == len(idx) == len(val) or sigma % chunk:
+        raise ValueError(f"sell: ptr of {len(ptr)} ending at {ptr[-1]}, {len(idx)} indices and {len(val)} numbers do not make "
+                         f"{len(order)} columns in slices of {chunk}, windows of {sigma}")
+    slices = filled(address(order), address(ptr), chunk, idx.itemsize, order.itemsize)
+    functions = sell_short if idx.itemsize == 2 else sell_wide, sell_single
+    return launch_sparse(x, (address(slices), *weights), out, epilogue, functions, group=min(sigma, len(order)))

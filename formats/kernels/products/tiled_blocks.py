@@ -1,0 +1,199 @@
+"""x @ W for W of sparse tiles, r inputs by c outputs, stored by columns of tiles; nothing is densified.
+
+Where c is a multiple of 16 a row of a tile is a vector: strips of tokens are turned, so that the numbers that multiply it lie
+side by side, and sums of tokens by outputs are written as rows. Other tiles go the way of sparse.py, tokens contiguous."""
+from typing import Any
+
+import numpy as np
+
+from formats.kernels.engine.compiled import HELPER, Function, Kernel
+from formats.kernels.engine.launch import ROOM, address, filled, launch, words
+from formats.kernels.engine.memory import floats, pointer, record
+from formats.kernels.engine.native import njit
+from formats.kernels.engine.pool import POOL
+from formats.kernels.engine.vectors import AHEAD, MANY_REGISTERS, add_outer, plus, prefetch, write, zeros
+from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
+from formats.machine.threads import threads
+
+from .linear import LINEAR, check_product, linear_stages, tile, typed
+from .sparse import NEAR, SPARSE, launch_sparse, together
+from .turning import turn_in
+
+# ptr: 0 where every column of tiles has `held` of them; chunk: tokens that are turned at once; depth: lines of a turned
+# strip; once: outputs whose tiles stay in cache for all strips of a chunk
+BLOCKS = np.dtype(words("ptr held idx val r c chunk depth once"))
+TALL = 24                                                    # tokens of a strip; 16, 8 or 1 where that is enough
+f4, i8 = np.float32, np.int64
+
+
+@njit(**HELPER)
+def tile_sums(none, c, idx, val, low, high, r, x, tokens, out, step):
+    """Tokens by outputs, as many as the sums have, of tiles low..high: x is (depth, tokens), rows of a tile c apart."""
+    sums = none
+    for b in range(low, high):
+        factors, row = x + 4 * i8(idx[b]) * r * tokens, val + 4 * b * r * c
+        for _ in range(r):
+            prefetch(sums, row + AHEAD)
+            sums = add_outer(sums, factors, 4, row, None)
+            factors += 4 * tokens
+            row += 4 * c
+    write(sums, out, step, None)
+
+
+@njit(**HELPER)
+def row_sums(none, c, idx, val, low, high, r, x, out):
+    """The same for one token: even and odd inputs apart, as an addition takes four cycles."""
+    even, odd = none, none
+    for b in range(low, high):
+        factors, row = x + 4 * i8(idx[b]) * r, val + 4 * b * r * c
+        for _ in range(r // 2):
+            prefetch(even, row + AHEAD)
+            prefetch(even, row + AHEAD + 4 * c)
+            even = add_outer(even, factors, 4, row, None)
+            odd = add_outer(odd, factors + 4, 4, row + 4 * c, None)
+            factors += 8
+            row += 8 * c
+        if r % 2: even = add_outer(even, factors, 4, row, None)
+    write(plus(even, odd), out, 0, None)
+
+
+@njit(**HELPER)
+def tile_column(w, idx, low, high, x, tokens, out, step):
+    """A column of tiles for a strip of tokens: as many outputs at once as vectors go into c, as many tokens as sums fit."""
+    c, r = w.c, w.r
+    for j in range(0, c, 64 if c % 64 == 0 else 32 if c % 32 == 0 else 16):
+        val, to = w.val + 4 * j, out + 4 * j
+        if tokens == 1:
+            if c % 64 == 0: row_sums(zeros(1, 4), c, idx, val, low, high, r, x, to)
+            elif c % 32 == 0: row_sums(zeros(1, 2), c, idx, val, low, high, r, x, to)
+            else: row_sums(zeros(1, 1), c, idx, val, low, high, r, x, to)
+        elif c % 64 == 0 and MANY_REGISTERS:
+            for t in range(0, tokens, 4): tile_sums(zeros(4, 4), c, idx, val, low, high, r, x + 4 * t, tokens, to + t * step, step)
+        elif c % 32 == 0 and MANY_REGISTERS:
+            for t in range(0, tokens, 8): tile_sums(zeros(8, 2), c, idx, val, low, high, r, x + 4 * t, tokens, to + t * step, step)
+        elif tokens == TALL and MANY_REGISTERS: tile_sums(zeros(24, 1), c, idx, val, low, high, r, x, tokens, to, step)
+        elif tokens == 16 and MANY_REGISTERS: tile_sums(zeros(16, 1), c, idx, val, low, high, r, x, tokens, to, step)
+        else:
+            for v in range(0, 64 if c % 64 == 0 else 32 if c % 32 == 0 else 16, 16):
+                for t in range(0, tokens, 4):
+                    tile_sums(zeros(4, 1), c, idx, val + 4 * v, low, high, r, x + 4 * t, tokens, to + 4 * v + t * step, step)
+
+
+@Kernel
+def blocks(item, worker, arguments):
+    """Strips of tokens: turn, multiply a column of tiles at a time; then the epilogue."""
+    c = record(arguments, LINEAR)
+    w = record(c.w, BLOCKS)
+    low, high, left, right = tile(c, item)
+    spare = c.room + worker * c.apart                        # where what reaches over the edge of out is written
+    x = spare + 4 * TALL * w.c
+    for first in range(low, high, w.chunk):
+        count = min(w.chunk, high - first)
+        for t in range(0, count, TALL):
+            here = min(TALL, count - t)
+            turn_in(c.x + 4 * (first + t) * c.along, 4 * c.along, here, c.n, x + 4 * t * w.depth, tall(here), w.depth)
+        for begin in range(left, right, w.once):
+            for t in range(0, count, TALL):
+                here, out = min(TALL, count - t), c.out + 4 * (first + t) * c.step
+                for start in range(begin, min(begin + w.once, right), w.c):
+                    block_column(c, w, start, x + 4 * t * w.depth, here, out + 4 * start, spare)
+    finish_block(c.after, low, high, left, right)
+    if right - left == c.p: finish_rows(c.after, low, high)
+
+
+@njit(**HELPER)
+def block_column(c, w, start, x, count, out, spare):
+    """The column of tiles that begins at an output, for a strip of so many tokens."""
+    j, ptr, idx = start // w.c, pointer(w.ptr, np.uint32), pointer(w.idx, np.uint32)
+    low, high = (i8(ptr[j]), i8(ptr[j + 1])) if w.ptr else (j * w.held, (j + 1) * w.held)
+    tokens, width = tall(count), min(w.c, c.p - start)
+    if tokens == count and width == w.c: tile_column(w, idx, low, high, x, tokens, out, 4 * c.step)
+    else:
+        tile_column(w, idx, low, high, x, tokens, spare, 4 * w.c)
+        for t in range(count):
+            found, kept = floats(spare + 4 * t * w.c, width), floats(out + 4 * t * c.step, width)
+            for i in range(width): kept[i] = found[i]
+
+
+@njit(**HELPER)
+def tall(count):
+    """Tokens of the strip that holds so many."""
+    return TALL if count > 16 else 16 if count > 8 else 8 if count > 1 else 1
+
+
+# ---- tiles of other widths
+
+@njit(**HELPER)
+def block_strip(none, w, ptr, idx, column, j, tokens, x, y):
+    """Outputs j.. of a column of blocks, as many as the sums have, for their tokens."""
+    sums, along = none, 4 * tokens
+    for b in range(i8(ptr[column]), i8(ptr[column + 1])):
+        factors, at = w.val + 4 * (b * w.r * w.c + j), x + i8(idx[b]) * w.r * along
+        for _ in range(w.r):
+            sums = add_outer(sums, factors, 4, at, None)
+            factors += 4 * w.c
+            at += along
+    write(sums, y + j * along, along, None)
+
+
+@Function.of(6)
+def block_columns(weight, start, width, tokens, x, y):
+    """Columns start.. of x @ W at y, tokens contiguous; tiles of r inputs by c outputs: strips of 8 and of 1 outputs."""
+    w = record(weight, SPARSE)
+    ptr, idx = pointer(w.ptr, np.uint32), pointer(w.idx, np.uint32)
+    for column in range(start // w.c, (start + width + w.c - 1) // w.c):
+        to = y + 4 * (column * w.c - start) * tokens
+        for t in range(0, tokens, 16):
+            at, j = x + 4 * t, 0
+            while j + 8 <= w.c:
+                block_strip(zeros(8, 1), w, ptr, idx, column, j, tokens, at, to + 4 * t)
+                j += 8
+            while j < w.c:
+                block_strip(zeros(1, 1), w, ptr, idx, column, j, tokens, at, to + 4 * t)
+                j += 1
+
+
+# ---- from Python
+
+def product_block(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
+                  epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = x (T, n) @ W, then the epilogue; W consists of tiles of r inputs by c outputs.
+
+    val: float32 (blocks, r, c); ptr: uint32, block columns + 1; idx: uint32, the block row of every block. Tiles that
+    reach over the edge of W are padded with zeros."""
+    arrays = typed("ptr", ptr, np.uint32), typed("idx", idx, np.uint32), typed("val", val, f4, axes=3)
+    check_product(x, None, None, out, ptr=ptr, idx=idx, val=val)
+    _, r, c = val.shape
+    if min(r, c) < 1: raise ValueError(f"block: tiles of {r} by {c}")
+    if len(ptr) - 1 != -(-out.shape[1] // c) or not ptr[-1] == len(idx) == len(val):
+        raise ValueError(f"block: ptr of {len(ptr)} ending at {ptr[-1]}, idx of {len(idx)} and val of {val.shape} "
+                         f"do not make {out.shape[1]} columns")
+    if c % 16: return launch_sparse(x, arrays, out, epilogue, (block_columns, None), (r, c), c, r)
+    return launch_blocks(x, arrays, out, epilogue, (r, c))
+
+
+def launch_blocks(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], out: np.ndarray, epilogue: Any,
+                  tile: tuple[int, int]) -> np.ndarray:
+    """weights: ptr, or how many tiles every column of them has; idx; val; tile: r inputs by c outputs, c a multiple of 16."""
+    ptr, idx, val = weights
+    (T, n), (r, c), counted = x.shape, tile, isinstance(ptr, int)
+    depth = -(-(-(-n // r) * r) // 16) * 16
+    chunk = together(val.nbytes, depth, TALL)
+    once = max(NEAR * out.shape[1] // (val.nbytes * c + 1), 1) * c
+    fields = 0 if counted else address(ptr), ptr if counted else 0, address(idx), address(val), r, c, chunk, depth, once
+    weight, after, workers = filled(*fields), epilogue_record(epilogue, out), threads()
+    with POOL.lock:
+        room = ROOM.reserve(4 * (min(chunk, -(-T // TALL) * TALL) * depth + TALL * c), workers)
+        launch(workers, *linear_stages(blocks, x, address(weight), out, after, workers, room, unit=c))
+    return out
+
+
+def product_vectorwise(x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = x (T, n) @ W, then the epilogue; tile i of W, c outputs wide, has the rows val[i] for the inputs idx[i].
+
+    idx: uint32 (tiles, kept), val: float32 (tiles, kept, c), c a multiple of 16."""
+    arrays = typed("idx", idx, np.uint32, axes=2).shape[1], idx, typed("val", val, f4, axes=3)
+    check_product(x, None, None, out, idx=idx, val=val)
+    if idx.shape != val.shape[:2] or not val.size or val.shape[2] % 16 or len(idx) != -(-out.shape[1] // val.shape[2]):
+        raise ValueError(f"vectorwise: idx {idx.shape} and val {val.shape} do not make {out.shape[1]} columns")
+    return launch_blocks(x, arrays, out, epilogue, (1, val.shape[2]))

@@ -1,0 +1,171 @@
+"""Tiles of sums of narrow numbers in vector registers: rows of words of x against panels of words of W.
+
+One generator makes them all, loops included, so that sums never pass through memory. A sum is one chain along the depth in whichever
+tile it is, so its bits depend on no tile. A product of words takes up to six cycles and two begin in each (Zen 5), so at least
+twelve sums must be on their way."""
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from formats.kernels.engine.compiled import HELPER
+from formats.kernels.engine.memory import WORD
+from formats.kernels.engine.native import intrinsic, ir, njit, types
+from formats.kernels.engine.vectors import (
+    AHEAD,
+    FLOAT,
+    LANE,
+    MANY_REGISTERS,
+    VECTOR,
+    ask_line,
+    multiply_add,
+    place,
+    put,
+    read,
+    spread,
+)
+from formats.kernels.engine.words import WORDS, add_fours, add_pairs, everywhere, nibbles
+
+# (rows, vectors) from large to small: each takes what rows the one before leaves. Of 32 registers 24 hold sums, two W, one x; of 16,
+# half as wide, a vector takes two, and widening takes some. Groups of depths keep whole sums and what they add up to
+TILES = ((12, 2), (4, 4), (2, 4), (1, 4)) if MANY_REGISTERS else ((4, 1), (2, 1), (1, 2), (1, 1))
+GROUPED = ((6, 2), (3, 4), (2, 4), (1, 4)) if MANY_REGISTERS else ((3, 1), (2, 1), (1, 2), (1, 1))
+ROWS = TILES[0][0]
+ARGUMENTS = 17
+
+
+class Kind(NamedTuple):
+    """What tiles multiply: `add` a product of words; a vector of W holds `deep` words along the depth, which `split` takes apart;
+    whole sums are settled, once for each group of depths where there are groups; bias and residual are added."""
+
+    add: Callable[..., Any]
+    deep: int = 1
+    split: Callable[..., Any] = lambda builder, vector: [vector]
+    whole: bool = False
+    groups: bool = False
+    sums: bool = True
+
+
+ATTENDED, PAIRS = Kind(add_pairs, sums=False), Kind(add_pairs)
+FOURS, GROUPED_FOURS = Kind(add_fours, whole=True), Kind(add_fours, whole=True, groups=True)
+GROUPED_EIGHTS = Kind(add_fours, 2, nibbles, whole=True, groups=True)
+
+
+def at(builder, base, apart, count):
+    """An address, count times apart bytes after another."""
+    return builder.add(base, builder.mul(apart, WORD(count)))
+
+
+def repeated(builder, count, values, body):
+    """The values after count rounds, one at least, of values = body(index, values)."""
+    before, loop, done = builder.basic_block, builder.append_basic_block("loop"), builder.append_basic_block("done")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index, *held = (builder.phi(value.type) for value in (WORD(0), *values))
+    after = [builder.add(index, WORD(1)), *body(index, held)]
+    for phi, first, following in zip((index, *held), (WORD(0), *values), after, strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(following, builder.basic_block)
+    builder.cbranch(builder.icmp_signed("<", after[0], count), loop, done)
+    builder.position_at_end(done)
+    return after[1:]
+
+
+def multiplied(builder, kind, rows, across, x, along, w, apart, beside, steps):
+    """(x and w after so many words of depth, sums by rows). A tile of one row waits for memory, so it asks ahead."""
+    def step(_, values):
+        x, w, *sums = values
+        starts = [at(builder, w, beside, v) for v in range(across)]
+        if rows == 1:
+            for start in starts: ask_line(builder, builder.add(start, WORD(AHEAD)))
+        found = [builder.bitcast(read(builder, start), WORDS) for start in starts]
+        for i, vectors in enumerate(zip(*(kind.split(builder, v) for v in found), strict=True)):
+            for r in range(rows):
+                factor = everywhere(builder, builder.load(place(builder, at(builder, x, along, r), 4 * i, LANE)))
+                for v, vector in enumerate(vectors):
+                    sums[r * across + v] = kind.add(builder, sums[r * across + v], factor, vector)
+        return [builder.add(x, WORD(4 * kind.deep)), builder.add(w, apart), *sums]
+    x, w, *sums = repeated(builder, builder.udiv(steps, WORD(kind.deep)), [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)], step)
+    return x, w, sums
+
+
+def settled(builder, sums, numbers, across, less, apart, factors, scales):
+    """Whole sums, less an int32 of each row, apart bytes from each other, times a factor of the row and scales of the columns, as
+    float32; plus numbers, unless there are none."""
+    scale, new = [read(builder, scales, 64 * v) for v in range(across)], []
+    for i, each in enumerate(sums):
+        off = everywhere(builder, builder.load(place(builder, at(builder, less, apart, i // across), 0, LANE)))
+        factor = spread(builder, builder.load(place(builder, factors, 4 * (i // across), FLOAT)))
+        number = builder.sitofp(builder.sub(builder.bitcast(each, WORDS), off), VECTOR)
+        by = builder.fmul(scale[i % across], factor)
+        new.append(multiply_add(builder, number, by, numbers[i]) if numbers else builder.fmul(number, by))
+    return new
+
+
+def tiled(kind: Kind, rows: int, across: int) -> Any:
+    """An intrinsic: a tile of sums. Rows of x lie along bytes apart; 16 columns of W at each depth, the next depth apart, the next 16
+    columns beside; so many words of depth; sums go to y, step bytes a row, plus a bias, plus a residual, further bytes a row.
+    Whole sums are settled: see `settled`, scales of groups lie pitch bytes apart, a group has so many words."""
+    @intrinsic
+    def tile(typing, x, along, w, apart, beside, steps, y, step, bias, residual, further, less, factors, scales, pitch, groups, group):
+        def code(context, builder, signature, values):
+            x, along, w, apart, beside, steps, y, step, bias, residual, further, less, factors, scales, pitch, groups, group = values
+            def one_group(g, values):
+                x, w, *numbers = values
+                left = builder.sub(steps, builder.mul(g, group))
+                words = builder.select(builder.icmp_signed("<", left, group), left, group)
+                x, w, sums = multiplied(builder, kind, rows, across, x, along, w, apart, beside, words)
+                off, apart_rows = builder.add(less, builder.mul(g, WORD(4))), builder.mul(groups, WORD(4))
+                scale = builder.add(scales, builder.mul(g, pitch))
+                return [x, w, *settled(builder, sums, numbers, across, off, apart_rows, factors, scale)]
+            if kind.groups: _, _, *sums = repeated(builder, groups, [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)], one_group)
+            else: _, _, sums = multiplied(builder, kind, rows, across, x, along, w, apart, beside, steps)
+            if kind.whole and not kind.groups: sums = settled(builder, sums, None, across, less, WORD(4), factors, scales)
+            for i, each in enumerate(sums):
+                r, v = divmod(i, across)
+                if kind.sums:
+                    each = builder.fadd(each, read(builder, bias, 64 * v))
+                    each = builder.fadd(each, read(builder, at(builder, residual, further, r), 64 * v))
+                put(builder, each, at(builder, y, step, r), 64 * v)
+            return context.get_dummy_value()
+        return types.void(*[types.int64] * ARGUMENTS), code
+    return tile
+
+
+def by_bands(kind: Kind, high: int, across: int) -> Any:
+    """A function: as many tiles as fit, rows by vectors, from a row on, and single vectors where a tile is wider than what is left
+    of a panel of so many columns, a multiple of 16; the first row that is left. after: bias, residual, bytes between its rows;
+    how: what to take off sums, factors of rows, scales of columns, bytes between those of groups, groups, words of one."""
+    wide, single, width = tiled(kind, high, across), tiled(kind, high, 1), 16 * across
+
+    @njit(**HELPER)
+    def bands(row, rows, columns, x, along, w, apart, beside, steps, y, step, after, how):
+        bias, residual, further = after
+        less, factors, scales, pitch, groups, group = how
+        column, left = 0, row + (rows - row) // high * high
+        while column < columns:
+            first, many = w + column // 16 * beside, column + width <= columns
+            for i in range(row, left, high):
+                at, to, more, off = x + i * along, y + i * step + 4 * column, residual + i * further + 4 * column, less + 4 * i * groups
+                if many: wide(at, along, first, apart, beside, steps, to, step, bias + 4 * column, more, further, off, factors + 4 * i,
+                              scales + 4 * column, pitch, groups, group)
+                else: single(at, along, first, apart, beside, steps, to, step, bias + 4 * column, more, further, off, factors + 4 * i,
+                             scales + 4 * column, pitch, groups, group)
+            column += width if many else 16
+        return left
+    return bands
+
+
+def by_vectors(kind: Kind, tiles: tuple[tuple[int, int], ...] = TILES) -> Any:
+    """A function: the rows from `row` on against a panel, by tiles from large to small."""
+    first, second, third, last = (by_bands(kind, *tile) for tile in tiles)
+
+    @njit(**HELPER)
+    def multiply(row, rows, columns, x, along, w, apart, beside, steps, y, step, after, how):
+        row = first(row, rows, columns, x, along, w, apart, beside, steps, y, step, after, how)
+        row = second(row, rows, columns, x, along, w, apart, beside, steps, y, step, after, how)
+        row = third(row, rows, columns, x, along, w, apart, beside, steps, y, step, after, how)
+        last(row, rows, columns, x, along, w, apart, beside, steps, y, step, after, how)
+    return multiply
+
+
+attended_pairs, vector_pairs, vector_fours = map(by_vectors, (ATTENDED, PAIRS, FOURS))
+grouped_fours, grouped_eights = (by_vectors(kind, GROUPED) for kind in (GROUPED_FOURS, GROUPED_EIGHTS))

@@ -1,0 +1,1 @@
+"""Passes over rows, rotations among them, and rows of sequences made one."""

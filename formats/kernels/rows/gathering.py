@@ -1,0 +1,80 @@
+"""Rows of tables gathered from where products keep them: the columns of a matrix in panels (formats/core/layout.py)."""
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from formats.core.layout import VECTOR, Panelled
+from formats.kernels.engine.compiled import HELPER
+from formats.kernels.engine.launch import address, words
+from formats.kernels.engine.memory import bytes_at, extended, floats, shorts, widen
+from formats.kernels.engine.native import njit
+
+# ids (int64), bytes between ids, table; bytes of a number; 0 words: rows of p numbers. Of panels: their width, inputs side by side and
+# in all, N columns; scales (groups, N), and inputs of a group
+SOURCE = np.dtype(words("ids apart table bytes width words deep N scale group"))
+f4 = np.float32
+NUMBERS = np.float32, np.uint16, np.uint8                    # in panels: float32, bfloat16, bytes with scales
+
+
+class Columns(NamedTuple):
+    """The columns of a matrix (n, N) in panels, as a table of N rows of n numbers."""
+    shape: tuple[int, int]
+    panelled: Panelled
+    w: np.ndarray
+    scale: np.ndarray | None = None
+    group: int = 0
+
+    @classmethod
+    def of(cls, stored: Any) -> Self:
+        """Those of a format that declares its panels."""
+        return cls(stored.shape, stored.panelled, *stored.arrays().values(), **stored.remembered)
+
+    def told(self) -> tuple[int, ...]:
+        """What the kernel is told. ValueError for arrays of other sizes or kinds."""
+        (n, N), (width, side, _), deep = self.shape, self.panelled, self.panelled.filled(self.shape[0])
+        if self.w.dtype not in NUMBERS or self.w.shape != (deep * -(-N // VECTOR) * VECTOR,) or not whole(self.w):
+            raise ValueError(f"table: {self.w.dtype} of {self.w.shape} are no panels of {n} by {N} numbers")
+        groups = -(-n // self.group) if self.group else 0
+        if (self.w.itemsize == 1) != bool(groups) or (self.scale is not None) != bool(groups):
+            raise ValueError(f"table: panels of {self.w.dtype} with {'no' if self.scale is None else 'given'} scales")
+        if self.scale is not None and (self.scale.shape != (groups, N) or self.scale.dtype != f4 or not whole(self.scale)):
+            raise ValueError(f"table: scales {self.scale.dtype} of {self.scale.shape}, where float32 of {(groups, N)} are needed")
+        return address(self.w), self.w.itemsize, width, side, deep, N, address(self.scale), self.group
+
+
+def whole(array: np.ndarray) -> bool: return bool(array.flags.c_contiguous and array.flags.aligned)
+
+
+@njit(**HELPER)
+def add(y, j, number, fresh): y[j] = number + (f4(0) if fresh else y[j])
+
+
+@njit(**HELPER)
+def add_plain(y, f, row, fresh):
+    """Set y to, or add to it, a row of float32 or float16."""
+    if f.bytes == 2:
+        stored = shorts(f.table + 2 * row * y.size, y.size)
+        for j in range(y.size): add(y, j, widen(stored[j]), fresh)
+    else:
+        single = floats(f.table + 4 * row * y.size, y.size)
+        for j in range(y.size): add(y, j, single[j], fresh)
+
+
+@njit(**HELPER)
+def add_column(y, f, column, fresh):
+    """The same of a column of panels: float32, bfloat16, or bytes with scales."""
+    start = column // f.width * f.width
+    along = min(f.width, (f.N + VECTOR - 1) // VECTOR * VECTOR - start) * f.words
+    count, first = (f.deep // f.words - 1) * along + f.words, f.deep * start + (column - start) * f.words
+    single, short, stored = floats(f.table + 4 * first, count), shorts(f.table + 2 * first, count), bytes_at(f.table + first, count)
+    at = 0
+    for low in range(0, y.size, f.words):
+        high = min(low + f.words, y.size)
+        if f.bytes == 4:
+            for j in range(low, high): add(y, j, single[at + j - low], fresh)
+        elif f.bytes == 2:
+            for j in range(low, high): add(y, j, extended(short[at + j - low]), fresh)
+        else:
+            scale = floats(f.scale + 4 * (low // f.group * f.N + column), 1)[0]
+            for j in range(low, high): add(y, j, f4(np.int64(stored[at + j - low]) - 128) * scale, fresh)
+        at += along

@@ -1,0 +1,157 @@
+"""One pass over rows: the epilogue alone, a factor, gathered rows and their sum."""
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from formats.core.arrays import plain, readable, separate, writable
+from formats.core.epilogue import HUGE, TINY
+from formats.kernels.engine.compiled import HELPER, Kernel
+from formats.kernels.engine.launch import address, launch, step, words, written
+from formats.kernels.engine.memory import floats, longs, record, shorts, widen
+from formats.kernels.engine.native import njit
+from formats.machine.threads import threads
+
+from .following import epilogue_record, finish_block, finish_rows
+from .gathering import SOURCE, Columns, add_column, add_plain
+
+# out (T, p) from rows of x, or from rows of tables that ids name; fields: rows of 4 numbers, see FIELD
+PASS = np.dtype([*words("x along out step T p rows fields count after"), ("factor", "f8")])
+FIELD = 4                                                    # ids (int64), bytes between ids, table, half
+SOURCE_BYTES = SOURCE.itemsize
+f4 = np.float32
+Table = np.ndarray | Columns
+
+
+@Kernel
+def rowwise(item, worker, arguments):
+    """factor x, then the epilogue."""
+    c = record(arguments, PASS)
+    low, high = item * c.rows, min((item + 1) * c.rows, c.T)
+    factor = f4(c.factor)
+    for row in range(low, high):
+        x, y = floats(c.x + 4 * row * c.along, c.p), floats(c.out + 4 * row * c.step, c.p)
+        for j in range(c.p): y[j] = factor * x[j]
+        finish_block(c.after, row, row + 1, 0, c.p)
+        finish_rows(c.after, row, row + 1)
+
+
+@njit(**HELPER)
+def add_row(y, table, half, index, fresh):
+    """Set y to, or add to it, a row of a table of float32 or float16."""
+    if half:
+        stored = shorts(table + 2 * index * y.size, y.size)
+        for j in range(y.size): y[j] = widen(stored[j]) + (f4(0) if fresh else y[j])
+    else:
+        plain = floats(table + 4 * index * y.size, y.size)
+        for j in range(y.size): y[j] = plain[j] + (f4(0) if fresh else y[j])
+
+
+@Kernel
+def gathered(item, worker, arguments):
+    """The sum over fields of table[ids], then the epilogue."""
+    c = record(arguments, PASS)
+    for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):
+        y = floats(c.out + 4 * row * c.step, c.p)
+        for k in range(c.count):
+            field = longs(c.fields + 8 * FIELD * k, FIELD)
+            index = longs(field[0] + row * field[1], 1)[0]
+            add_row(y, field[2], field[3], index, k == 0)
+        finish_block(c.after, row, row + 1, 0, c.p)
+        finish_rows(c.after, row, row + 1)
+
+
+@Kernel
+def gathered_columns(item, worker, arguments):
+    """The same where some tables are columns of panels."""
+    c = record(arguments, PASS)
+    for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):
+        y = floats(c.out + 4 * row * c.step, c.p)
+        for k in range(c.count):
+            f = record(c.fields + SOURCE_BYTES * k, SOURCE)
+            index = longs(f.ids + row * f.apart, 1)[0]
+            if f.words: add_column(y, f, index, k == 0)
+            else: add_plain(y, f, index, k == 0)
+        finish_block(c.after, row, row + 1, 0, c.p)
+        finish_rows(c.after, row, row + 1)
+
+
+def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: Any = None, factor: float = 1.0,
+             fields: np.ndarray | None = None) -> np.ndarray:
+    """Launch a pass over chunks of rows."""
+    T, p = out.shape
+    if not out.size: return out
+    rows = max(1, -(-T // (4 * (workers := threads()))))
+    source = (0, 0) if x is None else (address(x), step(x))
+    count, after = 0 if fields is None else len(fields), epilogue_record(epilogue, out)
+    values = (*source, address(out), step(out), T, p, rows, address(fields), count,
+              address(after), factor)
+    launch(workers, (kernel, written([values], PASS), -(-T // rows)))
+    return out
+
+
+def pointwise(x: np.ndarray, out: np.ndarray, epilogue: Any) -> np.ndarray:
+    """The epilogue applied to x (T, p) in one pass; out may be x."""
+    if out.ndim != 2: raise ValueError(f"out: expected two axes, got shape {out.shape}")
+    check_pass(x, out)
+    return run_pass(rowwise, x, out, epilogue)
+
+
+def scale(x: np.ndarray, factor: float, out: np.ndarray) -> np.ndarray:
+    """out = factor x, which out may be: matrices with contiguous rows, or contiguous arrays of any number of axes, which are cut
+    into rows. factor: 0, or a normal float32."""
+    if factor and not TINY <= abs(factor) <= HUGE: raise ValueError(f"scale: the factor {factor} is no normal float32")
+    check_pass(x, out)
+    source, target = (x, out) if x.ndim == 2 else (flat_rows("x", x), flat_rows("out", out))
+    run_pass(rowwise, source, target, None, factor)
+    return out
+
+
+def check_pass(x: np.ndarray, out: np.ndarray) -> None:
+    """The door of a pass: x and out are of one shape, and one array or apart. ValueError names what does not fit."""
+    readable("x", x, out.shape)
+    readable("out", out, out.shape)
+    writable("out", out)
+    separate(out, over=True, x=x)
+
+
+def flat_rows(name: str, array: np.ndarray) -> np.ndarray:
+    """A view as rows: the widest rows, at most 4096 numbers, that divide a contiguous array."""
+    if not array.flags.c_contiguous: raise ValueError(f"{name}: expected a contiguous array, got strides of {array.strides} bytes")
+    width = next(w for w in (4096, 1024, 256, 64, 16, 4, 1) if array.size % w == 0)
+    return array.reshape(-1, width)
+
+
+def gather(ids: np.ndarray, table: Table, out: np.ndarray) -> np.ndarray:
+    """out (T, p) = table[ids]; the table (N, p) is float32 or float16, or columns of panels; ids are whole numbers below N."""
+    return embed([(ids, table)], out)
+
+
+def embed(fields: Sequence[tuple[np.ndarray, Table]], out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = the sum over (ids, table) of table[ids], then the epilogue. IndexError where an id is outside."""
+    if out.ndim != 2: raise ValueError(f"out: expected two axes, got shape {out.shape}")
+    T, p = out.shape
+    readable("out", out, (T, p))
+    writable("out", out)
+    held: list[tuple[np.ndarray, Table]] = []
+    for ids, table in fields:
+        if ids.shape != (T,) or ids.dtype.kind not in "iu":
+            raise ValueError(f"ids: expected {T} whole numbers, got {ids.dtype} of shape {ids.shape}")
+        words, numbers = (table.shape[::-1], table.w) if isinstance(table, Columns) else (table.shape, table)
+        if len(words) != 2 or words[1] != p or (numbers is table and table.dtype not in (np.float32, np.float16)):
+            wanted = f"float32 or float16 of shape (N, {p})"
+            raise ValueError(f"table: expected {wanted}, got {numbers.dtype} of {words}")
+        if T and not 0 <= (low := ids.min()) <= (high := ids.max()) < words[0]:
+            raise IndexError(f"ids: {low if low < 0 else high} is outside 0 to {words[0] - 1}, the rows of the table")
+        ids = np.asarray(ids, np.int64)
+        if not ids.flags.aligned: ids = plain("ids", ids)
+        if numbers is table: table = numbers = plain("table", table)
+        separate(out, ids=ids, table=numbers)
+        held.append((ids, table))
+    listed = [(address(ids), ids.strides[0], table) for ids, table in held]
+    if not any(isinstance(table, Columns) for _, table in held):
+        rows = [(*ids, address(table), table.dtype == np.float16) for *ids, table in listed]
+        return run_pass(gathered, None, out, epilogue, fields=written(rows, np.int64))
+    told = [(*ids, *(table.told() if isinstance(table, Columns) else (address(table), table.itemsize, *[0] * 6)))
+            for *ids, table in listed]
+    return run_pass(gathered_columns, None, out, epilogue, fields=written(told, SOURCE))

@@ -1,0 +1,291 @@
+"""The calibration: every kernel on shapes, rows and densities spread evenly over what is usual, in rounds, so that a busy
+moment spoils one round and not one kernel; the closed form with the least sum of relative errors and no coefficient negative;
+then what it leaves out, learned from all cases and judged on each by the others (formats/machine/predictor.py)."""
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from math import log
+from typing import Any
+
+import numpy as np
+
+from formats import FORMATS, Format, FormatError
+from formats.core.epilogue import Epilogue
+from formats.machine.features import beyond, even, quantile, stored
+from formats.machine.model import WAYS, Machine, Rates, evaluate, here
+from formats.machine.peaks import vector_rate
+from formats.machine.predictor import fitted
+from formats.machine.prices import EPILOGUE, NARROW, OPTIONAL, PRICES, price, staged
+from formats.machine.quiet import Watch, timed
+from formats.machine.running import Case, Measured, inside, shared
+from formats.machine.threads import threads
+
+LEAST = 5e-12                                               # seconds a number: nothing is free, whatever the noise says
+LAYOUT = 0.5                                                # of a format's matrices, more for each layout beyond the first
+LONG = 0.2                                                  # power of its time that a case weighs
+SECONDS = 0.003                                             # of one case in one round, or three calls if that is longer
+ROUNDS, RUNS = 3, (3, 25)                                   # of all cases; of one of them in a round, at least and at most
+EVEN = 0.7548776662466927, 0.5698402909980532, 0.4301597090019468, 0.8191725133961645      # steps that fill a cube evenly
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured: matrices of each format, rows of each, the longest side and the most rows, the most arithmetic of
+    a call, seconds for making the matrices of one format and for all measuring."""
+    matrices: int = 14
+    rows: int = 4
+    largest: int = 2048
+    most_rows: int = 640
+    arithmetic: float = 1.5e8
+    making: float = 0.35
+    seconds: float = 9.0
+
+
+QUICK, FULL = Plan(), Plan(40, 4, 4096, 1024, 8e8, 1.2, 36.0)
+INSIDE, INSIDE_FULL = Plan(16, 4, 4096, 400, 4e8, 0.2, 3.0), Plan(40, 4, 4096, 512, 8e8, 1.2, 12.0)
+MORE = 2.0                                                  # seconds for what a calibration lacks
+RIDDEN = {"packed": "", "int8": NARROW}                      # what epilogues are timed behind
+
+
+class Numbers:
+    """Random float32 arrays that share their memory, as only shapes matter to time: so many to read, and to write."""
+
+    def __init__(self, count: int = 1 << 22) -> None:
+        self.rng, self.count = np.random.default_rng(0), count
+        self.memory, self.inputs, self.outputs = shared(count)
+        self.inputs[:], self.outputs[:] = self.rng.standard_normal(count, np.float32), 0
+
+    def some(self, *shape: int) -> np.ndarray: return self.inputs[:int(np.prod(shape))].reshape(shape)
+    def room(self, *shape: int) -> np.ndarray: return self.outputs[:int(np.prod(shape))].reshape(shape)
+    def fresh(self, *shape: int) -> np.ndarray: return self.rng.standard_normal(shape, np.float32)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where kernels without a weight are timed: at these widths, with so many rows; on batches of sentences of these lengths, with so many
+    heads of so many columns."""
+    widths: tuple[int, ...]
+    rows: tuple[int, ...]
+    batches: tuple[tuple[int, ...], ...]
+    heads: tuple[tuple[int, int], ...] = ((12, 32), (6, 64), (3, 128))
+
+    def passes(self, numbers: Numbers) -> Iterator[tuple[dict[str, float], np.ndarray, np.ndarray]]:
+        """Sizes, rows to read, and rows to write."""
+        for p in self.widths:
+            for T in self.rows: yield {"T": T, "p": p}, numbers.some(T, p), numbers.room(T, p)
+
+
+CALLED = Grid((256, 384, 1280), (1, 8, 24, 160), ((24,), (100,), (60, 31, 9), (256,), (128, 40)))
+REPLAYED = Grid((384, 768, 1536), (16, 1, 48, 200), ((16,), (48,), (128,), (60, 31, 9), (256,), (64, 64)))
+
+
+def spread(i: int, axis: int, least: float, most: float) -> float:
+    """Term i of a sequence that fills the interval evenly in octaves, and with the other axes fills the cube evenly
+    (Kronecker's; Roberts 2018)."""
+    return float(least * (most / least) ** ((0.5 + (i + 1) * EVEN[axis]) % 1))
+
+
+def matrices(name: str, plan: Plan, numbers: Numbers, start: int = 0, skew: float = 0.0) -> Iterator[Format]:
+    """Matrices in one format, of shapes and options spread evenly; fewer where making them takes long. A skew spreads the
+    sizes of columns, so what keeps the highest numbers keeps more in some."""
+    form, end = FORMATS[name], time.perf_counter() + plan.making
+    count = round(plan.matrices * (1 + LAYOUT * (len(form.layouts(512, 512)) - 1)))
+    for i in range(start, start + count):
+        n, p = (32 * round(spread(i, axis, 64, plan.largest) / 32) for axis in (0, 1))
+        choices, layouts = form.choices(n, p), form.layouts(n, p)
+        if not choices: continue
+        options = choices[i % len(choices)] | layouts[i % len(layouts)]
+        if isinstance(options.get("density"), float): options["density"] = spread(i, 2, 0.02, 0.75)
+        W = numbers.fresh(n, p)
+        if skew: W *= np.exp(skew * numbers.fresh(1, p))
+        try: yield example(form, W, options)
+        except FormatError: continue
+        if time.perf_counter() > end: break
+
+
+def example(form: type[Format], W: np.ndarray, options: dict[str, Any]) -> Format:
+    """A matrix in this format, with the sizes that these options give; what would be decomposed is put together from its
+    factors."""
+    if not hasattr(form, "pack_factors"): return form.approximate(W, **options)
+    rank = min(options.get("rank") or min(W.shape) // 4, *W.shape)
+    remainder = [FORMATS["csr"].fit(W, density=options["density"])] if "density" in options else []
+    packed: Format = form.pack_factors(W[:, :rank], W[:rank], *remainder)
+    return packed
+
+
+def products(names: Iterable[str], plan: Plan, numbers: Numbers, start: int = 0, skew: float = 0.0) -> Iterator[Case]:
+    """x @ W in these formats, each matrix with one row and with others, fewer where the matrix is large."""
+    for name in names:
+        for i, packed in enumerate(matrices(name, plan, numbers, start, skew)):
+            sizes = {str(size): float(value) for size, value in packed.sizes.items()}
+            n, p = packed.shape
+            most = int(min(plan.most_rows, plan.arithmetic / stored(name, sizes)[1], numbers.count / max(n, p)))
+            for T in rows_of(i + start, plan.rows, most):
+                x, out = numbers.some(T, n), numbers.room(T, p)
+                yield f"linear.{name}", {"T": T} | sizes, lambda w=packed, x=x, out=out: w.matmul(x, out=out)
+
+
+def by_numpy(plan: Plan, numbers: Numbers) -> Iterator[Case]:
+    """The products of dense, by numpy."""
+    for i, packed in enumerate(matrices("dense", plan, numbers)):
+        n, p = packed.shape
+        w = packed.unpack()
+        for T in rows_of(i, plan.rows, int(min(plan.most_rows, plan.arithmetic / w.size, numbers.count / max(n, p)))):
+            x, out = numbers.some(T, n), numbers.room(T, p)
+            yield "linear.blas", {"T": T, "n": n, "p": p}, lambda w=w, x=x, out=out: np.dot(x, w, out=out)
+
+
+def rows_of(i: int, count: int, most: int) -> list[int]:
+    """One row, and others up to `most`, every other one a multiple of 16."""
+    found = {1}
+    for k in range(count - 1):
+        T = spread(i * (count - 1) + k, 3, 2, max(most, 2))
+        found.add(max(16, round(T / 16) * 16) if (i + k) % 2 and most >= 16 else round(T))
+    return sorted(T for T in found if T <= max(most, 1))
+
+
+def others(grid: Grid, numbers: Numbers, names: Iterable[str] = PRICES) -> Iterator[Case]:
+    """The cases that these prices declare."""
+    for name in names:
+        for sizes, call in price(name).cases(grid, numbers): yield name, sizes, call
+
+
+def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None, most: float = 10.0,
+             watch: Watch | None = None, firsts: list[float] | None = None) -> Measured:
+    """The lower quartile of all runs of each case: what else the machine does only ever adds. After the first round, no
+    more are begun than `most` seconds allow. All runs are handed to the watch; to `firsts`, of what has no weight, what the first of a
+    turn took more, as others ran before it."""
+    runs: list[list[float]] = [[] for _ in cases]
+    end, steps = time.perf_counter() + most, ROUNDS * len(cases)
+    for done in range(steps):
+        if done >= len(cases) and time.perf_counter() > end: break
+        kernel, _, call = cases[done % len(cases)]
+        begun = time.perf_counter()
+        call()
+        first = time.perf_counter() - begun
+        runs[done % len(cases)] += (taken := timed(call, SECONDS, *RUNS))
+        if firsts is not None and not price(kernel).product: firsts.append(first - quantile(taken, 0.25))
+        progress(done + 1, steps)
+    progress(steps, steps)
+    if watch: watch.note(runs)
+    return [(kernel, sizes, quantile(taken, 0.25))
+            for (kernel, sizes, _), taken in zip(cases, runs, strict=True)]
+
+
+def fused(numbers: Numbers, form: str) -> dict[str, float]:
+    """Seconds a number that each stage adds behind a product in this format that is short and has many outputs."""
+    n, p, T = 32, 768, 256
+    weight, x, out = FORMATS[form].approximate(numbers.fresh(n, p)), numbers.some(T, n), numbers.room(T, p)
+    rows = numbers.some(T, p)
+    stages: list[tuple[str, Epilogue | None]] = [("", None), *((name, staged(stage, rows)) for name, stage in EPILOGUE.items())]
+    runs: dict[str, list[float]] = {name: [] for name, _ in stages}
+    for _ in range(8):
+        for name, after in stages: runs[name] += timed(lambda after=after: weight.matmul(x, out=out, epilogue=after), SECONDS, *RUNS)
+    return slopes([(f"{form} {name}", {"T": T, "p": p}, quantile(taken, 0.25)) for name, taken in runs.items()], form)
+
+
+def riding(numbers: Numbers, form: str) -> Iterator[Case]:
+    """Short products with many outputs, alone and with each stage."""
+    for T, p in ((32, 1536), (64, 768), (128, 384), (128, 1536), (200, 768)):
+        weight, x, out = FORMATS[form].approximate(numbers.fresh(32, p)), numbers.some(T, 32), numbers.room(T, p)
+        rows = numbers.some(T, p)
+        for name, after in {"": lambda: None, **{name: partial(staged, stage, rows) for name, stage in EPILOGUE.items()}}.items():
+            yield f"{form} {name}", {"T": T, "p": p}, lambda w=weight, x=x, out=out, after=after: w.matmul(x, out=out, epilogue=after())
+
+
+def slopes(rows: Measured, form: str) -> dict[str, float]:
+    """Seconds a number that each stage adds, of all numbers of these products."""
+    total = {name: sum(taken for kernel, _, taken in rows if kernel == f"{form} {name}") for name in ("", *EPILOGUE)}
+    count = sum(sizes["T"] * sizes["p"] for kernel, sizes, _ in rows if kernel == f"{form} ")
+    return {name: max((total[name] - total[""]) / count, LEAST) for name in EPILOGUE}
+
+
+def fit(kernel: str, rows: Measured, far: bool = False) -> list[float]:
+    """Coefficients, none negative, with the least sum of relative errors: least squares, weighted anew a few times so
+    that a measurement that something else disturbed counts for little. Long calls weigh more: from them the rates are known, and
+    there are few. `far`: the last coefficient is that of bytes beyond the second cache."""
+    from scipy.optimize import nnls
+    taken = np.array([row[2] for row in rows])
+    values = np.array([(*evaluate(kernel, sizes), *([beyond(kernel, sizes)] if far else [])) for _, sizes, _ in rows])
+    relative, long = values / taken[:, None], (taken / taken.min()) ** LONG
+    scale, weight = relative.max(0), long
+    for _ in range(6):
+        found = nnls(relative / scale * weight[:, None], weight)[0] / scale
+        weight = long / np.sqrt(np.maximum(abs(relative @ found - 1), 0.02))
+    return [float(a) for a in found]
+
+
+def closed(found: dict[str, Measured]) -> Rates:
+    """The closed forms of what was measured."""
+    products = {kernel: rows for kernel, rows in found.items() if price(kernel).product}
+    one, more = ({kernel: fit(kernel, [row for row in rows if (row[1]["T"] == 1) == alone], far=True)
+                  for kernel, rows in products.items()} for alone in (True, False))
+    others = {kernel: fit(kernel, rows) for kernel, rows in found.items() if kernel not in products}
+    return Rates(others | {kernel: each[:-1] for kernel, each in more.items()},
+                 one_row={kernel: each[:-1] for kernel, each in one.items()},
+                 far={kernel: [one[kernel][-1], more[kernel][-1]] for kernel in products})
+
+
+def residuals(rates: Rates, rows: Measured) -> list[float]:
+    """The logarithms of what was measured over the closed form."""
+    return [log(taken / rates.closed(kernel, **sizes)) for kernel, sizes, taken in rows]
+
+
+def rated(rows: Measured) -> Rates:
+    """Closed forms, and what they leave out."""
+    found: dict[str, Measured] = {}
+    for row in rows: found.setdefault(row[0], []).append(row)
+    plain = closed(found)
+    corrections = {kernel: fitted(kernel, [sizes for _, sizes, _ in rows], residuals(plain, rows)) for kernel, rows in found.items()}
+    return replace(plain, corrections=corrections, interval={kernel: each.alone for kernel, each in corrections.items()})
+
+
+def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = False, blas: bool = False) -> Machine:
+    """Measures this machine, in 24 seconds at most, or full, in a minute and a half; kernels are compiled, or read from the cache,
+    first. With `blas` also float32 products by numpy, which nothing but `formats.select` asks for. What is taken on a busy machine
+    is marked so."""
+    from formats import kernels
+    kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
+    numbers, plan, watch = Numbers(), FULL if full else QUICK, Watch()
+    cases = [*products(FORMATS, plan, numbers), *(by_numpy(plan, numbers) if blas else ()),
+             *others(CALLED, numbers)]
+    firsts: list[float] = []
+    plain = rated(measured(cases, progress, plan.seconds, watch, firsts))
+    coefficients = plain.coefficients | along(plain, lambda form: fused(numbers, form))
+    known = [*PRICES, *(OPTIONAL if blas else ())]
+    if threads() > 1: watch.speedup = (rate := vector_rate()).all / rate.one
+    ways = in_runs(progress, INSIDE_FULL if full else INSIDE)
+    return Machine({kernel: coefficients[kernel] for kernel in known}, plain.interval, plain.corrections, plain.one_row, plain.far,
+                   cold=max(0.0, quantile(firsts, 0.5)) if firsts else 0.0, **here(), ways=ways, busy=watch.seen())
+
+
+def along(rates: Rates, added: Callable[[str], dict[str, float]]) -> dict[str, list[float]]:
+    """Coefficients of stages that ride along with products that round and with others: never dearer than as a pass of their own."""
+    return {f"{name}{suffix}": [min(slope, max(rates.coefficients[f"pointwise.{name}"][0], LEAST))]
+            for form, suffix in RIDDEN.items() for name, slope in added(form).items()}
+
+
+def in_runs(progress: Callable[..., None], plan: Plan, names: Collection[str] = ()) -> dict[str, Rates]:
+    """The rates of kernels inside runs, of these or of all, for each way of running; none where there is no clock that native code can
+    look at."""
+    from formats.kernels.engine.replay import clock
+    if not clock(): return {}
+    numbers, found = Numbers(1 << 20), {}
+    cases = [*others(REPLAYED, numbers, [name for name in names or PRICES if price(name).recorded])]
+    if not names: cases += [*products(FORMATS, plan, numbers), *(case for form in RIDDEN for case in riding(numbers, form))]
+    for way in WAYS if cases else ():
+        rows, start = inside(cases, numbers.memory, way == WAYS[0], plan.seconds, progress)
+        share = partial(even, workers=threads()) if way == "together" else dict
+        rates = rated([(kernel, share(sizes), taken) for kernel, sizes, taken in rows if kernel in PRICES])
+        ridden = {} if names else along(rates, lambda form: slopes(rows, form))     # noqa: B023
+        found[way] = replace(rates, coefficients=rates.coefficients | ridden, start=max(start, 0.0))
+    return found
+
+
+def calibrate_more(names: Collection[str], progress: Callable[..., None] = lambda *_: None) -> Machine:
+    """The rates of these kernels alone, in a few seconds: of those that were declared after a calibration was taken."""
+    numbers, watch = Numbers(), Watch()
+    plain = rated(measured([*others(CALLED, numbers, names)], progress, MORE, watch))
+    return Machine(plain.coefficients, plain.interval, plain.corrections, **here(),
+                   ways=in_runs(progress, INSIDE, names), busy=watch.seen())

@@ -1,0 +1,182 @@
+"""Machines that nobody here has measured, from their data sheets (formats/machine/datasheets.json): a call takes at least what its slowest
+unit needs (the roofline: Williams et al. 2009, Communications of the ACM 52, eq. 1), and a product pays for whole tiles.
+
+What comes out is a lower bound, never a measurement: where a machine is at hand, calibrate it (formats/machine/model.py)."""
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import sympy
+
+from formats import FORMATS
+from formats.core.sizes import nnz
+from formats.format import Format
+from formats.machine.features import T, n, p
+from formats.machine.prices import Tile, Work, price, up
+
+BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
+WIDER = {"int4": "int8", "int8": "bf16", "bf16": "float16", "float16": "float32"}     # what holds a number of another type
+FILE = Path(__file__).with_suffix(".json")
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """Operations a second of the matrix unit and of the vector unit by number type, the matrix unit's tile (rows, inputs,
+    outputs), (N, M) of patterns that it can skip by, memory levels (name, bytes, bytes a second), the nearest first.
+    `activations` is the number type of what is no weight; `launch` seconds of a call, which data sheets do not state."""
+    name: str
+    source: str
+    matrix: Mapping[str, float]
+    vector: Mapping[str, float]
+    tile: Tile
+    memory: tuple[tuple[str, float, float], ...]
+    sparse: tuple[int, int] | None = None
+    activations: str = "float32"
+    launch: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.activations not in BYTES:
+            raise ValueError(f"{self.name}: activations {self.activations!r} are none of {', '.join(BYTES)}")
+        rates = [*self.matrix.values(), *self.vector.values(), *self.tile, *(x for _, *level in self.memory for x in level)]
+        if "float32" not in self.vector or not self.memory or len(self.tile) != 3 or not all(0 < rate < inf for rate in rates):
+            raise ValueError(f"{self.name}: a vector unit with float32, a tile of three sizes, a memory, and only positive numbers")
+        if [*self.memory] != sorted(self.memory, key=lambda level: (level[1], -level[2])):
+            raise ValueError(f"{self.name}: memory levels must grow, and slow down, from the nearest on")
+
+    def seconds(self, kernel: str, **sizes: float) -> float:
+        """The least seconds that one call can take; KeyError and ValueError as of a calibrated machine."""
+        parts = self.roofline(kernel, **sizes)
+        return max(parts.values()) + (0.0 if price(kernel).rides else self.launch)
+
+    def roofline(self, kernel: str, **sizes: float) -> dict[str, float]:
+        """Seconds of the matrix unit, of the vector unit and of memory: they work at the same time."""
+        rate, unit, tile = self.dense(kernel)
+        matrix, vector, numbers, stored = evaluate(kernel, tile, self.sparse, sizes)
+        size = numbers * BYTES[self.activations] + stored
+        found = {"matrix": 0.0, "vector": vector / self.vector_rate(self.activations), "memory": size / self.bandwidth(size)}
+        found[unit] += matrix / rate
+        return found
+
+    def between(self, kernel: str, **sizes: float) -> tuple[float, float]:
+        """A lower bound, and no upper one."""
+        return self.seconds(kernel, **sizes), inf
+
+    def dense(self, kernel: str) -> tuple[float, str, Tile]:
+        """Operations a second, unit and tile of a kernel's dense products: of its number type, or of the next wider one that
+        the matrix unit has; on the vector unit, which has no tiles, where there is none."""
+        number = own = number_type(price(kernel).product, self.activations)
+        while number not in self.matrix and number in WIDER: number = WIDER[number]
+        return (self.matrix[number], "matrix", self.tile) if number in self.matrix else (self.vector_rate(own), "vector", (1, 1, 1))
+
+    def vector_rate(self, kind: str) -> float:
+        """Operations a second of the vector unit in this type or the next wider one that it has."""
+        while kind not in self.vector: kind = WIDER[kind]
+        return self.vector[kind]
+
+    def bandwidth(self, size: float) -> float:
+        """Bytes a second from the nearest level that holds so many; beyond all of them, of the last."""
+        return next((rate for _, room, rate in self.memory if size <= room), self.memory[-1][2])
+
+    def expression(self, kernel: str) -> sympy.Expr:
+        """`seconds` from the last level of memory, as an expression in the sizes."""
+        rate, unit, tile = self.dense(kernel)
+        matrix, vector, numbers, stored = work(kernel, tile, self.sparse)
+        on_vector = vector / self.vector_rate(self.activations)
+        units = [matrix / rate + on_vector] if unit == "vector" else [matrix / rate, on_vector]
+        memory = (numbers * BYTES[self.activations] + stored) / self.memory[-1][2]
+        return sympy.Max(*units, memory) + (0.0 if price(kernel).rides else self.launch)
+
+
+def datasheets(file: Path = FILE) -> dict[str, Datasheet]:
+    """The machines of a table, by name; ValueError names the entry that is wrong."""
+    found = {}
+    for name, given in json.loads(file.read_text()).items():
+        try:
+            given["tile"], given["memory"] = tuple(given["tile"]), tuple(map(tuple, given["memory"]))
+            found[name] = Datasheet(name=name, **given | {"sparse": tuple(given["sparse"]) if given.get("sparse") else None})
+        except (TypeError, KeyError, AttributeError) as error: raise ValueError(f"{file}: {name}: {error}") from None
+    return found
+
+
+@cache
+def known() -> dict[str, Datasheet]:
+    """The machines that come along."""
+    return datasheets()
+
+
+def datasheet(name: str) -> Datasheet:
+    """A machine by name, in any case of letters; ValueError names those there are."""
+    for known_name, machine in known().items():
+        if known_name.lower() == name.lower(): return machine
+    raise ValueError(f"no data sheet of {name!r}; there are {', '.join(known())}")
+
+
+def number_type(form: str, activations: str) -> str:
+    """The number type that a format's product runs in; of what is no format, that of activations."""
+    own = FORMATS[form].unit if form else ""
+    return activations if own in ("", "float32") else own
+
+
+# ---- what a kernel does
+
+@lru_cache(1024)
+def work(kernel: str, tile: Tile, sparse: tuple[int, int] | None) -> Work:
+    """Operations on the matrix unit in whole tiles, on the vector unit, activations moved, stored bytes."""
+    declared = price(kernel)
+    found = product(FORMATS[declared.product], tile, sparse) if declared.product else declared.work(tile)
+    return Work(*map(sympy.sympify, found))
+
+
+def whole(rows: Any, inputs: Any, outputs: Any, tile: Tile) -> sympy.Expr:
+    """rows inputs outputs, each rounded up to whole tiles."""
+    return sympy.Mul(*(up(size, side) for size, side in zip((rows, inputs, outputs), tile, strict=True)))
+
+
+def product(form: type[Format], tile: Tile, sparse: tuple[int, int] | None) -> Work:
+    """A format's product: numbers with an index of their own go to the vector unit, unless it can skip by such a pattern."""
+    arrays = [array for array in form.fields.values() if array.number.name.startswith("f")]
+    rounded = form.flops.subs({size: up(size, side) for size, side in zip((T, n, p), tile, strict=True)})
+    scattered = sympy.expand(form.flops).coeff(nnz) * nnz
+    if scattered != 0: matrix, vector = sympy.expand(rounded).subs(nnz, 0), scattered
+    elif indexed(form, arrays):
+        skips = skipped(form, sparse)
+        matrix, vector = skips * rounded, (1 - skips) * form.flops
+    elif sympy.expand(2 * T * sympy.Add(*(array.count for array in arrays)) - form.flops) != 0:
+        matrix, vector = rounded, sympy.Integer(0)
+    else:
+        tiles = (2 * sympy.Mul(*array.shape[:-2]) * whole(T, array.shape[-2], array.shape[-1], tile) for array in arrays)
+        matrix, vector = sympy.Add(*tiles), sympy.Integer(0)
+    return Work(matrix, vector, T * (n + p), form.bytes)
+
+
+def skipped(form: type[Format], sparse: tuple[int, int] | None) -> sympy.Expr:
+    """1 for the N:M patterns that the matrix unit skips by, else 0."""
+    pattern = form.named.get("n"), form.named.get("m")
+    if sparse is None or None in pattern: return sympy.Integer(0)
+    return sympy.Piecewise((1, sympy.And(*map(sympy.Eq, pattern, sparse))), (0, True))
+
+
+def indexed(form: type[Format], arrays: list[Any]) -> bool:
+    """Whether every number has an index of its own."""
+    indices = [array.count for array in form.fields.values() if array not in arrays]
+    return any(sympy.expand(count - array.count) == 0 for count in indices for array in arrays)
+
+
+@lru_cache(1024)
+def compiled(kernel: str, tile: Tile, sparse: tuple[int, int] | None) -> tuple[tuple[str, ...], Callable[..., Any]]:
+    """The names of the sizes of a kernel's work, and a function of them."""
+    expressions = tuple(work(kernel, tile, sparse))
+    symbols = sorted({symbol for each in expressions for symbol in each.free_symbols}, key=str)
+    return tuple(map(str, symbols)), sympy.lambdify(symbols, expressions, "math")
+
+
+def evaluate(kernel: str, tile: Tile, sparse: tuple[int, int] | None, sizes: Mapping[str, float]) -> tuple[float, ...]:
+    """A kernel's work at these sizes; ValueError names a size that is missing."""
+    names, function = compiled(kernel, tile, sparse)
+    if missing := [name for name in names if name not in sizes]:
+        raise ValueError(f"the price of {kernel} needs {', '.join(missing)}; given were {', '.join(sizes)}")
+    return tuple(map(float, function(*(sizes[name] for name in names))))

@@ -1,0 +1,74 @@
+"""Where a call lies among others: its rows, sizes and bytes."""
+from collections.abc import Iterable, Mapping
+from functools import cache
+from math import ceil, log2
+from typing import Any
+
+import sympy
+
+from formats import FORMATS
+from formats.core import sizes
+from formats.machine.host import caches
+from formats.machine.prices import price
+
+PANEL = 64                                                  # columns
+T, n, p = sizes.T.expression, sizes.n.expression, sizes.p.expression
+
+
+@cache
+def readings(name: str) -> tuple[tuple[str, ...], Any, tuple[str, ...]]:
+    """Of a format: the names of its sizes, (bytes, flops a row) as a function of them, and the sizes of its structure
+    (tile, group, rank), which are not counts."""
+    form = FORMATS[name]
+    found = {symbol for array in form.fields.values() for axis in array.shape for symbol in axis.free_symbols}
+    symbols = sorted(found | {n, p} | (form.flops.free_symbols - {T}) | form.bytes.free_symbols, key=str)
+    structure = tuple(str(symbol) for symbol in symbols if symbol.is_positive and symbol not in (n, p))
+    function = sympy.lambdify(symbols, (form.bytes, sympy.cancel(form.flops / T)), "math")
+    return tuple(map(str, symbols)), function, structure
+
+
+def stored(name: str, sizes: Mapping[str, float]) -> tuple[float, float]:
+    """Bytes of W in a format, and numbers that a row of x is multiplied with, at least 1 of each."""
+    names, function, _ = readings(name)
+    size, flops = function(*(sizes[each] for each in names))
+    return max(float(size), 1.0), max(float(flops) / 2, 1.0)
+
+
+def place(kernel: str, sizes: Mapping[str, float]) -> list[float]:
+    """Where a call lies among others: octaves of its rows and sizes; of a product, of its bytes a number of W, too."""
+    if not (name := price(kernel).product): return [log2(max(sizes[each], 1e-9)) for each in others(kernel)]
+    share = stored(name, sizes)[0] / (sizes["n"] * sizes["p"])
+    return [log2(sizes["T"]), float(sizes["T"] == 1), log2(sizes["n"]), log2(sizes["p"]), log2(max(share, 1e-3)),
+            *(log2(max(sizes[each], 1)) for each in readings(name)[2])]
+
+
+@cache
+def others(kernel: str) -> tuple[str, ...]:
+    from formats.machine.model import compiled
+    return compiled(kernel)[0]
+
+
+def even(sizes: Mapping[str, float], workers: int) -> dict[str, float]:
+    """Of a product that all workers share, the sizes of the part that the busiest has, times the workers: columns are handed out by
+    panels, which do not always come out even."""
+    step = PANEL * workers
+    return dict(sizes) | ({"p": step * ceil(sizes["p"] / step)} if "n" in sizes and "h" not in sizes else {})
+
+
+def beyond(kernel: str, sizes: Mapping[str, float]) -> float:
+    """Bytes of a product's weight that the second cache does not keep from call to call: nearly none of a small weight, nearly
+    all of a large one."""
+    size = stored(price(kernel).product, sizes)[0]
+    return size * size / (size + second_cache())
+
+
+@cache
+def second_cache() -> int:
+    """Bytes of one core's second cache, or of the only one."""
+    return caches()[:2][-1]
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """The value that so large a share of all does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

@@ -1,0 +1,271 @@
+"""A machine prices kernels: seconds are a nonnegative combination of features, each an expression in named sizes (the
+closed form), times a factor for what that leaves out (formats/machine/predictor.py). A short calibration (formats/machine/calibration.py)
+fits both; a file of JSON keeps them."""
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from importlib.metadata import version
+from math import exp, isfinite
+from pathlib import Path
+from typing import Any, Self
+
+import sympy
+
+from formats.core.errors import InputError
+from formats.disk.cache import keep, location, recall, say
+from formats.disk.files import parse_json, shown
+from formats.machine.features import beyond
+from formats.machine.host import Host, caches, cpuinfo
+from formats.machine.predictor import Correction
+from formats.machine.prices import OPTIONAL, PRICES, price, untimed
+from formats.machine.quiet import probe
+from formats.machine.switches import switched_off
+
+VERSION = 10                                                # of the features: other files are calibrated anew
+KEPT = "the calibration"
+WAYS = "apart", "together"                                  # inside a run: each worker at a group of its own, or all at one
+MOST, LEAST = 20, 1e-3                                      # of a correction: no logarithm is larger, no deviation smaller
+SAID = 1000                                                 # characters of what was seen, fewer
+UNKNOWN = 0.3                                               # half the width of an interval that nobody measured
+
+
+def features(kernel: str) -> tuple[sympy.Expr, ...]:
+    """The features of a kernel, 1 for the call among them; KeyError names the kernels there are."""
+    found = price(kernel)
+    given = found.features() if callable(found.features) else found.features
+    return tuple(map(sympy.sympify, given if found.rides else (*given, 1)))
+
+
+@cache
+def compiled(kernel: str) -> tuple[tuple[str, ...], Callable[..., tuple[float, ...]]]:
+    """The names of the sizes that a kernel's features need, and a function of them."""
+    symbols = sorted({symbol for feature in features(kernel) for symbol in feature.free_symbols}, key=str)
+    return tuple(map(str, symbols)), sympy.lambdify(symbols, features(kernel), "math")
+
+
+def evaluate(kernel: str, sizes: Mapping[str, float]) -> tuple[float, ...]:
+    """The features of a kernel at these sizes; ValueError names a size that is missing."""
+    names, function = compiled(kernel)
+    if missing := [name for name in names if name not in sizes]:
+        raise ValueError(f"the price of {kernel} needs {', '.join(missing)}; given were {', '.join(sizes)}")
+    return tuple(map(float, function(*(sizes[name] for name in names))))
+
+
+class NotThisMachine(ValueError):
+    """A file that does not hold the prices of this machine: names the file, and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Coefficients of kernels, in seconds, and what corrects them. Products with one row have coefficients of their own, as
+    they take other ways, and `far` has the seconds of a byte of a weight beyond the second cache, with one row and with more.
+    `interval`: of each kernel, half the width, as a logarithm, of an interval that should hold 80 % of calls. `start`: seconds of a
+    run beside its kernels, `cold` those that a kernel takes more where others ran before it."""
+
+    coefficients: dict[str, list[float]]
+    interval: dict[str, float] = field(default_factory=dict)
+    corrections: dict[str, Correction] = field(default_factory=dict)
+    one_row: dict[str, list[float]] = field(default_factory=dict)
+    far: dict[str, list[float]] = field(default_factory=dict)
+    start: float = 0.0
+    cold: float = 0.0
+
+    def also(self, other: "Rates") -> Self:
+        """With the rates of kernels that others have."""
+        return replace(self, **{name: getattr(self, name) | getattr(other, name) for name in TABLES})
+
+    def seconds(self, kernel: str, **sizes: float) -> float:
+        """Predicted seconds of one call."""
+        plain = self.closed(kernel, **sizes)
+        if kernel not in self.corrections: return plain
+        return plain * exp(min(max(self.corrections[kernel](kernel, sizes), -MOST), MOST))
+
+    def closed(self, kernel: str, **sizes: float) -> float:
+        """The closed form alone."""
+        one = sizes.get("T") == 1
+        near = (self.one_row if one and kernel in self.one_row else self.coefficients)[kernel]
+        far = self.far[kernel][0 if one else 1] * beyond(kernel, sizes) if kernel in self.far else 0.0
+        return sum(a * b for a, b in zip(near, evaluate(kernel, sizes), strict=True)) + far
+
+    def between(self, kernel: str, **sizes: float) -> tuple[float, float]:
+        """Seconds that a call takes in 80 % of cases: a lower and an upper bound around `seconds`."""
+        known = self.corrections.get(kernel)
+        wide = self.interval.get(kernel, UNKNOWN) if known is None else known.deviation(kernel, sizes)
+        middle = self.seconds(kernel, **sizes)
+        return middle * exp(-wide), middle * exp(wide)
+
+    def expression(self, kernel: str) -> sympy.Expr:
+        """The closed form as an expression in the sizes, for more rows than one and weights in the cache."""
+        terms = zip(self.coefficients[kernel], features(kernel), strict=True)
+        return sympy.Add(*(sympy.Float(a, 4) * feature for a, feature in terms))
+
+    @property
+    def wrong(self) -> list[str]:
+        """What these are no rates of: names of kernels."""
+        found = [kernel for kernel, each in self.coefficients.items() if not prices(each, len(features(kernel)))]
+        found += [kernel for kernel, each in self.corrections.items() if not corrects(kernel, each)]
+        found += [kernel for kernel, each in self.one_row.items() if not prices([*each, 1e-12], len(features(kernel)) + 1)]
+        found += [kernel for kernel, each in self.far.items() if not prices([*each, 1e-12], 3)]
+        found += [kernel for kernel, each in self.interval.items() if not (number(each) and 0 <= each < MOST)]
+        return found + [name for name in ("start", "cold") if not (number(value := getattr(self, name)) and 0 <= value < 1)]
+
+
+TABLES = "coefficients", "interval", "corrections", "one_row", "far"      # fields of rates, by kernel
+
+
+def read_rates(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of rates from JSON, without kernels that nobody declared here."""
+    others = given["coefficients"].keys() - (PRICES | OPTIONAL).keys()
+    known = {name: {kernel: each for kernel, each in given[name].items() if kernel not in others} for name in TABLES}
+    return dict(given) | known | {"corrections": {kernel: Correction(**each) for kernel, each in known["corrections"].items()}}
+
+
+@dataclass(frozen=True)
+class Machine(Rates):
+    """The rates of calls from Python, on all threads, of weights that lie where the call before left them. `ways` are those of kernels
+    inside a run (WAYS). `busy`: what was seen of others while it was measured (formats/machine/quiet.py), nothing on a quiet machine."""
+
+    name: str = ""
+    threads: int = 1
+    versions: dict[str, str] = field(default_factory=dict)
+    features: int = VERSION
+    ways: dict[str, Rates] = field(default_factory=dict)
+    busy: str = ""
+
+    def save(self, file: Path) -> bool:
+        """Kept whole or not at all; whether it could be, which is said where it could not."""
+        return keep(file, json.dumps(asdict(self), indent=1).encode(), KEPT)
+
+    @classmethod
+    def load(cls, file: Path, wanted: Collection[str] | None = None) -> "Machine":
+        """With rates of these kernels at least, by default of all that are never measured alone. Raises NotThisMachine where the file is
+        not what `save` writes here: another machine, version, damage, or others could have written it."""
+        if wanted is None: wanted = [name for name, each in PRICES.items() if each.cases is untimed]
+        try:
+            read = read_rates(parse_json(recall(file), shown(file)))
+            read["ways"] = {way: Rates(**read_rates(each)) for way, each in read["ways"].items()}
+            found = cls(**read)
+            wrong = [kernel for kernel in wanted if kernel not in found.coefficients]
+            wrong += [kernel for each in (found, *found.ways.values()) for kernel in each.wrong]
+            wrong += [way for way in found.ways if way not in WAYS]
+            if not (isinstance(found.busy, str) and len(found.busy) < SAID and found.busy.isprintable()): wrong.append("a busy machine")
+            here = found.identity == identity() and found.features == VERSION
+        except InputError as error: raise NotThisMachine(str(error)) from None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise NotThisMachine(f"{shown(file)}: {type(error).__name__}: {error}") from None
+        if wrong: raise NotThisMachine(f"{file}: no prices of {', '.join(wrong)}")
+        if not here: raise NotThisMachine(f"{file}: of another machine or other versions")
+        return found
+
+    @property
+    def unpriced(self) -> list[str]:
+        """The kernels that have cases of their own and no rate here."""
+        return [name for name, each in PRICES.items() if each.cases is not untimed and name not in self.coefficients]
+
+    def joined(self, other: "Machine") -> "Machine":
+        """With the rates of kernels that another calibration of this machine has."""
+        ways = {way: rates.also(other.ways[way]) if way in other.ways else rates for way, rates in self.ways.items()}
+        return replace(self.also(other), ways=ways, busy=self.busy or other.busy)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What the prices belong to."""
+        return self.threads, tuple(sorted(self.versions.items()))
+
+
+def number(value: Any) -> bool:
+    """Whether this is a finite number, and not a text that says one."""
+    return type(value) in (int, float) and isfinite(value)
+
+
+def prices(coefficients: Any, count: int) -> bool:
+    """Whether these are so many coefficients, finite and not negative, and not all zero."""
+    return len(coefficients) == count and all(number(a) and 0 <= a < 1 for a in coefficients) and any(coefficients)
+
+
+def corrects(kernel: str, correction: Correction) -> bool:
+    """Whether this is a correction of the kernel: finite numbers, a length for every axis, something left at every place."""
+    scale, places, left = correction.scale, correction.places, correction.left
+    numbers = [correction.noise, correction.spread, correction.amplitude, correction.alone, *left]
+    right = kernel in PRICES | OPTIONAL and all(number(each) and abs(each) < MOST for each in numbers)
+    return (right and all(map(number, scale)) and min(correction.noise, correction.spread, *scale, 1.0) >= LEAST
+            and len(places) == len(left) and all(len(place) == len(scale) and all(map(number, place)) for place in places))
+
+
+def cpu() -> str:
+    """The processor's own name."""
+    return cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def identity() -> tuple[Any, ...]:
+    """What a calibration belongs to: the threads, what the processor can do and what of it is switched off, its caches and cores (its
+    name says none of these), the versions that make code, the kernels."""
+    from formats.kernels import digest
+    from formats.machine.threads import threads
+    host = Host.here()
+    versions = {name: version(name) for name in ("numba", "llvmlite", "numpy")} | {
+        "kernels": digest(), "flags": digested(" ".join(sorted(host.flags)) or cpu()),
+        "caches": " ".join(map(str, caches())), "cores": str(host.cores)}
+    if names := switched_off(): versions["off"] = ",".join(names)
+    return threads(), tuple(sorted(versions.items()))
+
+
+def here() -> dict[str, Any]:
+    """The fields of a machine that say which it is: this one."""
+    own, versions = identity()
+    return {"name": cpu(), "threads": own, "versions": dict(versions)}
+
+
+def digested(text: str) -> str: return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def machine_file() -> Path:
+    """Where this machine's model is kept."""
+    return location() / "machines" / f"{digested(repr(identity()))}.json"
+
+
+def current(file: Path) -> bool:
+    """Whether a file in the directory of calibrations is of this processor and these versions, for any number of threads."""
+    _, versions = identity()
+    try: kept = parse_json(recall(file.with_name(f"{file.name.split('.')[0]}.json")), shown(file))
+    except InputError: return False
+    return isinstance(kept, dict) and kept.get("versions") == dict(versions)
+
+
+def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
+    """This machine's model: read from the cache, else calibrated (18 seconds at most) and kept there. What cannot be read, belongs to
+    another machine, or could be somebody else's, is measured again, and that is said; so is what cannot be kept. What was measured
+    while the machine was busy is measured again as soon as it is quiet; until then it is used, and that is said. Kernels that were declared
+    since are measured alone, and kept beside it."""
+    from formats.machine.calibration import calibrate, calibrate_more
+    machine = kept_or(machine_file(), None, calibrate, progress)
+    if missing := machine.unpriced:
+        beside = machine_file().with_suffix(f".{digested(' '.join(missing))}.json")
+        machine = machine.joined(kept_or(beside, missing, partial(calibrate_more, missing), progress))
+    return machine
+
+
+def kept_or(file: Path, wanted: Collection[str] | None, measure: Callable[..., Machine], progress: Callable[..., None]) -> Machine:
+    """What is kept in a file, or else measured and kept there."""
+    if os.path.lexists(file):
+        try: machine = Machine.load(file, wanted)
+        except NotThisMachine as error: say(f"measured again: {error}")
+        else:
+            if not machine.busy: return machine
+            if probe():
+                say(marked(machine))
+                return machine
+            say(f"measured again: {marked(machine)}")
+    machine = measure(progress=progress)
+    machine.save(file)
+    if machine.busy: say(marked(machine))
+    return machine
+
+
+def marked(machine: Machine) -> str:
+    """What is said of a calibration that was taken on a busy machine."""
+    return f"the calibration was taken while busy: {machine.busy}: predicted times are too long, and less certain"

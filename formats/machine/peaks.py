@@ -1,0 +1,176 @@
+"""What this machine does at most, measured: arithmetic by number type, bandwidth by level of memory, what a call costs."""
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from formats import FORMATS
+from formats.core.arrays import room
+from formats.disk.cache import keep
+from formats.machine.host import caches, uncached
+from formats.machine.threads import limit, threads
+
+SIDE, ROWS = 512, 256                                        # of the products that find these rates: a millisecond or less
+SECONDS = 0.02                                               # of one measurement
+Progress = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Something a second, on one thread and on all."""
+    one: float
+    all: float
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """`rates`: operations a second by number type, "vector" float32 in registers. `bandwidth`: (level, bytes read in
+    turn, bytes a second). `overheads`: seconds."""
+    name: str
+    threads: int
+    rates: dict[str, Rate]
+    bandwidth: list[tuple[str, int, Rate]]
+    overheads: dict[str, float]
+
+    def save(self, file: Path) -> bool:
+        """As JSON, kept whole or not at all; whether it could be, which is said where it could not."""
+        return keep(file, json.dumps(asdict(self), indent=1).encode(), "peaks")
+
+    def rows(self) -> Iterator[tuple[str, str, str, str]]:
+        """What, unit, on one thread, on all: the rows of a table."""
+        for kind, rate in self.rates.items(): yield kind, "Gop/s", f"{rate.one / 1e9:.0f}", f"{rate.all / 1e9:.0f}"
+        for level, size, rate in self.bandwidth:
+            yield f"{level} ({sized(size)})", "GB/s", f"{rate.one / 1e9:.0f}", f"{rate.all / 1e9:.0f}"
+        for what, seconds in self.overheads.items(): yield what, "µs", f"{1e6 * seconds:.1f}", ""
+
+
+def measure(progress: Progress = lambda *_: None) -> Peaks:
+    """All of them, in ten seconds or so; progress(done, of)."""
+    from formats.machine.model import cpu
+    present = {kind: [name for name, form in FORMATS.items() if form.unit == kind] for kind in units()}
+    kinds, levels = [*present], [*memory_levels()]
+    steps = len(kinds) + len(levels) + 2
+    def told(done: int, value: Any) -> Any:
+        progress(done, steps)
+        return value
+    rates = {"vector": told(1, vector_rate())}
+    rates |= {kind: told(2 + i, product_rate(present[kind])) for i, kind in enumerate(kinds)}
+    reads = [told(2 + len(kinds) + i, (level, size, bandwidth(size))) for i, (level, size) in enumerate(levels)]
+    return Peaks(cpu(), threads(), rates, reads, told(steps, overheads()))
+
+
+def units() -> list[str]:
+    """The number types that some format's product computes in; of formats that share one the fastest counts."""
+    return [*dict.fromkeys(form.unit for form in FORMATS.values() if form.unit)]
+
+
+def best(call: Callable[[], Any], seconds: float = SECONDS) -> float:
+    """The least seconds of a call within some time: peaks are what is possible."""
+    call()
+    taken: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(taken) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def together(calls: Sequence[Callable[[], Any]]) -> float:
+    """The least seconds in which all calls are done, each on a thread of its own."""
+    with ThreadPoolExecutor(len(calls)) as pool: return best(lambda: list(pool.map(lambda call: call(), calls)))
+
+
+def vector_rate() -> Rate:
+    """float32 operations a second where no memory is touched: a multiplication and an addition are two."""
+    from formats.kernels.engine.rates import CHAINS, multiply_adds
+    count = 1 << 19
+    ends = [room((CHAINS,), np.dtype(np.float32)) for _ in range(threads())]
+    calls: list[Callable[[], Any]] = [partial(multiply_adds.call, count, end.ctypes.data) for end in ends]
+    work = 2 * CHAINS * count
+    return Rate(work / best(calls[0]), len(calls) * work / together(calls))
+
+
+def product_rate(names: list[str]) -> Rate:
+    """Operations a second of the fastest of these formats, in a product whose weight fits the caches."""
+    rng = np.random.default_rng(0)
+    x, out = (room((ROWS, SIDE), np.dtype(np.float32)) for _ in range(2))
+    x[...], W = rng.standard_normal(x.shape), rng.standard_normal((SIDE, SIDE), np.float32) / 32
+    calls = [partial(FORMATS[name].approximate(W).matmul, x, out=out) for name in names]
+    work = 2 * ROWS * SIDE * SIDE
+    with limit(1): one = work / min(map(best, calls))
+    return Rate(one, work / min(map(best, calls)))
+
+
+def memory_levels() -> Iterator[tuple[str, int]]:
+    """(level, bytes to read) for every cache of data, half of it, and memory, if there is room for so much."""
+    sizes = caches()
+    for level, size in enumerate(sizes, 1): yield f"L{level}", size // 2
+    yield "memory", min(uncached(), max(sizes[-1], free_memory() // 4))
+
+
+def free_memory() -> int:
+    """Bytes that are free, as far as the system says."""
+    try: return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError): return 4 << 30
+
+
+def bandwidth(size: int) -> Rate:
+    """Bytes a second that are read in turn from so many; on all threads each reads a part of its own."""
+    one = filled(size)
+    taken = best(partial(read, *one)), best(partial(read, *one))
+    workers = threads()
+    parts = [filled(size // workers) for _ in range(workers)] if workers > 1 else [one]
+    work = [partial(read, *part) for part in parts]
+    return Rate(traffic(one[0]) / min(taken), sum(traffic(part) for part, _ in parts) / together(work))
+
+
+def filled(size: int) -> tuple[Any, Any]:
+    """An array of so many bytes that is really there, and room for a sum."""
+    from formats.kernels.engine.rates import CHAINS
+    array = room((max(size // (4 * CHAINS), 1), CHAINS), np.dtype(np.float32))
+    array[...] = 1
+    return array, room((CHAINS,), array.dtype)
+
+
+def read(array: Any, end: Any) -> None:
+    """Reads the array once; a small one again and again, so that the call itself counts for nothing."""
+    from formats.kernels.engine.rates import read_all
+    read_all.call(array.ctypes.data, len(array), traffic(array) // array.nbytes, end.ctypes.data)
+
+
+def traffic(array: Any) -> int:
+    """Bytes that `read` reads."""
+    size = int(array.nbytes)
+    return size * max(1, (1 << 26) // size)
+
+
+def overheads() -> dict[str, float]:
+    """Seconds that a product of almost nothing takes on one thread, and what waking the others adds."""
+    x, out = (room((64, 16), np.dtype(np.float32)) for _ in range(2))
+    x[...] = 1
+    weight = FORMATS["dense"].pack(np.ones((16, 16), np.float32))
+    def taken(rows: int) -> float:
+        runs = []
+        for _ in range(2000):
+            start = time.perf_counter()
+            weight.matmul(x[:rows], out=out[:rows])
+            runs.append(time.perf_counter() - start)
+        return median(runs)
+    with limit(1): alone = taken(1), taken(64)
+    return {"call": alone[0], "launch": max(0.0, taken(64) - alone[1])}
+
+
+def sized(size: int) -> str:
+    """Bytes in the largest binary unit that keeps them above one."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << shift: return f"{size / (1 << shift):.3g} {unit}"
+    return f"{size} B"

@@ -1,0 +1,92 @@
+"""What a machine's closed form leaves out, as a factor: kriging, that is regression by a Gaussian process (Rasmussen and Williams
+2006, chapter 2), from what its calibration measured near by, its settings chosen by leaving one out (eqs. 5.10 to 5.12)."""
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.machine.features import place, quantile
+from formats.machine.prices import price
+
+ROWS, SIDES, NOISE = (0.7, 1.5, 3.0), (1.0, 2.5, 6.0), (0.02, 0.05, 0.12)
+LEAST = 0.02                                                 # nothing is predicted nearer than this
+SHARE = 0.9                                                  # of cases left out, for an interval of 80 %: others lie farther off
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Of one kernel on one machine: what its closed form leaves out at the places that were measured.
+
+    `scale` are the lengths, along each axis of a place, over which calls are alike; `noise` and `amplitude` are of logarithms
+    of seconds; `spread` widens the deviation until the interval holds 90 % of cases that were left out, and `alone` is how far
+    off these were at most."""
+    scale: list[float] = field(default_factory=list)
+    noise: float = 0.05
+    amplitude: float = 0.0
+    spread: float = 1.3
+    alone: float = 0.3
+    places: list[list[float]] = field(default_factory=list)
+    left: list[float] = field(default_factory=list)
+
+    def __call__(self, kernel: str, sizes: Mapping[str, float]) -> float:
+        """The logarithm of the factor."""
+        return float(self.alike(place(kernel, sizes)) @ self.solved[1]) if self.places else 0.0
+
+    def deviation(self, kernel: str, sizes: Mapping[str, float]) -> float:
+        """Half the width of the interval, as a logarithm: wide where nothing near was measured."""
+        if not self.places: return max(self.spread * self.noise, LEAST)
+        near = self.alike(place(kernel, sizes))
+        known = min(float(near @ self.solved[0] @ near), self.amplitude ** 2)
+        return max(self.spread * float(np.sqrt(self.amplitude ** 2 + self.noise ** 2 - known)), LEAST)
+
+    @cached_property
+    def anchors(self) -> Floats: return np.array(self.places) / self.scale
+
+    def alike(self, where: Sequence[float]) -> Floats:
+        away = self.anchors - np.array(where) / self.scale
+        return np.asarray(self.amplitude ** 2 * np.exp(-0.5 * (away * away).sum(1)))
+
+    @cached_property
+    def solved(self) -> tuple[Floats, Floats]:
+        """The inverse of the covariance of what was measured, and that times what was left."""
+        away = self.anchors[:, None] - self.anchors[None]
+        covariance = self.amplitude ** 2 * np.exp(-0.5 * (away * away).sum(2))
+        inverse = np.linalg.inv(covariance + self.noise ** 2 * np.eye(len(covariance)))
+        return inverse, inverse @ np.array(self.left)
+
+
+def fitted(kernel: str, calls: Sequence[Mapping[str, float]], residuals: Sequence[float]) -> Correction:
+    """The correction that predicts best what is left out, one call at a time: residuals are logarithms of measured over
+    closed form."""
+    places, left = np.array([place(kernel, sizes) for sizes in calls]), np.array(residuals)
+    squared, amplitude = np.square(places[:, None] - places[None]), float(np.sqrt(np.mean(np.square(left)))) + 1e-6
+    best: tuple[float, Correction] | None = None
+    for rows, sides, share in product(ROWS, SIDES, NOISE):
+        scale = axes(kernel, places.shape[1], rows, sides)
+        covariance = amplitude ** 2 * np.exp(-0.5 * (squared / np.square(scale)).sum(2))
+        score, off, error = left_out(covariance, share, left)
+        if best is None or score < best[0]:
+            spread, alone = (quantile(abs(each), SHARE) for each in (off, error))
+            best = score, Correction(scale, share, amplitude, float(np.clip(spread, 0.8, 4.0)), float(alone),
+                                     places.round(4).tolist(), left.round(5).tolist())
+    assert best is not None
+    return best[1]
+
+
+def axes(kernel: str, width: int, rows: float, sides: float) -> list[float]:
+    """Lengths: a product of one row is unlike one of two; a number's bytes count double."""
+    if not price(kernel).product: return [sides] * width
+    return [rows, 0.5, sides, sides, sides / 2, *[sides] * (width - 5)]
+
+
+def left_out(covariance: Floats, noise: float, y: Floats) -> tuple[float, Floats, Floats]:
+    """How surprising each of y is to all others (mean negative logarithm of its likelihood), how many deviations it is off,
+    and how far."""
+    inverse = np.linalg.inv(covariance + noise ** 2 * np.eye(len(y)))
+    deviation = 1 / np.sqrt(np.diag(inverse))
+    off = (inverse @ y) * deviation
+    return float(np.mean(np.log(deviation) + 0.5 * np.minimum(np.square(off), 16))), off, off * deviation

@@ -1,0 +1,98 @@
+"""What machines price: one declaration a name, from which fits, the calibration's cases, data sheets and tables are read. Products and
+what rides along with them stand here; kernels of programs enter theirs (opmatrix/runtime/kernel.py)."""
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from formats import FORMATS
+from formats.core.epilogue import ROWS, STAGES, VECTORS, Epilogue, Stage
+from formats.core.sizes import T, ceiling, p, size
+
+if TYPE_CHECKING:
+    from formats.machine.calibration import Grid, Numbers
+
+S2, h, d = map(size, ("S2", "h", "d"))                      # scores of one head; heads, and columns of one
+Timed = tuple[dict[str, float], Callable[[], Any]]          # the sizes of a call, and the call
+Tile = tuple[int, int, int]                                 # rows, inputs, outputs of a matrix unit
+NARROW = ".narrow"                                          # behind a product that rounds what it multiplies: no more exact than it
+
+
+class Work(NamedTuple):
+    """Operations of the matrix unit, in whole tiles, and of the vector unit; numbers of activations moved; bytes of weights."""
+    matrix: Any = 0
+    vector: Any = 0
+    moved: Any = 0
+    stored: Any = 0
+
+
+def untimed(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+    """Of what is timed in another way."""
+    return iter(())
+
+
+@dataclass(frozen=True)
+class Price:
+    """`features`: what the seconds of a call grow with, expressions in named sizes, or a function that gives them. Each gets a coefficient
+    by calibration, and so does the call itself, unless it `rides` along with another. `work` is that of one call on a matrix unit of
+    these tiles; `cases` are the calls that a calibration times; `recorded`: they may be recorded, as they are inside a run. `product`:
+    the format that it multiplies by, whose prices of one row and of weights beyond the caches are apart."""
+    features: Any
+    work: Callable[[Tile], Work] = lambda tile: Work()
+    cases: Callable[["Grid", "Numbers"], Iterator[Timed]] = untimed
+    rides: bool = False
+    recorded: bool = True
+    product: str = ""
+
+
+def staged(stage: Stage, x: np.ndarray) -> Epilogue:
+    """An epilogue of this stage alone, for rows like these."""
+    row = np.ones(x.shape[1], np.float32)
+    given: dict[str, Any] = {"activation": "gelu", "eps": 1e-6} | dict.fromkeys(VECTORS, row) | dict.fromkeys(ROWS, x)
+    return Epilogue(**{field: given[field] for field in stage.fields})
+
+
+def alone(stage: Stage, grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+    """A stage as a pass of its own; its epilogue is made anew for each call, as steps do."""
+    from formats import kernels
+    def call(x: np.ndarray, out: np.ndarray) -> Any: return kernels.pointwise(x, out, staged(stage, x))
+    for sizes, x, out in grid.passes(numbers): yield sizes, partial(call, x, out)
+
+
+EPILOGUE = {stage.price: stage for stage in STAGES}         # by price; of two stages of one price the later is timed
+
+
+def riding(stage: Stage) -> Price:
+    """A stage behind a product."""
+    return Price((T * p,), lambda tile: Work(vector=stage.operations * T * p, moved=stage.reads * T * p), rides=True)
+
+
+def passing(stage: Stage) -> Price:
+    """A stage as a pass of its own."""
+    return Price((T * p,), lambda tile: Work(vector=stage.operations * T * p, moved=(2 + stage.reads) * T * p), partial(alone, stage))
+
+
+def product(name: str) -> Price:
+    """x @ W in a format: what it declares."""
+    return Price(lambda: FORMATS[name].work, product=name)
+
+
+PRICES: dict[str, Price] = {
+    **{f"linear.{name}": product(name) for name in FORMATS},
+    **{f"{name}{behind}": riding(stage) for behind in ("", NARROW) for name, stage in EPILOGUE.items()},
+    **{f"pointwise.{name}": passing(stage) for name, stage in EPILOGUE.items()}}
+OPTIONAL = {"linear.blas": product("dense")}                # timed only where asked for: numpy's product
+
+
+def price(kernel: str) -> Price:
+    """The declaration of a price; KeyError names those there are."""
+    found = PRICES.get(kernel) or OPTIONAL.get(kernel)
+    if found is None: raise KeyError(f"no kernel {kernel!r} has a price; there are {', '.join(PRICES)}")
+    return found
+
+
+def up(number: Any, side: int) -> Any:
+    """A size rounded up to whole tiles."""
+    return side * ceiling(number / side)

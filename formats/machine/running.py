@@ -1,0 +1,90 @@
+"""What kernels take inside a run: launches recorded one after another and replayed with a clock, as programs are
+(formats/kernels/engine/replay.py), so nothing of Python is in their times. Their order is drawn, so a weight comes from memory,
+as it does in a program that others ran since, and what a kernel reads was written by another one, on whichever core."""
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.arrays import Floats, room
+from formats.machine.features import quantile
+from formats.machine.threads import threads
+
+CHUNK = 128                                                 # cases of a script: an interrupt waits for its end
+ROUNDS = 16                                                 # at most; three at least
+EIGHTH = 1 / 8                                              # of a few rounds, the least
+Case = tuple[str, dict[str, float], Callable[[], Any]]
+Measured = list[tuple[str, dict[str, float], float]]
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.int64]
+
+
+class Inside:
+    """Cases recorded for one way of running them: `apart`, where every worker does all of them, or together. They read and write
+    `memory`, which each worker has a copy of."""
+
+    def __init__(self, cases: Sequence[Case], memory: Bytes, apart: bool) -> None:
+        from formats.kernels.engine.replay import Recording
+        self.workers, self.apart = threads(), apart
+        recording, ends = Recording(memory, 1 if apart else self.workers), [0]
+
+        def walk() -> None:
+            for _, _, call in cases:
+                call()
+                recording.step()
+                ends.append(len(recording.stages))
+        recording.keep(walk)
+        self.ends, self.given = np.array(ends), memory.view(np.int64)
+        self.script = recording.script()
+
+    def run(self, fill: bool = True) -> tuple[Words, float]:
+        """Nanoseconds of each case, once: the mean of the workers; and of all that is not a case. Unless `fill`, what is read lies in the
+        workers' memory from the run before."""
+        from formats.kernels.engine.launch import ARENA, ROOM, address
+        from formats.kernels.engine.pool import POOL
+        from formats.kernels.engine.replay import GROUP, REPLAY, clock, conduct, replay
+        groups, stages, script = self.workers if self.apart else 1, int(self.ends[-1]), self.script
+        given = address(self.given), fill * len(self.given)
+        table = np.array([(address(script.record), *given, script.home, 0)] * groups, GROUP)
+        stamps = np.zeros((groups, stages + 1, 2), np.int64)
+        begun = time.perf_counter_ns()
+        with POOL.lock:
+            reserved = *ARENA.reserve(script.size, groups), *ROOM.reserve(script.scratch, self.workers)
+            arguments = np.array([(address(table), *reserved, clock(), address(stamps), stages + 1)], REPLAY)
+            if self.apart: POOL.run(replay.address, address(arguments), groups, self.workers)
+            else: conduct.call(POOL.state, address(arguments), POOL.ready(self.workers))
+        whole = time.perf_counter_ns() - begun
+        since: Words = (stamps[..., 0] - stamps[0, 0, 0]) * 10**9 + stamps[..., 1]
+        return np.diff(since[:, self.ends]).mean(0), whole - float(since[:, -1].max() - since[:, 0].min())
+
+
+def inside(cases: Sequence[Case], memory: Bytes, apart: bool, seconds: float, progress: Callable[..., None] = lambda *_: None
+           ) -> tuple[Measured, float]:
+    """The lower eighth of all rounds of each case, of which there are three at least: what else the machine does only ever adds; and
+    of what a run takes beside its kernels: until they begin, and the first of them more than it takes later, as all caches have
+    forgotten what it needs. `seconds`: after these no more rounds are begun."""
+    order = np.random.default_rng(1).permutation(len(cases))
+    parts = [order[at:at + CHUNK] for at in range(0, len(order), CHUNK)]
+    scripts = [Inside([cases[0], cases[0], *(cases[i] for i in part)], memory, apart) for part in parts]
+    taken: list[list[float]] = [[] for _ in cases]
+    starts: list[float] = []
+    end = time.perf_counter() + seconds
+    for done in range(-1, ROUNDS):                          # the round before the first is not counted
+        if done >= 3 and time.perf_counter() > end: break
+        for part, script in zip(parts, scripts, strict=True):
+            (first, again, *every), beside = script.run(fill=done < 0)
+            if done < 0: continue
+            starts.append(1e-9 * float(beside + first - again))
+            for i, each in zip(part, every, strict=True): taken[i].append(1e-9 * float(each))
+        progress(done + 2, ROUNDS + 1)
+    return ([(kernel, sizes, quantile(each, EIGHTH)) for (kernel, sizes, _), each in zip(cases, taken, strict=True)],
+            quantile(starts, EIGHTH))
+
+
+def shared(numbers: int) -> tuple[Bytes, Floats, Floats]:
+    """Memory of so many float32 to read and as many to write: all of it, as bytes, then the two."""
+    memory = room((8 * numbers,), np.dtype(np.uint8))
+    both = memory.view(np.float32)
+    return memory, both[:numbers], both[numbers:]

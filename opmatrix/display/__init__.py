@@ -1,0 +1,1 @@
+"""Terms as Python, LaTeX and HTML; drawings."""

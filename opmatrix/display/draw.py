@@ -1,0 +1,183 @@
+"""Drawings: spectra as lines of text, spectra and fronts as figures. matplotlib is imported only by the figures."""
+import math
+import re
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from formats.core.errors import InputError
+from formats.disk.files import replacing, writable
+from opmatrix.display.tables import table
+from opmatrix.spectra import Spectrum
+
+PICTURES = ".png", ".svg", ".pdf"
+BARS = "▁▂▃▄▅▆▇█"
+STYLE = {"font.size": 9, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False,
+         "axes.grid": True, "grid.color": "0.92", "axes.axisbelow": True, "legend.frameon": False}
+
+
+def place(name: str) -> tuple[int | None, str]:
+    """A weight's layer and kind, read off its name: "encoder.layer.3.output.dense.weight" is 3, "output.dense"."""
+    found = re.search(r"(?:^|\.)(\d+)\.", name)
+    kind = name[found.end():] if found else name
+    return (int(found[1]) if found else None), re.sub(r"\.weight$", "", kind)
+
+
+def sparkline(values: Sequence[float], width: int = 16, decades: float = 3) -> str:
+    """Falling values as bars on a logarithmic scale, from the first one down by so many decades."""
+    at = np.linspace(0, len(values) - 1, min(width, len(values))).round().astype(int)
+    size = np.maximum(np.asarray(values, float)[at] / max(values[0], np.finfo(float).tiny), 10.0 ** -decades)
+    return "".join(BARS[round((1 + math.log10(value) / decades) * (len(BARS) - 1))] for value in size)
+
+
+COLUMNS = {                                                 # of the table of spectra, and what each says
+    "layer": "", "matrix": "", "shape": "", "σ₁": "the largest singular value", "stable": "stable rank, ‖W‖² / σ₁²",
+    "effective": "effective rank, exp of the entropy of σ / Σσ", "tail 10 %": "the rank that leaves 10 % of the energy Σσ²",
+    "tail 1 %": "... 1 %", "knee": "the rank where the energy that is left bends most",
+    "exponent": "of the density of σ² as a power law, ± a standard error", "σ": "the singular values, over three decades"}
+
+
+def spectrum_text(spectra: Sequence[Spectrum]) -> str:
+    """A table with one matrix a line, for any terminal that shows unicode, and what its columns say."""
+    rows = []
+    for each in spectra:
+        layer, kind = place(each.name)
+        rows.append(["-" if layer is None else str(layer), kind, f"{each.shape[0]}×{each.shape[1]}", f"{each.values[0]:.3g}",
+                     f"{each.stable_rank:.1f}", f"{each.effective_rank:.0f}", str(each.rank_at(0.1)), str(each.rank_at(0.01)),
+                     str(each.knee), str(each.power_law) if isfinite(each.power_law.exponent) else "too few",
+                     sparkline(each.values.tolist())])
+    said = [f"{name}: {what}" for name, what in COLUMNS.items() if what]
+    return "\n".join([table(rows, [*COLUMNS], left=(1, len(COLUMNS) - 1)), "", *said])
+
+
+def plotting() -> Any:
+    """matplotlib, drawing to files; an InputError that says how to get it."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("drawing needs matplotlib, which is not installed: pip install matplotlib, or, in a checkout, "
+                         "pip install '.[plot]'") from None
+    return rc_context, Figure
+
+
+def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
+    """Singular values, a panel for each kind of weight or activation and a line for each layer, to a file (png, svg,
+    pdf). Marked are the knee and the rank that leaves 1 % of the energy; what lies more than 2.5 decades under the
+    largest value is cut off. Raises InputError where there is nothing to draw."""
+    if not spectra: raise InputError("spectrum_figure: no spectra given")
+    rc_context, Figure = plotting()
+    panels: dict[tuple[str, str], list[Spectrum]] = {}
+    for each in spectra: panels.setdefault((each.kind, place(each.name)[1]), []).append(each)
+    layers = sorted({place(each.name)[0] or 0 for each in spectra})
+    across = min(len(panels), 4)
+    down = -(-len(panels) // across)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(max(2.9 * across, 5), 2.5 * down + 0.75), layout="constrained")
+        axes = figure.subplots(down, across, squeeze=False).ravel()
+        for axis, ((kind, title), members) in zip(axes, panels.items(), strict=False):
+            for each in members: trace(axis, each, shade(layers.index(place(each.name)[0] or 0), len(layers)))
+            top = max(each.values[0] for each in members)
+            axis.set(yscale="log", title=title, xlabel="index")
+            axis.set_ylim(max(axis.get_ylim()[0], top * 10 ** -2.5), top * 1.5)
+            axis.xaxis.get_major_locator().set_params(integer=True)
+            axis.set_ylabel("singular value" if kind == "weight" else "standard deviation")
+        for axis in axes[len(panels):]: axis.remove()
+        legend(figure, layers)
+        return drawn(figure, Path(path))
+
+
+def drawable(path: Path) -> None:
+    """Raises InputError for a file that no picture could be written to, and where nothing draws."""
+    writable(path)
+    if path.suffix not in PICTURES: raise InputError(f"{path}: a picture's name ends in one of {', '.join(PICTURES)}")
+    plotting()
+
+
+def drawn(figure: Any, path: Path) -> Path:
+    """The file of a figure, whole or not at all."""
+    drawable(path)
+    with replacing(path) as out: figure.savefig(out, dpi=150, format=path.suffix[1:])
+    return path
+
+
+def shade(index: int, count: int) -> Any:
+    """A colour of the viridis map, which stays in order for every kind of eye; its pale end is left out."""
+    from matplotlib import colormaps
+    return colormaps["viridis"](0.92 * index / max(count - 1, 1))
+
+
+def trace(axis: Any, spectrum: Spectrum, colour: Any) -> None:
+    """One line of singular values above rounding, with its marks."""
+    shown = spectrum.values > spectrum.precision * spectrum.values[0]
+    axis.plot(1 + np.flatnonzero(shown), spectrum.values[shown], color=colour, linewidth=1.3)
+    for rank, style in ((spectrum.knee, "o"), (spectrum.rank_at(0.01), "|")):
+        if 0 < rank <= shown.sum():
+            axis.plot(rank, spectrum.values[rank - 1], style, color=colour, markersize=5 if style == "o" else 9,
+                      markeredgewidth=1.3, markerfacecolor="white", zorder=3)
+
+
+def legend(figure: Any, layers: Sequence[int]) -> None:
+    """The one legend, under all panels: at most eight layers by name, and the two marks."""
+    from matplotlib.lines import Line2D
+    named = range(len(layers)) if len(layers) <= 8 else np.linspace(0, len(layers) - 1, 8).round().astype(int)
+    handles = [Line2D([], [], color=shade(i, len(layers)), label=f"layer {layers[i]}") for i in named]
+    if len(layers) == 1: handles = []
+    for style, size, label in (("o", 5, "knee"), ("|", 9, "1 % of the energy left")):
+        handles.append(Line2D([], [], linestyle="", marker=style, markersize=size, markeredgewidth=1.3, color="0.3",
+                              markerfacecolor="white", label=label))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5))
+
+
+def front_figure(points: Sequence[Mapping[str, Any]], path: str | Path, chosen: int | None = None,
+                 baseline: Mapping[str, Any] | None = None) -> Path:
+    """Time against memory of the programs of a front, coloured by their error, to a file. A point is a mapping as in
+    the JSON of `optimize`: measured_s, measured_bytes, measured_error (predicted_* where those are absent or None)."""
+    if not points: raise InputError("front_figure: the front has no points")
+    x, y, error = (np.array([read(point, key) for point in points]) for key in ("s", "bytes", "error"))
+    rc_context, Figure = plotting()
+    from matplotlib.colors import LogNorm
+    exact = error < 1e-5
+    with rc_context(STYLE):
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axis = figure.subplots()
+        axis.margins(0.12)
+        if exact.any(): axis.plot(1e3 * x[exact], y[exact] / 1e6, "s", color="0.35", markersize=7, label="exact")
+        if not exact.all():
+            low, high = error[~exact].min() / 1.2, error[~exact].max() * 1.2
+            dots = axis.scatter(1e3 * x[~exact], y[~exact] / 1e6, c=error[~exact], norm=LogNorm(low, high),
+                                cmap="cividis", s=52, zorder=3, edgecolors="0.2", linewidths=0.6, label="approximate")
+            bar = figure.colorbar(dots, label="relative error of the output", format=percent, ticks=decades(low, high))
+            bar.minorticks_off()
+        if chosen is not None:
+            axis.plot(1e3 * x[chosen], y[chosen] / 1e6, "o", color="#d55e00", markersize=16, markerfacecolor="none",
+                      markeredgewidth=1.8, label="chosen")
+        if baseline is not None:
+            axis.plot(1e3 * read(baseline, "s"), read(baseline, "bytes") / 1e6, "D", color="0.35", markersize=7,
+                      markerfacecolor="white", label="imported")
+        axis.set(xlabel="time, ms", ylabel="memory, MB")
+        figure.legend(loc="outside upper center", ncols=4)
+        return drawn(figure, Path(path))
+
+
+def read(point: Mapping[str, Any], key: str) -> float:
+    """A measured number of a point, else the predicted one; an InputError naming both where there is neither."""
+    for name in (f"measured_{key}", f"predicted_{key}"):
+        if (value := point.get(name)) is not None: return float(value)
+    raise InputError(f"front_figure: a point has neither measured_{key} nor predicted_{key}")
+
+
+def decades(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times the powers of ten between two numbers, or the two where none lies between."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = [times * 10.0 ** power for power in powers for times in (1, 2, 5)]
+    inside = [step for step in steps if low <= step <= high]
+    return inside if len(inside) >= 2 else [low, high]
+
+
+def percent(value: float, position: int | None = None) -> str:
+    """0.02 as 2 %."""
+    return f"{100 * value:.2g} %"

@@ -1,0 +1,60 @@
+"""An operator as a small table, for notebooks: its entries where it is a matrix, its blocks, or its factors and their
+shapes."""
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from opmatrix.display.show import parts, text
+from opmatrix.oracles import dense, factors
+from opmatrix.shapes import Shape, brief
+from opmatrix.term import Operator
+
+LIMIT = 8                                                   # rows and columns of entries that are shown
+
+
+def html(term: Operator) -> str:
+    """The table, under the operator's text and shapes."""
+    head = f"<code>{escape(brief(text(term), 300))}</code><br><small>{term.into} → {term.out}{facts(term)}</small>"
+    return f"{head}{table(rows(term))}"
+
+def facts(term: Operator) -> str:
+    """The properties worth knowing."""
+    shown = [name for name in ("linear", "entrywise", "row_wise", "constant") if getattr(term, name)]
+    return "".join(f", {name.replace('_', '-')}" for name in shown)
+
+def rows(term: Operator) -> list[list[str]]:
+    """The cells: entries, blocks or factors."""
+    n, single = term.into.cols, term(Shape(1, cols=term.into.cols)).heads == 1
+    if term.linear and single and isinstance(n, int):
+        matrix = dense(term, np.eye(min(n, LIMIT), n))
+        return grid(n, term.out.cols, lambda i, j: number(matrix[i, j]))
+    if term.kind.matrix and single: return grid(n, term.out.cols, lambda i, j: word(term, i, j))
+    if term.diagonal and single: return grid(n, n, lambda i, j: escape(text(term)) if i == j else "")
+    if term.kind.name == "row": return [[escape(brief(text(part), 60)) for part in parts(term)]]
+    found, shape = [["operator", "gives"]], Shape(term.into.heads, cols=n)
+    for factor in factors(term):
+        shape = factor(shape)
+        found.append([escape(brief(text(factor), 120)), str(shape)])
+    return found
+
+def grid(n: Any, p: Any, cell: Any) -> list[list[str]]:
+    """As many entries as are shown; dots for the rest, or where nobody knows how many there are."""
+    down, right = (min(k, LIMIT) if isinstance(k, int) else 3 for k in (n, p))
+    found = [[cell(i, j) for j in range(right)] + ["…"] * (p != right) for i in range(down)]
+    return found + [["⋮"] * len(found[0])] * (n != down)
+
+def word(term: Operator, i: int, j: int) -> str:
+    """An entry of a matrix kind in a word: a number, a function, or nothing."""
+    entry = term.kind.body(i, j, *term.args)
+    if callable(entry): return number(entry(0.0)) if term.constant else escape(text(term))
+    return "" if entry is None else number(entry)
+
+def number(value: Any) -> str: return f"{float(value):.3g}"
+
+def table(cells: list[list[str]]) -> str:
+    """Rows of cells as HTML."""
+    lines = ("".join(f"<td>{cell}</td>" for cell in line) for line in cells)
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"

@@ -1,0 +1,224 @@
+"""Pretrained weights: a directory with config.json and safetensors, whole or in shards, or a GGUF file; read when asked."""
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from os.path import isdir, isfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from formats.core.errors import InputError
+from formats.disk.files import read_json, read_text
+from opmatrix.data import Data
+from opmatrix.files.declared import declared, embeds
+from opmatrix.files.tensors import Tensor, header
+from opmatrix.pipelines.pooling import LAST, Pooling
+from opmatrix.pipelines.text import Tokenizer
+
+if TYPE_CHECKING:
+    from opmatrix.models.config import Layout
+    from opmatrix.term import Operator
+
+WEIGHTS, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+SPEAKS = "ForCausalLM", "LMHeadModel"                       # how the architectures of language models end
+
+
+class Config(dict[str, Any]):
+    """config.json, or what another file says in its place. Asking for what it lacks is an InputError that names the key."""
+
+    def __init__(self, path: Path, said: dict[str, Any] | None = None):
+        super().__init__(json_object(path) if said is None else said)
+        self.path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise InputError(f"{self.path}: {key!r} is missing: take the config.json that belongs to the weights")
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Errors of a family, which knows the config but not its file, name the file."""
+        try: yield
+        except InputError as error:
+            raise InputError(re.sub("^config:", lambda _: f"{self.path}:", str(error))) from error
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's directory, or its GGUF file, opened: its config read and its tensors listed, none of them loaded yet. `keys` are those
+    of a GGUF file, which has its tokenizer there."""
+    name: str
+    directory: Path
+    config: Config
+    tensors: dict[str, Tensor]
+    keys: dict[str, Any] | None = None
+
+    @classmethod
+    def open(cls, directory: str | Path, name: str | None = None) -> "Checkpoint":
+        """Raises InputError where the directory, its config.json or its weights are missing or damaged, where no model
+        family is known by the config's `model_type`, or where the config says what the family does not allow."""
+        from opmatrix.models import check
+        directory = Path(directory)
+        if isfile(directory): return cls.of_gguf(directory, name)
+        if not (directory / "config.json").exists() and len(files := sorted(directory.glob("*.gguf"))) == 1:
+            return cls.of_gguf(files[0], name)
+        if not isdir(directory):                            # a name that cannot be is none
+            raise InputError(f"{directory}: no such directory: give one that holds config.json and {WEIGHTS}")
+        config = Config(directory / "config.json")
+        with config.named(): check(config)
+        return cls(name or directory.resolve().name, directory, config, listing(directory))
+
+    @classmethod
+    def of_gguf(cls, file: Path, name: str | None = None) -> "Checkpoint":
+        """Raises as `open`."""
+        from opmatrix.files import gguf
+        from opmatrix.models import layout, said
+        found = gguf.read(file)
+        config = Config(file, gguf.config(found, file))
+        with config.named(): names, sizes = layout(config), said(config)
+        heads = sizes["num_attention_heads"]
+        pairs = {"attn_q": heads, "attn_k": sizes["num_key_value_heads"] or heads}
+        return cls(name or file.stem, file, config, gguf.named(found, names.gguf, names.permuted, pairs), found.said)
+
+    def find(self, name: str) -> Tensor:
+        """The tensor of that name, with or without the family's prefix; InputError where there is none."""
+        for prefix in ("", self.layout.prefix):
+            for new, old in (("", ""), *self.layout.spellings):
+                spelt = prefix + (name.removesuffix(new) + old if name.endswith(new) else name)
+                if spelt in self.tensors: return self.tensors[spelt]
+        raise InputError(f"{self.directory}: tensor {name!r} is missing from the weights: check {self.config.path}, or "
+                         "get the weights again")
+
+    def at(self, name: str, *shape: int) -> Data:
+        """The tensor in float32, as an attribute for terms. Raises InputError where it is missing, where its shape is
+        not the one that the config leads to, or where an entry is not finite."""
+        tensor = self.find(name)
+        if shape and tensor.shape != shape:
+            differ = {size for size, own in zip(shape, tensor.shape, strict=False) if size != own} or set(shape)
+            keys = [key for key, size in self.config.items() if type(size) is int and size in differ] or ["its sizes"]
+            raise InputError(f"{tensor.file}: tensor {tensor.name!r} is {sized(tensor.shape)}, but {self.config.path} "
+                             f"leads to {sized(shape)}: check {', '.join(keys)}")
+        return Data(tensor.read(), name)
+
+    @cached_property
+    def layout(self) -> "Layout":
+        """What its family's files are called."""
+        from opmatrix.models import layout
+        return layout(self.config)
+
+    @cached_property
+    def said(self) -> dict[str, Any]:
+        """What its config says, by the names that all families share."""
+        from opmatrix.models import said
+        with self.config.named(): return said(self.config)
+
+    @property
+    def positions(self) -> int:
+        """How many tokens a text may have."""
+        return self.layout.positions(self.said)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it is a language model, whose rows score the vocabulary: its architecture says so, and no file says how its
+        rows become embeddings."""
+        names = self.config.get("architectures") or []
+        return bool(self.layout.table) and str(names[:1]).strip("[]'").endswith(SPEAKS) and not embeds(self.directory)
+
+    def operator(self, pooled: bool = False) -> "Operator":
+        """The whole model as an operator, from tokens to features, or to scores of the vocabulary where it `speaks`; with its
+        pooling where that is asked for. Raises InputError as `at` does, where the config's sizes do not fit one another, and
+        where the weights hold a tensor of the model's own parts that it does not use."""
+        from opmatrix.models import build, head
+        from opmatrix.shapes import ShapeError
+        used: set[Tensor] = set()
+
+        def at(name: str, *shape: int) -> Data:
+            used.add(self.find(name))
+            return self.at(name, *shape)
+
+        with self.config.named():
+            try:
+                model = build(self.config, at)
+                if pooled: model = model @ self.pooling().operator()
+                if self.speaks: model = model @ head(self.config, at)
+            except ShapeError as error: raise InputError(f"config: its sizes do not fit: {error}") from error
+        self.complete(used)
+        return model
+
+    def complete(self, found: set[Tensor]) -> None:
+        """Raises InputError where a tensor is left over that stands beside a used one: a layer that the config leaves
+        out, or a part that the family does not know. Heads on top stand apart, and are left alone."""
+        def part(name: str) -> str: return name.removeprefix(self.layout.prefix).split(".")[0]
+        used = {name for name, tensor in self.tensors.items() if tensor in found}
+        parts, kinds = {part(name) for name in used}, {numberless(name) for name in used}
+        for name, tensor in self.tensors.items():
+            if name in used or part(name) not in parts or name.endswith(self.layout.buffers): continue
+            if numberless(name) in kinds:
+                raise InputError(f"{self.directory}: the weights hold {name!r}, which {self.config.path} leaves out: "
+                                 "check its number of layers")
+            raise InputError(f"{tensor.file}: tensor {name!r} is no part of a plain {self.config['model_type']}, which "
+                             "would be computed without it: convert the model, or take the tensor out")
+
+    @property
+    def vocabulary(self) -> Path:
+        """The file that holds the tokenizer."""
+        return self.directory / "tokenizer.json" if self.keys is None else self.directory
+
+    def tokenizer_text(self) -> str | None:
+        """The text of its tokenizer.json, or of one that says what a GGUF file says; None where there is none."""
+        if self.keys is None: return read_text(self.vocabulary) if self.vocabulary.exists() else None
+        from opmatrix.files.merges import tokenizer
+        return tokenizer(self.keys, self.said["vocab_size"], self.vocabulary)
+
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer, limited to the positions that the model has; `pooling` says where texts are cut."""
+        if (text := self.tokenizer_text()) is None: return Tokenizer.from_file(self.vocabulary)         # which is not there
+        return Tokenizer.from_text(text, str(self.vocabulary), self.positions, self.pooling())
+
+    def pooling(self) -> Pooling:
+        """What makes one row of a text: that of its last token in a language model, else see opmatrix.files.declared."""
+        return LAST if self.speaks else declared(self.directory, self.said["hidden_size"], self.positions)
+
+
+def open_model(model: str | Path) -> Checkpoint:
+    """A model by its name (`minilm`, fetched at first use) or by its directory (write ./minilm for one called so)."""
+    from opmatrix.files.fetch import MODELS, fetch
+    if not isinstance(model, str | Path): raise TypeError(f"a model is a name or a directory, not {model!r:.60}")
+    if model in MODELS: return Checkpoint.open(fetch(MODELS[str(model)]), str(model))
+    if not isdir(model) and not (isfile(model) and str(model).endswith(".gguf")):
+        raise InputError(f"{model}: neither a model that opmatrix fetches ({', '.join(MODELS)}) nor a directory with "
+                         f"config.json and {WEIGHTS} nor a .gguf file; what the hub calls so, transformers brings into a directory: "
+                         f"AutoModel.from_pretrained(NAME).save_pretrained(DIR), and so AutoTokenizer")
+    return Checkpoint.open(model)
+
+
+def listing(directory: Path) -> dict[str, Tensor]:
+    """Every tensor of the directory by name, from one file or from the shards that an index names."""
+    if (whole := directory / WEIGHTS).exists(): return header(whole)
+    if not (index := directory / INDEX).exists():
+        if (pickled := directory / PICKLED).exists():
+            raise InputError(f"{pickled}: reading it would run code from it: convert it to {WEIGHTS}, by transformers' "
+                             f"AutoModel.from_pretrained({str(directory)!r}).save_pretrained({str(directory)!r})")
+        raise InputError(f"{directory}: neither {WEIGHTS} nor {INDEX}: save the model as safetensors into it")
+    shard_of = json_object(index).get("weight_map")
+    if not (isinstance(shard_of, dict) and all(isinstance(s, str) and s == Path(s).name for s in shard_of.values())):
+        raise InputError(f"{index}: weight_map must name a file of this directory for every tensor")
+    found: dict[str, Tensor] = {}
+    for shard in sorted(set(shard_of.values())):
+        try: found |= header(directory / shard)
+        except InputError as error: raise InputError(f"{error}; {index} names this shard") from error
+    if lost := [name for name in shard_of if name not in found or found[name].file.name != shard_of[name]]:
+        raise InputError(f"{directory / shard_of[lost[0]]}: tensor {lost[0]!r} is missing, {index} puts it there")
+    return found
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """A file that holds one JSON object, or an InputError that names it."""
+    try: found = read_json(path)
+    except InputError as error: raise InputError(f"{error}: a model needs it") from error
+    if not isinstance(found, dict): raise InputError(f"{path}: {type(found).__name__}, not a JSON object: mend it")
+    return found
+
+
+def numberless(name: str) -> str: return re.sub(r"\d+", "#", name)
+
+def sized(shape: tuple[int, ...]) -> str: return " × ".join(map(str, shape)) or "a single number"

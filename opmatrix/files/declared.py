@@ -1,0 +1,135 @@
+"""The files that sentence-transformers lays beside a checkpoint: what they say about texts and rows becomes a Pooling,
+and what they say beyond that is refused. No class that a file names is imported."""
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from formats.core.errors import InputError
+from formats.disk.files import read_json
+from opmatrix.pipelines.pooling import Pooling, count, expect, modes, truth, words
+
+MODULES = "modules.json"
+KNOWN = "Transformer", "Pooling", "Normalize"               # what it may name, in this order; the last may be absent
+FLAGS = {                                                   # older names of modes, in the order of their results
+    "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken"}
+WIDTHS = "embedding_dimension", "word_embedding_dimension"
+TRANSFORMER = [f"sentence_{kind}_config.json" for kind in
+               ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")]
+USUAL = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings",
+         "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}}
+ELSEWHERE = "unpad_inputs", "query_length", "document_length"           # they change no embedding of a plain text
+
+
+def embeds(directory: Path) -> bool:
+    """Whether files beside a checkpoint say how rows become embeddings."""
+    return (directory / MODULES).exists()
+
+
+def declared(directory: Path, width: int, positions: int) -> Pooling:
+    """What the files beside a checkpoint say, whose rows are so wide, and which has so many positions; where there is no
+    modules.json, the mean of length one. Raises InputError that names the file, and what of it is not supported."""
+    if not embeds(directory): return Pooling()
+    folders = modules(directory)
+    prompt, (longest, lower) = prompted(directory / "config_sentence_transformers.json"), transformer(directory)
+    which = pooled(folders["Pooling"] / "config.json", width, prompt)
+    if normal := folders.get("Normalize"): normalised(normal / "config.json")
+    return Pooling(which, normal is not None, positions if longest is None else min(longest, positions), prompt, lower)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The object of a JSON file, and how an entry of it is called."""
+    file: Path
+    said: dict[str, Any]
+
+    def at(self, key: str) -> str: return f"{self.file}: {key}"
+
+    def only(self, known: Collection[str], empty: bool = False) -> None:
+        """Raises InputError for an entry that is not known; where `empty` says so, for one that holds something."""
+        for key, value in self.said.items():
+            if key not in known and not (empty and value in (None, False, [], {}, "")):
+                raise InputError(f"{self.at(key)} is {value!r:.60}: it is not supported")
+
+    def usual(self, key: str, wanted: Any) -> None:
+        """Raises InputError for an entry that is there with another value."""
+        found = self.said.get(key, wanted)
+        expect(found == wanted, self.at(key), found, f"{wanted!r}: nothing else is supported")
+
+
+def entries(file: Path, absent: bool = False) -> Entries:
+    """The entries of a JSON file, none where it may be absent and is."""
+    if absent and not file.exists(): return Entries(file, {})
+    found = read_json(file, integer=int)                    # "no limit" is written as 10^30
+    expect(isinstance(found, dict), str(file), found, "a JSON object")
+    return Entries(file, found)
+
+
+def modules(directory: Path) -> dict[str, Path]:
+    """The folder of each module that modules.json names."""
+    file, found = directory / MODULES, dict[str, Path]()
+    listed = read_json(file)
+    whole = isinstance(listed, list) and all(isinstance(each, dict) for each in listed)
+    expect(whole, str(file), listed, "a list of modules")
+    for module in listed:
+        kind, path = module.get("type"), module.get("path")
+        name = str(kind).rpartition(".")[2]
+        if not str(kind).startswith("sentence_transformers.") or name not in KNOWN:
+            raise InputError(f"{file}: a module of type {kind!r:.80} is not supported: only {', '.join(KNOWN)} are")
+        beside = isinstance(path, str) and re.fullmatch(r"[\w-]{0,100}", path) is not None
+        expect(beside, f"{file}: path", path, "a folder beside it")
+        if KNOWN.index(name) != len(found):
+            raise InputError(f"{file}: {name} is out of place: supported is {', '.join(KNOWN)}")
+        found[name] = directory / path
+    if "Pooling" not in found: raise InputError(f"{file}: it names no Pooling, so how rows become one is not said")
+    if found["Transformer"] != directory:
+        raise InputError(f"{file}: its Transformer lies in {found['Transformer']}: move its files beside {MODULES}")
+    return found
+
+
+def pooled(file: Path, width: int, prompt: str) -> tuple[str, ...]:
+    """The modes that the config of a Pooling names."""
+    found = entries(file)
+    found.only({*FLAGS, *WIDTHS, "pooling_mode", "include_prompt"})
+    for key in WIDTHS:
+        if (said := found.said.get(key, width)) != width:
+            raise InputError(f"{found.at(key)} is {said!r}, but the model has rows of {width}: take one model's files")
+    if not truth(found.said.get("include_prompt", True), found.at("include_prompt")) and prompt:
+        raise InputError(f"{found.at('include_prompt')} is false, but the prompt {prompt!r:.60} is always pooled here")
+    flags = [mode for key, mode in FLAGS.items() if truth(found.said.get(key, False), found.at(key))]
+    return modes(found.said.get("pooling_mode", flags or "mean"), found.at("pooling_mode"))
+
+
+def normalised(file: Path) -> None:
+    """Raises InputError where a Normalize is of something else than the embedding."""
+    found = entries(file, absent=True)
+    found.only({"module_input_name", "module_output_name"})
+    for key, value in found.said.items():
+        if value is not None: found.usual(key, "sentence_embedding")
+
+
+def prompted(file: Path) -> str:
+    """What stands before every text."""
+    found = entries(file, absent=True)
+    found.usual("model_type", "SentenceTransformer")
+    found.usual("truncate_dim", None)
+    prompts, name = found.said.get("prompts"), found.said.get("default_prompt_name")
+    if name is None: return ""
+    if not isinstance(prompts, dict): prompts = {}
+    expect(isinstance(name, str) and name in prompts, found.at("default_prompt_name"), name, "one of its prompts")
+    return words(prompts[name] or "", found.at(f"prompts: {name}"))
+
+
+def transformer(directory: Path) -> tuple[int | None, bool]:
+    """Tokens that a text is cut at, and whether it becomes lower case."""
+    files = [file for name in TRANSFORMER if (file := directory / name).exists()] or [directory / TRANSFORMER[0]]
+    found, tokens = entries(files[0], absent=True), entries(directory / "tokenizer_config.json", absent=True)
+    found.only({"max_seq_length", "do_lower_case", *USUAL, *ELSEWHERE}, empty=True)
+    for key, wanted in USUAL.items(): found.usual(key, wanted)
+    tokens.usual("truncation_side", "right")
+    longest = count(found.said.get("max_seq_length"), found.at("max_seq_length"))
+    if longest is None: longest = count(tokens.said.get("model_max_length"), tokens.at("model_max_length"))
+    return longest, truth(found.said.get("do_lower_case", False), found.at("do_lower_case"))

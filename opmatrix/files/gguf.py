@@ -1,0 +1,154 @@
+"""GGUF: a magic, counts, keys with their values, where each tensor lies, then the tensors, aligned."""
+import os
+import struct
+from collections.abc import Mapping
+from io import BufferedReader
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from formats.core.errors import InputError
+from formats.disk.files import open_regular
+from opmatrix.files.quantised import STORED
+from opmatrix.files.tensors import AXES, Tensor, plain
+
+MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
+HEADER, KEYS, STRING = 1 << 27, 1 << 12, 1 << 20            # bytes of a header; keys; bytes of a string
+SCALARS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}      # by the number of a type, as struct calls them
+TEXT, ARRAY = 8, 9
+NUMBERS = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K", 28: "F64", 30: "BF16"}
+CALLED = {                                                  # what configs call the keys of an architecture
+    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim", "context_length": "max_position_embeddings", "rope.freq_base": "rope_theta",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.sliding_window": "sliding_window"}
+SCALING = {"rope.scaling.type": "rope_type", "rope.scaling.factor": "factor",
+           "rope.scaling.original_context_length": "original_max_position_embeddings"}
+ELSEWHERE = "vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.finetuned"
+FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+class Header(NamedTuple):
+    """What a file says, by its own keys, and its tensors by their own names."""
+    said: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+class Cursor:
+    """Reads a header, never more bytes than a header may have or the file has left. Raises ValueError for more."""
+
+    def __init__(self, raw: BufferedReader, size: int):
+        self.raw, self.left, self.at = raw, min(size, HEADER), 0
+
+    def take(self, count: int) -> bytes:
+        if count > self.left: raise ValueError(f"it ends within what byte {self.at} says")
+        self.left, self.at, found = self.left - count, self.at + count, self.raw.read(count)
+        if len(found) != count: raise ValueError(f"it ends at byte {self.at}")
+        return found
+
+    def scalar(self, code: str) -> Any:
+        """A number; a float32 as the shortest decimal that is rounded to it."""
+        value, = struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))
+        return float(str(np.float32(value))) if code == "f" else value
+
+    def text(self) -> str:
+        length = self.scalar("Q")
+        if length > STRING: raise ValueError(f"a text of {length} bytes at byte {self.at}")
+        return self.take(length).decode()
+
+    def value(self) -> Any:
+        kind = self.scalar("I")
+        if kind == TEXT: return self.text()
+        if kind in SCALARS: return self.scalar(SCALARS[kind])
+        if kind != ARRAY: raise ValueError(f"a value of type {kind} at byte {self.at}")
+        kind, count = self.scalar("I"), self.scalar("Q")
+        if count > self.left: raise ValueError(f"{count} values at byte {self.at}")
+        if kind == TEXT: return [self.text() for _ in range(count)]
+        if kind not in SCALARS: raise ValueError(f"values of type {kind} at byte {self.at}")
+        code = SCALARS[kind]
+        return np.frombuffer(self.take(count * struct.calcsize(f"<{code}")), f"<{code}").tolist()
+
+
+def read(file: Path) -> Header:
+    """The header of a GGUF file. Raises InputError where it is none, or not whole."""
+    with open_regular(file) as raw:
+        size = os.fstat(raw.fileno()).st_size
+        try: return header(Cursor(raw, size), file, size)
+        except (ValueError, OSError, struct.error) as error:
+            raise InputError(f"{file}: {size} bytes that are no whole GGUF file ({error}): get it again") from error
+
+
+def header(cursor: Cursor, file: Path, size: int) -> Header:
+    if (magic := cursor.take(4)) != MAGIC: raise ValueError(f"it begins with {magic!r}")
+    if (version := cursor.scalar("I")) not in VERSIONS: raise ValueError(f"it is of version {version}, not 2 or 3")
+    tensors, keys = cursor.scalar("Q"), cursor.scalar("Q")
+    if keys > KEYS or tensors > KEYS * 16: raise ValueError(f"it has {keys} keys and {tensors} tensors")
+    said: dict[str, Any] = {}
+    for _ in range(keys):
+        if (name := cursor.text()) in said or not plain(name): raise ValueError(f"a key is called {name[:40]!r}")
+        said[name] = cursor.value()
+    found = [entry(cursor) for _ in range(tensors)]
+    side = said.get("general.alignment", ALIGNMENT)
+    if type(side) is not int or not 1 <= side <= 1 << 16 or side & side - 1: raise ValueError(f"its alignment is {side!r:.40}")
+    start = -(-cursor.at // side) * side
+    placed: dict[str, Tensor] = {}
+    for name, number, shape, at in found:
+        if name in placed: raise ValueError(f"it has two tensors {name!r}")
+        block = STORED[number]
+        if shape[-1] % block.numbers: raise ValueError(f"tensor {name!r} has rows of {shape[-1]}, blocks {block.numbers}")
+        if start + at + prod(shape) // block.numbers * block.block.itemsize > size: raise ValueError(f"it ends within tensor {name!r}")
+        placed[name] = Tensor(file, name, number, shape, start + at)
+    return Header(said, placed)
+
+
+def entry(cursor: Cursor) -> tuple[str, str, tuple[int, ...], int]:
+    """Name, number type, shape (rows first) and place of a tensor."""
+    name, axes = cursor.text(), cursor.scalar("I")
+    if not plain(name): raise ValueError(f"a tensor is called {name[:40]!r}")
+    if not 1 <= axes <= AXES: raise ValueError(f"tensor {name!r} has {axes} axes")
+    shape = tuple(cursor.scalar("Q") for _ in range(axes))[::-1]
+    number, at = cursor.scalar("I"), cursor.scalar("Q")
+    if number not in NUMBERS:
+        raise ValueError(f"tensor {name!r} has number type {number}; what is read: {', '.join(NUMBERS.values())}")
+    if 0 in shape or prod(shape) >= 1 << 40 or at >= 1 << 48: raise ValueError(f"tensor {name!r} is {shape} at byte {at}")
+    return name, NUMBERS[number], shape, at
+
+
+# ---- as configs and families say it
+
+def config(found: Header, file: Path) -> dict[str, Any]:
+    """The config of a header. Raises InputError for another architecture, and for a key that is not known: what it says would be
+    left out."""
+    said, kind = found.said, found.said.get("general.architecture")
+    if kind not in FAMILIES: raise InputError(f"{file}: general.architecture is {kind!r:.40}: it must be one of {', '.join(FAMILIES)}")
+    own = {name.removeprefix(f"{kind}."): value for name, value in said.items() if name.startswith(f"{kind}.")}
+    if unknown := own.keys() - CALLED.keys() - SCALING.keys() - {*ELSEWHERE}:
+        raise InputError(f"{file}: {kind}.{min(unknown)} is {own[min(unknown)]!r:.40}: the model would be computed without it")
+    made = {CALLED[name]: value for name, value in own.items() if name in CALLED}
+    scaling = {SCALING[name]: value for name, value in own.items() if name in SCALING}
+    if scaling.get("rope_type", "none") != "none": made["rope_scaling"] = scaling
+    heads, width = made.get("num_attention_heads"), made.get("hidden_size")
+    columns = made.get("head_dim") or (width // heads if type(heads) is type(width) is int and heads else None)
+    if columns and type(turning := own.get("rope.dimension_count")) is int: made["partial_rotary_factor"] = turning / columns
+    rows = found.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in found.tensors else own.get("vocab_size")
+    family = "mistral" if kind == "llama" and "sliding_window" in made else kind
+    return made | dict(model_type=family, architectures=[FAMILIES[kind]], vocab_size=rows,
+                       tie_word_embeddings="output.weight" not in found.tensors, attention_bias="blk.0.attn_q.bias" in found.tensors)
+
+
+def named(found: Header, called: Mapping[str, str], permuted: tuple[str, ...], heads: Mapping[str, int]) -> dict[str, Tensor]:
+    """The tensors by a family's names. Raises InputError for one that it does not know. The rows of queries and keys of a LLaMA lie
+    in pairs: `heads` says of how many heads."""
+    made = {}
+    for name, tensor in found.tensors.items():
+        stem, _, end = name.rpartition(".")
+        parts = stem.split(".")
+        layer = parts[1] if parts[0] == "blk" and len(parts) > 2 and parts[1].isdecimal() else ""
+        pattern = ".".join(["blk", "#", *parts[2:]]) if layer else stem
+        if pattern not in called or end not in ("weight", "bias"):
+            raise InputError(f"{tensor.file}: tensor {name!r} is none that the model would be computed with: take another file")
+        pairs = heads[parts[-1]] if parts[-1] in permuted else 0
+        made[f"{called[pattern].replace('#', layer)}.{end}"] = tensor._replace(pairs=pairs)
+    return made

@@ -1,0 +1,175 @@
+"""Arrays of a program in a safetensors file. They are mapped into memory, each beginning on a cache line: what nobody looks at
+is never loaded, and what is loaded is shared by all who run the program. What says where numbers lie is copied: it is checked
+once, and the file may change. Their hash is worked out meanwhile, through buffers."""
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from io import BufferedReader
+from math import prod
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats import FORMATS
+from formats.core.arrays import LINE, aligned, finite, room
+from formats.core.errors import InputError
+from formats.machine.threads import threads
+from opmatrix.files.tensors import Tensor
+
+NUMBERS = {name: np.dtype(number) for name, number in {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U8": "u1", "U16": "<u2",
+                                                       "U32": "<u4", "I32": "<i4", "I64": "<i8"}.items()}
+GAP = "padding"                                             # what names of arrays of zeros between the others begin with
+PIECE = 1 << 20                                             # bytes that are hashed at a time
+MOST = 4                                                    # threads that do so: more would wait for memory
+AGAIN = "copy the whole directory again, or make the program anew"
+
+
+def write_tensors(arrays: Mapping[str, NDArray[Any]], file: Path, gap: str = GAP) -> None:
+    """Safetensors whose arrays begin on cache lines. The format allows no holes, so what fills them are arrays, too."""
+    names, at = {number: name for name, number in NUMBERS.items()}, 0
+    while any(name.startswith(gap) for name in arrays): gap += "_"
+    entries: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if array.dtype not in names: raise InputError(f"array {name!r} is of {array.dtype}, which no program stores")
+        entries[name] = {"dtype": names[array.dtype], "shape": array.shape, "data_offsets": (at, at := at + array.nbytes)}
+        if left := -at % LINE:
+            entries[f"{gap}{len(entries)}"] = {"dtype": "U8", "shape": (left,), "data_offsets": (at, at := at + left)}
+    head = json.dumps(entries).encode()
+    head += b" " * (-(len(head) + 8) % LINE)
+    with file.open("wb") as out:
+        out.write(len(head).to_bytes(8, "little") + head)
+        for array in arrays.values(): out.writelines((np.ascontiguousarray(array).data, bytes(-array.nbytes % LINE)))
+
+
+class Part(NamedTuple):
+    """An array of a constant: its name in the file, its format and field (none of a plain array), where it lies."""
+    name: str
+    format: str
+    field: str
+    tensor: Tensor
+
+    @property
+    def indexes(self) -> bool: return bool(self.field) and self.field in FORMATS[self.format].indices()
+    @property
+    def number(self) -> np.dtype[Any]: return NUMBERS[self.tensor.number]
+    @property
+    def bytes(self) -> int: return prod(self.tensor.shape) * self.number.itemsize
+
+
+class Stored:
+    """An open file of arrays, to be read only: seen whole, and read piece by piece by several threads. What is seen is mapped,
+    or read where a copy is asked for, where it cannot be mapped, or where files that are mapped cannot be replaced."""
+
+    def __init__(self, raw: BufferedReader, copy: bool):
+        self.raw, self.lock = raw, Lock()
+        self.seen: mmap.mmap | NDArray[np.uint8] = (None if copy else mapped(raw)) or self.copied()
+
+    def copied(self) -> NDArray[np.uint8]:
+        """All of the file, in memory."""
+        whole = room((os.fstat(self.raw.fileno()).st_size,), np.dtype(np.uint8))
+        self.raw.seek(0)
+        if (count := self.raw.readinto(whole)) != len(whole):                   # type: ignore[arg-type]
+            raise InputError(f"{self.raw.name}: it ends at byte {count}: {AGAIN}")
+        whole.flags.writeable = False
+        return whole
+
+    def read(self, start: int, into: memoryview, name: str) -> None:
+        """Fill a buffer with the bytes from `start` on. InputError names the file and what is read where it ends before."""
+        if isinstance(self.seen, np.ndarray): into[:] = self.seen[start:start + len(into)].data
+        else:
+            with self.lock:
+                self.raw.seek(start)
+                count = self.raw.readinto(into)
+            if count != len(into): raise InputError(f"{self.raw.name}: it ends within {name!r}: {AGAIN}")
+
+    def padding(self, tensor: Tensor) -> bool:
+        """Whether an array fills a hole between others, with zeros."""
+        if not tensor.name.startswith(GAP) or tensor.number != "U8" or (size := prod(tensor.shape)) >= LINE: return False
+        self.read(tensor.start, memoryview(held := bytearray(size)), tensor.name)
+        return not any(held)
+
+    def array(self, part: Part) -> NDArray[Any]:
+        """An array that is only read and begins on a cache line, so that a format keeps it without a copy: as it lies in the
+        file, or a copy where it says where numbers lie."""
+        shape, start = part.tensor.shape, part.tensor.start
+        if part.indexes:
+            kept = room(shape, part.number)
+            self.read(start, kept.reshape(-1).view(np.uint8).data, part.name)
+        elif not (size := prod(shape)): kept = np.empty(shape, part.number)
+        else:
+            kept = np.frombuffer(self.seen, part.number, size, start).reshape(shape)
+            kept = aligned(kept, part.number, part.name)
+        kept.flags.writeable = False
+        return kept
+
+
+def mapped(raw: BufferedReader) -> mmap.mmap | None:
+    """The bytes of an open file, mapped where that can be."""
+    with suppress(OSError, ValueError): return None if os.name == "nt" else mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
+    return None
+
+
+def summed(said: str, arrays: Iterable[tuple[str, str, tuple[int, ...], Iterable[bytes]]]) -> str:
+    """The hash of a program: sha256 of what JSON says of it and, of each array, its name, number type, shape and the sha256 of
+    each of its pieces, so that these can be worked out side by side."""
+    total = hashlib.sha256(said.encode())
+    for name, number, shape, pieces in arrays:
+        total.update(f"{name} {number} {shape}".encode())
+        for each in pieces: total.update(each)
+    return total.hexdigest()[:32]
+
+
+def pieces(array: NDArray[Any]) -> Iterator[bytes]:
+    """The sha256 of each piece of an array."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for at in range(0, len(flat), PIECE): yield hashlib.sha256(flat[at:at + PIECE].data).digest()
+
+
+class Digest:
+    """`Program.hash` of what files say, worked out beside other work, through buffers. Leaving it waits for it; InputError
+    names a number that is not finite."""
+
+    def __init__(self, parts: Mapping[str, list[Part]], stored: Mapping[Path, Stored]):
+        self.stored = stored
+        self.parts = [(name, part) for name, several in sorted(parts.items()) for part in several]
+        self.sums: list[list[bytes]] = [[b""] * -(-part.bytes // PIECE) for _, part in self.parts]
+        self.left = iter([(i, at) for i, sums in enumerate(self.sums) for at in range(len(sums))])
+        self.wrong: InputError | None = None
+        self.threads = [Thread(target=self.work) for _ in range(min(threads(), MOST))]
+
+    def __enter__(self) -> "Digest":
+        for thread in self.threads: thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for thread in self.threads: thread.join()
+        if self.wrong and raised == (None, None, None): raise self.wrong
+
+    def found(self, said: str) -> str:
+        """The hash, with what JSON says."""
+        described = ((part.name, part.number.str, part.tensor.shape, sums)
+                     for (_, part), sums in zip(self.parts, self.sums, strict=True))
+        return summed(said, described)
+
+    def work(self) -> None:
+        """Take pieces that nobody has taken."""
+        buffer = memoryview(bytearray(PIECE))
+        try:
+            for i, at in self.left: self.sums[i][at] = self.piece(*self.parts[i], at * PIECE, buffer)
+        except InputError as error: self.wrong = error
+        except OSError as error: self.wrong = InputError(f"{self.parts[i][1].tensor.file}: it cannot be read: {error.strerror}")
+
+    def piece(self, name: str, part: Part, at: int, buffer: memoryview) -> bytes:
+        """The sha256 of the piece of an array that begins at a byte."""
+        some = buffer[:min(PIECE, part.bytes - at)]
+        self.stored[part.tensor.file].read(part.tensor.start + at, some, part.name)
+        if part.field and part.number.kind == "f" and not finite(numbers := np.frombuffer(some, part.number)):
+            bad = numbers[~np.isfinite(numbers)][0]
+            raise InputError(f"{part.tensor.file}: constant {name!r}: {part.format}.{part.field}: it holds {bad}, which is not finite")
+        return hashlib.sha256(some).digest()

@@ -1,0 +1,231 @@
+"""Programs written to disk: a directory of JSON and safetensors that appears whole or not at all. opmatrix.files.storage reads it."""
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Generator, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from numpy.typing import NDArray
+
+from formats.core.errors import InputError
+from formats.disk.files import fill, read_json, reason, shown
+from opmatrix.files.mapped import GAP, pieces, write_tensors
+from opmatrix.files.storage import APART, KIND, PROGRAM, SHARDS, SHARED, VERSION, WEIGHTS
+from opmatrix.program import Program
+
+FILES = (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))          # that make up a program
+FRONT, STEPS, REPORT = "front", "derivation.txt", "report.json"          # what `opmatrix optimize` writes beside them
+OURS = (*FILES, STEPS, REPORT)
+
+
+def save(program: Program, directory: str | Path) -> None:
+    """Write the program's directory. It appears by one renaming, complete. A program that was there is replaced; what
+    else lay in its directory is kept. InputError where something else is there, or it cannot be written."""
+    with placed(directory) as fresh: write(program, fresh)
+
+
+@contextmanager
+def placed(directory: str | Path) -> Generator[Path]:
+    """A fresh directory to write a program into, and its front. When the block ends it takes its place by one renaming; what lay
+    there and was no program is kept. Where the block raises, or is interrupted, what was there stays. Raises InputError."""
+    target = vacant(directory)
+    with beside(target, directory) as fresh:
+        yield fresh
+        refuse_strays(target, directory, front=(fresh / FRONT).exists())
+        once(fresh)
+        for file in fresh.rglob("*"):
+            if file.is_file(): flush(file)
+        swap(fresh, target)
+
+
+def attempt(directory: str | Path) -> None:
+    """Raises InputError where a program with its front could not be placed, found out by a trial that is cleared away."""
+    target = vacant(directory)
+    refuse_strays(target, directory, front=True)
+    with beside(target, directory) as fresh:
+        (fresh / target.name).mkdir()                       # the name may be too long
+        fill(fresh / "trial")
+
+
+@contextmanager
+def beside(target: Path, named: str | Path) -> Generator[Path]:
+    """A fresh directory in that of the target, made with its parents; what of them is not needed in the end is removed. What
+    the system refuses is an InputError."""
+    fresh = target.parent / f".{uuid4().hex[:8]}.part"
+    made = [parent for parent in target.parents if not parent.exists()]
+    try:
+        fresh.mkdir(parents=True)
+        yield fresh
+    except OSError as error: raise InputError(f"{shown(named)}: not written: {reason(error)}") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        with suppress(OSError):                             # a parent that holds something stays
+            for parent in made: parent.rmdir()
+
+
+# ---- what may be replaced
+
+def vacant(directory: str | Path) -> Path:
+    """The absolute path of a place where a program may be saved: nothing is there, an empty directory, or a program. Raises
+    InputError for anything else."""
+    named, words = Path(directory), shown(directory)
+    try:
+        if named.is_symlink(): raise InputError(f"{words}: it is a link: name the directory itself")
+        target, here = named.resolve(), Path.cwd()
+        if target in (here, *here.parents): raise InputError(f"{words}: it is or holds the working directory: name another one")
+        taken = exists(target)
+    except (OSError, ValueError, RuntimeError) as error: raise InputError(f"{words}: not writable: {reason(error)}") from error
+    if taken and not replaceable(target):
+        raise InputError(f"{words}: it exists and is no opmatrix program: choose another directory or remove it")
+    return target
+
+
+def exists(path: Path) -> bool:
+    """Whether anything is there. Raises OSError where that cannot be known."""
+    try: path.lstat()
+    except FileNotFoundError: return False
+    return True
+
+
+def replaceable(target: Path) -> bool:
+    """An empty directory, or one whose program.json says that it is ours."""
+    if not target.is_dir(): return False
+    try: return not any(target.iterdir()) or read_json(target / PROGRAM)["kind"] == KIND
+    except (OSError, ValueError, KeyError, TypeError): return False
+
+
+def refuse_strays(target: Path, named: str | Path, front: bool) -> None:
+    """Raises InputError for the first thing that replacing a program, and its front, would delete and that is not ours."""
+    try: stray = next(strays(target, front), None)
+    except OSError as error: raise InputError(f"{shown(named)}: not writable: {reason(error)}") from error
+    if stray: raise InputError(f"{shown(named)}: {shown(stray.relative_to(target))} is no part of a program and would be lost: "
+                               "move it elsewhere")
+
+
+def strays(target: Path, front: bool) -> Iterator[Path]:
+    """What bears the name of a file of ours and is no file; of the front all but programs in numbered directories."""
+    yield from (path for name in OURS if exists(path := target / name) and not regular(path))
+    if not front or not exists(place := target / FRONT): return
+    if place.is_symlink() or not place.is_dir(): yield place; return
+    for each in sorted(place.iterdir()):
+        if each.is_symlink() or not each.name.isdecimal() or not replaceable(each): yield each
+        else: yield from (path for path in sorted(each.iterdir()) if path.name not in OURS or not regular(path))
+
+
+def regular(path: Path) -> bool: return path.is_file() and not path.is_symlink()
+
+
+# ---- what is written
+
+def write_front(programs: Mapping[Path, Program]) -> None:
+    """The files of programs into their directories. Arrays that the same several programs have, by name and bytes, lie in a file of
+    their own, equal in the directory of each, so that `once` makes one of them."""
+    owners, sums = dict[tuple[str, str, bytes], set[str]](), Sums()
+    for program in programs.values():
+        for key in keyed(program, sums).values(): owners.setdefault(key, set()).add(program.hash)
+    for directory, program in programs.items():
+        groups: dict[tuple[str, ...], set[str]] = {}
+        for name, key in keyed(program, sums).items():
+            if len(owners[key]) > 1: groups.setdefault(tuple(sorted(owners[key])), set()).add(name)
+        write(program, directory, [groups[each] for each in sorted(groups)][:len(SHARDS)])
+
+
+class Sums:
+    """The sha256 of the pieces of arrays, of each worked out once, as programs of a front share most: they must not change meanwhile."""
+
+    def __init__(self) -> None: self.found: dict[int, tuple[NDArray[Any], list[bytes]]] = {}
+
+    def __call__(self, array: NDArray[Any]) -> list[bytes]:
+        """An array that is kept here has a number of its own."""
+        if id(array) not in self.found: self.found[id(array)] = array, [*pieces(array)]
+        return self.found[id(array)][1]
+
+
+def keyed(program: Program, sums: Sums) -> dict[str, tuple[str, str, bytes]]:
+    """What tells each array of a program from others: name, number type and shape, and the sha256 of its pieces."""
+    return {name: (name, f"{array.dtype} {array.shape}", b"".join(sums(array))) for name, array in program.arrays()}
+
+
+def write(program: Program, directory: Path, shared: Sequence[Set[str]] = ()) -> None:
+    """The files of a program into a directory, which is made where it is not there. `shared`: names of arrays that lie in files of
+    their own, one for each set."""
+    directory.mkdir(parents=True, exist_ok=True)
+    described = program.described()
+    meta = described["meta"]
+    head = {"kind": KIND, "version": VERSION, "hash": program.hash}
+    if shared: head |= {"version": SHARED, "shared": len(shared)}
+    described["meta"] = {k: v for k, v in meta.items() if k not in APART}
+    (directory / PROGRAM).write_text(spread(head | described), "utf-8")
+    arrays = dict(program.arrays())
+    for file, names in zip(SHARDS, shared, strict=False):   # what fills holes has other names in each file, the same for each program
+        gap = f"{GAP}.{hashlib.sha256(min(names).encode()).hexdigest()[:16]}."
+        write_tensors({name: arrays.pop(name) for name in sorted(names)}, directory / file, gap)
+    write_tensors(arrays, directory / WEIGHTS)
+    for name in APART:
+        if (entry := program.meta.get(name)) is not None:
+            text = entry if name == "tokenizer" else json.dumps(entry, indent=1)
+            (directory / f"{name}.json").write_text(text, "utf-8")
+
+
+def spread(value: Any, depth: int = 0) -> str:
+    """JSON with a line for each entry of its first two levels: for each step, each constant."""
+    if depth == 2 or not value or not isinstance(value, dict | list): return json.dumps(value)
+    line = "\n" + " " * (depth + 1)
+    if isinstance(value, list):
+        return "[" + line + f",{line}".join(spread(entry, depth + 1) for entry in value) + line[:-1] + "]"
+    entries = (f"{json.dumps(name)}: {spread(v, depth + 1)}" for name, v in value.items())
+    return "{" + line + f",{line}".join(entries) + line[:-1] + "}"
+
+
+def once(directory: Path) -> None:
+    """Files of equal bytes below a directory become one on the disk, by hard links, where the system has them: a front holds the
+    chosen program again, and every program of it the tokenizer. Each can be moved, copied or removed as if it were alone."""
+    alike: dict[int, list[Path]] = {}
+    for file in sorted(directory.rglob("*")):
+        if regular(file): alike.setdefault(file.stat().st_size, []).append(file)
+    for files in alike.values():
+        first: dict[bytes, Path] = {}
+        for file in files if len(files) > 1 else ():
+            if (same := first.setdefault(digest(file), file)) is not file: link(same, file)
+
+
+def digest(file: Path) -> bytes:
+    with file.open("rb") as raw: return hashlib.file_digest(raw, "sha256").digest()
+
+
+def link(there: Path, file: Path) -> None:
+    """Puts a second name of what is there in a file's place; where the system makes none, the file stays."""
+    spare = file.with_name(f".{file.name}.link")
+    try: os.link(there, spare)
+    except OSError: return
+    os.replace(spare, file)
+
+
+def flush(file: Path) -> None:
+    """Waits until a file is on the disk."""
+    with file.open("r+b") as opened: os.fsync(opened.fileno())
+
+
+def swap(fresh: Path, target: Path) -> None:
+    """Put the fresh directory in the target's place, and into it what lay there beside the old program and is not made anew.
+    Where that fails or is interrupted, all is put back."""
+    old, moved = fresh.with_name(f"{fresh.name}.old"), list[str]()
+    try:
+        if target.exists(): target.rename(old)
+        fresh.rename(target)
+        for name in sorted(path.name for path in old.iterdir()) if old.exists() else ():
+            if name in FILES or (target / name).exists(): continue
+            moved.append(name)
+            (old / name).rename(target / name)
+    except BaseException:
+        for name in moved:
+            with suppress(FileNotFoundError): (target / name).rename(old / name)
+        if old.exists():
+            if target.exists(): target.rename(fresh)
+            old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,154 @@
+"""Programs read from disk: a directory of JSON and safetensors, read bit for bit, mistrusted. opmatrix.files.saving writes it."""
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from os.path import exists
+from pathlib import Path
+from typing import Any
+
+from formats import FORMATS, from_arrays
+from formats.core.errors import InputError
+from formats.disk.files import open_regular, read_json, read_text
+from opmatrix.files import certified as certificate
+from opmatrix.files.mapped import AGAIN, NUMBERS, Digest, Part, Stored
+from opmatrix.files.tensors import Tensor, plain, tensors
+from opmatrix.pipelines.pooling import Pooling
+from opmatrix.program import ARRAY, Constant, Program, Step
+
+PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
+APART = ("tokenizer", "config", "certificate")              # entries of meta with a file of their own
+KIND, VERSION, SHARED = "opmatrix program", 3, 4            # the version where arrays lie in several files
+SHARDS = tuple(f"shared.{i}.safetensors" for i in range(64))     # whose arrays several programs of a front have
+STEPS = 1 << 13                                             # of a program: to plan buffers takes time by their square
+
+
+def load(directory: str | Path, copy: bool = False) -> Program:
+    """The program in a directory, arrays and outputs equal to the bit. InputError, which names the file and the field,
+    for whatever is missing, damaged, of another version, not safe to run, or not what its hash says."""
+    if not isinstance(directory, str | Path): raise TypeError(f"a saved program is a directory, not {directory!r:.60}")
+    directory = Path(directory)
+    file, weights = directory / PROGRAM, directory / WEIGHTS
+    if not exists(file): raise InputError(f"{directory}: no {PROGRAM} in it: give the directory of a saved program")
+    found = parsed(file)
+    if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")
+    if (version := found.get("version")) not in (VERSION, SHARED):
+        raise InputError(f"{file}: version is {version!r:.80}, but this opmatrix reads {VERSION}: {AGAIN}")
+    meta, described = about(directory, field(file, found, "meta", dict)), field(file, found, "constants", dict)
+    rows, output = field(file, found, "steps", list), field(file, found, "output", str)
+    if len(rows) > STEPS: raise InputError(f"{file}: {len(rows):,} steps; a program may have {STEPS:,}")
+    with ExitStack() as opened:
+        held, stored = dict[str, Tensor](), dict[Path, Stored]()
+        for each in [weights, *(directory / name for name in more(file, found))]:
+            raw = opened.enter_context(open_regular(each))
+            lies = tensors(raw, each)
+            if both := held.keys() & lies.keys():
+                raise InputError(f"{each}: array {min(both)!r} lies in another file, too: {AGAIN}")
+            held, stored[each] = held | lies, Stored(raw, copy)
+        own = parts(file, described, held, stored)
+        with Digest(own, stored) as digest:
+            with blamed(file, "its brackets"):
+                said = json.dumps({"meta": {name: entry for name, entry in meta.items() if name != "certificate"},
+                                   "constants": described, "steps": rows, "output": output}, sort_keys=True)
+            constants = unpacked(weights, described, own, stored)
+            steps = [step(file, i, row) for i, row in enumerate(rows)]
+            with blamed(file, "steps"): program = Program(steps, constants, output, meta)
+    if (hashed := digest.found(said)) != field(file, found, "hash", str):
+        raise InputError(f"{file}: hash is {found['hash']!r:.80}, but the files have {hashed!r}: one was changed "
+                         f"after saving: {AGAIN}")
+    program.hash = hashed
+    if (kept := program.meta.get("certificate")) is not None:
+        with blamed(directory / "certificate.json", "no certificate of this program"): certificate.check(kept, program.hash)
+    return program
+
+
+def more(file: Path, found: Mapping[str, Any]) -> list[str]:
+    """The names of the files of arrays beside the first, which several programs of a front have."""
+    if found["version"] == VERSION: return []
+    count = field(file, found, "shared", int)
+    if type(count) is not int or not 0 < count <= len(SHARDS):
+        raise InputError(f"{file}: shared is {count!r:.80}, not from 1 to {len(SHARDS)}: {AGAIN}")
+    return [*SHARDS[:count]]
+
+
+def about(directory: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """A program's meta, with the entries that have files of their own, and whatever is read of it of its type."""
+    file = directory / PROGRAM
+    if both := sorted(set(APART) & set(meta)): raise InputError(f"{file}: meta: {both[0]!r} has a file of its own: {AGAIN}")
+    whole = dict(meta) | {name: entry for name in APART if (entry := apart(directory, name)) is not None}
+    match whole.get("rows", [1, 1]):
+        case [int(), int()]: pass
+        case rows: raise InputError(f"{file}: meta: rows are {rows!r:.80}, not the least and the most: {AGAIN}")
+    match whole.get("config", {}).get("max_position_embeddings"):
+        case None: pass
+        case int(limit) if type(limit) is int and limit > 0: pass
+        case limit: raise InputError(f"{directory / 'config.json'}: max_position_embeddings is {limit!r:.80}: {AGAIN}")
+    Pooling.parsed(whole.get("pooling"), f"{file}: pooling")
+    return whole
+
+
+@contextmanager
+def blamed(file: Path, entry: str) -> Iterator[None]:
+    """What goes wrong inside is the fault of that entry of the file."""
+    try: yield
+    except InputError: raise
+    except RecursionError as error: raise InputError(f"{file}: {entry}: they are nested too deeply: {AGAIN}") from error
+    except (ValueError, TypeError, KeyError) as error: raise InputError(f"{file}: {entry}: {error}") from error
+
+
+def parsed(file: Path) -> dict[str, Any]:
+    """The JSON object that a file holds."""
+    try: found = read_json(file)
+    except InputError as error: raise InputError(f"{error}: {AGAIN}") from error
+    if isinstance(found, dict): return found
+    raise InputError(f"{file}: it holds a {type(found).__name__}, not an object: {AGAIN}")
+
+
+def field(file: Path, found: Mapping[str, Any], name: str, kind: type) -> Any:
+    """An entry of a JSON object, of that type."""
+    if name not in found: raise InputError(f"{file}: {name!r} is missing: {AGAIN}")
+    if isinstance(found[name], kind): return found[name]
+    raise InputError(f"{file}: {name!r} is a {type(found[name]).__name__}, not a {kind.__name__}: {AGAIN}")
+
+
+def apart(directory: Path, name: str) -> Any:
+    """The entry of meta with that name, None where it has no file; a tokenizer stays text."""
+    if not (file := directory / f"{name}.json").exists(): return None
+    return read_text(file) if name == "tokenizer" else parsed(file)
+
+
+def step(file: Path, i: int, row: Any) -> Step:
+    match row:
+        case [str(kernel), dict(operands), dict(attributes), str(output)] if plain(output):
+            if {str}.issuperset(map(type, operands.values())): return Step(kernel, operands, attributes, output)
+    raise InputError(f"{file}: steps[{i}] is {row!r:.80}, not [kernel, operands, attributes, output]")
+
+
+def parts(file: Path, described: Mapping[str, Any], found: dict[str, Tensor], stored: Mapping[Path, Stored]) -> dict[str, list[Part]]:
+    """The arrays of each constant that program.json describes: each array is used, and used once."""
+    weights, own = file.with_name(WEIGHTS), {}
+    for name, meta in described.items():
+        kind = str(meta.get("format")) if isinstance(meta, dict) else "None"
+        if not plain(name): raise InputError(f"{file}: constants: one is called {name[:40]!r}…")
+        if meta != ARRAY and kind not in FORMATS:
+            raise InputError(f"{file}: constants: {name!r}: format {kind!r:.80} is unknown: array, {', '.join(FORMATS)}")
+        keys = {name: ""} if meta == ARRAY else {f"{name}.{key}": key for key in FORMATS[kind].fields}
+        if lost := [key for key in keys if key not in found]:
+            raise InputError(f"{weights}: array {lost[0]!r} is missing, which {PROGRAM} names: {AGAIN}")
+        own[name] = [Part(key, kind, of, found.pop(key)) for key, of in keys.items()]
+    for tensor in (part.tensor for several in own.values() for part in several):
+        if tensor.number not in NUMBERS:
+            raise InputError(f"{weights}: array {tensor.name!r} has number type {tensor.number}, no program's: {AGAIN}")
+    if left := [name for name, tensor in found.items() if not stored[tensor.file].padding(tensor)]:
+        raise InputError(f"{weights}: array {min(left)!r} belongs to no constant of {PROGRAM}: {AGAIN}")
+    return own
+
+
+def unpacked(weights: Path, described: Mapping[str, Any], own: Mapping[str, list[Part]],
+             stored: Mapping[Path, Stored]) -> dict[str, Constant]:
+    """The constants that program.json describes, from the arrays beside it. Whether their numbers are finite `Digest` says."""
+    constants: dict[str, Constant] = {}
+    for name, meta in described.items():
+        with blamed(weights, f"constant {name!r}"):
+            taken = {part.field: stored[part.tensor.file].array(part) for part in own[name]}
+            constants[name] = taken[""] if meta == ARRAY else from_arrays(meta, taken, numbers=False)
+    return constants

@@ -1,0 +1,99 @@
+"""Safetensors: eight bytes of length, a JSON header that says where each array lies, then the arrays, without gaps."""
+import os
+from io import BufferedReader
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.errors import InputError
+from formats.disk.files import open_regular, parse_json
+from opmatrix.files.quantised import STORED
+
+BYTES = {number: int(bits) // 8 for bits, several in {
+    "8": "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0", "16": "U16 I16 F16 BF16", "32": "U32 I32 F32", "64": "U64 I64 F64 C64",
+}.items() for number in several.split()}                    # of a number of each type that the format has
+HEADER, AXES, LONGEST = 1 << 24, 8, 200                     # bytes of a header; axes of an array; letters of a name
+
+
+class Tensor(NamedTuple):
+    """Where a tensor lies: its file, its name and number type there, its shape, its first byte. `pairs`: of so many heads each row
+    lies beside its fellow of the head's second half, as GGUF files have it."""
+    file: Path
+    name: str
+    number: str
+    shape: tuple[int, ...]
+    start: int
+    pairs: int = 0
+
+    def read(self) -> NDArray[np.float32]:
+        """The tensor in float32. Raises InputError where it has another number type, or an entry that is no finite number
+        there."""
+        if self.number not in STORED:
+            raise InputError(f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
+                             + ", ".join(name for name in STORED if name in BYTES))
+        block, size, widen = STORED[self.number]
+        count = prod(self.shape) // size
+        with open_regular(self.file) as raw:
+            raw.seek(self.start)
+            numbers = np.fromfile(raw, block, count)
+        if len(numbers) != count: raise InputError(f"{self.file}: it ends within tensor {self.name!r}: get the file again")
+        with np.errstate(over="ignore", invalid="ignore"): array = widen(numbers).reshape(-1)
+        if not (finite := np.isfinite(array)).all():
+            at = int(np.argmin(finite))
+            first = [int(i) for i in np.unravel_index(at, self.shape)]
+            found = numbers[at] if numbers.dtype.kind == "f" else array[at]
+            raise InputError(f"{self.file}: tensor {self.name!r} has {found} at {first}: weights must be finite numbers"
+                             + (" of float32, at most 3.4e38" if np.isfinite(found) else ", so get or train it again"))
+        return halves(array.reshape(self.shape), self.pairs) if self.pairs else array.reshape(self.shape)
+
+
+def halves(array: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Rows that lie in pairs, within each head by halves."""
+    paired = array.reshape(heads, -1, 2, *array.shape[1:])
+    return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(array.shape)
+
+
+def header(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Raises InputError where it is none, or not whole."""
+    with open_regular(file) as raw: return tensors(raw, file)
+
+
+def tensors(raw: BufferedReader, file: Path) -> dict[str, Tensor]:
+    """The same of an open file."""
+    size = os.fstat(raw.fileno()).st_size
+    try:
+        length = int.from_bytes(raw.read(8), "little")
+        if not 2 <= length <= min(size - 8, HEADER): raise ValueError(f"its header is of {length} bytes")
+        entries = parse_json(raw.read(length), "header")
+        if not isinstance(entries, dict): raise ValueError("its header is no JSON object")
+        entries.pop("__metadata__", None)
+        found, at = {}, 8 + length
+        described = (stored(name, entry) for name, entry in entries.items())
+        for name, number, shape, low, high in sorted(described, key=lambda entry: entry[3:]):
+            if 8 + length + low != at: raise ValueError(f"tensor {name!r} begins at byte {low}, not {at - 8 - length}")
+            found[name], at = Tensor(file, name, number, shape, at), 8 + length + high
+        if at != size: raise ValueError(f"its tensors end at byte {at}")
+    except (ValueError, OSError) as error:
+        raise InputError(f"{file}: {size} bytes that are no whole safetensors file ({error}): get it again") from error
+    return found
+
+
+def stored(name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, int]:
+    """Name, number type, shape, first byte and end of a tensor, as an entry of a header says. ValueError where it is none."""
+    if not plain(name): raise ValueError(f"a tensor is called {name[:40]!r}…")
+    match entry:
+        case {"dtype": str(number), "shape": list(shape), "data_offsets": [low, high], **more} if (
+                not more and number in BYTES and len(shape) <= AXES and all(map(counts, (*shape, low, high)))
+                and BYTES[number] * prod(shape) == high - low and prod(side or 1 for side in shape) < 1 << 48):
+            return name, number, tuple(shape), low, high
+    raise ValueError(f"tensor {name!r} is {entry!r:.80}")
+
+
+def counts(value: Any) -> bool: return type(value) is int and value >= 0
+
+def plain(name: str) -> bool:
+    """Whether a name from a file can be shown: letters that are printed, not too many."""
+    return 0 < len(name) <= LONGEST and name.isprintable()

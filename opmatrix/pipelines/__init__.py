@@ -1,0 +1,1 @@
+"""What is built around programs: texts in and embeddings out, sessions."""

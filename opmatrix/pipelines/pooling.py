@@ -1,0 +1,142 @@
+"""How a model makes one embedding of a text: what stands before it, at how many tokens it is cut, how the rows of its
+tokens become one, whether that has length one. Declared as data, so that a program keeps it as JSON."""
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.errors import InputError
+
+Rows = NDArray[np.floating[Any]]
+Starts = NDArray[np.integer[Any]]
+
+
+# ---- how rows become one
+
+def sums(hidden: Rows, starts: Starts) -> NDArray[np.float64]:
+    """The sum of each sentence's rows."""
+    found = np.empty((len(starts) - 1, hidden.shape[1]))
+    for row, (low, high) in zip(found, pairwise(starts.tolist()), strict=True):     # a tenth of what reduceat takes
+        np.add.reduce(hidden[low:high], 0, dtype=np.float64, out=row)
+    return found
+
+
+def lengths(starts: Starts) -> Starts:
+    """Rows of each sentence, as a column."""
+    return np.diff(starts)[:, None]
+
+
+def weightedmean(hidden: Rows, starts: Starts) -> Rows:
+    """The k-th row of a sentence counts k times (Muennighoff 2022, section 3)."""
+    count = lengths(starts)
+    place = np.arange(1, starts[-1] + 1) - np.repeat(starts[:-1], count[:, 0])
+    return sums(hidden * place[:, None], starts) / (count * (count + 1) / 2)
+
+
+MODES: dict[str, Callable[[Rows, Starts], Rows]] = {        # (T, n) rows and S + 1 offsets to (S, n)
+    "cls": lambda hidden, starts: hidden[starts[:-1]],
+    "max": lambda hidden, starts: np.maximum.reduceat(hidden, starts[:-1], 0),
+    "mean": lambda hidden, starts: sums(hidden, starts) / lengths(starts),
+    "mean_sqrt_len_tokens": lambda hidden, starts: sums(hidden, starts) / np.sqrt(lengths(starts)),
+    "weightedmean": weightedmean,
+    "lasttoken": lambda hidden, starts: hidden[starts[1:] - 1],
+}
+
+
+def unit(vectors: Rows) -> Rows:
+    """The same directions, of length one; a row of zeros stays."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    found: Rows = vectors / np.maximum(norms, np.finfo(np.float64).tiny)
+    return found
+
+
+# ---- what is declared
+
+@dataclass(frozen=True)
+class Pooling:
+    """What becomes of texts and rows; by itself the mean of the rows, of length one (Reimers and Gurevych 2019, section
+    3).
+
+    Results of several modes stand side by side. `prompt` stands before every text, `lower` makes both lower case, and
+    they are cut at `max_seq_length` tokens, special ones included."""
+
+    modes: tuple[str, ...] = ("mean",)
+    normalise: bool = True
+    max_seq_length: int | None = None
+    prompt: str = ""
+    lower: bool = False
+
+    def __call__(self, hidden: Rows, starts: Starts) -> Rows:
+        """One embedding a sentence: `hidden` is (T, n), `starts` the S + 1 row offsets of the sentences; the result is
+        (S, n), as many times wider as there are modes. Raises ValueError for a sentence without rows."""
+        if (rows := np.diff(starts)).min() < 1:
+            raise ValueError(f"pooling: every sentence needs a row, lengths are {rows.tolist()}")
+        pooled: Rows = np.concatenate([MODES[mode](hidden, starts) for mode in self.modes], 1, dtype=np.float64)
+        return (unit(pooled) if self.normalise else pooled).astype(hidden.dtype)
+
+    def operator(self) -> Any:
+        """The same as a term of the algebra, from rows of tokens to a row a sequence."""
+        from opmatrix.monoids import max, mean
+        from opmatrix.operators import given, pick, product, row, unit_length
+        from opmatrix.term import formula
+        terms = {"cls": lambda x: x @ pick("first"), "lasttoken": lambda x: x @ pick("last"),
+                 "max": lambda x: product(given("members"), x, over=max), "mean": lambda x: product(given("members"), x, over=mean),
+                 "mean_sqrt_len_tokens": lambda x: product(given("members_by_root"), x),
+                 "weightedmean": lambda x: product(given("members_by_place"), x)}
+        pooled = formula(lambda x: row(*(terms[mode](x) for mode in self.modes)))
+        return pooled @ unit_length() if self.normalise else pooled
+
+    def described(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self) | {"modes": [*self.modes]}
+
+    @classmethod
+    def parsed(cls, found: Any, where: str) -> "Pooling":
+        """From what `described` gives; by itself for None. Raises InputError that names the entry."""
+        if found is None: return cls()
+        names = [*cls.__dataclass_fields__]
+        whole = isinstance(found, dict) and sorted(found) == sorted(names)
+        expect(whole, where, found, f"an object of {', '.join(names)}")
+        at = f"{where}: ".__add__
+        return cls(modes(found["modes"], at("modes")), truth(found["normalise"], at("normalise")),
+                   count(found["max_seq_length"], at("max_seq_length")), words(found["prompt"], at("prompt")),
+                   truth(found["lower"], at("lower")))
+
+
+MEAN, LAST = Pooling(), Pooling(("lasttoken",), normalise=False)         # of encoders; of language models
+
+
+# ---- what the values of entries may be
+
+def expect(holds: bool, where: str, found: object, wanted: str) -> None:
+    """Raises InputError unless it holds."""
+    if not holds: raise InputError(f"{where} is {found!r:.60}, not {wanted}")
+
+
+def truth(found: Any, where: str) -> bool:
+    expect(isinstance(found, bool), where, found, "true or false")
+    return bool(found)
+
+
+def words(found: Any, where: str) -> str:
+    expect(isinstance(found, str) and not re.search("[\ud800-\udfff]", found), where, found, "valid Unicode")
+    return str(found)
+
+
+def count(found: Any, where: str) -> int | None:
+    """A number of tokens, however it is written, or none."""
+    whole = type(found) in (int, float) and found >= 1 and found % 1 == 0
+    expect(found is None or whole, where, found, "a whole number above 0, or null")
+    return None if found is None else int(found)
+
+
+def modes(found: Any, where: str) -> tuple[str, ...]:
+    """One name, or several."""
+    names = found if isinstance(found, list) else [found]
+    known = 0 < len(names) <= len(MODES) and all(isinstance(name, str) and name in MODES for name in names)
+    expect(known, where, found, f"of {', '.join(MODES)}")
+    return tuple(names)

@@ -1,0 +1,162 @@
+"""Texts: a tokenizer without padding, and the lines that approximations are fitted to, chosen by, and judged on."""
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from formats.core.errors import InputError
+from formats.disk.files import read_bytes, read_text
+from opmatrix.patterns import Batch
+from opmatrix.pipelines.pooling import MEAN, Pooling
+
+LINES = 3                                                   # one for each of the parts
+
+
+@dataclass
+class Reading:
+    """How texts are read, one after another, and what came of it. `name` says what errors call the text at a place,
+    `advice` what to do about one that is too long."""
+
+    name: Callable[[int], str] = "text {}".format
+    truncate: bool | None = None                            # None: where the checkpoint says at how many tokens
+    skip_bad: bool = False
+    advice: str = "shorten or split it"
+    texts: int = 0                                          # that were read
+    truncated: int = 0                                      # of these
+    skipped: list[int] = field(default_factory=list)        # places of those that cannot be read
+    fault: str = ""                                         # of the first of them
+
+
+@contextmanager
+def unpanicked() -> Generator[None]:
+    """A tokenizer that contradicts itself makes its library panic, which is no Exception: InputError instead."""
+    try: yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException": raise
+        raise InputError(f"tokenizer.json contradicts itself ({error}): get it again") from error
+
+
+class Tokenizer:
+    """A tokenizer.json, whatever padding and cutting it asks for switched off: a batch is ragged. `limit` is the number
+    of tokens that the model has positions for, None where any number will do; `pooling` says what stands before every
+    text, and where it is cut. Raises InputError where that leaves no room for text."""
+
+    def __init__(self, tokenizer: Any, limit: int | None = None, pooling: Pooling = MEAN):
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        if pooling.lower:
+            from tokenizers.normalizers import Lowercase, Sequence
+            tokenizer.normalizer = Sequence([Lowercase(), *filter(None, [tokenizer.normalizer])])
+        self.tokenizer, self.limit, self.pooling = tokenizer, limit, pooling
+        self.most = min(filter(None, [pooling.max_seq_length, limit]), default=None)
+        self.special = tokenizer.num_special_tokens_to_add(False)
+        if self.most is not None and self.most <= self.special:
+            raise InputError(f"max_seq_length {self.most} leaves no room for text: {self.special} tokens are special")
+
+    @classmethod
+    def from_file(cls, path: str | Path, limit: int | None = None, pooling: Pooling = MEAN) -> "Tokenizer":
+        """Raises InputError where the file is missing or no tokenizer."""
+        try: text = read_text(path)
+        except InputError as error: raise InputError(f"{error}: texts need a tokenizer") from error
+        return cls.from_text(text, str(path), limit, pooling)
+
+    @classmethod
+    @unpanicked()
+    def from_text(cls, text: str, where: str, limit: int | None = None, pooling: Pooling = MEAN) -> "Tokenizer":
+        """The tokenizer that the text of a tokenizer.json describes. InputError, which says where it is from, for
+        another."""
+        import tokenizers
+        try: found = tokenizers.Tokenizer.from_str(text)
+        except Exception as error: raise InputError(f"{where}: no tokenizer ({error}): get it again") from error
+        return cls(found, limit, pooling)
+
+    def encode(self, texts: str | Iterable[str], truncate: bool | None = None) -> Batch:
+        """The ragged batch of the texts' tokens, special tokens included (an empty text has nothing but these). Raises
+        InputError where there is no text, or where one is no string, has no tokens, or more than the model can take."""
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        if not texts: raise InputError("no text: give at least one")
+        return Batch(self.rows(texts, Reading(truncate=truncate)))
+
+    @unpanicked()
+    def rows(self, texts: Sequence[str], reading: Reading) -> list[list[int]]:
+        """The tokens of each text, none of one that is skipped. Raises InputError for one that cannot be read."""
+        faults = [fault(text) for text in texts]
+        whole = [self.pooling.prompt + text if why is None else "" for text, why in zip(texts, faults, strict=True)]
+        return [self.row(text, row.ids, why, reading)
+                for text, row, why in zip(whole, self.tokenizer.encode_batch(whole), faults, strict=True)]
+
+    def row(self, text: str, row: list[int], why: str | None, reading: Reading) -> list[int]:
+        """The tokens of one text as they enter the model: cut where that is asked for, none where it is skipped. `why`
+        it cannot be read, where that is known."""
+        place, cut = reading.texts, reading.truncate
+        reading.texts += 1
+        if cut is None: cut = self.pooling.max_seq_length is not None
+        if why is None and not row: why = f", {shortened(text)}, has no tokens: leave it out"
+        if why is None and cut and self.most and len(row) > self.most:
+            reading.truncated += 1
+            return self.cut(text, self.most)
+        if why is None and self.limit and len(row) > self.limit:
+            why = (f", {shortened(text)}, has {len(row)} tokens, and the model has positions for {self.limit} "
+                   f"(max_position_embeddings): {reading.advice}")
+        if why is None: return row
+        if not reading.skip_bad: raise InputError(reading.name(place) + why)
+        reading.fault = reading.fault or reading.name(place) + why
+        reading.skipped.append(place)
+        return []
+
+    def cut(self, text: str, most: int) -> list[int]:
+        """The first tokens of a text, and all special ones."""
+        first = self.tokenizer.encode(text, add_special_tokens=False)
+        first.truncate(most - self.special)
+        found: list[int] = self.tokenizer.post_process(first).ids
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Writes tokenizer.json, padding and cutting switched off."""
+        self.tokenizer.save(str(path))
+
+
+def sentences() -> list[str]:
+    """The 128 short sentences that come with the package."""
+    from importlib.resources import files
+    return (files("opmatrix") / "sentences.txt").read_text("utf-8").splitlines()
+
+
+class Parts(NamedTuple):
+    """Lines in three parts that share none: methods are `fit` to the first, programs `choose`n by the second, errors `state`d of the
+    third. A text that a file has twice may be in two of them, as it may come again."""
+
+    fit: Sequence[str]
+    choose: Sequence[str]
+    state: Sequence[str]
+
+    @classmethod
+    def of(cls, lines: Sequence[str]) -> "Parts":
+        """Counted from 0, the odd lines state; of the even ones every other fits. Fewer than LINES leave a part empty."""
+        return cls(lines[0::4], lines[2::4], lines[1::2])
+
+
+def read_lines(path: str | Path) -> list[str]:
+    """The lines of a text file that are not blank. Raises InputError where it is missing, is not UTF-8, or holds fewer
+    than one for each part."""
+    try: lines = [line.strip() for line in read_bytes(path).decode("utf-8-sig").splitlines()]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: byte {error.start} is not UTF-8: save the file as UTF-8") from error
+    if len(lines := [line for line in lines if line]) < LINES:
+        raise InputError(f"{path}: too few lines with text ({len(lines)}): give {LINES} or more: to fit, to choose, to state an error")
+    return lines
+
+
+def fault(text: object) -> str | None:
+    """Why it is no text, as the end of a sentence. What is no Unicode may come from a file or an argument: there stray
+    bytes become surrogates (PEP 383)."""
+    if not isinstance(text, str): return f" is {text!r}, no string: give strings"
+    try: text.encode()
+    except UnicodeEncodeError as error:
+        if not "\udc80" <= text[error.start] <= "\udcff": return f", {shortened(text)}, is no valid Unicode: mend it"
+        return f", byte {len(text[:error.start].encode())} is not UTF-8: save it as UTF-8"
+    return None
+
+
+def shortened(text: str) -> str: return repr(text if len(text) <= 40 else text[:39] + "…")

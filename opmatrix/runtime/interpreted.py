@@ -1,0 +1,89 @@
+"""What no kernel computes is read: a term as text that a program can hold, evaluated in float64 and rounded once.
+
+A text is JSON: nodes in order, children first, each [kind, children by number, attributes]; `["value", k]` is the k-th value
+that the step reads, `["value", k, "S"]` one with a row a sequence, an attribute {"array": k} its k-th array. Only kinds of the
+algebra can be named."""
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace as Bound
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.data import Data
+from opmatrix.oracles import Dense, needed
+from opmatrix.patterns import Pattern
+from opmatrix.relations import Relation
+from opmatrix.runtime.terms import measured, operator
+from opmatrix.shapes import S, Shape, ShapeError, T, space
+from opmatrix.term import Operator, read
+
+Exact = NDArray[np.float64]
+MOST = 8                                                    # values of a step, and arrays
+
+
+def written(term: Operator, values: Mapping[Operator, int]) -> tuple[str, list[Data]]:
+    """A term as text over values that stand for some of its parts, and the arrays that it speaks of."""
+    nodes: list[list[Any]] = []
+    arrays: list[Data] = []
+    numbers: dict[Operator, int] = {}
+
+    def attribute(given: Any) -> Any:
+        if isinstance(given, Data):
+            if given not in arrays: arrays.append(given)
+            return {"array": arrays.index(given)}
+        if isinstance(given, Pattern):
+            return {"pattern": given.form, "arrays": [attribute(data)["array"] for data in given.data]}
+        if isinstance(given, Relation): return {"relation": [given.name, given.rows, given.cols]}
+        return {"over": given.__name__} if isinstance(given, type) else given
+
+    def add(node: Operator) -> int:
+        if node not in numbers:
+            made = (["value", values[node], *(["S"] if node.out.rows is S else [])] if node in values else
+                    [node.kind.name, [add(child) for child in node.children], [attribute(a) for a in node.attributes]])
+            nodes.append(made)
+            numbers[node] = len(nodes) - 1
+        return numbers[node]
+
+    add(term)
+    return json.dumps(nodes, separators=(",", ":")), arrays
+
+
+@dataclass(frozen=True, eq=False)
+class AtValues(Dense):
+    """Whole arrays, where symbols stand for the values of a step."""
+    values: Sequence[Exact] = field(default=())
+
+    def symbol(self, name: str, into: Shape, out: Shape) -> Dense:
+        return replace(self, value=self.values[int(name[1:])], batch=needed(self.batch, name).space(str(out.rows)))
+
+
+def given(a: Bound) -> tuple[list[Any], list[Any]]:
+    """The values and the arrays of a step, those that it has."""
+    values, arrays = ([getattr(a, f"{letter}{k}") for k in range(MOST)] for letter in "xc")
+    return [v for v in values if v is not None], [c for c in arrays if c is not None]
+
+
+def shape(a: Bound) -> Shape:
+    """What a step gives, of shapes of its values."""
+    values, arrays = given(a)
+    shapes = [Shape(getattr(value, "heads", 1), space(str(value.space)), value.cols) for value in values]
+    found = measured(operator(a.term, shapes, arrays), shapes)
+    if not isinstance(found.heads, int) or not isinstance(found.cols, int) or found.rows not in (T, S):
+        raise ShapeError(f"term: it gives {found}, no rows of tokens or sequences and of known size")
+    return found
+
+
+def exact(a: Bound) -> Exact:
+    """What a step means: rows x columns, or rows x heads x columns."""
+    values, arrays = given(a)
+    turned = [value if value.ndim == 2 else value.swapaxes(0, 1) for value in map(wide, values)]
+    shapes = [Shape(len(value) if value.ndim == 3 else 1, T, value.shape[-1]) for value in turned]
+    x = AtValues(np.zeros((a.batch.rows, 1)), a.batch, values=turned)
+    found = read(operator(a.term, shapes, arrays), x, {}).array
+    return np.asarray(found.swapaxes(0, 1) if found.ndim == 3 and len(found) > 1 else found.reshape(found.shape[-2:]))
+
+
+def wide(value: Any) -> Exact: return np.asarray(value, np.float64)

@@ -1,0 +1,128 @@
+"""What steps read and write. A class is the shape of a value and, as the annotation of a kernel's operand, its type."""
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from formats.core.sizes import Size as Live
+from formats.core.sizes import size
+from formats.format import Format
+from opmatrix.extents import WHOLE, Extents, S, T
+
+FLOAT = 4                                                   # bytes of a number at run time: every value is float32
+LINE = 64                                                   # bytes of a cache line: every buffer begins on one
+WIDEST = 1 << 20                                            # numbers in a row of a value: a small file asks for no more
+
+
+C = size("C")                                               # rows of caches
+
+
+def lines(size: int) -> int:
+    """Bytes rounded up to whole cache lines."""
+    return -(-size // LINE) * LINE
+
+
+class Size(NamedTuple):
+    """Bytes of a buffer: so many a row of the batch, so many a pair of tokens of one sentence, so many a sequence."""
+    row: int
+    pair: int
+    sequence: int = 0
+
+    def at(self, extents: Extents) -> int:
+        found = self.row * extents[T] if self.row else 0
+        if self.pair: found += lines(self.pair * extents[WHOLE])
+        return int(found + self.sequence * extents[S] if self.sequence else found)
+
+
+def rows_of(space: Live, numbers: int) -> Size:
+    """Of rows of so many numbers."""
+    size = lines(FLOAT * numbers)
+    return Size(0, 0, size) if space == S else Size(size, 0)
+
+
+class Rows(NamedTuple):
+    """(T, cols): one row a token, sentences in turn, or (S, cols): one a sequence. In a view of a wider value rows are `apart`
+    numbers apart."""
+    cols: int
+    apart: int = 0
+    space: Live = T
+
+    def at(self, extents: Extents) -> tuple[int, ...]: return extents[self.space], self.cols
+    @property
+    def size(self) -> Size: return rows_of(self.space, self.cols)
+    def __str__(self) -> str: return f"{self.space}×{self.cols}"
+
+
+class Heads(NamedTuple):
+    """(T, heads, cols), or (S, heads, cols): a row's columns in equal blocks, rows apart as above."""
+    heads: int
+    cols: int
+    apart: int = 0
+    space: Live = T
+
+    def at(self, extents: Extents) -> tuple[int, ...]: return extents[self.space], self.heads, self.cols
+    @property
+    def size(self) -> Size: return rows_of(self.space, self.heads * self.cols)
+    def __str__(self) -> str: return f"{self.space}×{self.heads}×{self.cols}"
+
+
+class Scores(NamedTuple):
+    """Block-diagonal scores, flat: for each sentence in turn (heads, length, length)."""
+    heads: int
+
+    def at(self, extents: Extents) -> tuple[int, ...]: return (self.heads * extents[WHOLE],)
+    @property
+    def size(self) -> Size: return Size(0, FLOAT * self.heads)
+    def __str__(self) -> str: return f"{self.heads}×Σlength²"
+
+
+class Cache(NamedTuple):
+    """(C, heads, cols): rows of a cache, which lies with a session."""
+    heads: int
+    cols: int
+
+    def at(self, extents: Extents) -> tuple[int, ...]: return extents[C], self.heads, self.cols
+    @property
+    def size(self) -> Size: return Size(0, 0)
+    @property
+    def row(self) -> int: return FLOAT * self.heads * self.cols
+    def __str__(self) -> str: return f"C×{self.heads}×{self.cols}"
+
+
+Value = Rows | Heads | Scores | Cache
+
+
+class Weight:
+    """A constant in a storage format, used as x @ W: shape (n, p)."""
+    @staticmethod
+    def holds(constant: Any) -> bool: return isinstance(constant, Format)
+
+
+class Vector:
+    """A constant float32 array: one number a column."""
+    @staticmethod
+    def holds(constant: Any) -> bool: return numbers(constant, 1)
+
+
+class Stack:
+    """A constant float32 array: a matrix (d, n) for each head."""
+    @staticmethod
+    def holds(constant: Any) -> bool: return numbers(constant, 3)
+
+
+class Array:
+    """A constant float32 array of any shape."""
+    @staticmethod
+    def holds(constant: Any) -> bool: return isinstance(constant, np.ndarray) and constant.dtype == np.float32
+
+
+class Tables:
+    """As many constants as are given, named table0, table1, …: rows, or columns of panels, to choose from."""
+    @staticmethod
+    def holds(constant: Any) -> bool: return isinstance(constant, Format) and (constant.rowwise or constant.panelled is not None)
+
+
+def numbers(constant: Any, axes: int) -> bool:
+    return isinstance(constant, np.ndarray) and constant.dtype == np.float32 and constant.ndim == axes
+
+
+CONSTANT = (Weight, Vector, Stack, Array, Tables)

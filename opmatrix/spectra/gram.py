@@ -1,0 +1,139 @@
+"""The activation side: what an approximation of W costs in the output X W, in closed form from G = XᵀX alone."""
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from formats.core.errors import InputError
+from opmatrix.spectra.measures import Array, Spectrum, finite
+
+
+@dataclass(frozen=True, eq=False)
+class Gram:
+    """What activations X (rows, n) leave behind: G = XᵀX, the sums of the columns, how many rows. Grams of parts of the
+    rows add up, so X is never held at once. G is also the Hessian, up to 2, of ‖X(W - Ŵ)‖² (Frantar, Alistarh 2022)."""
+    matrix: Array
+    total: Array
+    rows: int
+
+    @classmethod
+    def of(cls, activations: ArrayLike, name: str = "activations") -> "Gram":
+        """The Gram of X (rows, n), in float64. Raises InputError where an entry is not finite."""
+        x = finite(activations, name)
+        return cls(x.T @ x, x.sum(0), len(x))
+
+    def __add__(self, other: "Gram") -> "Gram":
+        if self.matrix.shape != other.matrix.shape:
+            raise InputError(f"Gram + Gram: {self.matrix.shape} against {other.matrix.shape}: the widths differ")
+        return Gram(self.matrix + other.matrix, self.total + other.total, self.rows + other.rows)
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> NDArray[np.float64]:
+        return np.array(self.matrix, dtype=dtype, copy=copy)        # type: ignore[call-overload,no-any-return]
+
+    @cached_property
+    def covariance(self) -> Array:
+        """(n, n): G / rows minus the product of the means."""
+        mean = self.total / self.rows
+        return self.matrix / self.rows - np.outer(mean, mean)
+
+    def spectrum(self, name: str = "activations") -> Spectrum:
+        """Standard deviations along the principal axes: roots of the covariance's eigenvalues."""
+        values = np.sqrt(np.maximum(np.linalg.eigvalsh(self.covariance)[::-1], 0))
+        precision = float(np.sqrt(np.finfo(np.float64).eps))        # a root of squares keeps half the digits
+        return Spectrum(values, (self.rows, len(values)), name, "activation", precision)
+
+
+def metric(gram: ArrayLike | Gram | None, n: int) -> Array:
+    """G as an array: (n, n), or (n,) where only its diagonal is given; ones where there is none."""
+    if gram is None: return np.ones(n)
+    values = np.asarray(gram, dtype=np.float64)
+    if values.shape not in ((n,), (n, n)):
+        raise InputError(f"gram: shape {values.shape}; a weight of {n} rows needs ({n}, {n}) or its diagonal ({n},)")
+    return values
+
+
+def apply(gram: Array, matrix: Array) -> Array:
+    """G D, of a full or a diagonal G."""
+    return gram @ matrix if gram.ndim == 2 else gram[:, None] * matrix
+
+
+def diagonal(gram: Array) -> Array:
+    """The diagonal of a full or a diagonal G: squared column norms of X."""
+    return gram.diagonal() if gram.ndim == 2 else gram
+
+
+def output_energy(matrix: Array, gram: Array) -> float:
+    """‖X D‖_F² = tr(Dᵀ G D)."""
+    return max(float(np.einsum("ij,ij->", matrix, apply(gram, matrix))), 0.0)
+
+
+def predicted_error(weight: ArrayLike, approximated: ArrayLike, gram: ArrayLike | Gram | None = None) -> float:
+    """‖X(W - Ŵ)‖_F / ‖X W‖_F from G (n, n), its diagonal (n,), or none (the plain relative Frobenius error)."""
+    w, a = finite(weight, "weight"), finite(approximated, "approximated")
+    if w.shape != a.shape: raise InputError(f"predicted_error: weight {w.shape} against approximated {a.shape}")
+    g = metric(gram, len(w))
+    lost, whole = output_energy(w - a, g), output_energy(w, g)
+    if whole == 0: return 0.0 if lost == 0 else float("inf")
+    return float(np.sqrt(lost / whole))
+
+
+def root(gram: Array) -> Array:
+    """R with RᵀR = G; directions that rounding made negative count as zero."""
+    if gram.ndim == 1: return np.diag(np.sqrt(gram))
+    sizes, axes = np.linalg.eigh(gram)
+    return np.asarray(np.sqrt(np.maximum(sizes, 0))[:, None] * axes.T)
+
+
+def whitened(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> tuple[Array, Array]:
+    """Singular values (k,) of G^½ W, falling, and its right singular vectors (k, p): what the outputs X W consist of.
+
+    Their tail is the squared output error of the best rank r for every r (Eckart and Young 1936, in the metric of G).
+    The smaller side is decomposed; squaring leaves values below 1e-8 of the largest to rounding, as G itself does."""
+    w = finite(weight, "weight")
+    g = metric(gram, len(w))
+    if w.shape[1] <= w.shape[0]:
+        sizes, axes = np.linalg.eigh(w.T @ apply(g, w))
+        return np.sqrt(np.maximum(sizes[::-1], 0)), axes.T[::-1]
+    _, values, right = np.linalg.svd(root(g) @ w, full_matrices=False)
+    return values, right
+
+
+def low_rank_errors(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> Array:
+    """Relative output error of the best rank r, for r = 0 … k at once."""
+    values, _ = whitened(weight, gram)
+    return np.sqrt(Spectrum(values, np.shape(weight)).tail)
+
+
+def low_rank(weight: ArrayLike, rank: int, gram: ArrayLike | Gram | None = None) -> tuple[Array, Array]:
+    """Factors U (n, r), V (r, p) whose product errs least in the output X W: W projected on the r largest directions of
+    the outputs, so G is never inverted (whitened low rank: Wang et al. 2024, SVD-LLM; Chen et al. 2021, DRONE)."""
+    w = finite(weight, "weight")
+    if not 0 <= rank <= min(w.shape): raise InputError(f"low_rank: rank {rank} of a weight {w.shape}")
+    right = whitened(w, gram)[1][:rank]
+    return w @ right.T, right
+
+
+def scores(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> Array:
+    """|W_ij| √G_ii (n, p), which entry to drop first: Wanda (Sun et al. 2023); magnitude where there is no G."""
+    w = finite(weight, "weight")
+    return np.asarray(abs(w) * np.sqrt(diagonal(metric(gram, len(w))))[:, None])
+
+
+def mask_errors(weight: ArrayLike, gram: ArrayLike | Gram | None = None, score: Array | None = None) -> Array:
+    """Relative output error (n p + 1,) after the 0, 1, 2 … entries of lowest score are dropped: every density at once.
+
+    A diagonal G makes it a running sum of G_ii W_ij². For a full one, an entry that joins those dropped before it adds
+    W_ij (W_ij G_ii + 2 Σ_{i' dropped before} G_ii' W_i'j), n² p in all. Exact; `score` defaults to Wanda's."""
+    w = finite(weight, "weight")
+    g = metric(gram, len(w))
+    order = np.argsort(scores(w, g) if score is None else score, axis=None, kind="stable")
+    added = diagonal(g)[:, None] * w ** 2
+    if g.ndim == 2:
+        turn = np.argsort(order).reshape(w.shape)           # which entry is dropped when
+        for j in range(w.shape[1]):
+            rows = np.argsort(turn[:, j])
+            dropped = w[rows, j]
+            added[rows, j] += 2 * dropped * (np.tril(g[np.ix_(rows, rows)], -1) @ dropped)
+    lost = np.maximum(np.concatenate([[0.0], np.cumsum(added.ravel()[order])]), 0)
+    return np.asarray(np.sqrt(lost / lost[-1]) if lost[-1] > 0 else lost)

@@ -1,0 +1,304 @@
+"""The commands: optimize, calibrate, run, embed, evaluate, doctor, laws, explain, verify, spectrum."""
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from formats.core.errors import InputError
+from formats.disk.files import writable
+from rewrites.command.outputs import keep, possible, say
+
+INTERRUPTED = (KeyboardInterrupt, typer.Abort)
+
+def misunderstood() -> Any:
+    """What typer raises for a command that is not understood; older ones leave that to click."""
+    if find_spec("typer.exceptions"):
+        from typer.exceptions import TyperException
+        return TyperException
+    from click import ClickException
+    return ClickException
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
+                  help="A transformer in; the cheapest equal program that laws reach comes out, verified, and runs.")
+
+
+def version(asked: bool) -> None:
+    """Prints the version, and ends."""
+    if asked:                                               # every command comes by here, and most need no such imports
+        from rewrites.front.results import installed
+        say(f"opmatrix {installed('opmatrix')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(asked: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="print the version")] = False) -> None:
+    pass
+
+
+Model = Annotated[str, typer.Argument(
+    help="minilm, smollm2, a directory with config.json, model.safetensors and tokenizer.json, or a .gguf file;"
+         " with --machine also a config.json alone")]
+Laws = Annotated[Path | None, typer.Option(
+    "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you trust")]
+Results = Annotated[Path | None, typer.Option("--json", help="where to write all results")]
+Origin = Annotated[str | None, typer.Option(
+    "--model", help="the checkpoint that it was made of; without it, the one that the program names")]
+Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote")]
+Truncate = Annotated[bool | None, typer.Option(
+    "--truncate/--no-truncate", help="cut long texts; by default where the checkpoint has a max_seq_length")]
+
+
+@app.command()
+def optimize(
+    model: Model,
+    error: Annotated[float, typer.Option(help="relative change of the output on held-out rows; 0: none")] = 0.02,
+    memory: Annotated[float | None, typer.Option(help="megabytes, stored and working together")] = None,
+    text: Annotated[Path | None, typer.Option(help="a file of lines: of every four one fits, one chooses, two state the error")] = None,
+    tokens: Annotated[int | None, typer.Option(help="the workload: one sentence of so many tokens")] = None,
+    workload: Annotated[str | None, typer.Option(
+        metavar="FILE|SHARES", help="the workload instead: texts, one a line, in batches as `embed` makes them; or shares of batches "
+                                    "of sentences x tokens, such as 0.7:1x16,0.3:8x128")] = None,
+    number_type: Annotated[str, typer.Option(help="the narrowest that weights may be stored by: float32, bf16, int8 or int4")] = "int8",
+    pairs: Annotated[Path | None, typer.Option(
+        metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of --error")] = None,
+    drop: Annotated[float, typer.Option(help="how far Spearman's correlation (x 100) of the pairs may fall")] = 0.3,
+    output: Annotated[str, typer.Option(help="pooled: one row a text, as the checkpoint says; rows: one a token")] = "pooled",
+    own: Laws = None,
+    without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="where to save; ./MODEL.opmatrix by default")] = None,
+    results: Results = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="say nothing of phases meanwhile")] = False,
+    machine: Annotated[str | None, typer.Option(metavar="NAME", help="only predict, for A100, H100, Ascend910B or TPUv5e")] = None,
+) -> None:
+    """Find, verify, measure and save the cheapest program of a MODEL."""
+    if machine is not None:
+        say(elsewhere(model, machine, tokens))
+        return
+    if model.endswith(".json"):
+        raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine NAME to predict")
+    from rewrites.command.report import Report, hushed
+    from rewrites.front.mixed import parsed
+    from rewrites.front.reported import Named
+    from rewrites.front.results import printed, save
+    from rewrites.laws import EXACT_LAWS
+    from rewrites.run import optimize as find
+    target = out or Path(f"{Path(model).resolve().name}.opmatrix")
+    refuse(error, memory, number_type, output, target, results)
+    if not 0 <= drop <= 100:
+        raise InputError(f"--drop {drop}: from 0 to 100 hundredths, such as 0.3")
+    declared, laws = declarations(own), Named.of(own)
+    with hushed():
+        result = find(model, error=error, memory=memory and memory * 1e6, text=str(text) if text else None,
+                      tokens=tokens, workload=workload and parsed(workload), number_type=number_type, pairs=pairs, drop=drop, output=output,
+                      leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws), approximations=declared.approximations,
+                      report=Report(quiet=quiet))
+        found = save(result, target, laws)
+    say(printed(found, target))
+    keep(found, results)
+
+
+def elsewhere(model: str, name: str, tokens: int | None) -> str:
+    """What programs of a model would take on a machine from its data sheet."""
+    from formats.machine.datasheets import datasheet
+    from opmatrix.files.checkpoint import open_model
+    from rewrites.command.predict import predicted
+    from rewrites.command.report import hushed
+    from rewrites.compiler.planned import shapes
+    try:
+        sheet = datasheet(name)
+    except ValueError as error:
+        raise InputError(f"--machine {name}: {error}") from None
+    if tokens is not None and tokens < 1:
+        raise InputError(f"--tokens {tokens}: at least 1")
+    with hushed():
+        return predicted(shapes(model) if model.endswith(".json") else open_model(model).operator(), sheet, tokens or 128)
+
+
+def declarations(file: Path | None) -> Any:
+    """What a user's file declares; nothing without one."""
+    from rewrites.command.user import Declared, load
+    return Declared() if file is None else load(file)
+
+
+def refuse(error: float, memory: float | None, number_type: str, output: str, target: Path, results: Path | None) -> None:
+    """What can be known to be wrong before the work begins, as an InputError that names the option."""
+    from opmatrix.files.saving import attempt
+    from rewrites.compiler.representations import check_budgets
+    from rewrites.front.workload import check_output
+    check_budgets(error, memory and 1e6 * memory, number_type)
+    check_output(output)
+    possible("--out", attempt, target)
+    possible("--json", writable, results)
+
+
+@app.command()
+def calibrate() -> None:
+    """Measure this machine within a minute: peaks, bandwidths, the fastest BLAS, what every kernel's time grows with."""
+    from rewrites.command.calibrate import calibrated
+    from rewrites.command.report import Report, hushed
+    with hushed():
+        found = calibrated(Report())
+    say(found)
+
+
+@app.command()
+def run(
+    directory: Saved,
+    text: Annotated[list[str], typer.Argument(help="sentences")],
+    truncate: Truncate = None,
+) -> None:
+    """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are; of a language
+    model, the likeliest tokens that follow each."""
+    from opmatrix.pipelines.pooling import unit
+    from opmatrix.program import Program
+    from rewrites.command.perplexity import likeliest, speaks
+    from rewrites.command.report import table
+    program = Program.load(directory)
+    vectors = program.embed(text, truncate=truncate)
+    if speaks(program):
+        for sentence, scores in zip(text, vectors, strict=True): say(f"{sentence[-60:]!r}: {likeliest(program, scores)}")
+        return
+    for sentence, vector in zip(text, vectors, strict=True):
+        say(f"{sentence[:60]!r}: [{', '.join(f'{v:.4f}' for v in vector[:6])}, …] ({len(vector)} numbers)")
+    if len(text) > 1:
+        if not program.pooling.normalise: vectors = unit(vectors)
+        alike = vectors @ vectors.T
+        say(table([[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
+                         ["cosine", *(str(i + 1) for i in range(len(text)))]))
+
+
+@app.command()
+def embed(
+    directory: Saved,
+    file: Annotated[str, typer.Argument(help="a file of texts, one a line; - for the standard input")],
+    out: Annotated[Path, typer.Option(metavar="OUT.npy", help="float32, a row for each line")],
+    rows: Annotated[int | None, typer.Option(help="tokens of a batch, about")] = None,
+    truncate: Truncate = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="a line that cannot be embedded: a row of NaN")] = False,
+) -> None:
+    """Embed every line of a FILE with a saved program, written whole or not at all: a row each, pooled as the
+    checkpoint's 1_Pooling and Normalize say, or the mean of length one where it says nothing."""
+    from opmatrix.pipelines.embed import (
+        ROWS,
+        blocks,
+        each,
+        followed,
+        given,
+        outcome,
+        quantity,
+        reading,
+        replaceable,
+        write,
+    )
+    from opmatrix.program import Program
+    possible("--out", replaceable, out)
+    program, start = Program.load(directory), time.perf_counter()
+    texts = given() if file == "-" else Path(file)
+    how = reading("standard input" if file == "-" else file, truncate, skip_bad)
+    found = blocks(program, each(texts), ROWS if rows is None else rows, how)
+    count, width = write(followed(found, quantity(texts)), out)
+    seconds = time.perf_counter() - start
+    say(f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s"
+        + outcome(how, program.tokenizer))
+
+
+@app.command()
+def evaluate(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL|DIR...", help="checkpoints or saved programs; the first is compared with")],
+    pairs: Annotated[Path | None, typer.Option(metavar="CSV", help="sentence1, sentence2, score, with or without a header")] = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="a text that language models foresee, in windows of 512 tokens")] = None,
+    tokens: Annotated[int | None, typer.Option(help="only so many of the text's first tokens")] = None,
+    results: Results = None,
+    truncate: Truncate = None,
+) -> None:
+    """With --pairs: Spearman's correlation, times 100, of the cosines of sentence pairs, as `embed` embeds them, with scores of
+    people. With --text: the perplexity of language models, and nats a byte."""
+    from rewrites.command import evaluate as evaluation
+    from rewrites.command.pairs import Pairs
+    from rewrites.command.report import Report, hushed
+    possible("--json", writable, results)
+    if tokens is not None and text is None: raise InputError(f"--tokens {tokens}: it is of a text: give --text FILE")
+    if tokens is not None and tokens < 2: raise InputError(f"--tokens {tokens}: at least 2, as the first is not foreseen")
+    if text is not None and pairs is None:
+        with hushed(): told = evaluation.foreseen(models, text, tokens, Report())
+        keep(evaluation.foreseen_json(told, text), results)
+        say(evaluation.told_foreseen(told))
+        return
+    if pairs is None or text is not None: raise InputError("evaluate: give --pairs CSV or --text FILE, one of them")
+    given = Pairs.read(pairs)
+    with hushed():
+        found = evaluation.compared(models, given, Report(), truncate)
+    keep(evaluation.as_json(found, pairs, given), results)
+    say(evaluation.told(found, given))
+
+
+@app.command()
+def doctor(
+    results: Results = None,
+    clean: Annotated[bool, typer.Option("--clean", help="remove from the cache what this version makes no use of")] = False,
+) -> None:
+    """The processor and what kernels use of it, cores, libraries, caches; settings that hurt, and what to set."""
+    from rewrites.command.doctor import as_json, told, went
+    from rewrites.command.examine import cleaned, examined
+    possible("--json", writable, results)
+    gone = cleaned() if clean else []
+    facts = examined()
+    keep(as_json(facts), results)
+    say("\n\n".join([told(facts), *([went(gone)] if clean else [])]))
+
+
+@app.command()
+def laws(
+    own: Laws = None,
+    kind: Annotated[str | None, typer.Option(help="exact, value, implementation or own; all without it")] = None,
+) -> None:
+    """Every law, in groups: what it says, its guard, its source."""
+    from rewrites.command.lawbook import book
+    say(book(declarations(own), kind))
+
+
+@app.command()
+def explain(
+    directory: Saved,
+    own: Laws = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --text")] = None,
+    workload: Annotated[Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --workload")] = None,
+    model: Origin = None,
+    full: Annotated[bool, typer.Option("--full", help="every step of the derivation, and the program before it, too")] = False,
+) -> None:
+    """A saved program before and after, and what each law saved, measured by leaving it out. No file is opened because a report
+    names it: your own files are named again, and compared by SHA-256."""
+    from rewrites.command.report import Report, hushed
+    from rewrites.derivations.explain import explain as told
+    with hushed():
+        found = told(directory, Report(), model=model, full=full, laws=own, text=text, texts=workload)
+    say(found)
+
+
+@app.command()
+def verify(directory: Saved, model: Origin = None) -> None:
+    """Do the checks of a saved program's certificate again, as far as the directory and the MODEL allow. Ends with status 1 where
+    one fails."""
+    from rewrites.command.recheck import FAILS, of_directory, told
+    found = of_directory(directory, model)
+    say(told(found))
+    if any(check.verdict == FAILS for check in found): raise typer.Exit(1)
+
+
+@app.command()
+def spectrum(
+    model: Model,
+    out: Annotated[Path | None, typer.Option(help="where to draw the picture (needs matplotlib)")] = None,
+) -> None:
+    """Singular values, ranks and energy knees of every weight of a MODEL, printed and drawn. Columns are explained below them."""
+    from opmatrix.display.draw import drawable, spectrum_figure, spectrum_text
+    from opmatrix.files.checkpoint import open_model
+    from rewrites.command.spectrum import weights
+    possible("--out", drawable, out)
+    found = weights(open_model(model).operator())
+    say(spectrum_text(found))
+    if out is not None:
+        say(f"drawn in {spectrum_figure(found, out)}")

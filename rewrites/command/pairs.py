@@ -1,0 +1,98 @@
+"""How well embeddings say how alike sentences are: the rank correlation of their cosines with the scores that people gave to
+pairs (Agirre et al. 2012; Reimers and Gurevych 2019, section 4.1)."""
+import csv
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from io import TextIOWrapper
+from itertools import chain
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.errors import InputError
+from formats.disk.files import open_regular, reason
+from opmatrix.pipelines.pooling import unit
+from opmatrix.program import Program
+
+COLUMNS = "sentence1", "sentence2", "score"
+FEW = 64                                                    # texts that a program is warmed up with
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Sentences, two and two, and a score for each pair."""
+
+    texts: tuple[str, ...]
+    scores: NDArray[np.float64]
+
+    @classmethod
+    def read(cls, file: str | Path) -> "Pairs":
+        """From a CSV file: sentence1, sentence2, score, in the columns that a header names so, else in the first three. Raises
+        InputError, with the line, for what is missing or no number, and where nothing can be ranked."""
+        found = [*rows(Path(file))]
+        if len(found) < 2: raise InputError(f"{file}: {len(found)} pairs: a correlation needs 2 or more")
+        scores = np.array([score for *_, score in found])
+        if (scores == scores[0]).all(): raise InputError(f"{file}: every score is {scores[0]:g}: there is nothing to rank by")
+        return cls(tuple(chain.from_iterable(pair for *pair, _ in found)), scores)
+
+    def __len__(self) -> int: return len(self.scores)
+
+
+def rows(file: Path) -> Iterator[tuple[str, str, float]]:
+    """The pairs of a file, one after another."""
+    try:
+        with TextIOWrapper(open_regular(file), "utf-8-sig", newline="") as opened:
+            lines = csv.reader(opened, strict=True)
+            places: Sequence[int] = range(3)
+            for row in filter(None, lines):
+                names = [cell.strip().lower() for cell in row]
+                if lines.line_num == 1 and set(COLUMNS) <= set(names): places = [names.index(name) for name in COLUMNS]
+                else: yield pair(f"{file}: line {lines.line_num}", row, places)
+    except OSError as error: raise InputError(f"{file}: {reason(error)}: give a CSV file of {', '.join(COLUMNS)}") from error
+    except UnicodeDecodeError as error: raise InputError(f"{file}: byte {error.start} is not UTF-8: save it as UTF-8") from error
+    except csv.Error as error: raise InputError(f"{file}: line {lines.line_num}: {error}") from error
+
+
+def pair(where: str, row: Sequence[str], places: Sequence[int]) -> tuple[str, str, float]:
+    """Two sentences and their score."""
+    if len(row) <= max(places):
+        raise InputError(f"{where}: {len(row)} columns, but {', '.join(COLUMNS)} are needed")
+    first, second, given = (row[place] for place in places)
+    try: score = float(given)
+    except ValueError: score = np.nan
+    if not isfinite(score):
+        raise InputError(f"{where}: the score {given!r} is no number: a header would be named {', '.join(COLUMNS)}")
+    return first, second, score
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Spearman's rank correlation, times 100, of one program, and the seconds that all texts took."""
+
+    name: str
+    spearman: float
+    seconds: float
+    texts: int
+
+    @property
+    def rate(self) -> float:
+        """Texts a second."""
+        return self.texts / self.seconds
+
+
+def evaluate(name: str, program: Program, pairs: Pairs, progress: Callable[..., None] = lambda *_: None,
+             truncate: bool | None = None) -> Evaluated:
+    """Embeds all texts of the pairs, in the order of the file, cut as `Program.embed` cuts them. Raises InputError for
+    a program that cannot read text, and one that finds all pairs equally alike."""
+    from scipy.stats import spearmanr
+    program.embed(pairs.texts[:FEW], progress=False, truncate=truncate)
+    start = time.perf_counter()
+    found = program.embed(pairs.texts, progress=progress, truncate=truncate)
+    seconds = time.perf_counter() - start
+    if not program.pooling.normalise: found = unit(found)
+    cosines = (found[0::2].astype(np.float64) * found[1::2]).sum(1)
+    if (cosines == cosines[0]).all(): raise InputError(f"{name}: every pair has the cosine {cosines[0]:.3g}: nothing is ranked")
+    return Evaluated(name, 100 * float(spearmanr(cosines, pairs.scores).statistic), seconds, len(pairs.texts))

@@ -1,0 +1,225 @@
+"""What `opmatrix verify` does: every check of a certificate is done again that a directory allows. No limit is taken from the
+certificate: limits are in the code, what it states is compared with what is found here, and the rest is printed as a claim."""
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
+from os.path import exists
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
+
+from formats.core.epilogue import UNIT
+from formats.core.errors import InputError
+from opmatrix.extents import counted, patterns
+from opmatrix.files.checkpoint import open_model
+from opmatrix.files.storage import PROGRAM
+from opmatrix.patterns import Batch
+from opmatrix.pipelines.text import Parts, Reading, sentences
+from opmatrix.program import Program
+from opmatrix.term import Operator
+from rewrites.compiler.layers import parts
+from rewrites.compiler.lower import plainly
+from rewrites.compiler.search import search
+from rewrites.front.stated import each
+from rewrites.laws import EXACT_LAWS
+from rewrites.verify import Errors, VerificationError, verify_graphs, verify_laws, verify_steps
+from rewrites.verify.certificate import own, restored, versions
+from rewrites.verify.programs import EQUAL, ROUNDING, oracle
+
+LIMITS = {"float64": EQUAL, "rounding": ROUNDING}           # that a certificate may have been made within
+STATED = 1.0                                                # no program is stated to be off by as much as its output
+NOTHING = UNIT / 64                                         # programs that round less are alike
+FRESH = 64                                                  # rows that no certificate chose
+WRONG = (VerificationError, InputError, ValueError, TypeError, KeyError, IndexError)
+HOLDS, FAILS, CLAIMED = "holds", "FAILS", "claimed"
+
+
+class Check(NamedTuple):
+    """One line of the table: what was asked, what was found, what is allowed, and whether it holds; a claim cannot be checked
+    from what is here, and `allowed` says why."""
+
+    what: str
+    found: str
+    allowed: str
+    verdict: str
+
+
+class Alike:
+    """A machine on which every kernel takes as long: one kernel for each operator is the same program on all of them."""
+
+    def seconds(self, kernel: str, **sizes: float) -> float: return 1.0
+
+
+def of_directory(directory: Path, model: str | None = None) -> list[Check]:
+    """The checks of a saved program, with the checkpoint that is given, or that it names where that is a directory here. Raises
+    InputError where there is no program, or no such checkpoint."""
+    if not exists(directory / PROGRAM): Program.load(directory)
+    try: program = Program.load(directory)
+    except InputError as error: return [Check("files", words(error), "a whole program with its own certificate", FAILS)]
+    place = program.meta.get("source") if model is None else model
+    here = isinstance(place, str) and (model is not None or exists(place))
+    loaded = Check("files", f"{len(program.constants)} constants, {len(program.steps)} steps", "their hash", HOLDS)
+    named = [Check("model", f"{place}{'' if model else ', as the program says'}", "", CLAIMED)] if here else []
+    return [loaded, *named, *checks(program, open_model(str(place)).operator(program.pooled) if here else None)]
+
+
+def checks(program: Program, model: Operator | None = None) -> Iterator[Check]:
+    """Every check of a program and its certificate; with the model, those that need the oracle."""
+    if not (kept := program.meta.get("certificate")):
+        yield Check("certificate", "none", "a program that was verified carries one", FAILS)
+        return
+    yield judged("program", kept["program"], program.hash, kept["program"] == program.hash)
+    yield from limits(kept)
+    stated, exact = search_for(kept["verified"], "stated"), bool(search_for(kept["verified"], "imported"))
+    yield from statements(kept["verified"], stated, exact)
+    try: batches = [restored(each) for each in kept["inputs"]]
+    except WRONG as error:
+        yield Check("inputs", words(error), "their hash", FAILS)
+        return
+    yield judged("inputs", f"{len(batches)} batches, {sum(batch.rows for batch in batches)} rows", "their hash", bool(batches))
+    yield attempted("steps within bounds", lambda: steps(program, batches))
+    yield attempted("own rounding", lambda: rounding(program, batches, kept["own"], stated))
+    yield attempted("laws", lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True))
+    yield from of_model(program, model, batches, stated, exact, kept["verified"])
+    yield from claims(kept)
+
+
+def judged(what: str, found: str, allowed: str, holds: bool) -> Check:
+    return Check(what, found, allowed, HOLDS if holds else FAILS)
+
+
+def attempted(what: str, done: Callable[[], Check]) -> Check:
+    """What cannot even be worked out has failed."""
+    try: return done()
+    except WRONG as error: return Check(what, words(error), "", FAILS)
+
+
+def words(error: Exception) -> str:
+    """An error as a cell of a table."""
+    return " ".join(str(error.args[0] if error.args else error).split())
+
+
+# ---- what needs no model
+
+def limits(kept: Mapping[str, Any]) -> Iterator[Check]:
+    """A certificate may have been made within narrower limits, and no wider ones."""
+    for name, most in LIMITS.items():
+        given = kept["bounds"].get(name)
+        yield judged(f"limit of {name}", f"{given}", f"at most {most:g}", number(given) and given <= most)
+
+
+def statements(verified: Mapping[str, Any], stated: Any, exact: bool) -> Iterator[Check]:
+    """What it says must at least agree with itself and with the limits of the code."""
+    if stated is not None or not exact:
+        yield judged("stated error", f"{stated}", f"below {STATED:g}", number(stated) and stated < STATED)
+    if (found := search_for(verified, "float64")) is not None:
+        worst = found.get("worst_row") if isinstance(found, Mapping) else None
+        yield judged("float64 error, as it was found", f"{worst}", f"at most {EQUAL:g}", number(worst) and worst <= EQUAL)
+    if isinstance(said := verified.get("error"), Mapping) and stated is not None:
+        held_out = said.get("relative")
+        yield judged("error on held-out rows, as it was found", f"{held_out}", "at most the stated one",
+                     number(held_out) and number(stated) and held_out <= stated)
+
+
+def steps(program: Program, batches: Sequence[Batch]) -> Check:
+    """Every kernel against its float64 meaning on the same operands."""
+    found = verify_steps(program, batches)
+    return judged("steps within bounds", f"{found['count']} steps, the nearest at {found['nearest']:.2g} of its bound", "1",
+                  found["nearest"] <= 1)
+
+
+def rounding(program: Program, batches: Sequence[Batch], then: float, stated: Any) -> Check:
+    """What all kernels round together: as much as was found then, up to what machines differ by, and no more than the whole
+    program may be off."""
+    now = own(program, batches)
+    most = ROUNDING * stated if number(stated) and stated < STATED else STATED
+    near = max(now, then) <= ROUNDING * max(min(now, then), NOTHING)
+    return judged("own rounding", f"{now:.2g}", f"within {ROUNDING:g} times of {then:.2g}, at most {most:.2g}", near and now <= most)
+
+
+# ---- what needs the model
+
+def of_model(program: Program, model: Operator | None, batches: Sequence[Batch], stated: Any, exact: bool,
+             verified: Mapping[str, Any]) -> Iterator[Check]:
+    """The error against the oracle on the certificate's rows and on rows that it did not choose; the graphs of the laws."""
+    single = search_for(verified, "sentence")
+    if model is None:
+        if single is not None: yield Check("worst sentence against the model", f"stated {single}", "it needs --model MODEL", CLAIMED)
+        yield Check("error against the model", f"stated {stated}", "it needs --model MODEL", CLAIMED)
+        yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
+        return
+    imported: list[Program] = []
+
+    def error(what: str, chosen: Sequence[Batch], judge: bool = True) -> Check:
+        wanted = oracle(model, chosen)
+        found = Errors.of([program.run(batch) for batch in chosen], wanted).relative
+        if not exact:
+            said = f"{stated:.3g}, as stated" if number(stated) and stated < STATED else "nothing that was stated"
+            if not judge: return Check(what, f"{found:.3g}", f"{said} for text of the kind that it was made for", CLAIMED)
+            return judged(what, f"{found:.3g}", said, number(stated) and stated < STATED and found <= stated)
+        if not imported: imported.append(plain(model))
+        most = ROUNDING * Errors.of([imported[0].run(batch) for batch in chosen], wanted).relative
+        return judged(what, f"{found:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds", found <= most)
+    def worst() -> Check:
+        pairs = zip(batches, oracle(model, batches), strict=True)
+        found = max(float(each(program.run(batch), rows, program.starts(batch)).max()) for batch, rows in pairs)
+        return judged("worst sentence against the model", f"{found:.3g}", f"{single}, as stated", number(single) and found <= single)
+    yield attempted("error against the model", lambda: error("error against the model", batches))
+    if single is not None: yield attempted("worst sentence against the model", worst)
+    what = f"error on {FRESH} other rows"
+    yield attempted(what, lambda: error(what, [fresh(program, model)], judge=False))
+    yield attempted("graphs of the laws", lambda: graphs(model))
+
+
+def plain(model: Operator) -> Program:
+    """The imported program: a kernel for each operator, weights as they are."""
+    return search(model, (), Alike(), counted([FRESH], patterns(model)), methods=plainly, fusion=False).program({})[0]
+
+
+def fresh(program: Program, model: Operator) -> Batch:
+    """Sentences that ship and were not calibrated with, as many as there are rows; of a program without a tokenizer drawn ones."""
+    vocabulary = int(model.into.cols)
+    if program.meta.get("tokenizer"):
+        rows: list[list[int]] = []
+        for row in program.tokenizer.rows(Parts.of(sentences()).state, Reading(skip_bad=True)):
+            if row and max(row) < vocabulary and sum(map(len, rows)) + len(row) <= FRESH: rows.append(row)
+        if rows: return Batch(rows)
+    rng = np.random.default_rng(0)
+    return Batch([rng.integers(0, vocabulary, 8) for _ in range(FRESH // 8)])
+
+
+def graphs(model: Operator) -> Check:
+    """Every class, fact and kernel of the graphs of the model's parts."""
+    found = verify_graphs((part.template for by_state in parts(model) for part in by_state.values()), EXACT_LAWS)
+    return judged("graphs of the laws", f"{found['graphs']} hold", "all", True)
+
+
+# ---- what is only said
+
+def claims(kept: Mapping[str, Any]) -> Iterator[Check]:
+    """What nothing here can tell."""
+    if isinstance(laws := kept["verified"].get("laws"), Mapping) and laws.get("own"):
+        yield Check("laws of the user's own", ", ".join(map(str, laws["own"])), "their file is not part of the directory", CLAIMED)
+    yield Check("float64 with unrounded weights", "", "the directory holds rounded ones", CLAIMED)
+    now = versions()
+    changed = [f"{name} {then}, now {now.get(name, 'none')}" for name, then in kept["versions"].items() if then != now.get(name)]
+    yield Check("made by", ", ".join(changed) or "these versions", f"on {kept['machine']}, seed {kept['seed']}", CLAIMED)
+
+
+def search_for(tree: Any, key: str) -> Any:
+    """The first value of that name in nested mappings."""
+    if not isinstance(tree, Mapping): return None
+    if key in tree: return tree[key]
+    return next((found for value in tree.values() if (found := search_for(value, key)) is not None), None)
+
+
+def number(value: Any) -> TypeGuard[float]: return type(value) in (int, float) and isfinite(value) and value >= 0
+
+
+def told(found: Sequence[Check]) -> str:
+    """The table, and what became of it."""
+    width = max(len(check.what) for check in found)
+    lines = [f"{check.what:{width}}  {check.verdict:7}  {'; '.join(filter(None, (check.found[:400], check.allowed[:400])))}"
+             for check in found]
+    counts = ", ".join(f"{sum(check.verdict == verdict for check in found)} {verdict}" for verdict in (HOLDS, FAILS, CLAIMED))
+    return "\n".join([*lines, "", counts])

@@ -1,0 +1,1 @@
+"""From a model to its cheapest equal program: parts, graphs, prices, extraction, emission."""

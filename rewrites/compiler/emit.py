@@ -1,0 +1,196 @@
+"""From chosen nodes to a program: steps in the vocabulary of the runtime, constants evaluated in float64 and rounded
+once."""
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from formats import FORMATS
+from formats.core.epilogue import ACTIVATIONS
+from opmatrix.data import Data
+from opmatrix.program import Step
+from opmatrix.runtime.kernel import Declared, split
+from opmatrix.runtime.operands import Heads, Scores
+from rewrites.compiler.calls import attributes as given
+from rewrites.compiler.calls import kernels
+from rewrites.compiler.kinds import array
+from rewrites.compiler.lower import EXACT, TURNED, Call, Content, Lowering, Method, Stored, Use
+from rewrites.front.fit import Fitter
+
+ANYWHERE = -1                                               # in place of a part: an array is stored once, by its content
+ROWS = 0                                                    # a view as plain rows, not as so many heads
+
+
+def promise(shape: tuple[int, ...], method: Method = EXACT[0]) -> Any:
+    """A weight or a row that nobody has the numbers of: one zero, seen everywhere."""
+    if len(shape) == 2: return FORMATS[method.format].promised(*shape, **dict(method.parameters))
+    return np.broadcast_to(np.zeros((), np.float32), shape)
+
+
+def vector(lowering: Lowering, cls: int, width: int) -> Any:
+    """The numbers of a constant row, or a promise of them."""
+    return promise((width,)) if lowering.promised(cls) else lowering.vector(cls, width)
+
+
+class Spread(NamedTuple):
+    """A constant row over so many columns."""
+
+    constant: int
+    width: int
+
+
+class Source(NamedTuple):
+    """A weight where a part reads it: the constant, the part, what is stored, the class of what it multiplies."""
+
+    constant: str
+    part: int
+    stored: Stored
+    x: int
+
+
+@dataclass
+class Value:
+    """A buffer of the program: its name as rows, and as so many heads; each view is made when first asked for."""
+
+    names: dict[int, str]
+    heads: int
+
+
+@dataclass
+class Emitter:
+    """Collects steps and constants, part by part. `decide` picks the method of a use in a part; `fitted` keeps weights
+    that many programs store alike."""
+
+    fitted: dict[Any, Any] = field(default_factory=dict)
+    fitter: Fitter = field(default_factory=Fitter)
+    steps: list[Step] = field(default_factory=list)
+    constants: dict[str, Any] = field(default_factory=dict)
+    sources: list[Source] = field(default_factory=list)
+    origins: dict[str, tuple[int, Any]] = field(default_factory=dict)    # of a constant: the part that first read it, and what it is there
+    readings: list[tuple[Call, int]] = field(default_factory=list)
+    values: dict[int, Value] = field(default_factory=dict)
+    part: int = 0
+
+    def emit(self, lowering: Lowering, nodes: Iterable[Any], number: int, given: dict[int, Value],
+             decide: Callable[[int, Use, Method], Method]) -> None:
+        """The steps of one part, from what its border hands in."""
+        self.values, self.part = dict(given), number
+        methods: dict[Use, Method] = {}
+        for node in nodes:
+            if isinstance(node.cls, Use):
+                methods[node.cls] = decide(number, node.cls, node.label)
+        for node in nodes:
+            if isinstance(node.label, Call):
+                self._call(lowering, node.cls, node.label, methods)
+
+    def _call(self, lowering: Lowering, cls: int, call: Call, methods: dict[Use, Method]) -> None:
+        """The steps of a call: each kernel is given its own variables, and what it lacks the one before gives."""
+        heads, before = int(lowering.matcher.heads[cls]), ""
+        for declared in kernels(call):
+            operands, attributes = self._arguments(lowering, cls, call, declared, methods)
+            if before: operands = {next(name for name in declared.operands if name not in operands): before} | operands
+            before = self._name()
+            self.steps.append(Step(declared.name, operands, attributes, before))
+            self.values[cls] = Value({heads if split(declared.result, heads) else ROWS: before}, heads)
+        if not before:
+            self.values[cls] = Value(self.values[dict(call.bound)["x"]].names, heads)
+
+    def _arguments(self, lowering: Lowering, gives: int, call: Call, declared: Declared,
+                   methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, Any]]:
+        """The operands of a kernel, by the names of buffers and constants, and its attributes."""
+        bound, how = dict(call.bound), call.implementation.layout
+        operands: dict[str, str] = {}
+        turned: list[str] = []
+        attributes = given(lowering, call, declared)
+        for name, cls in call.bound:
+            wanted, asked = declared.wanted(name), name in declared.attributes
+            match call.implementation.variables[name].name:
+                case "scalar" if asked:
+                    attributes[name] = float(array(lowering.terms[cls]).item())
+                case "where" if asked:
+                    seen = lowering.template.values[cls]
+                    attributes[name] = seen.form
+                    operands |= {f"mask{k}": self._data(data) for k, data in enumerate(seen.data)}
+                case "relation" if asked:
+                    attributes[name] = str(lowering.template.values[cls])
+                case "count" if asked:
+                    attributes[name] = int(lowering.template.values[cls])
+                case "entrywise" if asked:
+                    attributes[name] = next(node.kind for node in lowering.graph.members[cls] if node.kind in ACTIVATIONS)
+                case "rotation":
+                    operands |= dict(zip(("cos", "sin"), map(self._data, lowering.tables(cls)), strict=True))
+                case "constant":
+                    row = int(lowering.terms[gives].out.cols) if declared.result is Heads else lowering.columns(gives)
+                    width = row if lowering.columns(cls) == 1 else lowering.columns(cls)
+                    operands[name] = self._constant((self.part, Spread(cls, width)), partial(vector, lowering, cls, width))
+                case "matrix" if wanted:
+                    x = bound[name.replace("table", "field")] if name.startswith("table") else bound["x"]
+                    use = Use(x, cls, how, gives)
+                    stored = lowering.held(use, methods[use])
+                    operands[name] = self._weight(lowering, stored, x)
+                    if stored.layout == TURNED: turned.append(name.removeprefix("table"))
+                case "value" | "scores" if wanted:
+                    operands[name] = self._operand(wanted, cls)
+        if turned: attributes["turned"] = ",".join(turned)
+        arrays = call.implementation.data(lowering.template.values)
+        return operands | {f"c{k}": self._data(data) for k, data in enumerate(arrays)}, attributes
+
+    def _operand(self, wanted: Any, cls: int) -> str:
+        """The buffer of a value, as one of this type."""
+        if wanted is Scores: return next(iter(self.values[cls].names.values()))
+        return self._heads(cls) if split(wanted, int(self.values[cls].heads)) else self._rows(cls)
+
+    def _data(self, data: Data) -> str:
+        return self._constant((ANYWHERE, data), partial(np.asarray, data.array))
+
+    def _weight(self, lowering: Lowering, stored: Stored, x: int) -> str:
+        cls, how, method = stored = stored._replace(method=stored.method._replace(error=0.0))
+        content = lowering.content(stored)
+        key = (self.part, stored) if content is None else (ANYWHERE, content)
+        if lowering.promised(cls):
+            return self._constant(key, lambda: promise(lowering.stored(cls, how), method))
+        if how == "stack":
+            return self._constant(key, lambda: lowering.matrix(cls, how), stored)
+        where = (self.part, cls, how)
+        name = self._constant(key, lambda: self.fitter.store(lowering.matrix(cls, how), method, where), stored)
+        self.sources.append(Source(name, self.part, stored, x))
+        return name
+
+    def _constant(self, key: Any, make: Callable[[], Any], what: Any = None) -> str:
+        if key not in self.fitted:
+            made = make()
+            # what is promised is one float32, spread
+            plain = isinstance(made, np.ndarray) and (made.dtype != np.float32 or any(made.strides))
+            self.fitted[key] = np.ascontiguousarray(made, np.float32) if plain else made
+        name = next((n for n, c in self.constants.items() if c is self.fitted[key]), None)
+        if name is None:
+            name = f"{'w' if isinstance(key[1], Stored | Content) else 'c'}{len(self.constants)}"
+            self.constants[name] = self.fitted[key]
+            self.origins[name] = self.part, key[1] if what is None else what
+        return name
+
+    def _name(self) -> str:
+        return f"h{len(self.steps)}"
+
+    def rows(self, value: Value) -> str:
+        """The name of a buffer as rows."""
+        return self._view(value, ROWS, "join", {})
+
+    def _rows(self, cls: int) -> str:
+        return self.rows(self.values[cls])
+
+    def _heads(self, cls: int) -> str:
+        value = self.values[cls]
+        if value.heads not in value.names:
+            self.rows(value)
+        return self._view(value, value.heads, "heads", {"heads": value.heads})
+
+    def _view(self, value: Value, wanted: int, kernel: str, attributes: dict[str, Any]) -> str:
+        if wanted not in value.names:
+            name = self._name()
+            source = value.names.get(ROWS) or next(iter(value.names.values()))
+            self.steps.append(Step(kernel, {"x": source}, attributes, name))
+            value.names[wanted] = name
+        return value.names[wanted]

@@ -1,0 +1,67 @@
+"""A model of which only the configuration is there: the cheapest program of its shapes, planned and priced. No weight is loaded or
+allocated, so a configuration of 70 billion weights takes seconds and megabytes."""
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from formats.core.errors import InputError
+from formats.disk.files import parse_json
+from opmatrix.extents import Extents, counted, patterns
+from opmatrix.models import promised
+from opmatrix.term import Operator
+from opmatrix.weightless import Planned
+from rewrites.command.report import megabytes
+from rewrites.compiler.search import search
+from rewrites.laws import EXACT_LAWS
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cheapest exact program of a configuration for some sentences: `time` predicted seconds, `took` those of the search."""
+
+    program: Planned
+    extents: Extents
+    time: float
+    took: float
+
+    @property
+    def stored(self) -> int:
+        """Bytes of the weights."""
+        return self.program.stored_bytes
+
+    @property
+    def peak(self) -> int:
+        """Bytes of a call's result and buffers."""
+        return self.program.peak_bytes(self.extents)
+
+    def __str__(self) -> str:
+        return "\n".join([f"# {1e3 * self.time:.4g} ms predicted, {megabytes(self.stored)} MB stored, {megabytes(self.peak)} MB of buffers",
+                          str(self.program)])
+
+
+def planned(config: Mapping[str, Any] | str | Path, machine: Any, lengths: Sequence[int] = (128,)) -> Plan:
+    """The cheapest exact program for sentences of these lengths on a machine: one that was calibrated, or a data sheet
+    (`formats.machine.datasheets.datasheet("H100")`). The configuration is a mapping or the path of its JSON. Promised weights are taken to
+    have no special numbers. The program is priced, planned and printed; to run or save it raises InputError, as does a configuration
+    that is none.
+
+        >>> from formats.machine.datasheets import datasheet
+        >>> print(planned("config.json", datasheet("H100"), [512]))                                # doctest: +SKIP"""
+    start = time.perf_counter()
+    model = shapes(config)
+    extents = counted(lengths, patterns(model))
+    found = search(model, EXACT_LAWS, machine, extents)
+    program, _ = found.program({"model": "a configuration"})
+    assert isinstance(program, Planned)
+    return Plan(program, extents, found.time, time.perf_counter() - start)
+
+
+def shapes(config: Mapping[str, Any] | str | Path) -> Operator:
+    """The model of a configuration, its weights promised."""
+    if isinstance(config, Mapping): return promised(config)
+    try: read = parse_json(Path(config).read_text("utf-8"), str(config))
+    except (OSError, UnicodeDecodeError) as error: raise InputError(f"{config}: {error}") from None
+    if not isinstance(read, dict): raise InputError(f"{config}: it is no configuration, but a JSON {type(read).__name__}")
+    return promised(read)

@@ -1,0 +1,46 @@
+"""Whether float32 carries a model: numbers beyond its range, or so far apart that the smaller ones are lost, leave
+nothing that a program could agree with."""
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from formats.core.errors import InputError
+from opmatrix.data import Data
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from opmatrix.term import Operator
+
+LOST = 0.01                                                 # relative; ordinary models round by a millionth
+LARGE = 2.0 ** 24                                           # beside such a number float32 loses those below 1
+FAINT = 1e-30                                               # an output below it has no digits left, or none at all
+
+
+def check_precision(model: Operator, programs: Sequence[Program], batch: Batch) -> None:
+    """Compare exact programs with the float64 oracle on a batch. Raises InputError, which names the tensor that holds the
+    largest number, where an output is no number or changes by more than a hundredth, and where the output is zero.
+    Without a large number it is no matter of precision, and verification finds the fault."""
+    with np.errstate(all="ignore"):                         # what overflows is what is looked for
+        found = [program.run(batch) for program in programs]
+        if (most := max(abs(each).max() for each in found)) < FAINT:
+            raise InputError(f"the model's output on ordinary text is at most {most:.3g}, so no error can be measured "
+                             "beside it: take weights that are trained")
+        size, name = max((largest(data), data.label if data.name is None else data.name) for data in tensors(model))
+        if size < LARGE: return                             # the oracle is slow, and need not be asked
+        wanted = dense(model, batch)
+        changes = [np.linalg.norm(each - wanted) / np.linalg.norm(wanted) for each in found]
+    if all(change <= LOST for change in changes): return
+    what = f"changes by {100 * max(changes):.3g} % when it is computed" if np.isfinite(changes).all() else "is not finite"
+    raise InputError(f"tensor {name!r} holds {size:.3g}, the largest number of the model, whose output {what} in float32: "
+                     "scale its weights, or train it again")
+
+
+def tensors(model: Operator) -> Iterator[Data]:
+    """Every array that the model is made of, as its file has it."""
+    for term in model.walk():
+        yield from (value.base or value for value in term.attributes if isinstance(value, Data))
+
+
+def largest(data: Data) -> float:
+    """The largest magnitude of its numbers."""
+    return max(float(data.array.max()), -float(data.array.min()))

@@ -1,0 +1,131 @@
+"""Representations that hold a weight exactly: sparse ones where it is pruned, half where it was trained so. Nothing is
+rounded, so they belong to the exact search; a dense weight costs a look at a sample of its numbers."""
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from formats import FORMATS, Format, FormatError, Half
+from formats.core.errors import InputError
+from formats.core.sizes import T
+from formats.select import sampled
+from opmatrix.data import Data, Promised
+from opmatrix.term import Operator
+from rewrites.compiler.lower import EXACT, Lowering, Method, Use
+from rewrites.compiler.template import Template
+
+SAMPLE = 4096                                               # numbers that are looked at before all of them are
+MOST = 0.5                                                  # share of nonzero numbers above which no sparse format pays
+NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}      # the narrowest numbers that a weight may be stored by, in bits
+
+
+def check_budgets(error: float, memory: float | None, number_type: str) -> None:
+    """Raises InputError, which names the option, for what no program can be asked for: an error that is none, bytes that are none, an
+    unknown number type."""
+    if not 0 <= error < 1: raise InputError(f"--error {error:g}: a relative error from 0 to 1, such as 0.02")
+    if memory is not None and not 0 < memory < float("inf"): raise InputError(f"--memory {memory / 1e6:g}: megabytes, more than 0")
+    if number_type not in NUMBER_TYPES: raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
+
+LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
+
+
+def traits(numbers: np.ndarray) -> frozenset[str]:
+    """`sparse` and `float16`, as far as a sample of the numbers can tell."""
+    rng = np.random.default_rng(0)
+    sample = numbers[tuple(rng.integers(0, size, SAMPLE) for size in numbers.shape)]
+    found = {"sparse": np.count_nonzero(sample) <= (MOST + 0.1) * SAMPLE, "float16": exactly_half(sample)}
+    return frozenset(name for name, holds in found.items() if holds)
+
+
+def looked(data: Data) -> frozenset[str]:
+    """The traits of a leaf, looked up once; what is only promised has none."""
+    if data not in LOOKED:
+        LOOKED[data] = frozenset() if isinstance(data, Promised) or len(data.shape) < 2 else traits(data.array)
+    return LOOKED[data]
+
+
+def exactly_half(numbers: np.ndarray) -> bool:
+    with np.errstate(over="ignore"):
+        return bool((numbers.astype(np.float16) == numbers).all())
+
+
+def content(template: Template) -> tuple[str, ...]:
+    """The keys of the weights whose numbers decide what can hold them: layers of equal structure are the same problem
+    where these are equal."""
+    return tuple(value.key for value in template.values.values() if isinstance(value, Data) and looked(value))
+
+
+def forms(numbers: np.ndarray) -> Iterator[Method]:
+    """Every proposed format but the plain ones that holds a matrix (in x out) exactly and may pay, with the sizes that it would
+    have."""
+    stored = np.asarray(numbers, np.float32)
+    seen = traits(stored)
+    if "float16" in seen and exactly_half(stored):
+        yield Method(Half.name)
+    if "sparse" not in seen or np.count_nonzero(stored) > MOST * stored.size:
+        return
+    sample = sampled(stored)
+    for name, form in FORMATS.items():
+        if form.proposed and not form.plain and form.tolerance is Format.tolerance and not form.rounds:
+            for layout in form.layouts_of(stored):
+                if holds(form, sample, layout) and (options := held(form, stored, layout)) is not None:
+                    yield Method(name, tuple(options.items()))
+
+
+def holds(form: type[Format], matrix: np.ndarray, layout: dict[str, Any]) -> bool:
+    try: form.pack(matrix, **layout)
+    except FormatError: return False
+    return True
+
+
+def held(form: type[Format], stored: np.ndarray, layout: dict[str, Any]) -> dict[str, Any] | None:
+    """The options by which a format holds a matrix as it is, stored in at most the share of dense that pays; None where there are
+    none. A density is that of what is counted: of numbers, or of tiles."""
+    try: packed = form.pack(stored, **layout)
+    except FormatError: return None
+    options = dict(layout)
+    if "density" in form.parameters:
+        whole = form.expected(*stored.shape, **layout, density=1.0)
+        [count] = [size for size in packed.sizes if not size.is_positive]
+        options["density"] = packed.sizes[count] / whole[count]
+    kept = float((form.flops / 2 / T).subs(form.expected(*stored.shape, **options)))
+    return options if kept <= MOST * stored.size and np.array_equal(form.fit(stored, **options), stored) else None
+
+
+def wide(method: Method, narrowest: int) -> bool:
+    """Whether a method stores no numbers of fewer bits."""
+    return FORMATS[method.format].narrowest() >= narrowest
+
+
+@dataclass
+class Representable:
+    """The methods of the exact search: dense, and what else holds the weight of a class exactly, in numbers of at least
+    `narrowest` bits. Searches of one model may share it: equal matrices are looked at once."""
+
+    narrowest: int = NUMBER_TYPES["int8"]
+    known: dict[tuple[Operator, str], Sequence[Method]] = field(default_factory=dict)
+
+    def __call__(self, lowering: Lowering, use: Use) -> Sequence[Method]:
+        key = lowering.terms[use.weight], use.layout
+        if key not in self.known:
+            self.known[key] = self._methods(lowering, use)
+        if lowering.gathers(use):
+            return [method for method in self.known[key] if lowering.gatherable(use, method)]
+        return self.known[key]
+
+    def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
+        leaves = [t.args[0] for t in lowering.terms[use.weight].walk() if t.kind.name == "weight"]
+        plain = EXACT if use.layout == "stack" else (*EXACT, Method("packed"))
+        if use.layout == "stack" or not promising(leaves):  # the matrices of heads have one kernel, a dense one
+            return plain
+        found = forms(lowering.matrix(use.weight, use.layout))
+        return *plain, *(method for method in found if wide(method, self.narrowest))
+
+
+def promising(leaves: Sequence[Data]) -> bool:
+    """Some leaf is sparse, or all can be stored half: other matrices made of them are dense in float32."""
+    seen = [looked(leaf) for leaf in leaves if prod(leaf.shape) > 1]
+    return bool(seen) and (any("sparse" in each for each in seen) or all("float16" in each for each in seen))

@@ -1,0 +1,257 @@
+"""The exact search: saturate each signature once, extract each pair of border states, join them by a shortest path."""
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf, isfinite
+from typing import Any
+
+from opmatrix.data import Data, Promised
+from opmatrix.extents import Extents
+from opmatrix.program import Program
+from opmatrix.runtime.order import ordered
+from opmatrix.term import Operator
+from opmatrix.weightless import Planned
+from rewrites.compiler.borders import FULL
+from rewrites.compiler.emit import Emitter, Value
+from rewrites.compiler.layers import Explorer, Part, parts, states
+from rewrites.compiler.lower import Content, Lowering, Method, Use, leaf
+from rewrites.compiler.price import Machine
+from rewrites.compiler.representations import Representable, content
+from rewrites.compiler.sharing import Others, Rent, Shares, contents, kept, places, rented, users, whole
+from rewrites.extraction import Extraction, Infeasible, Problem, extract
+from rewrites.front.fit import Fitter
+from rewrites.front.mixed import Mix, priced
+from rewrites.law import Law
+
+Methods = Callable[[Lowering, Use], Sequence[Method]]
+TIE = 1e-15                                                 # seconds a byte: of equally fast programs the smaller one
+
+
+@dataclass
+class Structure:
+    """One program for every part, with the states between them. `time` in seconds, `memory` in stored bytes; `cost` is what was
+    minimised, the time where no budgets weigh in, and no program costs less than `bound`."""
+
+    lowerings: list[Lowering]
+    extractions: list[Extraction]
+    path: list[tuple[str, str]]
+    parts: list[Part]
+    time: float
+    cost: float
+    bound: float
+    greedy: float
+    seconds: dict[str, float] = field(default_factory=dict)
+    nodes: int = 0
+    classes: int = 0
+    cut: list[str] = field(default_factory=list)
+    fired: frozenset[str] = frozenset()
+
+    @property
+    def gap(self) -> float:
+        return (self.cost - self.bound) / self.cost if self.cost else 0.0
+
+    @property
+    def proved(self) -> float | None:
+        """The gap, if any was proved."""
+        return self.gap if isfinite(self.gap) else None
+
+    @cached_property
+    def memory(self) -> float:
+        """Bytes of everything that is stored: weights, and tables of positions, once, however many parts read them."""
+        found: dict[Any, float] = {}
+        for number, (lowering, extraction) in enumerate(zip(self.lowerings, self.extractions, strict=True)):
+            for node in extraction.nodes:
+                if node.memory: found[kept(lowering, node.cls) or (number, node.cls)] = node.memory
+        return sum(found.values())
+
+    @cached_property
+    def contents(self) -> list[dict[Use, Content | None]]:
+        """What each use of each part reads."""
+        return [contents(*each) for each in zip(self.lowerings, self.extractions, strict=True)]
+
+    def exactly(self, number: int, use: Use, method: Method) -> Method:
+        """A method that stores a weight as it is instead of one with an error: several uses of one constant stay that."""
+        if not method.error: return method
+        content, every = self.contents[number][use], [each for part in self.contents for each in part.values()]
+        return Method("packed") if content is not None and every.count(content) > 1 else Method()
+
+    @property
+    def error(self) -> float:
+        """The squared errors of its methods, added up."""
+        return sum(extraction.error for extraction in self.extractions)
+
+    def program(self, meta: dict[str, Any],
+                decide: Callable[[int, Use, Method], Method] = lambda number, use, method: method,
+                fitted: dict[Any, Any] | None = None, fitter: Fitter | None = None) -> tuple[Program, Emitter]:
+        """The program that runs, its steps in the order that needs the least memory, and where its constants come from."""
+        emitter = Emitter({} if fitted is None else fitted, fitter or Fitter())
+        handed: dict[int, Value] = {}
+        result = Value({}, 1)                               # nothing is handed on yet
+        chosen = zip(self.lowerings, self.extractions, self.parts, strict=True)
+        for number, (lowering, extraction, part) in enumerate(chosen):
+            named = lowering.graph.named
+            if part.border is not None:
+                handed = {named[part.border]: result}
+            emitter.emit(lowering, extraction.nodes, number, handed, decide)
+            result = emitter.values[named[part.roots[self.path[number][1]]]]
+        output, prices = emitter.rows(result), self.lowerings[0].prices
+        numbers = (value for part in self.parts for value in part.template.values.values())
+        kind = Planned if any(isinstance(value, Promised) for value in numbers) else Program
+        return ordered(kind(emitter.steps, emitter.constants, output, meta), prices.extents), emitter
+
+
+@dataclass
+class Space:
+    """Every program of a model that laws reach, part by part and between any two border states, for a batch of these
+    extents, or for several with their shares, on one machine or each on its own (mixed.py): what all searches of it share. `found`: the
+    model's parts, where they are at hand."""
+
+    model: Operator
+    laws: Sequence[Law]
+    machine: Machine | Sequence[Machine]
+    extents: Extents | Mix
+    fusion: bool = True
+    lowerings: dict[tuple[int, str], Lowering] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    found: Sequence[dict[str, Part]] = ()
+
+    def __post_init__(self) -> None:
+        start = time.perf_counter()
+        self.found = self.found or parts(self.model)
+        self.seconds["flatten"] = time.perf_counter() - start
+        self.explorer, self.prices = Explorer(self.laws), priced(self.machine, self.extents)
+        self.first: dict[Any, Lowering] = {}
+
+    @cached_property
+    def tied(self) -> dict[Data, int]:
+        """The leaves that stand in several places, with how many."""
+        return places(self.found)
+
+    def shared(self, number: int) -> tuple[Data, ...]:
+        """Those of a part, in order."""
+        if not self.tied: return ()
+        every = {leaf(data): None for part in self.found[number].values() for data in part.template.weights}
+        return tuple(data for data in every if data in self.tied)
+
+    def lowering(self, number: int, before: str) -> Lowering:
+        """The lowered graph of a part behind a border state; parts of equal structure and sizes share their kernels."""
+        if (number, before) not in self.lowerings:
+            part = self.found[number][before]
+            same, near = (part.template.text, own := sizes(part)), (part.template.text, ranked(own))
+            made = Lowering(self.explorer.graph(part), part.template, self.prices, self.fusion,
+                            self.first.get(same), self.first.get(near), frozenset(self.tied))
+            for key in (same, near):
+                self.first.setdefault(key, made)
+            self.lowerings[number, before] = made
+        return self.lowerings[number, before]
+
+    def problem(self, number: int, before: str, after: str, methods: Methods) -> Problem:
+        """The programs of a part from one border state to another."""
+        part, lowering = self.found[number][before], self.lowering(number, before)
+        named = lowering.graph.named
+        return lowering.problem([named[part.roots[after]]], [named[part.border]] if part.border else [], methods)
+
+    def structure(self, path: Sequence[tuple[str, str]], chosen: list[Extraction], bound: float, greedy: float,
+                  seconds: dict[str, float], cost: float | None = None) -> Structure:
+        """One program for every part along a path of border states."""
+        start = self.prices.start
+        graphs, total = self.explorer.graphs.values(), start + sum(e.time for e in chosen)
+        cost, bound = total if cost is None else start + cost, start + bound
+        fired = frozenset(name.removesuffix(" backwards") for g in graphs for name, count in g.matches.items() if count)
+        return Structure([self.lowering(n, before) for n, (before, _) in enumerate(path)], chosen, [*path],
+                         [self.found[n][before] for n, (before, _) in enumerate(path)],
+                         total, cost, min(bound, cost), greedy, self.seconds | seconds | self.explorer.seconds(),
+                         sum(len(g.nodes) for g in graphs), sum(len(g.members) for g in graphs),
+                         [cut for g in graphs for cut in g.cut], fired)
+
+
+def search(model: Operator, laws: Sequence[Law], machine: Machine | Sequence[Machine], extents: Extents | Mix, *, fusion: bool = True,
+           methods: Methods | None = None, time_limit: float = 10.0,
+           along: Sequence[tuple[str, str]] | None = None, found: Sequence[dict[str, Part]] = ()) -> Structure:
+    """The cheapest program of a model for a batch of these extents. `methods` are the representations that a weight may be stored in: by
+    default every one that holds it exactly. With `along`, the cheapest that hands on these border states."""
+    return cheapest(Space(model, laws, machine, extents, fusion, found=found), methods, time_limit, along)
+
+
+def cheapest(space: Space, methods: Methods | None = None, time_limit: float = 10.0,
+             along: Sequence[tuple[str, str]] | None = None) -> Structure:
+    """The fastest program of a space where nothing is approximated: equal parts are solved once."""
+    methods = Representable() if methods is None else methods
+    solved: dict[Any, Extraction | None] = {}
+    problems = {} if not space.tied else {
+        at: space.problem(*at, methods) for at in states(space.found) if space.shared(at[0]) and (along is None or along[at[0]] == at[1:])}
+    counted = users((at[0], space.lowering(*at[:2]), problem) for at, problem in problems.items())
+    found = chain(space, methods, time_limit, along, Shares(counted), solved, problems)
+    while space.tied:                                       # what other parts store is there for nothing
+        other = chain(space, methods, time_limit, along, Others(found.contents), solved, problems)
+        if other.time + TIE * other.memory >= found.time + TIE * found.memory: break
+        found = replace(other, bound=found.bound, greedy=found.greedy)
+    return found
+
+
+def chain(space: Space, methods: Methods, time_limit: float, along: Sequence[tuple[str, str]] | None, rent: Rent,
+          solved: dict[Any, Extraction | None], problems: Mapping[tuple[int, str, str], Problem]) -> Structure:
+    """The cheapest chain of parts where each pays as much of what it may share as the rent says. `solved` is what was found before,
+    `problems` are those of parts that share."""
+    best: list[dict[tuple[str, str], Extraction]] = [{} for _ in space.found]
+    taken = 0.0
+    for number, before, after in states(space.found):
+        if along is not None and along[number] != (before, after):
+            continue
+        part, lowering = space.found[number][before], space.lowering(number, before)
+        shared = space.shared(number)
+        key = (part.template.text, after, sizes(part), content(part.template), shared and (shared, type(rent), rent.key(number)))
+        start = time.perf_counter()
+        if key not in solved:
+            problem = problems[number, before, after] if shared else space.problem(number, before, after, methods)
+            answer = solve(rented(problem, number, lowering, rent) if shared else problem, lowering, time_limit)
+            solved[key] = whole(answer, problem) if shared and answer else answer
+        taken += time.perf_counter() - start
+        if (extraction := solved[key]) is not None:
+            best[number][before, after] = extraction
+    path = shortest([{pair: e.cost for pair, e in stage.items()} for stage in best])
+    chosen = [best[number][pair] for number, pair in enumerate(path)]
+    bound = lowest([{pair: e.bound for pair, e in stage.items()} for stage in best])
+    return space.structure(path, chosen, bound, sum(e.greedy for e in chosen), {"extract": taken})
+
+
+def sizes(part: Part) -> tuple[Any, ...]:
+    """What a price depends on beside the signature."""
+    return tuple(value.shape if isinstance(value, Data) else value for value in part.template.values.values())
+
+
+def ranked(sizes: Any, seen: dict[Any, int] | None = None) -> Any:
+    """The same sizes, each replaced by when it first appears: what is equal to what; but 1 stays 1."""
+    seen = {1: -1} if seen is None else seen
+    if isinstance(sizes, tuple):
+        return tuple(ranked(size, seen) for size in sizes)
+    return seen.setdefault(sizes, len(seen)) if isinstance(sizes, int) else sizes
+
+
+def solve(problem: Problem, lowering: Lowering, time_limit: float) -> Extraction | None:
+    """The cheapest program of a part between two states; None where no program leads from one to the other."""
+    try:
+        return extract(problem, weights=(1, TIE, 0), families=lowering.leaves, time_limit=time_limit)
+    except Infeasible:
+        return None
+
+
+def shortest(stages: Sequence[dict[tuple[str, str], float]]) -> list[tuple[str, str]]:
+    """The cheapest chain of (state before, state after) through all stages, from and to the full state."""
+    reached: dict[str, tuple[float, list[tuple[str, str]]]] = {FULL: (0.0, [])}
+    for number, stage in enumerate(stages):
+        after: dict[str, tuple[float, list[tuple[str, str]]]] = {}
+        for (before, behind), cost in stage.items():
+            total = reached.get(before, (inf, []))[0] + cost
+            if total < after.get(behind, (inf, []))[0]:
+                after[behind] = (total, [*reached[before][1], (before, behind)])
+        if not after:
+            raise Infeasible(f"part {number} of the model has no program: no kernel computes one of its operators")
+        reached = after
+    return reached[FULL][1]
+
+
+def lowest(stages: Sequence[dict[tuple[str, str], float]]) -> float:
+    """The cost of that chain."""
+    return sum(stage[pair] for stage, pair in zip(stages, shortest(stages), strict=True))

@@ -1,0 +1,83 @@
+"""What no kernel computes is read as a term: for a class that no chain of kernels reaches, one step that stands for as much
+of its term as lies between it and values that are computed."""
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from opmatrix.data import Data
+from opmatrix.patterns import Pattern
+from opmatrix.runtime.interpreted import MOST, written
+from opmatrix.shapes import S, T
+from opmatrix.term import Operator, substitute
+from rewrites.law import value as rows
+from rewrites.laws.implementation import Implementation
+
+if TYPE_CHECKING:
+    from rewrites.compiler.lower import Lowering
+
+
+@dataclass(frozen=True)
+class Interpreted(Implementation):
+    """A term of one graph; `arrays` are what it speaks of: the name of an attribute, and which array of a pattern's."""
+
+    arrays: tuple[tuple[str, int], ...] = ()
+
+    def data(self, values: Mapping[str, Any]) -> list[Data]:
+        """The arrays, from a template's table."""
+        found = ((values[name], at) for name, at in self.arrays)
+        return [each if isinstance(each, Data) else each.data[at] for each, at in found]
+
+
+def interpreted(lowering: "Lowering", calls: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Interpreted, dict[str, int]]]:
+    """A class, its term, and the classes of the values in it, for each class that these calls do not reach."""
+    facts, terms = lowering.graph.facts, lowering.terms
+    reached, values = reachable(lowering, calls), {term: cls for cls, term in terms.items() if plain(lowering, cls)}
+    named = {value: (name, 0) for name, value in lowering.template.values.items() if isinstance(value, Data)}
+    for name, value in lowering.template.values.items():
+        if isinstance(value, Pattern): named |= {data: (name, at) for at, data in enumerate(value.data)}
+    imported = {entry.name for entry in lowering.template.entries}
+    roots = {cls for name, cls in lowering.graph.named.items() if name not in imported}
+    for cls in (roots | {lowering.graph.named[name] for name in imported}) - reached:
+        if cls in roots or (plain(lowering, cls) and cls not in facts["given"]):
+            term = terms[cls]
+            inside = {part: at for part, at in values.items() if part is not term}
+            used = [part for part in read(term, inside)]
+            names = {part: f"x{k}" for k, part in enumerate(used)}
+            text, arrays = written(term, {part: k for k, part in enumerate(used)})
+            if max(len(used), len(arrays)) <= MOST:
+                def body(term: Operator = term, names: dict[Operator, str] = names, **o: Operator) -> Operator:
+                    return substitute(term, {part: o[name] for part, name in names.items()})
+                yield (cls, Interpreted("interpreted", "interpret", body, dict.fromkeys(names.values(), rows),
+                                        {"term": text}, arrays=tuple(named[array] for array in arrays)),
+                       {name: inside[part] for part, name in names.items()})
+
+
+def plain(lowering: "Lowering", cls: int) -> bool:
+    """Whether it is a buffer of rows: it depends on the input, and has rows of tokens or sequences and columns of known number."""
+    term = lowering.terms[cls]
+    return cls in lowering.graph.facts["act"] and term.out.rows in (T, S) and isinstance(term.out.cols, int)
+
+
+def read(term: Operator, inside: dict[Operator, int]) -> Iterator[Operator]:
+    """The values that a term is made of, the outermost ones, each once."""
+    seen, todo = set(), list(term.children)
+    while todo:
+        part = todo.pop()
+        if part not in seen:
+            seen.add(part)
+            if part in inside and part.kind.name != "given": yield part
+            else: todo += part.children
+
+
+def reachable(lowering: "Lowering", calls: Sequence[tuple[int, Any]]) -> set[int]:
+    """The classes that kernels compute from what is given."""
+    facts = lowering.graph.facts
+    reached = set(facts["given"]) | {cls for cls, term in lowering.terms.items() if term.kind.name == "symbol"}
+    todo = [(cls, [at for name, at in call.bound if call.implementation.variables[name].name in ("value", "scores")])
+            for cls, call in calls]
+    while todo:
+        rest = [(cls, parts) for cls, parts in todo if not reached.issuperset(parts)]
+        reached |= {cls for cls, parts in todo if reached.issuperset(parts)}
+        if len(rest) == len(todo): break
+        todo = [(cls, parts) for cls, parts in rest if cls not in reached]
+    return reached

@@ -1,0 +1,1 @@
+"""How a program follows from another: derivations, schedules by hand, what each law gained."""

@@ -1,0 +1,96 @@
+"""The derivation of a whole model: one for each part, layers of equal structure by the same steps."""
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from rewrites.approximation import by
+from rewrites.compiler.borders import FULL
+from rewrites.compiler.lower import Call, Method, Stored, Use
+from rewrites.compiler.search import Structure
+from rewrites.derivations import wording
+from rewrites.derivations.derivation import Derivation, Otherwise
+from rewrites.derivations.finding import derive
+from rewrites.derivations.trees import Forest
+from rewrites.extraction import Extraction
+from rewrites.law import APPROXIMATE, Law
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The parts of a model in order. `like[k]` is the first part whose steps part k repeats with other numbers."""
+
+    parts: tuple[Derivation, ...]
+    like: tuple[int, ...]
+    states: tuple[tuple[str, str], ...]
+    laws: tuple[Law, ...] = field(repr=False)
+
+    @cached_property
+    def checked(self) -> float:
+        """The largest relative difference that any step of any part makes, in float64. Raises VerificationError."""
+        return max(self.parts[number].check(self.laws) for number in sorted(set(self.like)))
+
+    def approximated(self, methods: dict[int, Any]) -> "Chain":
+        """With the steps that store weights otherwise: by part, by class and layout."""
+        return replace(self, parts=tuple(part.approximated(methods.get(number, {})) for number, part in enumerate(self.parts)))
+
+    def title(self, number: int) -> str:
+        before, after = self.states[number]
+        borders = [f"{what} the {state} value" for what, state in (("takes", before), ("hands on", after)) if state != FULL]
+        first, count = self.like[number], len(self.parts[number].steps)
+        return ", ".join([f"part {number + 1} of {len(self.parts)}: {count} step{'s' * (count != 1)}", *borders,
+                          *([f"as part {first + 1}"] if first != number else [])])
+
+    def __str__(self) -> str:
+        said = [f"{sum(len(part.steps) for part in self.parts)} steps, every one checked in float64 to {self.checked:.0e}"]
+        for number, part in enumerate(self.parts):
+            said.append(self.title(number))
+            exact = sum(step.kind != APPROXIMATE for step in part.steps)
+            if self.like[number] == number or exact < len(part.steps):
+                said.append(wording.text(part, self.laws, 0 if self.like[number] == number else exact))
+        return "\n".join(said)
+
+    def _repr_html_(self) -> str:
+        """Folds in a notebook: parts, and in them steps."""
+        return "".join(f"<details><summary>{self.title(number)}</summary>{wording.html(part, self.laws)}</details>"
+                       for number, part in enumerate(self.parts))
+
+
+def chain(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise] | None = None) -> Chain:
+    """The derivation of an extracted program from the imported model; `stored` says by part what weights are stored otherwise,
+    and with what errors, instead of the structure. Raises Underivable where a part has none."""
+    found: list[Derivation] = []
+    like: list[int] = []
+    known: dict[Any, int] = {}
+    chosen = zip(structure.lowerings, structure.extractions, structure.parts, structure.path, strict=True)
+    for number, (lowering, extraction, part, (_, after)) in enumerate(chosen):
+        key = part.template.text, after, frozenset(chosen_as(node.cls, node.label) for node in extraction.nodes)
+        first = known.setdefault(key, number)
+        like.append(first)
+        if first == number:
+            found.append(derive(lowering, extraction, part.roots[after], laws))
+        else:                                               # the same graph, so the same trees: only numbers differ
+            same = found[first]
+            found.append(replace(same, forest=Forest(lowering, same.forest.made, same.forest.read)))
+    exact = Chain(tuple(found), tuple(like), tuple(structure.path), tuple(laws))
+    return exact.approximated({n: nearly(e) for n, e in enumerate(structure.extractions)} if stored is None else stored)
+
+
+def nearly(extraction: Extraction) -> Otherwise:
+    """The weights that a program does not store as they are."""
+    return {(node.cls.weight, node.cls.layout): (told(node.label), node.label.error ** 0.5, None) for node in extraction.nodes
+            if isinstance(node.cls, Use) and isinstance(node.label, Method) and node.label.error}
+
+
+def told(method: Method) -> str:
+    """A method in words: a user's approximation by its name."""
+    return f"{method.fit} as {method.format}" if by(method) != method.format else str(method)
+
+
+def chosen_as(cls: Any, label: Any) -> Any:
+    """What a chosen node stands for, as a key, however weights are stored that are not stored as they are."""
+    if isinstance(cls, Stored):
+        return None
+    if isinstance(label, Method):
+        return cls, None if label.error else label
+    return cls, (label.implementation.name, label.bound) if isinstance(label, Call) else label

@@ -1,0 +1,179 @@
+"""A derivation: the steps from an imported program to the one that was chosen, each one application of a law. It can be
+applied again, checked in numbers at every step, and read."""
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from opmatrix.term import Operator, substitute
+from rewrites.compiler.egraph import Node, build
+from rewrites.compiler.template import sizes_of
+from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree
+from rewrites.law import APPROXIMATE, Law, is_variable, spelled
+from rewrites.laws.implementation import CALLS
+from rewrites.verify.failure import VerificationError
+from rewrites.verify.graphs import batch, difference, stack, width
+from rewrites.verify.numbers import Values
+
+TOLERANCE = 1e-9
+SMALL = 16                                                  # sizes up to which numbers are read as they are
+
+
+# of a weight, by class and layout: how it is stored, in words, and the error of that on calibration and on held-out rows
+Otherwise = dict[tuple[int, str], tuple[str, float, float | None]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One application of a law, from left to right or backwards: `before` becomes `after` at these places, or wherever it
+    stands. An approximation states its error: the
+    relative change of the model's output that it alone brings about, on calibration rows and on held-out ones."""
+
+    law: str
+    kind: str
+    backwards: bool
+    before: Tree
+    after: Tree
+    places: tuple[Path, ...] = ()
+    error: float = 0.0
+    held_out: float | None = None
+
+    def apply(self, forest: Forest, tree: Tree) -> Tree:
+        """The program behind the step. Raises ValueError where what it needs is not there."""
+        if not self.places:
+            if (then := forest.replace(tree, self.before, self.after)) is tree:
+                raise ValueError(f"{self.law}: its left side is not in the program")
+            return then
+        for path in self.places:
+            if tree.at(path) is not self.before:
+                raise ValueError(f"{self.law}: its left side is not at {path}")
+            tree = forest.put(tree, path, self.after)
+        return tree
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """The chain of one part of a model."""
+
+    forest: Forest
+    start: Tree
+    steps: tuple[Step, ...]
+
+    def programs(self) -> Iterator[Tree]:
+        """The import, and the program behind each step, by applying one after another."""
+        tree = self.start
+        yield tree
+        for step in self.steps:
+            tree = step.apply(self.forest, tree)
+            yield tree
+
+    @property
+    def end(self) -> Tree:
+        """The program that the steps lead to."""
+        *_, last = self.programs()
+        return last
+
+    def approximated(self, methods: Otherwise) -> "Derivation":
+        """With one step more for each weight that is stored by another method."""
+        steps = []
+        for tree in self.end.walk():
+            if tree.kind == STORED and (changed := methods.get((tree.cls, tree.attributes[1]))) is not None:
+                words, error, held_out = changed
+                after = self.forest.tree(STORED, tree.children, (words, tree.attributes[1]), tree.cls)
+                steps.append(Step(words, APPROXIMATE, False, tree, after, (), error, held_out))
+        return replace(self, steps=(*self.steps, *steps))
+
+    def check(self, laws: Sequence[Law] = (), seed: int = 0, tolerance: float = TOLERANCE) -> float:
+        """The largest relative difference of the two sides of a step, and of any program to the import, in float64 on random
+        numbers at shrunken sizes. Raises VerificationError, which names the step, where one is larger or is no instance of
+        its law."""
+        read, worst = Reading.of(self.forest, seed), 0.0
+        declared = {law.name: law for law in laws}
+        for number, (step, program) in enumerate(zip(self.steps, list(self.programs())[1:], strict=True), 1):
+            if step.law in declared and not instance(declared[step.law], step):
+                raise VerificationError(2, f"step {number}, {step.law}", "it is no instance of its law")
+            off = max(read.apart(step.before, step.after), read.apart(program, self.start))
+            if not off <= tolerance:
+                raise VerificationError(2, f"step {number}, {step.law}", "its sides differ", difference=off, seed=seed)
+            worst = max(worst, off)
+        return worst
+
+    def laws(self) -> dict[str, int]:
+        """How often each law is applied, in the order of the steps."""
+        names = [step.law for step in self.steps]
+        return {name: names.count(name) for name in names}
+
+
+def instance(law: Law, step: Step) -> bool:
+    """Whether the sides of a step are those of the law over the same trees: told from their text alone."""
+    for pair in zip(*law.sides(), strict=True):
+        before, after = reversed(pair) if step.backwards else pair
+        found = dict[str, Any]()
+        if unify(before, step.before, found) and unify(after, step.after, found):
+            return True
+    return False
+
+
+def unify(pattern: Operator, tree: Tree, found: dict[str, Any]) -> bool:
+    """Whether a tree is the pattern over what was found for its variables; adds to what was found."""
+    if pattern.kind.name == "symbol":
+        return found.setdefault(str(pattern.args[0]), tree) is tree
+    if pattern.kind.name != tree.kind:
+        return False
+    return same_attributes(pattern, tree.attributes, found) and all(
+        unify(part, child, found) for part, child in zip(pattern.children, tree.children, strict=True))
+
+
+def same_attributes(pattern: Operator, own: tuple[str, ...], found: dict[str, Any]) -> bool:
+    """Whether these are the attributes of a pattern over what was found for its variables; adds to what was found."""
+    return all((found.setdefault(str(want), have) if is_variable(want) else spelled(want)) == have
+               for want, have in zip(pattern.attributes, own, strict=True))
+
+
+@dataclass
+class Reading:
+    """Trees of a forest as operators over random numbers at shrunken sizes."""
+
+    forest: Forest
+    values: dict[str, Any]
+    numbers: Values
+    terms: dict[Tree, Operator]
+
+    @classmethod
+    def of(cls, forest: Forest, seed: int = 0) -> "Reading":
+        rng = np.random.default_rng(seed)
+        small = template = forest.lowering.template
+        if max((size for value in template.values.values() for size in sizes_of(value)), default=0) > SMALL:
+            values = template.shrunken(lambda shape: rng.normal(size=shape))
+            small = replace(template, values=values)
+        return cls(forest, small.values, Values(width(small), batch(small, rng), rng), {})
+
+    def apart(self, a: Tree, b: Tree) -> float:
+        """How far two trees of a class are apart."""
+        facts = self.forest.graph.facts
+        return difference(self.term(a), self.term(b), a.cls in facts["act"] or a.cls in facts["constant"], self.numbers)
+
+    def term(self, tree: Tree) -> Operator:
+        """What a tree denotes. What stands for several matrices, one for a head, is those: it takes several heads."""
+        for part in tree.walk():
+            if part not in self.terms:
+                self.terms[part] = self.made(part)
+        return self.terms[tree]
+
+    def made(self, tree: Tree) -> Operator:
+        parts = [self.terms[child] for child in tree.children]
+        if tree.kind == STORED:
+            return parts[0]
+        if tree.kind == READ:
+            whole, *inside = map(self.term, self.forest.read[tree.cls])
+            return substitute(whole, dict(zip(inside, parts, strict=True)))
+        if tree.kind in CALLS:
+            operands, others = iter(parts), iter(tree.attributes)
+            return CALLS[tree.kind].over({name: self.values[next(others)] if sort.name in OPEN else next(operands)
+                                          for name, sort in CALLS[tree.kind].variables.items()})
+        places = dict(enumerate(parts))
+        term = build(Node(tree.kind, tuple(places), tree.attributes, tree.cls, False), places, self.values)
+        return stack(self.forest.graph, tree.cls, term, self.numbers)
+
+

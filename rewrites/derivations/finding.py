@@ -1,0 +1,290 @@
+"""The chain of law applications that leads from the import to the extracted program, found by replay: the saturated graph
+says which members of a class one law joins, so a chain is a shortest path from member to member, class by class from the
+root down (Flatt et al. 2022, on small proofs, solve the same problem with the graph's own union-find)."""
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+from opmatrix.term import Operator
+from rewrites.compiler.lower import Lowering
+from rewrites.derivations.derivation import Derivation, Step, same_attributes
+from rewrites.derivations.trees import Forest, Key, Path, Tree
+from rewrites.extraction import Extraction
+from rewrites.law import IMPLEMENTATION, Law, is_variable, spelled
+
+Bound = dict[str, Any]                                      # variable of a law -> class, or name of an attribute
+sides = cache(Law.sides)
+
+
+class Underivable(Exception):
+    """No chain of applications was found; the message says of what."""
+
+
+class Edge(NamedTuple):
+    """One law at one class: its sides of one number over `bound`, and the members they are; None where a side is a variable."""
+
+    law: Law
+    number: int
+    bound: Bound
+    ends: tuple[Key | None, Key | None]
+
+
+class Move(NamedTuple):
+    """One application inside a tree."""
+
+    path: Path
+    law: Law
+    backwards: bool
+    before: Tree
+    after: Tree
+
+
+@dataclass
+class Deriver:
+    """Chains between trees of one forest. `preferred` are the trees that fill variables which one side does not name."""
+
+    forest: Forest
+    laws: Sequence[Law]
+    preferred: dict[int, Tree]
+    known: dict[int, list[Edge]] = field(default_factory=dict)
+    moved: dict[tuple[Tree, Tree], list[Move]] = field(default_factory=dict)
+    active: set[Any] = field(default_factory=set)
+
+    # ---- where laws are in the graph
+
+    def edges(self, cls: int) -> list[Edge]:
+        """Every law instance whose sides are members of a class."""
+        if cls not in self.known:
+            self.known[cls] = [edge for law in self.laws for index, side in enumerate(sides(law)[0])
+                               for bound in self.guarded(law, self.matches(side, cls, {}))
+                               if (edge := self.edge(law, index, bound, cls)) is not None]
+        return self.known[cls]
+
+    def edge(self, law: Law, index: int, bound: Bound, cls: int) -> Edge | None:
+        """The instance, if all its sides are in the graph."""
+        left, right = sides(law)
+        pairs = [(self.find(a, bound), self.find(b, bound)) for a, b in zip(left, right, strict=True)]
+        if any(a is None or a != b for a, b in pairs) or pairs[index][0] != cls:
+            return None
+        ends = self.member(left[index], bound), self.member(right[index], bound)
+        return Edge(law, index, bound, ends) if ends[0] != ends[1] else None
+
+    def matches(self, pattern: Operator, cls: int, bound: Bound) -> Iterator[Bound]:
+        """All ways in which a class holds a pattern; what laws subsumed is looked at too."""
+        if pattern.kind.name == "symbol":
+            name = str(pattern.args[0])
+            if bound.get(name, cls) == cls:
+                yield bound | {name: cls}
+            return
+        for node in self.forest.members.get(cls, ()):
+            if node.kind != pattern.kind.name or (start := attributes(pattern, node.attributes, bound)) is None:
+                continue
+            found = [start]
+            for part, child in zip(pattern.children, node.children, strict=True):
+                found = [more for each in found for more in self.matches(part, child, each)]
+            yield from found
+
+    def guarded(self, law: Law, found: Iterator[Bound]) -> Iterator[Bound]:
+        """Those that have the facts that the law asks for; a relation may name variables that one side does not."""
+        facts = self.forest.graph.facts
+        for bound in found:
+            able = [bound]
+            for fact, *names in (guard.strip("()").split() for guard in law.guards):
+                able = [more for each in able for more in related(facts.get(fact, set()), names, each)]
+            yield from able
+
+    def find(self, pattern: Operator, bound: Bound) -> int | None:
+        """The class of a pattern over bound variables."""
+        if pattern.kind.name == "symbol":
+            return bound.get(str(pattern.args[0]))
+        key = self.member(pattern, bound)
+        return None if key is None else self.forest.index.get(key)
+
+    def member(self, pattern: Operator, bound: Bound) -> Key | None:
+        """The member that a pattern over bound variables is; None for a variable, or where the graph has none."""
+        children = [self.find(child, bound) for child in pattern.children]
+        if pattern.kind.name == "symbol" or any(child is None for child in children):
+            return None
+        return pattern.kind.name, tuple(c for c in children if c is not None), named(pattern, bound)
+
+    # ---- from tree to tree
+
+    def convert(self, tree: Tree, goal: Tree) -> list[Move]:
+        """The moves that make one tree of a class another. Raises Underivable."""
+        if tree is goal:
+            return []
+        if (tree, goal) not in self.moved:
+            moves, now = self.root(tree, goal.key)
+            for at, (child, wanted) in enumerate(zip(now.children, goal.children, strict=True)):
+                moves = moves + lifted(self.convert(child, wanted), at)
+            self.moved[tree, goal] = moves
+        return self.moved[tree, goal]
+
+    def root(self, tree: Tree, goal: Key) -> tuple[list[Move], Tree]:
+        """The moves that make the tree's uppermost node this member, and the tree they make."""
+        if (job := (tree, goal)) in self.active:
+            raise Underivable(f"{tree.kind} needs itself")
+        self.active.add(job)
+        try:
+            moves, banned = list[Move](), set[int]()
+            while tree.key != goal:
+                edge, backwards = self.first(tree, goal, banned)
+                try:
+                    more, tree = self.apply(tree, edge, backwards)
+                except Underivable:
+                    banned.add(id(edge))
+                    continue
+                if None in edge.ends:
+                    banned.add(id(edge))
+                moves += more
+            return moves, tree
+        finally:
+            self.active.remove(job)
+
+    def first(self, tree: Tree, goal: Key, banned: set[int]) -> tuple[Edge, bool]:
+        """The first edge of a shortest path from the tree's member to another."""
+        edges = [edge for edge in self.edges(tree.cls) if id(edge) not in banned]
+        reached: dict[Key, tuple[Edge, bool] | None] = {tree.key: None}
+        todo = deque(reached)
+        while todo:
+            at = todo.popleft()
+            if at == goal and (found := reached[at]) is not None:
+                return found
+            for edge in edges:
+                for backwards in (False, True):
+                    start, end = edge.ends[::-1] if backwards else edge.ends
+                    if start in (at, None):
+                        for key in [end] if end is not None else [node[:3] for node in self.forest.members[tree.cls]]:
+                            if key not in reached:
+                                reached[key] = reached[at] or (edge, backwards)
+                                todo.append(key)
+        raise Underivable(f"no law leads from {tree.kind} to {goal[0]} in class {tree.cls}")
+
+    def apply(self, tree: Tree, edge: Edge, backwards: bool) -> tuple[list[Move], Tree]:
+        """One law at the root, behind the moves that make the tree an instance of its side."""
+        left, right = (side[edge.number] for side in sides(edge.law))
+        before, after = (right, left) if backwards else (left, right)
+        variables = dict[str, Tree]()
+        moves, tree = self.fit(tree, before, edge.bound, variables)
+        made = self.over(after, edge.bound, variables)
+        return [*moves, Move((), edge.law, backwards, tree, made)], made
+
+    def fit(self, tree: Tree, pattern: Operator, bound: Bound, variables: dict[str, Tree]) -> tuple[list[Move], Tree]:
+        """The moves that make a tree an instance of a pattern; equal variables become equal trees."""
+        if pattern.kind.name == "symbol":
+            wanted = variables.setdefault(str(pattern.args[0]), tree)
+            return self.convert(tree, wanted), wanted
+        goal = self.member(pattern, bound)
+        assert goal is not None
+        moves, tree = self.root(tree, goal)
+        for at, part in enumerate(pattern.children):
+            more, child = self.fit(tree.children[at], part, bound, variables)
+            moves, tree = moves + lifted(more, at), self.forest.put(tree, (at,), child)
+        return moves, tree
+
+    def over(self, pattern: Operator, bound: Bound, variables: dict[str, Tree]) -> Tree:
+        """A pattern over trees."""
+        if pattern.kind.name == "symbol":
+            name = str(pattern.args[0])
+            return variables.setdefault(name, self.preferred[bound[name]]) if name not in variables else variables[name]
+        children = tuple(self.over(child, bound, variables) for child in pattern.children)
+        return self.forest.tree(pattern.kind.name, children, named(pattern, bound))
+
+    # ---- the chain
+
+    def chain(self, start: Tree, goal: Tree) -> Iterator[Step]:
+        """The steps from one tree to another, from the root down; what several places have in common changes at once."""
+        now = start
+        while (pair := differing(now, goal)) is not None:
+            moves, _ = self.root(pair[0], pair[1].key)
+            whole, part = now, pair[0]
+            for move in moves:
+                part = self.forest.put(part, move.path, move.after)
+                then = self.fill(whole, goal, pair, part)
+                if self.forest.replace(now, move.before, move.after) is then:
+                    places: tuple[Path, ...] = ()
+                else:
+                    places = tuple(path + move.path for path in positions(whole, goal, pair))
+                yield Step(move.law.name, move.law.kind, move.backwards, move.before, move.after, places)
+                now = then
+
+    def fill(self, tree: Tree, goal: Tree, pair: tuple[Tree, Tree], new: Tree) -> Tree:
+        """The tree with `new` wherever, beside the goal, it shows this pair."""
+        known: dict[tuple[Tree, Tree], Tree] = {pair: new}
+
+        def filled(a: Tree, b: Tree) -> Tree:
+            if a is b:
+                return a
+            if (a, b) not in known:
+                known[a, b] = self.forest.over(a, tuple(map(filled, a.children, b.children))) if a.key == b.key else a
+            return known[a, b]
+        return filled(tree, goal)
+
+
+def related(rows: set[Any], names: list[str], bound: Bound) -> Iterator[Bound]:
+    """Bound with every row of a relation that agrees with it."""
+    if all(name in bound for name in names):
+        if (bound[names[0]] if len(names) == 1 else tuple(bound[name] for name in names)) in rows:
+            yield bound
+        return
+    for row in rows:
+        pairs = dict(zip(names, row if isinstance(row, tuple) else (row,), strict=True))
+        if all(bound.get(name, at) == at for name, at in pairs.items()):
+            yield bound | pairs
+
+
+def attributes(pattern: Operator, own: tuple[str, ...], bound: Bound) -> Bound | None:
+    """Bound with the open attributes of a pattern too, as egglog reads them; None where they differ."""
+    bound = dict(bound)
+    return bound if same_attributes(pattern, own, bound) else None
+
+
+def named(pattern: Operator, bound: Bound) -> tuple[str, ...]:
+    """The names of a pattern's attributes."""
+    return tuple(bound[str(want)] if is_variable(want) else spelled(want) for want in pattern.attributes)
+
+
+def lifted(moves: list[Move], at: int) -> list[Move]:
+    return [move._replace(path=(at, *move.path)) for move in moves]
+
+
+def differing(tree: Tree, goal: Tree) -> tuple[Tree, Tree] | None:
+    """The first pair of a tree and its goal, from the root down, whose uppermost nodes differ."""
+    seen, todo = {(tree, goal)}, deque([(tree, goal)])
+    while todo:
+        a, b = todo.popleft()
+        if a.key != b.key:
+            return a, b
+        for pair in zip(a.children, b.children, strict=True):
+            if pair not in seen and pair[0] is not pair[1]:
+                seen.add(pair)
+                todo.append(pair)
+    return None
+
+
+def positions(tree: Tree, goal: Tree, pair: tuple[Tree, Tree]) -> Iterator[Path]:
+    """Where a tree, beside its goal, shows a pair."""
+    if (tree, goal) == pair:
+        yield ()
+    elif tree is not goal and tree.key == goal.key:
+        for at, (a, b) in enumerate(zip(tree.children, goal.children, strict=True)):
+            yield from ((at, *path) for path in positions(a, b, pair))
+
+
+def derive(lowering: Lowering, extraction: Extraction, root: str, laws: Sequence[Law]) -> Derivation:
+    """The derivation of what was chosen for one part, up to kernels; `root` names its result in the template. Raises
+    Underivable."""
+    forest = Forest(lowering)
+    start = forest.imported[root]
+    goal, called = forest.extracted(extraction, lowering.graph.named[root])
+    preferred = {tree.cls: tree for top in (start, goal) for tree in top.walk()}
+    deriver = Deriver(forest, laws, forest.representatives | preferred)
+    return Derivation(forest, start, (*deriver.chain(start, goal), *lowered(called)))
+
+
+def lowered(called: dict[Tree, Tree]) -> Iterator[Step]:
+    """Kernels take the place of what they compute, from the result down: no larger tree is left that holds the same."""
+    for tree, call in sorted(called.items(), key=lambda item: -item[0].size):
+        yield Step(call.kind.removesuffix("()"), IMPLEMENTATION, False, tree, call)

@@ -1,0 +1,380 @@
+"""Schedules by hand (Halide: Ragan-Kelley et al. 2013): `schedule("minilm") | join_qkv | prune(0.5)`. A stage applies laws to
+the program wherever they fit, or stores its weights by an approximation; what comes out is priced, verified and runs as what
+the search finds does, because it is made of the same parts."""
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from formats import FORMATS, FormatError
+from formats.core.errors import InputError
+from opmatrix.extents import Extents, patterns
+from opmatrix.files.checkpoint import open_model
+from opmatrix.monoids import softmax
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.scheme import Running
+from opmatrix.term import Operator
+from rewrites.approximation import Approximation
+from rewrites.command.report import megabytes, ms, percent, table
+from rewrites.compiler.borders import FULL
+from rewrites.compiler.emit import Emitter
+from rewrites.compiler.layers import Part, parts
+from rewrites.compiler.lower import Call, Lowering, Method, Use, plainly
+from rewrites.compiler.price import Machine, Prices
+from rewrites.compiler.search import Structure, search
+from rewrites.derivations.by_hand import Applied, Rewrite, apply, refusal
+from rewrites.derivations.chain import Chain, told
+from rewrites.derivations.derivation import Derivation, Step
+from rewrites.derivations.finding import lowered
+from rewrites.derivations.stages import Stage, Store, Tile, known
+from rewrites.derivations.trees import READ, Forest, Tree
+from rewrites.derivations.wording import TRUST, Writer
+from rewrites.extraction import Extraction, Infeasible, extract
+from rewrites.front.fit import Fitter
+from rewrites.front.proposals import difference, fitter, sites
+from rewrites.front.workload import Workload
+from rewrites.law import PARTITION, Law, apart
+from rewrites.laws.implementation import CALLS
+from rewrites.run import source
+from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact, verify_laws, verify_structure
+from rewrites.verify.programs import oracle
+
+MOST, EQUAL = 4096, 1e-9                                    # keys of a tile, and how equal splits of attention are
+FEW, ROUNDED = 256, 1e-6                                    # rows that are verified; what float32 rounds
+Site = tuple[int, int, str]                                 # part, class and layout of a weight
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A program under way: a model, the batch whose seconds count, a machine, and the stages so far. `stage | stage` reads from
+    left to right."""
+
+    model: Operator
+    batch: Batch
+    machine: Machine
+    fit: Batch
+    held_out: Batch
+    meta: dict[str, Any] = field(default_factory=dict, repr=False)
+    stages: tuple[Stage, ...] = ()
+    before: "Schedule | None" = field(default=None, repr=False)
+
+    def __or__(self, stage: Stage | Law | str) -> "Schedule":
+        """The program behind one stage more: a law, its name, a composition or an approximation. Raises InputError, which says
+        where and why, for a stage that does not apply."""
+        if isinstance(stage, str | Law):
+            stage = Rewrite(stage if isinstance(stage, str) else stage.name, (known(stage) if isinstance(stage, str) else stage,))
+        if not isinstance(stage, Rewrite | Store | Tile):
+            raise InputError(f"{stage!r} is no stage: give a law, its name, a composition such as join_qkv, an approximation "
+                             "such as prune(0.5), or tile(64)")
+        if isinstance(stage, Rewrite) and (done := next((s for s in self.stages if not isinstance(s, Rewrite)), None)):
+            raise InputError(f"{stage.name} after {done.name}: laws come first, since they make other weights and kernels: "
+                             f"put {stage.name} before {done.name}")
+        after = replace(self, stages=(*self.stages, stage), before=self)
+        if isinstance(stage, Tile):
+            return after.tiled(stage)
+        return after.applied() if isinstance(stage, Rewrite) else after.stored(stage)
+
+    # ---- laws
+
+    def applied(self) -> "Schedule":
+        """Itself, if the last stage applies to some part."""
+        stage = self.stages[-1]
+        assert isinstance(stage, Rewrite)
+        if not any(each.counts[-1][name] for each in self.rewritten for name in stage.goals):
+            reasons = dict.fromkeys(refusal(each, law) for law in stage.laws if law.name in stage.goals for each in self.rewritten)
+            near = sorted(reasons, key=lambda reason: (reason.count(" not "), " has no " in reason))
+            raise InputError(f"{stage.name}: it applies nowhere: {'; '.join(near[:2])}")
+        return self
+
+    @cached_property
+    def extents(self) -> Extents: return self.batch.extents(patterns(self.model))
+
+    @cached_property
+    def split(self) -> list[Part]:
+        return [states[FULL] for states in parts(self.model)]
+
+    @cached_property
+    def rewritten(self) -> list[Applied]:
+        """What the laws make of every part; of equal parts, once."""
+        stages = [stage for stage in self.stages if isinstance(stage, Rewrite)]
+        known = {part.template.text: number for number, part in reversed([*enumerate(self.split)])}
+        made = {number: apply(self.split[number], number, stages) for number in sorted(set(known.values()))}
+        return [made[known[part.template.text]].over(part) for part in self.split]
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        """Those of all stages."""
+        return tuple(dict.fromkeys(law for stage in self.stages if isinstance(stage, Rewrite) for law in stage.laws))
+
+    @cached_property
+    def structure(self) -> Structure:
+        """The cheapest kernels of exactly this program. Raises InputError where some operator has none."""
+        prices = Prices(self.machine, self.extents)
+        lowerings = [Lowering(each.alone, part.template, prices) for each, part in zip(self.rewritten, self.split, strict=True)]
+        found = [kernels(lowering, each) for lowering, each in zip(lowerings, self.rewritten, strict=True)]
+        seconds = sum(each.time for each in found)
+        return Structure(lowerings, found, [(FULL, FULL)] * len(found), self.split, seconds, seconds, seconds, seconds)
+
+    @cached_property
+    def exact(self) -> tuple[Program, Emitter]:
+        """The program with its weights as they are, and where its constants come from."""
+        return self.structure.program(self.meta)
+
+    @cached_property
+    def derivation(self) -> Chain:
+        """Every application of a law, and of an approximation, as a step."""
+        first = {part.template.text: number for number, part in reversed([*enumerate(self.split)])}
+        like = tuple(first[part.template.text] for part in self.split)
+        derived = []
+        for each, lowering, extraction in zip(self.rewritten, self.structure.lowerings, self.structure.extractions, strict=True):
+            forest = Forest(lowering, each.forest.made, each.forest.read)
+            _, called = forest.extracted(extraction, each.tree.cls)
+            derived.append(Derivation(each.forest, each.start, (*each.steps, *lowered(called))))
+        chain = Chain(tuple(derived), like, ((FULL, FULL),) * len(derived), self.laws)
+        chain = chain.approximated(self.alone) if self.methods else chain
+        return chain if self.keys is None else replace(chain, parts=tuple(split_axis(part, self.keys) for part in chain.parts))
+
+    # ---- tiles
+
+    def tiled(self, stage: Tile) -> "Schedule":
+        """Itself, if there is attention to tile."""
+        if not 1 <= stage.keys <= MOST:
+            raise InputError(f"{stage.name}: from 1 to {MOST} keys at a time")
+        if done := next((s for s in self.stages[:-1] if isinstance(s, Tile)), None):
+            raise InputError(f"{stage.name}: attention has {done.name} already: leave one out")
+        if not self.applications():
+            raise InputError(f"{stage.name}: no part has a product over softmax that one kernel computes: "
+                             f"there are {', '.join(dict.fromkeys(step.kernel for step in self.exact[0].steps))}")
+        return self
+
+    @property
+    def keys(self) -> int | None:
+        """Keys that attention merges at a time, where a stage says so."""
+        return next((stage.keys for stage in self.stages if isinstance(stage, Tile)), None)
+
+    def split_holds(self, seed: int = 0) -> float:
+        """How far softmax over tiles of so many keys is from softmax over all at once, for the longest sentence of the batch:
+        the law behind `tile`, on random numbers."""
+        rng, longest = np.random.default_rng(seed), int(np.diff(self.batch.starts).max())
+        scores, values = rng.normal(size=(3, longest)), rng.normal(size=(longest, 5))
+        return apart(softmax.product(scores, values, tile=self.keys or longest), softmax.product(scores, values, tile=longest))
+
+    # ---- approximations
+
+    def stored(self, stage: Store) -> "Schedule":
+        """Itself, if the last stage stores some weight, and none that is stored otherwise already."""
+        if not (chosen := self.choice(stage)):
+            names = ", ".join(dict.fromkeys(name for site in self.sites for name in self.names(site)))
+            raise InputError(f"{stage.name}: no weight is called {' or '.join(stage.only)}: there are {names}")
+        assert self.before is not None
+        if taken := next((site for site in chosen if site in self.before.methods), None):
+            raise InputError(f"{stage.name}: {' and '.join(self.names(taken))} is stored as {self.before.methods[taken]} already: "
+                             "name other weights, or leave one stage out")
+        for site in chosen:
+            try:
+                if stage.own is None:
+                    FORMATS[stage.format].expected(*self.sites[site].shape, **stage.parameters)
+                _ = self.fitter.store(self.sites[site], self.methods[site], site)
+            except FormatError as error:
+                raise InputError(f"{stage.name}: {' and '.join(self.names(site))}: {error}") from error
+        return self
+
+    @cached_property
+    def sites(self) -> dict[Site, np.ndarray]:
+        """Every weight that a product multiplies by, as it is stored (in x out)."""
+        program, emitter = self.exact
+        return {site.key: site.matrix for site in sites(program, self.structure, emitter) if site.x}
+
+    def names(self, site: Site) -> list[str]:
+        """The names of the arrays that a weight is made of."""
+        part, cls, _ = site
+        return [str(term.args[0]) for term in self.structure.lowerings[part].terms[cls].walk() if term.kind.name == "weight"]
+
+    def choice(self, stage: Store) -> list[Site]:
+        """The weights that a stage is about."""
+        return [site for site in self.sites if not stage.only
+                or any(word in name for word in stage.only for name in self.names(site))]
+
+    @cached_property
+    def methods(self) -> dict[Site, Method]:
+        """How weights are stored that are not stored as they are."""
+        return {site: self.method(stage, site) for stage in self.stages if isinstance(stage, Store) for site in self.choice(stage)}
+
+    def method(self, stage: Store, site: Site) -> Method:
+        """How a stage stores a weight. Raises InputError where no format holds what a user's approximation makes of it."""
+        if stage.own is None:
+            return Method(stage.format, tuple(stage.parameters.items()), FORMATS[stage.format].metric())
+        prices, (n, p) = Prices(self.machine, self.extents), self.sites[site].shape
+        if not (found := [*stage.own.methods(self.sites[site])]):
+            raise InputError(f"{stage.name}: {' and '.join(self.names(site))}: no format holds what it makes of it in less than dense does")
+        return min(found, key=lambda method: prices.linear(method.format, n, p, method.parameters))
+
+    @cached_property
+    def fitter(self) -> Fitter:
+        """Fits weights to what they multiply on calibration rows."""
+        program, emitter = self.exact
+        return fitter(program, [site for site in sites(program, self.structure, emitter) if site.x], self.fit, self.declared)
+
+    @property
+    def declared(self) -> dict[str, Approximation]:
+        """The approximations of a user's that stages store by, each with all parameters that they give it."""
+        found: dict[str, Approximation] = {}
+        for stage in self.stages:
+            if isinstance(stage, Store) and (own := stage.own) is not None:
+                other = found.get(own.name, own)
+                found[own.name] = replace(own, grid={key: (*dict.fromkeys((*other.grid[key], *own.grid[key])),) for key in own.grid})
+        return found
+
+    @cached_property
+    def alone(self) -> dict[int, dict[tuple[int, str], tuple[str, float, float]]]:
+        """How each weight is stored, in words, and what that alone changes on calibration rows and on held-out ones."""
+        batches = self.fit, next(self.held_out.pieces(FEW))
+        wanted = [np.asarray(self.exact[0].run(batch), np.float64) for batch in batches]
+        found: dict[int, Any] = {}
+        for site, method in self.methods.items():
+            changed = self.made({site: method})
+            errors = [difference(changed.run(batch), rows) for batch, rows in zip(batches, wanted, strict=True)]
+            found.setdefault(site[0], {})[site[1:]] = (told(method), *errors)
+        return found
+
+    # ---- what it is
+
+    @cached_property
+    def program(self) -> Program:
+        """The program that runs."""
+        return self.made(self.methods) if self.methods else self.over_tiles(self.exact[0])
+
+    def made(self, methods: dict[Site, Method]) -> Program:
+        """The program with some weights stored otherwise."""
+        return self.over_tiles(self.emitted(methods)[0])
+
+    def emitted(self, methods: dict[Site, Method]) -> tuple[Program, Emitter]:
+        """The same before its attention goes over tiles, and where its constants come from."""
+        def decide(part: int, use: Use, method: Method) -> Method:
+            return methods.get((part, use.weight, use.layout), method)
+        return self.structure.program(self.meta, decide, {}, self.fitter)
+
+    def over_tiles(self, program: Program) -> Program:
+        """A program whose attention merges as many keys at a time as a stage says."""
+        if self.keys is None:
+            return program
+        steps = [replace(step, attributes={**step.attributes, "tile": self.keys}) if tiled(step.kernel) else step
+                 for step in program.steps]
+        return Program(steps, program.constants, program.output, program.meta)
+
+    def run(self, batch: Any) -> np.ndarray:
+        """(T, n): one row a token."""
+        return self.program.run(batch)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted, for the batch that was given."""
+        prices, exact = Prices(self.machine, self.extents), self.structure.time
+        for site, method in self.methods.items():
+            n, p = self.sites[site].shape
+            exact += prices.linear(method.format, n, p, method.parameters) - prices.linear("packed", n, p)
+        return exact
+
+    @property
+    def bytes(self) -> float:
+        """Stored and working, exactly."""
+        return float(self.program.stored_bytes + self.program.peak_bytes(self.batch))
+
+    @cached_property
+    def error(self) -> float:
+        """The relative change of the output, against the program without approximations, on calibration rows."""
+        if not self.methods:
+            return 0.0
+        return difference(self.program.run(self.fit), np.asarray(self.exact[0].run(self.fit), np.float64))
+
+    def verify(self) -> dict[str, Any]:
+        """Laws, steps, then the program against the float64 oracle on held-out rows, as for a program that was searched.
+        Raises VerificationError."""
+        found: dict[str, Any] = {"laws": verify_laws(self.laws) if self.laws else None}
+        found["steps"] = self.derivation.checked
+        if self.keys is not None and not (off := self.split_holds()) <= EQUAL:
+            raise VerificationError(1, f"tile({self.keys})", "softmax over tiles is not softmax", difference=off)
+        batches = [next(self.held_out.pieces(FEW))]
+        constants, wanted = unrounded(self.structure, self.emitted(self.methods)[1]), oracle(self.model, batches)
+        if self.methods:
+            found["structure"] = verify_structure(self.program, batches, constants, wanted)
+            return found | {"program": verify_approximate(self.program, self.model, batches, TRUST * self.error + ROUNDED, wanted)}
+        imported, _ = search(self.model, (), self.machine, self.extents, fusion=False, methods=plainly).program({})
+        return found | {"program": verify_exact(self.program, self.model, batches, imported, constants)}
+
+    def __str__(self) -> str:
+        """Every stage with what was predicted behind it."""
+        chain = [self]
+        while chain[0].before is not None:
+            chain.insert(0, chain[0].before)
+        rows = [[each.stages[-1].name if each.stages else "imported", str(each.applications() or ""), *each.figures()] for each in chain]
+        return table(rows, ["stage", "places", "ms predicted", "MB", "error on calibration rows"])
+
+    def figures(self) -> list[str]:
+        """Milliseconds, megabytes and error as text; nothing where some operator has no kernel yet."""
+        try:
+            return [ms(self.seconds), megabytes(self.bytes), percent(self.error) if self.methods else ""]
+        except InputError:
+            return ["no kernel yet", "", ""]
+
+    def applications(self) -> int:
+        """In how many places the last stage applied."""
+        if not self.stages:
+            return 0
+        stage = self.stages[-1]
+        if isinstance(stage, Tile):
+            return sum(tiled(step.kernel) for step in self.exact[0].steps)
+        return len(self.choice(stage)) if isinstance(stage, Store) else sum(sum(each.counts[-1].values()) for each in self.rewritten)
+
+
+def kernels(lowering: Lowering, each: Applied) -> Extraction:
+    """The cheapest kernels that compute a part. Raises InputError for what the laws made of it and none computes."""
+    named, part = lowering.graph.named, each.part
+    given, where = [named[part.border]] if part.border else [], f"part {each.number + 1}"
+    try:
+        found = extract(lowering.problem([named[part.roots[FULL]]], given, plainly), families=lowering.leaves)
+    except Infeasible as error:
+        raise InputError(f"no kernel computes {where}: {error}") from error
+    trees: dict[Any, Tree] = {tree.cls: tree for tree in each.tree.walk()}
+    own: dict[Any, Tree] = each.forest.representatives
+    for node in found.nodes:
+        if isinstance(node.label, Call) and node.label.implementation.name == READ:
+            if (tree := trees.get(node.cls)) is not own[node.cls]:
+                said = Writer(each.forest).text(tree or own[node.cls])
+                raise InputError(f"no kernel computes {said} of {where}, as the laws have made it: apply more of them")
+    return found
+
+
+def tiled(kernel: str) -> bool:
+    """Whether a kernel passes over what it contracts in tiles."""
+    return "tile" in KERNELS[kernel].attributes
+
+
+def split_axis(part: Derivation, keys: int) -> Derivation:
+    """With one step more for each attention: its contracted axis is split."""
+    calls = [tree for tree in part.end.walk() if tree.kind in CALLS and any(map(tiled, CALLS[tree.kind].named))]
+    steps = [*part.steps]
+    for tree in sorted(calls, key=lambda tree: -tree.size):
+        after = part.forest.tree(tree.kind, tree.children, (*tree.attributes, f"tile={keys}"), tree.cls)
+        steps.append(Step(f"tile({keys})", PARTITION, False, tree, after))
+    return replace(part, steps=tuple(steps))
+
+
+def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | None = None, tokens: int | None = None,
+             machine: Machine | None = None) -> Schedule:
+    """A model with no stage yet, for the workload of `optimize`; an operator needs a `batch`, which is then what is timed, fitted
+    and verified on. Raises InputError for what comes from outside."""
+    if machine is None:
+        from formats.machine.model import this_machine
+        machine = this_machine()
+    if isinstance(model, Operator):
+        if batch is None:
+            raise InputError("schedule of an operator: give a batch to price, fit and verify it on")
+        return Schedule(model, batch, Running.of(machine, batch.starts), batch, batch)
+    checkpoint = open_model(model)
+    workload = Workload.of(checkpoint, text, tokens)
+    operator, timed = checkpoint.operator(), batch or workload.timed
+    return Schedule(operator, timed, Running.of(machine, timed.starts), workload.probe, workload.verify, source(checkpoint))

@@ -1,0 +1,109 @@
+"""Stages of a schedule by hand: compositions of laws, ways to store weights, tiles."""
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from formats.core.errors import InputError
+from rewrites.approximation import Approximation
+from rewrites.derivations.by_hand import Kinds, Rewrite
+from rewrites.law import Law, find
+from rewrites.laws import EXACT_LAWS
+
+
+@dataclass(frozen=True)
+class Store:
+    """A stage that stores weights in a format; `only` those of whose names one of these is a part."""
+
+    name: str
+    format: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    own: Approximation | None = None                        # of a user: its format is what holds it most cheaply
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A stage that splits the contracted axis of attention: so many keys are merged at a time. It holds for every monoid whose
+    merge is associative, whatever the split."""
+
+    name: str
+    keys: int
+
+
+Stage = Rewrite | Store | Tile
+
+
+def rewrite(name: str, *laws: str, needed: tuple[str, ...] = (), kinds: dict[str, Kinds] | None = None) -> Rewrite:
+    """A composition of laws, by their names; `kinds` narrows where one applies: choices of what kinds its variables may be."""
+    return Rewrite(name, tuple(find(EXACT_LAWS, law) for law in laws), needed, kinds or {})
+
+
+def prune(density: float, *only: str) -> Store:
+    """The largest entries of weights, a share `density` of them."""
+    return Store(f"prune({density:g})", "csr", {"density": density}, only)
+
+
+def prune_blocks(density: float, *only: str, tile: tuple[int, int] = (16, 1)) -> Store:
+    """The largest tiles of weights."""
+    return Store(f"prune_blocks({density:g})", "block", {"density": density, "tile": tile}, only)
+
+
+def keep(n: int, m: int, *only: str) -> Store:
+    """The n largest of every m entries in a row of inputs."""
+    return Store(f"keep({n}, {m})", "nm", {"n": n, "m": m}, only)
+
+
+def low_rank(rank: int, *only: str) -> Store:
+    """The best factors of so many columns and rows."""
+    return Store(f"low_rank({rank})", "lowrank", {"rank": rank}, only)
+
+
+def half(*only: str) -> Store:
+    """Weights in float16."""
+    return Store("half()", "half", {}, only)
+
+
+def bf16(*only: str) -> Store:
+    """Weights in bfloat16; their products round what they multiply to it, too."""
+    return Store("bf16()", "bf16", {}, only)
+
+
+def int8(*only: str) -> Store:
+    """Weights in 8 bits, with a scale for each output; their products round every row of x to 8 bits, too."""
+    return Store("int8()", "int8", {}, only)
+
+
+def nearest(approximation: Approximation, *only: str, **parameters: Any) -> Store:
+    """Weights by an approximation that a user declared; what is not given is the first that its declaration tries."""
+    given = {key: parameters.get(key, values[0]) for key, values in approximation.grid.items()}
+    own = replace(approximation, grid={key: (value,) for key, value in given.items()})
+    return Store(own.label(given), "", given, only, own)
+
+
+def tile(keys: int) -> Tile:
+    """Attention over tiles of so many keys (Dao et al. 2022); without it over tiles of 256."""
+    return Tile(f"tile({keys})", keys)
+
+
+def known(name: str) -> Law:
+    """The law of a name. Raises InputError, which lists those there are."""
+    try:
+        return find(EXACT_LAWS, name)
+    except KeyError as error:
+        raise InputError(str(error.args[0])) from error
+
+
+SPLIT = "split_shift", "stack_columns"
+SCALE = "scale_scores", *SPLIT, "spread", "associate"
+MATRIX, DIAGONAL = ("weight", "compose"), ("mul",)
+SCALED: dict[str, Kinds] = {"spread": ({"A": DIAGONAL},), "associate": ({"B": DIAGONAL},)}
+GAINED: dict[str, Kinds] = {"spread": ({"A": MATRIX},), "associate": ({"A": DIAGONAL, "B": MATRIX},)}
+MOVED: dict[str, Kinds] = {"spread": ({"c": ("compose",), "A": ("weight",)},)}
+BOTH: dict[str, Kinds] = {"spread": (*SCALED["spread"], *MOVED["spread"]), "associate": SCALED["associate"]}
+
+fold_scale = rewrite("fold_scale", *SCALE, needed=("scale_scores",), kinds=SCALED)
+drop_key_bias = rewrite("drop_key_bias", *SCALE, "split_keys", "shift_scores", kinds=SCALED)
+move_value_bias = rewrite("move_value_bias", *SPLIT, "value_bias", "join_shift", "spread", "merge_shifts",
+                          needed=("value_bias",), kinds=MOVED)
+fold_norm = rewrite("fold_norm", "merge_shifts", "spread", "associate", kinds=GAINED)
+join_qkv = rewrite("join_qkv", *SCALE, "split_keys", "shift_scores", "value_bias", "join_shift", "merge_shifts", "join_bias", "join",
+                   needed=("join", "join_bias"), kinds=BOTH)

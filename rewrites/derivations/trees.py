@@ -1,0 +1,200 @@
+"""Single programs of a saturated graph: a tree picks one member for every class that it needs, and the same subtree is the
+same object. What a chain of law applications runs through."""
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from opmatrix.term import Operator
+from rewrites.compiler.egraph import Graph, Node, fitting
+from rewrites.compiler.lower import Call, Lowering, Method, Use
+from rewrites.compiler.match import attribute_variable, orders
+from rewrites.extraction import Extraction
+from rewrites.law import is_variable
+
+OPEN = "count", "where", "over", "relation"                          # sorts of variables that stand for attributes
+READ = "interpreted"                                        # what no kernel computes: a term, read over its operands
+STORED = "stored"                                           # a weight in a representation: as logical, the weight itself
+Key = tuple[str, tuple[int, ...], tuple[str, ...]]          # a member: kind, classes of its children, attributes
+Path = tuple[int, ...]                                      # which child, from the root down
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """One node of a program over subtrees. `cls` is the class whose value it denotes."""
+
+    kind: str
+    children: tuple["Tree", ...]
+    attributes: tuple[str, ...]
+    cls: int
+    size: int
+
+    @property
+    def key(self) -> Key:
+        return self.kind, tuple(child.cls for child in self.children), self.attributes
+
+    def at(self, path: Path) -> "Tree":
+        return self.children[path[0]].at(path[1:]) if path else self
+
+    def walk(self) -> Iterator["Tree"]:
+        """Every subtree once, children first."""
+        seen: set[Tree] = set()
+
+        def below(tree: Tree) -> Iterator[Tree]:
+            if tree not in seen:
+                seen.add(tree)
+                for child in tree.children:
+                    yield from below(child)
+                yield tree
+        yield from below(self)
+
+
+@dataclass
+class Forest:
+    """The trees of one graph."""
+
+    lowering: Lowering
+    made: dict[Any, Tree] = field(default_factory=dict)
+    read: dict[int, tuple[Tree, ...]] = field(default_factory=dict)     # class that is interpreted: its tree, and its operands'
+
+    @property
+    def graph(self) -> Graph:
+        return self.lowering.graph
+
+    @cached_property
+    def index(self) -> dict[Key, int]:
+        """Member to class; what was subsumed is a member too."""
+        return {node[:3]: node.cls for node in self.graph.nodes}
+
+    @cached_property
+    def members(self) -> dict[int, list[Node]]:
+        """Class to all its members."""
+        found: dict[int, list[Node]] = {}
+        for node in self.graph.nodes:
+            found.setdefault(node.cls, []).append(node)
+        return found
+
+    def tree(self, kind: str, children: tuple[Tree, ...], attributes: tuple[str, ...] = (), cls: int | None = None) -> Tree:
+        """The tree of these parts. Its class is looked up where none is given: KeyError where the graph has no such member."""
+        if (key := (kind, children, attributes)) not in self.made:
+            cls = self.index[kind, tuple(child.cls for child in children), attributes] if cls is None else cls
+            self.made[key] = Tree(kind, children, attributes, cls, 1 + sum(child.size for child in children))
+        return self.made[key]
+
+    def over(self, tree: Tree, children: tuple[Tree, ...]) -> Tree:
+        """The same node over other subtrees of the same classes."""
+        return self.tree(tree.kind, children, tree.attributes, tree.cls)
+
+    def put(self, tree: Tree, path: Path, new: Tree) -> Tree:
+        """The tree with another subtree at a place."""
+        if not path:
+            return new
+        at, children = path[0], tree.children
+        return self.over(tree, (*children[:at], self.put(children[at], path[1:], new), *children[at + 1:]))
+
+    def replace(self, tree: Tree, before: Tree, after: Tree) -> Tree:
+        """The tree with a subtree replaced wherever it occurs."""
+        known = {before: after}
+        for part in tree.walk():
+            if part not in known:
+                known[part] = self.over(part, tuple(known[child] for child in part.children))
+        return known[tree]
+
+    @cached_property
+    def imported(self) -> dict[str, Tree]:
+        """The imported trees by the names of the template, and its roots by theirs."""
+        template, found = self.lowering.template, dict[str, Tree]()
+        for entry in template.entries:
+            found[entry.name] = self.tree(entry.kind, tuple(found[child] for child in entry.children), entry.attributes)
+        for name, entry_name in re.findall(r"\(let (\$\w+) (\$t\d+)\)", template.text):
+            found[name] = found[entry_name]
+        return found
+
+    @cached_property
+    def representatives(self) -> dict[int, Tree]:
+        """The tree that stands for each class when its numbers are evaluated: an imported one, else the first that fits."""
+        template, found = self.lowering.template, dict[int, Tree]()
+        for entry in reversed(template.entries):
+            found[self.graph.named[entry.name]] = self.imported[entry.name]
+
+        def make(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> Operator | None:
+            if (term := fitting(node, terms, values)) is not None:
+                found.setdefault(node.cls, self.tree(node.kind, tuple(found[c] for c in node.children), node.attributes))
+            return term
+        self.graph.terms(template, make)
+        return found
+
+    def stored(self, cls: int) -> Tree:
+        """A weight or a constant row as it is evaluated: joined ones by their halves."""
+        if halves := self.lowering.halves(cls):
+            return self.tree("joined", tuple(self.stored(half) for half in halves))
+        return self.representatives[cls]
+
+    def extracted(self, extraction: Extraction, root: int) -> tuple[Tree, dict[Tree, Tree]]:
+        """The program that was chosen, as it reads in the algebra; and for the result of each kernel, the kernel's call over
+        such trees, with weights that are only nearly stored still as they are."""
+        calls = {node.cls: node.label for node in extraction.nodes if isinstance(node.label, Call)}
+        uses: dict[Any, Any] = {node.cls: node.label for node in extraction.nodes if isinstance(node.cls, Use)}
+        found, called = dict[int, Tree](), dict[Tree, Tree]()
+
+        def value(cls: int) -> Tree:
+            if cls not in calls:
+                return self.representatives[cls]
+            if cls not in found:
+                call = calls[cls]
+                if call.implementation.name == READ:
+                    return interpreted(cls, [at for _, at in call.bound])
+                operands = {name: operand(call, name, at) for name, at in call.bound}
+                found[cls] = self.instance(call, cls, operands)
+                children = tuple(held(call, cls, name, t) for name, t in operands.items() if isinstance(t, Tree))
+                attributes = tuple(t for t in operands.values() if isinstance(t, str))
+                called[found[cls]] = self.tree(f"{call.implementation.name}()", children, attributes, cls)
+            return found[cls]
+
+        def interpreted(cls: int, operands: list[int]) -> Tree:
+            own = tuple(self.representatives[at] for at in (cls, *operands))
+            self.read[cls], parts, tree = own, tuple(map(value, operands)), own[0]
+            for before, after in sorted(zip(own[1:], parts, strict=True), key=lambda pair: -pair[0].size):
+                tree = self.replace(tree, before, after)
+            found[cls] = tree
+            called[tree] = self.tree(READ, parts, (str(cls),), cls)
+            return tree
+
+        def operand(call: Call, name: str, at: Any) -> Any:
+            sort = call.implementation.variables[name].name
+            return value(at) if sort in ("value", "scores") else self.stored(at) if isinstance(at, int) else at
+
+        def held(call: Call, cls: int, name: str, tree: Tree) -> Tree:
+            if call.implementation.variables[name].name != "matrix" or name == "key":
+                return tree
+            x = dict(call.bound)[name.replace("table", "field") if name.startswith("table") else "x"]
+            how = call.implementation.layout
+            method = uses[Use(x, tree.cls, how, cls)]
+            return self.tree(STORED, (tree,), (Method().format if method.error or method.plain else str(method), how), tree.cls)
+
+        return value(root), called
+
+    def instance(self, call: Call, cls: int, operands: dict[str, Any]) -> Tree:
+        """The members of a class and below that a kernel was matched with, over the trees of its operands."""
+        def match(pattern: Operator, cls: int) -> Tree | None:
+            if pattern.kind.name == "symbol":
+                tree: Tree = operands[str(pattern.args[0])]
+                return tree if tree.cls == cls else None
+            for node in self.graph.members.get(cls, ()):
+                if node.kind == pattern.kind.name and self.same(pattern.attributes, node.attributes, operands):
+                    for order in orders(node):
+                        parts = [match(part, child) for part, child in zip(pattern.children, order, strict=True)]
+                        if all(parts):
+                            children = tuple(p for p in parts if p)
+                            return self.tree(node.kind, children if order is node.children else children[::-1], node.attributes)
+            return None
+
+        if (found := match(call.implementation.pattern, cls)) is None:
+            raise KeyError(f"{call.implementation.name} is not found in the class that it computes")
+        return found
+
+    def same(self, wanted: tuple[Any, ...], own: tuple[str, ...], operands: dict[str, Any]) -> bool:
+        """Whether attributes are those of a pattern."""
+        return all(operands[attribute_variable(want)] == have if is_variable(want)
+                   else self.lowering.template.values[have] == want for want, have in zip(wanted, own, strict=True))

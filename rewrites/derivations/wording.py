@@ -1,0 +1,173 @@
+"""Derivations as text and as HTML that folds. What is long is said by the name that the law gives it."""
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+from typing import Any
+
+from opmatrix.data import Data
+from opmatrix.shapes import ShapeError
+from opmatrix.term import KINDS, NAMES, Operator
+from rewrites.derivations.derivation import Derivation, Step, unify
+from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree
+from rewrites.law import APPROXIMATE, Law
+from rewrites.laws.implementation import CALLS
+
+INFIX = {"add": (1, " + "), "mul": (2, " * "), "compose": (2, " @ ")}
+NAMED = 12                                                  # nodes of an operator that may have a name of its own
+LONG = 44                                                   # characters of what is said in full
+DEPTH = 5
+TRUST, ROUNDED = 1.3, 1e-6                                  # times the stated error, and what float32 rounds
+
+
+class Writer:
+    """Trees of one forest in the algebra's notation; `short` says some by a name."""
+
+    def __init__(self, forest: Forest, short: dict[Tree, str] | None = None) -> None:
+        self.forest, self.values, self.short = forest, forest.lowering.template.values, short or {}
+        names = [value.label for value in self.values.values() if isinstance(value, Data) and value.name]
+        self.skip = shared(min(names), max(names)) if len(names) > 1 else 0
+
+    def text(self, tree: Tree, level: int = 0, depth: int = DEPTH) -> str:
+        """The tree; below `depth` there are dots."""
+        if (name := self.short.get(tree) or self.word(tree)) is not None:
+            return name
+        if depth == 0:
+            return "…"
+        if tree.kind not in INFIX:
+            return self.called(tree, depth)
+        own, sign = INFIX[tree.kind]
+        first, second = tree.children
+        said = self.text(first, own, depth - 1) + sign + self.text(second, own + 1, depth - 1)
+        return f"({said})" if own < level else said
+
+    def called(self, tree: Tree, depth: int) -> str:
+        """A node that is no sum and no composition."""
+        parts = [self.text(child, 0, depth - 1) for child in tree.children]
+        others = [self.attribute(name) for name in tree.attributes]
+        match tree.kind:
+            case "turn":
+                return f"{self.text(tree.children[0], 3, depth - 1)}.T"
+            case "join":
+                return f"heads({others[0]}).T"
+            case "product":
+                first, second = (self.text(child, 2 + at, depth - 1) for at, child in enumerate(tree.children))
+                plain = tree.attributes == ("sum", "everyone")
+                return f"({first} @ {second})" if plain else f"product({', '.join(parts)}, over={others[0]}, where={others[1]})"
+            case "given" | "symbol":
+                return others[0]
+            case "over" if tree.children[0].kind == "ones":
+                return others[0]
+            case kind if kind == READ:
+                return f"interpreted({', '.join(parts)})"
+            case kind if kind == STORED:
+                return f"{tree.attributes[0]}({parts[0]})"
+        said = [*parts, *others]
+        return f"{tree.kind.removesuffix('()')}({', '.join(said)})" if said else tree.kind
+
+    def word(self, tree: Tree) -> str | None:
+        """The name of an array, or of an operator that has one."""
+        if tree.kind in ("weight", "const") and not tree.children:
+            data = self.values[tree.attributes[0]]
+            return str(data.label)[self.skip:] if data.name or (data.base and data.base.name) else str(data.label)
+        return self.own_name(tree) if tree.size <= NAMED else None
+
+    def own_name(self, tree: Tree) -> str | None:
+        try:
+            name = NAMES.get(self.term(tree))
+        except (ShapeError, TypeError, KeyError):
+            return None
+        return None if name is None or len(name) > 1 else str(name[0])
+
+    def term(self, tree: Tree) -> Operator:
+        return Operator(KINDS[tree.kind], *map(self.term, tree.children), *(self.values[name] for name in tree.attributes))
+
+    def attribute(self, name: str) -> str:
+        value = self.values.get(name, name)
+        return str(value) if isinstance(value, int | float) else name
+
+
+def shared(first: str, last: str) -> int:
+    """How many characters two names begin with alike."""
+    return next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+
+
+def sides(forest: Forest, step: Step, laws: dict[str, Law]) -> tuple[str, str, dict[str, str]]:
+    """Before, after, and what the variables are that stand for what is long."""
+    plain, found = Writer(forest), dict[str, Any]()
+    if step.law in laws:
+        for pair in zip(*laws[step.law].sides(), strict=True):
+            left, right = reversed(pair) if step.backwards else pair
+            if unify(left, step.before, found := {}) and unify(right, step.after, found):
+                break
+    elif step.after.kind in CALLS and step.before.kind not in CALLS:
+        names = [name for name, sort in CALLS[step.after.kind].variables.items() if sort.name not in OPEN]
+        found = dict(zip(names, (child.children[0] if child.kind == STORED else child for child in step.after.children), strict=True))
+    said = {name: (tree, plain.text(tree)) for name, tree in found.items() if isinstance(tree, Tree)}
+    long = {name: (tree, text) for name, (tree, text) in said.items() if len(text) > LONG or "…" in text}
+    writer = Writer(forest, {tree: name for name, (tree, _) in long.items()})
+    return writer.text(step.before, depth=12), writer.text(step.after, depth=12), {
+        name: f"{text[:LONG].rsplit(' ', 1)[0]} … ({tree.size} operators)" for name, (tree, text) in long.items()}
+
+
+def place(program: Tree, step: Step) -> str:
+    """Where in the program: which child, from the result down; and in how many places."""
+    paths = step.places or tuple(occurrences(program, step.before))
+    runs = [(at, len(list(same))) for at, same in groupby(paths[0])]
+    said = ".".join(f"{at}" if count == 1 else f"{at}x{count}" for at, count in runs) or "top"
+    return said + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+
+
+def occurrences(program: Tree, part: Tree) -> list[Path]:
+    """One path for each parent that holds the part, the shortest there is."""
+    if program is part:
+        return [()]
+    reached: dict[Tree, Path] = {program: ()}
+    found, todo = [], [program]
+    for tree in todo:
+        for at, child in enumerate(tree.children):
+            if child is part:
+                found.append((*reached[tree], at))
+            elif child not in reached and child.size > part.size:
+                reached[child] = (*reached[tree], at)
+                todo.append(child)
+    return found
+
+
+def lines(derivation: Derivation, laws: Sequence[Law]) -> list[tuple[str, str, str, dict[str, str]]]:
+    """Of every step: what it is, where, and both sides, with what their variables are."""
+    declared, found = {law.name: law for law in laws}, []
+    for program, step in zip(derivation.programs(), derivation.steps, strict=False):
+        before, after, where = sides(derivation.forest, step, declared)
+        name = f"{step.law} backwards" if step.backwards else step.law
+        head = f"{name} at {place(program, step)}" + stated(step)
+        found.append((head, before, after, where))
+    return found
+
+
+def stated(step: Step) -> str:
+    """The error of an approximation, and whether held-out rows keep it."""
+    if step.kind != APPROXIMATE:
+        return ""
+    if step.held_out is None:
+        return f": error {step.error:.2g} on calibration rows"
+    kept = "" if step.held_out <= TRUST * step.error + ROUNDED else ", which is more than stated"
+    return f": error {step.error:.2g} on calibration rows, {step.held_out:.2g} on held-out ones{kept}"
+
+
+def text(derivation: Derivation, laws: Sequence[Law], first: int = 0) -> str:
+    """Every step on a few lines; those before the `first` are left out."""
+    said = []
+    for number, (head, before, after, where) in [*enumerate(lines(derivation, laws), 1)][first:]:
+        said += [f"{number:4}  {head}", f"        {before}", f"      = {after}"]
+        said += [f"        where {name} = {what}" for name, what in where.items()]
+    return "\n".join(said)
+
+
+def html(derivation: Derivation, laws: Sequence[Law]) -> str:
+    """Every step folds."""
+    steps = []
+    for head, before, after, where in lines(derivation, laws):
+        names = "".join(f"<br><small>{escape(name)} = {escape(what)}</small>" for name, what in where.items())
+        steps.append(f"<li><details><summary>{escape(head)}</summary><code>{escape(before)}</code><br>= "
+                     f"<code>{escape(after)}</code>{names}</details></li>")
+    return f"<ol>{''.join(steps)}</ol>"

@@ -1,0 +1,38 @@
+"""Storing a weight by a method. What many methods of one weight share, the directions of low rank, is found once."""
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from formats import FORMATS
+from opmatrix.spectra import Gram
+from opmatrix.spectra.gram import whitened
+from opmatrix.spectra.propose import Candidate
+from rewrites.approximation import Approximation
+from rewrites.compiler.lower import Method
+
+Key = tuple[int, int, str]                                  # part, class and layout of a weight
+
+
+@dataclass
+class Fitter:
+    """`grams` holds XᵀX of what each weight multiplies, where a method is fitted to it; `own` the approximations that a user
+    declared, by name."""
+
+    grams: dict[Key, Gram] = field(default_factory=dict)
+    own: dict[str, Approximation] = field(default_factory=dict)
+    directions: dict[Key, np.ndarray] = field(default_factory=dict)
+
+    def store(self, numbers: np.ndarray, method: Method, key: Key) -> Any:
+        """The weight (in x out, float64) in its representation; storing it as it is only rounds it."""
+        options, gram = dict(method.parameters), self.grams.get(key)
+        if (declared := self.own.get(method.fit.partition("(")[0])) is not None:
+            return declared.store(numbers, method)
+        form: Any = FORMATS[method.format]
+        if form.plain:
+            return form.pack(numbers.astype(np.float32))
+        if form.projected:
+            if key not in self.directions:
+                self.directions[key] = whitened(numbers, gram)[1]
+            return form.projection(numbers, self.directions[key], **options)
+        return Candidate(method.format, options, method.fit).approximate(numbers, gram)

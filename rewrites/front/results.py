@@ -1,0 +1,161 @@
+"""What a run found out, as text, as JSON, and as directories that run."""
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from formats.machine.quiet import told
+from opmatrix.files.saving import FRONT, REPORT, placed, write_front
+from rewrites.command.report import between, megabytes, ms, percent, table
+from rewrites.derivations.explain import tell
+from rewrites.derivations.gains import SAME, joined
+from rewrites.front.mixed import word
+from rewrites.front.points import Point, Result
+from rewrites.front.reported import Named
+from rewrites.front.stated import spoken
+
+UNSURE = "measured times are too long; of programs that they do not tell apart, predicted times and bytes decide"
+SHOWN = 5                                                   # entries of laws that a report shows
+PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
+
+
+def save(result: Result, target: Path, laws: Named | None = None) -> dict[str, Any]:
+    """Saves the chosen program in `target`, beside it the report, and in `target/front` every program of the front, each with the
+    steps that lead to it: all or nothing. The figures of the report."""
+    found = as_json(result, [target / FRONT / f"{number}" for number in range(len(result.points))], laws)
+    with placed(target) as fresh:
+        places = [fresh / FRONT / f"{number}" for number in range(len(result.points))]
+        write_front({fresh: result.best.program} | dict(zip(places, (p.program for p in result.points), strict=True)))
+        tell(result, fresh, places)
+        (fresh / REPORT).write_text(json.dumps(found, indent=1), "utf-8")
+    return found
+
+
+def as_json(result: Result, places: list[Path], laws: Named | None = None) -> dict[str, Any]:
+    """All figures of a run, and the files of the user that took part."""
+    exact = result.structures["exact"]
+    return {
+        "model": result.model, "machine": machine_name(result.machine), "workload": result.workload.name,
+        "rows": result.workload.rows, "tokens": result.workload.tokens,
+        "mix": [[share, word(batch)] for share, batch in result.workload.mix] or None,
+        **{name: kept and kept._asdict() for name, kept in (("text", Named.of(result.workload.text)),
+                                                           ("texts", Named.of(result.workload.file)), ("laws", laws))},
+        "number_type": result.number_type, "without": sorted(result.left_out), "seeds": [0],
+        "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "stated": {"like": result.workload.like, "lengths": result.workload.lengths, "uncovered": result.workload.uncovered},
+        "phases": result.report.seconds,
+        "busy": {"calibration": getattr(result.machine, "busy", ""), "timing": result.busy},
+        "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap,
+                   "bound": exact.bound, "cut": exact.cut},
+        "error": result.error, "bound": bound(result), "prediction": prediction(result),
+        "baseline": figures(result.imported), "fused": figures(result.fused),
+        "front": [described(point, place) for point, place in zip(result.points, places, strict=True)],
+        "chosen": result.chosen,
+        "steps": [step._asdict() for step in result.steps],
+        "saved_s": (result.imported.measured_s or 0.0) - (result.best.measured_s or 0.0),
+        "saved": [{"laws": list(names), "seconds": seconds} for names, seconds in result.saved],
+        "verified": {"laws": len(result.laws), "programs": len(result.points), "rows": result.workload.verify.rows},
+        "dropped": [figures(point) for point in result.dropped],
+    }
+
+
+def bound(result: Result) -> dict[str, float | None]:
+    """Predicted seconds that no program is below whose methods' errors, squared, add to at most the error asked for, over all that
+    the laws reach with these formats; and the share of the chosen program's that is above. None where none was proved. Below
+    0 where the errors of the chosen program add to more, and it keeps the error all the same."""
+    chosen = result.best.predicted_s
+    return {"seconds": result.bound, "gap": None if result.bound is None else 1 - result.bound / chosen}
+
+
+def prediction(result: Result) -> dict[str, Any]:
+    """How far predicted seconds of whole programs are from measured ones, relative to these: of all programs of this run."""
+    points = [result.imported, result.fused, *result.points]
+    off = {at: abs(point.predicted_s / point.measured_s - 1) for at, point in enumerate(points) if point.measured_s}
+    worst = max(off, key=lambda at: off[at])
+    return {"programs": len(off), "median": median(off.values()), "worst": off[worst], "worst_program": points[worst].name}
+
+
+def installed(name: str) -> str:
+    """The version of a package; a checkout that is not installed has none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def machine_name(machine: Any) -> str:
+    return str(getattr(machine, "name", type(machine).__name__))
+
+
+def described(point: Point, place: Path) -> dict[str, Any]:
+    return figures(point) | {"program": str(place), "laws": list(point.laws), "methods": point.methods}
+
+
+def figures(point: Point) -> dict[str, Any]:
+    """What was predicted of a program, and what was measured."""
+    return {"name": point.name, "predicted_s": point.predicted_s, "measured_s": point.measured_s,
+            "predicted_bytes": point.predicted_bytes, "measured_bytes": point.measured_bytes,
+            "stored_bytes": point.program.stored_bytes,
+            "predicted_error": point.predicted_error, "measured_error": point.measured_error,
+            "stated_error": point.stated_error, "stated": point.stated and point.stated.described(), "gap": point.gap,
+            "verified": point.verified, "spearman": point.spearman}
+
+
+def printed(found: dict[str, Any], target: Path | None = None) -> str:
+    """The report of a run, from its figures (see `as_json`), and where it is saved."""
+    search, front, checked, busy = found["search"], found["front"], found["verified"], found["busy"]["timing"]
+    header = ["", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"]
+    header += ["Spearman x 100"] * (front[0]["spearman"] is not None)
+    rows = [row("  imported", found["baseline"]),
+            *(row(("* " if at == found["chosen"] else "  ") + point["name"], point) for at, point in enumerate(front))]
+    laws = [[joined(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"] if entry["seconds"] > 0]
+    return "\n\n".join([
+        "phases  " + "  ".join(f"{name} {seconds:.1f} s" for name, seconds in found["phases"].items()),
+        f"model     {found['model']}\nmachine   {found['machine']}\nworkload  {found['workload']}\n"
+        f"search    {search['nodes']} nodes, {search['classes']} classes; of equal programs `exact` is predicted fastest, "
+        f"proved to {100 * search['gap']:.2g} %" + "".join(f"\ncut       {cut}" for cut in search["cut"])
+        + f"\n{proof(found)}", *([told(busy, UNSURE)] if busy else []),
+        "programs: * is chosen\n" + table(rows, header),
+        "what saved it: medians and quartiles of the same rounds\n" + gains(found),
+        "laws of the exact program, by leaving one out: savings overlap\n" + table(laws[:SHOWN], ["", "µs predicted"]),
+        f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
+        f"float64 oracle on {checked['rows']} held-out rows" + "".join(
+            f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
+            for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']]['stated'])}",
+        *([] if target is None else [f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix explain {target}"])])
+
+
+def row(name: str, point: dict[str, Any]) -> list[str]:
+    return [name, ms(point["predicted_s"]), ms(point["measured_s"]),
+            megabytes(point["predicted_bytes"]), megabytes(point["measured_bytes"]),
+            percent(point["predicted_error"]), percent(point["measured_error"]),
+            *([] if point["spearman"] is None else [f"{point['spearman']:.2f}"])]
+
+
+def proof(found: dict[str, Any]) -> str:
+    """What the search proved of the chosen program, over what, and how far predicted seconds are to be trusted."""
+    least, chosen, off = found["bound"], found["front"][found["chosen"]], found["prediction"]
+    if least["seconds"] is None:
+        said = "none was proved for these budgets: the chosen program is the fastest of those measured"
+    else:
+        said = (f"no program that the laws reach, with weights no narrower than {found['number_type']} and errors that add to "
+                f"{percent(found['error'])}, is\n          predicted below {ms(least['seconds'])} ms; the chosen one is at "
+                f"{ms(chosen['predicted_s'])} ms, " +
+                (f"of which at most {percent(abs(least['gap']))} could be saved" if least["gap"] > -SAME else
+                 "as its errors add to more, and cancel"))
+    return (f"bound     {said}\nprices    predicted seconds of the {off['programs']} programs measured here are off by "
+            f"{percent(off['median'])} at the median, {percent(off['worst'])} at worst ({off['worst_program']})")
+
+
+def gains(found: dict[str, Any]) -> str:
+    """A row for each means, and their sum."""
+    rows = [[named(step), ms(step["measured_s"]), between(step["quartiles_s"]), ms(step["saved_s"]),
+             "below noise" * step["below_noise"]] for step in found["steps"]]
+    return table([*rows, ["in all", "", "", ms(found["saved_s"]), ""]], ["", "ms measured", "quartiles", "ms saved", ""])
+
+
+def named(step: dict[str, Any]) -> str:
+    """A means, and the program that has it."""
+    return step["name"] if step["name"] == step["program"] else f"{step['name']}: {step['program'] or 'nothing'}"

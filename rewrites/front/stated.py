@@ -1,0 +1,126 @@
+"""What an approximate program is stated to be off by, on texts like those of its workload: the norm of all, single sentences, cosines;
+and which kinds of text that says nothing of. All of it is of lines that no method was fitted to and no program chosen by."""
+from dataclasses import asdict, dataclass
+from math import exp, hypot, log
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from opmatrix.patterns import Batch
+from opmatrix.pipelines.embed import batches
+from opmatrix.pipelines.pooling import Pooling, unit
+from opmatrix.pipelines.text import Reading, Tokenizer
+from rewrites.command.report import percent
+from rewrites.front.proposals import difference, squares, surely
+from rewrites.front.samples import KINDS, lines
+
+ABOVE, DOUBT = 0.01, 0.01                                   # share of other sentences that exceed the worst, chance that more do
+TAIL = 4                                                    # the largest quarter says how a tail falls
+LEAST, PLENTY = 16, 459                                     # sentences: fewer say nothing of a tail; of so many 0.99ⁿ < 0.01
+SHOWN, HELD = 20, 0.9                                       # lines of a kind that coverage is judged by, share that has to be
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Of other sentences like the `sentences` seen: `error` of as many together (relative, Frobenius norms), `sentence` of a single
+    one, which at most one in a hundred exceeds (None where too few were seen), and by how much the cosines of `pairs` changed."""
+
+    sentences: int
+    error: float
+    sentence: float | None
+    pairs: int
+    cosine_mean: float
+    cosine_most: float
+
+    @classmethod
+    def of(cls, found: np.ndarray, wanted: np.ndarray, starts: np.ndarray, pooling: Pooling, rounding: float = 0.0,
+           checked: float = 0.0) -> "Stated":
+        """From rows (T, n) of a program and those of what it stands for, which itself is off by `rounding`; `checked` is the largest
+        error on those of them that others check, and no less is stated."""
+        seen = len(starts) - 1
+        cosines = changes(found, wanted, starts, pooling)
+        single = worst(each(found, wanted, starts))
+        together = max(checked, hypot(likely(found, wanted, starts), rounding))
+        return cls(seen, together, None if single is None else single + rounding, len(cosines),
+                   float(cosines.mean()) if len(cosines) else 0.0, float(cosines.max(initial=0.0)))
+
+    def described(self) -> dict[str, Any]: return asdict(self)
+
+
+def each(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Relative error of every sentence, (S,)."""
+    off, size = squares(found, wanted, starts)
+    alone: np.ndarray = np.sqrt(off / np.maximum(size, np.finfo(np.float64).tiny))
+    return alone
+
+
+def likely(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> float:
+    """What as many other sentences together stay below, but for one time in a thousand. The bootstrap says how such an error varies;
+    two samples vary alike, so their difference varies by √2 as much."""
+    seen = difference(found, wanted)
+    return seen + 2 ** 0.5 * max(0.0, surely(found, wanted, starts) - seen)
+
+
+def worst(errors: np.ndarray) -> float | None:
+    """What at most `ABOVE` of other sentences exceed, with the chance `DOUBT` that more do; none below `LEAST` sentences. Of `PLENTY`
+    it is the largest seen, whatever the distribution (Wilks 1941). Of fewer the tail is extrapolated as a power law (Weissman 1978)
+    from the k largest: their logs lie above the next one by h on average (Hill 1975), 2kh over its mean is χ² with 2k degrees, and the
+    largest mean that this leaves in doubt is taken. Where texts recur the k largest may be equal, and say nothing of a tail: the
+    tolerance limit of a lognormal with the mean and spread of all (Odeh and Owen 1980) counts where it is larger, and so does the
+    largest seen."""
+    if (n := len(errors)) < LEAST: return None
+    falling = np.sort(errors)[::-1]
+    if n >= PLENTY or falling[0] == 0: return float(falling[0])
+    from scipy.special import gammaincinv, nctdtrit
+    k = n // TAIL
+    top = np.log(np.maximum(falling, np.finfo(np.float64).tiny))
+    mean = float((top[:k] - top[k]).sum() / gammaincinv(k, DOUBT))
+    times = float(nctdtrit(n - 1, NormalDist().inv_cdf(1 - ABOVE) * n ** 0.5, 1 - DOUBT)) / n ** 0.5
+    return float(max(falling[0], exp(top[k] + mean * log(k / (n * ABOVE))), exp(top.mean() + times * top.std(ddof=1))))
+
+
+def changes(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray, pooling: Pooling) -> np.ndarray:
+    """|Δcos| of every pair of sentences' embeddings, (S (S − 1) / 2,)."""
+    before, after = (unit(np.asarray(pooling(rows, starts), np.float64)) for rows in (wanted, found))
+    changed: np.ndarray = abs(after @ after.T - before @ before.T)[np.triu_indices(len(starts) - 1, 1)]
+    return changed
+
+
+# ---- which texts are like those of a workload
+
+def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, ...]:
+    """The kinds of text that a workload does not hold: of more than one line in ten the length is beyond those of the workload, or more
+    tokens are new to it than in any line that its own statement is of. That is necessary for texts to be alike, not sufficient."""
+    counts = np.diff([*fitted.starts]), np.diff([*stated.starts])
+    low, high = (function(np.concatenate(counts)) for function in (np.min, np.max))
+    most = max(unseen(row.tokens, fitted.tokens) for row in stated)
+    whole = np.concatenate([fitted.tokens, stated.tokens])
+
+    def held(row: np.ndarray) -> bool: return low <= len(row) <= high and unseen(row, whole) <= most
+
+    def covered(kind: str) -> bool:
+        reading = Reading(truncate=True, skip_bad=True)
+        rows = [part.tokens for batch in batches(tokenizer, lines(kind, SHOWN), reading=reading) for part in batch]
+        return sum(map(held, rows)) >= HELD * len(rows)
+    return tuple(kind for kind in KINDS if not covered(kind))
+
+
+def unseen(tokens: np.ndarray, known: np.ndarray) -> float:
+    """Share of tokens that are not among those known."""
+    return float(1 - np.isin(tokens, known).mean())
+
+
+# ---- as the report says it
+
+def spoken(workload: dict[str, Any], stated: dict[str, Any]) -> str:
+    """What is stated of a program, from the entries `stated` of a report: of the run, and of the program."""
+    low, high = workload["lengths"]
+    single = stated["sentence"]
+    worst = (f"a single one by {percent(single)}, which at most {percent(ABOVE)} of them exceed" if single is not None else
+             f"nothing of a single one: that needs {2 * LEAST} lines")
+    lacks = workload["uncovered"]
+    return (f"stated    texts like {workload['like']}, {low} to {high} tokens, are off by {percent(stated['error'])} together; {worst}\n"
+            f"          (of {stated['sentences']} that nothing was fitted to or chosen by); cosines by {stated['cosine_mean']:.2g} on "
+            f"average, {stated['cosine_most']:.2g} at most of {stated['pairs']} pairs" +
+            (f"\n          not covered: {', '.join(lacks)}" if lacks else ""))

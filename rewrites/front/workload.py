@@ -1,0 +1,180 @@
+"""What a program is made cheapest for, and the rows that methods are fitted to, programs chosen by, and errors stated of."""
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.errors import InputError
+from formats.disk.files import open_regular
+from opmatrix.extents import Extents, patterns
+from opmatrix.files.checkpoint import Checkpoint
+from opmatrix.measure import Seconds, measure
+from opmatrix.patterns import Batch
+from opmatrix.pipelines.embed import batches, line, read
+from opmatrix.pipelines.text import Parts, Reading, Tokenizer, read_lines, sentences
+from opmatrix.runtime.scheme import Running
+from opmatrix.term import Operator
+from rewrites.front.mixed import Mix
+from rewrites.front.mixed import batches as batches_of
+from rewrites.front.mixed import said as said_of
+from rewrites.front.stated import LEAST, uncovered
+
+OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token
+PROBE = 16                                                  # sentences
+MOST, SCANNED = 1024, 65536                                 # lines that rows are made of, spread over so many of a file
+FIT, CHOOSE, VERIFY, STATE = 4096, 1024, 2048, 32768        # rows at most, of whole sentences: VERIFY go through the float64 oracle
+
+
+def drawn_from(text: str | None, file: str | None) -> tuple[Sequence[str], str]:
+    """The lines that rows are made of, and how they are called: of `text`, else of the `file` of texts where it has enough to say how
+    single sentences vary, else those that ship."""
+    if text: return read_lines(text), f"the lines of {text}"
+    if file is None: return sentences(), "the shipped sentences"
+    lines = [*islice(read(Path(file), open_regular), SCANNED)]
+    if len(lines) >= 2 * LEAST: return lines, f"the lines of {file}"
+    return sentences(), f"the shipped sentences: {file} has fewer than {2 * LEAST} lines"
+
+
+def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
+    """Of the batches that `embed` makes of a file of texts, the one of median rows; and what it is called. The file is read
+    twice, so that no more than a batch is kept of it."""
+    def made() -> Iterator[Batch]:
+        return batches(tokenizer, read(file, open_regular), reading=Reading(partial(line, file)))
+    rows = [batch.rows for batch in made()]
+    middle = int(np.argsort(rows, kind="stable")[len(rows) // 2])
+    [timed] = islice(made(), middle, middle + 1)
+    which = f", batch {middle + 1} of {len(rows)}" if len(rows) > 1 else ""
+    return timed, f"{len(timed)} texts, {timed.rows} tokens of {file}{which}"
+
+
+def known(checkpoint: Checkpoint, *batches: Batch) -> None:
+    """Raises InputError for a token that the model has no row for."""
+    vocabulary = checkpoint.said["vocab_size"]
+    if (highest := max(batch.tokens.max() for batch in batches)) >= vocabulary:
+        raise InputError(f"{checkpoint.vocabulary}: it gives token {highest}, but the model has "
+                         f"{vocabulary} (vocab_size): take the tokenizer that belongs to the weights")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`timed` is the batch whose seconds and bytes count. Methods are fitted to `fit`, programs are chosen by `choose`, single methods
+    by the first of it, `probe`; what an error is stated of, `state`, has no line of these, and the float64 oracle reads the first
+    of it, `verify`. `like` says whose lines they are, `lengths` what tokens all of them have, `uncovered` which kinds of text they lack."""
+
+    timed: Batch
+    fit: Batch
+    choose: Batch
+    probe: Batch
+    state: Batch
+    verify: Batch
+    name: str
+    like: str
+    uncovered: tuple[str, ...] | None = None                # None: there is no tokenizer
+    text: str | None = None                                 # what it was made of, so that it can be made again
+    tokens: int | None = None
+    file: str | None = None
+    mix: tuple[tuple[float, Batch], ...] = ()               # shares of batches; `timed` is then the one with the most rows
+
+    @property
+    def shares(self) -> tuple[tuple[float, Batch], ...]:
+        """The batches whose seconds count, by their shares."""
+        return self.mix or ((1.0, self.timed),)
+
+    def measured(self, programs: Mapping[str, Any], rounds: int, progress: Any) -> Seconds:
+        """Seconds of programs, round by round: the mean of the batches by their shares."""
+        shares, batches = zip(*self.shares, strict=True)
+        return measure(programs, batches, rounds, progress=progress, shares=shares)
+
+    def running(self, machine: Any) -> Any:
+        """What a machine takes for kernels where the batch runs; where there are several, for each."""
+        found = [Running.of(machine, batch.starts) for _, batch in self.shares]
+        return found if self.mix else found[0]
+
+    @property
+    def rows(self) -> int:
+        return self.timed.rows
+
+    def extents(self, model: Operator) -> Extents | Mix:
+        """Those of the timed batch, with a model's patterns; of several, with their shares."""
+        found = [(share, batch.extents(patterns(model))) for share, batch in self.shares]
+        return found if self.mix else found[0][1]
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of the shortest and of the longest line that an error is stated of."""
+        counts = np.diff(self.state.starts)
+        return int(counts.min()), int(counts.max())
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None,
+           file: str | None = None, mix: Mix | None = None) -> "Workload":
+        """Rows come from the lines of `text`, or of `file`, or the sentences that ship. Timed are the batches of a `mix`, or a batch as
+        `embed` makes of the texts of `file`, or one sentence of `tokens` tokens; without any the whole text, or 128 tokens. Raises
+        InputError for a length that the model has no positions for."""
+        if tokens is not None and (file is not None or mix is not None):
+            given = file if mix is None else "of shares"
+            raise InputError(f"--tokens {tokens} --workload {given}: give one of them, both say what is timed")
+        limit = checkpoint.positions
+        length = min(128, limit) if tokens is None else tokens
+        if not 1 <= length <= limit:
+            raise InputError(f"--tokens {length}: {checkpoint.name} takes 1 to {limit} tokens")
+        tokenizer = checkpoint.tokenizer()
+        if file is not None: timed, said = typical(tokenizer, Path(file))
+        lines, like = drawn_from(text, file)
+        parts = Parts.of(lines[::-(-len(lines) // MOST)])
+        fit, choose, state = (next(tokenizer.encode(part).pieces(rows)) for part, rows in zip(parts, (FIT, CHOOSE, STATE), strict=True))
+        if file is None and text and tokens is None: timed, said = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
+        elif file is None: timed, said = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"
+        mixed: tuple[tuple[float, Batch], ...] = ()
+        if mix is not None:
+            mixed, said, timed = of_shares(mix, limit, checkpoint.name, fit.tokens)
+        known(checkpoint, fit, choose, state, *(batch for _, batch in mixed or ((1.0, timed),)))
+        return cls(timed, fit, choose, Batch([row.tokens for row in islice(choose, PROBE)]), state, next(state.pieces(VERIFY)), said, like,
+                   uncovered(tokenizer, fit, state), text, tokens, file, mixed)
+
+    @classmethod
+    def drawn(cls, model: Operator, timed: Batch | Mix, seed: int = 0, sentences: int = 48) -> "Workload":
+        """For an operator without text: random tokens, in sentences as long as those of the batch whose seconds and bytes
+        count, calibrate and verify it. Nobody draws relations like its own, so a batch that has some stands for all."""
+        if not isinstance(timed, Batch):
+            vocabulary = int(model.into.cols)
+            mix, said, most = of_shares(timed, None, "the model", np.arange(vocabulary))
+            return replace(cls.drawn(model, most, seed, sentences), mix=mix, name=said)
+        if timed.relations:
+            return cls(timed, timed, timed, timed, timed, timed, "the batch itself, as it has relations of its own", "the batch itself")
+        rng, lengths = np.random.default_rng(seed), np.diff(timed.starts)
+
+        def some(count: int) -> Batch:
+            return Batch([rng.integers(0, int(model.into.cols), length) for length in rng.choice(lengths, count)])
+        half, judged = some(sentences // 2), some(sentences)
+        said = f"{len(lengths)} sequences of random tokens"
+        return cls(timed, some(sentences), half, half, judged, judged, said, "random tokens")
+
+
+def check_output(output: str) -> None:
+    """Raises InputError for what no program gives."""
+    if output not in OUTPUTS: raise InputError(f"--output {output}: it is one of {', '.join(OUTPUTS)}")
+
+
+def of_shares(mix: Mix, limit: int | None, model: str, tokens: NDArray[Any]) -> tuple[tuple[tuple[float, Batch], ...], str, Batch]:
+    """The batches of a mix with their shares, in words, and the one with the most rows; lengths are filled with these tokens. Raises
+    InputError for what is no mix, and for a sentence that is longer than the model's limit."""
+    def filled(lengths: Sequence[int]) -> Batch:
+        return Batch(np.split(np.resize(tokens, sum(lengths)), np.cumsum(lengths)[:-1]))
+    found = batches_of(mix, filled)
+    longest = max(int(np.diff(batch.starts).max()) for _, batch in found)
+    if limit is not None and longest > limit:
+        raise InputError(f"workload: a sentence of {longest} tokens: {model} takes 1 to {limit} tokens")
+    if any(batch.relations for _, batch in found):
+        raise InputError("workload: a batch with relations of its own has no share: it stands for all, so give it alone")
+    return found, said_of(found), max((batch for _, batch in found), key=lambda batch: batch.rows)
+
+
+def drawn(workload: Workload | Batch | Mix, operator: Operator) -> Workload:
+    """A batch, or several with shares, with random rows beside it."""
+    return workload if isinstance(workload, Workload) else Workload.drawn(operator, workload)

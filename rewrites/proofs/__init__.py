@@ -1,0 +1,1 @@
+"""Statements proved by the laws, or refuted by numbers."""

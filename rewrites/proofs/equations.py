@@ -1,0 +1,206 @@
+"""Equality by the laws: two operators are equal where both end in one class of the e-graph; no number is evaluated.
+
+    proof = prove(product(turn(a), b), turn(product(turn(b), a)))
+
+What is not proved is tried with numbers (rewrites/proofs/refute.py): one place where the two differ refutes it. Where there is none,
+nothing is said: the laws may not reach, or the budget was spent, which `cut` then tells."""
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import sympy
+
+from opmatrix import monoids
+from opmatrix.shapes import N
+from opmatrix.term import KINDS, Operator
+from rewrites.compiler.egraph import SCHEDULE, engine, rules
+from rewrites.compiler.template import Template
+from rewrites.law import Law
+from rewrites.proofs.laws import values
+from rewrites.proofs.refute import Counterexample, refute
+
+MOST = 100                                                  # proofs that one engine makes
+BASE = 1 << 32                                              # above any number of equal sizes in a sum
+
+
+def operands(node: str) -> str:
+    """The sizes of the operands of a node."""
+    second = "(= k (tall b)) (= p (wide b))" if " b" in node else ""
+    return f"(= m (tall a)) (= n (wide a)) {second}"
+
+
+# Rows and columns of a class as whole numbers, from those of its parts: m by n and k by p. What spreads has none.
+SIZED = {
+    "add a b": ("(= m k) (= n p)", "m", "n"),
+    "mul a b": ("(= m k) (= n p)", "m", "n"),
+    "row a b": ("(= m k)", "m", "(+ n p)"),
+    "below a b": ("(= n p)", "(+ m k)", "n"),
+    "left a b": ("", "m", "p"),
+    "right a b": ("", "m", "(- n p)"),
+    'product a b "sum" w': ("", "m", "p"),
+    "compose a f": ("(entrywise f)", "m", "n"),
+    "turn a": ("", "n", "m"),
+    "unit a": ("", "n", "n"),
+}
+DERIVED = {node.split()[0] for node in SIZED}
+FACTS = "\n".join([
+    "(function tall (Op) BigInt :merge old) (function wide (Op) BigInt :merge old)",
+    *(f"(rule ((= e (K_{node})) {operands(node)} {where}) ((set (tall e) {rows}) (set (wide e) {columns})) :ruleset facts)"
+      for node, (where, rows, columns) in SIZED.items())])
+
+
+ROUND = "(run-schedule (saturate (run facts))) (run {} 1) (print-size)"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Whether two operators are equal by laws; how often each rule matched; nodes; which was growing when the budget
+    was spent; the seconds it took; where they differ, if they were seen to. Prints as `verdict` does."""
+
+    proved: bool
+    matches: dict[str, int]
+    nodes: int
+    cut: str
+    seconds: float
+    at: Counterexample | None = None
+
+    def __bool__(self) -> bool:
+        return self.proved
+
+    @property
+    def verdict(self) -> str:
+        """proved, refuted or not found."""
+        return "proved" if self.proved else "refuted" if self.at else "not found"
+
+    def __str__(self) -> str:
+        return f"{self.verdict}, {self.at}" if self.at else f"{self.verdict}{f': {self.cut}' if self.cut else ''}"
+
+
+class Prover:
+    """An engine that knows these laws. Every proof has a graph of its own."""
+
+    def __init__(self, laws: Sequence[Law] = values.LAWS) -> None:
+        self.laws = tuple(laws)
+        self.acts = any("act" in sort.facts for law in laws for sort in law.variables.values())
+        self.renew()
+
+    def renew(self) -> None:
+        """A fresh engine: one proof was seen to be missed after 399 others in one engine, never after a few."""
+        used = {law.phase for law in self.laws}
+        self.engine, self.proofs = engine((), later=self.laws), 0
+        self.run("\n".join([FACTS, *(rule for law in self.laws for rule in rules(law))]))
+        self.phases = [self.engine.parse_program(ROUND.format(phase)) for phase in dict.fromkeys(SCHEDULE) if phase in used]
+
+    def refresh(self) -> None:
+        """A fresh engine where this one has made enough proofs."""
+        if self.proofs == MOST:
+            self.renew()
+
+    def run(self, program: str) -> None:
+        self.engine.run_program(*self.engine.parse_program(program))
+
+    def prove(self, left: Operator, right: Operator, budget: int = 3000) -> Proof:
+        """Whether both end in one class before the graph has more nodes than the budget."""
+        self.refresh()
+        self.proofs += 1
+        start, roots = time.perf_counter(), {"left": left, "right": right}
+        self.run("(push)\n" + sized(Template.of(roots, inputs(left, right) if self.acts else ()), roots).text)
+        try:
+            search = Search(self.engine, budget)
+            search.saturate(self.phases)
+            proved, growing = search.equal(), search.growing()
+        finally:
+            self.run("(pop)")
+        return Proof(proved, dict(search.matches), search.nodes, "" if proved else growing, time.perf_counter() - start)
+
+
+@dataclass
+class Search:
+    """One proof under way: matches by rule, nodes, and how many nodes there may be."""
+
+    engine: Any
+    budget: int
+    matches: Counter[str] = field(default_factory=Counter)
+    nodes: int = 0
+
+    def equal(self) -> bool:
+        return bool(self.engine.lookup_function("$left", []) == self.engine.lookup_function("$right", []))
+
+    def saturate(self, phases: Sequence[Any]) -> None:
+        """Rounds of the first phase that is not still, until all are, both sides are equal, or the budget is spent."""
+        at = 0
+        while at < len(phases) and self.nodes <= self.budget and not self.equal():
+            at = 0 if self.changed(phases[at]) else at + 1
+
+    def changed(self, phase: Any) -> bool:
+        """Whether one round of a phase changes anything."""
+        _, done, sizes = self.engine.run_program(*phase)
+        self.matches.update(Counter({name: n for name, n in done.report.num_matches_per_rule.items() if n}))
+        self.nodes = sum(count for name, count in sizes.sizes if name.startswith("K_"))
+        return bool(done.report.updated)
+
+    def growing(self) -> str:
+        """What the budget cut, in words."""
+        most = max(self.matches, key=lambda name: self.matches[name], default="")
+        return f"at {self.nodes} nodes {most} was growing" if self.nodes > self.budget else ""
+
+
+def inputs(*terms: Operator) -> list[Operator]:
+    """The leaves that are values of the input, for laws that ask for `act`."""
+    return [leaf for term in terms for leaf in term.walk() if not (leaf.children or leaf.constant or leaf.linear)]
+
+
+def sized(template: Template, roots: dict[str, Operator]) -> Template:
+    """The template of these operators, with the rows and columns that the engine does not find itself."""
+    found: dict[Any, int | None] = {}
+    powers, lines = {sympy.S.One: 0}, []
+    terms = dict.fromkeys(term for root in roots.values() for term in root.walk())
+    for entry, term in zip(template.entries, terms, strict=True):
+        for fact, size in () if derived(term) else (("tall", term.out.rows), ("wide", term.out.cols)):
+            if size not in found:
+                found[size] = number(size, powers)
+            if found[size] is not None:
+                lines.append(f'(set ({fact} {entry.name}) (from-string "{found[size]}"))')
+    return replace(template, text="\n".join([template.text, *lines]))
+
+
+def derived(term: Operator) -> bool:
+    """Whether the engine finds its sizes from those of its parts, by SIZED."""
+    match term.kind.name, term.args:
+        case "compose", (_, f):
+            return bool(f.entrywise)
+        case "product", (_, _, over, _):
+            return over is monoids.sum
+    return term.kind.name in DERIVED
+
+
+def number(size: Any, powers: dict[Any, int]) -> int | None:
+    """A size as a whole number, another for every other size; none where it is not known."""
+    expression = sympy.expand(size)
+    if expression.has(N):
+        return None
+    terms = expression.as_coefficients_dict()
+    if not all(count.is_Integer for count in terms.values()):
+        terms = {expression: 1}
+    return int(sum(int(count) * BASE ** powers.setdefault(one, len(powers)) for one, count in terms.items()))
+
+
+@lru_cache(maxsize=4)
+def prover(kinds: int, laws: tuple[Law, ...]) -> Prover:
+    """The engine that knows these laws, and so many kinds of node."""
+    return Prover(laws)
+
+
+def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[Law] | None = None) -> Proof:
+    """Whether two operators are equal by laws: proved where both end in one class before the graph has more nodes than the
+    budget, refuted where numbers differ, else not found. Without `laws` they are those of values (`rewrites.proofs.laws.values.LAWS`,
+    blocks included), to which laws of one's own may be added; those of the search, `opmatrix.laws`, speak of operators between a model's
+    products. Raises TypeError for what is no operator."""
+    for side, given in (("left", left), ("right", right)):
+        if not isinstance(given, Operator):
+            raise TypeError(f"prove: the {side} side is {given!r}, no operator: give terms, such as weight(A) @ relu")
+    proof = prover(len(KINDS), values.LAWS if laws is None else tuple(laws)).prove(left, right, budget)
+    return proof if proof else replace(proof, at=refute(left, right))

@@ -1,0 +1,1 @@
+"""Laws that proofs use and the search does not."""

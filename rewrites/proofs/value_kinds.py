@@ -1,0 +1,27 @@
+"""Node kinds of values alone, which no model needs and proofs about values do: rows above rows, the identity matrix."""
+from functools import reduce
+
+import numpy as np
+
+from opmatrix.data import Data
+from opmatrix.nodes import PRESERVED
+from opmatrix.operators import cols, combinator, const
+from opmatrix.shapes import Shape
+from opmatrix.term import Operator
+
+
+@combinator(at_x=2, constant=lambda a, b: a.constant and b.constant,
+            **{name: PRESERVED[name] for name in ("additive", "positively_homogeneous", "maps_zero_to_zero")})
+def below(x, a: Operator, b: Operator):
+    """The rows of a above those of b."""
+    return a(x).turn().beside(b(x).turn()).turn()
+
+
+@combinator(constant=True)
+def unit(x, a: Operator):
+    """The identity matrix, with a row for each column that a gives."""
+    n = a.term.out.cols
+    if isinstance(x, Shape):
+        return Shape(1, n, n)
+    columns = (x.act(const(Data(row))).turn().act(cols(0, 1)) for row in np.eye(int(n)))
+    return reduce(lambda left, right: left.beside(right), columns)

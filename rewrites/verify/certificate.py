@@ -1,0 +1,72 @@
+"""The certificate of a program: what was verified, on which inputs, within which bounds, and by what. JSON that is
+stored with the program, and enough to do it again (rewrites.command.recheck)."""
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from rewrites.verify import Errors, VerificationError
+from rewrites.verify.programs import EQUAL, ROUNDING
+
+PACKAGES = "opmatrix", "numpy", "scipy", "sympy", "numba", "egglog"
+Certificate = dict[str, Any]
+
+
+def certificate(program: Program, results: Mapping[str, Any], batches: Sequence[Batch], *, seed: int = 0,
+                machine: str = "") -> Certificate:
+    """What `verify_laws`, `verify_graphs`, `verify_exact` or `verify_approximate` found, by name, for this program and
+    these batches; `machine` names the one it was found on."""
+    return {"program": program.hash, "verified": plain(results), "own": own(program, batches),
+            "inputs": [described(batch) for batch in batches], "bounds": {"float64": EQUAL, "rounding": ROUNDING},
+            "seed": seed, "versions": versions(), "machine": machine or platform.processor() or platform.machine()}
+
+
+def certified(program: Program, results: Mapping[str, Any], batches: Sequence[Batch], *, seed: int = 0,
+              machine: str = "") -> Program:
+    """The program with its certificate."""
+    return program.replace(certificate=certificate(program, results, batches, seed=seed, machine=machine))
+
+
+def own(program: Program, batches: Sequence[Batch]) -> float:
+    """How far the program is from the float64 reading of its own numbers: what all its kernels round together."""
+    return Errors.of([program.run(batch) for batch in batches], [program.exact(batch) for batch in batches]).relative
+
+
+def described(batch: Batch) -> dict[str, Any]:
+    """A batch as JSON, with the hash of its numbers."""
+    rows = {"tokens": [part.tokens.tolist() for part in batch], "kinds": [part.kinds.tolist() for part in batch]}
+    return {"hash": digest(rows), "sentences": len(batch), "rows": batch.rows, **rows}
+
+
+def restored(kept: Mapping[str, Any]) -> Batch:
+    """A batch from a certificate. Raises VerificationError where its numbers are not those that were hashed."""
+    rows = {name: kept[name] for name in ("tokens", "kinds")}
+    if digest(rows) != kept["hash"]:
+        raise VerificationError(3, "certificate", "its inputs were changed", hash=kept["hash"], now=digest(rows))
+    return Batch(rows["tokens"], rows["kinds"])
+
+
+def digest(rows: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(rows, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of what computes here."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try: found[package] = version(package)
+        except PackageNotFoundError: pass                   # run from its sources
+    return found
+
+
+def plain(thing: Any) -> Any:
+    """As JSON has it."""
+    if isinstance(thing, Mapping): return {str(name): plain(value) for name, value in thing.items()}
+    if isinstance(thing, list | tuple): return [plain(value) for value in thing]
+    return thing.item() if isinstance(thing, np.generic) else thing

@@ -1,0 +1,89 @@
+"""The numbers of classes: what one member denotes, at one random input for values, at its own for operators."""
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.oracles import Dense
+from opmatrix.patterns import Batch
+from opmatrix.shapes import Shape, T
+from opmatrix.term import Operator, read
+
+COLUMNS = 12                                                # of an input that may have any: heads divide it
+Exact = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class AtBorder(Dense):
+    """Whole arrays, where the border of a part stands for the input itself."""
+
+    def symbol(self, name: str, into: Shape, out: Shape) -> "AtBorder":
+        return self
+
+
+def widest(term: Operator) -> int:
+    """So many columns that an operator takes which takes any: a place in n columns takes n at most."""
+    for columns in range(COLUMNS, 0, -1):
+        try:
+            term(Shape(1, T, columns))
+            return columns
+        except TypeError:
+            continue
+    return COLUMNS
+
+
+class Values:
+    """Terms read at random inputs. One input and one memory serve all values of a graph, so what they share is read
+    once; operators get an input of the size they take."""
+
+    def __init__(self, width: int, batch: Batch, rng: np.random.Generator) -> None:
+        self.width, self.batch, self.rng = width, batch, rng
+        self.inputs: dict[Any, tuple[AtBorder, dict[Any, Any]]] = {}
+
+    def at(self, heads: int, columns: int, number: int = 0) -> tuple[AtBorder, dict[Any, Any]]:
+        """An input of this size and what is known of terms there; another one for each number."""
+        key = heads, columns, number
+        if key not in self.inputs:
+            shape = (heads, self.batch.rows, columns)[heads == 1:]
+            self.inputs[key] = AtBorder(self.rng.normal(size=shape), self.batch), {}
+        return self.inputs[key]
+
+    def of_value(self, term: Operator, number: int = 0) -> Exact:
+        """A value of the graph, at the border."""
+        return self.read(term, *self.at(1, self.width, number))
+
+    def of_operator(self, term: Operator, number: int = 0) -> tuple[Exact, Exact]:
+        """An operator's input and what it gives there."""
+        x, memo = self.at(*self.sizes(term), number)
+        return x.array, self.read(term, x, memo)
+
+    @staticmethod
+    def sizes(term: Operator) -> tuple[int, int]:
+        """Heads and columns of an input that it takes."""
+        heads, columns = (size if isinstance(size, int) else free for size, free in
+                          ((term.into.heads, 1), (term.into.cols, widest(term))))
+        return heads, columns
+
+    def of_property(self, term: Operator, value: bool) -> tuple[Callable[[Exact], Exact], Exact, Exact]:
+        """A term as a function of arrays, and two inputs that it takes."""
+        known: list[tuple[Exact, Exact]] = []
+
+        def f(x: Exact) -> Exact:
+            found = next((y for given, y in known if given is x), None)
+            if found is None: known.append((x, found := self.apply(term, x)))
+            return found
+        heads, columns = (1, self.width) if value else self.sizes(term)
+        return f, self.at(heads, columns)[0].array, self.at(heads, columns, 1)[0].array
+
+    def apply(self, term: Operator, x: Exact) -> Exact:
+        """An operator at this input."""
+        return self.read(term, AtBorder(x, self.batch), {})
+
+    @staticmethod
+    def read(term: Operator, x: AtBorder, memo: dict[Any, Any]) -> Exact:
+        """Heads x rows x columns, in float64."""
+        with np.errstate(all="ignore"):
+            found = read(term, x, memo).array
+        return np.asarray(found.reshape(-1, *found.shape[-2:]))

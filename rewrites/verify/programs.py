@@ -1,0 +1,128 @@
+"""Level 3: programs. An exact one equals the float64 oracle where no number is rounded, rounds hardly more than the
+import where all are, and each of its steps stays within its bound. An approximate one keeps the error stated for it."""
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.machine.threads import limit
+from opmatrix.data import Data
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from opmatrix.runtime.schedule import bound, read
+from opmatrix.runtime.scheme import GROUP
+from opmatrix.term import Operator
+from rewrites.compiler.emit import Emitter
+from rewrites.compiler.lower import Stored
+from rewrites.compiler.search import Structure
+from rewrites.verify.failure import VerificationError
+
+EQUAL = 1e-10                                               # relative, between two float64 readings of one model
+ROUNDING = 4.0                                              # how many times as much as the import a program may round
+Outputs = Sequence[NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far outputs are from those wanted: of all rows together the Frobenius norm of the difference over that of the
+    output, the largest such ratio of a single row, and how many rows there were."""
+
+    relative: float
+    worst_row: float
+    rows: int
+
+    @classmethod
+    def of(cls, found: Outputs, wanted: Outputs) -> "Errors":
+        """Of outputs of the same batches; infinite where one is no number."""
+        have, want = np.concatenate(list(found)).astype(np.float64), np.concatenate(list(wanted))
+        off, size = np.linalg.norm(have - want, axis=1), np.linalg.norm(want, axis=1)
+        if not np.isfinite(off).all():
+            return cls(np.inf, np.inf, len(off))
+        return cls(float(np.linalg.norm(off) / np.linalg.norm(size)), float((off / size).max()), len(off))
+
+
+def oracle(model: Operator, batches: Sequence[Batch]) -> list[NDArray[Any]]:
+    """What the model gives in float64, without any kernel."""
+    return [dense(model, batch) for batch in batches]
+
+
+def unrounded(structure: Structure, emitter: Emitter) -> dict[str, NDArray[Any]]:
+    """The constants of a program in float64, evaluated again from the model's own: by name, weights as matrices."""
+    found = {}
+    for name, (part, what) in emitter.origins.items():
+        if isinstance(what, Data): found[name] = what.array
+        else:
+            lowering = structure.lowerings[part]
+            found[name] = (lowering.matrix(what.weight, what.layout) if isinstance(what, Stored)
+                           else lowering.vector(what.constant, emitter.constants[name].shape[0]))
+    return found
+
+
+def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], imported: Program,
+                 constants: Mapping[str, NDArray[Any]], wanted: Outputs | None = None) -> dict[str, Any]:
+    """An exact program against the model, on batches: in float64 with `constants` unrounded, in float32 beside the
+    imported program, and step by step. `wanted` is the oracle's output where it is at hand. Raises VerificationError,
+    which says what differs; returns what was found."""
+    wanted = oracle(model, batches) if wanted is None else wanted
+    exact = verify_structure(program, batches, constants, wanted)
+    mine, theirs = (Errors.of([each.run(batch) for batch in batches], wanted) for each in (program, imported))
+    if not mine.relative <= ROUNDING * theirs.relative:
+        raise VerificationError(3, name(program), "it rounds more than the imported program", relative=mine.relative,
+                                imported=theirs.relative, times=ROUNDING)
+    return {"float64": exact, "float32": asdict(mine), "imported": asdict(theirs),
+            "steps": verify_steps(program, batches)}
+
+
+def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapping[str, NDArray[Any]], wanted: Outputs) -> dict[str, Any]:
+    """The steps of any program, exact or not, on constants as they were before anything was rounded, left out or fitted, in
+    float64: they are the model. Raises VerificationError; returns how far they are from it."""
+    found = Errors.of([program.exact(batch, constants, rounded=False) for batch in batches], wanted)
+    if not found.worst_row <= EQUAL:
+        raise VerificationError(3, name(program), "read in float64 it is not the model", relative=found.relative,
+                                worst_row=found.worst_row, allowed=EQUAL)
+    return asdict(found)
+
+
+def verify_approximate(program: Program, model: Operator, batches: Sequence[Batch], stated: float,
+                       wanted: Outputs | None = None) -> dict[str, Any]:
+    """An approximate program on held-out batches: the change of its whole output is at most the stated one, and every
+    step stays within its bound for the numbers that are stored. Raises VerificationError."""
+    wanted = oracle(model, batches) if wanted is None else wanted
+    found = Errors.of([program.run(batch) for batch in batches], wanted)
+    if not found.relative <= stated:
+        raise VerificationError(3, name(program), "its output changes by more than was stated", relative=found.relative,
+                                worst_row=found.worst_row, rows=found.rows, stated=stated)
+    return {"float32": asdict(found), "stated": stated, "steps": verify_steps(program, batches)}
+
+
+def verify_steps(program: Program, batches: Sequence[Batch]) -> dict[str, Any]:
+    """Each kernel against its float64 meaning on the same operands, within its bound, and the whole run, which launches the same
+    kernels from a recording, to the bit: of groups of rows, as some kernels sum in another order for other numbers of rows. Raises
+    VerificationError for the first step that is not; returns which came nearest to its bound, and how near."""
+    nearest, at = 0.0, ""
+    for batch in (piece for given in batches for piece in given.pieces(GROUP)):
+        run = program.schedule.walk(batch, lambda number, shape: np.empty(shape, np.float32))
+        for step, (call, arguments, found) in zip(program.steps, run, strict=True):
+            exact = read(call.kernel, arguments, batch)
+            meant = call.kernel.means(exact)
+            with np.errstate(invalid="ignore"):             # equal infinities, such as a maximum over nothing, are not apart
+                off = np.where(found == meant, 0.0, abs(found - meant))
+            allowed = np.broadcast_to(bound(call.kernel, arguments, exact), off.shape)
+            if not (off <= allowed).all():
+                worst = np.unravel_index(np.argmax(np.nan_to_num(off - allowed, nan=np.inf)), off.shape)
+                raise VerificationError(3, step.show(program.constants), "it is not what its kernel means",
+                                        off=off[worst], allowed=allowed[worst], entry=[int(i) for i in worst])
+            share = float((off[allowed > 0] / allowed[allowed > 0]).max(initial=0.0))
+            nearest, at = max((nearest, at), (share, step.output))
+            if step.output == program.output: last = found
+        with limit(1): whole = program.run(batch)
+        if not np.array_equal(last, whole, equal_nan=True):
+            raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows)
+    return {"count": len(program.steps), "nearest": nearest, "step": at}
+
+
+def name(program: Program) -> str:
+    return f"program {program.meta.get('model', '')} {program.hash[:8]}"

@@ -1,0 +1,57 @@
+"""One module, one name; imports without circles."""
+import ast
+from collections import Counter
+from pathlib import Path
+
+from test_ladder import FILES, ROOT
+
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+
+
+def statements(body):
+    """The imports that run when a module is imported: not those of functions, nor those that only type checkers read."""
+    for each in body:
+        match each:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")): pass
+            case ast.If() | ast.Try(): yield from statements(each.body + each.orelse)
+            case ast.Import() | ast.ImportFrom(): yield each
+
+
+def imported(module):
+    """The modules of ours that importing this one imports."""
+    path = MODULES[module]
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    for each in statements(ast.parse(path.read_text()).body):
+        if isinstance(each, ast.Import): named = [alias.name for alias in each.names]
+        else:
+            source = ".".join([*package[:len(package) - each.level + 1], each.module or ""] if each.level else [each.module]).rstrip(".")
+            named = [inner if (inner := f"{source}.{alias.name}") in MODULES else source for alias in each.names]
+        yield from {*named} & {*MODULES} - {module}
+
+
+def test_no_circle_of_imports():
+    """Leave out whatever imports nothing that is left, until nothing is."""
+    needs = {module: {*imported(module)} for module in MODULES}
+    while free := {module for module, needed in needs.items() if not needed & {*needs}}:
+        needs = {module: needed for module, needed in needs.items() if module not in free}
+    assert not needs, f"these import each other, or what does: {', '.join(sorted(needs))}"
+
+
+def test_no_twins():
+    """No two modules are called alike, so that a file's name says which one is meant."""
+    names = Counter(path.stem for path in FILES if path.name != "__init__.py")
+    assert not (twins := sorted(name for name, count in names.items() if count > 1)), twins
+
+
+def test_rooms_are_small():
+    """What a folder lists can be read at once."""
+    rooms = Counter(path.parent for path in FILES)
+    assert max(rooms.values()) <= 25, rooms.most_common(3)
+
+
+def test_files_are_short():
+    assert not [(path, count) for path in FILES if (count := len(path.read_text().splitlines())) > 400]
+
+
+def test_a_room_says_what_it_is_for():
+    assert not [path for path in FILES if path.name == "__init__.py" and not ast.get_docstring(ast.parse(Path(path).read_text()))]
