@@ -20,19 +20,20 @@ An operator maps rows to rows. Operators compose from left to right, and what th
 What there is; `help(om.NAME)` says more of each:
 
     models       optimize, open_model, build, promised, FAMILIES
-    programs     load, Program, Batch, schedule
+    programs     load, Program, Batch, cached, schedule
     laws         laws, prove, symbol, substitute
-    formats      select
+    formats      select, choose
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
     functions    relu, gelu, gelu_tanh, silu, tanh, sigmoid, exp, square, rsqrt, magnitude, ACTIVATIONS
     rows         layernorm, rmsnorm, unit_length, centre, mean, softmax, over, monoids, Monoid
     heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
     batches      given, relation, pick, Pattern, sequence, causal, window, everyone, mask
-    numbers      dense, entrywise, ShapeError
+    numbers      dense, entrywise
+    errors       InputError, FormatError, ShapeError, Infeasible, VerificationError
 
-A module is imported when a name of it is first asked for. `optimize`, `prove`, `schedule` and `laws` belong to the package
-`rewrites` above this one: they are found by name at first use, and nothing else here knows of it."""
+A module is imported when a name of it is first asked for. `optimize`, `prove`, `schedule`, `laws` and two errors belong
+to the package `rewrites` above this one: they are found by name at first use, and nothing else here knows of it."""
 import os.path
 from importlib import import_module
 from importlib.util import find_spec
@@ -40,6 +41,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from formats.core.arrays import FormatError as FormatError
+    from formats.core.errors import InputError as InputError
+    from formats.select import choose as choose
     from formats.select import select as select
     from opmatrix import monoids as monoids
     from opmatrix.files.checkpoint import open_model as open_model
@@ -49,18 +53,24 @@ if TYPE_CHECKING:
     from opmatrix.operators import *  # noqa: F403
     from opmatrix.oracles import *  # noqa: F403
     from opmatrix.patterns import *  # noqa: F403
+    from opmatrix.pipelines.cached import cached as cached
     from opmatrix.program import Program as Program
     from opmatrix.term import *  # noqa: F403
     from rewrites.derivations.schedules import schedule as schedule
+    from rewrites.extraction import Infeasible as Infeasible
     from rewrites.law import Law as _Law
     from rewrites.proofs.equations import prove as prove
     from rewrites.run import optimize as optimize
+    from rewrites.verify import VerificationError as VerificationError
     laws: tuple[_Law, ...]
 
 MODULES = ("operators", "patterns", "oracles", "term", "monoid", "models")          # all that is public in them
 DOOR = {                                                    # and by name: the module, and what it is there
     "Program": ("opmatrix.program", "Program"), "load": ("opmatrix.program", "Program.load"),
     "open_model": ("opmatrix.files.checkpoint", "open_model"), "select": ("formats.select", "select"),
+    "choose": ("formats.select", "choose"), "cached": ("opmatrix.pipelines.cached", "cached"),
+    "InputError": ("formats.core.errors", "InputError"), "FormatError": ("formats.core.arrays", "FormatError"),
+    "Infeasible": ("rewrites.extraction", "Infeasible"), "VerificationError": ("rewrites.verify", "VerificationError"),
     "optimize": ("rewrites.run", "optimize"), "schedule": ("rewrites.derivations.schedules", "schedule"),
     "prove": ("rewrites.proofs.equations", "prove"), "laws": ("rewrites.laws", "EXACT_LAWS")}
 

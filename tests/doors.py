@@ -48,6 +48,18 @@ def product_doors() -> Iterator[tuple[str, Door]]:
                 yield f"{where} kernel", product_door(F, shape, options, whole=False)
 
 
+def column_doors() -> Iterator[tuple[str, Door]]:
+    """Rows gathered from the panels of every format that declares them."""
+    from formats import FORMATS, kernels
+    for name, F in FORMATS.items():
+        if (stored := F.approximate(np.random.default_rng(7).standard_normal((64, 90), np.float32), **F.choices(64, 90)[0])).panelled:
+            def embedded(out: np.ndarray, ids: np.ndarray, stored: Any = stored, **arrays: np.ndarray) -> Any:
+                return kernels.embed([(ids, kernels.Columns(stored.shape, stored.panelled, *arrays.values(), **stored.remembered))], out)
+            yield f"Columns {name}", Door(
+                lambda rng, rows, stored=stored: {"ids": rng.integers(0, 90, rows), **stored.arrays()}, lambda ids, **_: (len(ids), 64),
+                embedded, lambda ids, stored=stored, **_: (stored.unpack().T[ids].astype(np.float64), 0))
+
+
 def product_door(F: Any, shape: tuple[int, int], options: dict[str, Any], whole: bool) -> Door:
     @cache
     def packed() -> Any: return F.approximate(np.random.default_rng(7).standard_normal(shape, np.float32), **options)
@@ -253,4 +265,5 @@ def space_doors() -> Iterator[tuple[str, Door]]:
 
 
 @cache
-def doors() -> dict[str, Door]: return dict([*product_doors(), *pass_doors(), *head_doors(), *cache_doors(), *space_doors()])
+def doors() -> dict[str, Door]:
+    return dict([*product_doors(), *column_doors(), *pass_doors(), *head_doors(), *cache_doors(), *space_doors()])

@@ -136,7 +136,7 @@ def test_object_code_that_others_could_have_written_is_not_called(cache, tmp_pat
 
 def test_together_is_at_once(tmp_path):
     assert run("""
-from formats.kernels.rows.passes import activations; from formats.kernels.engine import compiled
+from formats.kernels.rows import activations; from formats.kernels.engine import compiled
 missed = []
 def walk():
     missed.append([each.address for each in (activations.relu, activations.square)])

@@ -20,6 +20,7 @@ from rewrites.extraction import (
     cuts,
     extract,
     from_json,
+    front,
     greedy,
     landmarks,
     read,
@@ -27,9 +28,6 @@ from rewrites.extraction import (
     undominated,
     verify,
     write,
-)
-from rewrites.extraction import (
-    pareto as front,
 )
 from rewrites.extraction.anneal import Walk, anneal
 from rewrites.extraction.bounding import Search

@@ -167,7 +167,7 @@ OURS = *(f"mixing.{name}" for name in ("attending", "heads", "masked")), "rows.p
 CHANGES = """
 import numpy as np
 import test_interrupts as here
-from formats import FORMATS; from formats.machine.model import threads
+from formats import FORMATS; from formats.machine import threads
 from formats.core.check import check
 from formats.kernels.engine import launch
 
@@ -250,8 +250,8 @@ from threading import Event, Thread
 from types import SimpleNamespace
 import numpy as np
 import test_interrupts as here
-from formats import kernels; from formats.machine.model import threads
-from formats.kernels.rows.passes import activations; from formats.kernels.engine import compiled
+from formats import kernels; from formats.machine import threads
+from formats.kernels.rows import activations; from formats.kernels.engine import compiled
 
 shared, x = here.program(), np.ones((32, 32), np.float32)
 wanted, over = shared.run(here.MANY), Event()
