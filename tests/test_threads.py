@@ -143,7 +143,7 @@ def test_the_command_line_gives_blas_one_thread():
     assert run(code, **given) == "{1}\n"
 
 
-OFF = {"avx512bf16,-avx512vnni,-amx": ["+avx512f"], "amx": ["+avx512f", "+avx512vnni", "+avx512bf16"]}      # what is left
+OFF = {"avx512": [], "avx512bf16,-avx512vnni,-amx": ["+avx512f"], "amx": ["+avx512f", "+avx512vnni", "+avx512bf16"]}      # what is left
 BOTH = """
 import numpy as np
 from formats import FORMATS, kernels
@@ -167,7 +167,7 @@ for name in {formats}: check(FORMATS[name], rng)
 def test_a_processor_with_less(off, left, tmp_path):
     """Other tiles of sums are used there, and other instructions for narrow numbers; whole numbers have exact products."""
     expected = *(feature in left for feature in ("+avx512f", "+avx512vnni", "+avx512bf16")), False
-    formats = ["bf16", "int8", "int4"]
+    formats = ["bf16", "int8", "int4", *(["packed", "block"] if off == "avx512" else [])]
     run(BOTH.format(expected=expected, formats=formats), OPMATRIX_CACHE=str(tmp_path), OPMATRIX_FEATURES=f"-{off}")
 
 
