@@ -132,6 +132,14 @@ def test_a_head_scores_the_vocabulary(case, tied):
     np.testing.assert_allclose(scores, dense(operator, RAGGED) @ table.T.astype(np.float64), rtol=1e-12)
 
 
+@pytest.mark.parametrize("keys, biased", [
+    (dict(), ""), (dict(mlp_bias=True), "gate up down"), (dict(attention_bias=True), "q k v o"),
+    (dict(attention_bias=True, mlp_bias=True), "q k v o gate up down")], ids=str)
+def test_a_llama_has_the_biases_that_its_config_says(keys, biased):
+    names = {name for name in tensors(LLAMA | keys | dict(model_type="llama")) if name.endswith(".bias")}
+    assert {name.split(".")[-2].removesuffix("_proj") for name in names} == {*biased.split()}
+
+
 def test_openpangu_is_a_llama_with_biases():
     config = LLAMA | dict(model_type="PanguEmbedded", bias=True)
     at = made(config)

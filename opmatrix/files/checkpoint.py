@@ -120,8 +120,9 @@ class Checkpoint:
     def speaks(self) -> bool:
         """Whether it is a language model, whose rows score the vocabulary: its architecture says so, and no file says how its
         rows become embeddings."""
-        names = self.config.get("architectures") or []
-        return bool(self.layout.table) and str(names[:1]).strip("[]'").endswith(SPEAKS) and not embeds(self.directory)
+        match self.config.get("architectures"):
+            case [str(name), *_]: return bool(self.layout.table) and name.endswith(SPEAKS) and not embeds(self.directory)
+        return False
 
     def operator(self, pooled: bool = False) -> "Operator":
         """The whole model as an operator, from tokens to features, or to scores of the vocabulary where it `speaks`; with its

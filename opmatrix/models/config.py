@@ -100,3 +100,7 @@ def wrong(name: str, value: Any, allowed: str) -> InputError:
 def spelt(value: Any) -> str:
     """A value as JSON has it where Python spells it otherwise."""
     return {None: "null", True: "true", False: "false"}[value] if value is None or type(value) is bool else repr(value)
+
+
+PLAIN = never({}, "weights are read as plain numbers, so save the model dequantised")      # quantization_config
+ALONE = never(False, "a program has one input, so no keys of another model")                # add_cross_attention

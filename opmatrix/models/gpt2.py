@@ -2,23 +2,22 @@
 from functools import reduce
 from operator import matmul
 
-from opmatrix.models.config import Layout, declares, flag, never, one_of, optional, real, whole, wrong
+from opmatrix.models.config import ALONE, PLAIN, Layout, declares, flag, never, one_of, optional, real, whole, wrong
 from opmatrix.operators import ACTIVATIONS, I, affine, attention, cols, const, diag, given, layernorm, weight
 from opmatrix.patterns import causal, sequence
 
 SCALED = "scores are divided by the root of a head's columns here"
+GPT = Layout("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight")
 
 
 @declares(
-    Layout("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight"),
-    vocab_size=whole(), hidden_size=whole().under("n_embd"), max_position_embeddings=whole().under("n_positions"),
+    GPT, vocab_size=whole(), hidden_size=whole().under("n_embd"), max_position_embeddings=whole().under("n_positions"),
     num_attention_heads=whole().under("n_head"), num_hidden_layers=whole(0, 1000).under("n_layer"),
     intermediate_size=optional(whole()).under("n_inner"),
     layer_norm_eps=real(1e-20, 1, 1e-5).under("layer_norm_epsilon"),
     hidden_act=one_of(ACTIVATIONS, "gelu_new").under("activation_function"), tie_word_embeddings=flag(True),
     scale_attn_weights=never(True, SCALED), scale_attn_by_inverse_layer_idx=never(False, SCALED),
-    add_cross_attention=never(False, "a program has one input, so no keys of another model"),
-    quantization_config=never({}, "weights are read as plain numbers, so save the model dequantised"))
+    add_cross_attention=ALONE, quantization_config=PLAIN)
 def gpt2(config, at):
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))

@@ -3,7 +3,7 @@ from functools import reduce
 from operator import matmul
 
 from opmatrix.models import rope
-from opmatrix.models.config import Layout, declares, flag, never, one_of, optional, real, whole, wrong
+from opmatrix.models.config import PLAIN, Layout, declares, flag, one_of, optional, real, whole, wrong
 from opmatrix.operators import ACTIVATIONS, I, affine, diag, grouped, rmsnorm, weight
 from opmatrix.patterns import causal, sequence
 
@@ -13,23 +13,25 @@ PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "
          "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 GGUF = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head",
         **{f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in PARTS.items()}}
+QKV, MLP = ("q", "k", "v"), ("gate", "up", "down")           # products that may add a row
 LAYOUT = Layout("model.", (), ("rotary_emb.inv_freq",), "embed_tokens.weight", "lm_head.weight", gguf=GGUF)
+PAIRED = LAYOUT._replace(permuted=("attn_q", "attn_k"))      # in GGUF files of LLaMA and what is called so there
 
 KEYS = dict(
     **{name: whole() for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
                                   "max_position_embeddings")},
     num_hidden_layers=whole(0, 1000), num_key_value_heads=optional(whole()), head_dim=optional(whole()),
     rms_norm_eps=real(1e-20, 1, 1e-6), hidden_act=one_of(ACTIVATIONS, "silu"), tie_word_embeddings=flag(False),
-    **rope.KEYS, quantization_config=never({}, "weights are read as plain numbers, so save the model dequantised"))
+    **rope.KEYS, quantization_config=PLAIN)
 
 
-@declares(LAYOUT._replace(permuted=("attn_q", "attn_k")), **KEYS, attention_bias=flag(False), mlp_bias=flag(False))
+@declares(PAIRED, **KEYS, attention_bias=flag(False), mlp_bias=flag(False))
 def llama(config, at):
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
-    return decoder(config, at, "qkvo" * config["attention_bias"] + "gate up down" * config["mlp_bias"])
+    return decoder(config, at, (*QKV, "o") * config["attention_bias"] + MLP * config["mlp_bias"])
 
 
-def decoder(config, at, biased="", normed=False, where=lambda l: sequence & causal):
+def decoder(config, at, biased=(), normed=False, where=lambda l: sequence & causal):
     """Layers of grouped attention with RoPE and of gated units, each behind a norm of roots. `biased` names the products that
     add a row; `normed`: queries and keys are, in every head; `where`: whom layer l sees."""
     n, f, h = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))

@@ -1,10 +1,10 @@
 """Mistral (Jiang et al. 2023): a LLaMA that looks back no further than a window."""
 from opmatrix.models.config import declares, optional, whole
-from opmatrix.models.llama import KEYS, LAYOUT, decoder
+from opmatrix.models.llama import KEYS, PAIRED, decoder
 from opmatrix.patterns import causal, sequence, window
 
 
-@declares(LAYOUT._replace(permuted=("attn_q", "attn_k")), **KEYS, sliding_window=optional(whole()))
+@declares(PAIRED, **KEYS, sliding_window=optional(whole()))
 def mistral(config, at):
     """A token sees itself and those before it, `sliding_window` in all."""
     return decoder(config, at, where=lambda l: looking_back(config["sliding_window"]))

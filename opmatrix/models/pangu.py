@@ -2,21 +2,21 @@
 from functools import reduce
 from operator import matmul
 
-from opmatrix.models.config import Layout, declares, flag, never, one_of, optional, real, whole, wrong
-from opmatrix.models.llama import KEYS, LAYOUT, decoder
+from opmatrix.models.config import declares, flag, never, one_of, optional, real, whole, wrong
+from opmatrix.models.gpt2 import GPT, SCALED
+from opmatrix.models.llama import KEYS, LAYOUT, QKV, decoder
 from opmatrix.operators import ACTIVATIONS, I, affine, attention, const, diag, given, layernorm, weight
 from opmatrix.patterns import causal, sequence
 
 
 @declares(
-    Layout("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight"),
-    vocab_size=whole(), hidden_size=whole(), max_position_embeddings=whole(),
+    GPT, vocab_size=whole(), hidden_size=whole(), max_position_embeddings=whole(),
     num_attention_heads=whole().under("num_heads"), num_hidden_layers=whole(1, 1000).under("num_layers"),
     intermediate_size=optional(whole()),
     layer_norm_eps=real(1e-20, 1, 1e-5).under("layer_norm_epsilon"),
     hidden_act=one_of(ACTIVATIONS, "gelu").under("activation_function"),
     tie_word_embeddings=never(True, "scores of the vocabulary are by the table of tokens"),
-    scale_attn_weights=never(True, "scores are divided by the root of a head's columns here"))
+    scale_attn_weights=never(True, SCALED))
 def pangu_alpha(config, at):
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
@@ -45,4 +45,4 @@ def pangu_alpha(config, at):
 @declares(LAYOUT, **KEYS, attention_bias=flag(True).under("bias"))
 def pangu_embedded(config, at):
     """A LLaMA with biases on queries, keys, values and the product behind them."""
-    return decoder(config, at, "qkvo" * config["attention_bias"])
+    return decoder(config, at, (*QKV, "o") * config["attention_bias"])

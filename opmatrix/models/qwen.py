@@ -1,7 +1,7 @@
 """Qwen2 (Yang et al. 2024): a LLaMA whose queries, keys and values have biases. Qwen3 (Yang et al. 2025): instead, queries
 and keys are normed in every head. Both may look back no further than a window, from some layer on."""
 from opmatrix.models.config import Key, declares, flag, optional, whole, wrong
-from opmatrix.models.llama import KEYS, LAYOUT, decoder
+from opmatrix.models.llama import KEYS, LAYOUT, QKV, decoder
 from opmatrix.models.mistral import looking_back
 
 KINDS = {"full_attention": False, "sliding_attention": True}        # whether a layer has the window
@@ -24,10 +24,10 @@ def windows(config):
 @declares(LAYOUT, **KEYS, **WINDOWS)
 def qwen2(config, at):
     """A LLaMA with biases on queries, keys and values."""
-    return decoder(config, at, "qkv", where=windows(config))
+    return decoder(config, at, QKV, where=windows(config))
 
 
 @declares(LAYOUT, **KEYS | dict(head_dim=whole(default=128)), **WINDOWS, attention_bias=flag(False))
 def qwen3(config, at):
     """A LLaMA with query-key norms (Henry et al. 2020)."""
-    return decoder(config, at, "qkvo" * config["attention_bias"], normed=True, where=windows(config))
+    return decoder(config, at, (*QKV, "o") * config["attention_bias"], normed=True, where=windows(config))
