@@ -131,7 +131,7 @@ def options() -> argparse.Namespace:
 
 
 def listing(names: list[str]) -> int:
-    from rewrites.command.report import table
+    from opmatrix.display.tables import table
     chosen = [(name, BENCHMARKS[name]) for name in names]
     rows = [[name, f"{each.seconds:.0f} s", f"{each.at_length:.0f} s", each.answers] for name, each in chosen]
     print(table(rows, ["", "quick", "in full", ""]))

@@ -180,7 +180,7 @@ class Figure:
 
 def show(figures: Iterable[Figure]) -> None:
     """Prints a table of them."""
-    from rewrites.command.report import table
+    from opmatrix.display.tables import table
     print("\n" + table([each.cells() for each in figures], ["in short", "", "spread", "bar", ""]), flush=True)
 
 

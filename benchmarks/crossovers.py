@@ -35,7 +35,7 @@ from race import Rider, race
 from formats import FORMATS
 from formats.machine import blas, peaks
 from formats.machine.host import BEYOND, caches
-from rewrites.command.report import table as aligned
+from opmatrix.display.tables import table as aligned
 
 PROVIDERS = ("ours", "numpy", "scipy", "mkl", "torch")
 PEERS = ("scipy", "mkl", "torch")

@@ -14,10 +14,11 @@ import numpy as np
 from command import Figure, Parser, concluded, count, number, say, shape, shown, spread, tabled, takes
 
 from formats.machine.model import this_machine
+from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import seconds, turned, undisturbed
 from opmatrix.patterns import Batch
-from rewrites.command.report import Report, table
+from rewrites.command.report import Report
 from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import Run

@@ -16,10 +16,10 @@ import numpy as np
 from command import Figure, Parser, concluded, count, say, tabled, takes
 
 from formats.machine.model import this_machine
+from opmatrix.display.tables import table
 from opmatrix.models.transformer import random_weights, transformer
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from rewrites.command.report import table
 from rewrites.compiler.lower import EXACT, Method
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS

@@ -5,7 +5,7 @@ from statistics import geometric_mean, median
 from workloads import FRESH, TEXTS
 
 from formats.machine.model import cpu
-from rewrites.command.report import table
+from opmatrix.display.tables import table
 
 WITHIN = 0.3                                                # of 100 times Spearman's correlation: equal quality
 PEERS = "torch", "torch.compile", "onnxruntime", "openvino"

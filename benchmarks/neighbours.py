@@ -18,7 +18,7 @@ from formats.core.errors import InputError
 from formats.disk.files import read_json
 from formats.machine.model import machine_file
 from formats.machine.threads import available
-from rewrites.command.report import table
+from opmatrix.display.tables import table
 
 COLUMNS = "machine", "chosen", "ms_predicted", "ms_measured", "noticed"
 

@@ -4,7 +4,7 @@ from statistics import median
 
 from pairing import LOUD, ROOM, interval, verdict
 
-from rewrites.command.report import table
+from opmatrix.display.tables import table
 
 COLUMNS = ("model", "program", "workload", "quantity", "first", "second", "ratio", "low", "high", "verdict", "bits",
            "saved", "others", "stolen")

@@ -11,9 +11,10 @@ from command import Figure, Parser, concluded, count, number, say, shown, spread
 from scipy.stats import kendalltau
 
 from formats.machine.model import this_machine
+from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure, medians
-from rewrites.command.report import Report, table
+from rewrites.command.report import Report
 from rewrites.extraction import Infeasible
 from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS

@@ -20,10 +20,10 @@ from command import Figure, Parser, concluded, count, say, shown, spread, tabled
 
 from formats.machine.model import this_machine
 from opmatrix.data import Promised
+from opmatrix.display.tables import table
 from opmatrix.extents import counted, patterns
 from opmatrix.measure import undisturbed
 from opmatrix.models import build
-from rewrites.command.report import table
 from rewrites.compiler.flat import factors
 from rewrites.compiler.lower import EXACT, Method
 from rewrites.compiler.search import Space, search

@@ -13,12 +13,12 @@ from command import Figure, Parser, concluded, count, say, share, shown, spread,
 from formats import FORMATS
 from formats.machine.model import this_machine
 from opmatrix.data import Data
+from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import measure, medians, peak, ratio
 from opmatrix.models import build
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
-from rewrites.command.report import table
 from rewrites.compiler.lower import Method, plainly
 from rewrites.compiler.search import search
 from rewrites.front.proposals import difference

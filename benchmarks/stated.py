@@ -15,11 +15,11 @@ from command import Figure, Parser, concluded, count, say, tabled, takes, whole,
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json
+from opmatrix.display.tables import table
 from opmatrix.files.saving import FRONT, REPORT
 from opmatrix.pipelines.embed import batches
 from opmatrix.pipelines.text import Parts, Reading, sentences
 from opmatrix.program import Program
-from rewrites.command.report import table
 from rewrites.front.samples import KINDS, lines
 from rewrites.front.stated import LEAST, Stated, each, uncovered
 

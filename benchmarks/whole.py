@@ -22,11 +22,12 @@ import workloads
 from command import Figure, Parser, concluded, count, listed, say, shown, spread, tabled, takes
 
 from formats.machine.model import this_machine
+from opmatrix.display.tables import table
 from opmatrix.measure import measure
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
-from rewrites.command.report import Report, table
+from rewrites.command.report import Report
 from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import Run

@@ -23,6 +23,7 @@ from rewrites.command.pairs import Pairs, evaluate
 from rewrites.command.report import Report
 from rewrites.compiler.layers import Part, parts
 from rewrites.compiler.lower import plainly
+from rewrites.compiler.mixed import Mix
 from rewrites.compiler.precision import check_precision
 from rewrites.compiler.representations import NUMBER_TYPES, Representable, check_budgets
 from rewrites.compiler.search import Space, Structure, cheapest, search
@@ -30,7 +31,6 @@ from rewrites.derivations.gains import Group, added, together
 from rewrites.extraction import Infeasible
 from rewrites.front.choice import choose
 from rewrites.front.ladder import Front, counted, described
-from rewrites.front.mixed import Mix
 from rewrites.front.points import Point, Result
 from rewrites.front.proposals import Choices, candidates, difference
 from rewrites.front.stated import Stated

@@ -24,7 +24,7 @@ from opmatrix.runtime.interpreted import written
 from opmatrix.term import Data, formula
 from rewrites.command import environment
 from rewrites.command.pairs import Pairs
-from rewrites.extraction import serialised as files
+from rewrites.extraction import serialised
 from rewrites.front import remember
 from rewrites.front.reported import Reported
 from rewrites.verify.certificate import certified
@@ -356,5 +356,5 @@ class Egraph(Kind):
         self.path.write_text(json.dumps({"nodes": nodes, "root_eclasses": ["c5"]}))
 
     def read(self):
-        found = files.read(self.path)
+        found = serialised.read(self.path)
         return repr((found.nodes, found.roots))

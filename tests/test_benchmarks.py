@@ -185,10 +185,10 @@ def test_the_legend_lies_beside_the_panels(tmp_path):
 def test_one_matrix_of_each_format_is_enough(monkeypatch, tmp_path, capsys):
     """Its products get made-up seconds."""
     from formats import FORMATS
-    from formats.machine import calibration as calibrate
+    from formats.machine import calibration
     from formats.machine.model import Machine
     monkeypatch.setattr(Machine, "load", lambda file: standin.machine())
-    monkeypatch.setattr(calibrate, "measured", lambda cases, most: [(kernel, sizes, 1e-4) for kernel, sizes, _ in cases])
+    monkeypatch.setattr(calibration, "measured", lambda cases, most: [(kernel, sizes, 1e-4) for kernel, sizes, _ in cases])
     monkeypatch.setattr("formats.FORMATS", {name: FORMATS[name] for name in ("dense", "csr")})
     table = prediction.measured(tmp_path, 1)
     assert {row[0] for row in table} == {"dense", "csr"} and {row[5] for row in table} == {0.0}, "the even matrix"

@@ -12,9 +12,9 @@ from opmatrix.extents import counted, patterns
 from opmatrix.patterns import Batch
 from rewrites import run
 from rewrites.command.answers import InputError
+from rewrites.compiler.mixed import Mean, lengths, parsed, priced, word
 from rewrites.compiler.price import Prices
 from rewrites.compiler.search import search
-from rewrites.front.mixed import Mean, lengths, parsed, priced, word
 from rewrites.front.reported import Reported
 from rewrites.front.results import printed, save
 from rewrites.front.workload import Workload, of_shares

@@ -9,7 +9,7 @@ from rewrites.law import column, constant, find, law, matrix, n, p, stand_in, va
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.proofs.laws.axioms import LAWS as AXIOMS
-from rewrites.verify import computed as kernels
+from rewrites.verify import computed
 from rewrites.verify.equal import proved
 from rewrites.verify.judge import TRIED, judge
 from rewrites.verify.mutants import Mutant, kernel_mutants, mutants
@@ -67,8 +67,8 @@ def test_every_mutant_of_a_kernel_is_caught_or_equal(part):
 @seeds
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[::5], ids=lambda each: each.name)
 def test_a_kernel_is_its_term_alone_and_in_a_graph(implementation, seed):
-    assert kernels.difference(implementation, np.random.default_rng(seed)) < 1e-9
-    matched, worst = kernels.misfit(implementation, np.random.default_rng(seed))
+    assert computed.difference(implementation, np.random.default_rng(seed)) < 1e-9
+    matched, worst = computed.misfit(implementation, np.random.default_rng(seed))
     assert matched and worst < 1e-9
 
 

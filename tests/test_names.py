@@ -3,6 +3,7 @@ import ast
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from test_ladder import FILES, ROOT
 
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
@@ -55,3 +56,11 @@ def test_files_are_short():
 
 def test_a_room_says_what_it_is_for():
     assert not [path for path in FILES if path.name == "__init__.py" and not ast.get_docstring(ast.parse(Path(path).read_text()))]
+
+
+@pytest.mark.parametrize("room, built", [("compiler", ("front", "derivations", "proofs", "verify", "command")),
+                                         ("extraction", ("compiler", "front", "laws", "command"))])
+def test_a_room_knows_nothing_of_what_is_built_on_it(room, built):
+    above = tuple(f"rewrites.{each}" for each in built)
+    assert not [(module, found) for module in MODULES if module.startswith(f"rewrites.{room}.")
+                for found in imported(module) if found.startswith(above)]

@@ -20,11 +20,12 @@ def test_what_is_resumed_is_a_run(rng, case, kind):
     program, _ = structure(made(), *KINDS[kind], batch=batch).program({})
     first = {name: i for i, step in reversed([*enumerate(program.steps)]) for name in step.operands.values()}
     values, read = [], sorted((at, name) for name, at in first.items() if hasattr(program.constants.get(name), "unpack"))
+    walk = program.schedule.walk(batch, values)
     assert len(read) > 5
     for at, name in read:
         old = program.constants[name]
         new = FORMATS["dense"].pack((old.unpack() + rng.normal(size=old.shape)).astype(np.float32))
-        while len(values) < at: program.schedule.step(values, batch)
+        while len(values) < at: next(walk)
         changed = Program(program.steps, {**program.constants, name: new}, program.output)
         wanted = changed.run(batch)
         assert np.array_equal(changed.schedule.resumed(values, batch), wanted)

@@ -163,6 +163,12 @@ def test_memory_is_what_makes_one_layout_pay(space, tmp_path):
     assert one.gap < 2e-3
 
 
+def test_what_a_path_costs_has_the_bytes_that_its_parts_share(space):
+    """Where bytes alone count, a program costs those that it stores."""
+    found = within(space, Representable(), weights=(0, 1, 0))
+    assert found.cost == pytest.approx(found.memory, rel=1e-12) and found.bound == pytest.approx(found.memory, rel=1e-3)
+
+
 def test_bounds_hold_for_every_pair_of_layouts(space):
     """No program of any layouts is below the bound that was proved within its bytes."""
     own, found = Representable(), []

@@ -12,9 +12,9 @@ from formats.core.errors import InputError
 from opmatrix.program import Program
 from rewrites.approximation import approximation
 from rewrites.command.user import load
+from rewrites.compiler.fit import Fitter
 from rewrites.compiler.lower import Method
 from rewrites.derivations.chain import chain
-from rewrites.front.fit import Fitter
 from rewrites.front.ladder import counted, described
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import Run

@@ -57,6 +57,15 @@ def plain(name: str, array: NDArray[Any], dtype: Any = None) -> NDArray[Any]:
     return given if given.flags.aligned else given.copy()
 
 
+def places(name: str, array: NDArray[Any], count: int, limit: int, least: int = 0, of: str = "") -> None:
+    """ValueError unless these are so many whole numbers; IndexError for one below the least, or not below the limit, which is the number
+    `of` what they name."""
+    if array.shape != (count,) or array.dtype.kind not in "iu":
+        raise ValueError(f"{name}: expected {count} whole numbers, got {array.dtype} of shape {array.shape}")
+    if array.size and not least <= (low := array.min()) <= (high := array.max()) < limit:
+        raise IndexError(f"{name}: {low if low < least else high} is outside {least} to {limit - 1}{f', the rows of {of}' if of else ''}")
+
+
 def readable(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
     """ValueError unless the array is float32 of this shape, its rows contiguous and at multiples of 4 bytes."""
     flags = array.flags

@@ -2,7 +2,6 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def spectrum_text(spectra: Sequence[Spectrum]) -> str:
         layer, kind = place(each.name)
         rows.append(["-" if layer is None else str(layer), kind, f"{each.shape[0]}×{each.shape[1]}", f"{each.values[0]:.3g}",
                      f"{each.stable_rank:.1f}", f"{each.effective_rank:.0f}", str(each.rank_at(0.1)), str(each.rank_at(0.01)),
-                     str(each.knee), str(each.power_law) if isfinite(each.power_law.exponent) else "too few",
+                     str(each.knee), str(each.power_law) if math.isfinite(each.power_law.exponent) else "too few",
                      sparkline(each.values.tolist())])
     said = [f"{name}: {what}" for name, what in COLUMNS.items() if what]
     return "\n".join([table(rows, [*COLUMNS], left=(1, len(COLUMNS) - 1)), "", *said])

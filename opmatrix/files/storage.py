@@ -9,7 +9,7 @@ from typing import Any
 from formats import FORMATS, from_arrays
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, read_json, read_text
-from opmatrix.files import certified as certificate
+from opmatrix.files import certified
 from opmatrix.files.mapped import AGAIN, NUMBERS, Digest, Part, Stored
 from opmatrix.files.tensors import Tensor, plain, tensors
 from opmatrix.pipelines.pooling import Pooling
@@ -57,7 +57,7 @@ def load(directory: str | Path, copy: bool = False) -> Program:
                          f"after saving: {AGAIN}")
     program.hash = hashed
     if (kept := program.meta.get("certificate")) is not None:
-        with blamed(directory / "certificate.json", "no certificate of this program"): certificate.check(kept, program.hash)
+        with blamed(directory / "certificate.json", "no certificate of this program"): certified.check(kept, program.hash)
     return program
 
 

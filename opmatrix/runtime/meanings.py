@@ -197,8 +197,8 @@ def attended_once(a: Bound) -> Exact:
 
 def read(a: Bound) -> Exact:
     """A term of the algebra, which other kernels do without."""
-    from opmatrix.runtime import interpreted as interpret
-    return interpret.exact(a)
+    from opmatrix.runtime import interpreted
+    return interpreted.exact(a)
 
 
 def by_head(x: Exact, weight: Exact) -> Exact:

@@ -17,7 +17,7 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import FLOAT, LINE, WIDEST, C, Cache, Rows, Value
 from opmatrix.runtime.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
-from opmatrix.runtime.segments import ROW, Blocks, Buffers, Called, Span, Values, placed
+from opmatrix.runtime.segments import ROW, Blocks, Called, Span, Values, placed
 
 OBJECTS = 6000                                              # bytes of Python's own objects in a call, about
 
@@ -185,34 +185,25 @@ class Schedule:
         """The machine's kernels that a run calls, in order, each with its sizes."""
         return [priced for call in self.calls for priced in call.kernel.cost(call.bound, call.shape, extents)]
 
-    def walk(self, batch: Any, buffer: Buffers) -> Iterator[tuple[Call, dict[str, Any], Any]]:
-        """Every step once it is done: its arguments and its result, in the buffer(step, shape) that it is given."""
+    def walk(self, batch: Any, found: list[Any] | None = None) -> Iterator[tuple[Call, dict[str, Any], Any]]:
+        """Every step once it is done: its arguments and its result, in a buffer that is not used twice. `found` has the values of the
+        first steps, where these are done already; those of further ones are appended, and what no later step reads is dropped."""
+        found = [] if found is None else found
         extents = batch.extents()
-        found: list[Any] = []
-        for i, call in enumerate(self.calls):
+        for i, call in enumerate(self.calls[len(found):], len(found)):
             arguments = call.arguments(found, batch)
             if call.kernel.view: found.append(call.kernel.function(**arguments))
             else:
-                found.append(buffer(i, call.shape.at(extents)))
+                found.append(np.empty(call.shape.at(extents), np.float32))
                 call.kernel.function(found[i], **arguments)
             yield call, arguments, found[i]
             for v in self.dropped[i]: found[v] = None
-
-    def step(self, found: list[Any], batch: Any) -> None:
-        """Appends the value of the next step to those of the steps before it, and drops what no later step reads."""
-        call = self.calls[i := len(found)]
-        arguments = call.arguments(found, batch)
-        if call.kernel.view: found.append(call.kernel.function(**arguments))
-        else:
-            found.append(np.empty(call.shape.at(batch.extents()), np.float32))
-            call.kernel.function(found[i], **arguments)
-        for v in self.dropped[i]: found[v] = None
 
     def resumed(self, found: Sequence[Any], batch: Any) -> NDArray[np.float32]:
         """The output's rows, given the values of the first steps, of this program or of one that has the same; to the bit those of a
         run."""
         values = [*found]
-        while len(values) < len(self.calls): self.step(values, batch)
+        for _ in self.walk(batch, values): pass
         return np.asarray(values[self.result])
 
     def run(self, batch: Any) -> NDArray[np.float32]:
@@ -235,8 +226,8 @@ class Schedule:
         return {i: batch.caches[self.calls[i].bound.number] for i in self.state}
 
     def trace(self, batch: Any) -> Iterator[tuple[Any, Any]]:
-        """Each step's result and, for the same operands, what its kernel means. No buffer is used twice."""
-        for call, arguments, found in self.walk(batch, lambda i, shape: np.empty(shape, np.float32)):
+        """Each step's result and, for the same operands, what its kernel means."""
+        for call, arguments, found in self.walk(batch):
             yield found, meaning(call.kernel, arguments, batch)
 
     def exact(self, batch: Any, instead: Mapping[int, Any], rounded: bool = True) -> NDArray[np.float64]:

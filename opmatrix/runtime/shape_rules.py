@@ -180,8 +180,8 @@ def attended_once(a: Bound) -> Heads:
 
 
 def interpreted(a: Bound) -> Rows | Heads:
-    from opmatrix.runtime import interpreted as interpret
-    found = interpret.shape(a)
+    from opmatrix.runtime.interpreted import shape
+    found = shape(a)
     rows = S if str(found.rows) == str(S) else T
     return Rows(found.cols, space=rows) if found.heads == 1 else Heads(found.heads, found.cols, space=rows)
 

@@ -9,8 +9,9 @@ from formats.machine.model import Machine, machine_file
 from formats.machine.peaks import Peaks
 from formats.machine.prices import PRICES
 from formats.machine.quiet import told
+from opmatrix.display.tables import table
 from rewrites.command import environment
-from rewrites.command.report import Report, table
+from rewrites.command.report import Report
 
 ANEW = "prices are too high; the calibration is marked so, and the first command that finds the machine quiet takes it anew"
 

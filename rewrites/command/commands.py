@@ -80,7 +80,7 @@ def optimize(
     if model.endswith(".json"):
         raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine NAME to predict")
     from rewrites.command.report import Report, hushed
-    from rewrites.front.mixed import parsed
+    from rewrites.compiler.mixed import parsed
     from rewrites.front.reported import Named
     from rewrites.front.results import printed, save
     from rewrites.laws import EXACT_LAWS
@@ -152,10 +152,10 @@ def run(
 ) -> None:
     """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are; of a language
     model, the likeliest tokens that follow each."""
+    from opmatrix.display.tables import table
     from opmatrix.pipelines.pooling import unit
     from opmatrix.program import Program
     from rewrites.command.perplexity import likeliest, speaks
-    from rewrites.command.report import table
     program = Program.load(directory)
     vectors = program.embed(text, truncate=truncate)
     if speaks(program):

@@ -3,6 +3,7 @@ from collections.abc import Callable, Sequence
 from os.path import exists
 from pathlib import Path
 
+from opmatrix.display.tables import table
 from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.storage import PROGRAM
@@ -10,7 +11,7 @@ from opmatrix.program import Program
 from rewrites.command import perplexity
 from rewrites.command.pairs import Evaluated, Pairs, evaluate
 from rewrites.command.perplexity import Foreseen
-from rewrites.command.report import Report, table
+from rewrites.command.report import Report
 from rewrites.compiler.lower import plainly
 from rewrites.compiler.search import search
 from rewrites.run import calibrated, source

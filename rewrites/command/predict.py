@@ -3,9 +3,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from formats.machine.datasheets import Datasheet
+from opmatrix.display.tables import megabytes, table
 from opmatrix.extents import Extents, counted, patterns
 from opmatrix.term import Operator
-from rewrites.command.report import megabytes, table
 from rewrites.compiler.search import Structure, search
 from rewrites.laws import EXACT_LAWS
 

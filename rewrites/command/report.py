@@ -1,14 +1,13 @@
-"""What a run says while it works and when it is done: phases with seconds, and tables."""
+"""What a run says while it works and when it is done: phases with seconds."""
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from opmatrix.display.progress import AGAIN, Line
-from opmatrix.display.tables import table as table
 
 
 @contextmanager
@@ -46,23 +45,3 @@ class Report:
     def say(self, line: str) -> None:
         """A line of its own."""
         if not self.quiet: print(f"{AGAIN if sys.stderr.isatty() else ''}{line}", file=sys.stderr, flush=True)
-
-
-def ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:.2f}"
-
-
-def between(ends: Sequence[float] | None) -> str:
-    """Two seconds, in milliseconds."""
-    return "" if ends is None else " to ".join(map(ms, ends))
-
-
-def megabytes(size: float | None) -> str:
-    return "" if size is None else f"{size / 1e6:.1f}"
-
-
-def percent(error: float | None) -> str:
-    """An error in per cent, or as a power of ten where it is rounding."""
-    if error is None:
-        return ""
-    return f"{error:.0e}" if error < 1e-5 else f"{100 * error:.3g} %"

@@ -15,9 +15,9 @@ from opmatrix.runtime.kernel import Declared, split
 from opmatrix.runtime.operands import Heads, Scores
 from rewrites.compiler.calls import attributes as given
 from rewrites.compiler.calls import kernels
+from rewrites.compiler.fit import Fitter
 from rewrites.compiler.kinds import array
 from rewrites.compiler.lower import EXACT, TURNED, Call, Content, Lowering, Method, Stored, Use
-from rewrites.front.fit import Fitter
 
 ANYWHERE = -1                                               # in place of a part: an array is stored once, by its content
 ROWS = 0                                                    # a view as plain rows, not as so many heads

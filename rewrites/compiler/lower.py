@@ -19,11 +19,11 @@ from opmatrix.term import Operator
 from rewrites.compiler.egraph import Graph
 from rewrites.compiler.kinds import array
 from rewrites.compiler.match import Matcher
+from rewrites.compiler.mixed import Mean
 from rewrites.compiler.price import Prices
 from rewrites.compiler.template import Template
 from rewrites.compiler.uncovered import interpreted
 from rewrites.extraction import Node, Problem
-from rewrites.front.mixed import Mean
 from rewrites.laws.implementation import IMPLEMENTATIONS, Implementation
 
 

@@ -10,8 +10,8 @@ from formats.format import Format
 from opmatrix.program import Program, Step
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
+from rewrites.compiler.mixed import Mean
 from rewrites.compiler.price import Prices
-from rewrites.front.mixed import Mean
 
 NARROW = "bf16"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from formats.core.errors import InputError
 from formats.disk.files import parse_json
+from opmatrix.display.tables import megabytes
 from opmatrix.extents import Extents, counted, patterns
 from opmatrix.models import promised
 from opmatrix.term import Operator
 from opmatrix.weightless import Planned
-from rewrites.command.report import megabytes
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
 

@@ -14,14 +14,14 @@ from opmatrix.term import Operator
 from opmatrix.weightless import Planned
 from rewrites.compiler.borders import FULL
 from rewrites.compiler.emit import Emitter, Value
+from rewrites.compiler.fit import Fitter
 from rewrites.compiler.layers import Explorer, Part, parts, states
 from rewrites.compiler.lower import Content, Lowering, Method, Use, leaf
+from rewrites.compiler.mixed import Mix, priced
 from rewrites.compiler.price import Machine
 from rewrites.compiler.representations import Representable, content
 from rewrites.compiler.sharing import Others, Rent, Shares, contents, kept, places, rented, users, whole
 from rewrites.extraction import Extraction, Infeasible, Problem, extract
-from rewrites.front.fit import Fitter
-from rewrites.front.mixed import Mix, priced
 from rewrites.law import Law
 
 Methods = Callable[[Lowering, Use], Sequence[Method]]

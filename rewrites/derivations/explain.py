@@ -10,12 +10,13 @@ import numpy as np
 from formats.core.errors import InputError
 from formats.disk.files import read_text
 from formats.machine.quiet import Watch, told
+from opmatrix.display.tables import between, megabytes, ms, percent, table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.saving import REPORT, STEPS
 from opmatrix.measure import Seconds, noisy, quartiles
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from rewrites.command.report import Report, between, megabytes, ms, percent, table
+from rewrites.command.report import Report
 from rewrites.command.user import Declared, load
 from rewrites.compiler.lower import TURNED
 from rewrites.compiler.search import Structure

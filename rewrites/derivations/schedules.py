@@ -9,6 +9,7 @@ import numpy as np
 
 from formats import FORMATS, FormatError
 from formats.core.errors import InputError
+from opmatrix.display.tables import megabytes, ms, percent, table
 from opmatrix.extents import Extents, patterns
 from opmatrix.files.checkpoint import open_model
 from opmatrix.monoids import softmax
@@ -18,9 +19,9 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.scheme import Running
 from opmatrix.term import Operator
 from rewrites.approximation import Approximation
-from rewrites.command.report import megabytes, ms, percent, table
 from rewrites.compiler.borders import FULL
 from rewrites.compiler.emit import Emitter
+from rewrites.compiler.fit import Fitter
 from rewrites.compiler.layers import Part, parts
 from rewrites.compiler.lower import Call, Lowering, Method, Use, plainly
 from rewrites.compiler.price import Machine, Prices
@@ -33,7 +34,6 @@ from rewrites.derivations.stages import Stage, Store, Tile, known
 from rewrites.derivations.trees import READ, Forest, Tree
 from rewrites.derivations.wording import TRUST, Writer
 from rewrites.extraction import Extraction, Infeasible, extract
-from rewrites.front.fit import Fitter
 from rewrites.front.proposals import difference, fitter, sites
 from rewrites.front.workload import Workload
 from rewrites.law import PARTITION, Law, apart

@@ -3,8 +3,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from opmatrix.display.tables import megabytes, ms, percent
 from opmatrix.program import Program
-from rewrites.command.report import Report, megabytes, ms, percent
+from rewrites.command.report import Report
 from rewrites.compiler.search import Structure
 from rewrites.derivations.gains import Step
 from rewrites.front.proposals import Choices

@@ -15,14 +15,14 @@ from opmatrix.spectra import Gram, Limits, propose
 from opmatrix.spectra.propose import Proposals
 from rewrites.approximation import Approximation
 from rewrites.compiler.emit import Emitter
+from rewrites.compiler.fit import Fitter, Key
 from rewrites.compiler.lower import TURNED, Lowering, Method, Stored, Use
+from rewrites.compiler.mixed import Mean
 from rewrites.compiler.narrowing import narrowed
 from rewrites.compiler.price import Prices, stored_bytes
 from rewrites.compiler.representations import Representable, wide
 from rewrites.compiler.search import Space, Structure
 from rewrites.front.budgets import Budgets
-from rewrites.front.fit import Fitter, Key
-from rewrites.front.mixed import Mean
 from rewrites.front.remember import Measured, keep, place, recall
 
 DRAWS = 1000                                                # of sentences, to say how an error varies
@@ -176,8 +176,7 @@ def observe(program: Program, names: Sequence[str], batch: Batch) -> dict[str, G
     wanted, found = set(names), dict[str, Gram]()
     if not wanted:
         return found
-    walk = program.schedule.walk(batch, lambda number, shape: np.empty(shape, np.float32))
-    for step, (_, _, value) in zip(program.steps, walk, strict=True):
+    for step, (_, _, value) in zip(program.steps, program.schedule.walk(batch), strict=True):
         if step.output in wanted:
             found[step.output] = ridged(Gram.of(value.reshape(len(value), -1), step.output))
     return found
@@ -264,13 +263,14 @@ def proposed(program: Program, found: Sequence[Site], prices: Prices | Mean, bat
     """The methods that spectra propose for each weight, with the squared error that each alone brings about: what comes before a
     weight is computed once for all of its methods."""
     wanted, values = np.asarray(program.run(batch), np.float64), list[Any]()
+    walk = program.schedule.walk(batch, values)
     proposals = [methods(site, fitter.grams.get(site.key), prices, limits) for site in found]  # in threads it took twice as long
     total, done = sum(map(len, proposals)), 0
     measured: Measured = {}
     for site, offered in sorted(zip(found, proposals, strict=True), key=lambda pair: begins(program, pair[0])):
         if site.name in measured: continue
         measured[site.name] = []
-        while len(values) < begins(program, site): program.schedule.step(values, batch)
+        while len(values) < begins(program, site): next(walk)
         own = [method for each in fitter.own.values() if site.x for method in each.methods(site.matrix) if wide(method, limits.narrowest)]
         own += shareable(site, limits)
         for method in (*(Method(each.method, tuple(each.parameters.items()), each.fit) for each in offered), *own):

@@ -18,8 +18,8 @@ from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.spectra import Limits
 from rewrites.compiler.lower import Method
+from rewrites.compiler.mixed import Mean
 from rewrites.compiler.price import Prices
-from rewrites.front.mixed import Mean
 
 VERSION = 4                                                 # of what is kept and how it is found
 Measured = dict[str, list[Method]]                          # name of a constant to its methods with their errors

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, read_json, shown
+from rewrites.compiler.mixed import check_shares, lengths
 from rewrites.compiler.representations import NUMBER_TYPES
-from rewrites.front.mixed import check_shares, lengths
 
 INPUTS = {"laws": "--laws", "text": "--text", "texts": "--workload"}     # entries of a report, and the options they come from
 FIGURES = ("measured_s", "measured_bytes", "predicted_error", "measured_error")

@@ -7,11 +7,11 @@ from statistics import median
 from typing import Any
 
 from formats.machine.quiet import told
+from opmatrix.display.tables import between, megabytes, ms, percent, table
 from opmatrix.files.saving import FRONT, REPORT, placed, write_front
-from rewrites.command.report import between, megabytes, ms, percent, table
+from rewrites.compiler.mixed import word
 from rewrites.derivations.explain import tell
 from rewrites.derivations.gains import SAME, joined
-from rewrites.front.mixed import word
 from rewrites.front.points import Point, Result
 from rewrites.front.reported import Named
 from rewrites.front.stated import spoken

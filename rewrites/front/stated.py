@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from opmatrix.display.tables import percent
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import batches
 from opmatrix.pipelines.pooling import Pooling, unit
 from opmatrix.pipelines.text import Reading, Tokenizer
-from rewrites.command.report import percent
 from rewrites.front.proposals import difference, squares, surely
 from rewrites.front.samples import KINDS, lines
 

@@ -19,9 +19,9 @@ from opmatrix.pipelines.embed import batches, line, read
 from opmatrix.pipelines.text import Parts, Reading, Tokenizer, read_lines, sentences
 from opmatrix.runtime.scheme import Running
 from opmatrix.term import Operator
-from rewrites.front.mixed import Mix
-from rewrites.front.mixed import batches as batches_of
-from rewrites.front.mixed import said as said_of
+from rewrites.compiler.mixed import Mix
+from rewrites.compiler.mixed import batches as batches_of
+from rewrites.compiler.mixed import said as said_of
 from rewrites.front.stated import LEAST, uncovered
 
 OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token

@@ -6,7 +6,7 @@ import numpy as np
 
 from rewrites.law import Law
 from rewrites.laws.implementation import Implementation
-from rewrites.verify import computed as kernels
+from rewrites.verify import computed
 from rewrites.verify.equal import proved
 from rewrites.verify.graphs import TOLERANCE, check_seeded
 from rewrites.verify.mutants import Mutant, of_kernel, stated
@@ -59,8 +59,8 @@ def named(law: Law, seed: int) -> bool:
 
 def of_implementation(mutant: Mutant, made: Implementation) -> Verdict:
     """The same for a kernel and its term."""
-    alone = any(not kernels.difference(made, np.random.default_rng(seed)) <= TOLERANCE for seed in SEEDS[:3])
-    graph = any(not kernels.misfit(made, np.random.default_rng(seed))[1] <= TOLERANCE for seed in SEEDS[:2])
+    alone = any(not computed.difference(made, np.random.default_rng(seed)) <= TOLERANCE for seed in SEEDS[:3])
+    graph = any(not computed.misfit(made, np.random.default_rng(seed))[1] <= TOLERANCE for seed in SEEDS[:2])
     if alone or graph:
         return Verdict(mutant, alone, graph)
     if made.variables != mutant.original.variables and made.body == mutant.original.body:

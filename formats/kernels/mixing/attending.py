@@ -333,7 +333,7 @@ def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, s
     (heads, e), d = out.shape[1:], q.shape[2]
     if k.shape[2] != d: raise ValueError(f"q and k: widths {d} and {k.shape[2]} differ")
     if v.shape[2] != e: raise ValueError(f"v and out: widths {v.shape[2]} and {e} differ")
-    batch = starts if isinstance(starts, Layout) else sequences(starts)
+    batch = sequences(starts)
     T, S, serves, places = int(batch.starts[-1]), len(batch.starts) - 1, [], []
     if mask and not RECORDING.get() and (longest := np.diff(batch.starts).max(initial=0)) > min(mask.shape):
         raise ValueError(f"{mask!r}: a sequence has {longest} rows")

@@ -8,7 +8,7 @@ from math import gcd
 
 import numpy as np
 
-from formats.core.arrays import plain, separate
+from formats.core.arrays import places, plain, separate
 from formats.kernels.engine.arithmetic import keep
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
@@ -109,12 +109,9 @@ def attend_cached(item, worker, arguments):
         row = last + 1
 
 
-def places(name: str, array: np.ndarray, count: int, least: int, limit: int) -> np.ndarray:
-    """So many whole numbers as words. ValueError for anything else, IndexError for one below the least, or not below the limit."""
-    if array.shape != (count,) or array.dtype.kind not in "iu":
-        raise ValueError(f"{name}: expected {count} whole numbers, got {array.dtype} of shape {array.shape}")
-    if array.size and not least <= (low := array.min()) <= (high := array.max()) < limit:
-        raise IndexError(f"{name}: {low if low < least else high} is outside {least} to {limit - 1}")
+def as_words(name: str, array: np.ndarray, count: int, limit: int, least: int = 0) -> np.ndarray:
+    """So many whole numbers as words; raises as `places` does."""
+    places(name, array, count, limit, least)
     return plain(name, array, np.int64)
 
 
@@ -128,7 +125,7 @@ def append(x: np.ndarray, slots: np.ndarray, out: np.ndarray) -> np.ndarray:
     """out[slots] = x: (T, heads, cols) to rows of a cache (C, heads, cols). Slots are all different. IndexError where one is outside."""
     check_heads(out, x=x)
     T, (heads, cols) = len(x), out.shape[1:]
-    slots = places("slots", slots, T, 0, len(out))
+    slots = as_words("slots", slots, T, len(out))
     separate(out, slots=slots)
     if x.shape[2] != cols: raise ValueError(f"x and out: widths {x.shape[2]} and {cols} differ")
     record = filled(*heads_of("x", x, T, heads), *heads_of("out", out, len(out), heads), address(slots), T, heads, cols)
@@ -149,10 +146,10 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     if v.shape[2] != e: raise ValueError(f"v and out: widths {v.shape[2]} and {e} differ")
     if len(k) != len(v): raise ValueError(f"k and v: caches of {len(k)} and {len(v)} rows")
     if len(k) % PAGE: raise ValueError(f"k and v: caches of {len(k)} rows, which are no pages of {PAGE}")
-    batch = None if starts is None else starts if isinstance(starts, Layout) else sequences(starts)
+    batch = None if starts is None else sequences(starts)
     if batch and len(batch.starts) <= T: raise ValueError(f"attention: {len(batch.starts) - 1} sequences, but {T} rows of out")
-    slots = places("slots", slots, int(batch.starts[-1]) if batch else T, 0, len(k))
-    before = places("before", before, count := len(k) // PAGE, -1, count)
+    slots = as_words("slots", slots, int(batch.starts[-1]) if batch else T, len(k))
+    before = as_words("before", before, count := len(k) // PAGE, count, -1)
     separate(out, slots=slots, before=before)
     if endless(before): raise ValueError("before: it leads from a page back to the page itself")
     serves = [served(name, view, heads) for name, view in zip("qkv", (q, k, v), strict=True)]

@@ -190,8 +190,9 @@ def layout(starts: bytes) -> Layout:
     return Layout(rows, sums(lengths ** 2))
 
 
-def sequences(starts: ArrayLike) -> Layout:
-    """The layout of whole numbers that rise from 0. ValueError for any others."""
+def sequences(starts: ArrayLike | Layout) -> Layout:
+    """The layout of whole numbers that rise from 0; a layout as it is. ValueError for any others."""
+    if isinstance(starts, Layout): return starts
     given = np.asarray(starts)
     if given.ndim != 1 or given.dtype.kind not in "iu":
         raise ValueError(f"starts: expected a row of whole numbers, got {given.dtype} of shape {given.shape}")

@@ -12,6 +12,7 @@ from formats.kernels.engine.native import njit
 # ids (int64), bytes between ids, table; bytes of a number; 0 words: rows of p numbers. Of panels: their width, inputs side by side and
 # in all, N columns; scales (groups, N), and inputs of a group
 SOURCE = np.dtype(words("ids apart table bytes width words deep N scale group"))
+BYTES = SOURCE.itemsize
 f4 = np.float32
 NUMBERS = np.float32, np.uint16, np.uint8                    # in panels: float32, bfloat16, bytes with scales
 
@@ -45,12 +46,17 @@ class Columns(NamedTuple):
 def whole(array: np.ndarray) -> bool: return bool(array.flags.c_contiguous and array.flags.aligned)
 
 
+def told(table: np.ndarray | Columns) -> tuple[int, ...]:
+    """What the kernel is told of rows, or of columns. ValueError as of these."""
+    return table.told() if isinstance(table, Columns) else (address(table), table.itemsize, *[0] * 6)
+
+
 @njit(**HELPER)
 def add(y, j, number, fresh): y[j] = number + (f4(0) if fresh else y[j])
 
 
 @njit(**HELPER)
-def add_plain(y, f, row, fresh):
+def add_row(y, f, row, fresh):
     """Set y to, or add to it, a row of float32 or float16."""
     if f.bytes == 2:
         stored = shorts(f.table + 2 * row * y.size, y.size)

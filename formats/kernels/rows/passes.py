@@ -4,21 +4,18 @@ from typing import Any
 
 import numpy as np
 
-from formats.core.arrays import plain, readable, separate, writable
+from formats.core.arrays import places, plain, readable, separate, writable
 from formats.core.epilogue import HUGE, TINY
-from formats.kernels.engine.compiled import HELPER, Kernel
+from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.launch import address, launch, step, words, written
-from formats.kernels.engine.memory import floats, longs, record, shorts, widen
-from formats.kernels.engine.native import njit
+from formats.kernels.engine.memory import floats, longs, record
 from formats.machine.threads import threads
 
 from .following import epilogue_record, finish_block, finish_rows
-from .gathering import SOURCE, Columns, add_column, add_plain
+from .gathering import BYTES, SOURCE, Columns, add_column, add_row, told
 
-# out (T, p) from rows of x, or from rows of tables that ids name; fields: rows of 4 numbers, see FIELD
+# out (T, p) from rows of x, or from rows of tables that ids name; fields: see SOURCE
 PASS = np.dtype([*words("x along out step T p rows fields count after"), ("factor", "f8")])
-FIELD = 4                                                    # ids (int64), bytes between ids, table, half
-SOURCE_BYTES = SOURCE.itemsize
 f4 = np.float32
 Table = np.ndarray | Columns
 
@@ -36,17 +33,6 @@ def rowwise(item, worker, arguments):
         finish_rows(c.after, row, row + 1)
 
 
-@njit(**HELPER)
-def add_row(y, table, half, index, fresh):
-    """Set y to, or add to it, a row of a table of float32 or float16."""
-    if half:
-        stored = shorts(table + 2 * index * y.size, y.size)
-        for j in range(y.size): y[j] = widen(stored[j]) + (f4(0) if fresh else y[j])
-    else:
-        plain = floats(table + 4 * index * y.size, y.size)
-        for j in range(y.size): y[j] = plain[j] + (f4(0) if fresh else y[j])
-
-
 @Kernel
 def gathered(item, worker, arguments):
     """The sum over fields of table[ids], then the epilogue."""
@@ -54,24 +40,10 @@ def gathered(item, worker, arguments):
     for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):
         y = floats(c.out + 4 * row * c.step, c.p)
         for k in range(c.count):
-            field = longs(c.fields + 8 * FIELD * k, FIELD)
-            index = longs(field[0] + row * field[1], 1)[0]
-            add_row(y, field[2], field[3], index, k == 0)
-        finish_block(c.after, row, row + 1, 0, c.p)
-        finish_rows(c.after, row, row + 1)
-
-
-@Kernel
-def gathered_columns(item, worker, arguments):
-    """The same where some tables are columns of panels."""
-    c = record(arguments, PASS)
-    for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):
-        y = floats(c.out + 4 * row * c.step, c.p)
-        for k in range(c.count):
-            f = record(c.fields + SOURCE_BYTES * k, SOURCE)
+            f = record(c.fields + BYTES * k, SOURCE)
             index = longs(f.ids + row * f.apart, 1)[0]
             if f.words: add_column(y, f, index, k == 0)
-            else: add_plain(y, f, index, k == 0)
+            else: add_row(y, f, index, k == 0)
         finish_block(c.after, row, row + 1, 0, c.p)
         finish_rows(c.after, row, row + 1)
 
@@ -135,23 +107,15 @@ def embed(fields: Sequence[tuple[np.ndarray, Table]], out: np.ndarray, epilogue:
     writable("out", out)
     held: list[tuple[np.ndarray, Table]] = []
     for ids, table in fields:
-        if ids.shape != (T,) or ids.dtype.kind not in "iu":
-            raise ValueError(f"ids: expected {T} whole numbers, got {ids.dtype} of shape {ids.shape}")
-        words, numbers = (table.shape[::-1], table.w) if isinstance(table, Columns) else (table.shape, table)
-        if len(words) != 2 or words[1] != p or (numbers is table and table.dtype not in (np.float32, np.float16)):
+        shape, numbers = (table.shape[::-1], table.w) if isinstance(table, Columns) else (table.shape, table)
+        if len(shape) != 2 or shape[1] != p or (numbers is table and table.dtype not in (np.float32, np.float16)):
             wanted = f"float32 or float16 of shape (N, {p})"
-            raise ValueError(f"table: expected {wanted}, got {numbers.dtype} of {words}")
-        if T and not 0 <= (low := ids.min()) <= (high := ids.max()) < words[0]:
-            raise IndexError(f"ids: {low if low < 0 else high} is outside 0 to {words[0] - 1}, the rows of the table")
+            raise ValueError(f"table: expected {wanted}, got {numbers.dtype} of {shape}")
+        places("ids", ids, T, shape[0], of="the table")
         ids = np.asarray(ids, np.int64)
         if not ids.flags.aligned: ids = plain("ids", ids)
         if numbers is table: table = numbers = plain("table", table)
         separate(out, ids=ids, table=numbers)
         held.append((ids, table))
-    listed = [(address(ids), ids.strides[0], table) for ids, table in held]
-    if not any(isinstance(table, Columns) for _, table in held):
-        rows = [(*ids, address(table), table.dtype == np.float16) for *ids, table in listed]
-        return run_pass(gathered, None, out, epilogue, fields=written(rows, np.int64))
-    told = [(*ids, *(table.told() if isinstance(table, Columns) else (address(table), table.itemsize, *[0] * 6)))
-            for *ids, table in listed]
-    return run_pass(gathered_columns, None, out, epilogue, fields=written(told, SOURCE))
+    sources = [(address(ids), ids.strides[0], *told(table)) for ids, table in held]
+    return run_pass(gathered, None, out, epilogue, fields=written(sources, SOURCE))

@@ -1,7 +1,7 @@
 """Rotation by positions (Su et al. 2021, RoPE): pairs of columns of every head, turned by angles of the row's position."""
 import numpy as np
 
-from formats.core.arrays import plain, separate, writable
+from formats.core.arrays import places, plain, separate, writable
 from formats.kernels.engine.arithmetic import get, keep
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import address, launch, words, written
@@ -56,13 +56,10 @@ def rotate(x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarra
     T, h, d = x.shape
     if cos.ndim != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > d:
         raise ValueError(f"rotate: cos {cos.shape} and sin {sin.shape}: both must be (positions, at most half of {d} columns)")
-    batch = None if starts is None else starts if isinstance(starts, Layout) else sequences(starts)
+    batch = None if starts is None else sequences(starts)
     if batch and len(batch.starts) <= T: raise ValueError(f"rotate: {len(batch.starts) - 1} sequences, but {T} rows of x")
     tokens = int(batch.starts[-1]) if batch else T
-    if positions.shape != (tokens,) or positions.dtype.kind not in "iu":
-        raise ValueError(f"positions: expected {tokens} whole numbers, got {positions.dtype} of shape {positions.shape}")
-    if tokens and not 0 <= (low := positions.min()) <= (high := positions.max()) < len(cos):
-        raise IndexError(f"positions: {low if low < 0 else high} is outside 0 to {len(cos) - 1}, the rows of cos")
+    places("positions", positions, tokens, len(cos), of="cos")
     positions, cos, sin = plain("positions", positions, np.int64), plain("cos", cos, np.float32), plain("sin", sin, np.float32)
     writable("out", out)
     separate(out, over=True, x=x)

@@ -130,7 +130,7 @@ def pool_rows(x: np.ndarray, starts: np.ndarray | Layout | None, out: np.ndarray
     the length. Without starts each row is a sequence. ValueError for what does not fit."""
     if how not in HOW: raise ValueError(f"pool: {how!r} is none of {', '.join(HOW)}")
     p, S = door(x, out), len(out)
-    batch = None if starts is None else starts if isinstance(starts, Layout) else sequences(starts)
+    batch = None if starts is None else sequences(starts)
     T, most = (S, S) if batch is None else (int(batch.starts[-1]), len(batch.starts) - 1)
     short = S < most and not isinstance(starts, Layout)     # a recording has room for more than there are
     if x.shape[0] != T or S > most or short:
@@ -148,7 +148,7 @@ def hand_rows(x: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray) -> np
     """out (S, p): the rows of x (S, p), but those of sequences that have no rows, which are left alone. ValueError for what does not
     fit."""
     p, S = door(x, out), len(out)
-    batch = starts if isinstance(starts, Layout) else sequences(starts)
+    batch = sequences(starts)
     if len(x) != S or len(batch.starts) <= S: raise ValueError(f"hand: {len(batch.starts) - 1} sequences, x {x.shape}, out {out.shape}")
     each, workers = max(1, -(-S // (4 * threads()))), threads()
     values = address(x), step(x), address(out), step(out), address(batch.starts), S, p, 0, 0, each, 0, 0, 0.0
@@ -181,7 +181,7 @@ def attend_once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray 
     """out (S, h, e): attention of one query of each sequence, its last token or its first, q (S, heads, d), to those of its keys and
     values, k and v (T, heads, ..), that it sees. With fewer heads of q, k or v each serves a group."""
     check_heads(out, q=q, k=k, v=v)
-    batch, heads = starts if isinstance(starts, Layout) else sequences(starts), out.shape[1]
+    batch, heads = sequences(starts), out.shape[1]
     T, S = int(batch.starts[-1]), len(out)
     if q.shape[2] != k.shape[2]: raise ValueError(f"q and k: widths {q.shape[2]} and {k.shape[2]} differ")
     if v.shape[2] != out.shape[2]: raise ValueError(f"v and out: widths {v.shape[2]} and {out.shape[2]} differ")

@@ -1,0 +1,134 @@
+"""Sessions refuse what they do not hold, by the names and sizes of spaces; what is refused or interrupted leaves them as they were."""
+import signal
+
+import numpy as np
+import pytest
+from searched import Round, relative
+from test_session import counted, found, model, text
+
+from formats.core.errors import InputError
+from opmatrix.data import Data
+from opmatrix.extents import patterns
+from opmatrix.operators import I, weight
+from opmatrix.patterns import Batch, sequence
+from opmatrix.pipelines.cached import cached
+from opmatrix.program import Program, Step
+from rewrites.compiler.search import search
+from rewrites.laws import EXACT_LAWS
+
+
+def broken(steps): return Program(steps, found()[1].constants, found()[1].output)
+
+
+def test_state_that_is_read_before_it_is_written():
+    steps = list(found()[1].steps)
+    at = next(i for i, step in enumerate(steps) if step.kernel == "attention_cached")
+    early = next(step for step in steps if step.kernel == "append").operands["cache"]
+    steps[at] = Step(steps[at].kernel, {**steps[at].operands, "k": early}, steps[at].attributes, steps[at].output)
+    with pytest.raises(ValueError, match=rf"state: '{early}', C×2×8 in space C: step {at}, .* = attention_cached, reads it before it is "
+                                         r"written: read 'cached "):
+        broken(steps)
+
+
+def test_state_that_nobody_writes():
+    steps = [Step("state", {}, {"number": 0, "heads": 2, "cols": 8}, "lost")]
+    rest = [Step(step.kernel, step.operands, {**step.attributes, "number": step.attributes["number"] + 1} if step.kernel == "state"
+                 else step.attributes, step.output) for step in found()[1].steps]
+    with pytest.raises(ValueError, match="state: 'lost', C×2×8 in space C: no step writes it"): broken([*steps, *rest])
+    with pytest.raises(ValueError, match=r"numbered \[0, 0, 1, 2, 3\]"): broken([*steps, *found()[1].steps])
+
+
+def test_a_batch_in_place_of_a_session():
+    with pytest.raises(ValueError, match=r"has state in space C \(C×2×8, .*run it by a session, program.start\(capacity\)"):
+        found()[1].run([[1, 2]])
+    with pytest.raises(ValueError, match="by a session"): found()[1].exact([[1, 2]])
+
+
+def test_sequences_that_a_session_does_not_hold():
+    program, step = found()
+    session, other, stranger = step.start(64), step.start(64), cached(program).start(64)
+    gone = session.join()
+    session.leave(gone)
+    with pytest.raises(InputError, match="step: sequence 1 has left; space C holds 0 sequences"): session.step({gone: [1]})
+    with pytest.raises(InputError, match="fork: sequence 1 belongs to another session, of this program"): session.fork(other.join())
+    with pytest.raises(InputError, match="leave: sequence 1 belongs to another session, of another program"): session.leave(stranger.join())
+    with pytest.raises(InputError, match="is no sequence"): session.step({3: [1]})
+    held = session.join()
+    with pytest.raises(InputError, match="sequence 2 has 0 rows in space C: it cannot go back to 4"): session.rewind(held, 4)
+
+
+def test_a_cache_that_is_full():
+    session = found()[1].start(40)
+    first, second = session.join(), session.join()
+    session.step({first: text(20)})
+    with pytest.raises(InputError, match=r"space C is full: 35 new rows of 2 sequences need 3 pages of 16 rows, and 1 of 3 are free"):
+        session.step({first: text(17), second: text(18)})
+    assert first.length == 20 and second.length == 0 and len(session.free) == 1
+    session.step({first: text(12), second: text(3)})
+    for capacity in (0, -1, 2.5, True):
+        with pytest.raises(InputError, match="capacity is"): found()[1].start(capacity)
+
+
+def test_a_step_that_is_refused_leaves_the_session_as_it_was():
+    """Ids outside their table, and positions that RoPE has no angles for."""
+    program, step = found()
+    session = step.start(400)
+    held = session.join()
+    session.step({held: text(19)})
+    with pytest.raises(ValueError, match="tokens: id 30"): session.step({held: [30]})
+    with pytest.raises(ValueError, match="positions: id 330"): session.step({held: text(330)})
+    with pytest.raises(ValueError, match="0 tokens"): session.step({held: []})
+    assert held.length == 19 and len(session.free) == 23
+    assert relative(session.step({held: [7]}), program.exact([[*text(19), 7]])[-1:]) < 1e-5
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="this system has no alarms")
+def test_an_interrupted_call_leaves_the_session_right():
+    """Anywhere, in pages too: a step either happened to all of its sequences or to none, and later rows are right."""
+    program, step = found()
+    session, rng, struck = step.start(600), np.random.default_rng(0), 0
+    texts = {session.join(): [], session.join(): []}
+
+    def strike(number, frame): raise KeyboardInterrupt
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        for _ in range(120):
+            held = list(texts)[rng.integers(2)]
+            ids, length = text(int(rng.integers(1, 40)), struck), held.length
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 4e-3))
+                    session.step({held: ids})
+                    forked = session.fork(held)
+                    session.rewind(forked, length)
+                    session.leave(forked)
+                finally: signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt: struck += 1           # the one that comes just before the timer is off, too
+            assert held.length in (length, length + len(ids))
+            if held.length > length: texts[held] += ids.tolist()
+            for each in [*session.sequences.values()]:
+                if each not in texts: session.leave(each)
+            counted(session)
+            if held.length > 200:
+                session.rewind(held, 11)
+                del texts[held][11:]
+            rows = session.step({held: [5]})
+            texts[held].append(5)
+            assert relative(rows, program.exact([texts[held]])[-1:]) < 1e-5
+    finally: signal.signal(signal.SIGALRM, before)
+    assert struck > 10
+
+
+def test_a_call_within_a_call_is_refused():
+    session = found()[1].start(64)
+    with session.alone(), pytest.raises(InputError, match="called back within a call of its own"): session.join()
+    assert session.join().number == 1
+
+
+def test_programs_that_have_no_cached_step():
+    term = model(where=sequence)
+    program, _ = search(term, EXACT_LAWS, Round(), Batch([[1, 2]]).extents(patterns(term))).program({})
+    with pytest.raises(InputError, match=r"= attention: it reads other rows; .*'sequence & causal'"): cached(program)
+    plain, _ = search(weight(Data(np.ones((4, 4)))) @ I, EXACT_LAWS, Round(), Batch([[1, 2]]).extents()).program({})
+    with pytest.raises(InputError, match="nothing is to be cached"): cached(plain)
+    with pytest.raises(InputError, match="no state"): plain.start(10)
