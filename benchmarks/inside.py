@@ -8,8 +8,18 @@ import json
 import os
 import sys
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+
+MOVED = {"formats.machine.model": "formats.machine", "rewrites.derivations.schedules": "rewrites.schedules",
+         "rewrites.derivations.stages": "rewrites.stages"}        # where they were before 0.8
+
+
+def module(name):
+    """A module of this tree, where it has it."""
+    try: return import_module(name)
+    except ModuleNotFoundError: return import_module(MOVED[name])
 
 
 def origins():
@@ -19,33 +29,32 @@ def origins():
 
 def priced():
     """The file that this tree looks for its calibration in, and whether it can use what is there."""
-    from formats.machine.model import machine_file
-    return {"file": str(machine_file()), "wrong": unusable(machine_file())}
+    file = module("formats.machine.model").machine_file()
+    return {"file": str(file), "wrong": unusable(file)}
 
 
 def unusable(file):
     """Why this tree cannot use a calibration; nothing where it can."""
-    from formats.machine.model import Machine, NotThisMachine
-    try: Machine.load(file)
-    except (NotThisMachine, OSError) as error: return " ".join(str(error).split())
+    model = module("formats.machine.model")
+    try: model.Machine.load(file)
+    except (model.NotThisMachine, OSError) as error: return " ".join(str(error).split())
 
 
 def calibrate():
     """Takes a quick calibration, and says where it is kept. It is not marked as taken while busy, or one side would take it anew."""
-    from formats.machine.model import machine_file, this_machine
-    if getattr(machine := this_machine(), "busy", ""): replace(machine, busy="").save(machine_file())
-    return str(machine_file())
+    model = module("formats.machine.model")
+    if getattr(machine := model.this_machine(), "busy", ""): replace(machine, busy="").save(model.machine_file())
+    return str(model.machine_file())
 
 
 def adopt(file):
     """Takes a calibration of other kernels for one of its own, as prices decide which programs are found. Why it cannot,
     where the features that are priced, the machine or the packages are others."""
     from formats.kernels import digest
-    from formats.machine.model import machine_file
     given = json.loads(Path(file).read_text())
     given["versions"]["kernels"] = digest()
     given.pop("busy", None)                                 # or one side would take it anew
-    (own := machine_file()).parent.mkdir(parents=True, exist_ok=True)
+    (own := module("formats.machine.model").machine_file()).parent.mkdir(parents=True, exist_ok=True)
     own.write_text(json.dumps(given))
     if wrong := unusable(own): own.unlink()
     return wrong
@@ -53,9 +62,9 @@ def adopt(file):
 
 def schedule(model, target):
     """Saves a schedule by hand, verified: one that every tree can make."""
-    from rewrites.derivations.schedules import schedule
-    from rewrites.derivations.stages import join_qkv, prune, tile
-    made = schedule(model, tokens=128) | join_qkv | prune(0.5, "intermediate") | tile(64)
+    stages = module("rewrites.derivations.stages")
+    made = module("rewrites.derivations.schedules").schedule(model, tokens=128)
+    made = made | stages.join_qkv | stages.prune(0.5, "intermediate") | stages.tile(64)
     made.verify()
     made.program.save(target)
 
