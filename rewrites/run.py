@@ -19,6 +19,7 @@ from opmatrix.pipelines.pooling import MEAN
 from opmatrix.program import Program
 from opmatrix.term import Operator
 from rewrites.approximation import Approximation
+from rewrites.command.aside import Aside
 from rewrites.command.pairs import Pairs, evaluate
 from rewrites.command.report import Report
 from rewrites.compiler.layers import Part, parts
@@ -38,6 +39,7 @@ from rewrites.front.workload import Workload, check_output, drawn
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify.failure import VerificationError
+from rewrites.verify.levels import Announce
 
 JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 RUNS = 3                                                    # of which the most memory counts
@@ -93,23 +95,24 @@ def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None
         with report.phase("machine") as progress:
             machine = calibrated(progress)
     run = Run(operator, workload, machine, laws, report, meta, approximations=approximations, number_type=number_type)
-    with report.phase("search"):
-        run.explore()
-    with report.phase("kernels"):
-        run.compile()
-    with report.phase("approximate") as progress:
-        run.approximate(error, progress)
-    with report.phase("front"):
-        run.front(error, memory)
+    with Aside(run.judged_laws, report.say) as aside:
+        with report.phase("search"):
+            run.explore()
+        with report.phase("kernels"):
+            run.compile()
+        with report.phase("approximate") as progress:
+            run.approximate(error, progress)
+        with report.phase("front"):
+            run.front(error, memory)
+        with report.phase("laws"), own_laws(run):
+            laws_verified, saved = run.judgement(aside)
     with report.phase("verify"), own_laws(run):
-        run.verify()
+        run.verify(laws_verified)
     with report.phase("measure") as progress:
         run.measure(rounds, progress)
     if judge:
         with report.phase("quality") as progress:
             run.judge(judge, progress)
-    with report.phase("laws"):
-        saved = run.saved()
     return run.result(error, memory, saved, drop)
 
 
@@ -250,20 +253,34 @@ class Run:
         size = program.stored_bytes + program.peak_bytes(self.workload.timed)
         return Point(name, program, seconds, size, error, gap, methods=methods or {}, structure=structure)
 
-    def verify(self) -> None:
-        """Laws, graphs, programs (levels 1 to 3), then errors on held-out rows against the float64 oracle. An exact program that
-        fails ends the run; an approximate one that is further off than was planned is dropped; of the others the error is stated,
-        on rows that took no part in the plan."""
-        from rewrites.verify import unrounded, verify_exact, verify_graphs, verify_laws, verify_steps, verify_structure
+    def judged_laws(self, announce: Announce) -> list[Any]:
+        """Laws and graphs verified (levels 1 and 2), what laws save, and the predicted seconds of the exact program that all of it is
+        about: it needs nothing of what else is done, so it may be done beside that, from a search of its own."""
+        from rewrites.verify import verify_graphs, verify_laws
+        if "exact" not in self.structures: self.structures["exact"] = self.structure(self.laws)
+        exact = self.structures["exact"]
+        own = [law.name for law in self.laws if law not in EXACT_LAWS]
+        return [{"laws": verify_laws(self.laws, announce=announce) | {"own": own},
+                 "graphs": verify_graphs([p.template for p in exact.parts], self.laws, announce=announce)}, self.saved(), exact.time]
+
+    def judgement(self, aside: Aside) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], float]]]:
+        """Laws and graphs as verified, and what laws save, of this run's exact program."""
+        verified, saved, seconds = aside.answer()
+        if seconds != self.structures["exact"].time:        # a search that ended by its time limit may find another one
+            verified, saved, _ = self.judged_laws(self.report.say)
+        return verified, [(tuple(names), seconds) for names, seconds in saved]
+
+    def verify(self, laws_verified: dict[str, Any]) -> None:
+        """Programs (level 3), then errors on held-out rows against the float64 oracle. An exact program that fails ends the run; an
+        approximate one that is further off than was planned is dropped; of the others the error is stated, on rows that took
+        no part in the plan."""
+        from rewrites.verify import unrounded, verify_exact, verify_steps, verify_structure
         from rewrites.verify.certificate import certified
         exact, imported = self.programs["exact"], self.programs["imported"]
         groups, few = list(self.workload.verify.pieces(GROUP)), [next(self.workload.verify.pieces(FEW))]
         wanted = [dense(self.operator, group) for group in groups]
         whole = np.concatenate(wanted)
-        results: dict[str, Any] = {
-            "laws": verify_laws(self.laws, announce=self.report.say) | {"own": [law.name for law in self.laws if law not in EXACT_LAWS]},
-            "graphs": verify_graphs([p.template for p in self.structures["exact"].parts], self.laws,
-                                    announce=self.report.say),
+        results: dict[str, Any] = laws_verified | {
             "exact": verify_exact(exact, self.operator, few, imported, unrounded(self.structures["exact"], self.emitter))}
         self.imported = self.point("imported", imported, self.structures["imported"].time, 0.0, 0.0)
         self.imported.measured_error = self.imported.predicted_error = difference(imported.run(self.workload.verify), whole)

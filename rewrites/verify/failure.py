@@ -9,7 +9,8 @@ class VerificationError(Exception):
     those that may be at fault, `said` is the message without the lines."""
 
     def __init__(self, level: int, where: str, what: str, reproducer: str = "", laws: Sequence[str] = (), **values: Any) -> None:
-        self.level, self.where, self.values, self.reproducer, self.laws = level, where, values, reproducer, tuple(laws)
+        self.level, self.where, self.what, self.values = level, where, what, values
+        self.reproducer, self.laws = reproducer, tuple(laws)
         numbers = ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
                             for name, value in values.items())
         lines = f"\nTo see it again:\n\n{reproducer}" if reproducer else ""
