@@ -117,6 +117,7 @@ def test_a_graph_that_is_too_large_is_ordered_by_what_adds_least(forked, monkeyp
     assert not least and sorted(order) == graph.real and graph.path()[2]
     monkeypatch.setattr(Graph, "path", lambda self, most=0: (peak, order, False))
     monkeypatch.setattr("opmatrix.runtime.order.WORK", 0)
+    monkeypatch.setattr("opmatrix.runtime.order.FOUND", {})
     found = least_peak(forked.schedule, EXTENTS)
     assert not found.proved and found.floor == 0 and found.peak < forked.schedule.plan(EXTENTS).end
 

@@ -6,7 +6,7 @@ a peak that is paid anyway, may go first: what is alive only falls by it, whatev
 import heapq
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opmatrix.extents import Extents
 from opmatrix.runtime.planner import Life, place
@@ -15,6 +15,8 @@ from opmatrix.runtime.schedule import Call, Schedule, homes
 if TYPE_CHECKING:
     from opmatrix.program import Program
 
+KEPT = 64                                                   # answers
+FOUND: "dict[Any, Order]" = {}                             # for schedules whose buffers are alike
 STATES, WORK = 50_000, 60_000                                # sets of done steps; such sets, or plans, times steps
 
 
@@ -155,7 +157,17 @@ def back(start: int, done: int, came: dict[int, tuple[int, int]]) -> list[int]:
 
 def least_peak(schedule: Schedule, extents: Extents) -> Order:
     """The order whose planned buffers take the fewest bytes for a batch of this size; the given one unless another takes fewer. An
-    order that is planned at the floor is proved best; else all orders that could be better are planned, as many as WORK allows."""
+    order that is planned at the floor is proved best; else all orders that could be better are planned, as many as WORK allows. Programs of a
+    front that differ in stored numbers alone have one answer, which is sought once."""
+    asked = schedule.result, extents, tuple(
+        (call.kernel.view, call.kernel.over, tuple(call.values.items()), call.shape) for call in schedule.calls)
+    if asked not in FOUND:
+        if len(FOUND) == KEPT: FOUND.clear()
+        FOUND[asked] = sought(schedule, extents)
+    return FOUND[asked]
+
+
+def sought(schedule: Schedule, extents: Extents) -> Order:
     graph = Graph(schedule.calls, schedule.result, extents)
     given = schedule.plan(extents).end
     peak, order, least = graph.path()
