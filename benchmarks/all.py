@@ -46,7 +46,7 @@ BENCHMARKS = {
     "models": Benchmark("--models minilm --types float32 --workloads 1x128 --engines opmatrix,torch,openvino --rounds 5 "
                         "--no-spearman", 120, "", 7200, "How fast is a whole model beside torch, ONNX Runtime and OpenVINO?"),
     "ranking": Benchmark("--rounds 7", 35, "", 60, "Do prices order programs as the clock does?"),
-    "whole": Benchmark("--models minilm --workloads 1x128 --rounds 9", 60, "", 900,
+    "whole": Benchmark("--models minilm --workloads 1x128 --rounds 9", 45, "", 900,
                        "How far off are predicted seconds of whole programs?"),
     "prediction": Benchmark("--matrices 2", 30, "--full", 180, "How far off are predicted seconds of products?"),
     "crossovers": Benchmark("--quick --rounds 5 --threads 1", 40, "", 1800, "Which format is fastest, from which density on?"),
@@ -59,7 +59,7 @@ BENCHMARKS = {
     "search": Benchmark("--layers 12 48 --rounds 3 --brief", 12, "", 90, "How long is the search, and how does it grow?"),
     "extraction": Benchmark("{data}/extraction_gym --time-limit 1", 5, "{data}/extraction_gym --generated", 400,
                             "Is the extraction exact?", "{data}/extraction_gym"),
-    "ablation": Benchmark("{data}/extraction_gym --time-limit 1", 25, "{data}/extraction_gym --generated --time-limit 2", 700,
+    "ablation": Benchmark("{data}/extraction_gym --time-limit 1", 15, "{data}/extraction_gym --generated --time-limit 2", 700,
                           "What is each part of extraction worth?", "{data}/extraction_gym"),
     "peer_laws": Benchmark("{data}/peer_laws/rules.csv", 6, "{data}/peer_laws/rules.csv", 60,
                            "What do the laws of values prove?", "{data}/peer_laws/rules.csv"),
