@@ -1,9 +1,7 @@
 """What all benchmarks share: they start from anywhere, refuse in a line, and judge their figures. Nothing is timed here."""
 import json
 import os
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import standin
+from forked import Forks
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -26,16 +25,17 @@ COMMANDS = sorted(file.name for file in HERE.glob("*.py") if "command.run(main" 
 EMPTY = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OPMATRIX_DATA")}
 
 
-def ran(place, name, *words):
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
     """A benchmark as it is started by hand, in another folder, with nothing that says where the packages are."""
-    done = subprocess.run([sys.executable, HERE / name, *map(str, words)], cwd=place, env=EMPTY, text=True, capture_output=True)
-    return done.returncode, done.stdout, done.stderr
+    place = tmp_path_factory.mktemp("elsewhere")
+    with Forks(place, EMPTY) as run: yield lambda name, *words: run(place, HERE / name, *words)
 
 
-def test_every_benchmark_starts(tmp_path):
+def test_every_benchmark_starts(ran):
     assert len(COMMANDS) > 20
-    with ThreadPoolExecutor(2) as pool: found = [*pool.map(lambda name: ran(tmp_path, name, "--help"), COMMANDS)]
-    for name, (status, out, errors) in zip(COMMANDS, found, strict=True):
+    for name in COMMANDS:
+        status, out, errors = ran(name, "--help")
         assert (status, errors) == (0, "") and "--figures" in out, f"{name}: {errors}"
 
 
@@ -71,10 +71,9 @@ def folder(tmp_path_factory):
     return place
 
 
-def test_what_is_refused_is_one_line(folder, tmp_path):
-    tried = [(name, [word.format(folder=folder) for word in words], said) for name, words, said in REFUSED]
-    with ThreadPoolExecutor(2) as pool: found = [*pool.map(lambda each: ran(tmp_path, each[0], *each[1]), tried)]
-    for (name, words, said), (status, _, errors) in zip(tried, found, strict=True):
+def test_what_is_refused_is_one_line(ran, folder):
+    for name, words, said in REFUSED:
+        status, _, errors = ran(name, *(word.format(folder=folder) for word in words))
         lines = [line for line in errors.splitlines() if not line.startswith(("busy machine", "   "))]
         assert status == 2 and len(lines) == 1, f"{name} {words}: {errors}"
         assert lines[0].startswith(f"{name}: ") and said in lines[0], f"{name} {words}: {errors}"
