@@ -193,9 +193,8 @@ def test_nothing_is_written_over_what_is_not_ours(command, tmp_path):
     assert (tmp_path / "mine" / "diary.txt").read_text() == "dear"
 
 
-def test_a_memory_that_nothing_fits(command, optimized, monkeypatch):
+def test_a_memory_that_nothing_fits(command, optimized, laws_known):
     model, text, *_ = optimized
-    monkeypatch.setattr(Run, "saved", lambda run: [])       # what each law saves is not asked here
     ran = command("optimize", model, "--text", text, "--memory", "0.001", "--out", "mine.opmatrix")
     refused(ran, "--memory 0.001", "MB")
 
