@@ -49,9 +49,10 @@ def test_what_is_no_rule_is_no_mutant():
 
 # ---- every one is caught or equal
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", range(4))
 def test_every_mutant_of_a_law_is_caught_or_equal(part):
-    verdicts = [judge(each) for each in MUTANTS[part * 5::40]]
+    """Every tenth; benchmarks/mutants.py judges all."""
+    verdicts = [judge(each) for each in MUTANTS[part * 10::40]]
     assert not [str(v.mutant) for v in verdicts if v.survived]
     assert all(v.graph for v in verdicts if v.law), "a graph does not see what the law's test sees"
     assert Counter(v.law for v in verdicts)[True] > len(verdicts) / 2
