@@ -19,7 +19,7 @@ from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from rewrites.command.report import Report, hushed
 from rewrites.extraction import Infeasible
-from rewrites.front.proposals import difference
+from rewrites.front.differences import difference
 from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import RUNS, Run

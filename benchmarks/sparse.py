@@ -21,7 +21,7 @@ from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from rewrites.compiler.lower import Method, plainly
 from rewrites.compiler.search import search
-from rewrites.front.proposals import difference
+from rewrites.front.differences import difference
 from rewrites.laws import EXACT_LAWS
 
 COLUMNS = ("pattern", "density", "kernels", "sparse_ms", "same_dense_ms", "best_dense_ms", "times_same_dense",

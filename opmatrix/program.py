@@ -50,6 +50,17 @@ class Step:
         return f"{self.output} = {self.kernel}({', '.join(said)})"
 
 
+class ById(Mapping[int, Any]):
+    """Arrays by the id of the constant that they stand for, each made when it is asked for."""
+
+    def __init__(self, constants: Mapping[str, Constant], arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.names, self.arrays = {id(constants[name]): name for name in arrays}, arrays
+
+    def __getitem__(self, at: int) -> NDArray[Any]: return self.arrays[self.names[at]]
+    def __iter__(self) -> Iterator[int]: return iter(self.names)
+    def __len__(self) -> int: return len(self.names)
+
+
 class Program:
     """Steps over constants: float32 rows out of a batch of sentences, any number of them of any length: one a token, or, where it
     pools them, one a sentence.
@@ -83,8 +94,7 @@ class Program:
         """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. A kernel that rounds
         its operands means the rounded ones, unless `rounded` is False. Constants may be replaced by name, a weight by its
         (n, p) matrix: those of a program made before any rounding, say."""
-        instead = {id(self.constants[name]): array for name, array in (constants or {}).items()}
-        return self.schedule.exact(batched(batch), instead, rounded)
+        return self.schedule.exact(batched(batch), ById(self.constants, constants or {}), rounded)
 
     def trace(self, batch: Given) -> Iterator[tuple[Step, Floats, Exact]]:
         """Each step of a run with its result and, in float64, what its kernel means for the same operands: what they

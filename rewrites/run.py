@@ -20,7 +20,6 @@ from opmatrix.program import Program
 from opmatrix.term import Operator
 from rewrites.approximation import Approximation
 from rewrites.command.aside import Aside
-from rewrites.command.pairs import Pairs, evaluate
 from rewrites.command.report import Report
 from rewrites.compiler.layers import Part, parts
 from rewrites.compiler.lower import plainly
@@ -31,9 +30,11 @@ from rewrites.compiler.search import Space, Structure, cheapest, search
 from rewrites.derivations.gains import Group, added, together
 from rewrites.extraction import Infeasible
 from rewrites.front.choice import choose
+from rewrites.front.differences import difference
+from rewrites.front.goals import Goal, goals
 from rewrites.front.ladder import Front, counted, described
 from rewrites.front.points import Point, Result
-from rewrites.front.proposals import Choices, candidates, difference
+from rewrites.front.proposals import Choices, candidates
 from rewrites.front.stated import Stated
 from rewrites.front.workload import Workload, check_output, drawn
 from rewrites.law import Law
@@ -46,8 +47,6 @@ RUNS = 3                                                    # of which the most 
 ROUNDING = 4.0                                              # an exact program may round so many times as much as the import
 GROUP = 256                                                 # rows that the float64 oracle reads at a time
 FEW = 64                                                    # rows that every step is checked on
-DROP = 0.3                                                  # hundredths of a rank correlation that quality may fall by
-ANY = 0.4                                                   # the error that is allowed where quality is judged by itself
 
 
 def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
@@ -60,23 +59,26 @@ def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
     return tuple(law for law in laws if law.name not in names)
 
 
-def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None = None, text: str | None = None,
-             tokens: int | None = None, workload: Workload | Batch | str | Path | Mix | None = None, number_type: str = "int8",
-             pairs: str | Path | None = None, drop: float = DROP, output: str = "pooled",
+def optimize(model: str | Operator, *, error: float | None = None, keep: Sequence[str] = (), memory: float | None = None,
+             text: str | None = None, tokens: int | None = None,
+             workload: Workload | Batch | str | Path | Mix | None = None, number_type: str = "int8",
+             pairs: str | Path | None = None, drop: float | None = None, output: str = "pooled",
              leave_out: Sequence[str] = (), laws: Sequence[Law] | None = None,
              approximations: Sequence[Approximation] = (), machine: Any = None,
              rounds: int = 11, report: Report | None = None) -> Result:
     """The fastest verified program of a model on this machine that stays within the budgets; `best.program` of the result runs.
 
     model            name or directory of a checkpoint, or an operator on tokens
-    error            the output changes by at most this, relative (Frobenius norm), on rows that nothing was fitted to; 0: exact
+    error            the output changes by at most this, relative (Frobenius norm), on rows that nothing was fitted to; 0: exact.
+                     0.02 where nothing else is asked for
+    keep             goals: "error<=2%", "spearman>=-0.3" with `pairs`, "perplexity<=1.02x" with `text` and output="rows"
     memory           bytes, stored and working, at most
     text, tokens     the workload: a file of lines, of which some fit and some judge; so many tokens of one sentence (128)
     workload         instead: a file of texts; of an operator a Batch; or several batches with shares that add to 1, each a Batch or
                      sentences x tokens, [(0.7, "1x16"), (0.3, "8x128")]: what is predicted and measured is their mean
     number_type      the narrowest that weights are stored by: float32, bf16, int8 or int4
-    pairs, drop      in place of `error`: a CSV of sentence pairs with scores, with which the rank correlation of cosines
-                     falls by at most `drop` hundredths
+    pairs, drop      a CSV of sentence pairs with scores, with which the rank correlation of cosines falls by at most `drop`
+                     hundredths (0.3)
     output           pooled: one row a text, as the checkpoint says; rows: one a token
     laws, leave_out  what may be used (None: all of `opmatrix.laws`), and the names of what may not
     approximations   of one's own, beside number types, sparsity and rank
@@ -84,10 +86,10 @@ def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None
     rounds, report   of measuring; what says how far it is
 
     Raises InputError for what comes from outside, Infeasible where no program meets the budgets."""
-    check_budgets(error, memory, number_type)
+    check_budgets(memory, number_type)
     check_output(output)
-    judge = None if pairs is None else Pairs.read(pairs)
-    if judge: error = ANY
+    asked = goals(keep, error, pairs, drop, text)
+    error = asked[0].threshold
     report, laws = Report(quiet=True) if report is None else report, without(EXACT_LAWS if laws is None else laws, leave_out)
     with report.phase("model"):
         operator, workload, meta = opened(model, workload, text, tokens, output)
@@ -100,6 +102,8 @@ def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None
             run.explore()
         with report.phase("kernels"):
             run.compile()
+        if len(asked) > 1:
+            with report.phase("quality"): run.begin(asked)
         with report.phase("approximate") as progress:
             run.approximate(error, progress)
         with report.phase("front"):
@@ -108,12 +112,13 @@ def optimize(model: str | Operator, *, error: float = 0.02, memory: float | None
             laws_verified, saved = run.judgement(aside)
     with report.phase("verify"), own_laws(run):
         run.verify(laws_verified)
+    if len(asked) > 1:
+        with report.phase("quality") as progress: run.judge(asked, progress)
+    with report.phase("verify"):
+        run.certify(asked)
     with report.phase("measure") as progress:
         run.measure(rounds, progress)
-    if judge:
-        with report.phase("quality") as progress:
-            run.judge(judge, progress)
-    return run.result(error, memory, saved, drop)
+    return run.result(asked, memory, saved)
 
 
 @contextmanager
@@ -181,6 +186,7 @@ class Run:
     number_type: str = "int8"
     busy: str = ""
     bound: float | None = None
+    exactly: dict[str, float] = field(default_factory=dict)         # of what judges programs: the figures of the exact one
 
     @cached_property
     def representable(self) -> Representable:
@@ -215,9 +221,10 @@ class Run:
         """The import with one kernel for each operator, with fused kernels, and the optimum over all laws."""
         self.space, exact = self.searched(self.laws)
         self.structures = {"imported": self.structure((), fusion=False), "fused": self.structure(()), "exact": exact}
+        fitted: dict[Any, Any] = {}
         for name, structure in self.structures.items():
-            self.programs[name], emitter = structure.program(self.meta)
-        self.emitter = emitter
+            self.programs[name], self.emitter = structure.program(self.meta, fitted=fitted)
+            fitted = self.emitter.shared
 
     def compile(self) -> None:
         for program in self.programs.values():
@@ -226,11 +233,11 @@ class Run:
         check_precision(self.operator, programs, next(self.workload.verify.pieces(FEW)))
 
     def approximate(self, error: float, progress: Any) -> None:
-        """Measures what each proposed method does to the output, on rows that it is not fitted to."""
+        """Measures what each proposed method does to the output, on rows that it is not fitted to; none where no error is allowed."""
         from opmatrix.spectra import Limits
         self.choices = candidates(self.space, self.structures["exact"], self.programs["exact"], self.emitter, self.representable,
                                   self.workload.fit, self.workload.probe,
-                                  Limits(error=max(0.5, error), most=6, narrowest=self.representable.narrowest), progress,
+                                  Limits(error=max(0.5, error) if error else 0.0, most=6, narrowest=self.representable.narrowest), progress,
                                   self.approximations)
 
     def front(self, error: float, memory: float | None) -> None:
@@ -274,8 +281,7 @@ class Run:
         """Programs (level 3), then errors on held-out rows against the float64 oracle. An exact program that fails ends the run; an
         approximate one that is further off than was planned is dropped; of the others the error is stated, on rows that took
         no part in the plan."""
-        from rewrites.verify import unrounded, verify_exact, verify_steps, verify_structure
-        from rewrites.verify.certificate import certified
+        from rewrites.verify import reading, unrounded, verify_exact, verify_steps, verify_structure
         exact, imported = self.programs["exact"], self.programs["imported"]
         groups, few = list(self.workload.verify.pieces(GROUP)), [next(self.workload.verify.pieces(FEW))]
         wanted = [dense(self.operator, group) for group in groups]
@@ -286,7 +292,7 @@ class Run:
         self.imported.measured_error = self.imported.predicted_error = difference(imported.run(self.workload.verify), whole)
         near, state = dense(self.operator, few[0]), self.workload.state
         reference = np.asarray(imported.run(state), np.float64)
-        rounding = ROUNDING * self.imported.measured_error
+        rounding, known = ROUNDING * self.imported.measured_error, dict[Any, Any]()
         for point in self.points:
             point.predicted_error = float(np.hypot(point.predicted_error, rounding))
             planned = float(np.hypot(point.stated_error, rounding))
@@ -296,16 +302,36 @@ class Run:
             point.stated = Stated.of(point.program.run(state), reference, point.program.starts(state), point.program.pooling, rounding,
                                      checked)
             point.stated_error = point.stated.error
-            found = results | {"error": {"relative": point.measured_error, "stated": point.stated_error, "rows": len(whole),
-                                         "like": self.workload.like, **point.stated.described()}}
+            point.checks = results | {"error": {"relative": point.measured_error, "stated": point.stated_error, "rows": len(whole),
+                                                "like": self.workload.like, **point.stated.described()}}
             if point.methods:
                 assert self.choices is not None and point.structure is not None
-                constants = unrounded(point.structure, self.choices.emitted(point.structure, {})[1])
-                found = {**found, "exact": None, "steps": verify_steps(point.program, few),
-                         "structure": verify_structure(point.program, few, constants, [near])}
-            point.program = certified(point.program, found, few, machine=str(getattr(self.machine, "name", "")))
+                emitter = self.choices.emitted(point.structure, {})[1]
+                if (same := reading(point.program, point.structure, emitter)) not in known:
+                    known[same] = verify_structure(point.program, few, unrounded(point.structure, emitter), [near])
+                point.checks |= {"exact": None, "steps": verify_steps(point.program, few), "structure": known[same]}
         self.dropped = [point for point in self.points if not point.verified]
         self.points = [point for point in self.points if point.verified]
+
+    def begin(self, asked: Sequence[Goal]) -> None:
+        """The figures of the exact program, which others are compared with: what has none is refused before hours are spent."""
+        self.exactly = {goal.measure.name: goal.figure("the model", self.programs["exact"]) for goal in asked[1:]}
+
+    def judge(self, asked: Sequence[Goal], progress: Any) -> None:
+        """The figures of every other program."""
+        points = [self.imported, *self.points]
+        for at, point in enumerate(points):
+            exact = point.program is self.programs["exact"]
+            point.judged = self.exactly if exact else {goal.measure.name: goal.figure(point.name, point.program) for goal in asked[1:]}
+            progress(at + 1, len(points))
+
+    def certify(self, asked: Sequence[Goal]) -> None:
+        """Every program with its certificate: what was verified, and how it keeps the goals."""
+        from rewrites.verify.certificate import certified
+        few, machine = [next(self.workload.verify.pieces(FEW))], str(getattr(self.machine, "name", ""))
+        for point in self.points:
+            kept = [goal.described(point, self.points[0]) for goal in asked]
+            point.program = certified(point.program, point.checks | {"goals": kept}, few, machine=machine)
 
     def measure(self, rounds: int, progress: Any) -> None:
         """Medians of interleaved runs, and the bytes that a run needs."""
@@ -320,13 +346,6 @@ class Run:
         with collected():
             for point in points[:-1]:
                 point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed, RUNS)
-
-    def judge(self, pairs: Pairs, progress: Any) -> None:
-        """How well each program ranks pairs of sentences."""
-        points = [self.imported, *self.points]
-        for at, point in enumerate(points):
-            point.spearman = evaluate(point.name, point.program, pairs).spearman
-            progress(at + 1, len(points))
 
     def leaving(self, exact: Structure) -> Iterator[tuple[str, Structure]]:
         """The optimum without each law that fired, along the same border states. A law whose canonical form the others rest
@@ -349,31 +368,28 @@ class Run:
         exact = self.structures["exact"]
         return sorted(((names, left.time - exact.time) for names, left in self.groups(exact)), key=lambda pair: -pair[1])
 
-    def result(self, error: float, memory: float | None, saved: list[tuple[tuple[str, ...], float]], drop: float = DROP) -> Result:
+    def result(self, asked: Sequence[Goal], memory: float | None, saved: list[tuple[tuple[str, ...], float]]) -> Result:
         """The best point within the budgets (rewrites/front/choice.py); Infeasible says how close the closest came."""
         helpful = tuple(name for names, seconds in saved if seconds > 0 for name in names)
         for point in self.points:
             point.laws = helpful
-        within = self.within(error, memory, drop)
+        within = self.within(asked, memory)
         best = choose(within)
         steps = added(self.imported, self.fused, self.points, best, within)
         left_out = tuple({law.name for law in EXACT_LAWS} - {law.name for law in self.laws})
         return Result(model=self.meta.get("model", ""), machine=self.machine, workload=self.workload, structures=self.structures,
                       points=self.points, imported=self.imported, chosen=self.points.index(best), saved=saved, report=self.report,
-                      fused=self.fused, steps=steps, error=error, bound=self.bound, choices=self.choices, left_out=left_out,
+                      fused=self.fused, steps=steps, goals=tuple(asked), bound=self.bound, choices=self.choices, left_out=left_out,
                       laws=self.laws, dropped=self.dropped, number_type=self.number_type, busy=self.busy)
 
-    def within(self, error: float, memory: float | None, drop: float = DROP) -> list[Point]:
-        """The verified points within the budgets, of the error that is stated (or the quality as measured) and the memory as
-        measured; Infeasible says how close the closest came."""
-        allowed = [p for p in self.points if (not p.methods or p.stated_error <= error)
-                   and (p.spearman or 0.0) >= (self.points[0].spearman or 0.0) - drop
-                   and (memory is None or (p.measured_bytes or 0.0) + JITTER <= memory)]
-        if not allowed:
-            exact = [p for p in self.points if not p.methods or p.stated_error <= error]
-            small = [p for p in self.points if memory is None or (p.measured_bytes or 0.0) + JITTER <= memory]
+    def within(self, asked: Sequence[Goal], memory: float | None) -> list[Point]:
+        """The verified points that keep the goals and, as measured, the memory; Infeasible says how close the closest came."""
+        exact = self.points[0]
+        keep = [p for p in self.points if all(goal.kept(p, exact) for goal in asked)]
+        small = [p for p in self.points if memory is None or (p.measured_bytes or 0.0) + JITTER <= memory]
+        if not (allowed := [p for p in keep if any(p is each for each in small)]):
             least = f"{min(p.stated_error for p in small):.3g}" if small else "none that any program has"
-            raise Infeasible(f"no program within --memory {(memory or 0) / 1e6:g} and --error {error:g}: as measured, the smallest "
-                             f"within the error needs {min(p.measured_bytes or 0.0 for p in exact) / 1e6:.3g} MB, the least error "
+            raise Infeasible(f"no program within --memory {(memory or 0) / 1e6:g} and {' and '.join(map(str, asked))}: as measured, the "
+                             f"smallest that keeps them needs {min(p.measured_bytes or 0.0 for p in keep) / 1e6:.3g} MB, the least error "
                              f"within the memory is {least}")
         return allowed

@@ -1,4 +1,5 @@
 """The search and the whole run: every program is right, bounds and budgets hold, nothing depends on luck."""
+import hashlib
 import re
 from dataclasses import replace
 from functools import lru_cache
@@ -26,10 +27,11 @@ from rewrites.compiler.representations import NUMBER_TYPES, Representable, forms
 from rewrites.compiler.search import search
 from rewrites.extraction import Infeasible
 from rewrites.front.choice import choose
-from rewrites.front.proposals import difference
+from rewrites.front.differences import difference
+from rewrites.front.goals import goals
 from rewrites.front.results import as_json, printed
 from rewrites.laws import EXACT_LAWS
-from rewrites.run import ANY, Run, optimize, without
+from rewrites.run import Run, optimize, without
 
 MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 2,
           "vocab_size": 100}
@@ -322,8 +324,11 @@ def test_quality_decides_in_place_of_the_error(tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "within", lambda run, *budgets: asked.append(budgets) or within(run, *budgets))
     found = optimize(str(tmp_path / "model"), drop=100.0, **given)
     exact = found.points[0]
-    assert exact.name == "exact" and len(found.points) > 1 and all(point.spearman is not None for point in found.points)
-    assert asked == [(ANY, None, 100.0)] and found.best is choose(found.points)
-    keep = [point for point in found.points if point.spearman >= exact.spearman]
+    assert exact.name == "exact" and len(found.points) > 1 and all("spearman" in point.judged for point in found.points)
+    assert [[*map(str, kept)] for kept, _ in asked] == [["error<=40%", "spearman>=-100"]] and found.best is choose(found.points)
+    keep = [point for point in found.points if point.judged["spearman"] >= exact.judged["spearman"]]
     run = Run(None, found.workload, MACHINE, (), found.report, points=found.points)
-    assert within(run, ANY, None, 0.0) == keep and len(keep) < len(found.points)
+    assert within(run, goals(drop=0.0, file=pairs), None) == keep and len(keep) < len(found.points)
+    kept = [point.program.meta["certificate"]["verified"]["goals"][1] for point in found.points]
+    assert [each["value"] for each in kept] == [point.judged["spearman"] - exact.judged["spearman"] for point in found.points]
+    assert all(each["of"]["sha256"] == hashlib.sha256(pairs.read_bytes()).hexdigest() for each in kept)

@@ -1,4 +1,6 @@
 """A run with other constants from the first step on that reads them: to the bit the run of the program that has them."""
+from functools import partial
+
 import numpy as np
 import pytest
 import searched
@@ -8,6 +10,8 @@ from test_families import model
 
 from formats import FORMATS
 from opmatrix.program import Program
+from rewrites.front import trials
+from rewrites.front.sites import sites
 
 CASES = {"bert": (lambda: searched.model(), RAGGED), "llama": (lambda: model("llama")[1], TOKENS),
          "mistral": (lambda: model("mistral")[1], TOKENS), "qwen3": (lambda: model("qwen3")[1], TOKENS)}
@@ -30,3 +34,31 @@ def test_what_is_resumed_is_a_run(rng, case, kind):
         wanted = changed.run(batch)
         assert np.array_equal(changed.schedule.resumed(values, batch), wanted)
         assert not np.array_equal(wanted, program.run(batch))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_methods_that_are_tried_side_by_side_give_what_each_gives_alone(rng, monkeypatch, case):
+    made, batch = CASES[case]
+    found = structure(made(), *KINDS["exact"], batch=batch)
+    program, emitter = found.program({})
+    monkeypatch.setattr(trials, "TOGETHER", 2 * batch.rows)
+    values, places = [], sorted(sites(program, found, emitter), key=lambda site: site.readers(program))
+    assert len(places) > 5
+    for site in places:
+        for _ in program.schedule.walk(batch, values, site.readers(program)[0]): pass
+        old = program.constants[site.constant].unpack()
+        new = [FORMATS["dense"].pack((old + rng.normal(size=old.shape)).astype(np.float32)) for _ in range(3)]
+        outputs = trials.changed(program, site, [partial(list.__getitem__, new, at) for at in range(3)], values, batch)
+        for each, rows in zip(new, outputs, strict=True):
+            wanted = Program(program.steps, {**program.constants, site.constant: each}, program.output).run(batch)
+            np.testing.assert_allclose(rows, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_fewer_sentences_serve_a_large_model(monkeypatch):
+    made, batch = CASES["bert"]
+    program, _ = structure(made(), *KINDS["exact"], batch=batch).program({})
+    assert trials.sample(program, batch, 1) is batch
+    monkeypatch.setattr(trials, "WORK", 1.0)
+    monkeypatch.setattr(trials, "LEAST", 2)
+    few = trials.sample(program, batch, 1)
+    assert len(few) == 2 < len(batch) and np.array_equal(few.tokens, batch.tokens[:few.rows])

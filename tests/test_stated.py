@@ -8,7 +8,7 @@ import tokenizers
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import MEAN, unit
 from opmatrix.pipelines.text import Parts, Reading, Tokenizer
-from rewrites.front.proposals import difference
+from rewrites.front.differences import difference
 from rewrites.front.samples import KINDS, lines
 from rewrites.front.stated import LEAST, PLENTY, Stated, each, likely, uncovered, worst
 

@@ -185,12 +185,13 @@ class Schedule:
         """The machine's kernels that a run calls, in order, each with its sizes."""
         return [priced for call in self.calls for priced in call.kernel.cost(call.bound, call.shape, extents)]
 
-    def walk(self, batch: Any, found: list[Any] | None = None) -> Iterator[tuple[Call, dict[str, Any], Any]]:
-        """Every step once it is done: its arguments and its result, in a buffer that is not used twice. `found` has the values of the
-        first steps, where these are done already; those of further ones are appended, and what no later step reads is dropped."""
+    def walk(self, batch: Any, found: list[Any] | None = None, until: int | None = None) -> Iterator[tuple[Call, dict[str, Any], Any]]:
+        """Every step once it is done, or those before step `until`: its arguments and its result, in a buffer that is not used twice.
+        `found` has the values of the first steps, where these are done already; those of further ones are appended, and what no later
+        step reads is dropped."""
         found = [] if found is None else found
         extents = batch.extents()
-        for i, call in enumerate(self.calls[len(found):], len(found)):
+        for i, call in enumerate(self.calls[len(found):until], len(found)):
             arguments = call.arguments(found, batch)
             if call.kernel.view: found.append(call.kernel.function(**arguments))
             else:

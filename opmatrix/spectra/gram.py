@@ -1,5 +1,6 @@
 """The activation side: what an approximation of W costs in the output X W, in closed form from G = XᵀX alone."""
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -7,6 +8,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from formats.core.errors import InputError
 from opmatrix.spectra.measures import Array, Spectrum, finite
+
+RIDGE = 0.1                                                 # share of the energy of the rows that is spread over all directions
+NULL = 1e-7                                                 # of the largest singular value: less is what squaring leaves of rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +48,38 @@ class Gram:
         return Spectrum(values, (self.rows, len(values)), name, "activation", precision)
 
 
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What calibration saw of a value: its rows X (rows, n) in float32, or their Gram where that takes fewer bytes. A share of the
+    energy, which is the trace of XᵀX, is spread over all directions: few rows say nothing of most, which is no reason to drop those."""
+    rows: NDArray[np.float32] | None
+    whole: Gram | None = None
+
+    @classmethod
+    def of(cls, activations: NDArray[np.float32], name: str = "activations") -> "Seen":
+        """Raises InputError where an entry is not finite."""
+        finite(activations, name)
+        rows, n = activations.shape
+        return cls(np.array(activations)) if rows <= 2 * n else cls(None, Gram.of(activations, name))
+
+    @property
+    def gram(self) -> Gram:
+        """XᵀX with its ridge."""
+        found = Gram.of(self.rows) if self.whole is None else self.whole    # type: ignore[arg-type]
+        return replace(found, matrix=found.matrix + ridge(np.diagonal(found.matrix)) * np.eye(len(found.matrix)))
+
+    @property
+    def diagonal(self) -> Array:
+        """Its diagonal alone, (n,)."""
+        own = np.diagonal(self.whole.matrix) if self.whole else np.square(self.rows, dtype=np.float64).sum(0)    # type: ignore[arg-type]
+        return np.asarray(own + ridge(own))
+
+
+def ridge(diagonal: Array) -> float:
+    """What each direction is given."""
+    return float(RIDGE * diagonal.sum() / len(diagonal))
+
+
 def metric(gram: ArrayLike | Gram | None, n: int) -> Array:
     """G as an array: (n, n), or (n,) where only its diagonal is given; ones where there is none."""
     if gram is None: return np.ones(n)
@@ -65,7 +101,8 @@ def diagonal(gram: Array) -> Array:
 
 def output_energy(matrix: Array, gram: Array) -> float:
     """‖X D‖_F² = tr(Dᵀ G D)."""
-    return max(float(np.einsum("ij,ij->", matrix, apply(gram, matrix))), 0.0)
+    if gram.ndim == 1: return float(np.einsum("ij,ij->i", matrix, matrix) @ gram)
+    return max(float(np.einsum("ij,ij->", matrix, gram @ matrix)), 0.0)
 
 
 def predicted_error(weight: ArrayLike, approximated: ArrayLike, gram: ArrayLike | Gram | None = None) -> float:
@@ -79,8 +116,9 @@ def predicted_error(weight: ArrayLike, approximated: ArrayLike, gram: ArrayLike 
 
 
 def root(gram: Array) -> Array:
-    """R with RᵀR = G; directions that rounding made negative count as zero."""
+    """R with RᵀR = G: Cholesky's, or, where rounding made directions negative, one in which these count as zero."""
     if gram.ndim == 1: return np.diag(np.sqrt(gram))
+    with suppress(np.linalg.LinAlgError): return np.asarray(np.linalg.cholesky(gram).T, np.float64)
     sizes, axes = np.linalg.eigh(gram)
     return np.asarray(np.sqrt(np.maximum(sizes, 0))[:, None] * axes.T)
 
@@ -89,20 +127,36 @@ def whitened(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> tuple[A
     """Singular values (k,) of G^½ W, falling, and its right singular vectors (k, p): what the outputs X W consist of.
 
     Their tail is the squared output error of the best rank r for every r (Eckart and Young 1936, in the metric of G).
-    The smaller side is decomposed; squaring leaves values below 1e-8 of the largest to rounding, as G itself does."""
+    The smaller side is decomposed; squaring leaves values below 1e-8 of the largest to rounding, as G itself does. Where W is wide,
+    vectors of values below 1e-7 of the largest are zeros."""
     w = finite(weight, "weight")
     g = metric(gram, len(w))
     if w.shape[1] <= w.shape[0]:
         sizes, axes = np.linalg.eigh(w.T @ apply(g, w))
         return np.sqrt(np.maximum(sizes[::-1], 0)), axes.T[::-1]
-    _, values, right = np.linalg.svd(root(g) @ w, full_matrices=False)
-    return values, right
+    rooted = stretched(w, g)
+    sizes, axes = np.linalg.eigh(rooted @ rooted.T)
+    values = np.sqrt(np.maximum(sizes[::-1], 0))
+    right = axes.T[::-1] @ rooted
+    return values, right * np.where(values > NULL * values[0], 1 / np.maximum(values, np.finfo(np.float64).tiny), 0.0)[:, None]
+
+
+def stretched(weight: Array, gram: Array) -> Array:
+    """G^½ W, up to a rotation."""
+    return np.sqrt(gram)[:, None] * weight if gram.ndim == 1 else root(gram) @ weight
+
+
+def strengths(weight: Array, gram: Array) -> Array:
+    """The singular values of G^½ W (k,), falling, without their vectors."""
+    if weight.shape[1] <= weight.shape[0]: square = weight.T @ apply(gram, weight)
+    else: square = (rooted := stretched(weight, gram)) @ rooted.T
+    return np.asarray(np.sqrt(np.maximum(np.linalg.eigvalsh(square)[::-1], 0)))
 
 
 def low_rank_errors(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> Array:
     """Relative output error of the best rank r, for r = 0 … k at once."""
-    values, _ = whitened(weight, gram)
-    return np.sqrt(Spectrum(values, np.shape(weight)).tail)
+    w = finite(weight, "weight")
+    return np.sqrt(Spectrum(strengths(w, metric(gram, len(w))), w.shape).tail)
 
 
 def low_rank(weight: ArrayLike, rank: int, gram: ArrayLike | Gram | None = None) -> tuple[Array, Array]:

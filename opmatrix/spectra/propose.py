@@ -1,8 +1,9 @@
 """Which approximations of a weight are worth proposing: those the cost repays and no other one beats."""
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -110,15 +111,17 @@ def propose(weight: ArrayLike, gram: Gram | ArrayLike | None = None, limits: Lim
     errors = low_rank_errors(w, g)
     dense = min(price("dense", {}, *w.shape), price("packed", {}, *w.shape))
     weighed = Weighed(w, g, errors, output_energy(w, g), limits)
-    judged = [judge(each, weighed, limits, price, dense) for each in candidates(weighed, gram is not None)]
+    judged: list[Proposal | Rejected] = []
+    for each in candidates(weighed, gram is not None): judged.append(judge(each, weighed, limits, price, dense, judged))
     rejected = [each for each in judged if isinstance(each, Rejected)]
-    front, beaten = undominated([each for each in judged if isinstance(each, Proposal)])
+    front, worse = undominated([each for each in judged if isinstance(each, Proposal)])
     kept, spare = furthest(front, dense, limits)
     kept.sort(key=lambda each: (each.predicted_error, str(each)))
-    return Proposals(tuple(kept), (*rejected, *beaten, *spare))
+    return Proposals(tuple(kept), (*rejected, *worse, *spare))
 
 
-class Weighed(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Weighed:
     """A weight (n, p), its metric G, the output error of its best rank 0 … k, and its whole output energy ‖X W‖²."""
     weight: Array
     gram: Array
@@ -131,14 +134,27 @@ class Weighed(NamedTuple):
         n, p = self.weight.shape
         return n, p
 
+    @cached_property
+    def lost(self) -> Array:
+        """The share of the energy that is lost with the 0, 1, 2 … entries that matter least, where columns of X are orthogonal."""
+        return curve(entry_energy(self.weight, self.gram).ravel())
+
     def ranks(self) -> list[int]:
         """Those worth proposing."""
         return ranks(self.errors, self.limits)
 
     def densities(self, tile: tuple[int, int] | None = None) -> list[float]:
         """Those worth proposing, of numbers or of tiles."""
-        energy = entry_energy(self.weight, self.gram)
-        return densities(energy.ravel() if tile is None else tile_energy(energy, tile), self.limits)
+        if tile is None: return densities(self.lost, self.limits)
+        return densities(curve(tile_energy(entry_energy(self.weight, self.gram), tile)), self.limits)
+
+    def least(self, each: Candidate) -> float:
+        """What its error is not below, known before it is fitted: a format that is told norms leaves out all but the entries that its
+        flops count, so it loses as much as the least of so many. 0 for others, and where G is no diagonal."""
+        form = FORMATS[each.method]
+        if form.metric() != "wanda" or "rank" in form.parameters or self.gram.ndim == 2: return 0.0
+        dropped = max(0, self.weight.size - -(-declared(each.method, each.parameters, *self.shape)[0] // 2))
+        return float(np.sqrt(self.lost[dropped])) * (1 - EXACT)
 
     def error(self, each: Candidate) -> float:
         """Predicted relative output error. Raises FormatError where the format cannot hold the weight."""
@@ -174,20 +190,27 @@ def ranks(errors: Array, limits: Limits) -> list[int]:
     return sorted(rank for rank in up if 0 < rank < len(errors) - 1)
 
 
-def densities(energy: Array, limits: Limits) -> list[float]:
+def curve(energy: Array) -> Array:
+    """Shares of some energies (n,) that are lost with the 0, 1, 2 … n smallest; zeros where there is none."""
+    lost = np.zeros(len(energy) + 1)
+    np.cumsum(np.sort(energy), out=lost[1:])
+    if lost[-1] > 0: lost /= lost[-1]
+    return lost
+
+
+def densities(lost: Array, limits: Limits) -> list[float]:
     """Shares kept where what is lost, smallest first, crosses a level of error, and at its knee; in whole percent."""
-    lost = np.cumsum(np.sort(energy))
     if lost[-1] <= 0: return []
-    lost = np.append(0.0, lost / lost[-1])
     dropped = [int(np.searchsorted(lost, level ** 2, side="right")) - 1 for level in limits.levels]
     dropped.append(len(lost) - 1 - elbow(lost[::-1]))
-    kept = {int(np.ceil(100 * (1 - count / len(energy)))) for count in dropped}
+    kept = {int(np.ceil(100 * (1 - count / (len(lost) - 1)))) for count in dropped}
     return sorted(percent / 100 for percent in kept if 0 < percent < 100)
 
 
-def judge(each: Candidate, weighed: Weighed, limits: Limits, price: Price,
-          dense: tuple[float, float]) -> Proposal | Rejected:
-    """A candidate with its price and predicted error, or the reason why not; what is not repaid is never fitted."""
+def judge(each: Candidate, weighed: Weighed, limits: Limits, price: Price, dense: tuple[float, float],
+          before: Sequence[Proposal | Rejected] = ()) -> Proposal | Rejected:
+    """A candidate with its price and predicted error, or the reason why not; what is not repaid is never fitted, nor what one that was
+    judged `before` is sure to beat."""
     shape = weighed.weight.shape
     asked = price(each.method, each.parameters, *shape)
     if not all(np.isfinite(asked)) or min(asked) < 0:
@@ -196,6 +219,11 @@ def judge(each: Candidate, weighed: Weighed, limits: Limits, price: Price,
         share = (f"{paid / whole:.2f} x its {what}" if whole else f"{paid:g} against no {what}"
                  for paid, whole, what in zip(asked, dense, ("effort", "bytes"), strict=True))
         return rejected(each, f"not repaid: against dense {', '.join(share)}")
+    if (least := weighed.least(each)) > limits.error:
+        return rejected(each, f"error {100 * least:.3g} % or more is over the limit {100 * limits.error:.3g} %")
+    for other in before:
+        if isinstance(other, Proposal) and other.predicted_error < least and all(a <= b for a, b in zip(other.price, asked, strict=True)):
+            return beaten(each, other)
     try: error = weighed.error(each)
     except FormatError as complaint: return rejected(each, str(complaint))
     if error > limits.error:
@@ -212,14 +240,17 @@ def rejected(each: Candidate, reason: str) -> Rejected:
 def undominated(found: Sequence[Proposal]) -> tuple[list[Proposal], list[Rejected]]:
     """Those that no other one equals or beats in error, effort and bytes at once (of equal ones the first stays)."""
     front: list[Proposal] = []
-    beaten: list[Rejected] = []
+    lost: list[Rejected] = []
     worth = [(each.predicted_error, *each.price) for each in found]
     for i, each in enumerate(found):
         by = [other for j, other in enumerate(found) if all(a <= b for a, b in zip(worth[j], worth[i], strict=True))
               and (worth[j] != worth[i] or j < i)]
-        if by: beaten.append(rejected(each, f"beaten by {by[0]} in error, effort and bytes"))
+        if by: lost.append(beaten(each, by[0]))
         else: front.append(each)
-    return front, beaten
+    return front, lost
+
+
+def beaten(each: Candidate, by: Candidate) -> Rejected: return rejected(each, f"beaten by {by} in error, effort and bytes")
 
 
 def furthest(front: Sequence[Proposal], dense: tuple[float, float],

@@ -54,7 +54,10 @@ Truncate = Annotated[bool | None, typer.Option(
 @app.command()
 def optimize(
     model: Model,
-    error: Annotated[float, typer.Option(help="relative change of the output on held-out rows; 0: none")] = 0.02,
+    error: Annotated[float | None, typer.Option(help="relative change of the output on held-out rows; 0: none; 0.02 without goals")] = None,
+    goals: Annotated[list[str] | None, typer.Option(
+        "--keep", metavar="GOAL", help="error<=2%, spearman>=-0.3 (with --pairs) or perplexity<=1.02x (with --text, "
+                                       "on its held-out lines, and --output rows), against the exact program (may be given again)")] = None,
     memory: Annotated[float | None, typer.Option(help="megabytes, stored and working together")] = None,
     text: Annotated[Path | None, typer.Option(help="a file of lines: of every four one fits, one chooses, two state the error")] = None,
     tokens: Annotated[int | None, typer.Option(help="the workload: one sentence of so many tokens")] = None,
@@ -63,8 +66,8 @@ def optimize(
                                     "of sentences x tokens, such as 0.7:1x16,0.3:8x128")] = None,
     number_type: Annotated[str, typer.Option(help="the narrowest that weights may be stored by: float32, bf16, int8 or int4")] = "int8",
     pairs: Annotated[Path | None, typer.Option(
-        metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of --error")] = None,
-    drop: Annotated[float, typer.Option(help="how far Spearman's correlation (x 100) of the pairs may fall")] = 0.3,
+        metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of an error")] = None,
+    drop: Annotated[float | None, typer.Option(help="how far Spearman's correlation (x 100) of the pairs may fall; 0.3")] = None,
     output: Annotated[str, typer.Option(help="pooled: one row a text, as the checkpoint says; rows: one a token")] = "pooled",
     own: Laws = None,
     without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
@@ -86,12 +89,10 @@ def optimize(
     from rewrites.laws import EXACT_LAWS
     from rewrites.run import optimize as find
     target = out or Path(f"{Path(model).resolve().name}.opmatrix")
-    refuse(error, memory, number_type, output, target, results)
-    if not 0 <= drop <= 100:
-        raise InputError(f"--drop {drop}: from 0 to 100 hundredths, such as 0.3")
+    refuse(memory, number_type, output, target, results)
     declared, laws = declarations(own), Named.of(own)
     with hushed():
-        result = find(model, error=error, memory=memory and memory * 1e6, text=str(text) if text else None,
+        result = find(model, error=error, keep=tuple(goals or ()), memory=memory and memory * 1e6, text=str(text) if text else None,
                       tokens=tokens, workload=workload and parsed(workload), number_type=number_type, pairs=pairs, drop=drop, output=output,
                       leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws), approximations=declared.approximations,
                       report=Report(quiet=quiet))
@@ -123,12 +124,12 @@ def declarations(file: Path | None) -> Any:
     return Declared() if file is None else load(file)
 
 
-def refuse(error: float, memory: float | None, number_type: str, output: str, target: Path, results: Path | None) -> None:
+def refuse(memory: float | None, number_type: str, output: str, target: Path, results: Path | None) -> None:
     """What can be known to be wrong before the work begins, as an InputError that names the option."""
     from opmatrix.files.saving import attempt
     from rewrites.compiler.representations import check_budgets
     from rewrites.front.workload import check_output
-    check_budgets(error, memory and 1e6 * memory, number_type)
+    check_budgets(memory and 1e6 * memory, number_type)
     check_output(output)
     possible("--out", attempt, target)
     possible("--json", writable, results)

@@ -44,13 +44,18 @@ class Foreseen:
 
 def evaluate(name: str, program: Program, file: Path, tokens: int | None = None,
              progress: Callable[..., None] = lambda *_: None) -> Foreseen:
-    """The text of a file, or its first tokens, without special ones. Raises InputError for a program that scores no vocabulary, and for a
-    text of less than two tokens."""
+    """The text of a file, as `of_text`."""
+    return of_text(name, program, read_text(file), str(file), tokens, progress)
+
+
+def of_text(name: str, program: Program, text: str, where: str, tokens: int | None = None,
+            progress: Callable[..., None] = lambda *_: None) -> Foreseen:
+    """A text, or its first tokens, without special ones. Raises InputError for a program that scores no vocabulary, and for a
+    text of less than two tokens, by where it comes from."""
     scores = scored(name, program)
-    text = read_text(file)
     whole = program.tokenizer.tokenizer.encode(text, add_special_tokens=False)
     ids = np.array(whole.ids[:tokens], np.int64)
-    if len(ids) < 2: raise InputError(f"{file}: {len(ids)} tokens: give a text of 2 or more")
+    if len(ids) < 2: raise InputError(f"{where}: {len(ids)} tokens: give a text of 2 or more")
     size = len(text[:whole.offsets[len(ids) - 1][1]].encode())
     side = min(filter(None, [WINDOW, program.tokenizer.limit]))
     if side < 2: raise InputError(f"{name}: it has positions for {side} token: nothing is foreseen")

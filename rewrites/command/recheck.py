@@ -200,6 +200,11 @@ def claims(kept: Mapping[str, Any]) -> Iterator[Check]:
     """What nothing here can tell."""
     if isinstance(laws := kept["verified"].get("laws"), Mapping) and laws.get("own"):
         yield Check("laws of the user's own", ", ".join(map(str, laws["own"])), "their file is not part of the directory", CLAIMED)
+    goals = kept["verified"].get("goals")
+    for goal in goals if isinstance(goals, list) else ():
+        if isinstance(goal, Mapping) and isinstance(goal.get("of"), Mapping):
+            yield Check("goal", f"{goal.get('goal')}: {goal.get('value')}", f"measured on {goal['of'].get('file')}, which is not part "
+                        "of the directory", CLAIMED)
     yield Check("float64 with unrounded weights", "", "the directory holds rounded ones", CLAIMED)
     now = versions()
     changed = [f"{name} {then}, now {now.get(name, 'none')}" for name, then in kept["versions"].items() if then != now.get(name)]

@@ -73,6 +73,11 @@ class Emitter:
     values: dict[int, Value] = field(default_factory=dict)
     part: int = 0
 
+    @property
+    def shared(self) -> dict[Any, Any]:
+        """Of what it keeps, that which is the same in programs of any structure."""
+        return {key: constant for key, constant in self.fitted.items() if key[0] == ANYWHERE}
+
     def emit(self, lowering: Lowering, nodes: Iterable[Any], number: int, given: dict[int, Value],
              decide: Callable[[int, Use, Method], Method]) -> None:
         """The steps of one part, from what its border hands in."""

@@ -5,27 +5,25 @@ from typing import Any
 import numpy as np
 
 from formats import FORMATS
-from opmatrix.spectra import Gram
-from opmatrix.spectra.gram import whitened
+from opmatrix.spectra.gram import Seen, whitened
 from opmatrix.spectra.propose import Candidate
 from rewrites.approximation import Approximation
-from rewrites.compiler.lower import Method
+from rewrites.compiler.lower import DIAGONAL, FITTED, Method
 
 Key = tuple[int, int, str]                                  # part, class and layout of a weight
 
 
 @dataclass
 class Fitter:
-    """`grams` holds XᵀX of what each weight multiplies, where a method is fitted to it; `own` the approximations that a user
-    declared, by name."""
+    """`seen` is what each weight multiplies, where a method is fitted to it; `own` the approximations that a user declared, by name."""
 
-    grams: dict[Key, Gram] = field(default_factory=dict)
+    seen: dict[Key, Seen] = field(default_factory=dict)
     own: dict[str, Approximation] = field(default_factory=dict)
     directions: dict[Key, np.ndarray] = field(default_factory=dict)
 
     def store(self, numbers: np.ndarray, method: Method, key: Key) -> Any:
         """The weight (in x out, float64) in its representation; storing it as it is only rounds it."""
-        options, gram = dict(method.parameters), self.grams.get(key)
+        options, seen = dict(method.parameters), self.seen.get(key)
         if (declared := self.own.get(method.fit.partition("(")[0])) is not None:
             return declared.store(numbers, method)
         form: Any = FORMATS[method.format]
@@ -33,6 +31,7 @@ class Fitter:
             return form.pack(numbers.astype(np.float32))
         if form.projected:
             if key not in self.directions:
-                self.directions[key] = whitened(numbers, gram)[1]
+                self.directions[key] = whitened(numbers, None if seen is None else seen.gram)[1]
             return form.projection(numbers, self.directions[key], **options)
-        return Candidate(method.format, options, method.fit).approximate(numbers, gram)
+        metric = None if seen is None or method.fit not in FITTED else seen.diagonal if method.fit == DIAGONAL else seen.gram
+        return Candidate(method.format, options, method.fit).approximate(numbers, metric)

@@ -7,7 +7,7 @@ from sympy import sympify
 
 from opmatrix.data import Data
 from opmatrix.nodes import every
-from opmatrix.operators import cols, combinator, const, symbol, weight
+from opmatrix.operators import I, cols, combinator, const, symbol, weight
 from opmatrix.oracles import dense
 from opmatrix.shapes import H, N, Shape, ShapeError, T
 from opmatrix.term import Child, Operator
@@ -23,7 +23,10 @@ def array(term: Operator, width: Any = None) -> np.ndarray:
         case "weight":                                      # no product with an identity where the numbers are at hand
             return np.asarray(term.args[0].array, np.float64)
         case "compose":
-            return np.asarray(dense(term.children[1], array(term.children[0], width)))
+            first, then = term.children
+            if I in first.children and first.kind.name == "mul" and all(each is I or each.constant for each in first.children):
+                return np.asarray(dense(first, np.ones((1, int(width)))).T * array(then, width))
+            return np.asarray(dense(then, array(first, width)))
     return np.asarray(dense(term, np.eye(int(width))))
 
 

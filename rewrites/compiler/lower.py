@@ -48,7 +48,8 @@ class Method(NamedTuple):
 
 EXACT = (Method(),)
 TURNED = "turned"                                           # a layout: a table whose columns are its rows
-FITTED = "wanda", "whitened"                                # metrics of what a weight is multiplied by
+DIAGONAL = "wanda"                                          # of metrics of what a weight is multiplied by, the one of column norms
+FITTED = DIAGONAL, "whitened"                               # all of them
 
 
 def plain(name: str) -> bool:

@@ -22,10 +22,8 @@ MOST = 0.5                                                  # share of nonzero n
 NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}      # the narrowest numbers that a weight may be stored by, in bits
 
 
-def check_budgets(error: float, memory: float | None, number_type: str) -> None:
-    """Raises InputError, which names the option, for what no program can be asked for: an error that is none, bytes that are none, an
-    unknown number type."""
-    if not 0 <= error < 1: raise InputError(f"--error {error:g}: a relative error from 0 to 1, such as 0.02")
+def check_budgets(memory: float | None, number_type: str) -> None:
+    """Raises InputError, which names the option, for what no program can be asked for: bytes that are none, an unknown number type."""
     if memory is not None and not 0 < memory < float("inf"): raise InputError(f"--memory {memory / 1e6:g}: megabytes, more than 0")
     if number_type not in NUMBER_TYPES: raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
 

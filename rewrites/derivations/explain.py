@@ -24,8 +24,8 @@ from rewrites.derivations.chain import chain, nearly
 from rewrites.derivations.derivation import Otherwise
 from rewrites.derivations.finding import Underivable
 from rewrites.derivations.gains import joined, saves
+from rewrites.front.differences import difference
 from rewrites.front.points import Result
-from rewrites.front.proposals import difference
 from rewrites.front.reported import Reported
 from rewrites.front.workload import Workload
 from rewrites.law import Law

@@ -34,7 +34,8 @@ from rewrites.derivations.stages import Stage, Store, Tile, known
 from rewrites.derivations.trees import READ, Forest, Tree
 from rewrites.derivations.wording import TRUST, Writer
 from rewrites.extraction import Extraction, Infeasible, extract
-from rewrites.front.proposals import difference, fitter, sites
+from rewrites.front.differences import difference
+from rewrites.front.sites import fitter, sites
 from rewrites.front.workload import Workload
 from rewrites.law import PARTITION, Law, apart
 from rewrites.laws.implementation import CALLS
@@ -186,7 +187,7 @@ class Schedule:
     def sites(self) -> dict[Site, np.ndarray]:
         """Every weight that a product multiplies by, as it is stored (in x out)."""
         program, emitter = self.exact
-        return {site.key: site.matrix for site in sites(program, self.structure, emitter) if site.x}
+        return {site.key: site.numbers() for site in sites(program, self.structure, emitter) if site.x}
 
     def names(self, site: Site) -> list[str]:
         """The names of the arrays that a weight is made of."""

@@ -11,12 +11,14 @@ from rewrites.approximation import by
 from rewrites.compiler.lower import plain
 from rewrites.compiler.search import Structure
 from rewrites.extraction import Infeasible
-from rewrites.front.proposals import Choices, chosen, difference, surely, undominated
+from rewrites.front.differences import difference, surely
+from rewrites.front.proposals import Choices, chosen, undominated
 
 LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
 OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))           # weights of seconds, bytes, error: the fastest, the smallest
 CLOSEST = (1e-3, 0.0, 1.0)                                  # the most exact
 MOST = 7                                                    # points of the front that are verified and measured
+LARGE, FEWER = 2 ** 28, 4                                   # bytes of an exact program that takes seconds to fit and to verify; points then
 TRUST = 1.2                                                 # times what its error surely is where it is chosen a program is planned to have
 SPARE = 4096                                                # bytes that Python's own objects may take more than planned
 TRIES = 4                                                   # of tightening budgets that a program turns out to exceed
@@ -50,14 +52,15 @@ class Front:
 
     def points(self, error: float, memory: float | None) -> list[Structure]:
         """The fastest and the smallest at every error of the ladder and at the one asked for; there the bound of the fastest is
-        proved."""
-        limits = sorted({*LADDER, error} - {0.0})
+        proved. Where no error is allowed there are the exact ones alone."""
+        large = self.exact.stored_bytes > LARGE
+        limits = sorted({*(LADDER[1::2] if large else LADDER), error}) if error else []
         found = [self.within(limit, memory, weights, limit == error and memory is None and weights == OBJECTIVES[0])
                  for limit in limits for weights in OBJECTIVES]
         if memory is not None:                              # the fastest that fits, whatever its error
             found += [self.within(1.0, memory, OBJECTIVES[0], False), self.within(0.0, memory, OBJECTIVES[0], False),
                       self.within(error, memory - SPARE, OBJECTIVES[0], False)]
-        return thin([*undominated([each for each in found if each is not None])], MOST, error)
+        return thin([*undominated([each for each in found if each is not None])], FEWER if large else MOST, error)
 
     def nearest(self, error: float, memory: float) -> str:
         """Where nothing keeps both budgets: the smallest that keeps the error, the least error that keeps the memory."""

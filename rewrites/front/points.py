@@ -1,4 +1,5 @@
 """What a search found: programs with their figures, and the answer among them."""
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from opmatrix.program import Program
 from rewrites.command.report import Report
 from rewrites.compiler.search import Structure
 from rewrites.derivations.gains import Step
+from rewrites.front.goals import Goal
 from rewrites.front.proposals import Choices
 from rewrites.front.stated import Stated
 from rewrites.front.workload import Workload
@@ -34,7 +36,8 @@ class Point:
     laws: tuple[str, ...] = ()
     methods: dict[str, int] = field(default_factory=dict)
     structure: Structure | None = None                      # what it was derived as
-    spearman: float | None = None                           # times 100, of the pairs of sentences that judge it
+    judged: Mapping[str, float] = field(default_factory=dict)       # figures by measure, of goals beside the error
+    checks: dict[str, Any] = field(default_factory=dict)    # what was verified, for the certificate
 
     def __repr__(self) -> str:
         measured = self.measured_s is not None
@@ -59,7 +62,7 @@ class Result:
     report: Report
     fused: Point
     steps: list[Step]
-    error: float                                            # that was asked for
+    goals: tuple[Goal, ...]                                 # that were asked for; the first is the error
     bound: float | None = None                              # predicted seconds that no program within it is below
     choices: Choices | None = None
     left_out: tuple[str, ...] = ()
@@ -67,6 +70,9 @@ class Result:
     dropped: list[Point] = field(default_factory=list)
     number_type: str = "int8"
     busy: str = ""                                          # what was seen of others while programs were timed
+
+    @property
+    def error(self) -> float: return self.goals[0].threshold
 
     @property
     def best(self) -> Point:

@@ -12,11 +12,13 @@ from opmatrix.files.saving import FRONT, REPORT, placed, write_front
 from rewrites.compiler.mixed import word
 from rewrites.derivations.explain import tell
 from rewrites.derivations.gains import SAME, joined
+from rewrites.front.goals import MEASURES
 from rewrites.front.points import Point, Result
 from rewrites.front.reported import Named
 from rewrites.front.stated import spoken
 
 UNSURE = "measured times are too long; of programs that they do not tell apart, predicted times and bytes decide"
+TITLES = {name: measure.title for name, measure in MEASURES.items() if measure.figure}
 SHOWN = 5                                                   # entries of laws that a report shows
 PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
 
@@ -49,7 +51,8 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
         "busy": {"calibration": getattr(result.machine, "busy", ""), "timing": result.busy},
         "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap,
                    "bound": exact.bound, "cut": exact.cut},
-        "error": result.error, "bound": bound(result), "prediction": prediction(result),
+        "error": result.error, "goals": [goal.described(result.best, result.points[0]) for goal in result.goals],
+        "bound": bound(result), "prediction": prediction(result),
         "baseline": figures(result.imported), "fused": figures(result.fused),
         "front": [described(point, place) for point, place in zip(result.points, places, strict=True)],
         "chosen": result.chosen,
@@ -100,14 +103,14 @@ def figures(point: Point) -> dict[str, Any]:
             "stored_bytes": point.program.stored_bytes,
             "predicted_error": point.predicted_error, "measured_error": point.measured_error,
             "stated_error": point.stated_error, "stated": point.stated and point.stated.described(), "gap": point.gap,
-            "verified": point.verified, "spearman": point.spearman}
+            "verified": point.verified, **{name: point.judged.get(name) for name in TITLES}}
 
 
 def printed(found: dict[str, Any], target: Path | None = None) -> str:
     """The report of a run, from its figures (see `as_json`), and where it is saved."""
     search, front, checked, busy = found["search"], found["front"], found["verified"], found["busy"]["timing"]
     header = ["", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"]
-    header += ["Spearman x 100"] * (front[0]["spearman"] is not None)
+    header += [title for name, title in TITLES.items() if front[0][name] is not None]
     rows = [row("  imported", found["baseline"]),
             *(row(("* " if at == found["chosen"] else "  ") + point["name"], point) for at, point in enumerate(front))]
     laws = [[joined(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"] if entry["seconds"] > 0]
@@ -116,7 +119,7 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         f"model     {found['model']}\nmachine   {found['machine']}\nworkload  {found['workload']}\n"
         f"search    {search['nodes']} nodes, {search['classes']} classes; of equal programs `exact` is predicted fastest, "
         f"proved to {100 * search['gap']:.2g} %" + "".join(f"\ncut       {cut}" for cut in search["cut"])
-        + f"\n{proof(found)}", *([told(busy, UNSURE)] if busy else []),
+        + f"\n{proof(found)}" + kept(found["goals"]), *([told(busy, UNSURE)] if busy else []),
         "programs: * is chosen\n" + table(rows, header),
         "what saved it: medians and quartiles of the same rounds\n" + gains(found),
         "laws of the exact program, by leaving one out: savings overlap\n" + table(laws[:SHOWN], ["", "µs predicted"]),
@@ -131,7 +134,7 @@ def row(name: str, point: dict[str, Any]) -> list[str]:
     return [name, ms(point["predicted_s"]), ms(point["measured_s"]),
             megabytes(point["predicted_bytes"]), megabytes(point["measured_bytes"]),
             percent(point["predicted_error"]), percent(point["measured_error"]),
-            *([] if point["spearman"] is None else [f"{point['spearman']:.2f}"])]
+            *(f"{point[name]:.2f}" for name in TITLES if point[name] is not None)]
 
 
 def proof(found: dict[str, Any]) -> str:
@@ -147,6 +150,11 @@ def proof(found: dict[str, Any]) -> str:
                  "as its errors add to more, and cancel"))
     return (f"bound     {said}\nprices    predicted seconds of the {off['programs']} programs measured here are off by "
             f"{percent(off['median'])} at the median, {percent(off['worst'])} at worst ({off['worst_program']})")
+
+
+def kept(goals: list[dict[str, Any]]) -> str:
+    """How the chosen program keeps the goals, where there are others than the error."""
+    return "\ngoals     " + "; ".join(f"{goal['goal']}: {goal['value']:.4g}" for goal in goals) if len(goals) > 1 else ""
 
 
 def gains(found: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import batches
 from opmatrix.pipelines.pooling import Pooling, unit
 from opmatrix.pipelines.text import Reading, Tokenizer
-from rewrites.front.proposals import difference, squares, surely
+from rewrites.front.differences import difference, squares, surely
 from rewrites.front.samples import KINDS, lines
 
 ABOVE, DOUBT = 0.01, 0.01                                   # share of other sentences that exceed the worst, chance that more do

@@ -40,6 +40,11 @@ def drawn_from(text: str | None, file: str | None) -> tuple[Sequence[str], str]:
     return sentences(), f"the shipped sentences: {file} has fewer than {2 * LEAST} lines"
 
 
+def divided(lines: Sequence[str]) -> Parts:
+    """At most MOST of some lines, spread over all, in parts."""
+    return Parts.of(lines[::-(-len(lines) // MOST)])
+
+
 def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
     """Of the batches that `embed` makes of a file of texts, the one of median rows; and what it is called. The file is read
     twice, so that no more than a batch is kept of it."""
@@ -126,8 +131,8 @@ class Workload:
         tokenizer = checkpoint.tokenizer()
         if file is not None: timed, said = typical(tokenizer, Path(file))
         lines, like = drawn_from(text, file)
-        parts = Parts.of(lines[::-(-len(lines) // MOST)])
-        fit, choose, state = (next(tokenizer.encode(part).pieces(rows)) for part, rows in zip(parts, (FIT, CHOOSE, STATE), strict=True))
+        fit, choose, state = (next(tokenizer.encode(part).pieces(rows))
+                              for part, rows in zip(divided(lines), (FIT, CHOOSE, STATE), strict=True))
         if file is None and text and tokens is None: timed, said = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
         elif file is None: timed, said = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"
         mixed: tuple[tuple[float, Batch], ...] = ()

@@ -75,7 +75,7 @@ def expected(lowering: Lowering, cls: int, values: Values) -> Exact:
     return found.swapaxes(0, 1).reshape(found.shape[1], -1)
 
 
-def unrounded(lowering: Lowering, emitter: Emitter) -> dict[str, Exact]:
+def unrounded(lowering: Lowering, emitter: Emitter) -> Mapping[str, Exact]:
     """The emitted constants before they were rounded."""
     from rewrites.verify.programs import unrounded as constants
     return constants(SimpleNamespace(lowerings=[lowering]), emitter)      # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Level 3: programs. An exact one equals the float64 oracle where no number is rounded, rounds hardly more than the
 import where all are, and each of its steps stays within its bound. An approximate one keeps the error stated for it."""
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from opmatrix.runtime.schedule import bound, read
 from opmatrix.runtime.scheme import GROUP
 from opmatrix.term import Operator
 from rewrites.compiler.emit import Emitter
-from rewrites.compiler.lower import Stored
+from rewrites.compiler.lower import Lowering, Method, Stored
 from rewrites.compiler.search import Structure
 from rewrites.verify.failure import VerificationError
 
@@ -49,16 +49,36 @@ def oracle(model: Operator, batches: Sequence[Batch]) -> list[NDArray[Any]]:
     return [dense(model, batch) for batch in batches]
 
 
-def unrounded(structure: Structure, emitter: Emitter) -> dict[str, NDArray[Any]]:
-    """The constants of a program in float64, evaluated again from the model's own: by name, weights as matrices."""
-    found = {}
-    for name, (part, what) in emitter.origins.items():
-        if isinstance(what, Data): found[name] = what.array
-        else:
-            lowering = structure.lowerings[part]
-            found[name] = (lowering.matrix(what.weight, what.layout) if isinstance(what, Stored)
-                           else lowering.vector(what.constant, emitter.constants[name].shape[0]))
-    return found
+@dataclass(frozen=True, eq=False)
+class Unrounded(Mapping[str, NDArray[Any]]):
+    """The constants of a program in float64, evaluated from the model's own whenever one is asked for: all of them would be twice the
+    model."""
+
+    lowerings: Sequence[Lowering]
+    emitter: Emitter
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        part, what = self.emitter.origins[name]
+        if isinstance(what, Data): return what.array
+        if isinstance(what, Stored): return self.lowerings[part].matrix(what.weight, what.layout)
+        return self.lowerings[part].vector(what.constant, self.emitter.constants[name].shape[0])
+
+    def __iter__(self) -> Iterator[str]: return iter(self.emitter.origins)
+    def __len__(self) -> int: return len(self.emitter.origins)
+
+
+def unrounded(structure: Structure, emitter: Emitter) -> Unrounded:
+    """The constants of a program before they were rounded: by name, weights as matrices."""
+    return Unrounded(structure.lowerings, emitter)
+
+
+def reading(program: Program, structure: Structure, emitter: Emitter) -> Hashable:
+    """What a program is where no number is rounded: programs that are equal so, whatever their weights are stored by, give the same."""
+    stand = {name: (part, what._replace(method=Method()) if isinstance(what, Stored) else what)
+             for name, (part, what) in emitter.origins.items()}
+    return tuple(structure.path), tuple(
+        (step.kernel, tuple((operand, stand.get(name, name)) for operand, name in step.operands.items()),
+         tuple(step.attributes.items()), step.output) for step in program.steps)
 
 
 def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], imported: Program,

@@ -1,0 +1,74 @@
+"""What each method of a weight alone does to the output. All methods of a weight are tried in one pass over what comes after it: the batch
+is repeated, a copy for each, and only the steps that read the weight are done copy by copy."""
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from opmatrix.runtime.schedule import Call, call
+from rewrites.front.sites import Site
+
+CHANGED = "changed"                                         # name of a constant that is tried instead of another
+TOGETHER = 2048                                             # rows of a pass, all copies together
+HELD = 2 ** 28                                              # bytes of weights that are tried together
+Rows = NDArray[np.float32]
+LEAST = 4                                                   # sentences that errors are measured on, however large the model is
+WORK = 3e12                                                 # multiplications that all trials may take before sentences are left out
+
+
+def sample(program: Program, batch: Batch, trials: int) -> Batch:
+    """The first sentences of a batch: as many as `trials` passes over half of the weights can have within WORK, and LEAST at least. The
+    methods of a weight are tried on the same sentences, so what these have in common does not change their order; errors of n sentences
+    scatter around those of many by about 1/√n of how they differ from sentence to sentence, and the program that is put together from
+    them is measured on all rows that choose."""
+    if batch.relations: return batch
+    weights = sum(constant.nbytes / 4 for constant in program.constants.values())
+    rows = WORK / max(1.0, trials * weights / 2)
+    count = max(LEAST, int(np.searchsorted(batch.starts, rows, "right")) - 1)
+    return batch if count >= len(batch) else joined(islice(batch, count))
+
+
+def joined(batches: Sequence[Batch] | Iterator[Batch]) -> Batch:
+    """The sentences of several batches as one."""
+    rows = [row for batch in batches for row in batch]
+    return Batch([row.tokens for row in rows], [row.kinds for row in rows])
+
+
+def changed(program: Program, site: Site, tried: Sequence[Callable[[], Any]], values: Sequence[Any], batch: Batch) -> Iterator[Rows]:
+    """The output on a batch with each of these in place of a site's weight, given the values of the steps before the first that reads it.
+    So many are made and tried together as HELD and TOGETHER allow."""
+    size = program.constants[site.constant].nbytes
+    most = 1 if batch.relations else max(1, min(TOGETHER // batch.rows, HELD // max(1, size)))
+    for lo in range(0, len(tried), most):
+        yield from side_by_side(program, site, [make() for make in tried[lo:lo + most]], values, batch)
+
+
+def side_by_side(program: Program, site: Site, stored: Sequence[Any], values: Sequence[Any], batch: Batch) -> list[Rows]:
+    """The same in one pass, a copy of the batch for each."""
+    schedule, copies = program.schedule, len(stored)
+    many = batch if copies == 1 else joined([batch] * copies)
+    gone = {v for dropped in schedule.dropped[:len(values)] for v in dropped}
+    found: list[Any] = [None if v in gone else np.concatenate([value] * copies) for v, value in enumerate(values)]
+    for at in site.readers(program):
+        for _ in schedule.walk(many, found, at): pass
+        calls = [instead(program, at, site, each) for each in stored]
+        out = np.empty(calls[0].shape.at(many.extents()), np.float32)
+        for copy, (own, result) in enumerate(zip(calls, np.split(out, copies), strict=True)):
+            mine = {v: np.split(found[v], copies)[copy] for v in own.values.values()}
+            own.kernel.function(result, **own.arguments(mine, batch))
+        found.append(out)
+    return np.split(schedule.resumed(found, many), copies)
+
+
+def instead(program: Program, at: int, site: Site, stored: Any) -> Call:
+    """A step with another constant where it reads a site's weight."""
+    step, before = program.steps[at], program.steps[:at]
+    operands = {operand: CHANGED if site.reads(operand, name) else name for operand, name in step.operands.items()}
+    calls = program.schedule.calls
+    return call(replace(step, operands=operands), {each.output: calls[i].shape for i, each in enumerate(before)},
+                {each.output: i for i, each in enumerate(before)}, {**program.constants, CHANGED: stored})
