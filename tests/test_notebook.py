@@ -1,4 +1,4 @@
-"""docs/algebra.ipynb is stored with its outputs, and runs again from the first cell to the last."""
+"""Notebooks of docs/ are stored with their outputs, and run again from the first cell to the last."""
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ pytest.importorskip("ipykernel", reason="needs peers: ipykernel")
 pytest.importorskip("matplotlib", reason="needs peers: matplotlib")
 
 ROOT = Path(__file__).parents[1]
-FILE = ROOT / "docs" / "algebra.ipynb"
+FILES = {"algebra": 5, "families": 0}                       # of docs/, and how many pictures each has at least
 
 
 def cells(notebook):
@@ -20,22 +20,25 @@ def pictures(notebook):
     return [sum("image/png" in output.get("data", {}) for output in cell.outputs) for cell in cells(notebook)]
 
 
-@pytest.fixture(scope="module")
-def stored():
-    return nbformat.read(FILE, as_version=4)
+@pytest.fixture(scope="module", params=FILES)
+def stored(request):
+    file = ROOT / "docs" / f"{request.param}.ipynb"
+    return file, nbformat.read(file, as_version=4), FILES[request.param]
 
 
 def test_it_is_stored_as_it_ran(stored):
-    nbformat.validate(stored)
-    assert [cell.execution_count for cell in cells(stored)] == list(range(1, len(cells(stored)) + 1))
-    assert not [output for cell in cells(stored) for output in cell.outputs if output.output_type == "error"]
-    assert str(ROOT) not in FILE.read_text("utf-8") and FILE.stat().st_size < 400_000
+    file, notebook, _ = stored
+    nbformat.validate(notebook)
+    assert [cell.execution_count for cell in cells(notebook)] == list(range(1, len(cells(notebook)) + 1))
+    assert not [output for cell in cells(notebook) for output in cell.outputs if output.output_type == "error"]
+    assert str(ROOT) not in file.read_text("utf-8") and file.stat().st_size < 400_000
 
 
 def test_it_runs(stored, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    again = nbformat.from_dict(stored.copy())
+    _, notebook, drawn = stored
+    again = nbformat.from_dict(notebook.copy())
     for cell in cells(again): cell.outputs, cell.execution_count = [], None
     place = {"metadata": {"path": tmp_path}}
     nbclient.NotebookClient(again, timeout=300, kernel_name="python3", resources=place).execute()
-    assert pictures(again) == pictures(stored) and sum(pictures(again)) >= 5
+    assert pictures(again) == pictures(notebook) and sum(pictures(again)) >= drawn

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import opmatrix
+from opmatrix.data import Promised
 from opmatrix.display.show import latex, names, text
 from opmatrix.monoids import max, topk
 from opmatrix.operators import (
@@ -140,3 +141,8 @@ def test_importing_costs_nothing_that_is_not_used():
         "print(*{m.split('.')[0] for m in sys.modules} & heavy)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+def test_promised_weights_are_shown_by_their_names():
+    term = weight(Promised("up", (3, 4))) @ relu @ weight(Promised("down", (4, 3)))
+    assert "up" in latex(term) and "down" in latex(term)
