@@ -10,7 +10,7 @@ from opmatrix.monoid import Monoid
 from opmatrix.monoids import MONOIDS
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.term import KINDS, PROPERTIES, Kind
-from rewrites.laws import EXACT_LAWS
+from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.proofs.laws.values import LAWS as VALUE_LAWS
 
@@ -54,6 +54,8 @@ def tables() -> str:
         "kernels `x_` is a variable, and where a value is multiplied by a value a variable `a` is written `x @ a`.",
         table("Laws", "law, statement, guard, why it holds or helps, source", (
             (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source) for law in EXACT_LAWS)),
+        table("Laws of chosen columns, by which units are removed", "law, statement, guard, why it holds or helps, source", (
+            (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source) for law in CHOOSING_LAWS)),
         table("Laws of values, which prove equations", "law, statement, guard, why it holds or helps, source", (
             (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source) for law in VALUE_LAWS)),
         table("Formats", "format, arrays, bytes, what it is", (form.row().split(" | ") for form in FORMATS.values())),

@@ -63,6 +63,7 @@ class Sort:
 
 value = Sort("value", ("act",))                             # what some input gives: [columns] or [heads, columns]
 matrix = Sort("matrix", ("storable",))                      # a linear operator: [in, out] or [heads, in, out]
+choice = Sort("choice")                                     # a matrix with one 1 in each column, no two in one row: [in, out]
 constant = Sort("constant", ("constant", "uniform"))        # the same row whatever the input
 placed = Sort("placed", ("constant",))                      # a row of numbers for each position
 column = Sort("column", ("act", "column"))                  # a value with one column
@@ -125,9 +126,9 @@ def stand_in(variable: str, sort: Sort) -> Any:
             return symbol(variable, None, 1)
         case "scalar":
             return symbol(variable, None, 1, constant=True, uniform=True)
-        case "matrix" | "operator" | "mixing":
+        case "matrix" | "operator" | "mixing" | "choice":
             *stack, rows, cols = sort.sizes
-            return symbol(variable, rows, Shape((stack or [1])[0], T, cols), linear=sort.name == "matrix")
+            return symbol(variable, rows, Shape((stack or [1])[0], T, cols), linear=sort.name in ("matrix", "choice"))
         case "rotation":
             return symbol(variable, last, last, row_linear=True)
         case "entrywise":
@@ -166,6 +167,9 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
             return product(drawn(rng, value[last, n], "a"), turn(drawn(rng, keys[last, n], "b")))
         case "matrix":
             return weight(numbers(*sort.sizes))
+        case "choice":
+            rows, cols = (SAMPLE[size] for size in sort.sizes)
+            return weight(Data(np.eye(rows)[:, rng.permutation(rows)[:cols]], variable))
         case "operator":
             return weight(numbers(*sort.sizes)) @ bent
         case "mixing":

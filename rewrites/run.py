@@ -35,7 +35,10 @@ from rewrites.front.goals import Goal, goals
 from rewrites.front.ladder import Front, counted, described
 from rewrites.front.points import Point, Result
 from rewrites.front.proposals import Choices, candidates
+from rewrites.front.quality import Quality, loosened
+from rewrites.front.removing import check_removal
 from rewrites.front.stated import Stated
+from rewrites.front.variants import Variant, carried, smaller, smaller_points
 from rewrites.front.workload import Workload, check_output, drawn
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
@@ -63,8 +66,8 @@ def optimize(model: str | Operator, *, error: float | None = None, keep: Sequenc
              text: str | None = None, tokens: int | None = None,
              workload: Workload | Batch | str | Path | Mix | None = None, number_type: str = "int8",
              pairs: str | Path | None = None, drop: float | None = None, output: str = "pooled",
-             leave_out: Sequence[str] = (), laws: Sequence[Law] | None = None,
-             approximations: Sequence[Approximation] = (), machine: Any = None,
+             remove: Sequence[str] = (), calibrate: str | Path | None = None, leave_out: Sequence[str] = (),
+             laws: Sequence[Law] | None = None, approximations: Sequence[Approximation] = (), machine: Any = None,
              rounds: int = 11, report: Report | None = None) -> Result:
     """The fastest verified program of a model on this machine that stays within the budgets; `best.program` of the result runs.
 
@@ -79,6 +82,8 @@ def optimize(model: str | Operator, *, error: float | None = None, keep: Sequenc
     number_type      the narrowest that weights are stored by: float32, bf16, int8 or int4
     pairs, drop      a CSV of sentence pairs with scores, with which the rank correlation of cosines falls by at most `drop`
                      hundredths (0.3)
+    remove           what smaller models are tried: without "units", hidden ones of a feed-forward, "heads" of attention, or both
+    calibrate        a file of lines, with no labels, that what is left of those is fitted to (the first part of the text)
     output           pooled: one row a text, as the checkpoint says; rows: one a token
     laws, leave_out  what may be used (None: all of `opmatrix.laws`), and the names of what may not
     approximations   of one's own, beside number types, sparsity and rank
@@ -89,35 +94,29 @@ def optimize(model: str | Operator, *, error: float | None = None, keep: Sequenc
     check_budgets(memory, number_type)
     check_output(output)
     asked = goals(keep, error, pairs, drop, text)
-    error = asked[0].threshold
+    check_removal(remove, calibrate)
+    error, asked = asked[0].threshold, loosened(asked, keep) if remove and error is None else asked
     report, laws = Report(quiet=True) if report is None else report, without(EXACT_LAWS if laws is None else laws, leave_out)
-    with report.phase("model"):
-        operator, workload, meta = opened(model, workload, text, tokens, output)
+    with report.phase("model"): operator, workload, meta = opened(model, workload, text, tokens, output)
     if machine is None:
-        with report.phase("machine") as progress:
-            machine = calibrated(progress)
+        with report.phase("machine") as progress: machine = calibrated(progress)
     run = Run(operator, workload, machine, laws, report, meta, approximations=approximations, number_type=number_type)
     with Aside(run.judged_laws, report.say) as aside:
-        with report.phase("search"):
-            run.explore()
-        with report.phase("kernels"):
-            run.compile()
+        with report.phase("search"): run.explore()
+        with report.phase("kernels"): run.compile()
         if len(asked) > 1:
             with report.phase("quality"): run.begin(asked)
-        with report.phase("approximate") as progress:
-            run.approximate(error, progress)
-        with report.phase("front"):
-            run.front(error, memory)
-        with report.phase("laws"), own_laws(run):
-            laws_verified, saved = run.judgement(aside)
-    with report.phase("verify"), own_laws(run):
-        run.verify(laws_verified)
+        run.quality = Quality(asked, run.exactly, memory)
+        if remove:
+            with report.phase("remove") as progress: run.variants = smaller(run, remove, calibrate, progress)
+        with report.phase("approximate") as progress: run.approximate(error, progress)
+        with report.phase("front"): run.front(error, memory)
+        with report.phase("laws"), own_laws(run): laws_verified, saved = run.judgement(aside)
+    with report.phase("verify"), own_laws(run): run.verify(laws_verified)
     if len(asked) > 1:
         with report.phase("quality") as progress: run.judge(asked, progress)
-    with report.phase("verify"):
-        run.certify(asked)
-    with report.phase("measure") as progress:
-        run.measure(rounds, progress)
+    with report.phase("verify"): run.certify(asked)
+    with report.phase("measure") as progress: run.measure(rounds, progress)
     return run.result(asked, memory, saved)
 
 
@@ -187,6 +186,8 @@ class Run:
     busy: str = ""
     bound: float | None = None
     exactly: dict[str, float] = field(default_factory=dict)         # of what judges programs: the figures of the exact one
+    variants: Sequence[Variant] = ()                        # smaller models
+    quality: Quality | None = None                          # what their programs have to keep
 
     @cached_property
     def representable(self) -> Representable:
@@ -239,6 +240,7 @@ class Run:
                                   self.workload.fit, self.workload.probe,
                                   Limits(error=max(0.5, error) if error else 0.0, most=6, narrowest=self.representable.narrowest), progress,
                                   self.approximations)
+        for each in self.variants: each.choices = carried(self.choices, self.operator, each)
 
     def front(self, error: float, memory: float | None) -> None:
         """The exact optimum, and the undominated programs over a ladder of errors."""
@@ -252,7 +254,8 @@ class Run:
                                           structure))
             self.points[-1].stated_error = stated
         self.bound = front.bound if error else exact.bound
-        if memory is not None and not any(p.stated_error <= error and p.predicted_bytes <= memory for p in self.points):
+        self.points += smaller_points(self, front)
+        if memory is not None and not any((p.variant or p.stated_error <= error) and p.predicted_bytes <= memory for p in self.points):
             raise Infeasible(front.nearest(error, memory))
 
     def point(self, name: str, program: Program, seconds: float, error: float, gap: float | None,
@@ -306,10 +309,12 @@ class Run:
                                                 "like": self.workload.like, **point.stated.described()}}
             if point.methods:
                 assert self.choices is not None and point.structure is not None
-                emitter = self.choices.emitted(point.structure, {})[1]
-                if (same := reading(point.program, point.structure, emitter)) not in known:
-                    known[same] = verify_structure(point.program, few, unrounded(point.structure, emitter), [near])
-                point.checks |= {"exact": None, "steps": verify_steps(point.program, few), "structure": known[same]}
+                own = point.variant
+                emitter = own.sources(point.structure) if own else self.choices.emitted(point.structure, {})[1]
+                model, removal = own.verified(few[0]) if own else (near, {})
+                if (same := (own and own.operator, reading(point.program, point.structure, emitter))) not in known:
+                    known[same] = verify_structure(point.program, few, unrounded(point.structure, emitter), [model])
+                point.checks |= removal | {"exact": None, "steps": verify_steps(point.program, few), "structure": known[same]}
         self.dropped = [point for point in self.points if not point.verified]
         self.points = [point for point in self.points if point.verified]
 

@@ -216,10 +216,10 @@ class Lowering:
         return use.x in self.graph.facts["given"]
 
     def gatherable(self, use: Use, method: Method) -> bool:
-        """Whether rows can be chosen from a table that is stored so: where they lie as rows, or, of a leaf that stands elsewhere too,
-        from the panels that products read."""
+        """Whether rows can be chosen from a table that is stored so: where they lie as rows, or as columns of the panels that products
+        read; of what is no narrower only where a product may read it, too."""
         form = FORMATS[method.format]
-        return form.rowwise or (form.panelled is not None and self.stands_elsewhere(use.weight))
+        return form.rowwise or (form.panelled is not None and (not form.plain or self.stands_elsewhere(use.weight)))
 
     def stands_elsewhere(self, cls: int) -> bool:
         """Whether a weight is a leaf that the model has in another place, too."""

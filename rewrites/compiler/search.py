@@ -17,8 +17,8 @@ from rewrites.compiler.emit import Emitter, Value
 from rewrites.compiler.fit import Fitter
 from rewrites.compiler.layers import Explorer, Part, parts, states
 from rewrites.compiler.lower import Content, Lowering, Method, Use, leaf
-from rewrites.compiler.mixed import Mix, priced
-from rewrites.compiler.price import Machine
+from rewrites.compiler.mixed import Mean, Mix, priced
+from rewrites.compiler.price import Machine, Prices
 from rewrites.compiler.representations import Representable, content
 from rewrites.compiler.sharing import Others, Rent, Shares, contents, kept, places, rented, users, whole
 from rewrites.extraction import Extraction, Infeasible, Problem, extract
@@ -105,7 +105,7 @@ class Structure:
 class Space:
     """Every program of a model that laws reach, part by part and between any two border states, for a batch of these
     extents, or for several with their shares, on one machine or each on its own (mixed.py): what all searches of it share. `found`: the
-    model's parts, where they are at hand."""
+    model's parts, where they are at hand; `like`: the space of a model of the same structure and other sizes, whose graphs are shared."""
 
     model: Operator
     laws: Sequence[Law]
@@ -115,13 +115,15 @@ class Space:
     lowerings: dict[tuple[int, str], Lowering] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     found: Sequence[dict[str, Part]] = ()
+    like: "Space | None" = None
 
     def __post_init__(self) -> None:
         start = time.perf_counter()
         self.found = self.found or parts(self.model)
         self.seconds["flatten"] = time.perf_counter() - start
-        self.explorer, self.prices = Explorer(self.laws), priced(self.machine, self.extents)
-        self.first: dict[Any, Lowering] = {}
+        self.explorer: Explorer = Explorer(self.laws) if self.like is None else self.like.explorer
+        self.prices: Prices | Mean = priced(self.machine, self.extents) if self.like is None else self.like.prices
+        self.first: dict[Any, Lowering] = {} if self.like is None else self.like.first
 
     @cached_property
     def tied(self) -> dict[Data, int]:

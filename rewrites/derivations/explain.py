@@ -90,7 +90,8 @@ def tell(result: Result, target: Path, places: Sequence[Path]) -> None:
     for place, point in [*zip(places, result.points, strict=True), (target, result.best)]:
         if point.structure is not None:
             stored = otherwise(point.structure, point.program, held_out) if place == target else None
-            (place / STEPS).write_text(derived(point.structure, result.laws, stored))
+            before = f"{point.variant.removed.told()}\n" if point.variant and point.variant.removed else ""
+            (place / STEPS).write_text(before + derived(point.structure, result.laws, stored))
 
 
 def derived(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise] | None = None) -> str:

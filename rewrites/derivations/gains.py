@@ -1,6 +1,6 @@
 """What each means saved: programs of one measurement, each with one means more than the one before it; and laws by leaving them
 out, those in one entry that save nothing without one another."""
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from statistics import median
@@ -37,7 +37,8 @@ def added(imported: "Point", fused: "Point", points: Sequence["Point"], best: "P
     narrow = [best] if whole(best.methods) else [point for point in within if point.methods and whole(point.methods)]
     numbers = choose(narrow) if narrow and best.methods else None
     last = None if best is exact or best is numbers else best
-    rows = {"imported": imported, "+ fusion": fused, "+ laws": exact, "+ number types": numbers, "+ sparsity and rank": last}
+    more = "+ sparsity and rank" if best.variant is None else "+ fewer units and heads"
+    rows = {"imported": imported, "+ fusion": fused, "+ laws": exact, "+ number types": numbers, more: last}
     return [*steps([(name, point.name if point else "", point.rounds_s if point else None) for name, point in rows.items()])]
 
 
@@ -55,7 +56,7 @@ def steps(rows: Sequence[tuple[str, str, Sequence[float] | None]]) -> Iterator[S
         before = taken
 
 
-def whole(methods: Mapping[str, int]) -> bool:
+def whole(methods: Iterable[str]) -> bool:
     """Whether formats keep every weight and only narrow its numbers: they multiply as often as dense does."""
     return all(name in FORMATS and FORMATS[name].flops == Dense.flops for name in methods)
 

@@ -12,6 +12,7 @@ from rewrites.derivations.gains import Step
 from rewrites.front.goals import Goal
 from rewrites.front.proposals import Choices
 from rewrites.front.stated import Stated
+from rewrites.front.variants import Variant
 from rewrites.front.workload import Workload
 from rewrites.law import Law
 
@@ -36,6 +37,7 @@ class Point:
     laws: tuple[str, ...] = ()
     methods: dict[str, int] = field(default_factory=dict)
     structure: Structure | None = None                      # what it was derived as
+    variant: Variant | None = field(default=None, repr=False)       # the model that it is a program of, where that is smaller
     judged: Mapping[str, float] = field(default_factory=dict)       # figures by measure, of goals beside the error
     checks: dict[str, Any] = field(default_factory=dict)    # what was verified, for the certificate
 

@@ -147,9 +147,9 @@ def methods(site: Site, numbers: np.ndarray, seen: Seen | None, prices: Prices |
 
 
 def shareable(site: Site, numbers: np.ndarray, limits: Limits) -> Iterator[Method]:
-    """What a product may store a table by that rows can be gathered from: whether it pays is up to both uses together."""
+    """What a product may store a table by that rows can be gathered from: whether it pays is up to all uses together."""
     for name, form in FORMATS.items():
-        if site.x is None and site.tied and form.panelled and form.proposed:
+        if site.x is None and form.panelled and form.proposed:
             found = (Method(name, tuple(options.items())) for options in form.choices(*numbers.T.shape))
             yield from (method for method in found if wide(method, limits.narrowest))
 

@@ -93,7 +93,9 @@ def machine_name(machine: Any) -> str:
 
 
 def described(point: Point, place: Path) -> dict[str, Any]:
-    return figures(point) | {"program": str(place), "laws": list(point.laws), "methods": point.methods}
+    removed = point.variant.removed if point.variant else None
+    return figures(point) | {"program": str(place), "laws": list(point.laws), "methods": point.methods,
+                             "removed": removed and removed.described()}
 
 
 def figures(point: Point) -> dict[str, Any]:

@@ -28,6 +28,7 @@ OUTPUTS = "pooled", "rows"                                  # a row a text, a ro
 PROBE = 16                                                  # sentences
 MOST, SCANNED = 1024, 65536                                 # lines that rows are made of, spread over so many of a file
 FIT, CHOOSE, VERIFY, STATE = 4096, 1024, 2048, 32768        # rows at most, of whole sentences: VERIFY go through the float64 oracle
+CALIBRATE = 8192                                            # rows that what is removed is fitted to, about
 
 
 def drawn_from(text: str | None, file: str | None) -> tuple[Sequence[str], str]:
@@ -159,6 +160,18 @@ class Workload:
         half, judged = some(sentences // 2), some(sentences)
         said = f"{len(lengths)} sequences of random tokens"
         return cls(timed, some(sentences), half, half, judged, judged, said, "random tokens")
+
+
+def calibration(file: str | Path, tokenizer: Tokenizer, workload: Workload, others: Sequence[str] = ()) -> Batch:
+    """The lines of a file, spread over all of it, but for those that choose programs, state errors, or are among these others: what is
+    fitted to them is judged by none of them. Raises InputError where none is left."""
+    reading = Reading(truncate=True, skip_bad=True)
+    judged = {tuple(row.tokens.tolist()) for batch in (workload.choose, workload.state) for row in batch}
+    judged |= {*map(tuple, tokenizer.rows(others, reading))} if others else set()
+    every = dict.fromkeys(map(tuple, tokenizer.rows(read_lines(file), reading)))
+    rows = [row for row in every if row and row not in judged]
+    if not rows: raise InputError(f"--calibrate {file}: each of its lines chooses programs or judges them, too: give other text")
+    return Batch([list(row) for row in rows[::-(-sum(map(len, rows)) // CALIBRATE)]])
 
 
 def check_output(output: str) -> None:

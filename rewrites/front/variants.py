@@ -1,0 +1,164 @@
+"""Models that may stand for the one that was asked for: itself, and itself with less of its units and heads. Each is
+searched for by itself, over graphs that all share; their programs meet in one front, where errors and goals are of
+the model that was asked for."""
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from opmatrix.term import Operator
+from rewrites.compiler.emit import Emitter
+from rewrites.compiler.lower import Method
+from rewrites.compiler.search import Space, Structure, cheapest
+from rewrites.derivations.gains import whole
+from rewrites.extraction import Infeasible
+from rewrites.front.differences import difference
+from rewrites.front.ladder import OBJECTIVES, TRUST, Front, counted, described
+from rewrites.front.proposals import Choices
+from rewrites.front.quality import Quality
+from rewrites.front.removing import Removed, levels, removed
+from rewrites.front.workload import calibration
+
+if TYPE_CHECKING:
+    from rewrites.front.points import Point
+    from rewrites.run import Run
+
+BUDGETS = (0.02, 0.05, 0.15)                                # that methods may add, where pairs judge
+MOST = 6                                                    # programs of smaller models that are verified and measured
+
+
+@dataclass
+class Variant:
+    """A model with its space and exact program; `removed` says how it was made, None of the one that was asked for.
+    `off` is how far its exact program is from that one's output, relative."""
+
+    operator: Operator
+    space: Space
+    structure: Structure
+    program: Program
+    emitter: Emitter
+    removed: Removed | None = None
+    off: float = 0.0
+    choices: Choices | None = field(default=None, repr=False)
+
+    @property
+    def cuts(self) -> dict[str, int]:
+        """How many approximations of each kind made it."""
+        whats = [cut.what for cut in self.removed.cuts] if self.removed else []
+        return {what: whats.count(what) for what in dict.fromkeys(whats)}
+
+    def name(self, structure: Structure) -> str:
+        """What is removed, then what methods a program uses."""
+        own = described(structure) if structure.error or self.removed is None else ""
+        return " + ".join(filter(None, [self.removed.name if self.removed else "", own]))
+
+    def methods(self, structure: Structure) -> dict[str, int]:
+        return self.cuts | counted(structure)
+
+    def sources(self, structure: Structure) -> Emitter:
+        """Where the constants of one of its programs come from."""
+        if self.choices is None or structure is self.structure: return self.emitter
+        return self.choices.emitted(structure, {})[1]
+
+    def verified(self, batch: Batch) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Its output in float64, and what a certificate says of how it was made. Raises VerificationError where its
+        sizes are not those of the model with rows of zeros."""
+        told = self.removed and {"removed": self.removed.described() | {"difference": self.removed.checked(batch)}}
+        return dense(self.operator, batch), told or {}
+
+
+@dataclass(frozen=True)
+class Found:
+    """One program of a variant, how far it is off on rows that choose, and what it is planned to be off by."""
+
+    variant: Variant
+    structure: Structure
+    program: Program
+    joint: float
+    stated: float
+
+
+def carried(choices: Choices, model: Operator, variant: Variant) -> Choices:
+    """The number types that weights of the whole model were measured by, for what is left of the same weights, with
+    the same errors: they decide what is tried, and each program's own error is measured."""
+    old, new = leaves(model), leaves(variant.operator)
+    named = {key: new[name] for name, key in old.items() if name in new}
+    measured: dict[frozenset[str], Sequence[Method]] = {
+        frozenset(named[key] for key in those): [each for each in methods if whole([each.format])]
+        for those, methods in choices.measured.items() if those <= named.keys()}
+    return Choices(variant.space, measured, choices.fit, choices.representable)
+
+
+def leaves(model: Operator) -> dict[str, str]:
+    """The contents of a model's weights by their names."""
+    data = (term.args[0] for term in model.walk() if term.kind.name == "weight")
+    return {re.sub(r"\W", "_", each.label): each.key for each in data}
+
+
+def programs(variant: Variant, front: Front, error: float | None) -> Iterator[Found]:
+    """The exact program of a smaller model, and the fastest and smallest with a little more error by methods; where
+    an error is asked for, with what it leaves them."""
+    assert variant.choices is not None
+    yield Found(variant, variant.structure, variant.program, *front.errors(variant.program, inf))
+    room = None if error is None else max(0.0, (error / TRUST) ** 2 - variant.off ** 2)
+    for budget in BUDGETS if room is None else (sqrt(room), sqrt(room) / 2):
+        for weights in OBJECTIVES:
+            try: structure = variant.choices.choose(budget, None, weights)
+            except Infeasible: continue
+            if not structure.error: continue
+            program = variant.choices.program(structure, front.meta)
+            yield Found(variant, structure, program, *front.errors(program, inf))
+
+
+def smaller(run: "Run", what: Sequence[str], file: str | Path | None, progress: Any) -> list[Variant]:
+    """Models with less of what may go, fitted to a file or to the lines that methods are fitted to, as far as their
+    exact programs keep the quality."""
+    assert run.quality is not None
+    batch, exact = run.workload.fit, run.programs["exact"]
+    if file is not None: batch = calibration(file, exact.tokenizer, run.workload, run.quality.texts)
+    kept, found = list[Variant](), levels(run.operator, what)
+    for done, level in enumerate(found):
+        made = less(run, removed(run.operator, level, batch))
+        if run.quality.kept(made.program, made.off): kept.append(made)
+        progress(done + 1, len(found))
+    return kept
+
+
+def less(run: "Run", made: Removed) -> Variant:
+    """A smaller model with its optimum, over graphs that it shares with the whole one."""
+    space = Space(made.model, run.space.laws, run.space.machine, run.space.extents, like=run.space)
+    structure = cheapest(space, run.representable)
+    program, emitter = structure.program(run.meta)
+    rows, wanted = (each.run(run.workload.choose) for each in (program, run.programs["exact"]))
+    return Variant(made.model, space, structure, program, emitter, made, difference(rows, np.asarray(wanted, np.float64)))
+
+
+def smaller_points(run: "Run", front: Front) -> Iterator["Point"]:
+    """Points of smaller models, as far as they keep the quality, and no other of them is better."""
+    if not run.variants or run.quality is None: return
+    every = [found for variant in run.variants for found in programs(variant, front, run.quality.error)]
+    for found in worth(every, front, run.quality):
+        structure, variant = found.structure, found.variant
+        point = run.point(variant.name(structure), found.program, structure.time, found.joint, None,
+                          variant.methods(structure), structure)
+        point.stated_error, point.variant = found.stated, variant
+        yield point
+
+
+def worth(found: Sequence[Found], front: Front, quality: Quality) -> list[Found]:
+    """Those that keep the quality, and that no other such one beats in predicted seconds and bytes; at most so many,
+    the fastest first, and always the smallest."""
+    best: list[Found] = []
+    for each in sorted(found, key=lambda each: (each.structure.time, front.bytes(each.program))):
+        size = front.bytes(each.program)
+        if best and size >= front.bytes(best[-1].program): continue
+        if quality.kept(each.program, each.stated, size): best.append(each)
+    return best if len(best) <= MOST else [*best[:MOST - 1], best[-1]]

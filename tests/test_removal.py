@@ -1,0 +1,256 @@
+"""Hidden units and heads removed: the closed form, the algebra around it, whole models, and a run that chooses among
+them."""
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import reduce
+from operator import matmul
+
+import checkpoints
+import numpy as np
+import optimized
+import pytest
+import standin
+
+from formats.core.errors import InputError
+from opmatrix.data import Data
+from opmatrix.models.transformer import random_config, random_sentences, random_weights, transformer
+from opmatrix.operators import I, affine, gelu, weight
+from opmatrix.oracles import dense, factors
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from opmatrix.spectra.removal import DAMPING, DELAY, remove
+from opmatrix.term import substitute
+from rewrites import run
+from rewrites.command.report import Report
+from rewrites.front import removing
+from rewrites.front.removing import LEVELS, Level, levels, removed
+from rewrites.front.results import save
+from rewrites.front.units import HEADS, UNITS, pairs, spread
+from rewrites.laws import CHOOSING_LAWS
+from rewrites.verify.failure import VerificationError
+
+# ---- the closed form
+
+def activations(rng, rows, n, rank):
+    return rng.normal(size=(rows, rank)) @ rng.normal(size=(rank, n)) + 0.1 * rng.normal(size=(rows, n))
+
+
+def refitted(weight, gram, left):
+    """The best weights of some inputs, by the normal equations."""
+    return np.linalg.solve(gram[np.ix_(left, left)], gram[left] @ weight)
+
+
+def lost(weight, gram, left):
+    off = weight.copy()
+    off[left] -= refitted(weight, gram, left)
+    return np.einsum("ij,ij->", off, gram @ off)
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_each_time_the_group_goes_whose_loss_is_least_and_the_rest_is_the_best_there_is(group):
+    """Against trying every group and solving the normal equations anew."""
+    rng = np.random.default_rng(group)
+    n, count = 18, 18 // group // 2
+    X, W = activations(rng, 200, n, 8), rng.normal(size=(n, 5))
+    gram = X.T @ X
+    damped, left = gram + DAMPING * np.trace(gram) / n * np.eye(n), np.arange(n // group)
+    for _ in range(count):
+        without = [np.delete(left, at) for at in range(len(left))]
+        left = min(without, key=lambda each: lost(W, damped, spread(each, group)))
+    found = remove(W, count, gram, group)
+    assert found.left.tolist() == spread(left, group).tolist()
+    np.testing.assert_allclose(found.weight, refitted(W, damped, found.left), rtol=1e-8)
+    np.testing.assert_allclose(found.error, np.linalg.norm(X @ (W - found.whole(n))) / np.linalg.norm(X @ W), rtol=1e-8)
+
+
+def test_corrections_that_waited_are_those_made_at_once():
+    rng = np.random.default_rng(0)
+    n = 2 * DELAY + 40
+    X, W = activations(rng, 400, n, 60), rng.normal(size=(n, 9))
+    found = remove(W, n - 20, X.T @ X)
+    assert n - 20 > DELAY
+    damped = X.T @ X + DAMPING * np.square(X).sum() / n * np.eye(n)
+    np.testing.assert_allclose(found.weight, refitted(W, damped, found.left), rtol=1e-6)
+
+
+def test_a_diagonal_metric_is_wanda_and_none_is_magnitude():
+    rng = np.random.default_rng(3)
+    X, W = rng.normal(size=(90, 12)) * rng.uniform(0.1, 3, 12), rng.normal(size=(12, 4))
+    for gram, scores in ((None, np.square(W).sum(1)), (np.square(X).sum(0), np.square(W).sum(1) * np.square(X).sum(0))):
+        found = remove(W, 7, gram)
+        assert found.left.tolist() == sorted(np.argsort(scores)[7:])
+        np.testing.assert_allclose(found.weight, W[found.left], rtol=1e-12)          # nothing can be corrected
+
+
+@pytest.mark.parametrize("constant", [0.0, 2.5])
+def test_inputs_that_never_change_and_weights_of_zeros_can_be_removed(constant):
+    rng = np.random.default_rng(1)
+    X, W = rng.normal(size=(40, 10)), rng.normal(size=(10, 3))
+    X[:, 4:8], W[1] = constant, 0.0
+    found = remove(W, 4, X.T @ X)
+    assert 1 not in found.left and np.isfinite(found.weight).all()
+    assert found.error < 0.02 and len({4, 5, 6, 7} & {*found.left}) <= 1      # of four equal ones three go
+    assert np.isfinite(remove(np.zeros((6, 2)), 3, np.zeros((6, 6))).weight).all()
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(InputError, match="6 of 6 groups"): remove(np.ones((6, 2)), 6)
+    with pytest.raises(InputError, match="6 inputs in groups of 4"): remove(np.ones((6, 2)), 1, None, 4)
+
+
+# ---- the algebra
+
+@pytest.mark.parametrize("each", CHOOSING_LAWS, ids=lambda law: law.name)
+def test_laws_of_chosen_columns(each): each.check(np.random.default_rng(0))
+
+
+def small(seed, **changed):
+    rng = np.random.default_rng(seed)
+    config = random_config(rng) | changed
+    return transformer(config, random_weights(config, rng)), Batch(random_sentences(config, rng, 40)), config
+
+
+FAMILIES = [dict(num_attention_heads=4, num_key_value_heads=2, head_dim=8, positions="rotary", pre_norm=True, gated=True,
+                 norm="rms", bias=False),
+            dict(num_attention_heads=3, num_key_value_heads=3, head_dim=5, pre_norm=False, gated=False, bias=True),
+            dict(num_attention_heads=6, num_key_value_heads=2, head_dim=4, pre_norm=True, gated=True, bias=True)]
+
+
+@pytest.mark.parametrize("seed, family", [*enumerate(FAMILIES)])
+def test_a_weight_with_rows_of_zeros_is_a_smaller_model(seed, family):
+    """Whatever is left and by whatever numbers: columns are chosen before gates, functions of entries, rotations,
+    shared heads."""
+    model, batch, config = small(seed, num_hidden_layers=2, **family)
+    rng, small_, zeroed, whats = np.random.default_rng(seed), [], [], []
+    for factor in factors(model):
+        less = factor
+        for at in range(sum(1 for _ in pairs(factor))):
+            pair, twin = ([*pairs(each)][at] for each in (less, factor))
+            left = spread(np.sort(rng.permutation(pair.groups)[:pair.groups // 2]), pair.group)
+            numbers = np.zeros(pair.weight.shape)
+            numbers[left] = rng.normal(size=(len(left), numbers.shape[1]))
+            bias = pair.bias and rng.normal(size=numbers.shape[1])
+            less = substitute(less, {pair.node: pair.cut(left, numbers[left], bias)})
+            factor = substitute(factor, {twin.node: twin.zeroed(numbers, bias)})
+            whats.append((pair.what, pair.group))
+        small_.append(less)
+        zeroed.append(factor)
+    shared = config["num_attention_heads"] // config["num_key_value_heads"]
+    assert whats == [(HEADS, config["head_dim"] * shared), (UNITS, 1)] * 2
+    found, wanted = (dense(reduce(matmul, each), batch) for each in (small_, zeroed))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+def test_nothing_is_removed_before_what_columns_do_not_pass():
+    """The inputs of a weight behind a residual, a norm or nothing are the model's own."""
+    rng = np.random.default_rng(0)
+    W, D = (Data(rng.normal(size=(6, 6))) for _ in range(2))
+    assert not [*pairs((I + weight(W) @ gelu) @ affine(D, np.zeros(6)))] and not [*pairs(weight(W) @ weight(D))]
+    assert len([*pairs((weight(W) @ gelu) @ weight(D))]) == 1
+
+
+# ---- whole models
+
+def test_layers_are_fitted_on_what_is_already_smaller_and_beat_wanda_and_magnitude():
+    model, batch, _ = small(7, num_hidden_layers=2, hidden_size=24, intermediate_size=64, num_attention_heads=3,
+                            num_key_value_heads=3, head_dim=8, gated=False, norm="layer", pre_norm=False, bias=True,
+                            mask="sequence", hidden_act="gelu")
+    wanted, off = dense(model, batch), {}
+    for metric in ("gram", "diagonal", "none"):
+        found = removed(model, Level(0.5, 0.4), batch, metric)
+        assert [(cut.what, cut.left, cut.groups) for cut in found.cuts] == [(HEADS, 2, 3), (UNITS, 32, 64)] * 2
+        assert found.checked(batch) < 1e-12
+        off[metric] = np.linalg.norm(dense(found.model, batch) - wanted)
+    assert off["gram"] < off["diagonal"] and off["gram"] < off["none"]
+    first = [*factors(removed(model, Level(0.5, 0.4), batch).model)]
+    alone = [*factors(removed(reduce(matmul, [*factors(model)][:len(first) // 2]), Level(0.5, 0.4), batch).model)]
+    assert first[:len(alone)] == alone                      # of what comes later nothing is known
+
+
+def test_a_smaller_model_that_is_another_one_is_named():
+    model, batch, _ = small(3, num_hidden_layers=1)
+    found = removed(model, Level(0.5), batch)
+    wrong = replace(found, model=model)
+    with pytest.raises(VerificationError, match="rows of zeros"): wrong.checked(batch)
+
+
+def test_too_little_text_is_refused_and_what_cannot_go_too():
+    model, batch, _ = small(5, num_hidden_layers=1, intermediate_size=160)
+    few = Batch([batch.tokens[:2]])
+    with pytest.raises(InputError, match="2 tokens say too little of the"): removed(model, Level(0.5), few)
+    with pytest.raises(InputError, match="--remove layers: it is one of units, heads"): levels(model, ["layers"])
+    with pytest.raises(InputError, match="none that could go"): levels(weight(np.ones((4, 4))), ["units"])
+
+
+def test_constant_activations_are_said():
+    model, _, _ = small(5, num_hidden_layers=1, intermediate_size=16, num_attention_heads=1, num_key_value_heads=1)
+    same = Batch([[1]] * 120)
+    assert "singular, so it was damped" in removed(model, Level(0.5), same).told()
+
+
+def test_levels_leave_sizes_that_kernels_take():
+    model, _, _ = small(0, num_hidden_layers=1, intermediate_size=1536, num_attention_heads=12, num_key_value_heads=12,
+                        head_dim=2)
+    [heads, units] = [pair for factor in factors(model) for pair in pairs(factor)]
+    assert {level.left(units) % 64 for level in LEVELS} == {0}
+    assert [Level(share).left(units) for share in (0, 0.2, 0.5)] == [1536, 1216, 768]
+    assert Level(0, 0.1).left(heads) == 11
+
+
+# ---- a run that chooses
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """One run on a small BERT whose units are mostly redundant, with a text for what is left."""
+    place = tmp_path_factory.mktemp("removal")
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    config = checkpoints.CONFIG | sizes
+    up = checkpoints.arrays(config)["encoder.layer.0.intermediate.dense.weight"]
+    up[32:] = up[:32]                                       # every unit twice
+    bias = np.tile(checkpoints.arrays(config)["encoder.layer.0.intermediate.dense.bias"][:32], 2)
+    model = checkpoints.write(place / "model", tensors={"encoder.layer.0.intermediate.dense.weight": up,
+                                                       "encoder.layer.0.intermediate.dense.bias": bias}, **config)
+    lines, text = place / "lines.txt", place / "text.txt"
+    lines.write_text("\n".join(optimized.LINES * 5))
+    text.write_text("\n".join(" ".join(np.random.default_rng(i).permutation(checkpoints.WORDS[:6])) for i in range(40)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "calibrated", lambda progress: standin.machine())
+        patch.setattr(run, "Aside", lambda *_: nullcontext())          # laws are verified by tests of their own
+        patch.setattr(run.Run, "judgement", lambda *_: ({}, []))
+        patch.setattr(removing, "LEVELS", (Level(0.5), Level(0.5, 0.25)))
+        result = run.optimize(str(model), error=0.2, text=str(lines), remove=("units", "heads"), calibrate=text,
+                              rounds=1, report=Report(quiet=True))
+        save(result, place / "out")
+    return result, place
+
+
+def test_units_that_are_there_twice_go_for_nothing(run_of):
+    """The run composes what is removed with number types, and its stated error is of the model that was asked for."""
+    result, place = run_of
+    smaller = [point for point in result.points if point.variant]
+    assert smaller and any(point.methods.keys() - {UNITS, HEADS} for point in smaller)
+    assert result.best.variant is not None and result.best.methods[UNITS] == 1
+    loaded = Program.load(place / "out")
+    kept = loaded.meta["certificate"]["verified"]
+    assert kept["removed"]["cuts"][0]["left"] < 64 and kept["removed"]["difference"] < 1e-10
+    batch, model = result.workload.verify, run.open_model(str(place / "model")).operator(True)
+    wanted = dense(model, batch)
+    off = np.linalg.norm(loaded.run(batch) - wanted) / np.linalg.norm(wanted)
+    assert 1e-4 < off <= kept["error"]["stated"] <= 0.2
+    assert loaded.stored_bytes < 0.8 * result.points[0].program.stored_bytes
+    told = (place / "out" / "derivation.txt").read_text()
+    assert told.startswith("removal: 50 % of units") and "32 of 64 units left, off by" in told and "every one checked" in told
+
+
+def test_what_judges_is_not_calibrated_with(run_of):
+    result, place = run_of
+    from rewrites.front.workload import calibration
+    tokenizer = run.open_model(str(place / "model")).tokenizer()
+    assert len(calibration(place / "text.txt", tokenizer, result.workload, ["the bank of river runs dry"])) <= 40
+    with pytest.raises(InputError, match="each of its lines chooses programs or judges them"):
+        calibration(place / "lines.txt", tokenizer, result.workload, optimized.LINES)
+
+
+def test_calibrate_needs_remove(tmp_path):
+    with pytest.raises(InputError, match="it fits what is left by --remove"):
+        run.optimize("minilm", calibrate=tmp_path / "text")
