@@ -56,7 +56,6 @@ BENCHMARKS = {
     "products": Benchmark("--shapes 384x1536 --rows 1,128 --rounds 9", 10, "", 60, "How fast are products, on one core?"),
     "attention": Benchmark("--rounds 5 --widths 32", 8, "", 60, "How near is attention to a product?"),
     "masks": Benchmark("--lengths 1024 --rounds 5", 10, "", 45, "What do masks save, and are they priced so?"),
-    "composition": Benchmark("--quick --rounds 5", 90, "", 300, "Does a composition beat each technique alone?", "{data}/sts"),
     "search": Benchmark("--layers 12 48 --rounds 3 --brief", 12, "", 90, "How long is the search, and how does it grow?"),
     "extraction": Benchmark("{data}/extraction_gym --time-limit 1", 5, "{data}/extraction_gym --generated", 400,
                             "Is the extraction exact?", "{data}/extraction_gym"),
@@ -79,7 +78,8 @@ BENCHMARKS = {
     "interrupts": Benchmark("--count 20", 10, "", 200, "Is a run right after it was interrupted?"),
     "spectra": Benchmark("--seeds 2", 5, "", 20, "How fast are singular values found?"),
 }
-APART = {"paired": "holds two commits against each other", "neighbours": "needs the machine quiet, then busy"}
+APART = {"paired": "holds two commits against each other", "neighbours": "needs the machine quiet, then busy",
+         "composition": "fits smaller models for minutes, before it measures anything"}
 
 
 @dataclass

@@ -253,7 +253,7 @@ class Run:
             self.points.append(self.point(described(structure), found, structure.time, joint, structure.proved, counted(structure),
                                           structure))
             self.points[-1].stated_error = stated
-        self.bound = front.bound if error else exact.bound
+        self.bound = None if self.variants else front.bound if error else exact.bound      # it is of the whole model's programs
         self.points += smaller_points(self, front)
         if memory is not None and not any((p.variant or p.stated_error <= error) and p.predicted_bytes <= memory for p in self.points):
             raise Infeasible(front.nearest(error, memory))

@@ -23,7 +23,7 @@ from opmatrix.term import substitute
 from rewrites import run
 from rewrites.command.report import Report
 from rewrites.front import removing
-from rewrites.front.removing import LEVELS, Level, levels, removed
+from rewrites.front.removing import LEVELS, Level, check_removal, levels, removed
 from rewrites.front.results import save
 from rewrites.front.units import HEADS, UNITS, pairs, spread
 from rewrites.laws import CHOOSING_LAWS
@@ -178,7 +178,7 @@ def test_too_little_text_is_refused_and_what_cannot_go_too():
     model, batch, _ = small(5, num_hidden_layers=1, intermediate_size=160)
     few = Batch([batch.tokens[:2]])
     with pytest.raises(InputError, match="2 tokens say too little of the"): removed(model, Level(0.5), few)
-    with pytest.raises(InputError, match="--remove layers: it is one of units, heads"): levels(model, ["layers"])
+    with pytest.raises(InputError, match="--remove layers: it is one of units, heads"): check_removal(["layers"], None)
     with pytest.raises(InputError, match="none that could go"): levels(weight(np.ones((4, 4))), ["units"])
 
 
