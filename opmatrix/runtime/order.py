@@ -157,8 +157,8 @@ def back(start: int, done: int, came: dict[int, tuple[int, int]]) -> list[int]:
 
 def least_peak(schedule: Schedule, extents: Extents) -> Order:
     """The order whose planned buffers take the fewest bytes for a batch of this size; the given one unless another takes fewer. An
-    order that is planned at the floor is proved best; else all orders that could be better are planned, as many as WORK allows. Programs of a
-    front that differ in stored numbers alone have one answer, which is sought once."""
+    order that is planned at the floor is proved best; else all orders that could be better are planned, as many as WORK allows.
+    Programs of a front that differ in stored numbers alone have one answer, which is sought once."""
     asked = schedule.result, extents, tuple(
         (call.kernel.view, call.kernel.over, tuple(call.values.items()), call.shape) for call in schedule.calls)
     if asked not in FOUND:
