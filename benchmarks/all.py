@@ -54,6 +54,7 @@ BENCHMARKS = {
                            "{data}/dlmc"),
     "sparse": Benchmark("--densities 0.1 --pattern csr --rounds 4", 20, "", 120, "What gains a pruned model?"),
     "products": Benchmark("--shapes 384x1536 --rows 1,128 --rounds 9", 10, "", 60, "How fast are products, on one core?"),
+    "structured": Benchmark("--shapes 384x1536 --rows 128 --rounds 15", 8, "", 20, "What do blocks, N:M and low rank of int8 save?"),
     "attention": Benchmark("--rounds 5 --widths 32", 8, "", 60, "How near is attention to a product?"),
     "masks": Benchmark("--lengths 1024 --rounds 5", 10, "", 45, "What do masks save, and are they priced so?"),
     "search": Benchmark("--layers 12 48 --rounds 3 --brief", 12, "", 90, "How long is the search, and how does it grow?"),

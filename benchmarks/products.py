@@ -165,6 +165,11 @@ def layered(w, words, trial):
 
 def timed(runs, rounds):
     """The median seconds of each call, in turns."""
+    return {name: median(each) for name, each in rounds_of(runs, rounds).items()}
+
+
+def rounds_of(runs, rounds):
+    """The seconds of each call, a number a round: all take turns."""
     counts, times = {}, {name: [] for name in runs}
     for name, run in runs.items():
         begun = time.perf_counter()
@@ -175,7 +180,7 @@ def timed(runs, rounds):
             begun = time.perf_counter()
             for _ in range(counts[name]): run()
             times[name].append((time.perf_counter() - begun) / counts[name])
-    return {name: median(each) for name, each in times.items()}
+    return times
 
 
 if __name__ == "__main__": command.run(main)

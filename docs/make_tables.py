@@ -5,7 +5,7 @@ from pathlib import Path
 
 from formats import FORMATS
 from formats.machine.model import features
-from formats.machine.prices import PRICES
+from formats.machine.prices import LATER, PRICES
 from opmatrix.monoid import Monoid
 from opmatrix.monoids import MONOIDS
 from opmatrix.runtime.kernels import KERNELS
@@ -68,7 +68,7 @@ def tables() -> str:
         table("Which kernel computes which term", "implementation, statement, source", (
             (each.name, statement(each.row()[2]), each.source) for each in IMPLEMENTATIONS)),
         table("What a kernel's seconds are made of", "price, features, each with a fitted coefficient", (
-            (name, code(", ".join(str(each) for each in features(name) if each != 1))) for name in PRICES))]) + "\n"
+            (name, code(", ".join(str(each) for each in features(name) if each != 1))) for name in PRICES | LATER))]) + "\n"
 
 
 if __name__ == "__main__":

@@ -53,6 +53,9 @@ class Spectrum(Protocol):
     @property
     def errors(self) -> NDArray[np.float64]:
         """Of the output, by the best matrix of rank 0, 1, …"""
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """Of each number: the share of the output, squared, that is lost without it, were inputs orthogonal."""
     def ranks(self) -> list[int]:
         """At which the error crosses a level that is looked at."""
     def densities(self, tile: tuple[int, int] | None = None) -> list[float]:
@@ -316,10 +319,16 @@ class Format:
         bit; others multiply x as it is."""
         return np.asarray(x, np.float64)
 
+    def operands(self, x: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Two matrices in float64 whose product is what the kernel computes but for the roundings of its sums: what it reads, and W. A
+        format whose kernel also rounds what lies between two products says what is multiplied last."""
+        return self.reads(x), self.unpack().astype(np.float64)
+
     def bound(self, x: ArrayLike) -> NDArray[np.float64]:
-        """Entrywise bound on |matmul(x) - reads(x) @ W| for any order of summation: γ_n |x| |W| (Higham 2002, eq. 3.5), and what
-        n products lose that underflow (eq. 2.8)."""
-        size: NDArray[np.float64] = abs(self.reads(x)) @ abs(self.unpack().astype(np.float64))
+        """Entrywise bound on how far matmul(x) is from the product of `operands(x)`, for any order of summation: γ_n |x| |W| (Higham
+        2002, eq. 3.5), and what n products lose that underflow (eq. 2.8)."""
+        read, W = self.operands(x)
+        size: NDArray[np.float64] = abs(read) @ abs(W)
         return gamma(self.shape[0]) * size + self.shape[0] * SMALLEST
 
     def tolerance(self, W: Floats) -> float:

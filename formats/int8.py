@@ -97,16 +97,22 @@ def unsound(where, scale, group):
     return f"the scale {scale.min()} is negative" if (scale < 0).any() else ""
 
 
-def by_row(x):
-    """x (T, n) in float64 as whole multiples, up to 127, of each row's largest number / 127: by the float32 operations of
-    kernels/rounding.py, one by one."""
+def row_bytes(x):
+    """x (T, n) as whole multiples, up to 127, of each row's largest number / 127, times a lift of the row: these three, by the float32
+    operations of kernels/rounding.py, one by one."""
     from formats.kernels.products.rounding import LEAST, LIFT, MOST
     x = np.asarray(x, np.float32)
     largest = abs(x).max(1, keepdims=True)
     lift = np.where((0 < largest) & (largest < LEAST), LIFT, np.where(largest > MOST, 1 / LIFT, np.float32(1)))
     largest = largest * lift
     turns = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
-    return np.rint(x * lift * turns).astype(np.float64) * (largest / np.float32(127)) / lift.astype(np.float64)
+    return np.rint(x * lift * turns), largest / np.float32(127), lift
+
+
+def by_row(x):
+    """x (T, n) in float64 as its kernel reads it."""
+    whole, scale, lift = row_bytes(x)
+    return whole.astype(np.float64) * scale / lift.astype(np.float64)
 
 
 def bound(x, W, groups):

@@ -75,7 +75,7 @@ def product_door(F: Any, shape: tuple[int, int], options: dict[str, Any], whole:
     def means(x: np.ndarray, **given: np.ndarray) -> Any:
         W = packed()
         if not whole: W = F(shape, tuple(given.pop(name) for name in W.arrays()), **W.remembered)
-        exact = W.reads(x) @ W.unpack().astype(np.float64)
+        exact = np.matmul(*W.operands(x))
         return after(given).reference(exact), after(given).bound(exact, W.bound(x), F.rounds)
     # arrays of a weight need not say how many inputs it has: what calls their kernels does
     exempt = () if whole else (("x", "a number more"),)

@@ -2,7 +2,7 @@
 import sympy
 
 from formats.machine.model import Machine, features
-from formats.machine.prices import PRICES
+from formats.machine.prices import LATER, PRICES
 from opmatrix.runtime import kernels  # noqa: F401, their prices
 
 CALL, NUMBER, PRODUCT = 2e-6, 2e-10, 1e-11                   # seconds for a call, a number read, a multiplication
@@ -16,4 +16,4 @@ def coefficients(kernel):
     return [DEARER.get(kernel, 1.0) * arithmetic, *(CALL if feature == 1 else NUMBER for feature in others)]
 
 
-def machine(): return Machine({kernel: coefficients(kernel) for kernel in PRICES}, name="stand-in")
+def machine(): return Machine({kernel: coefficients(kernel) for kernel in PRICES | LATER}, name="stand-in")

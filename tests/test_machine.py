@@ -12,7 +12,7 @@ from formats.machine import model as machines
 from formats.machine.features import even, place
 from formats.machine.model import Machine, NotThisMachine, Rates, evaluate, features, this_machine
 from formats.machine.predictor import Correction
-from formats.machine.prices import PRICES, price
+from formats.machine.prices import LATER, PRICES, price
 from formats.machine.threads import threads
 from opmatrix.runtime import kernels  # noqa: F401, their prices
 
@@ -30,7 +30,7 @@ def rates(kernel): return [*RATES[:len(features(kernel)) - 1], RATES[-1]] if not
 
 def known(**more):
     """This machine with coefficients that were not measured."""
-    return Machine({kernel: rates(kernel) for kernel in PRICES}, **machines.here(), **more)
+    return Machine({kernel: rates(kernel) for kernel in more.pop("names", PRICES)}, **machines.here(), **more)
 
 
 @pytest.fixture
@@ -39,20 +39,20 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("kernel", PRICES)
+@pytest.mark.parametrize("kernel", PRICES | LATER)
 def test_every_price_is_its_expression(kernel):
     for T in (1, 16, 17, 1000):
         sizes = {str(symbol): ({"T": T} | SIZES)[str(symbol)] for f in features(kernel) for symbol in f.free_symbols}
-        machine, values = known(), [sympy.Symbol(name) for name in sizes]
+        machine, values = known(names=[kernel]), [sympy.Symbol(name) for name in sizes]
         named = {symbol: sizes[str(symbol)] for f in features(kernel) for symbol in f.free_symbols}
         want = float(machine.expression(kernel).subs(named))
         assert machine.seconds(kernel, **sizes, other=3) == pytest.approx(want, rel=1e-3) and len(values) == len(named)
         assert all(0 < feature < np.inf for feature in evaluate(kernel, sizes))
 
 
-@pytest.mark.parametrize("kernel", PRICES)
+@pytest.mark.parametrize("kernel", PRICES | LATER)
 def test_more_rows_never_cost_less(kernel):
-    machine = known()
+    machine = known(names=[kernel])
     prices = [machine.seconds(kernel, T=T, **(SIZES | {"S2": T * T})) for T in range(1, 200)]
     assert prices == sorted(prices)
 
@@ -240,6 +240,20 @@ def test_what_a_calibration_lacks_is_measured_alone_and_kept_beside_it(cache, mo
     [beside] = set(machines.machine_file().parent.iterdir()) - {machines.machine_file()}
     beside.write_text(spoiled(beside.read_text(), coefficients={}))
     assert this_machine() == whole.also(more) and asked == [["pool"], ["pool"]]
+
+
+def test_what_searches_never_meet_is_measured_when_somebody_asks_and_kept_beside(cache, monkeypatch):
+    """Once, and only for the machine at hand."""
+    asked, more = [], known(names=LATER)
+    monkeypatch.setattr(calibration, "calibrate_more", lambda names, progress: asked.append([*names]) or more)
+    known().save(machines.machine_file())
+    machine, sizes, [kernel, *_] = this_machine(), SIZES | {"T": 16}, LATER
+    assert not machine.unpriced and machine.seconds("linear.dense", **sizes) > 0 and not asked
+    for each in (machine, this_machine()):
+        assert each.seconds(kernel, **sizes) == more.seconds(kernel, **sizes)
+        assert each.between(kernel, **sizes) == more.between(kernel, **sizes)
+    assert asked == [[*LATER]]
+    with pytest.raises(KeyError, match=kernel): replace(machine, versions={}).seconds(kernel, **sizes)
 
 
 def test_what_nobody_declares_is_left_out(cache, monkeypatch):

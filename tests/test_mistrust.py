@@ -183,6 +183,7 @@ def test_a_small_file_asks_for_no_more_memory_than_it_is_worth(case):
 
 def test_fields_that_say_where_numbers_lie_are_known():
     assert {F.name: F.indices() for F in FORMATS.values() if F.indices()} == {
-        "csr": ["ptr", "idx"], "block": ["ptr", "idx"], "nm": ["idx"], "vectorwise": ["idx"], "csc": ["ptr", "idx"],
+        "csr": ["ptr", "idx"], "block": ["ptr", "idx"], "blockint8": ["ptr", "idx"], "nm": ["idx"], "vectorwise": ["idx"],
+        "csc": ["ptr", "idx"],
         "coo": ["inputs", "outputs"], "sell": ["order", "ptr", "idx"], "bitmap": ["ptr", "bits"], "lowranksparse": ["ptr", "idx"]}
     assert NM.fields["idx"].number.name == "u1"

@@ -42,25 +42,25 @@ def lost_row(right, x, *given, **options):
     right(less, *given, **options)
 
 
-def wrong_scale(right, x, w, *given, **options):
-    """One output's scale, 1 % too large; where there are no scales, one output."""
-    *scale, out, epilogue = given
-    if scale:
-        other = scale[0].copy()
-        other[:, 3] *= np.float32(1.01)
-        right(x, w, other, out, epilogue, **options)
+def wrong_scale(right, x, *given, **options):
+    """The scale of the output with the largest, 1 % too large; where there are no scales, one output."""
+    *arrays, last, out, epilogue = given
+    if last.dtype == np.float32:
+        other = last.copy()
+        other[..., np.argmax(last) % last.shape[-1]] *= np.float32(1.01)
+        right(x, *arrays, other, out, epilogue, **options)
     else:
-        right(x, w, out, NOTHING, **options)
+        right(x, *arrays, last, out, NOTHING, **options)
         out[:, 3] *= np.float32(1.01)
         out[...] = epilogue.reference(out)
 
 
-def shifted_group(right, x, w, *given, **options):
+def shifted_group(right, x, *given, **options):
     """Scales of the group before, or of the output before where there is one group; where there are no scales, inputs of
     the one before."""
-    *scale, out, epilogue = given
-    if scale: right(x, w, np.roll(scale[0], 1, 0 if len(scale[0]) > 1 else 1), out, epilogue, **options)
-    else: right(np.roll(x, 1, 1), w, out, epilogue, **options)
+    *arrays, last, out, epilogue = given
+    if last.dtype != np.float32: right(np.roll(x, 1, 1), *arrays, last, out, epilogue, **options)
+    else: right(x, *arrays, np.roll(last, 1, 0 if last.ndim == 2 and len(last) > 1 else -1), out, epilogue, **options)
 
 
 def zeros(right, x, *given, **options):
@@ -87,8 +87,8 @@ def test_the_check_of_a_format_sees_it(monkeypatch, name, fault):
 def mlp(F, options, rng):
     """Embeddings, a product with gelu, one with a residual and a norm."""
     table = FORMATS["dense"].pack(rng.standard_normal((17, 200), np.float32))
-    up, down = (F.approximate(rng.standard_normal(shape, np.float32) / 14, **options) for shape in ((200, 130), (130, 200)))
-    bias, gain = rng.standard_normal(130).astype(np.float32), 1 + rng.standard_normal(200).astype(np.float32) / 5
+    up, down = (F.approximate(rng.standard_normal(shape, np.float32) / 14, **options) for shape in ((200, 132), (132, 200)))
+    bias, gain = rng.standard_normal(132).astype(np.float32), 1 + rng.standard_normal(200).astype(np.float32) / 5
     steps = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"),
              Step("linear", {"x": "x", "weight": "U", "bias": "b"}, {"activation": "gelu"}, "y"),
              Step("linear", {"x": "y", "weight": "D", "residual": "x", "gain": "g"}, {"eps": 1e-5}, "z")]
@@ -96,7 +96,7 @@ def mlp(F, options, rng):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name, options", [(name, options) for name, F in ROUNDING.items() for options in F.choices(200, 130)])
+@pytest.mark.parametrize("name, options", [(name, options) for name, F in ROUNDING.items() for options in F.choices(200, 132)])
 def test_the_check_of_steps_sees_it(monkeypatch, rng, name, options, fault):
     program = mlp(ROUNDING[name], options, rng)
     assert verify_steps(program, [SENTENCES])["count"] == 3
@@ -106,12 +106,12 @@ def test_the_check_of_steps_sees_it(monkeypatch, rng, name, options, fault):
 
 @pytest.mark.parametrize("name", ROUNDING)
 def test_no_input_of_a_deep_product_may_be_lost(rng, name):
-    """Each of 1,536 in turn, by what a step's check allows."""
+    """Each of 1,536 that the weight keeps in turn, by what a step's check allows."""
     F = ROUNDING[name]
     packed, x = F.approximate(rng.standard_normal((1536, 24), np.float32)), rng.standard_normal((9, 1536), np.float32)
     allowed, W = packed.bound(x), packed.unpack().astype(np.float64)
-    seen = [(abs(packed.reads(x)[:, [i]] * W[i]) > 2 * allowed).any() for i in range(1536)]
-    assert sum(seen) >= 1500
+    seen = [(abs(packed.reads(x)[:, [i]] * W[i]) > 2 * allowed).any() for i in range(1536) if W[i].any()]
+    assert sum(seen) >= 0.975 * len(seen) > 300
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -119,7 +119,9 @@ def test_no_input_of_a_deep_product_may_be_lost(rng, name):
 def test_zeros_in_place_of_a_very_deep_product_are_seen(monkeypatch, name, rows):
     """Of 65,600 inputs, whose sums may round the most: where few of them are not 0, little is allowed."""
     F, rng = FORMATS[name], np.random.default_rng(1)
-    packed, x = F.approximate(rng.standard_normal((65600, 8), np.float32)), few_inputs(rng, rows, 65600)
+    W, x = rng.standard_normal((65600, 8), np.float32), few_inputs(rng, rows, 65600)
+    W[x.any(0)] *= 4                                         # so that what is sparse keeps them
+    packed = F.approximate(W)
     multiplied(packed, x, np.random.default_rng(0))
     plant(monkeypatch, F, zeros)
     with pytest.raises(AssertionError, match="rounding allows"): multiplied(packed, x, np.random.default_rng(0))

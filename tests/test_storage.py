@@ -167,9 +167,10 @@ def test_arrays_are_mapped_and_begin_on_cache_lines(tmp_path, format):
     bert_program(CONFIG, arrays(CONFIG), fused_layer, FORMATS[format]).save(tmp_path / "p")
     program = Program.load(tmp_path / "p")
     loaded = dict(program.arrays())
-    assert all(array.ctypes.data % 64 == 0 and not array.flags.writeable for array in loaded.values())
+    stored = {name: array for name, array in loaded.items() if array.size}
+    assert all(array.ctypes.data % 64 == 0 and not array.flags.writeable for array in stored.values())
     copied = {f"{name}.{field}" for name, c in program.constants.items() for field in getattr(c, "indices", list)()}
-    assert {name for name, array in loaded.items() if array.size and not isinstance(lies_in(array), mmap.mmap)} == copied
+    assert {name for name, array in stored.items() if not isinstance(lies_in(array), mmap.mmap)} == copied & {*stored}
     assert {name for name in load_file(tmp_path / "p" / WEIGHTS) if not name.startswith("padding")} == set(loaded)
 
 

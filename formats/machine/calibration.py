@@ -16,7 +16,7 @@ from formats.machine.features import beyond, even, quantile, stored
 from formats.machine.model import WAYS, Machine, Rates, evaluate, here
 from formats.machine.peaks import vector_rate
 from formats.machine.predictor import fitted
-from formats.machine.prices import EPILOGUE, NARROW, OPTIONAL, PRICES, price, staged
+from formats.machine.prices import ALL, EPILOGUE, LATER, NARROW, OPTIONAL, PRICES, price, staged
 from formats.machine.quiet import Watch, timed
 from formats.machine.running import Case, Measured, inside, shared
 from formats.machine.threads import threads
@@ -44,7 +44,7 @@ class Plan:
 
 QUICK, FULL = Plan(), Plan(40, 4, 4096, 1024, 8e8, 1.2, 36.0)
 INSIDE, INSIDE_FULL = Plan(16, 4, 4096, 400, 4e8, 0.2, 3.0), Plan(40, 4, 4096, 512, 8e8, 1.2, 12.0)
-MORE = 2.0                                                  # seconds for what a calibration lacks
+MORE = 2.0                                                  # seconds for what a calibration lacks, and for as many formats more
 RIDDEN = {"packed": "", "int8": NARROW}                      # what epilogues are timed behind
 
 
@@ -242,20 +242,21 @@ def rated(rows: Measured) -> Rates:
 
 
 def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = False, blas: bool = False) -> Machine:
-    """Measures this machine, in 24 seconds at most, or full, in a minute and a half; kernels are compiled, or read from the cache,
-    first. With `blas` also float32 products by numpy, which nothing but `formats.select` asks for. What is taken on a busy machine
-    is marked so."""
+    """Measures this machine, in 24 seconds at most, or full, in a minute and a half, with what searches never meet; kernels are compiled,
+    or read from the cache, first. With `blas` also float32 products by numpy, which nothing but `formats.select` asks for. What is taken
+    on a busy machine is marked so."""
     from formats import kernels
     kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
     numbers, plan, watch = Numbers(), FULL if full else QUICK, Watch()
-    cases = [*products(FORMATS, plan, numbers), *(by_numpy(plan, numbers) if blas else ()),
+    names = [*PRICES, *(LATER if full else ())]
+    cases = [*products(formats_of(names), plan, numbers), *(by_numpy(plan, numbers) if blas else ()),
              *others(CALLED, numbers)]
     firsts: list[float] = []
     plain = rated(measured(cases, progress, plan.seconds, watch, firsts))
     coefficients = plain.coefficients | along(plain, lambda form: fused(numbers, form))
-    known = [*PRICES, *(OPTIONAL if blas else ())]
+    known = [*names, *(OPTIONAL if blas else ())]
     if threads() > 1: watch.speedup = (rate := vector_rate()).all / rate.one
-    ways = in_runs(progress, INSIDE_FULL if full else INSIDE)
+    ways = in_runs(progress, INSIDE_FULL if full else INSIDE, names, behind=RIDDEN)
     return Machine({kernel: coefficients[kernel] for kernel in known}, plain.interval, plain.corrections, plain.one_row, plain.far,
                    cold=max(0.0, quantile(firsts, 0.5)) if firsts else 0.0, **here(), ways=ways, busy=watch.seen())
 
@@ -266,19 +267,24 @@ def along(rates: Rates, added: Callable[[str], dict[str, float]]) -> dict[str, l
             for form, suffix in RIDDEN.items() for name, slope in added(form).items()}
 
 
-def in_runs(progress: Callable[..., None], plan: Plan, names: Collection[str] = ()) -> dict[str, Rates]:
-    """The rates of kernels inside runs, of these or of all, for each way of running; none where there is no clock that native code can
-    look at."""
+def formats_of(names: Iterable[str]) -> list[str]:
+    """The formats whose products these prices are."""
+    return [price(name).product for name in names if price(name).product]
+
+
+def in_runs(progress: Callable[..., None], plan: Plan, names: Iterable[str], behind: Collection[str] = ()) -> dict[str, Rates]:
+    """The rates of these kernels inside runs, and of stages behind products in some formats, for each way of running; none where there
+    is no clock that native code can look at."""
     from formats.kernels.engine.replay import clock
     if not clock(): return {}
     numbers, found = Numbers(1 << 20), {}
-    cases = [*others(REPLAYED, numbers, [name for name in names or PRICES if price(name).recorded])]
-    if not names: cases += [*products(FORMATS, plan, numbers), *(case for form in RIDDEN for case in riding(numbers, form))]
+    cases = [*others(REPLAYED, numbers, [name for name in names if price(name).recorded]),
+             *products(formats_of(names), plan, numbers), *(case for form in behind for case in riding(numbers, form))]
     for way in WAYS if cases else ():
         rows, start = inside(cases, numbers.memory, way == WAYS[0], plan.seconds, progress)
         share = partial(even, workers=threads()) if way == "together" else dict
-        rates = rated([(kernel, share(sizes), taken) for kernel, sizes, taken in rows if kernel in PRICES])
-        ridden = {} if names else along(rates, lambda form: slopes(rows, form))     # noqa: B023
+        rates = rated([(kernel, share(sizes), taken) for kernel, sizes, taken in rows if kernel in ALL])
+        ridden = along(rates, lambda form: slopes(rows, form)) if behind else {}    # noqa: B023
         found[way] = replace(rates, coefficients=rates.coefficients | ridden, start=max(start, 0.0))
     return found
 
@@ -286,6 +292,8 @@ def in_runs(progress: Callable[..., None], plan: Plan, names: Collection[str] = 
 def calibrate_more(names: Collection[str], progress: Callable[..., None] = lambda *_: None) -> Machine:
     """The rates of these kernels alone, in a few seconds: of those that were declared after a calibration was taken."""
     numbers, watch = Numbers(), Watch()
-    plain = rated(measured([*others(CALLED, numbers, names)], progress, MORE, watch))
+    forms = formats_of(names)
+    cases = [*products(forms, QUICK, numbers), *others(CALLED, numbers, names)]
+    plain = rated(measured(cases, progress, MORE * (1 + len(forms) / 4), watch))
     return Machine(plain.coefficients, plain.interval, plain.corrections, **here(),
                    ways=in_runs(progress, INSIDE, names), busy=watch.seen())

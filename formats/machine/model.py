@@ -5,9 +5,9 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from importlib.metadata import version
 from math import exp, isfinite
 from pathlib import Path
@@ -21,7 +21,7 @@ from formats.disk.files import parse_json, shown
 from formats.machine.features import beyond
 from formats.machine.host import Host, caches, cpuinfo
 from formats.machine.predictor import Correction
-from formats.machine.prices import OPTIONAL, PRICES, price, untimed
+from formats.machine.prices import ALL, LATER, PRICES, price, untimed
 from formats.machine.quiet import probe
 from formats.machine.switches import switched_off
 
@@ -78,14 +78,20 @@ class Rates:
         """With the rates of kernels that others have."""
         return replace(self, **{name: getattr(self, name) | getattr(other, name) for name in TABLES})
 
+    def holding(self, kernel: str) -> "Rates":
+        """Those in which the rates of this kernel stand."""
+        return self
+
     def seconds(self, kernel: str, **sizes: float) -> float:
         """Predicted seconds of one call."""
+        if (own := self.holding(kernel)) is not self: return own.seconds(kernel, **sizes)
         plain = self.closed(kernel, **sizes)
         if kernel not in self.corrections: return plain
         return plain * exp(min(max(self.corrections[kernel](kernel, sizes), -MOST), MOST))
 
     def closed(self, kernel: str, **sizes: float) -> float:
         """The closed form alone."""
+        if (own := self.holding(kernel)) is not self: return own.closed(kernel, **sizes)
         one = sizes.get("T") == 1
         near = (self.one_row if one and kernel in self.one_row else self.coefficients)[kernel]
         far = self.far[kernel][0 if one else 1] * beyond(kernel, sizes) if kernel in self.far else 0.0
@@ -93,6 +99,7 @@ class Rates:
 
     def between(self, kernel: str, **sizes: float) -> tuple[float, float]:
         """Seconds that a call takes in 80 % of cases: a lower and an upper bound around `seconds`."""
+        if (own := self.holding(kernel)) is not self: return own.between(kernel, **sizes)
         known = self.corrections.get(kernel)
         wide = self.interval.get(kernel, UNKNOWN) if known is None else known.deviation(kernel, sizes)
         middle = self.seconds(kernel, **sizes)
@@ -119,7 +126,7 @@ TABLES = "coefficients", "interval", "corrections", "one_row", "far"      # fiel
 
 def read_rates(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of rates from JSON, without kernels that nobody declared here."""
-    others = given["coefficients"].keys() - (PRICES | OPTIONAL).keys()
+    others = given["coefficients"].keys() - ALL.keys()
     known = {name: {kernel: each for kernel, each in given[name].items() if kernel not in others} for name in TABLES}
     return dict(given) | known | {"corrections": {kernel: Correction(**each) for kernel, each in known["corrections"].items()}}
 
@@ -161,6 +168,16 @@ class Machine(Rates):
         if not here: raise NotThisMachine(f"{file}: of another machine or other versions")
         return found
 
+    def holding(self, kernel: str) -> "Machine":
+        """What nobody asked for before is measured, where this machine is the one at hand."""
+        return self.more if kernel in LATER and kernel not in self.coefficients and self.identity == identity() else self
+
+    @cached_property
+    def more(self) -> "Machine":
+        """The rates of what searches never meet, kept beside the calibration."""
+        from formats.machine.calibration import calibrate_more
+        return kept_or(beside(LATER), LATER, partial(calibrate_more, LATER), lambda *_: None)
+
     @property
     def unpriced(self) -> list[str]:
         """The kernels that have cases of their own and no rate here."""
@@ -191,7 +208,7 @@ def corrects(kernel: str, correction: Correction) -> bool:
     """Whether this is a correction of the kernel: finite numbers, a length for every axis, something left at every place."""
     scale, places, left = correction.scale, correction.places, correction.left
     numbers = [correction.noise, correction.spread, correction.amplitude, correction.alone, *left]
-    right = kernel in PRICES | OPTIONAL and all(number(each) and abs(each) < MOST for each in numbers)
+    right = kernel in ALL and all(number(each) and abs(each) < MOST for each in numbers)
     return (right and all(map(number, scale)) and min(correction.noise, correction.spread, *scale, 1.0) >= LEAST
             and len(places) == len(left) and all(len(place) == len(scale) and all(map(number, place)) for place in places))
 
@@ -244,9 +261,13 @@ def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
     from formats.machine.calibration import calibrate, calibrate_more
     machine = kept_or(machine_file(), None, calibrate, progress)
     if missing := machine.unpriced:
-        beside = machine_file().with_suffix(f".{digested(' '.join(missing))}.json")
-        machine = machine.joined(kept_or(beside, missing, partial(calibrate_more, missing), progress))
+        machine = machine.joined(kept_or(beside(missing), missing, partial(calibrate_more, missing), progress))
     return machine
+
+
+def beside(names: Iterable[str]) -> Path:
+    """Where the rates of kernels are kept that were measured after the machine's model."""
+    return machine_file().with_suffix(f".{digested(' '.join(names))}.json")
 
 
 def kept_or(file: Path, wanted: Collection[str] | None, measure: Callable[..., Machine], progress: Callable[..., None]) -> Machine:

@@ -1,6 +1,7 @@
 """What machines price: one declaration a name, from which fits, the calibration's cases, data sheets and tables are read. Products and
 what rides along with them stand here; kernels of programs enter theirs (opmatrix/runtime/kernel.py)."""
-from collections.abc import Callable, Iterator
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -79,18 +80,24 @@ def product(name: str) -> Price:
     return Price(lambda: FORMATS[name].work, product=name)
 
 
+def products(searched: bool) -> dict[str, Price]:
+    """Of the formats that searches meet, or of the others."""
+    return {f"linear.{name}": product(name) for name, form in FORMATS.items() if (form.proposed or form.plain) == searched}
+
+
 PRICES: dict[str, Price] = {
-    **{f"linear.{name}": product(name) for name in FORMATS},
+    **products(searched=True),
     **{f"{name}{behind}": riding(stage) for behind in ("", NARROW) for name, stage in EPILOGUE.items()},
     **{f"pointwise.{name}": passing(stage) for name, stage in EPILOGUE.items()}}
+LATER = products(searched=False)                            # timed when somebody first asks what they take
 OPTIONAL = {"linear.blas": product("dense")}                # timed only where asked for: numpy's product
+ALL: Mapping[str, Price] = ChainMap(PRICES, LATER, OPTIONAL)
 
 
 def price(kernel: str) -> Price:
     """The declaration of a price; KeyError names those there are."""
-    found = PRICES.get(kernel) or OPTIONAL.get(kernel)
-    if found is None: raise KeyError(f"no kernel {kernel!r} has a price; there are {', '.join(PRICES)}")
-    return found
+    if kernel not in ALL: raise KeyError(f"no kernel {kernel!r} has a price; there are {', '.join(PRICES | LATER)}")
+    return ALL[kernel]
 
 
 def up(number: Any, side: int) -> Any:

@@ -30,8 +30,8 @@ def ending(y: Exact, a: Bound) -> Exact:
 
 
 def multiplied(a: Bound) -> dict[str, Any]:
-    """x as the weight's format reads it."""
-    return {"x": a.weight.reads(a.x)} if hasattr(a.weight, "reads") else {}
+    """x and the weight as the weight's format multiplies them."""
+    return dict(zip(("x", "weight"), a.weight.operands(a.x), strict=True)) if hasattr(a.weight, "operands") else {}
 
 
 def halved(a: Bound) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Running:
         """Predicted seconds of a kernel for all groups, its sizes those of one. What never runs so is priced as a call from Python."""
         from formats.machine.features import even  # with sympy, which nothing that only runs needs
         from formats.machine.prices import price
-        rates = self.machine.ways[self.way]
+        rates = self.machine.holding(kernel).ways[self.way]
         if kernel not in rates.coefficients:
             calls = self.times * (self.machine.threads if self.lengths else 1)        # for every group of every worker
             return calls * float(self.machine.seconds(kernel, **sizes)) + (0.0 if price(kernel).rides else self.machine.cold)

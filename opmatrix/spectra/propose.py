@@ -139,6 +139,12 @@ class Weighed:
         """The share of the energy that is lost with the 0, 1, 2 … entries that matter least, where columns of X are orthogonal."""
         return curve(entry_energy(self.weight, self.gram).ravel())
 
+    @cached_property
+    def shares(self) -> Array:
+        """Of the output's energy, what each number holds, were the columns of X orthogonal."""
+        energy = entry_energy(self.weight, self.gram)
+        return energy / (energy.sum() or 1)
+
     def ranks(self) -> list[int]:
         """Those worth proposing."""
         return ranks(self.errors, self.limits)

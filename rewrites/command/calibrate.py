@@ -7,7 +7,6 @@ from formats.machine import blas, peaks
 from formats.machine.calibration import calibrate
 from formats.machine.model import Machine, machine_file
 from formats.machine.peaks import Peaks
-from formats.machine.prices import PRICES
 from formats.machine.quiet import told
 from opmatrix.display.tables import table
 from rewrites.command import environment
@@ -47,7 +46,7 @@ def blas_table(setting: blas.Blas) -> str:
 def kernel_table(machine: Machine) -> str:
     """Seconds of every kernel as an expression in its sizes, and how far calls are off: 80 % of them by less."""
     rows = [[kernel, f"{100 * expm1(machine.interval[kernel]):.0f} %" if kernel in machine.interval else "",
-             " + ".join(map(str, machine.expression(kernel).as_ordered_terms()))] for kernel in PRICES]
+             " + ".join(map(str, machine.expression(kernel).as_ordered_terms()))] for kernel in machine.coefficients]
     width = max(len(row[0]) for row in rows)
     return "\n".join(["kernels: 80 % of calls are closer than so much to so many seconds, corrections by pattern left out",
                       *(f"{kernel.ljust(width)}  {off:>5s}  {said}" for kernel, off, said in rows)])

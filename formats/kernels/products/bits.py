@@ -80,7 +80,7 @@ def bit_column(none, bits, words, val, x, along, y):
     write(plus(even, odd), y, 0, None)
 
 
-@Function.of(6)
+@Function.of(6, rare=True)
 def bitmap_columns(weight, start, width, tokens, x, y):
     """Columns start.. of x @ W at y, tokens contiguous; w.r words of bits for each."""
     w, along = record(weight, SPARSE), 4 * tokens
@@ -91,7 +91,7 @@ def bitmap_columns(weight, start, width, tokens, x, y):
         else: bit_column(zeros(1, 1), bits, w.r, val, x, along, to)
 
 
-@Function.of(5)
+@Function.of(5, rare=True)
 def bitmap_single(weight, start, width, x, y):
     """Columns start.. for one token."""
     w, out = record(weight, SPARSE), floats(y, width)

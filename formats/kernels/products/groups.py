@@ -21,7 +21,7 @@ FACTORS = np.dtype(words("at b k r c s t"))
 f4 = np.float32
 
 
-@Kernel
+@Kernel.of(3, rare=True)
 def grouped(item, worker, arguments):
     """Every range of outputs from its own range of inputs."""
     c = record(arguments, LINEAR)
@@ -40,7 +40,7 @@ def grouped(item, worker, arguments):
     if right - left == c.p: finish_rows(c.after, low, high)
 
 
-@Kernel
+@Kernel.of(3, rare=True)
 def kronecker(item, worker, arguments):
     """Rows of x as matrices X: Σ Aᵀ (X B)."""
     c = record(arguments, LINEAR)

@@ -3,13 +3,15 @@
 A word of 32 bits holds what lies along the depth: two bfloat16 or four bytes (words.py). Bytes are W / scale + 128 and meet
 rows of x / scale, whole numbers up to 127 (rounding.py); what the 128 adds is taken off again.
 Scales of W belong to a column, or to a group of depths of one."""
-from typing import Any
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from formats.core.layout import PANEL
 from formats.kernels.engine.compiled import Kernel
-from formats.kernels.engine.launch import ROOM, address, filled, launch
+from formats.kernels.engine.launch import ROOM, Record, address, filled, launch, temporary
 from formats.kernels.engine.pool import POOL
 from formats.kernels.rows.following import epilogue_record
 from formats.machine.threads import threads
@@ -24,42 +26,75 @@ ASIDE = max(VECTOR_BAND, MATRIX_BAND)                        # rows of a band wh
 f4 = np.float32
 
 
-def product_narrow(kernels: tuple[Kernel, Kernel], x: np.ndarray, w: np.ndarray, scale: np.ndarray | None, group: int,
-                   out: np.ndarray, epilogue: Any, unit: int, per: int = 1) -> np.ndarray:
-    """The product by the first kernel for one row, by the second for more; scale: (groups, p). n is rounded up to units in w,
-    p to 16; `per` numbers lie in one of w."""
-    check_product(x, None, None, out, w=w, **({} if scale is None else {"scale": scale}))
-    (T, n), p = x.shape, out.shape[1]
-    depth, columns = -(-n // unit) * unit, -(-p // 16) * 16
-    if w.size * per != depth * columns:
-        raise ValueError(f"w: {w.size} numbers of {w.dtype} do not make panels of {depth} by {columns}")
-    if group < 1: raise ValueError(f"scale: groups of {group} inputs")
-    group = min(group, depth)
-    groups, span = -(-n // group), depth * (2 if scale is None else 1) + 64
-    if (scale is not None and scale.shape != (groups, p)) or group % unit:
-        raise ValueError(f"scale: expected one for each of {p} columns and groups of {group} in {n} inputs, a multiple of {unit}")
-    weight, after = filled(address(w), address(scale), depth, group, groups, span), epilogue_record(epilogue, out, rough=True)
-    rows, _ = split(T, p, workers := threads(), PANEL)
+class Narrow(NamedTuple):
+    """A weight of narrow numbers as kernels take it: the first for one row, the second for more. scale: (groups, p). n is rounded up to
+    units in w, p to 16; `per` numbers lie in one of w."""
+    kernels: tuple[Kernel, Kernel]
+    w: np.ndarray
+    scale: np.ndarray | None
+    group: int
+    unit: int
+    per: int = 1
+
+    def described(self, n: int, p: int, rows: int) -> tuple[Record, int]:
+        """The record that describes it, and the scratch that items of so many rows take. ValueError where it is not n by p."""
+        (_, w, scale, group, unit, per) = self
+        depth, columns = -(-n // unit) * unit, -(-p // 16) * 16
+        if w.size * per != depth * columns:
+            raise ValueError(f"w: {w.size} numbers of {w.dtype} do not make panels of {depth} by {columns}")
+        if group < 1: raise ValueError(f"scale: groups of {group} inputs")
+        group = min(group, depth)
+        groups, span = -(-n // group), depth * (2 if scale is None else 1) + 64
+        if (scale is not None and scale.shape != (groups, p)) or group % unit:
+            raise ValueError(f"scale: expected one for each of {p} columns and groups of {group} in {n} inputs, a multiple of {unit}")
+        room = (rows + ASIDE) * (span + 8 + 4 * groups) + 8 * ASIDE * PANEL + PANEL * (4 * groups + depth + 4) + 256
+        return filled(address(w), address(scale), depth, group, groups, span), room
+
+
+def product_narrow(x: np.ndarray, weights: Sequence[Narrow], out: np.ndarray, epilogue: Any) -> np.ndarray:
+    """out (T, p) = x (T, n) @ the weights, one after another, then the epilogue; what lies between two is float32, as many columns as the
+    first has scales."""
+    stored = {f"{name}{i}": array for i, each in enumerate(weights) for name, array in (("w", each.w), ("scale", each.scale))
+              if array is not None}
+    check_product(x, None, None, out, **stored)
+    T, workers = len(x), threads()
+    sides = [x.shape[1], *(each.scale.shape[1] for each in weights[:-1] if each.scale is not None), out.shape[1]]
+    between = [x, *(temporary((T, side)) for side in sides[1:-1]), out]
+    laid = [each.described(n, p, split(T, p, workers, PANEL)[0]) for each, (n, p) in zip(weights, pairwise(sides), strict=True)]
+    after = [*[None] * (len(weights) - 1), epilogue_record(epilogue, out, rough=True)]
     with POOL.lock:
-        room = ROOM.reserve((rows + ASIDE) * (span + 8 + 4 * groups) + 8 * ASIDE * PANEL + PANEL * (4 * groups + depth + 4) + 256, workers)
-        launch(workers, *linear_stages(kernels[T > 1], x, address(weight), out, after, workers, room, unit=PANEL))
+        room = ROOM.reserve(max(size for _, size in laid), workers)
+        launch(workers, *(stage for i, (each, (record, _)) in enumerate(zip(weights, laid, strict=True)) for stage in linear_stages(
+            each.kernels[T > 1], between[i], address(record), between[i + 1], after[i], workers, room, unit=PANEL)))
     return out
 
 
 def product_bf16(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ w, then the epilogue; w: bfloat16 as uint16, in panels of pairs, n rounded up to 32. x is
     rounded to bfloat16, sums are float32."""
-    return product_narrow((halves, halves_matrix), x, typed("w", w, np.uint16), None, 1 << 30, out, epilogue, 32)
+    return product_narrow(x, [Narrow((halves, halves_matrix), typed("w", w, np.uint16), None, 1 << 30, 32)], out, epilogue)
 
 
 def product_int8(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; w: bytes W / scale + 128 in panels of fours, n rounded up to 64; scale:
     float32, a row for every group of inputs. Each row of x is rounded to 255 steps, sums are exact within a group."""
-    return product_narrow((quantised, quantised_matrix), x, typed("w", w, np.uint8), typed("scale", scale, f4, axes=2), group,
-                          out, epilogue, 64)
+    return product_narrow(x, [in_bytes(w, scale, group)], out, epilogue)
 
 
 def product_int4(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """The same for halves of bytes W / scale + 8: in a byte the low half is of one word of depth, the high one of the next."""
-    return product_narrow((nibbled, nibbled_matrix), x, typed("w", w, np.uint8), typed("scale", scale, f4, axes=2), group,
-                          out, epilogue, 64, 2)
+    weight = Narrow((nibbled, nibbled_matrix), typed("w", w, np.uint8), typed("scale", scale, f4, axes=2), group, 64, 2)
+    return product_narrow(x, [weight], out, epilogue)
+
+
+def in_bytes(w: np.ndarray, scale: np.ndarray, group: int) -> Narrow:
+    """Bytes with a scale for each column and group."""
+    return Narrow((quantised, quantised_matrix), typed("w", w, np.uint8), typed("scale", scale, f4, axes=2), group, 64)
+
+
+def product_lowrank_bytes(x: np.ndarray, u: np.ndarray, left: np.ndarray, v: np.ndarray, right: np.ndarray, out: np.ndarray,
+                          epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = (x (T, n) @ U) @ V, then the epilogue; u, v: bytes as for `product_int8`, left and right: float32, a scale for
+    each column. Rows of x, and of what lies between, are rounded to 255 steps."""
+    factors = (in_bytes(w, typed("scale", scale, f4)[None], 1 << 30) for w, scale in ((u, left), (v, right)))
+    return product_narrow(x, [*factors], out, epilogue)

@@ -81,6 +81,20 @@ def halves(item, worker, arguments):
 
 
 @njit(forceinline=True, **HELPER)
+def round_rows(c, w, low, rows, x, scales, lifts, totals, middle, beside):
+    """The rows of an item as bytes at x, so many beside each other in pieces of 64 bytes, their scales and lifts (see LIFT), and what each
+    group adds up to, times middle; whether any is lifted."""
+    far = False
+    for i in range(rows):
+        to = x + i // beside * beside * w.span + i % beside * 64
+        scale, lift = round_bytes(c.x + 4 * (low + i) * c.along, c.n, to, w.depth, 64 * beside, w.group, w.groups,
+                                  totals + 4 * i * w.groups, middle)
+        floats(scales + 4 * i, 1)[0], floats(lifts + 4 * i, 1)[0] = scale, lift
+        far |= lift != ONE
+    return far
+
+
+@njit(forceinline=True, **HELPER)
 def bytes_by_vectors(whole, grouped, per, middle, item, worker, arguments):
     """An item of bytes, or of halves of them, of which `per` lie in a word; middle was added to W."""
     c = record(arguments, LINEAR)
@@ -90,15 +104,12 @@ def bytes_by_vectors(whole, grouped, per, middle, item, worker, arguments):
     block = c.room + worker * c.apart
     edge = block + 4 * (BAND + 1) * PANEL
     x = edge + 4 * PANEL * groups
-    scales, far = x + rows * w.span, False
+    scales = x + rows * w.span
     lifts = scales + 4 * rows
     totals = lifts + 4 * rows
-    for i in range(rows):
-        scale, lift = round_bytes(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth, 64, w.group, groups,
-                                  totals + 4 * i * groups, middle)
-        floats(scales + 4 * i, 1)[0], floats(lifts + 4 * i, 1)[0] = scale, lift
-        far |= lift != ONE
-    how, size, words = (totals, scales, w.scale, 4 * c.p, groups, w.group // 4), w.depth * 4 // per, w.depth // 4
+    far = round_rows(c, w, low, rows, x, scales, lifts, totals, middle, 1)
+    how, size = (totals, scales, w.scale, 4 * c.p, groups, w.group // 4), w.depth * 4 // per
+    words = (c.n + 3) // 4 if per == 4 else w.depth // 4     # what fills x up is zero
     if groups == 1: by_panels(whole, scales_at, c, w, item, x, size, words, how, far, lifts, block, edge)
     else: by_panels(grouped, scales_at, c, w, item, x, size, words, how, far, lifts, block, edge)
 

@@ -42,7 +42,7 @@ def scatter(none, w, k, end, start, width, along, x, y):
         k += 1
 
 
-@Function.of(6)
+@Function.of(6, rare=True)
 def csc_columns(weight, start, width, tokens, x, y):
     """Columns start.. of x @ W at y, tokens contiguous."""
     w, along = record(weight, SPARSE), 4 * tokens
@@ -63,7 +63,7 @@ def scatter_one(idx, val, k, end, factor, start, out):
         k += 1
 
 
-@Function.of(5)
+@Function.of(5, rare=True)
 def csc_single(weight, start, width, x, y):
     """Columns start.. for one token; inputs that are zero are left out."""
     w, row, out = record(weight, SPARSE), pointer(x, np.float32), floats(y, width)
@@ -108,7 +108,7 @@ def coo_wide(weight, start, width, tokens, x, y):
     coo_range(w, pointer(w.idx, np.uint32), start, width, tokens, x, y)
 
 
-@Function.of(6)
+@Function.of(6, rare=True)
 def coo_short(weight, start, width, tokens, x, y):
     """Columns start.. of x @ W at y, tokens contiguous; inputs in 16 bits."""
     w = record(weight, SPARSE)
@@ -123,7 +123,7 @@ def dot(idx, val, k, end, row):
     return total
 
 
-@Function.of(5)
+@Function.of(5, rare=True)
 def coo_single(weight, start, width, x, y):
     """Columns start.. for one token."""
     w, row, out = record(weight, SPARSE), pointer(x, np.float32), floats(y, width)

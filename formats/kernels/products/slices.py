@@ -100,7 +100,7 @@ def sell_wide(weight, start, width, tokens, x, y):
     sell_range(w, record(w.ptr, SLICES), pointer(w.idx, np.uint32), start, width, tokens, x, y)
 
 
-@Function.of(6)
+@Function.of(6, rare=True)
 def sell_short(weight, start, width, tokens, x, y):
     """Columns start.. of x @ W at y, tokens contiguous; idx in 16 bits."""
     w = record(weight, SPARSE)
@@ -129,7 +129,7 @@ def slot_dot(w, s, k, end, row):
     return total
 
 
-@Function.of(5)
+@Function.of(5, rare=True)
 def sell_single(weight, start, width, x, y):
     """Columns start.. for one token: whole windows."""
     w, out, row = record(weight, SPARSE), floats(y, width), pointer(x, np.float32)

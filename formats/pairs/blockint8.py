@@ -1,0 +1,45 @@
+"""Sparse blocks of bytes: tiles of the size that registers and vectors take."""
+import numpy as np
+
+from formats.block import Block, tiles
+from formats.core.sizes import T, blocks, ceiling, f4, n, p, u1, u4
+from formats.csr import compression
+from formats.format import Format
+
+from .in_bytes import ROUNDED, Bytes, shifted, unsound
+
+DEEP, ACROSS = TILE = 64, 16                                 # inputs: a line of a row of bytes; outputs: a vector of sums
+
+
+class BlockInt8(Bytes, Format, structure=Block, tile=TILE):
+    """Nonzero tiles of 64 inputs by 16 outputs in bytes, compressed by columns of tiles.
+
+    W / scale is rounded to whole numbers up to 127, x as for int8; tiles are chosen and lie as in block. One holds 16 words of 4 inputs,
+    each of 16 outputs, with 128 added."""
+    ptr: u4[ceiling(p / 16) + 1]
+    idx: u4[blocks]
+    w: u1[blocks, 16, 16, 4]
+    scale: f4[p]
+    flops = 2048 * T * blocks
+    work = 1024 * T * blocks, 1024 * blocks * ceiling(T / 256), T * (n + p), T * n
+
+    def arranged(ptr, idx, val):
+        return ptr, idx, shifted(val).reshape(-1, DEEP // 4, 4, ACROSS).transpose(0, 1, 3, 2)
+
+    def restored(shape, ptr, idx, w):
+        return ptr, idx, w.transpose(0, 1, 3, 2).reshape(-1, DEEP, ACROSS).astype(np.float32) - 128
+
+    def kernel(x, ptr, idx, w, scale, out, epilogue):
+        from formats.kernels import product_byte_blocks
+        product_byte_blocks(x, ptr, idx, w, scale, out, epilogue)
+
+    def unsound(self): return compression(self.ptr, self.idx, -(-self.shape[0] // DEEP)) or unsound(self.shape[0], self.scale)
+
+    @classmethod
+    def choices(cls, inputs, outputs): return [{"density": density} for density in (0.5, 0.25, 0.1)]
+
+    @classmethod
+    def predicted(cls, spectrum, *, density):
+        """What is left out, where inputs are orthogonal, and what bytes round."""
+        held = np.sort(tiles(spectrum.shares, TILE).sum((2, 3)), axis=None)
+        return float(np.hypot(np.sqrt(held[:held.size - round(density * held.size)].sum()), ROUNDED))

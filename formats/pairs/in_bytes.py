@@ -1,0 +1,82 @@
+"""Bytes with a scale for each output, as the number type of a pair."""
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.arrays import Floats, FormatError
+from formats.core.sizes import ON_NUMBERS, Size
+from formats.format import Format, options
+from formats.int8 import UNIT, bound, by_row, quantised, spread
+from formats.packed import Packed
+
+COLUMN, DEEP = 1 << 30, 1 << 17                              # a group of all inputs; inputs whose sums of bytes are int32
+ROUNDED = 0.007                                              # relative error of normal numbers as bytes
+
+
+class Bytes:
+    """The numbers of a structure as bytes, with 128 added, and a scale for each output, the last array; x is rounded as for int8.
+    Options of the structure that the kernel fixes are given with it, and are no options of the pair; what the structure remembers,
+    `arranged` and `restored` are told."""
+    structure: ClassVar[type[Format]]
+    fixed: ClassVar[dict[str, Any]]
+    arranged: ClassVar[Callable[..., tuple[NDArray[Any], ...]]]
+    restored: ClassVar[Callable[..., tuple[NDArray[Any], ...]]]
+    unit = "int8"
+
+    def __init_subclass__(cls, structure: type[Format], **fixed: Any) -> None:
+        cls.structure, cls.fixed, whole = structure, fixed, structure.declared
+
+        def fit(W, **given): return spread(*quantised(whole.fit(W, **given, **fixed), COLUMN, 127), COLUMN)
+        def pack(W, **given):
+            if len(W) > DEEP: raise FormatError(f"{cls.name}: {too_deep(len(W))}")
+            numbers, scale = quantised(W, COLUMN, 127)
+            kept = {name: given.get(name, options(whole.pack)[name]) for name in options(cls.declared.unpack)}
+            return *cls.arranged(*whole.pack(numbers, **given, **fixed), **kept), scale[0]
+        def unpack(shape, *arrays, **given):
+            *arrays, scale = arrays
+            also = {name: value for name, value in fixed.items() if name in options(whole.unpack)}
+            return whole.unpack(shape, *cls.restored(shape, *arrays, **given), **given, **also) * scale
+
+        for made in (fit, pack, unpack):
+            taken = inspect.signature(getattr(whole, made.__name__))
+            left = [each for name, each in taken.parameters.items() if name not in fixed]
+            made.__signature__ = taken.replace(parameters=left)                      # type: ignore[union-attr]
+            setattr(cls, made.__name__, made)
+        super().__init_subclass__()
+
+    def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
+    def tolerance(self, W): return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
+    def bound(self, x): return bound(x, self.unpack(), 1)
+
+    @staticmethod
+    def reads(x): return by_row(x)
+
+    @classmethod
+    def indices(cls): return [name for name in cls.structure.indices() if name in cls.fields]
+
+    @classmethod
+    def counts(cls, inputs, outputs, **given):
+        own = set()
+        for array in cls.fields.values():
+            for axis in array.shape:
+                if isinstance(axis, Size): axis.read(lambda size: own.add(size) or 1, ON_NUMBERS)
+        found = cls.structure.counts(inputs, outputs, **given, **cls.fixed)
+        return {size: count for size, count in found.items() if size in own}
+
+
+def shifted(whole: Floats) -> NDArray[np.uint8]:
+    """Whole numbers up to 127 as bytes with 128 added."""
+    return (whole + 128).astype(np.uint8)
+
+
+def too_deep(inputs: int) -> str:
+    """What is wrong with so many inputs; empty if nothing is."""
+    return f"sums of bytes of {inputs:,} inputs are no int32, those of {DEEP:,} are" if inputs > DEEP else ""
+
+
+def unsound(inputs: int, scale: Floats) -> str:
+    """What is wrong with so many inputs and stored scales; empty if nothing is."""
+    return too_deep(inputs) or (f"the scale {scale.min()} is negative" if (scale < 0).any() else "")

@@ -1,0 +1,114 @@
+"""Low rank in bytes: two thin factors, each in bytes, and what lies between them too."""
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from formats.core.arrays import FormatError, matrix
+from formats.core.layout import TILE, unpanelled
+from formats.core.sizes import T, ceiling, f4, n, p, r, u1
+from formats.format import Format
+from formats.int8 import DEEP, Int8, bound, by_row, row_bytes
+from formats.lowrank import LowRank, product
+
+from .in_bytes import COLUMN, ROUNDED, too_deep, unsound
+
+WHOLE = {"group": COLUMN}                                    # a factor has a scale for each of its outputs
+
+
+class LowRankInt8(Format):
+    """Two factors in bytes, u (n, r) and v (r, p): x @ W is (x @ u) @ v.
+
+    Each is stored as in int8, with a scale for each of its outputs; x and x @ u are rounded row by row as for int8. What one factor may be
+    taken times and the other divided by is such that a column of u and its row of v have one norm, as rounding then loses least."""
+    left: f4[r]
+    u: u1[64 * ceiling(n / 64) * 16 * ceiling(r / 16)]
+    v: u1[64 * ceiling(r / 64) * 16 * ceiling(p / 16)]
+    right: f4[p]
+    unit, projected, projects = "int8", True, False
+    flops = 2 * T * r * (n + p)
+    work = T * r * (n + p), r * (n + p) * ceiling(T / 256), T * (n + p + r), T * (n + r), T * (r + p)
+
+    def fit(W, *, rank=None, weight=None):
+        """The product of the factors of low rank, each rounded."""
+        return LowRankInt8.approximate(W, rank=rank, weight=weight).unpack()
+
+    def pack(W, *, rank=None): return halves(*map(np.float32, LowRank.declared.pack(W, rank=rank)))
+    def unpack(shape, left, u, v, right): return product(*factors(shape, left, u, v, right))
+
+    def kernel(x, left, u, v, right, out, epilogue):
+        from formats.kernels import product_lowrank_bytes
+        product_lowrank_bytes(x, u, left, v, right, out, epilogue)
+
+    @classmethod
+    def pack_factors(cls, u: ArrayLike, v: ArrayLike) -> Self:
+        """Store the product of u (n, r) and v (r, p)."""
+        u, v = matrix(u, "lowrankint8.pack_factors, u"), matrix(v, "lowrankint8.pack_factors, v")
+        if u.shape[1] != len(v): raise FormatError(f"lowrankint8.pack_factors: u is {u.shape}, v is {v.shape}: two ranks")
+        return cls((len(u), v.shape[1]), halves(u, v))
+
+    @classmethod
+    def approximate(cls, W, **given):
+        """`pack_factors` of the factors of low rank: one decomposition."""
+        return cls.pack_factors(*LowRank.factors(W, **given))
+
+    @classmethod
+    def projection(cls, W, directions, *, rank):
+        """W (n, p) on the first of these directions, orthonormal rows, the weightiest first."""
+        return cls.pack_factors(W @ directions[:rank].T, directions[:rank])
+
+    def factors(self):
+        """u (n, r) and v (r, p) as they are stored, in float32."""
+        return factors(self.shape, *self.arrays().values())
+
+    def transpose(self): return LowRank.pack_factors(*(factor.T for factor in reversed(self.factors())))
+    def unsound(self):
+        r, p = len(self.left), self.shape[1]
+        if unpanelled(self.v, (-(-r // DEEP) * DEEP, p), 4, TILE)[r:].any(): return f"v has numbers beyond its rank, {r}"
+        return unsound(self.shape[0], self.left) or unsound(r, self.right)
+
+    def scratch(self): return len(self.left)
+
+    def tolerance(self, W):
+        """Three times what steps of the factors that are off by any share of a half, one apart from another, add up to."""
+        u, v = self.factors()
+        lost = len(u) * np.square(self.left[:, None] * v).sum() + np.square(u).sum() * np.square(self.right).sum()
+        return float(3 * np.sqrt(lost / 12))
+
+    @staticmethod
+    def reads(x): return by_row(x)
+
+    def operands(self, x):
+        """What lies between the factors, as it is rounded: the sums of bytes are exact, their float32 is made by the kernel's steps."""
+        u, v = self.factors()
+        whole, scale, lift = row_bytes(x)
+        sums = (whole.astype(np.float64) @ np.rint(u.astype(np.float64) / np.where(self.left > 0, self.left, 1))).astype(np.float32)
+        return by_row(sums * (self.left * scale) / lift), v.astype(np.float64)
+
+    def bound(self, x):
+        middle, v = self.operands(x)
+        return bound(middle, v, 1)
+
+    @classmethod
+    def choices(cls, inputs, outputs): return LowRank.choices(inputs, outputs)
+    @classmethod
+    def proposed_by(cls, spectrum): return LowRank.proposed_by(spectrum)
+    @classmethod
+    def predicted(cls, spectrum, *, rank): return float(np.hypot(spectrum.errors[rank], 2 ** 0.5 * ROUNDED))
+    @classmethod
+    def counts(cls, inputs, outputs, *, rank=None, weight=None): return LowRank.counts(inputs, outputs, rank=rank)
+
+
+def halves(u, v):
+    """The arrays of two factors: of a column of u and a row of v, the norm of one goes to the other until both are equal."""
+    if wrong := too_deep(len(u)): raise FormatError(f"lowrankint8: {wrong}")
+    norms = [np.linalg.norm(factor.astype(np.float64), axis=axis) for factor, axis in ((u, 0), (v, 1))]
+    share = np.sqrt(np.divide(norms[1], norms[0], out=np.ones_like(norms[0]), where=np.minimum(*norms) > 0))
+    (first, left), (second, right) = (Int8.declared.pack(factor.astype(np.float32), **WHOLE) for factor in (u * share, v / share[:, None]))
+    return left[0], first, second, right[0]
+
+
+def factors(shape, left, u, v, right):
+    """What `halves` stored, in float32."""
+    (n, p), r = shape, len(left)
+    return Int8.declared.unpack((n, r), u, left[None], **WHOLE), Int8.declared.unpack((r, p), v, right[None], **WHOLE)
