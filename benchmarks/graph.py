@@ -1,5 +1,5 @@
-"""A layer of a graph, by mean and by maximum over neighbours (Hamilton et al. 2017, GraphSAGE), found by the search from a term; and
-its product with the relation against scipy's, each on two threads.
+"""A layer of a graph, by mean and by maximum over neighbours (Hamilton et al. 2017, GraphSAGE), found by the search from a term over
+nodes of a space of their own, whose features enter as a matrix; and its product with the relation against scipy's, each on two threads.
 
     python benchmarks/graph.py [--nodes 5000] [--edges 50000] [--width 128] [--rounds 41] [--csv OUT]"""
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +12,7 @@ from command import Figure, Parser, cell, concluded, count, spread, tabled, take
 from formats import kernels
 from formats.machine.model import this_machine
 from formats.machine.threads import limit
+from opmatrix.extents import asked
 from opmatrix.measure import measure
 from opmatrix.monoids import max as largest
 from opmatrix.monoids import mean
@@ -39,7 +40,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     links = random_array((sizes.nodes, sizes.nodes), density=sizes.edges / sizes.nodes ** 2, rng=rng, format="csr")
     features, W = rng.normal(size=(sizes.nodes, sizes.width)), rng.normal(size=(2 * sizes.width, sizes.width)) * sizes.width ** -0.5
-    batch, machine = Batch([range(sizes.nodes)], relations={"edges": links}), this_machine()
+    batch, machine = Batch(relations={"edges": links}, inputs={"features": features}), this_machine()
     table, figures = [COLUMNS], list[Figure]()
     for over in (mean, largest):
         line, off = layer(over, features, W, links, batch, machine, sizes.rounds)
@@ -54,9 +55,10 @@ def main() -> None:
 
 def layer(over, features, W, links, batch, machine, rounds):
     """The layer as a program against numpy: a row of the table, and how far its float64 meaning is off."""
-    edges = relation("edges", "T", "T")
-    term = weight(features) @ formula(lambda x: row(x, product(given(edges), x, over=over)) @ weight(W)) @ gelu
-    found = search(term, EXACT_LAWS, Running.of(machine, batch.starts), batch.extents())
+    edges = relation("edges", "V", "V")
+    layer = formula(lambda x: row(x, product(given(edges), x, over=over)) @ weight(W)) @ gelu
+    term = given("features", features.shape[1], "V") @ layer
+    found = search(term, EXACT_LAWS, Running.of(machine, batch.starts), batch.extents(*asked(term)))
     program, emitter = found.program({})
     wanted = by_hand(over, features, W, links)
     exact, ran = program.exact(batch, unrounded(found, emitter)), program.run(batch)

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from formats.core.sizes import S, Size, T, size
 from formats.masks import attended
-from opmatrix.patterns import Pattern, everyone, parse, sequence
+from opmatrix.patterns import Batch, Pattern, everyone, parse, sequence
+from opmatrix.relations import Relation, parsed
+from opmatrix.signature import Port
 
-__all__ = ["Extents", "S", "T", "counted", "pairs", "patterns"]
+__all__ = ["Extents", "S", "T", "asked", "counted", "entries", "pairs", "patterns"]
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,30 @@ class Pairs:
     __repr__ = __str__
 
 
+@dataclass(frozen=True)
+class Entries:
+    """The entries of a relation."""
+    relation: Relation
+
+    def __str__(self) -> str: return f"entries[{self.relation}]"
+    __repr__ = __str__
+
+
 class Each:
     """`pairs[pattern]`, of a pattern or of its text."""
     def __getitem__(self, pattern: Pattern | str) -> Pairs:
         return Pairs(parse(pattern) if isinstance(pattern, str) else pattern)
 
 
-pairs = Each()
+class EachRelation:
+    """`entries[relation]`, of a relation or of its text."""
+    def __getitem__(self, relation: Relation | str) -> Entries:
+        return Entries(parsed(relation) if isinstance(relation, str) else relation)
+
+
+pairs, entries = Each(), EachRelation()
 WHOLE = pairs[sequence]                                     # all scores: the sum of squared lengths
-Entry = Size | Pairs
+Entry = Size | Pairs | Entries
 
 
 class Missing(KeyError, ValueError):
@@ -46,8 +63,8 @@ class Missing(KeyError, ValueError):
 
 
 class Extents(Mapping[Any, Any]):
-    """A frozen mapping of live sizes and `pairs[pattern]` to whole numbers from 0 on, or to expressions of symbols. A size
-    is known by its name. Raises TypeError for what is no entry or no number, ValueError for a number that is negative or
+    """A frozen mapping of live sizes, `pairs[pattern]` and `entries[relation]` to whole numbers from 0 on, or to expressions of symbols.
+    A size is known by its name. Raises TypeError for what is no entry or no number, ValueError for a number that is negative or
     no whole one."""
 
     __slots__ = ("numbers",)
@@ -63,7 +80,7 @@ class Extents(Mapping[Any, Any]):
         return made
 
     def __getitem__(self, key: Any) -> Any:
-        try: return self.numbers[key if type(key) in (Size, Pairs) else entry(key)]
+        try: return self.numbers[key if type(key) in (Size, Pairs, Entries) else entry(key)]
         except KeyError:
             known = ", ".join(map(str, self.numbers)) or "nothing"
             raise Missing(f"extents: there is no {key}, only {known}: give {{{key}: …}}, or those of a batch, "
@@ -82,16 +99,16 @@ class Extents(Mapping[Any, Any]):
     def mean(self, of: Iterable[int], parts: int) -> "Extents":
         """Those of one of so many parts, on average, that have sentences of these lengths together. What lengths do not say
         grows with the rows."""
-        whole = counted([*of], self.patterns)
+        whole = counted([*of], [each for each in self.patterns if each.relation is None])
         share = whole[T] / self[T]
         return Extents.made({key: (whole[key] if key in whole else value * share) / parts for key, value in self.numbers.items()})
 
 
 def entry(key: Any) -> Entry:
     """The entry that is meant. A size may come as that of formats.core.sizes, of opmatrix.shapes, or as its name."""
-    if isinstance(key, Pairs): return key
+    if isinstance(key, Pairs | Entries): return key
     if (getattr(key, "is_Symbol", False) or isinstance(key, str)) and str(key).isidentifier(): return size(str(key))
-    raise TypeError(f"extents: {key!r:.80} is no entry: give a live size, such as T, or pairs[pattern]")
+    raise TypeError(f"extents: {key!r:.80} is no entry: give a live size, such as T, pairs[pattern] or entries[relation]")
 
 
 def number(name: Entry, value: Any) -> Any:
@@ -127,7 +144,32 @@ def held(pattern: Pattern, length: int) -> int:
     return attended(length, *pattern.reach) if pattern.reach else pattern.mask(length).attended(length)
 
 
+def measured(found: Extents, batch: Batch, held: Iterable[Pattern], ports: Iterable[Port], relations: Iterable[Relation]) -> Extents:
+    """With the rows of other spaces, as inputs and relations of a batch have them, and the entries of relations. Raises ValueError
+    where two differ about a space."""
+    numbers, known = dict(found), dict[str, tuple[int, object]]()
+
+    def told(space: str, rows: int, what: object) -> None:
+        if (there := known.setdefault(space, (rows, what)))[0] != rows:
+            raise ValueError(f"space {space}: {there[1]} has {there[0]} rows of it in this batch, {what} {rows}")
+        numbers.setdefault(size(space), rows)
+    for port in ports: told(port.space, len(batch.input(port)), f"input {port}")
+    seen = {each: each.relation for each in held if each.relation is not None}
+    for relation in dict.fromkeys([*relations, *seen.values()]):
+        sparse = batch.relation(relation)
+        for space, rows in zip((relation.rows, relation.cols), sparse.shape, strict=True): told(space, rows, f"relation {relation}")
+        numbers[entries[relation]] = len(sparse.at)
+    return Extents.made(numbers | {pairs[each]: numbers[entries[relation]] for each, relation in seen.items()})
+
+
 def patterns(term: Any) -> tuple[Pattern, ...]:
     """The patterns of a model's products, each once; `everyone` is none."""
     found = dict.fromkeys(each for node in term.walk() for each in node.args if isinstance(each, Pattern))
     return tuple(each for each in found if each != everyone)
+
+
+def asked(*terms: Any) -> tuple[tuple[Pattern, ...], tuple[Port, ...], tuple[Relation, ...]]:
+    """The patterns of models, the matrices that they are given, and the relations of spaces whose rows a batch does not tell."""
+    args = dict.fromkeys(each for term in terms for node in term.walk() for each in node.args)
+    return (tuple(dict.fromkeys(each for term in terms for each in patterns(term))), tuple(each for each in args if isinstance(each, Port)),
+            tuple(each for each in args if isinstance(each, Relation) and each.custom))

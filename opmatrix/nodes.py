@@ -13,6 +13,7 @@ from opmatrix.patterns import FIELDS, Pattern, everyone
 from opmatrix.properties import PROPERTIES
 from opmatrix.relations import Relation
 from opmatrix.shapes import N, Shape, ShapeError, brief
+from opmatrix.signature import Port
 from opmatrix.term import Kind, Operator, adjoint
 
 
@@ -331,6 +332,11 @@ def given(x, field: Literal[*FIELDS], n: int):              # type: ignore[valid
 def related(x, relation: Relation):
     """The entries of a relation that the batch gives, whatever x is."""
     return x.related(relation)
+
+@combinator(constant=True)
+def entered(x, port: Port):
+    """The matrix that the batch gives for an input, whatever x is."""
+    return x.entered(port)
 
 @combinator(additive=True, selective=True)
 def pick(x, relation: Relation):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.format import Format
-from opmatrix.extents import Extents, S
+from opmatrix.extents import Extents, S, T
 from opmatrix.patterns import Batch, Pattern
 from opmatrix.pipelines.embed import ROWS, Progress, Texts, embed, stream
 from opmatrix.pipelines.pooling import Pooling
@@ -20,6 +20,7 @@ from opmatrix.pipelines.text import Tokenizer
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.schedule import Schedule
 from opmatrix.runtime.seen import pattern
+from opmatrix.signature import WHOLE, Port, Signature
 
 if TYPE_CHECKING:
     from opmatrix.pipelines.session import Session
@@ -28,6 +29,7 @@ Floats = NDArray[np.float32]
 Exact = NDArray[np.float64]
 Constant = Format | NDArray[Any]
 Given = Batch | Iterable[Sequence[int]]                     # sentences: rows of token ids
+OUTPUT = "output"                                           # the name of an output that nobody named
 ARRAY = {"format": "array"}                                 # what is said of a constant that has no format
 
 
@@ -63,19 +65,42 @@ class ById(Mapping[int, Any]):
 
 class Program:
     """Steps over constants: float32 rows out of a batch of sentences, any number of them of any length: one a token, or, where it
-    pools them, one a sentence.
+    pools them, one a sentence, or one of a space of the batch's own.
+
+    `outputs` names the value that it gives, or several by name, of which the first is what a run gives. `inputs` are matrices that
+    enter beside what every batch has; `state` has for an input in space C the value that is its next one: such a program is run by a
+    session (`start`). `signature` says all of them with space, columns, heads and number type.
 
     It cannot be changed; it keeps nothing of a call, so threads may share it; the same batch gives the same bits.
     `meta` is JSON: model, config, tokenizer (the text of a tokenizer.json), pooling (see opmatrix.pipelines.pooling),
     certificate, whatever belongs to it. Raises ValueError, which names the step, for an unknown kernel, operand,
     attribute or shape that does not fit."""
 
-    def __init__(self, steps: Iterable[Step], constants: Mapping[str, Constant], output: str,
-                 meta: Mapping[str, Any] | None = None):
+    def __init__(self, steps: Iterable[Step], constants: Mapping[str, Constant], outputs: str | Mapping[str, str],
+                 meta: Mapping[str, Any] | None = None, *, inputs: Iterable[Port] = (), state: Mapping[str, str] = MappingProxyType({})):
         held = {name: self.held(constant) for name, constant in constants.items()}
-        self.steps, self.constants, self.output = tuple(steps), MappingProxyType(held), output
+        self.steps, self.constants = tuple(steps), MappingProxyType(held)
+        self.outputs = MappingProxyType({OUTPUT: outputs} if isinstance(outputs, str) else dict(outputs))
+        if not self.outputs: raise ValueError("output: a program gives one, at least")
+        self.inputs, self.state = tuple(inputs), MappingProxyType(dict(state))
         self.meta = MappingProxyType(copied(meta or {}))
-        self.schedule = Schedule(self.steps, self.constants, output)
+        self.schedule = Schedule(self.steps, self.constants, self.outputs, self.inputs, self.state)
+
+    @property
+    def output(self) -> str:
+        """The value that a run gives: its first output."""
+        return next(iter(self.outputs.values()))
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What it reads and gives, by name."""
+        limits: dict[str, int] = {}
+        relations: dict[str, None] = {}
+        for call in self.schedule.calls:
+            limits |= call.kernel.fields(call.bound)
+            relations |= dict.fromkeys(map(str, call.kernel.relations(call.bound)))
+        fields = [Port(name, "T", 1, 1, WHOLE) for name in limits]
+        return Signature({port.name: port for port in (*self.inputs, *fields)}, tuple(relations), self.schedule.outputs, self.state)
 
     @staticmethod
     def held(constant: Constant) -> Constant:
@@ -86,15 +111,26 @@ class Program:
         """(T, n): one row a token, sentences one after another; (S, n): one a sentence, where the program is `pooled`. Takes a
         Batch or a list of rows of token ids; raises
         ValueError where there is no sentence, one is empty, or an id is outside its table."""
-        return self.schedule.run(batched(batch))
+        return self.schedule.run(batched(batch))[0]
 
     __call__ = run
+
+    def run_all(self, batch: Given) -> dict[str, Floats]:
+        """Every output by name, as one run gives them. Raises as `run` does."""
+        return dict(zip(self.outputs, self.schedule.run(batched(batch)), strict=True))
 
     def exact(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None, rounded: bool = True) -> Exact:
         """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. A kernel that rounds
         its operands means the rounded ones, unless `rounded` is False. Constants may be replaced by name, a weight by its
         (n, p) matrix: those of a program made before any rounding, say."""
         return self.schedule.exact(batched(batch), ById(self.constants, constants or {}), rounded)
+
+    def exact_all(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None, rounded: bool = True) -> dict[str, Exact]:
+        """The same of every output by name, and of the next value of every piece of state by the name of its input."""
+        instead = {id(self.constants[name]): array for name, array in (constants or {}).items()}
+        found, schedule = self.schedule.meanings(batched(batch), instead, rounded), self.schedule
+        state = {schedule.ports[i].name: found[behind] for i, behind in schedule.state.items()}
+        return dict(zip(self.outputs, map(found.__getitem__, schedule.results), strict=True)) | state
 
     def trace(self, batch: Given) -> Iterator[tuple[Step, Floats, Exact]]:
         """Each step of a run with its result and, in float64, what its kernel means for the same operands: what they
@@ -125,13 +161,19 @@ class Program:
         return stream(self, texts, rows, truncate, skip_bad)
 
     @property
+    def space(self) -> str:
+        """The space of the rows that a run gives."""
+        return next(iter(self.schedule.outputs.values())).space
+
+    @property
     def pooled(self) -> bool:
         """Whether it gives one row a sentence, and not one a token."""
-        return bool(getattr(self.schedule.calls[self.schedule.result].shape, "space", None) == S)
+        return self.space == str(S)
 
     def starts(self, batch: Batch) -> NDArray[np.int64]:
-        """Where the rows of each sentence begin in what it gives, and the end of all."""
-        return np.arange(len(batch) + 1) if self.pooled else batch.starts
+        """Where the rows of each sentence begin in what it gives, and the end of all; of rows of another space each stands for itself."""
+        if self.space == str(T): return batch.starts
+        return np.arange(self.schedule.extents(batch)[self.space] + 1)
 
     def vectors(self, batch: Batch) -> Floats:
         """(S, n): an embedding for each sentence, pooled by the program, or as `pooling` says."""
@@ -174,7 +216,7 @@ class Program:
         if isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(each, int | float) for each in batch):
             raise TypeError(f"extents: {batch} does not say what each pattern holds: give a batch, or "
                             f"Extents({{T: {batch[0]}, pairs[sequence]: {batch[1]}}})")
-        return batch if isinstance(batch, Extents) else batched(batch).extents(self.patterns)
+        return batch if isinstance(batch, Extents) else self.schedule.extents(batched(batch), self.patterns)
 
     @cached_property
     def patterns(self) -> tuple[Pattern, ...]:
@@ -183,12 +225,17 @@ class Program:
 
     # ---- what it is
 
+    def over(self, steps: Iterable[Step], constants: Mapping[str, Constant] | None = None) -> "Program":
+        """Other steps with the same signature and meta, over the same constants where no others are given."""
+        held = self.constants if constants is None else constants
+        return type(self)(steps, held, self.outputs, self.meta, inputs=self.inputs, state=self.state)
+
     def replace(self, **meta: Any) -> "Program":
         """The same program with other entries of meta; constants are shared. A certificate is of one program: what makes it another
         one takes the certificate away."""
         same = meta.keys() <= {"certificate"}
         kept = self.meta if same else {name: e for name, e in self.meta.items() if name != "certificate"}
-        found = Program(self.steps, self.constants, self.output, {**kept, **meta})
+        found = Program(self.steps, self.constants, self.outputs, {**kept, **meta}, inputs=self.inputs, state=self.state)
         if same and "hash" in vars(self): found.hash = self.hash
         return found
 
@@ -200,11 +247,19 @@ class Program:
                       ((name, array.dtype.str, array.shape, pieces(array)) for name, array in self.arrays()))
 
     def described(self) -> dict[str, Any]:
-        """Everything but the arrays and the certificate, as JSON."""
+        """Everything but the arrays and the certificate, as JSON. Of a program with one output and nothing that enters as such programs
+        always had it, so its hash is what it was."""
         return {"meta": {name: entry for name, entry in self.meta.items() if name != "certificate"},
                 "constants": {name: c.meta() if isinstance(c, Format) else ARRAY for name, c in self.constants.items()},
                 "steps": [[s.kernel, dict(s.operands), dict(s.attributes), s.output] for s in self.steps],
-                "output": self.output}
+                **({"output": self.output} if self.plain else {
+                    "inputs": {port.name: port.described() for port in self.inputs}, "outputs": dict(self.outputs),
+                    "state": dict(self.state)})}
+
+    @property
+    def plain(self) -> bool:
+        """Whether it gives one value, and no matrix enters."""
+        return not self.inputs and [*self.outputs] == [OUTPUT]
 
     def arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """The arrays of the constants, in the order of their names: `name` of an array, `name.field` of a format."""
@@ -231,10 +286,12 @@ class Program:
         low, high = self.meta.get("rows", (1, "any number of"))
         header = f"# {self.meta.get('model', 'program')}: {low} to {high} rows, {self.stored_bytes:,} bytes stored"
         if self.schedule.state: header += f", {self.schedule.cached:,} bytes a row of space C"
-        return "\n".join([header, *(step.show(self.constants) for step in self.steps), f"return {self.output}"])
+        said = [] if self.plain else self.signature.lines()
+        return "\n".join([header, *said, *(step.show(self.constants) for step in self.steps), f"return {', '.join(self.outputs.values())}"])
 
     def __repr__(self) -> str:
-        return f"<Program {self.meta.get('model', '')} {len(self.steps)} steps, {self.stored_bytes:,} bytes stored>"
+        gives = ", ".join(map(str, self.schedule.outputs.values()))
+        return f"<Program {self.meta.get('model', '')} {len(self.steps)} steps, {self.stored_bytes:,} bytes stored, gives {gives}>"
 
 
 def copied(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Relation:
     @property
     def custom(self) -> bool:
         """Whether it is of its batch alone."""
-        return self.name not in GIVEN
+        return self.name not in GIVEN and self not in (SLOTS, HELD)
     @property
     def picked(self) -> bool: return self.name in ("first", "last")
     @property
@@ -33,6 +33,11 @@ class Relation:
 
 
 GIVEN = {name: Relation(name, "S", "T") for name in ("first", "last", "members", "members_by_root", "members_by_place")}
+
+
+# of a session: where rows of caches take in new ones, and which of them a new row sees
+SLOTS, HELD = Relation("slots", "C", "T"), Relation("held", "T", "C")
+NAMED = GIVEN | {each.name: each for each in (SLOTS, HELD)}
 
 
 def relation(name: str, rows: Any, cols: Any) -> Relation:
@@ -53,8 +58,8 @@ def parsed(text: str) -> Relation:
 def known(given: Any, where: str) -> Any:
     """A relation, or the one of that name that every batch gives; what stands for one in a law stays. Raises TypeError."""
     if hasattr(given, "rows") and hasattr(given, "cols"): return given
-    if isinstance(given, str) and given in GIVEN: return GIVEN[given]
-    raise TypeError(f"{where}: {given!r:.80} is no relation: {', '.join(GIVEN)}, or relation(name, rows, columns)")
+    if isinstance(given, str) and given in NAMED: return NAMED[given]
+    raise TypeError(f"{where}: {given!r:.80} is no relation: {', '.join(NAMED)}, or relation(name, rows, columns)")
 
 
 class Sparse(NamedTuple):

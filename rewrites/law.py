@@ -18,7 +18,7 @@ from opmatrix.operators import I, const, gelu, gelu_tanh, given, ones, product, 
 from opmatrix.operators import heads as split
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, Pattern
-from opmatrix.relations import GIVEN
+from opmatrix.relations import GIVEN, HELD
 from opmatrix.relations import relation as made_relation
 from opmatrix.shapes import Shape, T, brief, space
 from opmatrix.term import Operator
@@ -183,19 +183,20 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
 
 
 SWAPPED = made_relation("swapped", "T", "T")                # the tokens of a batch backwards
+RELATED = {SWAPPED.name: np.eye(sum(ROWS))[::-1], HELD.name: np.tri(sum(ROWS))[::-1]}      # matrices of relations, in a check
 SCATTERED = np.random.default_rng(0).integers(0, 2, (max(ROWS), max(ROWS)))
 ALL: list[Any] = [*monoids.MONOIDS, sharp]
 CHOICES: dict[str, list[Any]] = dict(
     entrywise=[gelu, gelu_tanh, relu, silu, square, tanh],
     over=[each for each in ALL if each.width == 1 and not each.indexed],
     where=[earlier, patterns.causal, patterns.sequence, patterns.everyone, patterns.window(1), patterns.causal & patterns.sequence,
-           patterns.mask(SCATTERED), patterns.mask(SCATTERED | np.eye(max(ROWS), dtype=int)) & patterns.sequence],
+           patterns.among(HELD), patterns.mask(SCATTERED), patterns.mask(SCATTERED | np.eye(max(ROWS), dtype=int)) & patterns.sequence],
     relation=[GIVEN["last"], GIVEN["first"], SWAPPED])
 
 
 def ragged() -> Batch:
     """The batch of a check, with the relations that a variable may be."""
-    return Batch([np.zeros(length, int) for length in ROWS], relations={SWAPPED.name: np.eye(sum(ROWS))[::-1]})
+    return Batch([np.zeros(length, int) for length in ROWS], relations=RELATED)
 
 
 def choices(sort: Sort) -> list[Any]:

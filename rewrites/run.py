@@ -11,17 +11,15 @@ import numpy as np
 
 from formats.core.errors import InputError
 from formats.machine.quiet import Watch
-from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.measure import collected, medians, peak
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
-from opmatrix.pipelines.pooling import MEAN
 from opmatrix.program import Program
 from opmatrix.term import Operator
 from rewrites.approximation import Approximation
 from rewrites.command.aside import Aside
 from rewrites.command.report import Report
-from rewrites.compiler.layers import Part, parts
+from rewrites.compiler.layers import Model, Part, outputs, parts
 from rewrites.compiler.lower import plainly
 from rewrites.compiler.mixed import Mix
 from rewrites.compiler.precision import check_precision
@@ -33,13 +31,14 @@ from rewrites.front.choice import choose
 from rewrites.front.differences import difference
 from rewrites.front.goals import Goal, goals
 from rewrites.front.ladder import Front, counted, described
+from rewrites.front.opening import opened
 from rewrites.front.points import Point, Result
 from rewrites.front.proposals import Choices, candidates
 from rewrites.front.quality import Quality, loosened
 from rewrites.front.removing import check_removal
 from rewrites.front.stated import Stated
 from rewrites.front.variants import Variant, carried, smaller, smaller_points
-from rewrites.front.workload import Workload, check_output, drawn
+from rewrites.front.workload import Workload, check_output
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify.failure import VerificationError
@@ -62,7 +61,7 @@ def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
     return tuple(law for law in laws if law.name not in names)
 
 
-def optimize(model: str | Operator, *, error: float | None = None, keep: Sequence[str] = (), memory: float | None = None,
+def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[str] = (), memory: float | None = None,
              text: str | None = None, tokens: int | None = None,
              workload: Workload | Batch | str | Path | Mix | None = None, number_type: str = "int8",
              pairs: str | Path | None = None, drop: float | None = None, output: str = "pooled",
@@ -71,7 +70,9 @@ def optimize(model: str | Operator, *, error: float | None = None, keep: Sequenc
              rounds: int = 11, report: Report | None = None) -> Result:
     """The fastest verified program of a model on this machine that stays within the budgets; `best.program` of the result runs.
 
-    model            name or directory of a checkpoint, or an operator on tokens
+    model            name or directory of a checkpoint, or an operator on tokens, or on matrices that a batch gives; or several by
+                     name, the outputs of one model, of which the first is what a run gives and one that is called as an input is its
+                     next value (state)
     error            the output changes by at most this, relative (Frobenius norm), on rows that nothing was fitted to; 0: exact.
                      0.02 where nothing else is asked for
     keep             goals: "error<=2%", "spearman>=-0.3" with `pairs`, "perplexity<=1.02x" with `text` and output="rows"
@@ -131,35 +132,6 @@ def own_laws(run: "Run") -> Iterator[None]:
         raise
 
 
-def opened(model: str | Operator, workload: Workload | Batch | str | Path | Mix | None, text: str | None,
-           tokens: int | None, output: str = "pooled") -> tuple[Operator, Workload, dict[str, Any]]:
-    """The operator, what it is made cheapest for, and what its programs keep of where it comes from."""
-    if isinstance(model, Operator):
-        if isinstance(workload, str | Path):
-            raise InputError(f"workload {workload}: an operator has no tokenizer for texts: give a batch")
-        if not isinstance(vocabulary := model.into.cols, int):
-            raise InputError(f"optimize: {model!r:.60} takes rows of any number of columns: a model begins with weight(table), on one-hot "
-                             "rows of tokens")
-        batch = Batch([np.arange(tokens or 128) % vocabulary]) if workload is None else workload
-        return model, drawn(batch, model), {"model": "operator"}
-    checkpoint = open_model(model)
-    operator = checkpoint.operator(output == "pooled")
-    if workload is None or isinstance(workload, str | Path):
-        workload = Workload.of(checkpoint, text, tokens, None if workload is None else str(workload))
-    elif not isinstance(workload, Workload | Batch):
-        workload = Workload.of(checkpoint, text, tokens, mix=workload)
-    return operator, drawn(workload, operator), source(checkpoint)
-
-
-def source(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Where a checkpoint is, and what its programs need to read text."""
-    tokenizer, pooling = checkpoint.tokenizer_text(), checkpoint.pooling()
-    config = {**checkpoint.config, "max_position_embeddings": checkpoint.positions}         # however its family says it
-    return {"model": checkpoint.name, "config": config, "source": str(checkpoint.directory.resolve()),
-            **({} if tokenizer is None else {"tokenizer": tokenizer}),
-            **({"pooling": pooling.described()} if pooling != MEAN else {})}
-
-
 def calibrated(progress: Any) -> Any:
     """This machine's model, from the cache or measured now."""
     from formats.machine.model import this_machine
@@ -170,7 +142,7 @@ def calibrated(progress: Any) -> Any:
 class Run:
     """The state of one optimisation, phase by phase."""
 
-    operator: Operator
+    model: Model
     workload: Workload
     machine: Any
     laws: tuple[Law, ...]
@@ -196,7 +168,17 @@ class Run:
     @cached_property
     def parts(self) -> list[dict[str, Part]]:
         """Of the model: no law changes them."""
-        return parts(self.operator)
+        return parts(self.model)
+
+    @cached_property
+    def outputs(self) -> dict[str, Operator]:
+        """Of the model, by name."""
+        return outputs(self.model)
+
+    @property
+    def operator(self) -> Operator:
+        """The first output, which a run gives."""
+        return next(iter(self.outputs.values()))
 
     @cached_property
     def running(self) -> Any:
@@ -207,7 +189,7 @@ class Run:
         """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms need one
         another: where a law that makes one is left out, the others keep both their sides."""
         def found(laws: Sequence[Law], time_limit: float) -> tuple[Space, Structure]:
-            space = Space(self.operator, laws, self.running, self.workload.extents(self.operator), fusion, found=self.parts)
+            space = Space(self.model, laws, self.running, self.workload.extents(self.model), fusion, found=self.parts)
             return space, cheapest(space, self.representable if laws else plainly, time_limit)
         try:
             return found(laws, 10.0)
@@ -284,13 +266,15 @@ class Run:
         """Programs (level 3), then errors on held-out rows against the float64 oracle. An exact program that fails ends the run; an
         approximate one that is further off than was planned is dropped; of the others the error is stated, on rows that took
         no part in the plan."""
-        from rewrites.verify import reading, unrounded, verify_exact, verify_steps, verify_structure
+        from rewrites.verify import reading, unrounded, verify_exact, verify_outputs, verify_steps, verify_structure
         exact, imported = self.programs["exact"], self.programs["imported"]
         groups, few = list(self.workload.verify.pieces(GROUP)), [next(self.workload.verify.pieces(FEW))]
-        wanted = [dense(self.operator, group) for group in groups]
-        whole = np.concatenate(wanted)
+        wanted = {name: np.concatenate([dense(self.outputs[name], group) for group in groups]) for name in exact.outputs}
+        whole = next(iter(wanted.values()))
         results: dict[str, Any] = laws_verified | {
             "exact": verify_exact(exact, self.operator, few, imported, unrounded(self.structures["exact"], self.emitter))}
+        if len(self.outputs) > 1:
+            results["outputs"] = verify_outputs(exact, self.outputs, few, unrounded(self.structures["exact"], self.emitter))
         self.imported = self.point("imported", imported, self.structures["imported"].time, 0.0, 0.0)
         self.imported.measured_error = self.imported.predicted_error = difference(imported.run(self.workload.verify), whole)
         near, state = dense(self.operator, few[0]), self.workload.state
@@ -299,7 +283,8 @@ class Run:
         for point in self.points:
             point.predicted_error = float(np.hypot(point.predicted_error, rounding))
             planned = float(np.hypot(point.stated_error, rounding))
-            point.measured_error = difference(point.program.run(self.workload.verify), whole)
+            given = point.program.run_all(self.workload.verify)
+            point.measured_error = max(difference(given[name], each) for name, each in wanted.items())
             point.verified = bool(point.measured_error <= planned)
             checked = max(point.measured_error, difference(point.program.run(few[0]), near))
             point.stated = Stated.of(point.program.run(state), reference, point.program.starts(state), point.program.pooling, rounding,
@@ -361,7 +346,7 @@ class Run:
 
     def lacking(self, names: Sequence[str], exact: Structure) -> Structure:
         """The optimum without some laws, along the same border states."""
-        return search(self.operator, without(self.laws, names), self.running, self.workload.extents(self.operator),
+        return search(self.model, without(self.laws, names), self.running, self.workload.extents(self.model),
                       methods=self.representable, along=exact.path, found=self.parts)
 
     def groups(self, exact: Structure) -> list[Group]:

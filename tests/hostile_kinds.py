@@ -21,6 +21,7 @@ from opmatrix.patterns import Batch, causal, mask, sequence
 from opmatrix.pipelines.text import read_lines
 from opmatrix.program import Program, Step
 from opmatrix.runtime.interpreted import written
+from opmatrix.signature import Port
 from opmatrix.term import Data, formula
 from rewrites.command import environment
 from rewrites.command.pairs import Pairs
@@ -217,6 +218,42 @@ class Patterns(Terms):
                     if isinstance(attribute, dict) and "pattern" in attribute: attribute["pattern"] = text
             found["steps"][6][2]["term"] = json.dumps(term)
         return json.dumps(found).encode()
+
+
+class Gathered(Saved):
+    """Rows of tables that lie as products multiply by them: the attributes of the step that gathers."""
+    file, part = PROGRAM, "panels"
+
+    def good(self):
+        rng, tables = np.random.default_rng(0), [name for name, F in FORMATS.items() if F.panelled]
+        constants = {name: FORMATS[name].approximate(rng.normal(size=(24, 9)).astype(np.float32)) for name in tables}
+        constants["last"] = Dense.pack(rng.normal(size=(9, 24)).astype(np.float32))
+        operands = {f"table{k}": name for k, name in enumerate(constants)}
+        said = {"fields": ",".join(["tokens"] * len(operands)), "turned": ",".join(map(str, range(len(tables))))}
+        self.save(Program([Step("embed", operands, said, "x")], constants, "x"))
+
+    def spoil(self, mutator): return mutator.document(json.loads(self.content), ("steps", 0, 2))
+
+
+class Border(Saved):
+    """A matrix that enters, a relation, several outputs: what a file says of its border."""
+    file, part = PROGRAM, "border"
+
+    def good(self):
+        rows = lambda *shape: np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        self.save(Program([
+            Step("linear", {"x": "features", "weight": "w"}, {}, "a"),
+            Step("link", {"x": "a"}, {"relation": "edges: V × V", "over": "max"}, "b"),
+            Step("embed", {"table0": "t"}, {"fields": "tokens"}, "c")],
+            {"w": Dense.pack(rows(8, 4)), "t": Dense.pack(rows(9, 4))}, {"c": "c", "b": "b", "a": "a"}, inputs=[Port("features", "V", 8)]))
+
+    def spoil(self, mutator):
+        return mutator.document(json.loads(self.content), (mutator.pick(["inputs", "outputs", "state", "signature"]),))
+
+    def used(self, program):
+        given = {"features": np.arange(24, dtype=np.float32).reshape(3, 8)}
+        found = program.run_all(Batch(BATCH, inputs=given, relations={"edges": np.eye(3)}))
+        return b"".join(f"{name} {array.shape}".encode() + array.tobytes() for name, array in found.items())
 
 
 # ---- checkpoints: no hash says what their numbers were

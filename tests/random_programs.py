@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from opmatrix import monoids, operators
-from opmatrix.extents import patterns
+from opmatrix.extents import asked
 from opmatrix.monoids import MONOIDS
 from opmatrix.operators import I, centre, cols, const, diag, given, layernorm, ones, over, place, product, rmsnorm, total, weight
 from opmatrix.oracles import Dense, dense, entrywise
@@ -100,6 +100,7 @@ class Grower:
     def cut(self, v): return v @ cols(0, v.cols - 1) if v.cols > 1 else v
     def placed(self, v): return v @ place(1, v.cols + 2)
     def turned(self, v): return v.T.T
+    def entering(self, v): return v + given(f"more{v.cols}", v.cols, "T")
     def picked(self, v): return v @ operators.pick(BACKWARDS)
     def linked(self, v): return product(operators.given(LINKS), v, over=self.monoid(tokens=True))
     def rotated(self, v): return self.to(v, 4) @ operators.rotary(LONGEST, *self.pick((4, 1e4, 0), (2, 50.0, 2)))
@@ -116,7 +117,7 @@ class Grower:
 
 PLAIN = ("linear", "bias", "activate", "gate", "residual", "gain", "normed", "block", "attend", "shifted", "attend")
 OTHERS = ("affine", "positions", "kinds", "reduced", "summed", "rooted", "centred", "scaled", "negated", "times_row",
-          "beside", "cut", "placed", "turned", "rotated", "picked", "linked", "by_head", "through_heads", "mixed")
+          "beside", "cut", "placed", "turned", "rotated", "entering", "picked", "linked", "by_head", "through_heads", "mixed")
 
 
 def size(term):
@@ -141,10 +142,11 @@ def programs(draw, plain=None):
 
 
 def ragged(rng, lengths):
-    """A batch with relations that the programs may read."""
+    """A batch with relations and matrices that the programs may read."""
     tokens, types = ([rng.integers(0, limit, n) for n in lengths] for limit in (VOCABULARY, TYPES))
     links = rng.normal(size=(sum(lengths), sum(lengths))) * (rng.random((sum(lengths), sum(lengths))) < 0.5) + np.eye(sum(lengths))
-    return Batch(tokens, types, {"backwards": np.eye(sum(lengths))[::-1], "links": links})
+    more = {f"more{width}": rng.normal(size=(sum(lengths), width)).astype(np.float32) for width in range(1, 13)}
+    return Batch(tokens, types, {"backwards": np.eye(sum(lengths))[::-1], "links": links}, more)
 
 
 # ---- what must be true
@@ -198,7 +200,7 @@ def check_lowered(model, batch, rng, wanted):
     """The cheapest programs on random machines: exact, in float32, step by step, saved and loaded. How many there were."""
     count = 0
     for laws, fusion in (((), False), (EXACT_LAWS, True), (EXACT_LAWS, True)):
-        try: structure = search(model, laws, Anything(rng), batch.extents(patterns(model)), fusion=fusion)
+        try: structure = search(model, laws, Anything(rng), batch.extents(*asked(model)), fusion=fusion)
         except Infeasible: return count
         program, emitter = structure.program({})
         assert apart(program.exact(batch, unrounded(structure, emitter)), wanted) < 1e-7, f"lowered, not the model\n{program}"

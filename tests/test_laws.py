@@ -7,7 +7,7 @@ import pytest
 from sympy import sympify
 
 from opmatrix.data import Data
-from opmatrix.extents import counted, patterns
+from opmatrix.extents import asked
 from opmatrix.monoids import softmax
 from opmatrix.operators import I, const, gelu, given, heads, pick, product, rotate, square, symbol, tanh, turn, weight
 from opmatrix.oracles import dense, entrywise
@@ -48,7 +48,7 @@ from rewrites.law import (
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.facts import DIRECTING
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.verify import Errors, check_seeded, unrounded, verify_steps
+from rewrites.verify import Errors, check_seeded, computed, unrounded, verify_steps
 from rewrites.verify.programs import EQUAL
 
 LAWS = pytest.mark.parametrize("each", EXACT_LAWS, ids=lambda law: law.name)
@@ -219,7 +219,7 @@ def forced(implementation, rng):
     seed, full = flat(seed, I), flat(rows(rng, seed), I)
     template = Template.of({"seed": seed, FULL: full})
     graph = saturate(template, ())
-    lowering = Lowering(graph, template, Prices(Flat(), counted(ROWS, patterns(full))))
+    lowering = Lowering(graph, template, Prices(Flat(), ragged().extents(*asked(full))))
     problem, at = lowering.problem([graph.named["$full"]], [], plainly), graph.named["$seed"]
     found = extract(Problem([node for node in problem.nodes if allowed(node, at, implementation)], problem.roots))
     part = Part(template, None, {FULL: "$full"})
@@ -233,7 +233,18 @@ def allowed(node, at, implementation):
     return chosen is implementation if node.cls == at else "attention" not in chosen.named
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda each: each.name)
+OF_CACHES = [each for each in IMPLEMENTATIONS if any(sort.space == "C" for sort in each.variables.values())]
+
+
+@pytest.mark.parametrize("implementation", OF_CACHES, ids=lambda each: each.name)
+def test_a_kernel_of_caches_computes_its_term(implementation):
+    """On new rows of sequences that have some already, alone and where it is matched; whole programs of them are in test_session.py."""
+    assert computed.difference(implementation, np.random.default_rng(0)) < 1e-9
+    matched, worst = computed.misfit(implementation, np.random.default_rng(1))
+    assert matched and worst < 1e-9
+
+
+@pytest.mark.parametrize("implementation", [each for each in IMPLEMENTATIONS if each not in OF_CACHES], ids=lambda each: each.name)
 def test_a_kernel_computes_its_term(implementation):
     rng = np.random.default_rng(0)
     structure, full = forced(implementation, rng)
@@ -249,7 +260,7 @@ def test_a_kernel_computes_its_term(implementation):
 def test_the_table_of_implementations():
     assert {kernel for each in IMPLEMENTATIONS for kernel in each.named} == {
         "linear", "pointwise", "pointwise_heads", "embed", "attention", "scores", "softmax", "values", "headwise", "repeat", "rotate",
-        "columns", "pool", "unit", "link", "pick", "attend_once"}
+        "columns", "pool", "unit", "link", "pick", "attend_once", "append", "attention_cached"}
     name, kind, statement, *_ = find(IMPLEMENTATIONS, "linear_bias_rms").row()
     assert (name, kind) == ("linear_bias_rms", "implementation")
     assert statement.startswith("linear(x, weight, bias, eps, norm='rms') = (x") and statement.endswith("rsqrt)")

@@ -34,7 +34,7 @@ def most_alive(program, steps):
     """By the planner's own reading of lives."""
     schedule, number = program.schedule, {old: new for new, old in enumerate(steps)}
     calls = [schedule.calls[i]._replace(values={k: number[v] for k, v in schedule.calls[i].values.items()}) for i in steps]
-    home, last = homes(calls, number[schedule.result])
+    home, last = homes(calls, [number[schedule.result]])
     return floor([Life(calls[b].shape.size.at(EXTENTS), b, last[b]) for b in sorted(set(home))])
 
 
@@ -112,7 +112,7 @@ def test_the_given_order_stays_where_none_is_better(forked):
 
 
 def test_a_graph_that_is_too_large_is_ordered_by_what_adds_least(forked, monkeypatch):
-    graph = Graph(forked.schedule.calls, forked.schedule.result, EXTENTS)
+    graph = Graph(forked.schedule.calls, forked.schedule.results, EXTENTS)
     peak, order, least = graph.path(most=2)
     assert not least and sorted(order) == graph.real and graph.path()[2]
     monkeypatch.setattr(Graph, "path", lambda self, most=0: (peak, order, False))
@@ -125,7 +125,7 @@ def test_a_graph_that_is_too_large_is_ordered_by_what_adds_least(forked, monkeyp
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(small_programs())
 def test_what_adds_least_is_an_order_too(program):
-    graph = Graph(program.schedule.calls, program.schedule.result, EXTENTS)
+    graph = Graph(program.schedule.calls, program.schedule.results, EXTENTS)
     peak, order, least = graph.path(most=0)
     assert graph.whole(order) in list(every_order(program)) and not least
     assert peak == most_alive(program, graph.whole(order)) >= graph.path()[0]

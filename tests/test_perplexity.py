@@ -15,7 +15,7 @@ from rewrites.command import commands, perplexity
 from rewrites.command import evaluate as evaluation
 from rewrites.command.perplexity import Foreseen, evaluate
 from rewrites.command.report import Report
-from rewrites.run import source
+from rewrites.front.opening import source
 
 TEXT = "the bird the cat 12 the the fish the 1 2 3 dog the end of the end"
 

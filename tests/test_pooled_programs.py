@@ -171,9 +171,14 @@ def test_rows_in_another_order_keep_their_positions(kind):
             program(ROWS_ONLY @ swapped @ gelu @ behind, kind, batch)
 
 
-def test_rows_of_other_spaces_are_refused():
-    with pytest.raises(InputError, match=r"gives rows of space V: programs have rows of tokens, T, and sequences, S"):
-        parts(ROWS_ONLY @ pick(relation("nodes", "V", "T")))
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_another_space_are_picked(kind):
+    """A node for some of the tokens, one of them twice."""
+    term = ROWS_ONLY @ pick(relation("nodes", "V", "T")) @ weight(np.random.default_rng(0).normal(size=(24, 7)))
+    batch = Batch([[3, 4, 5], [6]], relations={"nodes": np.eye(4)[[3, 0, 0, 2, 1]]})
+    made, emitter, found = program(term, kind, batch)
+    assert made.space == "V" and relative(made.exact(batch, unrounded(found, emitter)), dense(term, batch)) < 1e-12
+    assert relative(made.run(batch), dense(term, batch)) < 1e-5
 
 
 def test_what_no_kernel_computes_of_sequences_is_read():

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import standin
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -13,19 +14,21 @@ from formats.core.errors import InputError
 from formats.kernels.mixing.caches import PAGE
 from formats.machine.threads import limit
 from opmatrix.data import Data
-from opmatrix.extents import Extents, T, patterns
+from opmatrix.extents import Extents, S, T, asked, pairs, patterns
 from opmatrix.monoids import mean
 from opmatrix.operators import I, const, diag, given, heads, pick, product, relation, repeat, rmsnorm, rotate, silu, softmax, weight
-from opmatrix.oracles import dense
+from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
-from opmatrix.pipelines.cached import cached
-from opmatrix.pipelines.session import New
+from opmatrix.pipelines.cached import cached, cached_model
+from opmatrix.pipelines.session import New, some
 from opmatrix.program import Program
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import C
 from opmatrix.term import formula
+from rewrites import optimize
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
+from rewrites.verify import unrounded, verify_graphs, verify_outputs, verify_steps
 
 WORDS, POSITIONS = 30, 330
 
@@ -54,11 +57,25 @@ def model(h=4, g=2, d=8, layers=2, where=sequence & causal):
 
 
 @cache
-def found(laws=EXACT_LAWS):
-    """A program as `optimize` finds it, and its cached step."""
+def by_steps(laws=EXACT_LAWS):
+    """A program as `optimize` finds it, and the one with caches of the same steps."""
     term, batch = model(), Batch([[1, 2, 3], [4]])
     program, _ = search(term, laws, Round(), batch.extents(patterns(term))).program({})
     return program, cached(program)
+
+
+@cache
+def found(laws=EXACT_LAWS):
+    """The same program, and one that was found for a step itself, whose caches are terms."""
+    return by_steps(laws)[0], stepping(laws)[0].program({})[0]
+
+
+@cache
+def stepping(laws=EXACT_LAWS):
+    """What is found for new rows of the model, and the batch that it was searched for."""
+    outputs = cached_model(model())
+    batch = some(outputs, (1, 7, 20), (1, 1, 3), WORDS)
+    return search(outputs, laws, Round(), batch.extents(*asked(*outputs.values()))), outputs, batch
 
 
 def text(count, seed=0): return np.random.default_rng(seed).integers(0, WORDS, count)
@@ -66,10 +83,31 @@ def text(count, seed=0): return np.random.default_rng(seed).integers(0, WORDS, c
 
 # ---- a step equals computing all rows anew
 
+def test_a_step_is_a_term():
+    """Both oracles of a step agree, and with the model on whole sequences; what is found for it is that term, caches included, and every
+    kernel of its graph computes its class."""
+    small = cached_model(model(2, 1, 4, 1))
+    batch = some(small, (1, 3), (1, 2), WORDS)
+    for name, term in small.items():
+        exact = entrywise(term, batch).astype(float)
+        assert relative(exact.reshape(dense(term, batch).shape), dense(term, batch)) < 1e-12, name
+    _, outputs, batch = stepping()
+    for laws in ((), EXACT_LAWS):
+        structure, _, _ = stepping(laws)
+        program, emitter = structure.program({})
+        assert max(verify_outputs(program, outputs, [batch], unrounded(structure, emitter)).values()) < 1e-12
+        verify_steps(program, [batch])
+        assert [*program.state] == [*outputs][1:] and program.signature.relations == ("slots: C × T", "held: T × C")
+    verify_graphs([part.template for part in structure.parts[1:2]], EXACT_LAWS)
+    products = [[step.operands["weight"] for step in each.steps if step.kernel == "linear"] for each in (found()[1], by_steps()[1])]
+    assert len(products[0]) == len(products[1]), "queries, keys and values are one product, as without caches"
+
+
 @pytest.mark.parametrize("exact, within", [(True, 1e-12), (False, 1e-5)])
 @pytest.mark.parametrize("laws", [(), EXACT_LAWS], ids=["fused", "laws"])
-def test_a_step_over_ragged_sequences_is_the_full_recompute(exact, within, laws):
-    program, step = found(laws)
+@pytest.mark.parametrize("made", [found, by_steps], ids=["terms", "steps"])
+def test_a_step_over_ragged_sequences_is_the_full_recompute(exact, within, laws, made):
+    program, step = made(laws)
     session, lengths = step.start(400, exact), (1, 7, 300)
     texts = [text(length + 1, seed) for seed, length in enumerate(lengths)]
     sequences = [session.join() for _ in lengths]
@@ -80,6 +118,19 @@ def test_a_step_over_ragged_sequences_is_the_full_recompute(exact, within, laws)
     assert [each.length for each in sequences] == [length + 1 for length in lengths]
     assert relative(new, wanted) < within
     if exact and not laws: assert relative(new, dense(model(), whole)[whole.starts[1:] - 1]) < 1e-12
+
+
+def test_optimize_takes_a_step(tmp_path):
+    """Found, verified and measured on a step of sequences that have rows already; saved, and run by a session."""
+    outputs = cached_model(model(layers=1))
+    result = optimize(outputs, workload=some(outputs, (1, 7, 20), (1, 1, 3), WORDS), machine=standin.machine(), rounds=3, error=0)
+    assert all(point.verified and point.measured_error < 1e-6 for point in result.points)
+    result.best.program.save(tmp_path / "p")
+    loaded, whole = Program.load(tmp_path / "p"), Batch([text(20)])
+    session = loaded.start(64)
+    sequence = session.join()
+    rows = np.concatenate([session.step({sequence: whole.tokens[:13]}), session.step({sequence: whole.tokens[13:]})])
+    assert loaded.hash == result.best.program.hash and relative(rows, dense(model(layers=1), whole)) < 1e-5
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -126,6 +177,7 @@ def test_rows_that_are_not_new_have_no_cached_step(behind):
     term, batch = model() @ behind, Batch([[1, 2, 3]], relations={"swapped": np.eye(3)[::-1]})
     program, _ = search(term, (), Round(), batch.extents(patterns(term))).program({})
     with pytest.raises(InputError, match=r"= (pool|pick): it reads other rows"): cached(program)
+    with pytest.raises(InputError, match=r"(given|pick)\(.*: it reads other rows"): cached_model(term)
 
 
 class Interleaved(RuleBasedStateMachine):
@@ -245,7 +297,7 @@ def test_a_thousand_steps_leave_memory_flat():
     session = step.start(1100)
     one, other = session.join(), session.join()
     session.step({one: [1, 2], other: [3]})
-    places, scripts = [cache.ctypes.data for cache in session.caches], step.schedule.segments[0].scripts
+    places, scripts = [cache.ctypes.data for cache in session.caches.values()], step.schedule.segments[0].scripts
     def held():
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
@@ -261,7 +313,7 @@ def test_a_thousand_steps_leave_memory_flat():
         steps(1000)
         assert held() - before < 24_000, "fewer bytes a step than a number takes"
     finally: tracemalloc.stop()
-    assert [cache.ctypes.data for cache in session.caches] == places and len(scripts) == kept
+    assert [cache.ctypes.data for cache in session.caches.values()] == places and len(scripts) == kept
     session.leave(one)
     session.leave(other)
     assert len(session.free) == len(session.before) and not session.sequences
@@ -271,15 +323,15 @@ def test_the_plan_counts_the_caches():
     _, step = found()
     session = step.start(500)
     row = 2 * 2 * 2 * 8 * 4                                  # layers, keys and values, heads, columns, bytes
-    assert session.capacity == 512 and session.bytes == 512 * row == sum(cache.nbytes for cache in session.caches)
+    assert session.capacity == 512 and session.bytes == 512 * row == sum(cache.nbytes for cache in session.caches.values())
     assert f"{row:,} bytes a row of space C" in str(step).splitlines()[0]
-    pairs = dict.fromkeys(Batch([[1]]).extents(step.patterns), 9)
-    peaks = [step.peak_bytes(Extents({**pairs, T: 3, C: rows})) for rows in (512, 1024)]
+    held = {pairs[each]: 9 for each in step.patterns}
+    peaks = [step.peak_bytes(Extents({**held, T: 3, S: 1, C: rows})) for rows in (512, 1024)]
     assert peaks[1] - peaks[0] == 512 * row and peaks[0] > session.bytes
 
 
 def test_a_program_with_state_is_saved_and_does_not_change(tmp_path):
-    program, step = found()
+    program, step = by_steps()
     hashed = step.hash
     step.save(tmp_path / "p")
     loaded = Program.load(tmp_path / "p")

@@ -4,20 +4,28 @@ import signal
 import numpy as np
 import pytest
 from searched import Round, relative
-from test_session import counted, found, model, text
+from test_session import by_steps as found
+from test_session import counted, model, text
 
 from formats.core.errors import InputError
 from opmatrix.data import Data
 from opmatrix.extents import patterns
-from opmatrix.operators import I, weight
-from opmatrix.patterns import Batch, sequence
+from opmatrix.operators import I, given, product, softmax, turn, weight
+from opmatrix.patterns import Batch, among, sequence
 from opmatrix.pipelines.cached import cached
 from opmatrix.program import Program, Step
+from opmatrix.relations import HELD, SLOTS
+from opmatrix.signature import Port
+from opmatrix.term import formula
+from rewrites.compiler.layers import parts
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
 
 
-def broken(steps): return Program(steps, found()[1].constants, found()[1].output)
+def broken(steps, inputs=(), **state):
+    """The cached step with other steps, more inputs and state."""
+    own = found()[1]
+    return Program(steps, own.constants, own.output, inputs=[*own.inputs, *inputs], state={**own.state, **state})
 
 
 def test_state_that_is_read_before_it_is_written():
@@ -25,17 +33,21 @@ def test_state_that_is_read_before_it_is_written():
     at = next(i for i, step in enumerate(steps) if step.kernel == "attention_cached")
     early = next(step for step in steps if step.kernel == "append").operands["cache"]
     steps[at] = Step(steps[at].kernel, {**steps[at].operands, "k": early}, steps[at].attributes, steps[at].output)
-    with pytest.raises(ValueError, match=rf"state: '{early}', C×2×8 in space C: step {at}, .* = attention_cached, reads it before it is "
+    with pytest.raises(ValueError, match=rf"state: '{early}', C×2×8 in space C: .* = attention_cached reads it before it is "
                                          r"written: read 'cached "):
         broken(steps)
 
 
 def test_state_that_nobody_writes():
-    steps = [Step("state", {}, {"number": 0, "heads": 2, "cols": 8}, "lost")]
-    rest = [Step(step.kernel, step.operands, {**step.attributes, "number": step.attributes["number"] + 1} if step.kernel == "state"
-                 else step.attributes, step.output) for step in found()[1].steps]
-    with pytest.raises(ValueError, match="state: 'lost', C×2×8 in space C: no step writes it"): broken([*steps, *rest])
-    with pytest.raises(ValueError, match=r"numbered \[0, 0, 1, 2, 3\]"): broken([*steps, *found()[1].steps])
+    lost, steps = Port("lost", "C", 8, 2), found()[1].steps
+    last = [*found()[1].state.values()][-1]
+    with pytest.raises(ValueError, match="state: 'lost', C×2×8 in space C: no step writes it"): broken(steps, [lost], lost=last)
+    with pytest.raises(ValueError, match="state: input 'lost', C×2×8 in space C, has no next value"): broken(steps, [lost])
+    first = next(iter(found()[1].state))
+    with pytest.raises(ValueError, match=f"'{first}', .*: its next value is 'cached h.*', not '{last}'"): broken(steps, **{first: last})
+    with pytest.raises(ValueError, match="state: no input is 'else'"): broken(steps, **{"else": last})
+    with pytest.raises(ValueError, match="state: 'wide' is T×8: rows that a session holds are of space C"):
+        broken(steps, [Port("wide", "T", 8)], wide=last)
 
 
 def test_a_batch_in_place_of_a_session():
@@ -123,6 +135,19 @@ def test_a_call_within_a_call_is_refused():
     session = found()[1].start(64)
     with session.alone(), pytest.raises(InputError, match="called back within a call of its own"): session.join()
     assert session.join().number == 1
+
+
+def test_caches_that_terms_read_too_early_or_never_hand_on():
+    """Named by the input, its space and sizes."""
+    table, cache = weight(np.ones((9, 8))), given("keys", 8, "C")
+    new = formula(lambda x: cache + product(given(SLOTS), x))
+    early = formula(lambda x: x + product(product(x, turn(cache)), cache, over=softmax, where=among(HELD)))
+    late = formula(lambda x: x + product(product(x, turn(new(x))), new(x), over=softmax, where=among(HELD)))
+    for outputs, words in [({"y": table @ early, "keys": table @ new}, r"it reads keys: C × 8 float32 before it is written: append"),
+                           ({"y": table @ late}, r"keys: C × 8 float32: what is appended to it, .* is no output of this name"),
+                           ({"y": table @ late, "keys": table @ new, "more": table @ new}, "output 'more': its rows, of space C, stay")]:
+        with pytest.raises(InputError, match=words): parts(outputs)
+    assert len(parts({"y": table @ late, "keys": table @ new})) == 2
 
 
 def test_programs_that_have_no_cached_step():

@@ -9,8 +9,8 @@ from opmatrix.operators import I
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import ROWS, batches
 from opmatrix.pipelines.text import Parts, sentences
+from rewrites.front.opening import opened
 from rewrites.front.workload import CHOOSE, FIT, VERIFY, Workload
-from rewrites.run import opened
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers"]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from formats.disk.files import fill, read_json, reason, shown
 from opmatrix.files.mapped import GAP, pieces, write_tensors
-from opmatrix.files.storage import APART, KIND, PROGRAM, SHARDS, SHARED, VERSION, WEIGHTS
+from opmatrix.files.storage import APART, KIND, NAMED, PROGRAM, SHARDS, SHARED, VERSION, WEIGHTS
 from opmatrix.program import Program
 
 FILES = (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))          # that make up a program
@@ -158,8 +158,9 @@ def write(program: Program, directory: Path, shared: Sequence[Set[str]] = ()) ->
     meta = described["meta"]
     head = {"kind": KIND, "version": VERSION, "hash": program.hash}
     if shared: head |= {"version": SHARED, "shared": len(shared)}
+    if not program.plain: head["version"] = NAMED
     described["meta"] = {k: v for k, v in meta.items() if k not in APART}
-    (directory / PROGRAM).write_text(spread(head | described), "utf-8")
+    (directory / PROGRAM).write_text(spread(head | described | {"signature": program.signature.described()}), "utf-8")
     arrays = dict(program.arrays())
     for file, names in zip(SHARDS, shared, strict=False):   # what fills holes has other names in each file, the same for each program
         gap = f"{GAP}.{hashlib.sha256(min(names).encode()).hexdigest()[:16]}."

@@ -14,11 +14,14 @@ from opmatrix.files.mapped import AGAIN, NUMBERS, Digest, Part, Stored
 from opmatrix.files.tensors import Tensor, plain, tensors
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.program import ARRAY, Constant, Program, Step
+from opmatrix.signature import FLOAT, Port
 
 PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
 APART = ("tokenizer", "config", "certificate")              # entries of meta with a file of their own
 KIND, VERSION, SHARED = "opmatrix program", 3, 4            # the version where arrays lie in several files
+NAMED = 5                                                   # that of inputs, several outputs or state, in one file or several
 SHARDS = tuple(f"shared.{i}.safetensors" for i in range(64))     # whose arrays several programs of a front have
+OLD = "state"                                               # a kernel of before programs had inputs
 STEPS = 1 << 13                                             # of a program: to plan buffers takes time by their square
 
 
@@ -31,10 +34,10 @@ def load(directory: str | Path, copy: bool = False) -> Program:
     if not exists(file): raise InputError(f"{directory}: no {PROGRAM} in it: give the directory of a saved program")
     found = parsed(file)
     if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")
-    if (version := found.get("version")) not in (VERSION, SHARED):
+    if (version := found.get("version")) not in (VERSION, SHARED, NAMED):
         raise InputError(f"{file}: version is {version!r:.80}, but this opmatrix reads {VERSION}: {AGAIN}")
     meta, described = about(directory, field(file, found, "meta", dict)), field(file, found, "constants", dict)
-    rows, output = field(file, found, "steps", list), field(file, found, "output", str)
+    rows, sides = field(file, found, "steps", list), signed(file, found)
     if len(rows) > STEPS: raise InputError(f"{file}: {len(rows):,} steps; a program may have {STEPS:,}")
     with ExitStack() as opened:
         held, stored = dict[str, Tensor](), dict[Path, Stored]()
@@ -48,10 +51,12 @@ def load(directory: str | Path, copy: bool = False) -> Program:
         with Digest(own, stored) as digest:
             with blamed(file, "its brackets"):
                 said = json.dumps({"meta": {name: entry for name, entry in meta.items() if name != "certificate"},
-                                   "constants": described, "steps": rows, "output": output}, sort_keys=True)
+                                   "constants": described, "steps": rows, **sides}, sort_keys=True)
             constants = unpacked(weights, described, own, stored)
             steps = [step(file, i, row) for i, row in enumerate(rows)]
-            with blamed(file, "steps"): program = Program(steps, constants, output, meta)
+            with blamed(file, "steps"): program = made(steps, constants, sides, meta)
+            if "signature" in found and (words := program.signature.differs(found["signature"])):
+                raise InputError(f"{file}: signature: {words}: {AGAIN}")
     if (hashed := digest.found(said)) != field(file, found, "hash", str):
         raise InputError(f"{file}: hash is {found['hash']!r:.80}, but the files have {hashed!r}: one was changed "
                          f"after saving: {AGAIN}")
@@ -61,9 +66,30 @@ def load(directory: str | Path, copy: bool = False) -> Program:
     return program
 
 
+def signed(file: Path, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file says of a program's border: one output, or inputs, outputs and state by name."""
+    if found["version"] != NAMED: return {"output": field(file, found, "output", str)}
+    sides = {name: field(file, found, name, dict) for name in ("inputs", "outputs", "state")}
+    for side in ("outputs", "state"):
+        for name, value in sides[side].items():
+            if not (plain(name) and isinstance(value, str)):
+                raise InputError(f"{file}: {side}: {name!r:.60} is {value!r:.60}, no value: {AGAIN}")
+    return sides
+
+
+def made(steps: list[Step], constants: Mapping[str, Constant], sides: Mapping[str, Any], meta: Mapping[str, Any]) -> Program:
+    """The program. Raises ValueError for what does not fit."""
+    if "output" in sides:
+        if any(step.kernel == OLD for step in steps):
+            raise ValueError(f"its caches are steps, {OLD!r}: save it again, made anew by opmatrix.pipelines.cached.cached(program)")
+        return Program(steps, constants, sides["output"], meta)
+    ports = [Port.read(name, said, (FLOAT,)) for name, said in sides["inputs"].items()]
+    return Program(steps, constants, sides["outputs"], meta, inputs=ports, state=sides["state"])
+
+
 def more(file: Path, found: Mapping[str, Any]) -> list[str]:
     """The names of the files of arrays beside the first, which several programs of a front have."""
-    if found["version"] == VERSION: return []
+    if found["version"] == VERSION or (found["version"] == NAMED and "shared" not in found): return []
     count = field(file, found, "shared", int)
     if type(count) is not int or not 0 < count <= len(SHARDS):
         raise InputError(f"{file}: shared is {count!r:.80}, not from 1 to {len(SHARDS)}: {AGAIN}")

@@ -11,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
-from opmatrix.extents import Extents, T, counted, pairs
+from opmatrix.extents import Extents, asked, pairs
 from opmatrix.patterns import Batch, Ids, Pattern
+from opmatrix.relations import HELD, SLOTS, Relation, Sparse
+from opmatrix.runtime.meanings import held
 from opmatrix.runtime.operands import C
+from opmatrix.signature import Port
 
 if TYPE_CHECKING:
     from opmatrix.program import Program
@@ -24,7 +27,7 @@ NONE = -1                                                   # the page before th
 class Held:
     """A sequence that a session holds: its number, how many rows it has, its last page and how many there are."""
 
-    def __init__(self, session: "Session", number: int, length: int = 0, page: int = NONE, pages: int = 0):
+    def __init__(self, session: "Pages", number: int, length: int = 0, page: int = NONE, pages: int = 0):
         self.session, self.number, self.length, self.page, self.pages = session, number, length, page, pages
 
     def __len__(self) -> int: return self.length
@@ -32,36 +35,62 @@ class Held:
 
 
 class New(Batch):
-    """New rows of sequences: as a batch of them alone, but for their positions, and where their keys and values lie."""
+    """New rows of sequences: as a batch of them alone, but for their positions, and where their keys and values lie. In terms it gives
+    the caches as they were, without the new rows, and two relations: which row of them takes in which new one (`slots`), and which of
+    them a new row sees (`held`)."""
 
-    def __init__(self, sentences: Iterable[Ids], lengths: Sequence[int], slots: NDArray[np.int64], session: "Session") -> None:
+    def __init__(self, sentences: Iterable[Ids], lengths: Sequence[int], slots: NDArray[np.int64], session: "Pages") -> None:
         super().__init__(sentences)
         self.positions = self.positions + np.repeat(lengths, np.diff(self.starts))
-        self.slots, self.before, self.caches = slots, session.before, session.caches
+        self.slots, self.before, self.caches, self.capacity = slots, session.before, session.caches, session.capacity
 
-    def extents(self, patterns: Iterable[Pattern] = ()) -> Extents:
+    @property
+    def alone(self) -> bool: return True
+
+    def arrays(self) -> Iterator[NDArray[Any]]:
+        yield from (*super().arrays(), self.slots, self.before, *self.caches.values())
+
+    def extents(self, patterns: Iterable[Pattern] = (), ports: Iterable[Port] = (), relations: Iterable[Relation] = ()) -> Extents:
         """Its rows, rows of caches, and scores: those of each new row with all that its sequence has up to there."""
-        held = int((self.positions + 1).sum())
-        return Extents({**counted(np.diff(self.starts)), T: self.rows, C: len(self.caches[0]),
-                        **{pairs[each]: held for each in patterns}})
+        seen = int((self.positions + 1).sum())
+        asked, plain = [*patterns], [port for port in ports if port.space != str(C)]
+        found = super().extents([each for each in asked if not each.cached], plain, relations)
+        return Extents.made({**found, C: self.capacity, **{pairs[each]: seen for each in asked if each.cached}})
+
+    def relation(self, relation: Relation) -> Sparse:
+        rows = self.capacity
+        if relation == SLOTS:
+            order = np.argsort(self.slots)
+            starts = np.searchsorted(self.slots[order], np.arange(rows + 1))
+            return Sparse(starts, order, np.ones(len(order)), (rows, self.rows), relation)
+        if relation == HELD:
+            seen = [np.sort(held(slot, self.before)) for slot in self.slots]
+            return Sparse(np.cumsum([0, *map(len, seen)]), np.concatenate(seen), np.ones(sum(map(len, seen))), (self.rows, rows), relation)
+        return super().relation(relation)
+
+    def input(self, port: Port) -> NDArray[Any]:
+        if port.space != str(C): return super().input(port)
+        if port.name not in self.caches:
+            raise ValueError(f"input {port}: the session holds no cache of this name: {', '.join(self.caches)}")
+        before = self.caches[port.name].copy()
+        before[self.slots] = 0
+        return before if port.heads > 1 else before[:, 0]
 
 
-class Session:
-    """What `program.start(capacity)` gives: caches of so many rows, in whole pages, and the sequences that share them.
+class Pages:
+    """Caches of so many rows, in whole pages, and the sequences that share them.
 
-    One caller at a time; others wait. `exact`: caches and steps are float64, by the meanings of the kernels: slow, the oracle.
-    Raises InputError, which names space, sequence and sizes, for a sequence that it does not hold, and where the caches are full: the
-    session is then as it was before."""
+    One caller at a time; others wait. `exact`: caches are float64. Raises InputError, which names space, sequence and sizes, for a sequence
+    that it does not hold, and where the caches are full: all is then as it was before."""
+    program: "Program | None" = None
 
-    def __init__(self, program: "Program", capacity: int, exact: bool = False):
+    def __init__(self, ports: Sequence[Port], capacity: int, exact: bool = False):
         from formats.kernels.mixing.caches import PAGE
-        if not program.schedule.state:
-            raise InputError("start: this program has no state: opmatrix.pipelines.cached.cached(program) makes a program that has")
         if type(capacity) is not int or capacity < 1:
             raise InputError(f"start: capacity is {capacity!r:.40}: it is a number of rows of space C, 1 or more")
-        self.program, self.exact, self.side, pages = program, exact, PAGE, -(-capacity // PAGE)
-        shapes = program.schedule.state.values()
-        self.caches = [np.zeros((pages * PAGE, each.heads, each.cols), np.float64 if exact else np.float32) for each in shapes]
+        self.exact, self.side, pages = exact, PAGE, -(-capacity // PAGE)
+        number = np.float64 if exact else np.float32
+        self.caches = {port.name: np.zeros((pages * PAGE, port.heads, port.columns), number) for port in ports}
         self.before = np.full(pages, NONE, np.int64)
         self.users = [0] * pages                            # of each page: sequences that end in it, and pages that follow it
         self.free = [*range(pages)][::-1]
@@ -117,30 +146,16 @@ class Session:
             self.trim(own)
             del self.sequences[own.number]
 
-    # ---- steps
+    # ---- new rows
 
-    def step(self, new: Mapping[Held, Ids]) -> NDArray[Any]:
-        """(T, n): the outputs of new rows, sequence after sequence, which then belong to them; (S, n) of a program that gives a row a
-        sequence. Each has one token id or more; a prompt is one call."""
-        with self.alone():
-            sequences = [self.known(each, "step") for each in new]
-            counts = [len(ids) for ids in new.values()]
-            self.room(sequences, counts)
-            slots = [slot for own, count in zip(sequences, counts, strict=True) for slot in self.slots(own, count)]
-            batch = New(new.values(), [own.length for own in sequences], np.array(slots, np.int64), self)
-            found = self.exactly(batch) if self.exact else self.program.schedule.run(batch)
-            lengths = [own.length + count for own, count in zip(sequences, counts, strict=True)]
-            for own, length in zip(sequences, lengths, strict=True): own.length = length
-            return found
-
-    def exactly(self, batch: New) -> NDArray[np.float64]:
-        """A step by the meanings of the kernels."""
-        schedule = self.program.schedule
-        found = schedule.meanings(batch)
-        for i, call in enumerate(schedule.calls):
-            if not call.kernel.held and schedule.base[i] in schedule.state:
-                self.caches[schedule.calls[schedule.base[i]].bound.number] = found[i]
-        return np.asarray(found[schedule.result])
+    def batch(self, new: Mapping[Held, Ids]) -> tuple[New, dict[Held, int]]:
+        """New rows, in slots of their own, and how many rows their sequences have with them."""
+        sequences = [self.known(each, "step") for each in new]
+        counts = [len(ids) for ids in new.values()]
+        self.room(sequences, counts)
+        slots = [slot for own, count in zip(sequences, counts, strict=True) for slot in self.slots(own, count)]
+        made = New(new.values(), [own.length for own in sequences], np.array(slots, np.int64), self)
+        return made, {own: own.length + count for own, count in zip(sequences, counts, strict=True)}
 
     def known(self, sequence: Held, doing: str) -> Held:
         """A sequence of this session. Raises InputError for any other."""
@@ -187,7 +202,7 @@ class Session:
         old = own.page
         self.drop(own)
         self.add(own)
-        for cache in self.caches: cache[own.page * self.side:][:rows] = cache[old * self.side:][:rows]
+        for cache in self.caches.values(): cache[own.page * self.side:][:rows] = cache[old * self.side:][:rows]
 
     def drop(self, own: Held) -> None:
         """A sequence ends in the page before; a page that nobody needs is free."""
@@ -232,9 +247,52 @@ class Session:
     @property
     def bytes(self) -> int:
         """Bytes of the caches, as `peak_bytes` counts them."""
-        return sum(cache.nbytes for cache in self.caches)
+        return sum(cache.nbytes for cache in self.caches.values())
 
     def __repr__(self) -> str:
         taken = len(self.before) - len(self.free)
         pages = f"{taken} of {len(self.before)} pages of {self.side} rows"
         return f"<Session of {len(self.sequences)} sequences, {pages}, {self.bytes:,} bytes>"
+
+
+class Session(Pages):
+    """What `program.start(capacity)` gives: the caches of a program, and steps of new rows. `exact`: steps are float64, too, by the
+    meanings of the kernels: slow, the oracle."""
+    program: "Program"
+
+    def __init__(self, program: "Program", capacity: int, exact: bool = False):
+        ports = [port for port in program.inputs if port.name in program.state]
+        if not ports:
+            raise InputError("start: this program has no state: opmatrix.pipelines.cached.cached(program) makes a program that has")
+        super().__init__(ports, capacity, exact)
+        self.program = program
+
+    def step(self, new: Mapping[Held, Ids]) -> NDArray[Any]:
+        """(T, n): the outputs of new rows, sequence after sequence, which then belong to them; (S, n) of a program that gives a row a
+        sequence. Each has one token id or more; a prompt is one call."""
+        with self.alone():
+            batch, lengths = self.batch(new)
+            found = self.exactly(batch) if self.exact else self.program.schedule.run(batch)[0]
+            for own, length in lengths.items(): own.length = length
+            return found
+
+    def exactly(self, batch: New) -> NDArray[np.float64]:
+        """A step by the meanings of the kernels."""
+        schedule = self.program.schedule
+        found = schedule.meanings(batch)
+        for i, behind in schedule.state.items(): self.caches[schedule.ports[i].name] = found[behind]
+        return np.asarray(found[schedule.result])
+
+
+def some(outputs: Mapping[str, Any], lengths: Sequence[int], counts: Sequence[int], words: int, seed: int = 0) -> New:
+    """So many new rows of sequences that have so many already, for a model of new rows (opmatrix.pipelines.cached.cached_model) to be
+    searched, priced and verified on: random ids below `words`, caches of random numbers."""
+    from formats.kernels.mixing.caches import PAGE
+    rng = np.random.default_rng(seed)
+    ports = [port for port in asked(*outputs.values())[1] if port.name in outputs]
+    ends = [length + count for length, count in zip(lengths, counts, strict=True)]
+    pages = Pages(ports, sum(end + PAGE for end in ends))
+    for cache in pages.caches.values(): cache[...] = rng.normal(size=cache.shape)
+    sequences = [pages.join() for _ in lengths]
+    for own, length in zip(sequences, lengths, strict=True): pages.slots(own, length); own.length = length
+    return pages.batch({own: rng.integers(0, words, count) for own, count in zip(sequences, counts, strict=True)})[0]

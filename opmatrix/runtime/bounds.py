@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from formats.core.epilogue import UNIT, Epilogue, gamma
 from opmatrix.relations import parsed
 from opmatrix.runtime import meanings
-from opmatrix.runtime.meanings import chosen, grouped, looked, pooled, sentences, squares, unseen
+from opmatrix.runtime.meanings import chosen, grouped, held, looked, pooled, sentences, squares, unseen
 from opmatrix.runtime.seen import pattern
 
 Bound = NDArray[np.float64]
@@ -101,6 +101,20 @@ def attention(a: Arguments) -> Bound:
         total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + rounding) * (share + doubt)
         parts.append(np.einsum("hqk,khd->qhd", total, abs(grouped(a.exact.v[rows], len(share)))) + (rounding > 0) * FLUSHED)
     return np.concatenate(parts)
+
+
+def attention_cached(a: Arguments) -> Bound:
+    """The same, row by row, over what its sequence has cached, some pages at a time."""
+    heads = max(each.shape[1] for each in (a.q, a.k, a.v))
+    slots = a.batch.slots if a.rows == "all" else a.batch.slots[a.batch.starts[1:] - 1]
+    found = []
+    for q, slot in zip(grouped(a.exact.q, heads), slots, strict=True):
+        k, v = (grouped(each[held(slot, a.batch.before)], heads) for each in (a.exact.k, a.exact.v))
+        exact, size = (np.einsum("hd,khd->hk", *each) for each in ((q, k), (abs(q), abs(k))))
+        share, doubt = shares(exact * a.scale, gamma(k.shape[2] + 2) * abs(a.scale) * size, np.zeros(exact.shape, bool))
+        total = doubt + gamma(3 * share.shape[-1] + 4) * (share + doubt)            # every page may fade what was before it
+        found.append(np.einsum("hk,khd->hd", total, abs(v)))
+    return np.array(found)
 
 
 def shares(s: Bound, doubt: Any, unseen: NDArray[np.bool_]) -> tuple[Bound, Bound]:

@@ -8,7 +8,8 @@ from typing import Any
 from formats.core.epilogue import present
 from formats.core.reductions import PICKS
 from formats.machine.prices import NARROW
-from opmatrix.extents import WHOLE, Extents, Pairs, S, T, pairs
+from opmatrix.extents import WHOLE, Extents, Pairs, S, T, entries, pairs
+from opmatrix.relations import Relation, parsed
 from opmatrix.runtime.operands import Heads, Rows
 from opmatrix.runtime.seen import pattern
 from opmatrix.runtime.shape_rules import turned_tables
@@ -25,6 +26,18 @@ def wide(out: Any) -> int:
 def passed(name: str) -> Callable[[Bound, Any, Extents], Costs]:
     """A kernel whose time grows with the numbers of its result."""
     return lambda a, out, extents: [(name, {"T": extents[getattr(out, "space", T)], "p": wide(out)})]
+
+
+def linked(a: Bound, out: Rows, extents: Extents) -> Costs:
+    """The rows, and the entries that they are joined from."""
+    found = related(a)
+    count = extents[entries[found]] if found.custom else extents[T]
+    return [("link", {"T": extents[out.space], "E": count, "p": wide(out)})]
+
+
+def related(a: Bound) -> Relation:
+    """The relation of a step; a search knows it itself."""
+    return a.relation if isinstance(a.relation, Relation) else parsed(a.relation)
 
 
 # ---- products: as kernels multiply, and as a search prices each form of a weight

@@ -1,7 +1,7 @@
 """What no kernel computes is read: a term as text that a program can hold, evaluated in float64 and rounded once.
 
 A text is JSON: nodes in order, children first, each [kind, children by number, attributes]; `["value", k]` is the k-th value
-that the step reads, `["value", k, "S"]` one with a row a sequence, an attribute {"array": k} its k-th array. Only kinds of the
+that the step reads, `["value", k, "S"]` one with rows of space S, an attribute {"array": k} its k-th array. Only kinds of the
 algebra can be named."""
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from opmatrix.oracles import Dense, needed
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation
 from opmatrix.runtime.terms import measured, operator
-from opmatrix.shapes import S, Shape, ShapeError, T, space
+from opmatrix.shapes import Shape, ShapeError, Space, T, space
 from opmatrix.term import Operator, read
 
 Exact = NDArray[np.float64]
@@ -41,7 +41,7 @@ def written(term: Operator, values: Mapping[Operator, int]) -> tuple[str, list[D
 
     def add(node: Operator) -> int:
         if node not in numbers:
-            made = (["value", values[node], *(["S"] if node.out.rows is S else [])] if node in values else
+            made = (["value", values[node], *([str(node.out.rows)] if node.out.rows is not T else [])] if node in values else
                     [node.kind.name, [add(child) for child in node.children], [attribute(a) for a in node.attributes]])
             nodes.append(made)
             numbers[node] = len(nodes) - 1
@@ -57,7 +57,8 @@ class AtValues(Dense):
     values: Sequence[Exact] = field(default=())
 
     def symbol(self, name: str, into: Shape, out: Shape) -> Dense:
-        return replace(self, value=self.values[int(name[1:])], batch=needed(self.batch, name).space(str(out.rows)))
+        found = self.values[int(name[1:])]
+        return replace(self, value=found, batch=needed(self.batch, name).space(str(out.rows), found.shape[-2]))
 
 
 def given(a: Bound) -> tuple[list[Any], list[Any]]:
@@ -71,8 +72,8 @@ def shape(a: Bound) -> Shape:
     values, arrays = given(a)
     shapes = [Shape(getattr(value, "heads", 1), space(str(value.space)), value.cols) for value in values]
     found = measured(operator(a.term, shapes, arrays), shapes)
-    if not isinstance(found.heads, int) or not isinstance(found.cols, int) or found.rows not in (T, S):
-        raise ShapeError(f"term: it gives {found}, no rows of tokens or sequences and of known size")
+    if not isinstance(found.heads, int) or not isinstance(found.cols, int) or not isinstance(found.rows, Space):
+        raise ShapeError(f"term: it gives {found}, no rows of a space and of known size")
     return found
 
 

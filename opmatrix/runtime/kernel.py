@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, get_args
 from formats.format import Format
 from formats.machine.prices import Price
 from opmatrix.extents import T
+from opmatrix.relations import Relation
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.operands import CONSTANT, Heads, Rows, Size, Tables, Value
 
@@ -42,8 +43,8 @@ class Declared:
     its shape says; others keep that of their operands, which is T where the batch is read. `bounded`: it may be given too many
     sequences, and leaves those alone that have no rows. `launches`: its function launches compiled kernels and does nothing
     else, so its launches may be recorded; `fields` are those of the batch that it reads, each with the number that all must be
-    below. `mixes`: a row depends on others; `held`: its value lies with a session; `cached`: the kernel that computes the same
-    of new rows alone, over caches of the others."""
+    below, `relations` those relations. `mixes`: a row depends on others; `held`: its value enters, and lies with a batch or a session;
+    `cached`: the kernel that computes the same of new rows alone, over caches of the others."""
 
     def __init__(self, function: Callable[..., Any], *, gives: Callable[[Any], Value], means: Callable[[Any], Any],
                  bound: Callable[[Any], Any] | None = None, cost: Callable[..., Costs] = lambda *_: [],
@@ -51,13 +52,14 @@ class Declared:
                  room: Callable[[Any], Size] = lambda _: Size(0, 0), over: str | None = None, launches: bool = False,
                  reads: Callable[[Any], Mapping[str, Any]] = lambda _: {},
                  fields: Callable[[Any], Mapping[str, int]] = lambda _: {}, mixes: bool = False, held: bool = False,
-                 moves: bool = False, bounded: bool = False, cached: str = ""):
+                 moves: bool = False, bounded: bool = False, cached: str = "",
+                 relations: Callable[[Any], tuple[Relation, ...]] = lambda _: ()):
         self.bound = bound or self.unbounded
         self.moves, self.bounded, self.cached = moves, bounded, cached
         self.prices = dict(prices or {}) | ({function.__name__: price} if price else {})
         self.function, self.name, self.gives, self.means = function, function.__name__, gives, means
         self.cost, self.room, self.over, self.launches, self.reads, self.fields = cost, room, over, launches, reads, fields
-        self.mixes, self.held = mixes, held
+        self.mixes, self.held, self.relations = mixes, held, relations
         named = dict(signature(function).parameters)
         self.result = signature(function).return_annotation
         self.view, self.batched = named.pop("out", None) is None, named.pop("batch", None) is not None

@@ -12,15 +12,16 @@ from formats import FORMATS
 from formats import kernels as compiled
 from formats.core.epilogue import ACTIVATIONS, EPS, NORMS, Epilogue
 from formats.core.reductions import HOW
-from formats.core.sizes import S, T, n, p
+from formats.core.sizes import S, T, n, p, size
 from formats.machine.prices import PRICES, S2, Price, Work, d, h, up
 from opmatrix.extents import WHOLE, pairs
-from opmatrix.patterns import parse
-from opmatrix.relations import parsed
+from opmatrix.patterns import among, parse
+from opmatrix.relations import HELD, SLOTS, parsed
 from opmatrix.runtime import bounds, cases, costs, meanings, seen
 from opmatrix.runtime import shape_rules as shapes
 from opmatrix.runtime.kernel import Declared, Range
-from opmatrix.runtime.operands import WIDEST, Array, Cache, Heads, Rows, Scores, Stack, Tables, Vector, Weight
+from opmatrix.runtime.operands import Array, Cache, Heads, Rows, Scores, Stack, Tables, Vector, Weight
+from opmatrix.signature import WIDEST
 
 KERNELS: dict[str, Declared] = {}
 Activation = Literal[*ACTIVATIONS]
@@ -28,8 +29,9 @@ Norm = Literal[NORMS]
 How, Least = Literal[*HOW], Range(float, 0.0, 1.0)
 NumberType = Literal["float32", "bf16"]
 Eps = Range(float, *EPS)
+E = size("E")                                               # entries of a relation
 Count, Place = Range(int, 1, WIDEST), Range(int, 0, WIDEST)
-CAUSAL = "sequence & causal"
+CAUSAL, SEEN = "sequence & causal", among(HELD).name          # whom a row sees: of a batch; of what a session holds
 Keys = Range(int, 1, 1 << 16)
 PASS = (T * p,)                                             # what time grows with: numbers of the result
 SCORED = S2 * h * d, S2 * h, T * h * d                      # products, exponentials, rows
@@ -111,6 +113,9 @@ def pointwise_heads(out, x: Heads, gain: Vector = None, shift: Vector = None, *,
 
 # ---- rows of other spaces
 
+def related(a: Bound) -> tuple[Any, ...]: return (costs.related(a),)
+
+
 @kernel(gives=shapes.pooled, means=lambda a: meanings.unit(meanings.pooled(a), a.unit), bound=bounds.pool, cost=costs.pool,
         launches=True, moves=True, bounded=True,
         price=Price((T * p, S * p), lambda tile: Work(vector=T * p, moved=(T + S) * p), cases.pool))
@@ -127,8 +132,8 @@ def unit(out, x: Rows, *, unit: Least) -> Rows:
     compiled.pool_rows(x, None, out, "first", unit)
 
 
-@kernel(gives=shapes.linked, means=meanings.linked, bound=bounds.link, cost=costs.passed("link"), moves=True,
-        price=Price(PASS, lambda tile: Work(vector=2 * T * p, moved=2 * T * p), cases.link, recorded=False))
+@kernel(gives=shapes.linked, means=meanings.linked, bound=bounds.link, cost=costs.linked, moves=True, relations=related,
+        price=Price((T * p, E * p), lambda tile: Work(vector=2 * E * p, moved=(T + E) * p), cases.link, recorded=False))
 def link(out, batch, x: Rows, *, relation: str, over: Literal["sum", "mean", "max"]) -> Rows:
     """A row for each row of a relation that the batch gives: what its entries join, times their numbers."""
     found = batch.relation(parsed(relation))
@@ -136,7 +141,7 @@ def link(out, batch, x: Rows, *, relation: str, over: Literal["sum", "mean", "ma
     compiled.link_rows(x, found.starts, found.at, found.numbers, out, over)
 
 
-@kernel(gives=shapes.linked, means=meanings.picked, bound=bounds.copied, cost=costs.passed("pick"), moves=True,
+@kernel(gives=shapes.linked, means=meanings.picked, bound=bounds.copied, cost=costs.passed("pick"), moves=True, relations=related,
         price=Price(PASS, lambda tile: Work(moved=2 * T * p), cases.pick, recorded=False))
 def pick(out, batch, x: Rows, *, relation: str) -> Rows:
     """The row of x that a relation has as its only entry, for each row of the relation."""
@@ -203,7 +208,8 @@ def values(out, batch, p: Scores, v: Heads) -> Heads:
     compiled.values(p, v, batch.starts, out)
 
 
-@kernel(gives=shapes.repeated, means=lambda a: meanings.grouped(a.x, a.heads), bound=bounds.copied, cost=costs.passed("scale"))
+@kernel(gives=shapes.repeated, means=lambda a: meanings.grouped(a.x, a.heads), bound=bounds.copied, cost=costs.passed("repeat"),
+        price=Price(PASS, lambda tile: Work(moved=2 * T * p), cases.repeat, recorded=False))
 def repeat(out, x: Heads, *, heads: Count) -> Heads:
     """Each head so many times in a row that there are `heads` of them."""
     out.reshape(len(x), x.shape[1], -1, x.shape[2])[...] = x[:, :, None]
@@ -219,23 +225,17 @@ def headwise(out, x: Heads, weight: Stack) -> Heads:
 
 # ---- caches
 
-@kernel(gives=shapes.stated, means=lambda a: a.batch.caches[a.number], bound=bounds.copied, held=True)
-def state(out, batch, *, number: Place, heads: Count, cols: Count) -> Cache:
-    """A cache as a step finds it: the session's, of this number. Rows that no sequence holds count as zero."""
-    out[...] = batch.caches[number]
-
-
-@kernel(gives=shapes.appended, means=meanings.appended, bound=bounds.copied, cost=costs.passed("scale"),
-        launches=True, over="cache")
+@kernel(gives=shapes.appended, means=meanings.appended, bound=bounds.copied, cost=costs.passed("append"),
+        price=Price(PASS, lambda tile: Work(moved=2 * T * p), cases.append), launches=True, over="cache", relations=lambda a: (SLOTS,))
 def append(out, batch, x: Heads, cache: Cache) -> Cache:
     """cache + product(given("slots"), x), slots a C × T relation into rows that are zero: x's rows, written where they are to lie."""
     if out is not cache: out[...] = cache
     compiled.append(x, batch.slots, out)
 
 
-@kernel(gives=shapes.recalled, means=meanings.recalled, launches=True, mixes=True, moves=True,
-        cost=costs.heads("attention", "q", "v", held=lambda a: pairs[a.where]))
-def attention_cached(out, batch, q: Heads, k: Cache, v: Cache, *, scale: float = 1.0, where: Literal[CAUSAL] = CAUSAL,
+@kernel(gives=shapes.recalled, means=meanings.recalled, bound=bounds.attention_cached, launches=True, mixes=True, moves=True,
+        cost=costs.heads("attention", "q", "v", held=lambda a: pairs[seen.pattern(a)]), relations=lambda a: (HELD,))
+def attention_cached(out, batch, q: Heads, k: Cache, v: Cache, *, scale: float = 1.0, where: Literal[SEEN] = SEEN,
                      rows: Literal["all", "last"] = "all") -> Heads:
     """softmax(q kᵀ · scale) v of each row, or of the last of each sequence, over what its sequence has cached, up to the row itself."""
     compiled.attention_cached(q, k, v, batch.slots, batch.before, out, scale, None if rows == "all" else batch.starts)

@@ -7,12 +7,10 @@ from formats.core.sizes import Size as Live
 from formats.core.sizes import size
 from formats.format import Format
 from opmatrix.extents import WHOLE, Extents, S, T
+from opmatrix.signature import Port
 
 FLOAT = 4                                                   # bytes of a number at run time: every value is float32
 LINE = 64                                                   # bytes of a cache line: every buffer begins on one
-WIDEST = 1 << 20                                            # numbers in a row of a value: a small file asks for no more
-
-
 C = size("C")                                               # rows of caches
 
 
@@ -22,26 +20,30 @@ def lines(size: int) -> int:
 
 
 class Size(NamedTuple):
-    """Bytes of a buffer: so many a row of the batch, so many a pair of tokens of one sentence, so many a sequence."""
+    """Bytes of a buffer: so many a row of the batch, so many a pair of tokens of one sentence, so many a sequence, so many a row of
+    another space."""
     row: int
     pair: int
     sequence: int = 0
+    other: int = 0
+    space: Live = T
 
     def at(self, extents: Extents) -> int:
         found = self.row * extents[T] if self.row else 0
         if self.pair: found += lines(self.pair * extents[WHOLE])
+        if self.other: found += self.other * extents[self.space]
         return int(found + self.sequence * extents[S] if self.sequence else found)
 
 
 def rows_of(space: Live, numbers: int) -> Size:
     """Of rows of so many numbers."""
     size = lines(FLOAT * numbers)
-    return Size(0, 0, size) if space == S else Size(size, 0)
+    return Size(size, 0) if space == T else Size(0, 0, size) if space == S else Size(0, 0, 0, size, space)
 
 
 class Rows(NamedTuple):
-    """(T, cols): one row a token, sentences in turn, or (S, cols): one a sequence. In a view of a wider value rows are `apart`
-    numbers apart."""
+    """(T, cols): one row a token, sentences in turn; (S, cols): one a sequence; or of another space. In a view of a wider value rows are
+    `apart` numbers apart."""
     cols: int
     apart: int = 0
     space: Live = T
@@ -89,6 +91,19 @@ class Cache(NamedTuple):
 
 
 Value = Rows | Heads | Scores | Cache
+
+
+def entering(port: Port) -> Value:
+    """What an input is to the steps: of the space of caches one, else rows, or heads where it has several."""
+    if port.space == str(C): return Cache(port.heads, port.columns)
+    return Rows(port.columns, space=size(port.space)) if port.heads == 1 else Heads(port.heads, port.columns, space=size(port.space))
+
+
+def leaving(name: str, of: str, value: Value) -> Port:
+    """The port of an output, and of which value it is. ValueError for what is no rows."""
+    if not isinstance(value, Rows):
+        raise ValueError(f"output: {of!r} is {value}; a program gives one row a token or a sequence, or one of another space")
+    return Port(name, str(value.space), value.cols)
 
 
 class Weight:

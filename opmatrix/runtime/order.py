@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opmatrix.extents import Extents
+from opmatrix.runtime.operands import Cache
 from opmatrix.runtime.planner import Life, place
 from opmatrix.runtime.schedule import Call, Schedule, homes
 
@@ -32,22 +33,23 @@ class Order(NamedTuple):
 class Graph:
     """Steps that are no views, as bits: a set of done steps is a whole number."""
 
-    def __init__(self, calls: Sequence[Call], output: int, extents: Extents) -> None:
+    def __init__(self, calls: Sequence[Call], outputs: Sequence[int], extents: Extents) -> None:
         self.calls = calls
         base = list(range(len(calls)))                       # the step whose buffer a view shows
         for i, call in enumerate(calls):
             if call.kernel.view: base[i] = base[call.values["x"]]
-        self.base, self.real = base, [i for i, call in enumerate(calls) if not call.kernel.view]
+        self.base, self.real = base, [i for i, call in enumerate(calls) if not (call.kernel.view or call.kernel.held)]
+        entered = sum(1 << i for i, call in enumerate(calls) if call.kernel.held)
         self.size = [call.shape.size.at(extents) for call in calls]
-        self.needs = [sum(1 << each for each in {base[v] for v in call.values.values()}) for call in calls]
+        self.needs = [sum(1 << each for each in {base[v] for v in call.values.values()}) & ~entered for call in calls]
         self.readers = [0] * len(calls)
         for i in self.real:
             for v in calls[i].values.values(): self.readers[base[v]] |= 1 << i
-        self.kept, self.all = base[output], sum(1 << i for i in self.real)
+        self.kept, self.all = {base[at] for at in outputs}, sum(1 << i for i in self.real)
 
     def alive(self, done: int) -> int:
         """Bytes of results that somebody still reads, or that are the output."""
-        return sum(self.size[i] for i in self.real if done >> i & 1 and (i == self.kept or self.readers[i] & ~done))
+        return sum(self.size[i] for i in self.real if done >> i & 1 and (i in self.kept or self.readers[i] & ~done))
 
     def ready(self, done: int) -> list[int]:
         """Steps that can be next."""
@@ -64,7 +66,8 @@ class Graph:
         v = call.values[call.kernel.over]
         root = self.base[v]
         alone = [self.base[w] for w in call.values.values()].count(root) == 1
-        return alone and self.calls[v].shape == call.shape and root != self.kept and not self.readers[root] & ~(done | 1 << i)
+        if self.calls[root].kernel.held: return isinstance(call.shape, Cache)
+        return alone and self.calls[v].shape == call.shape and root not in self.kept and not self.readers[root] & ~(done | 1 << i)
 
     def free(self, i: int, done: int, alive: int, peak: int) -> bool:
         """Whether step i may go first: it adds nothing to what is alive, nor to the peak."""
@@ -134,11 +137,12 @@ class Graph:
             stack += [(done | 1 << i, [*order, i]) for i in self.ready(done) if self.moment(i, done, alive) < peak]
 
     def whole(self, order: Sequence[int]) -> tuple[int, ...]:
-        """With every view right behind what it shows."""
+        """What enters first, and every view right behind what it shows."""
         views: dict[int, list[int]] = {}
         for i in range(len(self.calls)):
             if self.base[i] != i: views.setdefault(self.base[i], []).append(i)
-        return tuple(each for i in order for each in (i, *views.get(i, ())))
+        entered = [i for i, call in enumerate(self.calls) if call.kernel.held]
+        return tuple(each for i in (*entered, *order) for each in (i, *views.get(i, ())))
 
     @cached_property
     def given(self) -> tuple[int, ...]:
@@ -157,10 +161,10 @@ def back(start: int, done: int, came: dict[int, tuple[int, int]]) -> list[int]:
 
 def least_peak(schedule: Schedule, extents: Extents) -> Order:
     """The order whose planned buffers take the fewest bytes for a batch of this size; the given one unless another takes fewer. An
-    order that is planned at the floor is proved best; else all orders that could be better are planned, as many as WORK allows.
-    Programs of a front that differ in stored numbers alone have one answer, which is sought once."""
-    asked = schedule.result, extents, tuple(
-        (call.kernel.view, call.kernel.over, tuple(call.values.items()), call.shape) for call in schedule.calls)
+    order that is planned at the floor is proved best; else all orders that could be better are planned, as many as WORK allows. Programs of
+    a front that differ in stored numbers alone have one answer, which is sought once."""
+    asked = tuple(schedule.results), extents, tuple(
+        (call.kernel.held, call.kernel.view, call.kernel.over, tuple(call.values.items()), call.shape) for call in schedule.calls)
     if asked not in FOUND:
         if len(FOUND) == KEPT: FOUND.clear()
         FOUND[asked] = sought(schedule, extents)
@@ -168,7 +172,7 @@ def least_peak(schedule: Schedule, extents: Extents) -> Order:
 
 
 def sought(schedule: Schedule, extents: Extents) -> Order:
-    graph = Graph(schedule.calls, schedule.result, extents)
+    graph = Graph(schedule.calls, schedule.results, extents)
     given = schedule.plan(extents).end
     peak, order, least = graph.path()
     best = Order(graph.given, given, peak if least else 0, False)
@@ -192,8 +196,8 @@ def planned(schedule: Schedule, steps: Sequence[int], extents: Extents) -> int:
     """Bytes of the buffers of a schedule's steps in another order."""
     number = {old: new for new, old in enumerate(steps)}
     calls = [call._replace(values={name: number[v] for name, v in call.values.items()}) for call in map(schedule.calls.__getitem__, steps)]
-    home, last = homes(calls, result := number[schedule.result])
-    buffers = sorted(set(home))
+    home, last = homes(calls, [number[at] for at in schedule.results])
+    buffers, result = sorted({b for b in home if not calls[b].kernel.held}), number[schedule.result]
     lives = [Life(calls[b].shape.size.at(extents), b, last[b]) for b in buffers]
     return place(lives, buffers.index(home[result])).end
 
@@ -201,7 +205,7 @@ def planned(schedule: Schedule, steps: Sequence[int], extents: Extents) -> int:
 def ordered(program: "Program", extents: Extents) -> "Program":
     """The same steps in the order of the least planned peak; the same program where none is lower, or where it needs more once it runs
     in segments."""
-    found = least_peak(program.schedule, extents)
-    if found.steps == tuple(range(len(program.steps))): return program
-    made = type(program)([program.steps[i] for i in found.steps], program.constants, program.output, program.meta)
+    found, first = least_peak(program.schedule, extents), program.schedule.first
+    if found.steps == tuple(range(len(found.steps))): return program
+    made = program.over([program.steps[i - first] for i in found.steps[first:]])
     return made if made.schedule.peak(extents) <= program.schedule.peak(extents) else program

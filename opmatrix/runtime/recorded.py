@@ -73,8 +73,8 @@ class Recorded:
 
     @cached_property
     def elsewhere(self) -> list[int]:
-        """The steps that write the buffers of the whole batch, and the caches, that these steps use."""
-        return [at for at in self.schedule.used(self.steps) if at in self.schedule.crossing or at in self.schedule.state]
+        """The steps that write the buffers of the whole batch, and what enters, that these steps use."""
+        return [at for at in self.schedule.used(self.steps) if at in self.schedule.crossing or at < self.schedule.first]
 
     @cached_property
     def own(self) -> dict[int, Span]:
@@ -229,8 +229,9 @@ def tabled(groups: list[Group], scripts: list[Any], fields: dict[str, Words], st
 
 
 def launches(call: Any) -> bool:
-    """Whether a step is a view, or a kernel here, on weights here, that launches and does nothing else."""
+    """Whether a step is a view, or a kernel here, on weights here, that launches and does nothing else, on rows that groups are cut by."""
     if call.kernel.view: return True
+    if any(getattr(each, "space", T) not in (T, S) for each in (call.shape, *vars(call.bound).values())): return False
     weight = getattr(call.bound, "weight", None)
     ours = weight is None or isinstance(weight, np.ndarray) or type(weight).__module__.startswith("formats.")
     return call.kernel.launches and ours

@@ -1,4 +1,6 @@
-"""Steps bound to kernels: shapes inferred and checked, lifetimes known, buffers planned for any number of rows."""
+"""Steps bound to kernels: shapes inferred and checked, lifetimes known, buffers planned for any number of rows.
+
+Values are numbered: those that enter first, then those of steps."""
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from functools import cached_property
@@ -11,13 +13,15 @@ from numpy.typing import NDArray
 
 from formats.format import Format
 from opmatrix.extents import Extents, S, T
+from opmatrix.relations import Relation
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.operands import FLOAT, LINE, WIDEST, C, Cache, Rows, Value
+from opmatrix.runtime.operands import FLOAT, LINE, C, Cache, Value, entering, leaving
 from opmatrix.runtime.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
 from opmatrix.runtime.segments import ROW, Blocks, Called, Span, Values, placed
+from opmatrix.signature import WIDEST, Port
 
 OBJECTS = 6000                                              # bytes of Python's own objects in a call, about
 
@@ -35,15 +39,23 @@ class Call(NamedTuple):
         return given | {"batch": batch} if self.kernel.batched else given
 
 
-def bind(steps: Sequence[Any], constants: Mapping[str, Any]) -> list[Call]:
-    """Steps with their shapes. ValueError names the step, its kernel and what is wrong."""
-    calls: list[Call] = []
-    number: dict[str, int] = {}
-    shapes: dict[str, Value] = {}
+def enter(out: Any) -> None:
+    """No step calls it: what enters lies with the batch, or with the session."""
+
+
+ENTERED = Declared(enter, gives=lambda a: a.shape, means=lambda a: a.value, held=True)
+
+
+def bind(steps: Sequence[Any], constants: Mapping[str, Any], ports: Sequence[Port] = ()) -> list[Call]:
+    """What enters and steps, with their shapes. ValueError names the step, its kernel and what is wrong."""
+    calls = [Call(ENTERED, SimpleNamespace(port=port), {}, entering(port)) for port in ports]
+    number = {port.name: i for i, port in enumerate(ports)}
+    shapes = {port.name: calls[i].shape for i, port in enumerate(ports)}
+    if taken := [name for name in number if name in constants]: raise ValueError(f"input {taken[0]!r}: a constant has this name")
     for i, step in enumerate(steps):
         try: calls.append(call(step, shapes, number, constants))
         except ValueError as error: raise ValueError(f"step {i}, {step.output} = {step.kernel}: {error}") from None
-        number[step.output], shapes[step.output] = i, calls[i].shape
+        number[step.output], shapes[step.output] = len(calls) - 1, calls[-1].shape
     return calls
 
 
@@ -59,39 +71,45 @@ def call(step: Any, shapes: Mapping[str, Value], number: Mapping[str, int], cons
     bound = kernel.bind(given, step.attributes)
     values = {operand: number[name] for operand, name in step.operands.items() if name in number}
     shape = kernel.seated(kernel.gives(bound), bound)
-    if max(shape.size) > FLOAT * WIDEST: raise ValueError(f"it gives {shape}: a row may have {WIDEST:,} numbers")
+    if max(shape.size[:4]) > FLOAT * WIDEST: raise ValueError(f"it gives {shape}: a row may have {WIDEST:,} numbers")
     return Call(kernel, bound, values, shape)
 
 
-def stated(calls: Sequence[Call], names: Sequence[str]) -> None:
-    """Every piece of state is written once, before anything else reads it. ValueError where it is not."""
-    pieces = [i for i, call in enumerate(calls) if call.kernel.held]
-    if (numbers := [calls[i].bound.number for i in pieces]) != [*range(len(pieces))]:
-        raise ValueError(f"state: pieces are numbered {numbers}; they must be numbered from 0 on, in their order")
-    for i in pieces:
+def stated(calls: Sequence[Call], names: Sequence[str], state: Mapping[int, int]) -> None:
+    """Every cache is a piece of state, which one step writes before anything else reads it: its next value. ValueError where it is
+    not."""
+    for i, call in enumerate(calls):
+        if call.kernel.held and isinstance(call.shape, Cache) and i not in state:
+            raise ValueError(f"state: input {names[i]!r}, {call.shape} in space C, has no next value: state={{{names[i]!r}: the value "
+                             "that is appended to it}")
+    for i, behind in state.items():
         named = f"state: {names[i]!r}, {calls[i].shape} in space C"
+        if not isinstance(calls[i].shape, Cache):
+            raise ValueError(f"state: {names[i]!r} is {calls[i].shape}: rows that a session holds are of space C")
         readers = [j for j, call in enumerate(calls) if i in call.values.values()]
         writers = [j for j in readers if calls[j].values.get(calls[j].kernel.over or "") == i]
         if not writers: raise ValueError(f"{named}: no step writes it: append to it")
-        if len(writers) > 1: raise ValueError(f"{named}: steps {writers} write it: one may")
+        if len(writers) > 1: raise ValueError(f"{named}: {' and '.join(repr(names[j]) for j in writers)} write it: one step may")
         if other := [j for j in readers if j != writers[0]]:
-            raise ValueError(f"{named}: step {other[0]}, {names[other[0]]} = {calls[other[0]].kernel.name}, reads it before it is "
+            raise ValueError(f"{named}: {names[other[0]]} = {calls[other[0]].kernel.name} reads it before it is "
                              f"written: read {names[writers[0]]!r}")
+        if behind != writers[0]: raise ValueError(f"{named}: its next value is {names[writers[0]]!r}, not {names[behind]!r}")
 
 
-def last_uses(calls: Sequence[Call], output: int) -> list[int]:
-    """The last step that reads each value; the output is read after all of them."""
+def last_uses(calls: Sequence[Call], outputs: Sequence[int]) -> list[int]:
+    """The last step that reads each value; outputs are read after all of them."""
     last = list(range(len(calls)))
     for i, call in enumerate(calls):
         for v in call.values.values(): last[v] = i
-    last[output] = len(calls)
+    for output in outputs: last[output] = len(calls)
     return last
 
 
-def homes(calls: Sequence[Call], output: int) -> tuple[list[int], list[int]]:
+def homes(calls: Sequence[Call], outputs: Sequence[int]) -> tuple[list[int], list[int]]:
     """For each step the step whose buffer its result lies in, and the last step that reads that buffer. A view lies in
-    what it shows; a kernel that may write over an operand does so where nothing reads that buffer later."""
-    last, home = last_uses(calls, output), list[int]()
+    what it shows; a kernel that may write over an operand does so where nothing reads that buffer later. A matrix that enters is
+    the caller's, and nobody writes over it."""
+    last, home = last_uses(calls, outputs), list[int]()
     for i, call in enumerate(calls):
         base = call.values["x"] if call.kernel.view else over(i, call, calls, home, last)
         home.append(i if base == i else home[base])
@@ -103,6 +121,7 @@ def over(i: int, call: Call, calls: Sequence[Call], home: Sequence[int], last: S
     """The step whose result step i may write over, or i itself."""
     if call.kernel.over is None: return i
     v = call.values[call.kernel.over]
+    if calls[home[v]].kernel.held and not isinstance(call.shape, Cache): return i
     alone = [home[w] for w in call.values.values()].count(home[v]) == 1
     whole = calls[v].shape == call.shape                    # rows of a part would be apart
     return v if alone and whole and last[home[v]] == i else i
@@ -111,24 +130,45 @@ def over(i: int, call: Call, calls: Sequence[Call], home: Sequence[int], last: S
 class Schedule:
     """A bound program: how it runs on a batch, and where every value then lies."""
 
-    def __init__(self, steps: Sequence[Any], constants: Mapping[str, Any], output: str):
-        self.calls = bind(steps, constants)
-        names = [step.output for step in steps]
-        if output not in names: raise ValueError(f"output: no step gives {output!r}")
-        self.result = names.index(output)
-        if not isinstance(self.calls[self.result].shape, Rows):
-            raise ValueError(f"output: {output!r} is {self.calls[self.result].shape}; a program gives one row a token or a sequence")
-        self.state = {i: call.shape for i, call in enumerate(self.calls) if isinstance(call.shape, Cache) and call.kernel.held}
-        stated(self.calls, names)
-        self.base, last = homes(self.calls, self.result)
-        self.spans = {b: Span(self.calls[b].shape.size, b, last[b]) for b in sorted(set(self.base))}
-        self.home = [[*self.spans].index(b) for b in self.base]
+    def __init__(self, steps: Sequence[Any], constants: Mapping[str, Any], outputs: Mapping[str, str], ports: Sequence[Port] = (),
+                 state: Mapping[str, str] = MappingProxyType({})):
+        self.calls, self.ports = bind(steps, constants, ports), tuple(ports)
+        names = [*(port.name for port in ports), *(step.output for step in steps)]
+        for name in (*outputs.values(), *state.values()):
+            if name not in names[len(ports):]: raise ValueError(f"output: no step gives {name!r}")
+        if unknown := [name for name in state if name not in names[:len(ports)]]: raise ValueError(f"state: no input is {unknown[0]!r}")
+        self.results = [names.index(name) for name in outputs.values()]
+        self.outputs = {name: leaving(name, names[at], self.calls[at].shape) for name, at in zip(outputs, self.results, strict=True)}
+        self.state = {names.index(name): names.index(behind) for name, behind in state.items()}
+        stated(self.calls, names, self.state)
+        self.base, last = homes(self.calls, self.results)
+        self.spans = {b: Span(self.calls[b].shape.size, b, last[b]) for b in sorted(set(self.base)) if b >= self.first}
         self.scored = any(span.size.pair for span in self.spans.values())
-        self.level = not (self.scored or any(span.size.sequence for span in self.spans.values()))
+        self.elsewhere = self.related()                     # what gives the rows of spaces that a batch does not tell
+        self.level = not (self.scored or any(span.size.sequence or span.size.other for span in self.spans.values()))
         self.segments = self.divided()
         self.crossing = self.between()
-        self.dropped: list[list[int]] = [[] for _ in [*self.calls, self.result]]
-        for v, last_use in enumerate(last_uses(self.calls, self.result)): self.dropped[last_use].append(v)
+        self.dropped: list[list[int]] = [[] for _ in range(len(self.calls) + 1)]
+        for v, last_use in enumerate(last_uses(self.calls, self.results)): self.dropped[last_use].append(v)
+
+    @property
+    def first(self) -> int:
+        """The number of the first step: of so many values that enter."""
+        return len(self.ports)
+
+    @property
+    def result(self) -> int:
+        """The step that gives the first output."""
+        return self.results[0]
+
+    def related(self) -> tuple[Relation, ...]:
+        """The relations that its steps read, beside those that every batch or session gives."""
+        return tuple(dict.fromkeys(each for call in self.calls for each in call.kernel.relations(call.bound) if each.custom))
+
+    def extents(self, batch: Any, patterns: Iterable[Any] = ()) -> Extents:
+        """How large a batch is for these steps. Raises ValueError for an input or a relation that does not fit."""
+        found: Extents = batch.extents(patterns, [port for port in self.ports if port.space != str(C)], self.elsewhere)
+        return found
 
     def divided(self) -> list[Recorded | Called]:
         """Steps that can be recorded in one piece, as far as they follow one another, and the others one by one."""
@@ -143,10 +183,11 @@ class Schedule:
         users: dict[int, list[int]] = {}
         for number, segment in enumerate(self.segments):
             for b in self.used(segment.steps):
-                if b not in self.state: users.setdefault(b, []).append(number)
-        users[result := self.base[self.result]].append(len(self.segments))
+                if b >= self.first: users.setdefault(b, []).append(number)
+        results = {self.base[at] for at in self.results}
+        for b in results: users[b].append(len(self.segments))
         return {b: Span(self.spans[b].size, found[0], found[-1]) for b, found in users.items()
-                if len(found) > 1 or b == result or isinstance(self.segments[found[0]], Called)}
+                if len(found) > 1 or b in results or isinstance(self.segments[found[0]], Called)}
 
     def used(self, steps: Iterable[int]) -> list[int]:
         """The buffers that these steps read or write, each by the step that writes it first."""
@@ -174,12 +215,13 @@ class Schedule:
                   for kind in (Recorded, Called)}
         called = sum(isinstance(each, Called) for each in self.segments)
         held = self.cached * extents[C] if self.state else 0
-        return int(self.laid(self.crossing, extents).end + 2 * LINE + sum(within.values()) + held + objects(called))
+        more = sum(self.calls[at].shape.size.at(extents) for at in self.results[1:])       # copies
+        return int(self.laid(self.crossing, extents).end + 2 * LINE + sum(within.values()) + held + more + objects(called))
 
     @cached_property
     def cached(self) -> int:
         """Bytes of a row of all caches."""
-        return sum(shape.row for shape in self.state.values())
+        return sum(call.shape.row for call in map(self.calls.__getitem__, self.state) if isinstance(call.shape, Cache))
 
     def cost(self, extents: Extents) -> Costs:
         """The machine's kernels that a run calls, in order, each with its sizes."""
@@ -190,41 +232,46 @@ class Schedule:
         `found` has the values of the first steps, where these are done already; those of further ones are appended, and what no later
         step reads is dropped."""
         found = [] if found is None else found
-        extents = batch.extents()
-        for i, call in enumerate(self.calls[len(found):until], len(found)):
-            arguments = call.arguments(found, batch)
+        values, extents = Walked(self.entered(batch), found), self.extents(batch)
+        last = None if until is None else self.first + until
+        for i, call in enumerate(self.calls[self.first + len(found):last], self.first + len(found)):
+            arguments = call.arguments(values, batch)
             if call.kernel.view: found.append(call.kernel.function(**arguments))
             else:
                 found.append(np.empty(call.shape.at(extents), np.float32))
-                call.kernel.function(found[i], **arguments)
-            yield call, arguments, found[i]
-            for v in self.dropped[i]: found[v] = None
+                call.kernel.function(found[-1], **arguments)
+            yield call, arguments, found[-1]
+            for v in self.dropped[i]:
+                if v >= self.first: found[v - self.first] = None
 
     def resumed(self, found: Sequence[Any], batch: Any) -> NDArray[np.float32]:
         """The output's rows, given the values of the first steps, of this program or of one that has the same; to the bit those of a
         run."""
         values = [*found]
         for _ in self.walk(batch, values): pass
-        return np.asarray(values[self.result])
+        return np.asarray(values[self.result - self.first])
 
-    def run(self, batch: Any) -> NDArray[np.float32]:
-        """The output's rows. Buffers of the whole batch are of this call alone. Called back while this thread records, it runs apart
-        from that."""
+    def run(self, batch: Any) -> list[NDArray[np.float32]]:
+        """The outputs' rows. Buffers of the whole batch are of this call alone; the first output lies in one, the others are copied
+        from them. Called back while this thread records, it runs apart from that."""
         from formats.kernels.engine.launch import RECORDING
         if RECORDING.get(): return Context().run(self.run, batch)
-        held = self.held(batch) if self.state else {}
-        extents = batch.extents() if self.scored or held else Extents.made({T: batch.rows, S: len(batch)})
+        held = dict(enumerate(self.entered(batch))) if self.ports else {}
+        extents = self.extents(batch) if self.scored or self.ports or self.elsewhere else Extents.made({T: batch.rows, S: len(batch)})
         plan = self.row.times(batch.rows) if self.level else self.laid(self.crossing, extents)
         values = Values(self, batch, extents, Blocks(plan, self.crossing, held))
         for segment in self.segments: segment.run(values)
-        return np.asarray(values[self.result])
+        first, *more = self.results
+        return [np.asarray(values[first]), *(np.array(values[at]) for at in more)]
 
-    def held(self, batch: Any) -> dict[int, NDArray[np.float32]]:
-        """The caches of a session's batch, by the steps that name them. ValueError for any other batch."""
-        if not hasattr(batch, "caches"):
-            said = ", ".join(map(str, self.state.values()))
+    def entered(self, batch: Any) -> list[NDArray[np.float32]]:
+        """The matrices that enter, in turn: caches lie with the session. ValueError for a batch that does not give one, and for one
+        without caches."""
+        if self.state and not hasattr(batch, "caches"):
+            said = ", ".join(str(self.calls[i].shape) for i in self.state)
             raise ValueError(f"this program has state in space C ({said:.80}): run it by a session, program.start(capacity)")
-        return {i: batch.caches[self.calls[i].bound.number] for i in self.state}
+        return [batch.caches[port.name] if i in self.state else np.ascontiguousarray(batch.input(port), np.float32)
+                for i, port in enumerate(self.ports)]
 
     def trace(self, batch: Any) -> Iterator[tuple[Any, Any]]:
         """Each step's result and, for the same operands, what its kernel means."""
@@ -232,16 +279,24 @@ class Schedule:
             yield found, meaning(call.kernel, arguments, batch)
 
     def exact(self, batch: Any, instead: Mapping[int, Any], rounded: bool = True) -> NDArray[np.float64]:
-        """The output's rows by the meanings of the kernels, in float64; `instead` replaces constants, by their id."""
+        """The first output's rows by the meanings of the kernels, in float64; `instead` replaces constants, by their id."""
         return np.asarray(self.meanings(batch, instead, rounded)[self.result])
 
     def meanings(self, batch: Any, instead: Mapping[int, Any] = MappingProxyType({}), rounded: bool = True) -> list[Any]:
-        """The same of every step."""
-        if self.state: self.held(batch)
-        found: list[Any] = []
-        for call in self.calls:
+        """The same of what enters and of every step."""
+        if self.ports or self.elsewhere: self.extents(batch)             # which says what does not fit
+        found: list[Any] = [np.asarray(each, np.float64) for each in self.entered(batch)]
+        for i, port in enumerate(self.ports):
+            if i not in self.state: found[i] = np.asarray(batch.input(port), np.float64)
+        for call in self.calls[self.first:]:
             found.append(meaning(call.kernel, call.arguments(found, batch), batch, instead, rounded))
         return found
+
+
+class Walked:
+    """Values by number: those that entered, and those of the steps so far."""
+    def __init__(self, entered: Sequence[Any], found: Sequence[Any]) -> None: self.entered, self.found = entered, found
+    def __getitem__(self, v: int) -> Any: return self.entered[v] if v < len(self.entered) else self.found[v - len(self.entered)]
 
 
 def objects(steps: int) -> int:

@@ -30,17 +30,17 @@ def placed(spans: tuple[Span, ...], result: int | None, extents: Extents) -> Pla
 
 
 class Blocks:
-    """The buffers of one call, in a block for the result and one for what goes with the call; caches lie with the session. spans,
-    caches: by the step that writes first."""
+    """The buffers of one call, in a block for the result and one for what goes with the call; what enters lies with the batch or the
+    session. spans, entered: by the step that writes first."""
 
-    def __init__(self, plan: Plan, spans: Iterable[int], caches: dict[int, NDArray[np.float32]]):
-        self.caches = caches
+    def __init__(self, plan: Plan, spans: Iterable[int], entered: dict[int, NDArray[np.float32]]):
+        self.entered = entered
         self.plan, self.places = plan, dict(zip(spans, plan.offsets, strict=True))
         self.result = block(plan.wall)
         self.arena = block(plan.arena) if plan.arena else self.result
 
     def __call__(self, base: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        if base in self.caches: return self.caches[base]
+        if base in self.entered: return self.entered[base]
         if (at := self.places[base]) < self.plan.wall: return np.ndarray(shape, np.float32, self.result, at)
         return np.ndarray(shape, np.float32, self.arena, at - self.plan.wall)
 

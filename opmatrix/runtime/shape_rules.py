@@ -2,11 +2,12 @@
 from types import SimpleNamespace as Bound
 from typing import Any
 
+from formats.core.sizes import size
 from opmatrix.extents import S, T
 from opmatrix.patterns import FIELDS
 from opmatrix.relations import parsed
 from opmatrix.runtime import seen
-from opmatrix.runtime.operands import FLOAT, WIDEST, Cache, Heads, Rows, Scores, Size
+from opmatrix.runtime.operands import FLOAT, C, Cache, Heads, Rows, Scores, Size
 
 
 def same(what: str, found: Any, wanted: Any) -> None:
@@ -112,11 +113,6 @@ def attended(a: Bound) -> Heads:
     return Heads(heads, a.v.cols)
 
 
-def stated(a: Bound) -> Cache:
-    if a.heads * a.cols > WIDEST: raise ValueError(f"{a.heads} heads of {a.cols} columns: a row may have {WIDEST:,} numbers")
-    return Cache(a.heads, a.cols)
-
-
 def appended(a: Bound) -> Cache:
     same("x heads", a.x.heads, a.cache.heads)
     same("x columns", a.x.cols, a.cache.cols)
@@ -165,12 +161,11 @@ def pooled(a: Bound) -> Rows:
 
 
 def linked(a: Bound) -> Rows:
-    """Rows of the relation's space, which programs know of two: tokens and sequences."""
+    """Rows of the relation's space; of caches other kernels are."""
     found = parsed(a.relation)
-    for space in (found.rows, found.cols):
-        if space not in (str(T), str(S)): raise ValueError(f"relation {found}: programs have rows of spaces {T} and {S}, not {space}")
+    if str(C) in (found.rows, found.cols): raise ValueError(f"relation {found}: rows of space {C} belong to the kernels of caches")
     same("x rows", str(a.x.space), found.cols)
-    return Rows(a.x.cols, space=S if found.rows == str(S) else T)
+    return Rows(a.x.cols, space=size(found.rows))
 
 
 def attended_once(a: Bound) -> Heads:
@@ -182,7 +177,7 @@ def attended_once(a: Bound) -> Heads:
 def interpreted(a: Bound) -> Rows | Heads:
     from opmatrix.runtime.interpreted import shape
     found = shape(a)
-    rows = S if str(found.rows) == str(S) else T
+    rows = size(str(found.rows))
     return Rows(found.cols, space=rows) if found.heads == 1 else Heads(found.heads, found.cols, space=rows)
 
 

@@ -12,8 +12,8 @@ from opmatrix.data import Data
 from opmatrix.operators import symbol
 from opmatrix.patterns import Pattern, everyone, parse
 from opmatrix.relations import Relation, relation
-from opmatrix.runtime.operands import WIDEST
-from opmatrix.shapes import H, N, S, Shape, ShapeError, Space, T, expression
+from opmatrix.shapes import H, N, Shape, ShapeError, Space, T, expression, space
+from opmatrix.signature import WIDEST
 from opmatrix.term import KINDS, Operator, read
 
 TEXT, NODES, DEEP = 1 << 17, 1000, 100                      # characters; nodes, and how many of them within one another
@@ -53,7 +53,7 @@ def node(entry: Any, nodes: Sequence[Operator], shapes: Sequence[Shape], arrays:
     """One node, of nodes before it."""
     match entry:
         case ["value", k]: return symbol(f"x{k}", Shape(), chosen(k, shapes))
-        case ["value", k, "S"]: return symbol(f"x{k}", Shape(), chosen(k, shapes)._replace(rows=S))
+        case ["value", k, str(rows)]: return symbol(f"x{k}", Shape(), chosen(k, shapes)._replace(rows=space(word(rows))))
         case [str(name), list(children), list(attributes)] if name in KINDS and name != "symbol":
             kind = KINDS[name]
             declared = [parameter.annotation for parameter in kind.signature.parameters.values()][kind.arity:]

@@ -14,7 +14,8 @@ from rewrites.command.perplexity import Foreseen
 from rewrites.command.report import Report
 from rewrites.compiler.lower import plainly
 from rewrites.compiler.search import search
-from rewrites.run import calibrated, source
+from rewrites.front.opening import source
+from rewrites.run import calibrated
 
 LENGTHS = [16] * 256                                        # of the sentences that an imported program is made for
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from opmatrix.operators import I, layernorm, rmsnorm, symbol
-from opmatrix.shapes import Shape, T
+from opmatrix.shapes import Shape
 from opmatrix.term import Operator, substitute
 from rewrites.compiler.flat import flat
 from rewrites.law import Declared, Sort, constant, n, scalar, stand_in, value
@@ -93,7 +93,7 @@ def apart(term: Operator) -> Iterator[tuple[str, Operator, Operator]]:
 def border(term: Operator) -> Operator:
     """An opaque value as wide as this one."""
     width = int(term.out.cols)
-    return symbol("border", Shape(1, T, width), Shape(1, T, width))
+    return symbol("border", Shape(1, term.out.rows, width), Shape(1, term.out.rows, width))
 
 
 def matched(pattern: Operator, term: Operator) -> dict[Operator, Operator] | None:

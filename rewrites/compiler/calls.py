@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from formats.core.sizes import size
 from opmatrix.runtime.kernel import Declared, split
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.operands import Heads, Rows, Scores, Value
+from opmatrix.runtime.operands import Cache, Heads, Rows, Scores, Value
 
 if TYPE_CHECKING:
     from rewrites.compiler.lower import Call, Lowering
@@ -63,11 +63,12 @@ def shapes(lowering: "Lowering", cls: int, call: "Call") -> Iterator[tuple[Decla
 def argument(lowering: "Lowering", wanted: Any, sort: str, at: Any) -> Any:
     """A variable of this sort, where an operand of this type is wanted, as prices see it."""
     if sort in ("value", "scores"): return shaped(lowering, at, wanted)
-    return lowering.template.values[at] if sort == "where" else None if sort == "matrix" else True
+    return lowering.template.values[at] if sort in ("where", "relation") else None if sort == "matrix" else True
 
 
 def shaped(lowering: "Lowering", cls: int, wanted: Any) -> Value:
     """The shape of a class, as a value of this type."""
     heads, row, space = int(lowering.matcher.heads[cls]), lowering.columns, size(str(lowering.matcher.rows[cls]))
     if wanted is Scores: return Scores(heads)
+    if wanted is Cache: return Cache(heads, row(cls) // heads)
     return Heads(heads, row(cls) // heads, space=space) if split(wanted, heads) else Rows(row(cls), space=space)

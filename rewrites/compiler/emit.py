@@ -12,7 +12,7 @@ from formats.core.epilogue import ACTIVATIONS
 from opmatrix.data import Data
 from opmatrix.program import Step
 from opmatrix.runtime.kernel import Declared, split
-from opmatrix.runtime.operands import Heads, Scores
+from opmatrix.runtime.operands import Cache, Heads, Scores
 from rewrites.compiler.calls import attributes as given
 from rewrites.compiler.calls import kernels
 from rewrites.compiler.fit import Fitter
@@ -144,7 +144,7 @@ class Emitter:
 
     def _operand(self, wanted: Any, cls: int) -> str:
         """The buffer of a value, as one of this type."""
-        if wanted is Scores: return next(iter(self.values[cls].names.values()))
+        if wanted in (Scores, Cache): return next(iter(self.values[cls].names.values()))
         return self._heads(cls) if split(wanted, int(self.values[cls].heads)) else self._rows(cls)
 
     def _data(self, data: Data) -> str:
@@ -178,6 +178,10 @@ class Emitter:
 
     def _name(self) -> str:
         return f"h{len(self.steps)}"
+
+    def output(self, cls: int, state: bool) -> str:
+        """The buffer of a further output: of state as it lies, else as rows."""
+        return self._operand(Cache, cls) if state else self._rows(cls)
 
     def rows(self, value: Value) -> str:
         """The name of a buffer as rows."""

@@ -24,7 +24,7 @@ def _flat(term: Operator, x: Operator, memo: dict[Any, Operator]) -> Any:
     match term.kind.name:
         case "I":
             return x
-        case "const" | "related":
+        case "const" | "related" | "entered":
             return term
         case "pick" if x.constant and x.uniform:            # the same row, of any space
             return x

@@ -2,16 +2,20 @@
 border states, joined by a shortest path. A state is the name of what is handed on: the full value, or a border form of it
 (rewrites/compiler/borders.py)."""
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
+from itertools import accumulate
 from operator import matmul
 from typing import Any
 
 from formats.core.errors import InputError
-from opmatrix.operators import given
+from opmatrix.operators import I, given
 from opmatrix.patterns import everyone
-from opmatrix.shapes import S, T, brief
+from opmatrix.program import OUTPUT
+from opmatrix.relations import SLOTS
+from opmatrix.runtime.operands import C
+from opmatrix.shapes import T, brief
 from opmatrix.term import Operator
 from rewrites.compiler.borders import FULL, apart, border
 from rewrites.compiler.egraph import Graph, engine, saturate
@@ -19,46 +23,87 @@ from rewrites.compiler.flat import factors, flat
 from rewrites.compiler.template import Template
 from rewrites.law import Law
 
+Model = Operator | Mapping[str, Operator]                   # one output, or several by name, of which the first is what a run gives
+
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a model behind one border state: its template, and the class names of its border and its results."""
+    """One part of a model behind one border state: its template, and the class names of its border, of its results by state, and of the
+    model's further outputs that it gives."""
 
     template: Template
     border: str | None
     roots: dict[str, str]
+    outputs: dict[str, str] = field(default_factory=dict)
+
+
+def outputs(model: Model) -> dict[str, Operator]:
+    """The outputs of a model by name. Raises InputError for none."""
+    if isinstance(model, Operator): return {OUTPUT: model}
+    if not model: raise InputError("a model without outputs: give one operator, or several by name")
+    return dict(model)
+
+
+def spine(model: Model) -> str:
+    """The name of the output with the most factors: the others leave it on the way."""
+    return max(found := outputs(model), key=lambda name: sum(1 for _ in factors(found[name])))
 
 
 def split(model: Operator) -> list[Operator]:
-    """The factors of a model, gathered into parts: a part begins where rows of tokens are mixed. What is picked of a part belongs to it,
-    and all that follows on rows of another space, or in another order, which no border tells."""
+    """The factors of a model, gathered into parts."""
+    return [reduce(matmul, group) for group in grouped([*factors(model)])]
+
+
+def grouped(every: Sequence[Operator]) -> list[list[Operator]]:
+    """Factors by part: a part begins where rows are mixed, those of tokens or of a matrix that entered. What is picked of a part belongs
+    to it, and all that follows on rows of another space, or in another order, which no border tells."""
     groups: list[list[Operator]] = [[]]
     rows: Any = T
-    moved = False
-    for factor in factors(model):
-        if rows is T and not moved and not factor.selective and groups[-1]:
+    moved, born = False, {T}
+    for factor in every:
+        if rows in born and not moved and not factor.selective and groups[-1]:
             groups.append([])
         moved = moved or any(each.kind.name == "pick" and each.args[0].custom for each in factor.walk())
+        if factor.kind.name == "entered": born.add(factor.out.rows)
         groups[-1].append(factor)
         rows = rows if factor.out.rows is factor.into.rows else factor.out.rows
-        if rows not in (T, S):
-            raise InputError(f"{brief(factor)}: it gives rows of space {rows}: programs have rows of tokens, {T}, and sequences, {S}")
-    return [reduce(matmul, group) for group in groups]
+    return groups
 
 
-def parts(model: Operator) -> list[dict[str, Part]]:
+def leaving(groups: Sequence[Sequence[Operator]], term: Operator) -> tuple[int, Operator]:
+    """The part that a further output leaves a model in, and the output behind that part's border."""
+    every, own = [factor for group in groups for factor in group], [*factors(term)]
+    common = next((i for i, (a, b) in enumerate(zip(every, own, strict=False)) if a is not b), min(len(every), len(own)))
+    ends = [*accumulate(map(len, groups))]
+    number = next((i for i, end in enumerate(ends) if (common if common < len(own) else common - 1) < end), len(groups) - 1)
+    start = ends[number] - len(groups[number])
+    return number, reduce(matmul, own[start:], I)
+
+
+def parts(model: Model) -> list[dict[str, Part]]:
     """Every part of a model, by the state of the border before it."""
     found: list[dict[str, Part]] = []
     starts: dict[str, Operator] = {}
-    for factor in split(model):
-        states, starts = {}, starts or {FULL: given("tokens", int(factor.into.cols))}
+    named, last = outputs(model), spine(model)
+    groups = grouped([*factors(named[last])])
+    further: list[dict[str, Operator]] = [{} for _ in groups]
+    for name, term in named.items():
+        if name != last:
+            number, behind = leaving(groups, term)
+            further[number][name] = behind
+    for group, also in zip(groups, further, strict=True):
+        factor: Operator = reduce(matmul, group)
+        states, starts = {}, starts or {FULL: given("tokens", factor.into.cols if isinstance(factor.into.cols, int) else 1)}
         for state, x in starts.items():
             check_order(full := flat(factor, x))
             forms = [*apart(full)]
             roots = {FULL: full} | {name: handed for name, handed, _ in forms}
-            leaf = next((t for t in full.walk() if t.kind.name == "symbol"), None)
-            states[state] = Part(Template.of(roots | ({"border": leaf} if leaf else {}), [leaf] if leaf else []),
-                                 "$border" if leaf is not None else None, {name: f"${name}" for name in roots})
+            more = {f"also{i}": flat(term, x) for i, term in enumerate(also.values())}
+            check_caches([full, *more.values()], dict(zip(also, more.values(), strict=True)))
+            leaf = next((t for root in (full, *more.values()) for t in root.walk() if t.kind.name == "symbol"), None)
+            states[state] = Part(Template.of(roots | more | ({"border": leaf} if leaf else {}), [leaf] if leaf else []),
+                                 "$border" if leaf is not None else None, {name: f"${name}" for name in roots},
+                                 {name: f"${label}" for name, label in zip(also, more, strict=True)})
         starts = {FULL: border(full)} | {name: over for name, _, over in forms}
         found.append(states)
     return found
@@ -74,6 +119,34 @@ def check_order(full: Operator) -> None:
             if (moved := next(picks, None)) is not None:
                 raise InputError(f"{brief(node)}: it reads the positions of rows that {moved} put in another order: programs have rows of "
                                  "tokens in theirs; pick behind it")
+
+
+def check_caches(roots: Sequence[Operator], named: Mapping[str, Operator]) -> None:
+    """Raises InputError for a cache that something reads before new rows are appended to it, and where what they make of it is no output
+    of its name."""
+    for node in dict.fromkeys(node for root in roots for node in root.walk()):
+        for port in (child.args[0] for child in node.children if child.kind.name == "entered" and child.args[0].space == str(C)):
+            if not appends(node):
+                raise InputError(f"{brief(node)}: it reads {port} before it is written: append to it first, "
+                                 f"given({port.name!r}, ..) + product(given({SLOTS.name!r}), ..)")
+            if named.get(port.name) is not node:
+                raise InputError(f"{port}: what is appended to it, {brief(node)}, is no output of this name: it is the cache's next value")
+    for name, term in named.items():
+        if str(term.out.rows) == str(C) and not (appends(term) and any(each.args[0].name == name for each in caches(term))):
+            raise InputError(f"output {name!r}: its rows, of space {C}, stay with a session, but no input of this name has them as its "
+                             "next value")
+
+
+def caches(term: Operator) -> list[Operator]:
+    """The inputs that a sum adds to."""
+    return [child for child in term.children if child.kind.name == "entered"]
+
+
+def appends(term: Operator) -> bool:
+    """Whether it is a cache with new rows in their slots."""
+    def new(each: Operator) -> bool:
+        return each.kind.name == "product" and each.children[0].kind.name == "related" and each.children[0].args[0] == SLOTS
+    return term.kind.name == "add" and len(caches(term)) == 1 and any(map(new, term.children))
 
 
 @dataclass

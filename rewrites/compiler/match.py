@@ -5,13 +5,14 @@ from functools import cached_property
 from typing import Any
 
 from formats.core.epilogue import ACTIVATIONS
-from opmatrix.shapes import H, S, T
+from opmatrix.shapes import H, S, T, space
 from opmatrix.term import Operator
 from rewrites.compiler.egraph import Graph, Node
 from rewrites.law import Name, Sort, is_variable
 
 Found = dict[str, Any]                                      # variable -> class, or name of an attribute
 COMMUTES = ("add", "mul")
+C = space("C")                                              # rows of caches
 
 
 class Matcher:
@@ -65,7 +66,7 @@ class Matcher:
 
     def _agree(self, bound: Found, variables: dict[str, Sort]) -> bool:
         """Sizes of one name are equal, and patterns have the flags that are asked for."""
-        sizes: dict[Any, Any] = {str(space): space for space in (T, S)}
+        sizes: dict[Any, Any] = {str(space): space for space in (T, S, C)}
         for name, sort in variables.items():
             if sort.name in ("where", "relation") and not all(getattr(self.values[bound[name]], flag) for flag in sort.sizes):
                 return False
@@ -134,6 +135,8 @@ class Matcher:
             return False
         if name in ("value", "scores") and (name == "scores") != (cls in self.square):
             return False                                    # scores have a column for each row, values so many
+        if name == "value" and (self.rows[cls] is C) != (sort.space == str(C)):
+            return False                                    # caches are for their own kernels
         if (sort.space == str(S) and cls not in self.picked) or (sort.space == str(T) and cls in self.displaced):
             return False
         if name == "entrywise":

@@ -20,13 +20,13 @@ def narrowed(program: Program, prices: Prices | Mean) -> Program:
     """The program with attention in bfloat16 wherever q, k and v come from products that round what they multiply, and the
     machine is quicker so. The same program where that is nowhere."""
     steps, calls = list(program.steps), program.schedule.calls
-    for i, call in enumerate(calls):
+    for i, call in enumerate(calls[program.schedule.first:]):
         if not narrows(call) or not all(rounded(calls, v) for v in call.values.values()):
             continue
         wide, narrow = (prices.spent(partial(call.kernel.cost, at(call, kind), call.shape)) for kind in ("float32", NARROW))
         if narrow < wide:
             steps[i] = with_attributes(steps[i], {"number_type": NARROW})
-    return program if steps == list(program.steps) else Program(steps, program.constants, program.output, program.meta)
+    return program if steps == list(program.steps) else program.over(steps)
 
 
 def narrows(call: Call) -> bool:

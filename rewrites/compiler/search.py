@@ -6,16 +6,17 @@ from functools import cached_property
 from math import inf, isfinite
 from typing import Any
 
+from formats.core.errors import InputError
 from opmatrix.data import Data, Promised
 from opmatrix.extents import Extents
-from opmatrix.program import Program
+from opmatrix.program import OUTPUT, Program
 from opmatrix.runtime.order import ordered
-from opmatrix.term import Operator
+from opmatrix.signature import Port
 from opmatrix.weightless import Planned
 from rewrites.compiler.borders import FULL
-from rewrites.compiler.emit import Emitter, Value
+from rewrites.compiler.emit import ROWS, Emitter, Value
 from rewrites.compiler.fit import Fitter
-from rewrites.compiler.layers import Explorer, Part, parts, states
+from rewrites.compiler.layers import Explorer, Model, Part, outputs, parts, spine, states
 from rewrites.compiler.lower import Content, Lowering, Method, Use, leaf
 from rewrites.compiler.mixed import Mean, Mix, priced
 from rewrites.compiler.price import Machine, Prices
@@ -46,6 +47,8 @@ class Structure:
     classes: int = 0
     cut: list[str] = field(default_factory=list)
     fired: frozenset[str] = frozenset()
+    names: tuple[str, ...] = (OUTPUT,)                      # of the outputs, in the model's order
+    last: str = OUTPUT                                      # the one that the last part gives
 
     @property
     def gap(self) -> float:
@@ -89,16 +92,29 @@ class Structure:
         handed: dict[int, Value] = {}
         result = Value({}, 1)                               # nothing is handed on yet
         chosen = zip(self.lowerings, self.extractions, self.parts, strict=True)
+        found: dict[str, str] = {}
+        ports: dict[str, Port] = {}
         for number, (lowering, extraction, part) in enumerate(chosen):
             named = lowering.graph.named
-            if part.border is not None:
-                handed = {named[part.border]: result}
+            handed = {named[part.border]: result} if part.border is not None else {}
+            handed |= {named[name]: entered(port) for name, port in part.template.entered.items()}
+            ports |= {port.name: port for port in part.template.entered.values()}
             emitter.emit(lowering, extraction.nodes, number, handed, decide)
             result = emitter.values[named[part.roots[self.path[number][1]]]]
-        output, prices = emitter.rows(result), self.lowerings[0].prices
+            found |= {name: emitter.output(named[cls], name in ports) for name, cls in part.outputs.items()}
+        return self.made(emitter, found | {self.last: emitter.rows(result)}, ports, meta), emitter
+
+    def made(self, emitter: Emitter, found: dict[str, str], ports: dict[str, Port], meta: dict[str, Any]) -> Program:
+        """The program of steps that give these values. An output with the name of an input is the input's next value: state. Inputs that no
+        step reads are none."""
+        outputs = {name: found[name] for name in self.names if name not in ports}
+        if not outputs: raise InputError("a model of state alone: name an output, too")
+        read = {name for step in emitter.steps for name in step.operands.values()}
         numbers = (value for part in self.parts for value in part.template.values.values())
         kind = Planned if any(isinstance(value, Promised) for value in numbers) else Program
-        return ordered(kind(emitter.steps, emitter.constants, output, meta), prices.extents), emitter
+        program = kind(emitter.steps, emitter.constants, outputs, meta, inputs=[port for port in ports.values() if port.name in read],
+                       state={name: value for name, value in found.items() if name in ports})
+        return ordered(program, self.lowerings[0].prices.extents)
 
 
 @dataclass
@@ -107,7 +123,7 @@ class Space:
     extents, or for several with their shares, on one machine or each on its own (mixed.py): what all searches of it share. `found`: the
     model's parts, where they are at hand; `like`: the space of a model of the same structure and other sizes, whose graphs are shared."""
 
-    model: Operator
+    model: Model
     laws: Sequence[Law]
     machine: Machine | Sequence[Machine]
     extents: Extents | Mix
@@ -152,7 +168,8 @@ class Space:
         """The programs of a part from one border state to another."""
         part, lowering = self.found[number][before], self.lowering(number, before)
         named = lowering.graph.named
-        return lowering.problem([named[part.roots[after]]], [named[part.border]] if part.border else [], methods)
+        roots = [named[part.roots[after]], *(named[cls] for cls in part.outputs.values())]
+        return lowering.problem(roots, [named[name] for name in (*([part.border] if part.border else []), *part.template.entered)], methods)
 
     def structure(self, path: Sequence[tuple[str, str]], chosen: list[Extraction], bound: float, greedy: float,
                   seconds: dict[str, float], cost: float | None = None) -> Structure:
@@ -165,10 +182,10 @@ class Space:
                          [self.found[n][before] for n, (before, _) in enumerate(path)],
                          total, cost, min(bound, cost), greedy, self.seconds | seconds | self.explorer.seconds(),
                          sum(len(g.nodes) for g in graphs), sum(len(g.members) for g in graphs),
-                         [cut for g in graphs for cut in g.cut], fired)
+                         [cut for g in graphs for cut in g.cut], fired, tuple(outputs(self.model)), spine(self.model))
 
 
-def search(model: Operator, laws: Sequence[Law], machine: Machine | Sequence[Machine], extents: Extents | Mix, *, fusion: bool = True,
+def search(model: Model, laws: Sequence[Law], machine: Machine | Sequence[Machine], extents: Extents | Mix, *, fusion: bool = True,
            methods: Methods | None = None, time_limit: float = 10.0,
            along: Sequence[tuple[str, str]] | None = None, found: Sequence[dict[str, Part]] = ()) -> Structure:
     """The cheapest program of a model for a batch of these extents. `methods` are the representations that a weight may be stored in: by
@@ -218,9 +235,15 @@ def chain(space: Space, methods: Methods, time_limit: float, along: Sequence[tup
     return space.structure(path, chosen, bound, sum(e.greedy for e in chosen), {"extract": taken})
 
 
+def entered(port: Port) -> Value:
+    """An input as a buffer."""
+    return Value({ROWS if port.heads == 1 else port.heads: port.name}, port.heads)
+
+
 def sizes(part: Part) -> tuple[Any, ...]:
     """What a price depends on beside the signature."""
-    return tuple(value.shape if isinstance(value, Data) else value for value in part.template.values.values())
+    return tuple(value.shape if isinstance(value, Data) else tuple(value.described()) if isinstance(value, Port) else value
+                 for value in part.template.values.values())
 
 
 def ranked(sizes: Any, seen: dict[Any, int] | None = None) -> Any:

@@ -1,11 +1,12 @@
 """A layer without its numbers: the text that enters the graph, and a table of the numbers by name. Layers of equal
 structure have equal text and share one graph."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from opmatrix.data import Data
 from opmatrix.shapes import Shape
+from opmatrix.signature import Port
 from opmatrix.term import KINDS, PROPERTIES, Operator
 from rewrites.laws import facts
 
@@ -27,7 +28,7 @@ class Table:
         self.values: dict[str, Any] = {}
 
     def name(self, value: Any) -> str:
-        numeric = isinstance(value, (Data, Shape, int, float))
+        numeric = isinstance(value, (Data, Shape, Port, int, float))
         kind = type(value).__name__.lower()
         label = f"{kind}{len(self.names)}" if numeric else getattr(value, "__name__", None) or str(value)
         key = (type(value).__name__, value if numeric else label)
@@ -48,6 +49,11 @@ class Template:
     def names(self) -> dict[Any, str]:
         """The name of each array."""
         return {value: name for name, value in self.values.items() if isinstance(value, Data)}
+
+    @property
+    def entered(self) -> dict[str, Port]:
+        """The inputs that it reads, by the name of their node."""
+        return {entry.name: self.values[entry.attributes[0]] for entry in self.entries if entry.kind == "entered"}
 
     @property
     def weights(self) -> list[Data]:
@@ -116,7 +122,7 @@ def quoted(name: str) -> str:
 
 def known(term: Operator, leaves: Sequence[Operator], measured: Sequence[str]) -> Iterator[str]:
     """What an imported term states of itself: what its sizes tell, and all of a symbol. The rest follows."""
-    if term in leaves or term.kind.name == "given":
+    if term in leaves or term.kind.name in ("given", "entered"):
         yield "act"
     if term.kind.name == "given":
         yield "given"
@@ -169,6 +175,8 @@ def products(pairs: Sequence[tuple[int, int]], turns: Sequence[tuple[int, int]] 
 def sizes_of(value: Any) -> tuple[int, ...]:
     if isinstance(value, Data):
         return tuple(value.array.shape)
+    if isinstance(value, Port):
+        return value.columns, value.heads
     if not isinstance(value, Shape):
         return ()
     return tuple(int(s) for s in value if getattr(s, "is_Integer", isinstance(s, int)))
@@ -180,6 +188,8 @@ def shrunken(value: Any, small: dict[int, int], draw: Callable[[tuple[int, ...]]
     if isinstance(value, Data):
         name = value.name or (f"{value.base.name}.T" if value.base and value.base.name else None)
         return Data(draw(tuple(small[s] for s in value.array.shape)), name)     # what errors call it
+    if isinstance(value, Port):
+        return replace(value, columns=small.get(value.columns, value.columns), heads=small.get(value.heads, value.heads))
     if isinstance(value, Shape):
         return Shape(*(small.get(s, s) if isinstance(s, int) else s for s in value))
     return small[value] if type(value) is int else value

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from opmatrix.data import Data
 from opmatrix.patterns import Pattern
 from opmatrix.runtime.interpreted import MOST, written
-from opmatrix.shapes import S, T
+from opmatrix.runtime.operands import C
+from opmatrix.shapes import Space
 from opmatrix.term import Operator, substitute
 from rewrites.law import value as rows
 from rewrites.laws.implementation import Implementation
@@ -42,6 +43,7 @@ def interpreted(lowering: "Lowering", calls: Sequence[tuple[int, Any]]) -> Itera
             term = terms[cls]
             inside = {part: at for part, at in values.items() if part is not term}
             used = [part for part in read(term, inside)]
+            if not inside.keys() >= {*used}: continue       # caches are for their own kernels
             names = {part: f"x{k}" for k, part in enumerate(used)}
             text, arrays = written(term, {part: k for k, part in enumerate(used)})
             if max(len(used), len(arrays)) <= MOST:
@@ -53,26 +55,27 @@ def interpreted(lowering: "Lowering", calls: Sequence[tuple[int, Any]]) -> Itera
 
 
 def plain(lowering: "Lowering", cls: int) -> bool:
-    """Whether it is a buffer of rows: it depends on the input, and has rows of tokens or sequences and columns of known number."""
-    term = lowering.terms[cls]
-    return cls in lowering.graph.facts["act"] and term.out.rows in (T, S) and isinstance(term.out.cols, int)
+    """Whether it is a buffer of rows: it depends on the input, and has rows of a space, not those of caches, and columns of known
+    number."""
+    rows, columns = lowering.terms[cls].out[1:]
+    return cls in lowering.graph.facts["act"] and isinstance(rows, Space) and str(rows) != str(C) and isinstance(columns, int)
 
 
 def read(term: Operator, inside: dict[Operator, int]) -> Iterator[Operator]:
-    """The values that a term is made of, the outermost ones, each once."""
+    """The values that a term is made of, the outermost ones, each once, and what enters."""
     seen, todo = set(), list(term.children)
     while todo:
         part = todo.pop()
         if part not in seen:
             seen.add(part)
-            if part in inside and part.kind.name != "given": yield part
+            if (part in inside and part.kind.name != "given") or part.kind.name == "entered": yield part
             else: todo += part.children
 
 
 def reachable(lowering: "Lowering", calls: Sequence[tuple[int, Any]]) -> set[int]:
     """The classes that kernels compute from what is given."""
     facts = lowering.graph.facts
-    reached = set(facts["given"]) | {cls for cls, term in lowering.terms.items() if term.kind.name == "symbol"}
+    reached = set(facts["given"]) | {cls for cls, term in lowering.terms.items() if term.kind.name in ("symbol", "entered")}
     todo = [(cls, [at for name, at in call.bound if call.implementation.variables[name].name in ("value", "scores")])
             for cls, call in calls]
     while todo:

@@ -25,12 +25,13 @@ from rewrites.derivations.derivation import Otherwise
 from rewrites.derivations.finding import Underivable
 from rewrites.derivations.gains import joined, saves
 from rewrites.front.differences import difference
+from rewrites.front.opening import source
 from rewrites.front.points import Result
 from rewrites.front.reported import Reported
 from rewrites.front.workload import Workload
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.run import FEW, Run, calibrated, source, without
+from rewrites.run import FEW, Run, calibrated, without
 
 NONE: Mapping[str, Path | None] = {}
 SHOWN = 14                                                  # steps: about a layer
@@ -71,7 +72,7 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
         f"model: {run.meta['source']}{'' if model else ', as the program says'}",
         *([told(seen, "measured times are too long, and differences between them mostly noise")] if seen else []),
         *([f"before: one kernel for each operator, {ms(median(every['imported']))} ms\n" + shown(imported)] if full else []),
-        f"after: {name}\n" + shown(program),
+        "\n".join([f"after: {name}", *program.signature.lines(), shown(program)]),
         gains(every), "derivation: every step is one law\n" + (steps if full else outlined(steps)),
         f"what each law saved, measured {REPEATS} times over {rounds} rounds\n" +
         table(rows, ["left out", "µs predicted", "µs measured", "quartiles"]),
@@ -110,7 +111,7 @@ def otherwise(structure: Structure, program: Program, held_out: Batch) -> dict[i
     found = {number: nearly(extraction) for number, extraction in enumerate(structure.extractions)}
     for name, part, stored, _ in emitter.sources:
         if (key := (stored.weight, "columns" if stored.layout == TURNED else stored.layout)) in found[part]:
-            changed = Program(own.steps, {**own.constants, name: program.constants[name]}, own.output)
+            changed = own.over(own.steps, {**own.constants, name: program.constants[name]})
             words, error, _ = found[part][key]
             found[part][key] = words, error, difference(changed.run(held_out), wanted)
     return found

@@ -10,7 +10,7 @@ import numpy as np
 from formats import FORMATS, FormatError
 from formats.core.errors import InputError
 from opmatrix.display.tables import megabytes, ms, percent, table
-from opmatrix.extents import Extents, patterns
+from opmatrix.extents import Extents, asked
 from opmatrix.files.checkpoint import open_model
 from opmatrix.monoids import softmax
 from opmatrix.patterns import Batch
@@ -35,11 +35,11 @@ from rewrites.derivations.trees import READ, Forest, Tree
 from rewrites.derivations.wording import TRUST, Writer
 from rewrites.extraction import Extraction, Infeasible, extract
 from rewrites.front.differences import difference
+from rewrites.front.opening import source
 from rewrites.front.sites import fitter, sites
 from rewrites.front.workload import Workload
 from rewrites.law import PARTITION, Law, apart
 from rewrites.laws.implementation import CALLS
-from rewrites.run import source
 from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact, verify_laws, verify_structure
 from rewrites.verify.programs import oracle
 
@@ -91,7 +91,7 @@ class Schedule:
         return self
 
     @cached_property
-    def extents(self) -> Extents: return self.batch.extents(patterns(self.model))
+    def extents(self) -> Extents: return self.batch.extents(*asked(self.model))
 
     @cached_property
     def split(self) -> list[Part]:
@@ -264,7 +264,7 @@ class Schedule:
             return program
         steps = [replace(step, attributes={**step.attributes, "tile": self.keys}) if tiled(step.kernel) else step
                  for step in program.steps]
-        return Program(steps, program.constants, program.output, program.meta)
+        return program.over(steps)
 
     def run(self, batch: Any) -> np.ndarray:
         """(T, n): one row a token."""

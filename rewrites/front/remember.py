@@ -29,8 +29,7 @@ def place(program: Program, batches: Sequence[Batch], limits: Limits, prices: Pr
     """The file of these inputs."""
     digest = hashlib.blake2b(program.hash.encode(), digest_size=12)
     for batch in batches:
-        digest.update(np.ascontiguousarray(batch.tokens).tobytes())
-        digest.update(np.ascontiguousarray(batch.starts).tobytes())
+        for array in batch.arrays(): digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
     digest.update(repr((VERSION, limits)).encode())
     for share, each in prices.parts:
         digest.update(repr((share, each.extents, each.machine if is_dataclass(each.machine) else None)).encode())

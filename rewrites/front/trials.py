@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.runtime.schedule import Call, call
+from opmatrix.runtime.schedule import Call, Walked, call
 from rewrites.front.sites import Site
 
 CHANGED = "changed"                                         # name of a constant that is tried instead of another
@@ -26,7 +26,7 @@ def sample(program: Program, batch: Batch, trials: int) -> Batch:
     methods of a weight are tried on the same sentences, so what these have in common does not change their order; errors of n sentences
     scatter around those of many by about 1/√n of how they differ from sentence to sentence, and the program that is put together from
     them is measured on all rows that choose."""
-    if batch.relations: return batch
+    if batch.alone: return batch
     weights = sum(constant.nbytes / 4 for constant in program.constants.values())
     rows = WORK / max(1.0, trials * weights / 2)
     count = max(LEAST, int(np.searchsorted(batch.starts, rows, "right")) - 1)
@@ -43,7 +43,7 @@ def changed(program: Program, site: Site, tried: Sequence[Callable[[], Any]], va
     """The output on a batch with each of these in place of a site's weight, given the values of the steps before the first that reads it.
     So many are made and tried together as HELD and TOGETHER allow."""
     size = program.constants[site.constant].nbytes
-    most = 1 if batch.relations else max(1, min(TOGETHER // batch.rows, HELD // max(1, size)))
+    most = 1 if batch.alone else max(1, min(TOGETHER // batch.rows, HELD // max(1, size)))
     for lo in range(0, len(tried), most):
         yield from side_by_side(program, site, [make() for make in tried[lo:lo + most]], values, batch)
 
@@ -52,14 +52,15 @@ def side_by_side(program: Program, site: Site, stored: Sequence[Any], values: Se
     """The same in one pass, a copy of the batch for each."""
     schedule, copies = program.schedule, len(stored)
     many = batch if copies == 1 else joined([batch] * copies)
-    gone = {v for dropped in schedule.dropped[:len(values)] for v in dropped}
+    first = schedule.first
+    gone = {v - first for dropped in schedule.dropped[:first + len(values)] for v in dropped}
     found: list[Any] = [None if v in gone else np.concatenate([value] * copies) for v, value in enumerate(values)]
     for at in site.readers(program):
         for _ in schedule.walk(many, found, at): pass
         calls = [instead(program, at, site, each) for each in stored]
-        out = np.empty(calls[0].shape.at(many.extents()), np.float32)
+        out, known = np.empty(calls[0].shape.at(schedule.extents(many)), np.float32), Walked(schedule.entered(many), found)
         for copy, (own, result) in enumerate(zip(calls, np.split(out, copies), strict=True)):
-            mine = {v: np.split(found[v], copies)[copy] for v in own.values.values()}
+            mine = {v: np.split(known[v], copies)[copy] for v in own.values.values()}
             own.kernel.function(result, **own.arguments(mine, batch))
         found.append(out)
     return np.split(schedule.resumed(found, many), copies)
@@ -67,8 +68,8 @@ def side_by_side(program: Program, site: Site, stored: Sequence[Any], values: Se
 
 def instead(program: Program, at: int, site: Site, stored: Any) -> Call:
     """A step with another constant where it reads a site's weight."""
-    step, before = program.steps[at], program.steps[:at]
+    step, schedule = program.steps[at], program.schedule
+    before = [*(port.name for port in schedule.ports), *(each.output for each in program.steps[:at])]
     operands = {operand: CHANGED if site.reads(operand, name) else name for operand, name in step.operands.items()}
-    calls = program.schedule.calls
-    return call(replace(step, operands=operands), {each.output: calls[i].shape for i, each in enumerate(before)},
-                {each.output: i for i, each in enumerate(before)}, {**program.constants, CHANGED: stored})
+    return call(replace(step, operands=operands), {name: schedule.calls[i].shape for i, name in enumerate(before)},
+                {name: i for i, name in enumerate(before)}, {**program.constants, CHANGED: stored})

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import open_regular
-from opmatrix.extents import Extents, patterns
+from opmatrix.extents import Extents, asked
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.measure import Seconds, measure
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import batches, line, read
 from opmatrix.pipelines.text import Parts, Reading, Tokenizer, read_lines, sentences
 from opmatrix.runtime.scheme import Running
-from opmatrix.term import Operator
+from rewrites.compiler.layers import Model, outputs
 from rewrites.compiler.mixed import Mix
 from rewrites.compiler.mixed import batches as batches_of
 from rewrites.compiler.mixed import said as said_of
@@ -105,16 +105,17 @@ class Workload:
     def rows(self) -> int:
         return self.timed.rows
 
-    def extents(self, model: Operator) -> Extents | Mix:
-        """Those of the timed batch, with a model's patterns; of several, with their shares."""
-        found = [(share, batch.extents(patterns(model))) for share, batch in self.shares]
+    def extents(self, model: Model) -> Extents | Mix:
+        """Those of the timed batch, with a model's patterns, inputs and relations; of several, with their shares."""
+        known = asked(*outputs(model).values())
+        found = [(share, batch.extents(*known)) for share, batch in self.shares]
         return found if self.mix else found[0][1]
 
     @property
     def lengths(self) -> tuple[int, int]:
         """Tokens of the shortest and of the longest line that an error is stated of."""
         counts = np.diff(self.state.starts)
-        return int(counts.min()), int(counts.max())
+        return int(counts.min(initial=self.rows)), int(counts.max(initial=0))
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None,
@@ -144,19 +145,20 @@ class Workload:
                    uncovered(tokenizer, fit, state), text, tokens, file, mixed)
 
     @classmethod
-    def drawn(cls, model: Operator, timed: Batch | Mix, seed: int = 0, sentences: int = 48) -> "Workload":
+    def drawn(cls, model: Model, timed: Batch | Mix, seed: int = 0, sentences: int = 48) -> "Workload":
         """For an operator without text: random tokens, in sentences as long as those of the batch whose seconds and bytes
-        count, calibrate and verify it. Nobody draws relations like its own, so a batch that has some stands for all."""
+        count, calibrate and verify it. Nobody draws relations or matrices like its own, so a batch that has some stands for all."""
+        vocabulary = next(iter(outputs(model).values())).into.cols
         if not isinstance(timed, Batch):
-            vocabulary = int(model.into.cols)
             mix, said, most = of_shares(timed, None, "the model", np.arange(vocabulary))
             return replace(cls.drawn(model, most, seed, sentences), mix=mix, name=said)
-        if timed.relations:
-            return cls(timed, timed, timed, timed, timed, timed, "the batch itself, as it has relations of its own", "the batch itself")
+        if timed.alone:
+            said = "the batch itself, as it has relations or matrices of its own"
+            return cls(timed, timed, timed, timed, timed, timed, said, "the batch itself")
         rng, lengths = np.random.default_rng(seed), np.diff(timed.starts)
 
         def some(count: int) -> Batch:
-            return Batch([rng.integers(0, int(model.into.cols), length) for length in rng.choice(lengths, count)])
+            return Batch([rng.integers(0, vocabulary, length) for length in rng.choice(lengths, count)])
         half, judged = some(sentences // 2), some(sentences)
         said = f"{len(lengths)} sequences of random tokens"
         return cls(timed, some(sentences), half, half, judged, judged, said, "random tokens")
@@ -188,11 +190,11 @@ def of_shares(mix: Mix, limit: int | None, model: str, tokens: NDArray[Any]) -> 
     longest = max(int(np.diff(batch.starts).max()) for _, batch in found)
     if limit is not None and longest > limit:
         raise InputError(f"workload: a sentence of {longest} tokens: {model} takes 1 to {limit} tokens")
-    if any(batch.relations for _, batch in found):
-        raise InputError("workload: a batch with relations of its own has no share: it stands for all, so give it alone")
+    if any(batch.alone for _, batch in found):
+        raise InputError("workload: a batch with relations or matrices of its own has no share: it stands for all, so give it alone")
     return found, said_of(found), max((batch for _, batch in found), key=lambda batch: batch.rows)
 
 
-def drawn(workload: Workload | Batch | Mix, operator: Operator) -> Workload:
+def drawn(workload: Workload | Batch | Mix, model: Model) -> Workload:
     """A batch, or several with shares, with random rows beside it."""
-    return workload if isinstance(workload, Workload) else Workload.drawn(operator, workload)
+    return workload if isinstance(workload, Workload) else Workload.drawn(model, workload)

@@ -101,8 +101,8 @@ def rule(premises: list[str], facts: list[str]) -> str:
 
 # Who reads products together, stated on the consumers: queries and keys, then both and values; a gate and what it multiplies. What is
 # read comes of a product by what acts on each row and within the columns of a head: copies for groups of queries, rotations,
-# a norm and its gain. Biases are joined with their products, so that one kernel adds them. Where the rows of queries were picked early,
-# keys and values are left.
+# a norm and its gain; what is appended to a cache. Biases are joined with their products, so that one kernel adds them. Where the rows
+# of queries were picked early, keys and values are left.
 MARKERS = """
 (relation reads (Op Op Op))
 (relation gates (Op Op))
@@ -118,6 +118,7 @@ MARKERS = """
       ((reads a b v) (comes a a) (comes b b) (comes v v)) :ruleset mark)
 (rule ((comes y z) (= z (K_compose w (K_repeat g)))) ((comes y w)) :ruleset mark)
 (rule ((comes y z) (= z (K_compose w R)) (turning R)) ((comes y w)) :ruleset mark)
+(rule ((comes y z) (= z (K_add c (K_product (K_related r) w "sum" u)))) ((comes y w)) :ruleset mark)
 (rule ((comes y z)) ((gained y z)) :ruleset mark)
 (rule ((gained y z) (= z (K_compose w (K_mul i c))) (constant c) (uniform c)) ((gained y w)) :ruleset mark)
 (rule ((gained y z) (= z (K_mul w r)) (column r)) ((comes y w)) :ruleset mark)

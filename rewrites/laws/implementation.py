@@ -13,6 +13,7 @@ from opmatrix.data import Data
 from opmatrix.monoids import mean, softmax
 from opmatrix.operators import I, given, heads, layernorm, pick, product, rmsnorm, total, turn, unit_length
 from opmatrix.operators import repeat as repeated
+from opmatrix.relations import SLOTS
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Stack
 from opmatrix.term import Operator
@@ -222,11 +223,12 @@ def last_columns(x, key, own): return kinds.behind(x, key, own)
 
 split = heads
 tokens = replace(value, space="T")
+caches = replace(value, space="C")
 shared = replace(tokens, spread=True)                       # one head of it may serve all of the others
 single, single_query = (replace(each, space="S") for each in (value, shared))           # of each sequence
 QUERY, KEYS = dict(q=shared[h, n], k=shared[h, n]), dict(q=shared[h, n], k=tokens[k, n], heads=count)
 ATTENDED = attention, attention_scaled, attention_grouped, attention_scaled_grouped
-SEEN, HELD = (dict(where=where[flags]) for flags in (("within", "reach"), "attends"))  # patterns that kernels know
+SEEN, HELD, RECALLED = (dict(where=where[flags]) for flags in (("within", "reach"), "attends", "cached"))   # patterns that kernels know
 WEIGHED, GROUPED = dict(x=scores[h], v=shared[h, p], **SEEN), dict(x=scores[h], v=tokens[k, p], heads=count, **SEEN)
 SCALE, FIRST = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
@@ -260,6 +262,7 @@ POOLS = dict(first=lambda x: x @ pick("first"), last=lambda x: x @ pick("last"),
              by_root=lambda x: product(given("members_by_root"), x), by_place=lambda x: product(given("members_by_place"), x))
 
 
+def append(cache, x): return cache + product(given(SLOTS), x)
 def unit(y, unit): return y @ unit_length(unit)
 def link(x, relation, over=monoids.sum): return product(given(relation), x, over=over)
 def pick_related(x, relation): return x @ pick(relation)
@@ -281,6 +284,10 @@ def relations() -> Iterator[Implementation]:
         variables = next(found for law, _, found, *_ in OTHERS if law is body)
         yield Implementation(f"{body.__name__}_once", "attend_once", body, variables | dict(q=single_query[h, n], **SEEN),
                              {"query": lambda at: at.picked("q")})
+        of_caches = {name: replace(sort, space="C") if name in "kv" else sort for name, sort in variables.items()}
+        yield Implementation(f"{body.__name__}_cached", "attention_cached", body, of_caches | RECALLED, {}, True,
+                             "over pages of keys and values (Kwon et al. 2023)")
+    yield Implementation("append", "append", append, dict(cache=caches[h, n], x=tokens[h, n]), {}, True, "in place")
 
 
 IMPLEMENTATIONS = [*passes(), *norms(), *embeddings(), *(

@@ -12,9 +12,10 @@ from sympy import sympify
 
 from opmatrix.operators import I, const, given, pick, product, symbol, turn
 from opmatrix.patterns import Batch
+from opmatrix.pipelines.session import some
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import sentences
-from opmatrix.runtime.operands import Tables
+from opmatrix.runtime.operands import C, Tables
 from opmatrix.runtime.schedule import meaning, wide
 from opmatrix.shapes import Shape, T
 from opmatrix.term import Operator, formula
@@ -23,7 +24,7 @@ from rewrites.compiler.emit import ROWS, Emitter, Value
 from rewrites.compiler.flat import flat
 from rewrites.compiler.lower import Call, Lowering, Method
 from rewrites.compiler.template import Template
-from rewrites.law import INPUT, SAMPLE, SWAPPED, Sort, apart, drawn, k, n, p, q
+from rewrites.law import INPUT, RELATED, SAMPLE, Sort, apart, drawn, k, n, p, q
 from rewrites.law import ROWS as LENGTHS
 from rewrites.laws.implementation import Implementation
 from rewrites.verify.mutants import FREE
@@ -47,11 +48,12 @@ def computed(lowering: Lowering, cls: int, call: Call, values: Values) -> Exact:
     emitter, arrays = Emitter(), dict[str, Any]()
     for name, at in call.bound:
         if call.implementation.variables[name].name in ("value", "scores"):
-            emitter.values[at] = Value({ROWS: f"given {at}"}, int(lowering.matcher.heads[at]))
+            heads = int(lowering.matcher.heads[at])
+            emitter.values[at] = Value({heads if cached(lowering, at) else ROWS: f"given {at}"}, heads)
             arrays[f"given {at}"] = lazily(lowering, at, values)
     emitter._call(lowering, cls, call, Always())
     made = emitter.values[cls]
-    result = next(iter(made.names.values())) if cls in lowering.matcher.square else emitter.rows(made)
+    result = next(iter(made.names.values())) if cls in lowering.matcher.square or cached(lowering, cls) else emitter.rows(made)
     arrays |= {name: wide(constant, {}) for name, constant in emitter.constants.items()}
     arrays |= unrounded(lowering, emitter)
     for step in emitter.steps:
@@ -72,7 +74,13 @@ def expected(lowering: Lowering, cls: int, values: Values) -> Exact:
     found = values.of_value(lowering.terms[cls])
     if cls in lowering.matcher.square:
         return np.concatenate([found[:, rows, rows].ravel() for rows in sentences(values.batch)])
-    return found.swapaxes(0, 1).reshape(found.shape[1], -1)
+    rows = found.swapaxes(0, 1)
+    return rows if cached(lowering, cls) else rows.reshape(len(rows), -1)
+
+
+def cached(lowering: Lowering, cls: int) -> bool:
+    """Whether a class is a cache, whose heads stay apart."""
+    return str(lowering.terms[cls].out.rows) == str(C)
 
 
 def unrounded(lowering: Lowering, emitter: Emitter) -> Mapping[str, Exact]:
@@ -101,6 +109,9 @@ def bound(kernel: str, operands: Mapping[str, Any], attributes: Mapping[str, Any
 
 def operand(rng: np.random.Generator, name: str, sort: Sort) -> Any:
     """Something that the variable of an implementation may be, and is no more than its facts say."""
+    if sort.space == str(C):
+        heads, columns = (int(size.subs(SAMPLE)) for size in sort.sizes)
+        return given(f"cache {name}", columns, C, 1 if sort.sizes[0] is k else heads)     # one head that serves all
     if sort.space == "S":
         return operand(rng, name, replace(sort, space="")) @ pick("last")
     if "given" in sort.facts:
@@ -141,7 +152,8 @@ def alone(implementation: Implementation, rng: np.random.Generator) -> tuple[Low
     call = Call(implementation, tuple((name, labels[name] if name in labels else graph.named[f"${name}"])
                                       for name in implementation.variables))
     tokens, types = ([rng.integers(0, int(size.subs(SAMPLE)), length) for length in LENGTHS] for size in (n, q))
-    batch = Batch(tokens, types, {SWAPPED.name: np.eye(sum(LENGTHS))[::-1]})
+    caches = {term.args[0].name: term for term in roots.values() if term.kind.name == "entered"}
+    batch = some(caches, LENGTHS, LENGTHS, 1) if caches else Batch(tokens, types, RELATED)
     return (Lowering(graph, template, prices=None), call, graph.named["$seed"],      # type: ignore[arg-type]
             Values(INPUT, batch, rng))
 

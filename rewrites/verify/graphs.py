@@ -10,9 +10,10 @@ from sympy import Symbol
 
 from opmatrix.data import Data
 from opmatrix.operators import symbol, weight
-from opmatrix.patterns import Batch
+from opmatrix.patterns import Batch, Pattern
 from opmatrix.relations import GIVEN, Relation
 from opmatrix.shapes import Shape, T, brief
+from opmatrix.signature import Port
 from opmatrix.term import PROPERTIES, Operator
 from rewrites.compiler.egraph import Graph, Node, attribute, build, fitting, saturate
 from rewrites.compiler.flat import flat
@@ -229,7 +230,14 @@ def batch(template: Template, rng: np.random.Generator, lengths: Sequence[int] =
     placed = [len(template.values[e.attributes[0]].array) for e in template.entries if e.kind == "rotate"]
     lengths = [min(length, *placed, limits.get("positions", length)) for length in lengths]
     return Batch([rng.integers(0, limits.get("tokens", 1), length) for length in lengths],
-                 [rng.integers(0, limits.get("kinds", 1), length) for length in lengths], related(template, rng, lengths))
+                 [rng.integers(0, limits.get("kinds", 1), length) for length in lengths], related(template, rng, lengths),
+                 entered(template, rng, lengths))
+
+
+def entered(template: Template, rng: np.random.Generator, lengths: Sequence[int]) -> dict[str, Any]:
+    """The matrices of the inputs that a template names, drawn."""
+    return {port.name: rng.normal(size=(len(lengths) if port.space == "S" else sum(lengths), *([port.heads] if port.heads > 1 else []),
+                                        port.columns)) for port in template.values.values() if isinstance(port, Port)}
 
 
 def related(template: Template, rng: np.random.Generator, lengths: Sequence[int]) -> dict[str, Any]:
@@ -241,4 +249,6 @@ def related(template: Template, rng: np.random.Generator, lengths: Sequence[int]
         rows, cols = (len(lengths) if space == "S" else sum(lengths) for space in (each.rows, each.cols))
         found = np.eye(cols)[rng.integers(0, cols, rows)]
         return found if each in picks else found + rng.normal(size=found.shape) * (rng.random(found.shape) < 0.3)
-    return {each.name: drawn(each) for each in template.values.values() if isinstance(each, Relation) and each.name not in GIVEN}
+    spoken = {value.relation if isinstance(value, Pattern) else value for value in template.values.values()}
+    named = sorted((each for each in spoken if isinstance(each, Relation) and each.name not in GIVEN), key=str)
+    return {each.name: drawn(each) for each in named}

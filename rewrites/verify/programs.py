@@ -106,6 +106,23 @@ def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapp
     return asdict(found)
 
 
+def verify_outputs(program: Program, outputs: Mapping[str, Operator], batches: Sequence[Batch],
+                   constants: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """The same of every output of a model, and of every next value of its state, by name. Raises VerificationError, which names it."""
+    worst = dict.fromkeys(outputs, 0.0)
+    for batch in batches:
+        found = program.exact_all(batch, constants, rounded=False)
+        for output, term in outputs.items():
+            wanted = dense(term, batch)
+            rows = wanted.swapaxes(0, 1) if wanted.ndim == 3 else wanted
+            off = np.linalg.norm(found[output].reshape(len(rows), -1) - rows.reshape(len(rows), -1)) / (np.linalg.norm(rows) or 1.0)
+            if not off <= EQUAL:
+                raise VerificationError(3, name(program), f"its output {output} read in float64 is not the model's", relative=float(off),
+                                        allowed=EQUAL)
+            worst[output] = max(worst[output], float(off))
+    return worst
+
+
 def verify_approximate(program: Program, model: Operator, batches: Sequence[Batch], stated: float,
                        wanted: Outputs | None = None) -> dict[str, Any]:
     """An approximate program on held-out batches: the change of its whole output is at most the stated one, and every

@@ -1,0 +1,99 @@
+"""What crosses the border of a program, by name. A port is a value: the space of its rows, its columns and heads, its number type.
+
+    Signature(inputs={"features": V × 128 float32, "tokens": T × 1 int64}, outputs=.., state=..)
+
+An input matrix is given with the batch, fields and relations are read of it; a piece of state is an input whose next value is an
+output, in the same buffer."""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Port", "Signature"]
+
+FLOAT, WHOLE = "float32", "int64"                           # of values; of fields of a batch
+NUMBERS = FLOAT, WHOLE
+NAME = re.compile(r"[A-Za-z][\w ]{0,39}", re.ASCII)
+WIDEST = 1 << 20                                            # numbers in a row of a value: a small file asks for no more
+
+
+@dataclass(frozen=True)
+class Port:
+    """A value that crosses the border: rows of a space, each of so many heads of so many columns, in a number type."""
+    name: str
+    space: str
+    columns: int
+    heads: int = 1
+    number: str = FLOAT
+
+    def __str__(self) -> str: return f"{self.name}: {self.size} {self.number}"
+
+    @property
+    def size(self) -> str:
+        return f"{self.space} × {self.columns}" if self.heads == 1 else f"{self.space} × {self.heads} × {self.columns}"
+
+    def described(self) -> list[Any]: return [self.space, self.columns, self.heads, self.number]
+
+    @classmethod
+    def read(cls, name: Any, said: Any, numbers: Iterable[str] = NUMBERS) -> Port:
+        """The port of a name and [space, columns, heads, number type]. Raises ValueError for anything else."""
+        if not (isinstance(name, str) and NAME.fullmatch(name)):
+            raise ValueError(f"{name!r:.60} is no name of up to 40 letters, digits and _")
+        match said:
+            case [str(space), int(columns), int(heads), str(number)] if NAME.fullmatch(space) and {type(columns), type(heads)} == {int}:
+                if number not in numbers: raise ValueError(f"{name}: number type {number!r:.40}: it may be {', '.join(numbers)}")
+                if min(columns, heads) < 1 or columns * heads > WIDEST:
+                    raise ValueError(f"{name}: {heads} heads of {columns} columns: a row has 1 to {WIDEST:,} numbers")
+                return cls(name, space, columns, heads, number)
+        raise ValueError(f"{name}: {said!r:.80}, not [space, columns, heads, number type]")
+
+    def matrix(self, given: Any, where: str) -> np.ndarray:
+        """The float64 numbers of a matrix, rows × columns or rows × heads × columns. Raises ValueError for another shape, or what is no
+        finite number."""
+        found = np.asarray(given)
+        wanted = (self.columns,) if self.heads == 1 else (self.heads, self.columns)
+        if found.dtype.kind not in "fiu" or found.ndim != 1 + len(wanted) or found.shape[1:] != wanted:
+            raise ValueError(f"{where} {self}: the batch gives {found.dtype}{list(found.shape)}")
+        if not np.isfinite(found).all(): raise ValueError(f"{where} {self}: the batch gives an entry that is no finite number")
+        return found
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a program reads and gives: matrices and fields, relations as texts, outputs, and of each piece of state the value that is its
+    next one."""
+    inputs: Mapping[str, Port]
+    relations: tuple[str, ...]
+    outputs: Mapping[str, Port]
+    state: Mapping[str, str]
+
+    def described(self) -> dict[str, Any]:
+        """As JSON."""
+        ports = {name: {each: port.described() for each, port in sorted(of.items())}
+                 for name, of in (("inputs", self.inputs), ("outputs", self.outputs))}
+        return ports | {"relations": sorted(self.relations), "state": dict(sorted(self.state.items()))}
+
+    def differs(self, said: Any) -> str:
+        """In words where JSON that describes a signature does not describe this one; nothing where it does."""
+        own = self.described()
+        if not isinstance(said, dict): return f"it is {said!r:.60}, not an object"
+        for name in sorted({*own, *map(str, said)}):
+            if name not in own: return f"{name!r:.40} is no part of one"
+            if name not in said: return f"{name!r} is missing"
+            if own[name] == said[name]: continue
+            for each in sorted({*own[name], *map(str, said[name])}) if isinstance(own[name], dict) and isinstance(said[name], dict) else ():
+                here, there = own[name].get(each), said[name].get(each)
+                if here != there: return f"{name}: {each!r:.60} is {there!r:.80}, but the steps have {here!r:.80}"
+            return f"{name} are {said[name]!r:.80}, but the steps have {own[name]!r:.80}"
+        return ""
+
+    def lines(self) -> list[str]:
+        """One for each direction, as comments."""
+        reads = [*map(str, self.inputs.values()), *self.relations]
+        carried = [f"{name} -> {value}" for name, value in self.state.items()]
+        said = [("reads", reads), ("gives", [*map(str, self.outputs.values())]), ("state", carried)]
+        return [f"# {what} {', '.join(each)}" for what, each in said if each]
