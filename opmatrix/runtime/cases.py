@@ -52,25 +52,10 @@ def columns(form: type[Format], grid: Any, numbers: Any) -> Iterator[Timed]:
 
 
 def link(grid: Any, numbers: Any) -> Iterator[Timed]:
-    """One entry a row, and several."""
+    """One entry a row."""
     for sizes, x, out in grid.passes(numbers):
-        for each in (1, 12):
-            starts, at = each * np.arange(len(x) + 1), numbers.rng.integers(0, len(x), each * len(x))
-            yield sizes | {"E": len(at)}, partial(kernels.link_rows, x, starts, at, np.ones(len(at), np.float32), out, "sum")
-
-
-def append(grid: Any, numbers: Any) -> Iterator[Timed]:
-    """Rows to slots anywhere in a cache."""
-    for sizes, x, out in grid.passes(numbers):
-        rows, cache = (each.reshape(len(x), -1, TURNED) for each in (x, out))
-        yield sizes, partial(kernels.append, rows, numbers.rng.permutation(len(x)), cache)
-
-
-def repeat(grid: Any, numbers: Any) -> Iterator[Timed]:
-    """Each head twice."""
-    for sizes, x, out in grid.passes(numbers):
-        rows, copies = x.reshape(len(x), 2, -1, TURNED)[:, 0], out.reshape(len(x), -1, 2, TURNED)
-        yield sizes, partial(np.copyto, copies, rows[:, :, None])
+        starts, at, ones = np.arange(len(x) + 1), numbers.rng.permutation(len(x)), np.ones(len(x), np.float32)
+        yield sizes, partial(kernels.link_rows, x, starts, at, ones, out, "sum")
 
 
 def pick(grid: Any, numbers: Any) -> Iterator[Timed]:

@@ -29,10 +29,10 @@ def passed(name: str) -> Callable[[Bound, Any, Extents], Costs]:
 
 
 def linked(a: Bound, out: Rows, extents: Extents) -> Costs:
-    """The rows, and the entries that they are joined from."""
+    """The entries that rows are joined from, and the rows: its price is of one entry a row, and grows with both."""
     found = related(a)
     count = extents[entries[found]] if found.custom else extents[T]
-    return [("link", {"T": extents[out.space], "E": count, "p": wide(out)})]
+    return [("link", {"T": (extents[out.space] + count) / 2, "p": wide(out)})]
 
 
 def related(a: Bound) -> Relation:

@@ -12,7 +12,7 @@ from formats import FORMATS
 from formats import kernels as compiled
 from formats.core.epilogue import ACTIVATIONS, EPS, NORMS, Epilogue
 from formats.core.reductions import HOW
-from formats.core.sizes import S, T, n, p, size
+from formats.core.sizes import S, T, n, p
 from formats.machine.prices import PRICES, S2, Price, Work, d, h, up
 from opmatrix.extents import WHOLE, pairs
 from opmatrix.patterns import among, parse
@@ -29,7 +29,6 @@ Norm = Literal[NORMS]
 How, Least = Literal[*HOW], Range(float, 0.0, 1.0)
 NumberType = Literal["float32", "bf16"]
 Eps = Range(float, *EPS)
-E = size("E")                                               # entries of a relation
 Count, Place = Range(int, 1, WIDEST), Range(int, 0, WIDEST)
 CAUSAL, SEEN = "sequence & causal", among(HELD).name          # whom a row sees: of a batch; of what a session holds
 Keys = Range(int, 1, 1 << 16)
@@ -133,7 +132,7 @@ def unit(out, x: Rows, *, unit: Least) -> Rows:
 
 
 @kernel(gives=shapes.linked, means=meanings.linked, bound=bounds.link, cost=costs.linked, moves=True, relations=related,
-        price=Price((T * p, E * p), lambda tile: Work(vector=2 * E * p, moved=(T + E) * p), cases.link, recorded=False))
+        price=Price(PASS, lambda tile: Work(vector=2 * T * p, moved=2 * T * p), cases.link, recorded=False))
 def link(out, batch, x: Rows, *, relation: str, over: Literal["sum", "mean", "max"]) -> Rows:
     """A row for each row of a relation that the batch gives: what its entries join, times their numbers."""
     found = batch.relation(parsed(relation))
@@ -208,8 +207,7 @@ def values(out, batch, p: Scores, v: Heads) -> Heads:
     compiled.values(p, v, batch.starts, out)
 
 
-@kernel(gives=shapes.repeated, means=lambda a: meanings.grouped(a.x, a.heads), bound=bounds.copied, cost=costs.passed("repeat"),
-        price=Price(PASS, lambda tile: Work(moved=2 * T * p), cases.repeat, recorded=False))
+@kernel(gives=shapes.repeated, means=lambda a: meanings.grouped(a.x, a.heads), bound=bounds.copied, cost=costs.passed("scale"))
 def repeat(out, x: Heads, *, heads: Count) -> Heads:
     """Each head so many times in a row that there are `heads` of them."""
     out.reshape(len(x), x.shape[1], -1, x.shape[2])[...] = x[:, :, None]
@@ -225,8 +223,8 @@ def headwise(out, x: Heads, weight: Stack) -> Heads:
 
 # ---- caches
 
-@kernel(gives=shapes.appended, means=meanings.appended, bound=bounds.copied, cost=costs.passed("append"),
-        price=Price(PASS, lambda tile: Work(moved=2 * T * p), cases.append), launches=True, over="cache", relations=lambda a: (SLOTS,))
+@kernel(gives=shapes.appended, means=meanings.appended, bound=bounds.copied, cost=costs.passed("scale"),
+        launches=True, over="cache", relations=lambda a: (SLOTS,))
 def append(out, batch, x: Heads, cache: Cache) -> Cache:
     """cache + product(given("slots"), x), slots a C × T relation into rows that are zero: x's rows, written where they are to lie."""
     if out is not cache: out[...] = cache
