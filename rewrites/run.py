@@ -99,6 +99,9 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
     error, asked = asked[0].threshold, loosened(asked, keep) if remove and error is None else asked
     report, laws = Report(quiet=True) if report is None else report, without(EXACT_LAWS if laws is None else laws, leave_out)
     with report.phase("model"): operator, workload, meta = opened(model, workload, text, tokens, output)
+    if remove and not isinstance(operator, Operator):
+        raise InputError(f"remove: {', '.join(remove)}: a model of several outputs, {', '.join(outputs(operator))}, has no smaller ones: "
+                         "leave it out, or give one operator")
     if machine is None:
         with report.phase("machine") as progress: machine = calibrated(progress)
     run = Run(operator, workload, machine, laws, report, meta, approximations=approximations, number_type=number_type)
