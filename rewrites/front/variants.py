@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from rewrites.front.points import Point
     from rewrites.run import Run
 
-BUDGETS = (0.02, 0.05, 0.15)                                # that methods may add, where pairs judge
+BUDGETS = (0.05, 0.15, 0.3)                                 # that methods may add, where pairs judge
+BOTH = (1.0, 5e-11, 0.0)                                    # weights of seconds, bytes, error: 20 MB are worth 1 ms
 MOST = 6                                                    # programs of smaller models that are verified and measured
 
 
@@ -104,13 +105,13 @@ def leaves(model: Operator) -> dict[str, str]:
 
 
 def programs(variant: Variant, front: Front, error: float | None) -> Iterator[Found]:
-    """The exact program of a smaller model, and the fastest and smallest with a little more error by methods; where
-    an error is asked for, with what it leaves them."""
+    """The exact program of a smaller model, and the fastest, the smallest and one that is both with a little more
+    error by methods; where an error is asked for, with what it leaves them."""
     assert variant.choices is not None
     yield Found(variant, variant.structure, variant.program, *front.errors(variant.program, inf))
     room = None if error is None else max(0.0, (error / TRUST) ** 2 - variant.off ** 2)
     for budget in BUDGETS if room is None else (sqrt(room), sqrt(room) / 2):
-        for weights in OBJECTIVES:
+        for weights in (*OBJECTIVES, BOTH):
             try: structure = variant.choices.choose(budget, None, weights)
             except Infeasible: continue
             if not structure.error: continue
