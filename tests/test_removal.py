@@ -13,6 +13,7 @@ import standin
 
 from formats.core.errors import InputError
 from opmatrix.data import Data
+from opmatrix.files.checkpoint import open_model
 from opmatrix.models.transformer import random_config, random_sentences, random_weights, transformer
 from opmatrix.operators import I, affine, gelu, weight
 from opmatrix.oracles import dense, factors
@@ -233,7 +234,7 @@ def test_units_that_are_there_twice_go_for_nothing(run_of):
     loaded = Program.load(place / "out")
     kept = loaded.meta["certificate"]["verified"]
     assert kept["removed"]["cuts"][0]["left"] < 64 and kept["removed"]["difference"] < 1e-10
-    batch, model = result.workload.verify, run.open_model(str(place / "model")).operator(True)
+    batch, model = result.workload.verify, open_model(str(place / "model")).operator(True)
     wanted = dense(model, batch)
     off = np.linalg.norm(loaded.run(batch) - wanted) / np.linalg.norm(wanted)
     assert 1e-4 < off <= kept["error"]["stated"] <= 0.2
@@ -245,7 +246,7 @@ def test_units_that_are_there_twice_go_for_nothing(run_of):
 def test_what_judges_is_not_calibrated_with(run_of):
     result, place = run_of
     from rewrites.front.workload import calibration
-    tokenizer = run.open_model(str(place / "model")).tokenizer()
+    tokenizer = open_model(str(place / "model")).tokenizer()
     assert len(calibration(place / "text.txt", tokenizer, result.workload, ["the bank of river runs dry"])) <= 40
     with pytest.raises(InputError, match="each of its lines chooses programs or judges them"):
         calibration(place / "lines.txt", tokenizer, result.workload, optimized.LINES)
