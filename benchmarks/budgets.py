@@ -17,7 +17,7 @@ from opmatrix.measure import peak
 from opmatrix.models.transformer import random_config, random_sentences, random_weights, transformer
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
-from rewrites.command.report import Report, hushed
+from rewrites.command.report import Report, silence_stdout
 from rewrites.extraction import Infeasible
 from rewrites.front.differences import difference
 from rewrites.front.workload import Workload
@@ -38,7 +38,7 @@ def main() -> None:
     takes(4 * given.models)
     machine, rows = this_machine(), []
     for seed in range(given.seed, given.seed + given.models):
-        with hushed():
+        with silence_stdout():
             rows.append(tried(seed, given.sentences, machine))
         if not len(rows) % max(1, given.models // 10): say(f"{len(rows)} of {given.models} models")
     tabled(given.csv, [COLUMNS, *rows])

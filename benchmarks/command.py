@@ -121,8 +121,8 @@ def takes(seconds: float) -> None:
 
 def spread(taken: Sequence[float]) -> float | None:
     """From the lower to the upper quartile of repeated measurements, as a share of their median; None of too few."""
-    from formats.machine.quiet import FEW, width
-    return width(taken) if len(taken) >= FEW else None
+    from formats.machine.quiet import MIN_RUNS, width
+    return width(taken) if len(taken) >= MIN_RUNS else None
 
 
 def shown(part: float | None) -> str:

@@ -22,15 +22,15 @@ from command import Figure, Parser, concluded, count, number, readable, say, tab
 from formats.machine.model import this_machine
 from opmatrix.display.tables import megabytes, ms, table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.pipelines.pooling import unit
-from rewrites.command.pairs import Pairs, evaluate
-from rewrites.command.report import Report, hushed
-from rewrites.compiler.mixed import parsed
+from opmatrix.pipelines.pooling import normalise_rows
+from rewrites.command.pairs import Pairs, score_pairs
+from rewrites.command.report import Report, silence_stdout
+from rewrites.compiler.mixed import parse_mix
 from rewrites.extraction import Infeasible
 from rewrites.front import removing
 from rewrites.front.choice import choose
 from rewrites.front.goals import ANY, goals
-from rewrites.front.ladder import LADDER, OBJECTIVES, Front, counted, described
+from rewrites.front.ladder import LADDER, OBJECTIVES, Front, count_methods, describe_methods
 from rewrites.front.quality import Quality, loosened
 from rewrites.front.removing import METRICS, Level, removed
 from rewrites.front.variants import less, smaller
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two smaller models, and none by other metrics")
     given = parser.parse_args()
     takes(90 if given.quick else 300)
-    with tempfile.TemporaryDirectory() as place, hushed():
+    with tempfile.TemporaryDirectory() as place, silence_stdout():
         text, chooses, judges = halves(Path(given.pairs), Path(place))
         run, techniques = searched(given, text, chooses)
         rows = [row(run, technique, point, judges) for technique, point in techniques.items()]
@@ -85,7 +85,7 @@ def halves(file: Path, place: Path) -> tuple[Path, Path, Pairs]:
 def searched(given, text, chooses):
     """The run, verified and measured, and the point of each technique."""
     checkpoint = open_model(given.model)
-    workload = Workload.of(checkpoint, mix=parsed(f"1:{given.workload}"))
+    workload = Workload.of(checkpoint, mix=parse_mix(f"1:{given.workload}"))
     run = Run(checkpoint.operator(True), workload, this_machine(), EXACT_LAWS, Report(quiet=True), source(checkpoint),
               number_type=given.number_type)
     asked = goals(file=chooses, drop=given.drop)
@@ -129,7 +129,7 @@ def within(run, form):
             seen.add(structure.error)
             program = choices.program(structure, run.meta)
             joint, stated = front.errors(program, np.inf)
-            point = run.point(described(structure), program, structure.time, joint, None, counted(structure), structure)
+            point = run.point(describe_methods(structure), program, structure.time, joint, None, count_methods(structure), structure)
             point.stated_error = stated
             yield point
 
@@ -156,18 +156,18 @@ def less_alone(run):
 def row(run, technique, point, judges):
     """A row of the table, with the correlation on pairs that nothing has seen."""
     return [technique, point.name, point.measured_s, point.measured_bytes, point.judged["spearman"],
-            evaluate(point.name, point.program, judges).spearman, point.stated_error]
+            score_pairs(point.name, point.program, judges).spearman, point.stated_error]
 
 
 def quality(run, text, judges):
     """By metric, what half of the hidden units costs of the correlation, and the mean cosine of embeddings."""
     exact = run.programs["exact"]
     batch = calibration(text, exact.tokenizer, run.workload, judges.texts)
-    whole, wanted = evaluate("exact", exact, judges).spearman, unit(exact.embed(judges.texts, progress=False))
+    whole, wanted = score_pairs("exact", exact, judges).spearman, normalise_rows(exact.embed(judges.texts, progress=False))
     for metric in METRICS:
         program = less(run, removed(run.operator, HALF, batch, metric)).program
-        found = unit(program.embed(judges.texts, progress=False))
-        yield metric, whole - evaluate(metric, program, judges).spearman, float((found * wanted).sum(1).mean())
+        found = normalise_rows(program.embed(judges.texts, progress=False))
+        yield metric, whole - score_pairs(metric, program, judges).spearman, float((found * wanted).sum(1).mean())
 
 
 def figures(rows: dict[str, Sequence]) -> list[Figure]:

@@ -34,7 +34,7 @@ from race import Rider, race
 
 from formats import FORMATS
 from formats.machine import blas, peaks
-from formats.machine.host import BEYOND, caches
+from formats.machine.host import MEMORY_CACHES, caches
 from opmatrix.display.tables import table as aligned
 
 PROVIDERS = ("ours", "numpy", "scipy", "mkl", "torch")
@@ -43,7 +43,7 @@ COLUMNS = ("shape", "rows", "structure", "density", "format", "provider", "threa
            "spread")
 GRID = {"shapes": (["384x1536"], ["384x1536", "1024x1024"]), "structures": (["random"], [*STRUCTURES]),
         "densities": ([0.1, 0.3, 0.38, 0.5], [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7]),
-        "rows": ([1, 128], [1, 16, 128, 512]), "decode": (0.0, float(BEYOND))}       # quick, and all
+        "rows": ([1, 128], [1, 16, 128, 512]), "decode": (0.0, float(MEMORY_CACHES))}  # quick, and all
 BARS = [(shape, "random", d, (16, 128, 512)) for shape in ("384x1536", "1536x384") for d in (0.1, 0.3, 0.38, 0.45, 0.55)]
 BARS += [(shape, "blocks", d, (16, 128, 512)) for shape in ("384x1536", "1536x384") for d in (0.1, 0.5)]
 BARS += [("4096x4096", "blocks", 0.5, (128,))]
@@ -100,7 +100,7 @@ def arguments():
     parser.add_argument("--quick", action="store_true",
                         help="where nothing else is given: a shape, a structure, few densities and rows, no one-row products")
     parser.add_argument("--decode", type=number(float, 0, 100, "from 0 to 100"), metavar="N",
-                        help=f"one-row products on matrices of N last caches, by itself {BEYOND}; 0: leave out")
+                        help=f"one-row products on matrices of N last caches, by itself {MEMORY_CACHES}; 0: leave out")
     given = parser.parse_args()
     named("formats", given.formats, FORMATS)
     tablefile("plot", given.plot)
@@ -195,8 +195,8 @@ def decoded(riders, given):
     if not given.decode: return
     last = caches()[-1]
     size = int(min(given.decode * last, peaks.free_memory() // 6))
-    small = "" if size >= 2 * last else f"{peaks.sized(size)} are less than twice the last cache of {peaks.sized(last)}"
-    print(f"\none row, packed bytes {peaks.sized(size)}, last cache {peaks.sized(last)}")
+    small = "" if size >= 2 * last else f"{peaks.format_bytes(size)} are less than twice the last cache of {peaks.format_bytes(last)}"
+    print(f"\none row, packed bytes {peaks.format_bytes(size)}, last cache {peaks.format_bytes(last)}")
     table = []
     for rider in (rider for rider in riders if rider.provider == "ours"):
         for name in DECODED:

@@ -19,7 +19,7 @@ from command import Figure, Parser, concluded, folder, positive, tabled, takes
 
 from formats.core.errors import InputError
 from formats.disk.files import read_text
-from rewrites.extraction import Extraction, Node, Problem, extract, read, verify
+from rewrites.extraction import Extraction, Node, Problem, extract, read_problem, verify
 
 
 def far(random: Random, c: int, classes: int) -> Iterable[int]:
@@ -76,7 +76,7 @@ def generated(nodes: int, structure: Callable[[Random, int, int], Iterable[int]]
 def problems(folder: Path | None, more: bool) -> Iterator[tuple[str, Problem]]:
     """The files of the folder, small ones first, then the generated graphs."""
     for path in sorted(folder.glob("**/*.json"), key=lambda path: path.stat().st_size) if folder else ():
-        yield path.name, read(path)
+        yield path.name, read_problem(path)
     for nodes in (2_000, 5_000, 10_000, 30_000) if more else ():
         for seed, (structure, cyclic) in enumerate(product(STRUCTURES, (False, True))):
             name = f"{structure.__name__}_{nodes}_{'cyclic' if cyclic else 'acyclic'}"

@@ -12,7 +12,7 @@ from command import Figure, Parser, cell, concluded, count, spread, tabled, take
 from formats import kernels
 from formats.machine.model import this_machine
 from formats.machine.threads import limit
-from opmatrix.extents import asked
+from opmatrix.extents import collect_needs
 from opmatrix.measure import measure
 from opmatrix.monoids import max as largest
 from opmatrix.monoids import mean
@@ -58,7 +58,7 @@ def layer(over, features, W, links, batch, machine, rounds):
     edges = relation("edges", "V", "V")
     layer = formula(lambda x: row(x, product(given(edges), x, over=over)) @ weight(W)) @ gelu
     term = given("features", features.shape[1], "V") @ layer
-    found = search(term, EXACT_LAWS, Running.of(machine, batch.starts), batch.extents(*asked(term)))
+    found = search(term, EXACT_LAWS, Running.of(machine, batch.starts), batch.extents(*collect_needs(term)))
     program, emitter = found.program({})
     wanted = by_hand(over, features, W, links)
     exact, ran = program.exact(batch, unrounded(found, emitter)), program.run(batch)

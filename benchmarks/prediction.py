@@ -57,7 +57,7 @@ def measured(file, count):
     """The rows of the table."""
     from formats import FORMATS
     from formats.machine import calibration
-    from formats.machine.features import stored
+    from formats.machine.features import weigh_format
     from formats.machine.model import Machine, NotThisMachine
     try: machine, numbers = Machine.load(file), calibration.Numbers()
     except NotThisMachine as error:
@@ -65,13 +65,13 @@ def measured(file, count):
     table = []
     for name in FORMATS:
         for skew, share in ((0.0, -(-count // 2)), (0.7, count // 2)):
-            plan = calibration.Plan(share, 4, LARGEST, 700, ARITHMETIC, 1e9, 1e9)
+            plan = calibration.Effort(share, 4, LARGEST, 700, ARITHMETIC, 1e9, 1e9)
             cases = [*calibration.products([name], plan, numbers, start=5000 + count * (skew > 0), skew=skew)]
             first, again = (calibration.measured(cases, most=1e9) for _ in range(2))
             for (kernel, sizes, seconds), (*_, other) in zip(first, again, strict=True):
                 prices = machine.closed(kernel, **sizes), machine.seconds(kernel, **sizes), *machine.between(kernel, **sizes)
                 shape = (int(sizes[each]) for each in ("n", "p", "T"))
-                table.append((name, *shape, int(stored(name, sizes)[0]), skew, seconds, *prices, other))
+                table.append((name, *shape, int(weigh_format(name, sizes)[0]), skew, seconds, *prices, other))
         say(name)
     return table
 

@@ -17,7 +17,7 @@ from opmatrix.measure import measure
 from opmatrix.operators import relu, symbol
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.runtime.interpreted import written
+from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
 
 sys.path.append(str(TESTS))
@@ -38,7 +38,7 @@ def main() -> None:
     takes(3 + 2e-5 * given.rows * given.layers * given.rounds)
     rng = np.random.default_rng(0)
     arrays, batch = weights(given.layers, rng), sentences(given.rows, rng)
-    term, _ = written(symbol("y", None, WIDTH) @ relu, {symbol("y", None, WIDTH): 0})
+    term, _ = write_term(symbol("y", None, WIDTH) @ relu, {symbol("y", None, WIDTH): 0})
     x, out = rng.standard_normal((batch.rows, WIDTH), np.float32), np.empty((batch.rows, WIDTH), np.float32)
     taken = measure({"without": encoder(arrays, given.layers), "with": encoder(arrays, given.layers, term),
                      "step": lambda batch: KERNELS["interpret"].function(out, batch, x, term=term)}, [batch], given.rounds)

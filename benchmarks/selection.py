@@ -167,7 +167,7 @@ def least(found): return min(each.seconds for each in found)
 
 def choose(given, room):
     """{case: labels chosen by prediction, and by timing the nearest, with seconds that choosing took}."""
-    from formats.select import select, settled
+    from formats.select import race_candidates, select
     found, known = {}, machine(room)
     for name, _, matrix, asked in cases(given):
         W = matrix()
@@ -175,7 +175,7 @@ def choose(given, room):
             start = time.perf_counter()
             ranked = select(W, rows, error, known)
             predicted, middle = ranked[0], time.perf_counter()
-            measured = settled(W, rows, ranked)
+            measured = race_candidates(W, rows, ranked)
             found[f"{name} | {rows}"] = {"predicted": str(predicted), "measured": str(measured), "predicted_took": middle - start,
                                          "measured_took": time.perf_counter() - middle, "expected": predicted.seconds}
     (room / "choose.json").write_text(json.dumps(found))

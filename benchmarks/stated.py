@@ -20,8 +20,8 @@ from opmatrix.files.saving import FRONT, REPORT
 from opmatrix.pipelines.embed import batches
 from opmatrix.pipelines.text import Parts, Reading, sentences
 from opmatrix.program import Program
-from rewrites.front.samples import KINDS, lines
-from rewrites.front.stated import LEAST, Stated, each, uncovered
+from rewrites.front.samples import TEXT_KINDS, make_lines
+from rewrites.front.stated import MIN_SENTENCES, Stated, each, uncovered
 
 COLUMNS = ("kind", "tokens", "seen", "largest seen", "stated of all", "found of all", "stated worst", "fresh above", "largest ratio",
            "cosine, mean", "cosine, most", "shipped: above", "largest ratio", "covered", "own")
@@ -36,15 +36,15 @@ def main() -> int:
     parser.add_argument("--fresh", type=count, default=200, help="lines")
     parser.add_argument("--seed", type=whole, default=0)
     given = parser.parse_args()
-    within("workload", given.workload, 100_000, 2 * LEAST)
+    within("workload", given.workload, 100_000, 2 * MIN_SENTENCES)
     within("fresh", given.fresh, 100_000)
     name, program, exact = taken(given.program, given.point)
-    takes(3 + 0.025 * len(KINDS) * (given.workload / 2 + given.fresh))
+    takes(3 + 0.025 * len(TEXT_KINDS) * (given.workload / 2 + given.fresh))
     shipped, fitted = Parts.of(sentences()), rows(program, [*Parts.of(sentences()).fit, *Parts.of(sentences()).choose])
     said = statement(program, exact, shipped.state)
     lacking = uncovered(program.tokenizer, fitted, rows(program, shipped.state))
     found = []
-    for kind in KINDS:
+    for kind in TEXT_KINDS:
         found.append(judged(kind, given, program, exact, said, lacking))
         say(kind)
     print(f"{given.program}, {name}: stated of the shipped sentences {said.error:.3g}, worst sentence {said.sentence:.3g}, "
@@ -86,7 +86,7 @@ def statement(program, exact, texts): return Stated.of(*outputs(program, exact, 
 
 def judged(kind, given, program, exact, shipped, lacking):
     """A row of the table."""
-    drawn = lines(kind, given.workload + given.fresh, given.seed)
+    drawn = make_lines(kind, given.workload + given.fresh, given.seed)
     (fit, choose, state), fresh = Parts.of(drawn[:given.workload]), drawn[given.workload:]
     seen, new = outputs(program, exact, state), outputs(program, exact, fresh)
     said, errors = Stated.of(*seen, program.pooling), each(*new)

@@ -9,8 +9,8 @@ from formats.core.sizes import T, ceiling, n, p, u2
 from .format import Format
 
 FLUSHED = 2.0 ** -126                                        # what is smaller may count as 0
-DEEP = 32                                                    # inputs of a step: 64 bytes
-BEYOND = 0x7F7F8000                                          # bits of the first float32 that is nearer to infinity than to a bfloat16
+STEP_INPUTS = 32                                             # inputs of a step: 64 bytes
+BF16_OVERFLOW = 0x7F7F8000                                   # bits of the first float32 that is nearer to infinity than to a bfloat16
 
 
 class BF16(Format):
@@ -19,20 +19,20 @@ class BF16(Format):
     Products of two such numbers are exact in float32, and so are the sums (Kalamkar et al. 2019, arXiv:1905.12322)."""
     w: u2[32 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     unit, rough = "bf16", True
-    panelled = Panelled(TILE, 2, DEEP)
+    panelled = Panelled(TILE, 2, STEP_INPUTS)
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n
 
-    def fit(W): return widened(rounded(W))
-    def pack(W): return panels(deepened(rounded(W), DEEP), 2, TILE)
-    def unpack(shape, w): return widened(unpanelled(w, (-(-shape[0] // DEEP) * DEEP, shape[1]), 2, TILE)[:shape[0]])
+    def fit(W): return widen_bits(round_weights(W))
+    def pack(W): return panels(deepened(round_weights(W), STEP_INPUTS), 2, TILE)
+    def unpack(shape, w): return widen_bits(unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 2, TILE)[:shape[0]])
 
     def kernel(x, w, out, epilogue):
         from .kernels import product_bf16
         product_bf16(x, w, out, epilogue)
 
     @staticmethod
-    def reads(x): return widened(nearest(np.ascontiguousarray(x, np.float32))).astype(np.float64)
+    def reads(x): return widen_bits(nearest(np.ascontiguousarray(x, np.float32))).astype(np.float64)
 
     def unsound(self): return "w holds what is not finite" if ((self.w & 0x7F80) == 0x7F80).any() else ""
 
@@ -43,10 +43,10 @@ class BF16(Format):
         return gamma(len(W) + 1) * (x @ W) + FLUSHED * lost
 
 
-def rounded(W):
+def round_weights(W):
     """The bits of the nearest bfloat16 numbers, ties to even; FormatError where there is none."""
     kept = nearest(W)
-    if (beyond := abs(W).view(np.uint32) >= BEYOND).any():
+    if (beyond := abs(W).view(np.uint32) >= BF16_OVERFLOW).any():
         i, j = np.argwhere(beyond)[0]
         raise FormatError(f"bf16.fit: W[{i}, {j}] = {W[i, j]} is beyond the largest bfloat16")
     return kept
@@ -55,10 +55,10 @@ def rounded(W):
 def nearest(x):
     """The bits of the nearest finite bfloat16 numbers, ties to even; infinity and NaN stay what they are."""
     bits = x.view(np.uint32)
-    kept = np.where(abs(x).view(np.uint32) >= BEYOND, bits, bits + np.uint32(0x7FFF) + ((bits >> 16) & 1))
+    kept = np.where(abs(x).view(np.uint32) >= BF16_OVERFLOW, bits, bits + np.uint32(0x7FFF) + ((bits >> 16) & 1))
     return (np.where(np.isnan(x), bits | np.uint32(1 << 22), kept) >> 16).astype(np.uint16)
 
 
-def widened(bits):
+def widen_bits(bits):
     """The float32 numbers that these bits of bfloat16 say."""
     return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -1,7 +1,7 @@
 """Bitmap: a bit says whether a number is there."""
 import numpy as np
 
-from formats.core.pruning import highest, importance, number
+from formats.core.pruning import count_kept, highest, importance
 from formats.core.sizes import T, ceiling, f4, n, nnz, p, u2, u4
 
 from .format import Format
@@ -20,7 +20,7 @@ class Bitmap(Format):
 
     def fit(W, *, density=0.5, scale=None):
         """Keep the highest |W| (times scale: see `importance`), a share `density` of the whole matrix."""
-        return W * highest(importance(W, scale, "bitmap.fit"), number(density, W.size, "bitmap"))
+        return W * highest(importance(W, scale, "bitmap.fit"), count_kept(density, W.size, "bitmap"))
 
     def pack(W):
         present = W.T != 0
@@ -29,7 +29,7 @@ class Bitmap(Format):
 
     def unpack(shape, ptr, bits, val):
         W = np.zeros(shape[::-1], np.float32)
-        W[spelled(bits)[:, :shape[0]]] = val
+        W[unpack_bits(bits)[:, :shape[0]]] = val
         return W.T
 
     def kernel(x, ptr, bits, val, out, epilogue):
@@ -37,7 +37,7 @@ class Bitmap(Format):
         product_bitmap(x, ptr, bits, val, out, epilogue)
 
     def unsound(self):
-        present = spelled(self.bits)
+        present = unpack_bits(self.bits)
         if present[:, self.shape[0]:].any(): return f"a bit is set beyond input {self.shape[0] - 1}"
         if not np.array_equal(self.ptr, ends := np.append(0, present.sum(1).cumsum())):
             return f"the bits of the outputs end at {ends}, ptr says {self.ptr}"
@@ -48,9 +48,9 @@ class Bitmap(Format):
 
     @classmethod
     def counts(cls, inputs, outputs, *, density=0.5, scale=None):
-        return {nnz: number(density, inputs * outputs, "bitmap")}
+        return {nnz: count_kept(density, inputs * outputs, "bitmap")}
 
 
-def spelled(bits):
+def unpack_bits(bits):
     """Words of 16 bits as booleans, the lowest bit first."""
     return (bits[..., None] >> np.arange(16, dtype=np.uint16) & 1).astype(bool).reshape(len(bits), -1)

@@ -2,13 +2,13 @@
 import numpy as np
 
 from formats.core.arrays import FormatError
-from formats.core.pruning import highest, importance, number
+from formats.core.pruning import count_kept, highest, importance
 from formats.core.sizes import T, blocks, c, ceiling, f4, n, p, r, u4
 
 from .csr import compression
 from .format import Format
 
-TILE, LARGEST = (16, 16), 1 << 16                            # the usual sides of a tile, and what they are at most
+TILE, MAX_TILE_SIDE = (16, 16), 1 << 16                      # the usual sides of a tile, and what they are at most
 TILES = TILE, (8, 8), (1, 16), (1, 32)                       # wide ones hold what outputs side by side share
 
 
@@ -49,7 +49,7 @@ class Block(Format):
         return Block.pack(self.unpack().T, tile=self.val.shape[:0:-1])
 
     def unsound(self):
-        try: sides(self.val.shape[1:])
+        try: check_tile(self.val.shape[1:])
         except FormatError as error: return str(error)
         return compression(self.ptr, self.idx, -(-self.shape[0] // self.val.shape[1]))
 
@@ -66,20 +66,20 @@ class Block(Format):
 
     @classmethod
     def counts(cls, inputs, outputs, *, density=0.25, tile=TILE, scale=None):
-        rows, columns = sides(tile)
-        return {r: rows, c: columns, blocks: number(density, -(-inputs // rows) * -(-outputs // columns), "block")}
+        rows, columns = check_tile(tile)
+        return {r: rows, c: columns, blocks: count_kept(density, -(-inputs // rows) * -(-outputs // columns), "block")}
 
 
-def sides(tile):
+def check_tile(tile):
     """The two sides of a tile; FormatError if it has not two, or if one is so large that a kernel has no room for it."""
     match tile:
-        case [int(rows), int(columns)] if 0 < rows <= LARGEST and 0 < columns <= LARGEST: return rows, columns
-    raise FormatError(f"block: tile = {tile!r} is not a pair of positive integers up to {LARGEST:,}, (inputs, outputs)")
+        case [int(rows), int(columns)] if 0 < rows <= MAX_TILE_SIDE and 0 < columns <= MAX_TILE_SIDE: return rows, columns
+    raise FormatError(f"block: tile = {tile!r} is not a pair of positive integers up to {MAX_TILE_SIDE:,}, (inputs, outputs)")
 
 
 def tiles(W, tile):
     """W (n, p) as (tile columns, tile rows, r, c), with zeros beyond the edge."""
-    rows, columns = sides(tile)
+    rows, columns = check_tile(tile)
     (inputs, outputs), down, across = W.shape, -(-len(W) // rows), -(-W.shape[1] // columns)
     padded = np.pad(W, ((0, down * rows - inputs), (0, across * columns - outputs)))
     return padded.reshape(down, rows, across, columns).transpose(2, 0, 1, 3)

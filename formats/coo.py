@@ -1,7 +1,7 @@
 """Coordinates: the place of every number, for matrices with fewer numbers than columns."""
 import numpy as np
 
-from formats.core.pruning import highest, importance, number
+from formats.core.pruning import count_kept, highest, importance
 from formats.core.sizes import T, ceiling, f4, n, nnz, p, unsigned
 
 from .format import Format
@@ -20,7 +20,7 @@ class COO(Format):
 
     def fit(W, *, density=0.1, scale=None):
         """Keep the highest |W| (times scale: see `importance`), a share `density` of the whole matrix."""
-        return W * highest(importance(W, scale, "coo.fit"), number(density, W.size, "coo"))
+        return W * highest(importance(W, scale, "coo.fit"), count_kept(density, W.size, "coo"))
 
     def pack(W):
         outputs, inputs = W.T.nonzero()
@@ -48,4 +48,4 @@ class COO(Format):
 
     @classmethod
     def counts(cls, inputs, outputs, *, density=0.1, scale=None):
-        return {nnz: number(density, inputs * outputs, "coo")}
+        return {nnz: count_kept(density, inputs * outputs, "coo")}

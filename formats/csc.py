@@ -1,7 +1,7 @@
 """Compressed columns of Wᵀ: unstructured sparsity by inputs."""
 import numpy as np
 
-from formats.core.pruning import highest, importance, number
+from formats.core.pruning import count_kept, highest, importance
 from formats.core.sizes import T, ceiling, f4, n, nnz, p, u4, unsigned
 
 from .csr import CSR, compression
@@ -21,7 +21,7 @@ class CSC(Format):
 
     def fit(W, *, density=0.1, scale=None):
         """Keep the highest |W| (times scale: see `importance`), a share `density` of the whole matrix."""
-        return W * highest(importance(W, scale, "csc.fit"), number(density, W.size, "csc"))
+        return W * highest(importance(W, scale, "csc.fit"), count_kept(density, W.size, "csc"))
 
     def pack(W):
         present = W != 0
@@ -47,4 +47,4 @@ class CSC(Format):
 
     @classmethod
     def counts(cls, inputs, outputs, *, density=0.1, scale=None):
-        return {nnz: number(density, inputs * outputs, "csc")}
+        return {nnz: count_kept(density, inputs * outputs, "csc")}

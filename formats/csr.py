@@ -1,7 +1,7 @@
 """Compressed sparse rows of Wᵀ: unstructured sparsity."""
 import numpy as np
 
-from formats.core.pruning import highest, importance, number
+from formats.core.pruning import count_kept, highest, importance
 from formats.core.sizes import T, ceiling, f4, n, nnz, p, u4, unsigned
 
 from .format import Format
@@ -44,7 +44,7 @@ class CSR(Format):
 
     @classmethod
     def counts(cls, inputs, outputs, *, density=0.1, scale=None):
-        return {nnz: number(density, inputs * outputs, "csr")}
+        return {nnz: count_kept(density, inputs * outputs, "csr")}
 
 
 def compression(ptr, idx, limit):

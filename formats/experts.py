@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from formats.core.arrays import Floats, by_rows, readable, separate, writable
-from formats.core.epilogue import ROWS, Epilogue
+from formats.core.epilogue import ROW_FIELDS, Epilogue
 
 from .format import Format
 
 
-def grouped(x: ArrayLike, starts: ArrayLike, weights: Sequence[Format], out: Floats | None = None,
-            epilogues: Sequence[Epilogue] | None = None) -> Floats:
+def multiply_grouped(x: ArrayLike, starts: ArrayLike, weights: Sequence[Format], out: Floats | None = None,
+                     epilogues: Sequence[Epilogue] | None = None) -> Floats:
     """Rows starts[e] to starts[e + 1] of x (T, n) times weights[e] (n, p), then epilogues[e]: (T, p), written to `out` if given.
 
     Rows lie together by expert (see `by_expert`): every expert is one product, and none is padded or dropped (Gale et al. 2023,
@@ -34,7 +34,7 @@ def grouped(x: ArrayLike, starts: ArrayLike, weights: Sequence[Format], out: Flo
         if len(epilogues) != len(weights): raise ValueError(f"experts: {len(epilogues)} epilogues for {len(weights)} experts")
         for epilogue in epilogues: epilogue.check(*wanted, "experts", out)
     for e, (weight, low, high) in enumerate(zip(weights, starts[:-1], starts[1:], strict=True)):
-        if low < high: weight.matmul(x[low:high], out[low:high], cut(epilogues[e], low, high) if epilogues else None)
+        if low < high: weight.matmul(x[low:high], out[low:high], slice_epilogue(epilogues[e], low, high) if epilogues else None)
     return out
 
 
@@ -49,7 +49,7 @@ def by_expert(choice: ArrayLike, experts: int) -> tuple[NDArray[np.intp], NDArra
     return np.argsort(choice, kind="stable"), np.append(0, np.bincount(choice.astype(np.intp), minlength=experts).cumsum())
 
 
-def cut(epilogue: Epilogue, low: int, high: int) -> Epilogue:
+def slice_epilogue(epilogue: Epilogue, low: int, high: int) -> Epilogue:
     """The part of an epilogue that belongs to some rows."""
-    parts: dict[str, Any] = {name: rows[low:high] for name in ROWS if (rows := getattr(epilogue, name)) is not None}
+    parts: dict[str, Any] = {name: rows[low:high] for name in ROW_FIELDS if (rows := getattr(epilogue, name)) is not None}
     return replace(epilogue, **parts)

@@ -23,26 +23,26 @@ from formats.core.arrays import (
     Floats,
     FormatError,
     aligned,
+    all_finite,
+    as_matrix,
     by_rows,
-    finite,
     fixed,
-    matrix,
-    measure,
     picture,
+    read_sizes,
     separate,
     storable,
     writable,
 )
 from formats.core.epilogue import NOTHING, Epilogue, gamma
 from formats.core.layout import Panelled
-from formats.core.sizes import Array, Later, T, n, p, total
+from formats.core.sizes import Array, Later, T, n, p, total_bytes
 
 if TYPE_CHECKING:
     import sympy
 
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 DECLARED = ("fit", "pack", "unpack", "kernel")
-LARGEST = 2 ** 31 - 1                                        # side of a matrix, or another size
+MAX_SIZE = 2 ** 31 - 1                                       # side of a matrix, or another size
 
 
 class Spectrum(Protocol):
@@ -75,7 +75,7 @@ def features(cls: "type[Format]", declared: Any) -> "tuple[sympy.Expr, ...]":
     return tuple(map(sympy.sympify, declared or (cls.flops / 2, cls.bytes, T * (n + p))))
 
 
-READ: dict[str, Callable[[Any, Any], Any]] = {"bytes": lambda cls, _: total(cls.fields), "flops": operations, "work": features}
+READ: dict[str, Callable[[Any, Any], Any]] = {"bytes": lambda cls, _: total_bytes(cls.fields), "flops": operations, "work": features}
 
 
 class Format:
@@ -130,11 +130,11 @@ class Format:
 
     @classmethod
     def _fit(cls, W: ArrayLike, **given: Any) -> Floats:
-        return storable(cls.declared.fit(matrix(W, f"{cls.name}.fit"), **given))
+        return storable(cls.declared.fit(as_matrix(W, f"{cls.name}.fit"), **given))
 
     @classmethod
     def _pack(cls, W: ArrayLike, **given: Any) -> Self:
-        W = matrix(W, f"{cls.name}.pack")
+        W = as_matrix(W, f"{cls.name}.pack")
         arrays = cls.declared.pack(W, **given)
         packed = cls(W.shape, arrays if isinstance(arrays, tuple) else (arrays,), **{
             name: given.get(name, cls.parameters[name]) for name in options(cls.declared.unpack)})
@@ -145,7 +145,7 @@ class Format:
         """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others."""
         self.shape, self.remembered = shape, remembered
         known = {n: shape[0], p: shape[1]} | {size: remembered[option] for option, size in self.named.items()}
-        self.sizes = measure(self.name, self.fields, arrays, known)
+        self.sizes = read_sizes(self.name, self.fields, arrays, known)
         for (name, array), given in zip(self.fields.items(), arrays, strict=True):
             setattr(self, name, aligned(given, array.number.dtype(self.sizes), f"{self.name}.{name}"))
         self._stored = tuple(self.arrays().values())
@@ -257,9 +257,9 @@ class Format:
         remembered = dict(meta)
         name, shape = remembered.pop("format", None), remembered.pop("shape", None)
         if name != cls.name: raise FormatError(f"{cls.name}: given what the format {name!r} stored")
-        if not (isinstance(shape, list | tuple) and len(shape) == 2 and all(map(whole, shape))):
-            raise FormatError(f"{cls.name}: the shape {shape!r:.80} is not two positive integers up to {LARGEST:,}")
-        if set(remembered) != set(cls.named) or not all(map(whole, remembered.values())):
+        if not (isinstance(shape, list | tuple) and len(shape) == 2 and all(map(is_size, shape))):
+            raise FormatError(f"{cls.name}: the shape {shape!r:.80} is not two positive integers up to {MAX_SIZE:,}")
+        if set(remembered) != set(cls.named) or not all(map(is_size, remembered.values())):
             raise FormatError(f"{cls.name}: it remembers {list(cls.named)} (positive integers), given {remembered!r:.80}")
         if set(arrays) != set(cls.fields):
             raise FormatError(f"{cls.name}: it stores {', '.join(cls.fields)}, given {', '.join(arrays) or 'nothing'}")
@@ -267,7 +267,7 @@ class Format:
         for name, kept in packed.arrays().items():
             if arrays[name].dtype != kept.dtype:
                 raise FormatError(f"{cls.name}.{name}: declared {cls.fields[name]}, given {arrays[name].dtype}")
-            if numbers and kept.dtype.kind == "f" and not finite(kept):
+            if numbers and kept.dtype.kind == "f" and not all_finite(kept):
                 raise FormatError(f"{cls.name}.{name}: it holds {kept[~np.isfinite(kept)][0]}, which is not finite")
         if complaint := packed.unsound():
             raise FormatError(f"{cls.name}: {complaint}: the file is damaged, or not written by opmatrix")
@@ -387,6 +387,6 @@ def declared_array(cls: type[Format], name: str, given: Any) -> Array:
     raise TypeError(f"{cls.__name__}.{name} is annotated with {given!r}, {why}; write an array such as f4[n, p]")
 
 
-def whole(value: Any) -> bool:
+def is_size(value: Any) -> bool:
     """Whether a value from a file is a positive integer, and no larger than a kernel counts without overflow."""
-    return type(value) is int and 0 < value <= LARGEST
+    return type(value) is int and 0 < value <= MAX_SIZE

@@ -6,7 +6,7 @@ from formats.core.sizes import T, f2, n, p
 
 from .format import Format
 
-LARGEST = float(np.finfo(np.float16).max)
+FLOAT16_MAX = float(np.finfo(np.float16).max)
 
 
 class Half(Format):
@@ -20,9 +20,9 @@ class Half(Format):
 
     def fit(W):
         """The nearest float16 numbers. FormatError beyond 65504, where there are none."""
-        if abs(W).max() > LARGEST:
+        if abs(W).max() > FLOAT16_MAX:
             i, j = np.unravel_index(abs(W).argmax(), W.shape)
-            raise FormatError(f"half.fit: W[{i}, {j}] = {W[i, j]} is beyond {LARGEST:.0f}, the largest float16")
+            raise FormatError(f"half.fit: W[{i}, {j}] = {W[i, j]} is beyond {FLOAT16_MAX:.0f}, the largest float16")
         return W.astype(np.float16)
 
     def pack(W): return W

@@ -8,7 +8,7 @@ from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
 
 from .format import Format
-from .int8 import DEEP, UNIT, bound, by_row, grouped, quantised, spread, unsound
+from .int8 import STEP_INPUTS, UNIT, bound_error, by_row, check_group, quantised, scale_groups, unsound
 from .packed import Packed
 
 GROUP = 64
@@ -29,18 +29,18 @@ class Int4(Format):
 
     def fit(W, *, group=GROUP):
         """The nearest whole multiples of scales that the largest numbers decide."""
-        return spread(*quantised(W, group, 7), group)
+        return scale_groups(*quantised(W, group, 7), group)
 
     def pack(W, *, group=GROUP):
         whole, scale = quantised(W, group, 7)
-        fours = (deepened(whole, DEEP) + 8).astype(np.uint8).reshape(-1, 2, 4, W.shape[1])
+        fours = (deepened(whole, STEP_INPUTS) + 8).astype(np.uint8).reshape(-1, 2, 4, W.shape[1])
         return panels((fours[:, 0] | fours[:, 1] << 4).reshape(-1, W.shape[1]), 4, TILE), scale
 
     def unpack(shape, w, scale, *, group):
-        depth = -(-shape[0] // DEEP) * DEEP
+        depth = -(-shape[0] // STEP_INPUTS) * STEP_INPUTS
         stored = unpanelled(w, (depth // 2, shape[1]), 4, TILE).reshape(-1, 1, 4, shape[1])
         whole = np.concatenate([stored & 15, stored >> 4], 1).reshape(depth, shape[1])[:shape[0]]
-        return spread(whole.astype(np.float32) - 8, scale, group)
+        return scale_groups(whole.astype(np.float32) - 8, scale, group)
 
     def kernel(x, w, scale, out, epilogue, *, group):
         from .kernels import product_int4
@@ -49,7 +49,7 @@ class Int4(Format):
     def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
     def unsound(self): return unsound("int4", self.scale, self.remembered["group"])
     def tolerance(self, W): return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
-    def bound(self, x): return bound(x, self.unpack(), len(self.scale))
+    def bound(self, x): return bound_error(x, self.unpack(), len(self.scale))
 
     @staticmethod
     def reads(x): return by_row(x)
@@ -58,4 +58,4 @@ class Int4(Format):
     def choices(cls, inputs, outputs): return [{"group": GROUP}, *([{"group": 2 * GROUP}] if inputs > 2 * GROUP else [])]
 
     @classmethod
-    def counts(cls, inputs, outputs, *, group=GROUP): return {size: grouped("int4", group)}
+    def counts(cls, inputs, outputs, *, group=GROUP): return {size: check_group("int4", group)}

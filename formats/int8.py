@@ -12,10 +12,10 @@ from formats.core.sizes import group as size
 from .format import SMALLEST, Format
 from .packed import Packed
 
-DEEP = 64                                                    # inputs of a step
+STEP_INPUTS = 64                                             # inputs of a step
 COLUMN = 1 << 16                                             # a group that holds all inputs
 UNIT = 2.0 ** -24
-BEYOND = 2.0 ** 70                                           # the scale of a weight, times that of a row, is a float32
+MAX_WEIGHT = 2.0 ** 70                                       # the scale of a weight, times that of a row, is a float32
 
 
 class Int8(Format):
@@ -27,7 +27,7 @@ class Int8(Format):
     w: u1[64 * ceiling(n / 64) * 16 * ceiling(p / 16)]
     scale: f4[ceiling(n / size), p]
     unit = "int8"
-    panelled = Panelled(TILE, 4, DEEP)
+    panelled = Panelled(TILE, 4, STEP_INPUTS)
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n, T * p * ceiling(n / size)
     named = MappingProxyType({"group": size})
@@ -35,15 +35,15 @@ class Int8(Format):
     def fit(W, *, group=COLUMN):
         """The nearest whole multiples of scales that the largest numbers decide."""
         whole, scale = quantised(W, group, 127)
-        return spread(whole, scale, group)
+        return scale_groups(whole, scale, group)
 
     def pack(W, *, group=COLUMN):
         whole, scale = quantised(W, group, 127)
-        return panels(deepened((whole + 128).astype(np.uint8), DEEP), 4, TILE), scale
+        return panels(deepened((whole + 128).astype(np.uint8), STEP_INPUTS), 4, TILE), scale
 
     def unpack(shape, w, scale, *, group):
-        stored = unpanelled(w, (-(-shape[0] // DEEP) * DEEP, shape[1]), 4, TILE)[:shape[0]]
-        return spread(stored.astype(np.float32) - 128, scale, group)
+        stored = unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 4, TILE)[:shape[0]]
+        return scale_groups(stored.astype(np.float32) - 128, scale, group)
 
     def kernel(x, w, scale, out, epilogue, *, group):
         from .kernels import product_int8
@@ -52,47 +52,48 @@ class Int8(Format):
     def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
     def unsound(self): return unsound("int8", self.scale, self.remembered["group"])
     def tolerance(self, W): return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
-    def bound(self, x): return bound(x, self.unpack(), len(self.scale))
+    def bound(self, x): return bound_error(x, self.unpack(), len(self.scale))
 
     @staticmethod
     def reads(x): return by_row(x)
 
     @classmethod
-    def choices(cls, inputs, outputs): return [{"group": COLUMN}, *([{"group": DEEP}] if inputs > DEEP else [])]
+    def choices(cls, inputs, outputs): return [{"group": COLUMN}, *([{"group": STEP_INPUTS}] if inputs > STEP_INPUTS else [])]
 
     @classmethod
-    def counts(cls, inputs, outputs, *, group=COLUMN): return {size: grouped("int8", group)}
+    def counts(cls, inputs, outputs, *, group=COLUMN): return {size: check_group("int8", group)}
 
 
-def grouped(where, group):
+def check_group(where, group):
     """The group; FormatError if a kernel cannot step through it."""
-    if isinstance(group, int | np.integer) and group > 0 and group % DEEP == 0: return int(group)
-    raise FormatError(f"{where}: group = {group!r} is not a positive multiple of {DEEP}")
+    if isinstance(group, int | np.integer) and group > 0 and group % STEP_INPUTS == 0: return int(group)
+    raise FormatError(f"{where}: group = {group!r} is not a positive multiple of {STEP_INPUTS}")
 
 
 def quantised(W, group, most):
     """W (n, p) as whole float32 numbers up to `most`, and the scales (groups, p) of groups of inputs."""
-    group = grouped("quantise", group)
+    group = check_group("quantise", group)
     largest = np.maximum.reduceat(abs(W), np.arange(0, len(W), group), 0)
-    if largest.max() > BEYOND: raise FormatError(f"quantise: W holds {largest.max():.3g}, beyond {BEYOND:.3g}; give smaller weights")
+    if largest.max() > MAX_WEIGHT:
+        raise FormatError(f"quantise: W holds {largest.max():.3g}, beyond {MAX_WEIGHT:.3g}; give smaller weights")
     scale = (largest / most).astype(np.float32)
     inverse = np.divide(1, scale, out=np.zeros_like(scale, np.float64), where=scale > SMALLEST)
-    return np.clip(np.rint(W * repeated(inverse, len(W), group)), -most, most).astype(np.float32), scale
+    return np.clip(np.rint(W * repeat_scales(inverse, len(W), group)), -most, most).astype(np.float32), scale
 
 
-def repeated(rows, n, group):
+def repeat_scales(rows, n, group):
     """A row for every group as a row for every input."""
     return np.repeat(rows, group if len(rows) > 1 else n, 0)[:n]
 
 
-def spread(whole, scale, group):
+def scale_groups(whole, scale, group):
     """Whole numbers times their scales."""
-    return whole * repeated(scale, len(whole), group)
+    return whole * repeat_scales(scale, len(whole), group)
 
 
 def unsound(where, scale, group):
     """What is wrong with stored scales and their groups; empty if nothing is."""
-    try: grouped(where, group)
+    try: check_group(where, group)
     except FormatError as error: return str(error)
     return f"the scale {scale.min()} is negative" if (scale < 0).any() else ""
 
@@ -100,10 +101,10 @@ def unsound(where, scale, group):
 def row_bytes(x):
     """x (T, n) as whole multiples, up to 127, of each row's largest number / 127, times a lift of the row: these three, by the float32
     operations of kernels/rounding.py, one by one."""
-    from formats.kernels.products.rounding import LEAST, LIFT, MOST
+    from formats.kernels.products.rounding import LIFT, LIFT_ABOVE, LIFT_BELOW
     x = np.asarray(x, np.float32)
     largest = abs(x).max(1, keepdims=True)
-    lift = np.where((0 < largest) & (largest < LEAST), LIFT, np.where(largest > MOST, 1 / LIFT, np.float32(1)))
+    lift = np.where((0 < largest) & (largest < LIFT_BELOW), LIFT, np.where(largest > LIFT_ABOVE, 1 / LIFT, np.float32(1)))
     largest = largest * lift
     turns = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     return np.rint(x * lift * turns), largest / np.float32(127), lift
@@ -115,9 +116,9 @@ def by_row(x):
     return whole.astype(np.float64) * scale / lift.astype(np.float64)
 
 
-def bound(x, W, groups):
+def bound_error(x, W, groups):
     """What is rounded of whole sums, which are exact: unpack() once, each group's sum, scale and product, and their sum. What a
     product of two scales loses that underflows, every whole number of a sum loses; rows beyond MOST are multiplied back."""
-    from formats.kernels.products.rounding import LIFT, MOST
-    lost = np.where(abs(np.asarray(x, np.float32)).max(1, keepdims=True) > MOST, float(LIFT), 1.0)
+    from formats.kernels.products.rounding import LIFT, LIFT_ABOVE
+    lost = np.where(abs(np.asarray(x, np.float32)).max(1, keepdims=True) > LIFT_ABOVE, float(LIFT), 1.0)
     return gamma(groups + 5) * (abs(by_row(x)) @ abs(W.astype(np.float64))) + SMALLEST * (1 + 127 * 127 * len(W)) * lost

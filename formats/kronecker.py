@@ -26,13 +26,13 @@ class Kronecker(Format):
     def fit(W, *, outer=None, terms=1):
         """The sum of `terms` products that is nearest in Frobenius norm; `outer` is the shape (r, c) of A, by default the
         divisors of n and p next below their roots."""
-        outer = sides(outer, W.shape)
-        a, b = factors(W, outer, terms)
+        outer = choose_outer(outer, W.shape)
+        a, b = fit_factors(W, outer, terms)
         return gathered(a.T @ b, outer, W.shape)
 
     def pack(W, *, outer=None, terms=1):
-        (r, c), (n, p) = sides(outer, W.shape), W.shape
-        a, b = factors(W, (r, c), terms)
+        (r, c), (n, p) = choose_outer(outer, W.shape), W.shape
+        a, b = fit_factors(W, (r, c), terms)
         return a.reshape(terms, r, c).transpose(0, 2, 1), b.reshape(terms, n // r, p // c)
 
     def unpack(shape, a, b):
@@ -69,11 +69,11 @@ class Kronecker(Format):
 
     @classmethod
     def counts(cls, inputs, outputs, *, outer=None, terms=1):
-        rows, columns = sides(outer, (inputs, outputs))
+        rows, columns = choose_outer(outer, (inputs, outputs))
         return {k: several(terms, (rows, columns), (inputs, outputs)), r: rows, c: columns}
 
 
-def sides(outer, shape):
+def choose_outer(outer, shape):
     """The shape of A; FormatError unless it divides the shape of W."""
     if outer is None: return tuple(max(d for d in range(1, int(side ** 0.5) + 1) if side % d == 0) for side in shape)
     match outer:
@@ -88,7 +88,7 @@ def several(terms, outer, shape):
     raise FormatError(f"kronecker: terms = {terms!r} is not between 1 and {most}")
 
 
-def factors(W, outer, terms):
+def fit_factors(W, outer, terms):
     """(terms, blocks) and (terms, entries of a block), in float64: the best approximation of the matrix of blocks."""
     (r, c), (n, p) = outer, W.shape
     several(terms, outer, W.shape)

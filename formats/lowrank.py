@@ -4,7 +4,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from formats.core.arrays import Floats, FormatError, matrix
+from formats.core.arrays import Floats, FormatError, as_matrix
 from formats.core.epilogue import UNIT, gamma
 from formats.core.sizes import Min, T, ceiling, f4, n, p, r
 
@@ -22,7 +22,7 @@ class LowRank(Format):
 
     def fit(W, *, rank=None, weight=None):
         """The product of `factors(W, rank, weight)`, rounded once."""
-        return product(*LowRank.factors(W, rank=rank, weight=weight))
+        return multiply_factors(*LowRank.factors(W, rank=rank, weight=weight))
 
     def pack(W, *, rank=None):
         """The factors of a matrix of this rank, up to the rounding of W, u and v; without `rank`, of the least rank
@@ -32,7 +32,7 @@ class LowRank(Format):
         rank = max(1, int((tail > UNIT * tail[0]).sum())) if rank is None else ranked(rank, W.shape)
         return U[:, :rank] * s[:rank], V[:rank]
 
-    def unpack(shape, u, v): return product(u, v)
+    def unpack(shape, u, v): return multiply_factors(u, v)
 
     def kernel(x, u, v, out, epilogue):
         from .kernels import product_lowrank
@@ -46,7 +46,7 @@ class LowRank(Format):
 
         All three project the outputs on the leading right singular vectors V of R W, where RᵀR is I, diag(d²) or G:
         R (W V Vᵀ) is the best approximation of R W, and nothing is inverted, so G may be singular."""
-        W = matrix(W, "lowrank").astype(np.float64)
+        W = as_matrix(W, "lowrank").astype(np.float64)
         rank = LowRank.counts(*W.shape, rank=rank)[r]
         V = right_vectors(W, weight, rank)
         return (W @ V.T).astype(np.float32), V.astype(np.float32)
@@ -54,7 +54,7 @@ class LowRank(Format):
     @classmethod
     def pack_factors(cls, u: ArrayLike, v: ArrayLike) -> Self:
         """Store the product of u (n, r) and v (r, p), as float32."""
-        u, v = matrix(u, "lowrank.pack_factors, u"), matrix(v, "lowrank.pack_factors, v")
+        u, v = as_matrix(u, "lowrank.pack_factors, u"), as_matrix(v, "lowrank.pack_factors, v")
         if u.shape[1] != len(v): raise FormatError(f"lowrank.pack_factors: u is {u.shape}, v is {v.shape}: two ranks")
         return cls((len(u), v.shape[1]), (u, v))
 
@@ -108,7 +108,7 @@ def ranked(rank, shape):
     raise FormatError(f"lowrank: rank = {rank!r} is not between 1 and {min(shape)}, the least side of {shape}")
 
 
-def product(u, v):
+def multiply_factors(u, v):
     """u @ v in float64."""
     return u.astype(np.float64) @ v.astype(np.float64)
 

@@ -1,16 +1,16 @@
 """Low rank plus sparse: two thin factors, and the numbers that they miss."""
 import numpy as np
 
-from formats.core.arrays import FormatError, matrix
+from formats.core.arrays import FormatError, as_matrix
 from formats.core.epilogue import UNIT, gamma
-from formats.core.pruning import highest, importance, number
+from formats.core.pruning import count_kept, highest, importance
 from formats.core.sizes import Min, T, ceiling, f4, n, nnz, p, r, u4, unsigned
 
 from .csr import CSR, compression
 from .format import SMALLEST, Format
-from .lowrank import LowRank, product, ranked
+from .lowrank import LowRank, multiply_factors, ranked
 
-STEPS, REFINED, STALLED, SMALL = 100, 40, 1e-3, 1e-10
+STEPS, REFINED, STALLED, DAMPING = 100, 40, 1e-3, 1e-10
 
 
 class LowRankSparse(Format):
@@ -30,7 +30,7 @@ class LowRankSparse(Format):
     def fit(W, *, rank=None, density=0.05, scale=None):
         """The best sum of a matrix of this rank and one of a share `density` of nonzero numbers that `alternate` finds;
         errors count `scale` times, one positive number for each input."""
-        return whole(W.shape, *alternate(W, rank, density, scale))
+        return sum_parts(W.shape, *alternate(W, rank, density, scale))
 
     def pack(W, *, rank=None, density=0.05):
         """What `alternate` finds, refined, and in the remainder whatever else is more than rounding: any matrix can be held.
@@ -38,10 +38,10 @@ class LowRankSparse(Format):
         u, v, *remainder = alternate(W, rank, density)
         u, v = refined(W.astype(np.float64), v, CSR.declared.unpack(W.shape, *remainder) == 0)
         mean = np.linalg.norm(W.astype(np.float64)) / W.size ** 0.5
-        rest, noise = W - product(u, v), 4 * UNIT * (mean + abs(W) + product(abs(u), abs(v)))
+        rest, noise = W - multiply_factors(u, v), 4 * UNIT * (mean + abs(W) + multiply_factors(abs(u), abs(v)))
         return u, v, *CSR.declared.pack(np.where(abs(rest) > noise, rest, 0).astype(np.float32))
 
-    def unpack(shape, u, v, ptr, idx, val): return whole(shape, u, v, ptr, idx, val)
+    def unpack(shape, u, v, ptr, idx, val): return sum_parts(shape, u, v, ptr, idx, val)
 
     def kernel(x, u, v, ptr, idx, val, out, epilogue):
         from .kernels import product_lowrank_sparse
@@ -50,7 +50,7 @@ class LowRankSparse(Format):
     @classmethod
     def approximate(cls, W, *, rank=None, density=0.05, scale=None):
         """What `fit` finds, its parts as they are."""
-        W = matrix(W, f"{cls.name}.approximate")
+        W = as_matrix(W, f"{cls.name}.approximate")
         return cls(W.shape, alternate(W, rank, density, scale))
 
     @classmethod
@@ -87,10 +87,10 @@ class LowRankSparse(Format):
 
     @classmethod
     def counts(cls, inputs, outputs, *, rank=None, density=0.05, scale=None):
-        return {r: chosen(rank, (inputs, outputs)), nnz: number(density, inputs * outputs, cls.name)}
+        return {r: choose_rank(rank, (inputs, outputs)), nnz: count_kept(density, inputs * outputs, cls.name)}
 
 
-def chosen(rank, shape):
+def choose_rank(rank, shape):
     """The rank, by default one that stores an eighth of W; FormatError if the shape cannot have it."""
     return ranked(max(1, shape[0] * shape[1] // (8 * sum(shape))) if rank is None else rank, shape)
 
@@ -100,7 +100,7 @@ def alternate(W, rank, density, scale=None):
     leaves, each from the last by one step of a subspace iteration (Zhou and Tao 2011, algorithm 1).
 
     It begins with the best factors or the highest numbers, whichever err less; no step loses; it ends when one hardly gains."""
-    rank, kept = chosen(rank, W.shape), number(density, W.size, "lowranksparse")
+    rank, kept = choose_rank(rank, W.shape), count_kept(density, W.size, "lowranksparse")
     weight = importance(np.ones_like(W), scale, "lowranksparse.fit")[:, :1]
     A = W * weight
     starts = [(right, start @ right @ right.T) for start in (A, np.where(highest(abs(A), kept), 0, A))
@@ -115,7 +115,7 @@ def alternate(W, rank, density, scale=None):
         before = error
     u, v = (left / weight).astype(np.float32), right.T.astype(np.float32)
     mask = highest(abs(A - low), kept)
-    return u, v, *CSR.declared.pack(np.where(mask, W - product(u, v), 0).astype(np.float32))
+    return u, v, *CSR.declared.pack(np.where(mask, W - multiply_factors(u, v), 0).astype(np.float32))
 
 
 def refined(A, v, kept):
@@ -135,7 +135,7 @@ def solved(A, kept, basis):
     """The rows U with the least error of U basisᵀ on what is kept of A; the columns of the basis are orthonormal."""
     wanted, rows = (A * kept) @ basis, np.empty((len(A), basis.shape[1]))
     for i, missing in enumerate(~kept):
-        gram = np.eye(len(rows[i])) * (1 + SMALL) - basis[missing].T @ basis[missing]
+        gram = np.eye(len(rows[i])) * (1 + DAMPING) - basis[missing].T @ basis[missing]
         rows[i] = np.linalg.solve(gram, wanted[i])
     return rows
 
@@ -152,12 +152,12 @@ def leading(A, rank):
     return np.linalg.qr(A.T @ np.linalg.eigh(A @ A.T)[1][:, :-rank - 1:-1])[0]
 
 
-def whole(shape, u, v, ptr, idx, val):
+def sum_parts(shape, u, v, ptr, idx, val):
     """The sum of both parts, in float64."""
-    return product(u, v) + CSR.declared.unpack(shape, ptr, idx, val)
+    return multiply_factors(u, v) + CSR.declared.unpack(shape, ptr, idx, val)
 
 
 def absolute(packed):
     """|u| |v| + |S|: what roundings are in proportion to."""
     u, v, *remainder, val = map(abs, packed.arrays().values())
-    return whole(packed.shape, u, v, *remainder, val)
+    return sum_parts(packed.shape, u, v, *remainder, val)

@@ -9,13 +9,13 @@ from numpy.typing import ArrayLike, NDArray
 if TYPE_CHECKING:
     import sympy
 
-from formats.core.arrays import FormatError, aligned, measure, picture
-from formats.core.sizes import Array, Later, blocks, ceiling, m, n, r, size, total, u2, u4
+from formats.core.arrays import FormatError, aligned, picture, read_sizes
+from formats.core.sizes import Array, Later, blocks, ceiling, m, n, r, size, total_bytes, u2, u4
 
 from .csr import compression
 
 Sees = Callable[[NDArray[np.int64], NDArray[np.int64]], Any]
-BLOCK, LARGEST = 64, 1024
+BLOCK, MAX_BLOCK_SIDE = 64, 1024
 edges = size("edges", 0)                                     # blocks that are there in part
 
 
@@ -36,7 +36,7 @@ class Mask:
     def __init__(self, shape: tuple[int, int], arrays: Sequence[NDArray[Any]], block: int) -> None:
         """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others."""
         self.shape, self.block = shape, block
-        self.sizes = measure(self.name, self.fields, tuple(arrays), {m: shape[0], n: shape[1], r: block})
+        self.sizes = read_sizes(self.name, self.fields, tuple(arrays), {m: shape[0], n: shape[1], r: block})
         for (name, array), given in zip(self.fields.items(), arrays, strict=True):
             setattr(self, name, aligned(given, array.number.dtype(self.sizes), f"{self.name}.{name}"))
 
@@ -49,7 +49,7 @@ class Mask:
         keys = queries if keys is None else keys
         if min(queries, keys) < 1 or not blocked(block):
             raise FormatError(f"mask: {queries} queries and {keys} keys in blocks of {block!r}; blocks are multiples of 16 up to "
-                              f"{LARGEST}")
+                              f"{MAX_BLOCK_SIDE}")
         idx, edge, bits, counts = [], [], [np.zeros((0, block, block // 16), np.int64)], [0]
         for low in range(0, queries, block):
             there, whole, words = block_row(sees, low, min(low + block, queries), keys, block)
@@ -101,7 +101,7 @@ class Mask:
         """The pattern (m, n)."""
         down, across = (-(-side // self.block) for side in self.shape)
         grid = np.zeros((down, across, self.block, self.block), bool)
-        whole = np.concatenate([np.ones((1, self.block, self.block), bool), spelled(self.bits)])
+        whole = np.concatenate([np.ones((1, self.block, self.block), bool), unpack_blocks(self.bits)])
         grid[np.repeat(np.arange(down), np.diff(self.ptr)), self.idx] = whole[self.edge]
         return grid.transpose(0, 2, 1, 3).reshape(down * self.block, -1)[:self.shape[0], :self.shape[1]]
 
@@ -179,7 +179,7 @@ class Mask:
 
 
 Mask.fields = {name: given for name, given in inspect.get_annotations(Mask).items() if isinstance(given, Array)}
-Mask.bytes = Later(lambda: total(Mask.fields))
+Mask.bytes = Later(lambda: total_bytes(Mask.fields))
 
 
 def attended(length: int, behind: int, ahead: int) -> int:
@@ -194,27 +194,27 @@ def attended(length: int, behind: int, ahead: int) -> int:
 
 def blocked(block: object) -> bool:
     """Whether scores come in blocks of this side."""
-    return isinstance(block, int) and 16 <= block <= LARGEST and block % 16 == 0
+    return isinstance(block, int) and 16 <= block <= MAX_BLOCK_SIDE and block % 16 == 0
 
 
 def block_row(sees: Sees, low: int, high: int, keys: int, block: int) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]:
     """Of the queries low..high: blocks of keys of which something is seen, whether all of it is, and the bits of each."""
     queries, columns = np.arange(low, high)[:, None], np.arange(keys)[None]
     seen = np.broadcast_to(np.asarray(sees(queries, columns), bool), (high - low, keys))
-    seen, beyond = cut(seen, block, False), cut(seen, block, True)
+    seen, beyond = cut_row(seen, block, False), cut_row(seen, block, True)
     there = np.flatnonzero(seen.any((1, 2)))
     words = seen[there].reshape(len(there), block, block // 16, 16) @ (1 << np.arange(16))
     return there, np.asarray(beyond[there].all((1, 2))), words
 
 
-def cut(pattern: NDArray[np.bool_], block: int, beyond: bool) -> NDArray[np.bool_]:
+def cut_row(pattern: NDArray[np.bool_], block: int, beyond: bool) -> NDArray[np.bool_]:
     """A row of blocks, filled up with the same beyond its edges."""
     rows, keys = pattern.shape
     room = (0, block - rows), (0, -keys % block)
     return np.pad(pattern, room, constant_values=beyond).reshape(block, -1, block).swapaxes(0, 1)
 
 
-def spelled(bits: NDArray[np.uint16]) -> NDArray[np.bool_]:
+def unpack_blocks(bits: NDArray[np.uint16]) -> NDArray[np.bool_]:
     """Blocks of bits as blocks of booleans."""
     several: NDArray[np.bool_] = (bits[..., None] >> np.arange(16, dtype=np.uint16) & 1).astype(bool)
     return several.reshape(*bits.shape[:2], 16 * bits.shape[2])

@@ -27,14 +27,14 @@ class NM(Format):
 
     def fit(W, *, n=2, m=4, scale=None):
         """Keep the n highest |W| (times scale: see `importance`) of every m."""
-        score = groups(importance(W, scale, "nm.fit"), n, m)
+        score = split_groups(importance(W, scale, "nm.fit"), n, m)
         best = np.argsort(-score, axis=2, kind="stable")[..., :n]
         mask = np.zeros(score.shape, bool)
         np.put_along_axis(mask, best, True, 2)
         return W * mask.reshape(W.shape[::-1]).T
 
     def pack(W, *, n=2, m=4):
-        numbers = groups(W, n, m)
+        numbers = split_groups(W, n, m)
         places = np.sort(np.argsort(numbers == 0, axis=2, kind="stable")[..., :n], axis=2)
         return places.reshape(W.shape[1], -1), np.take_along_axis(numbers, places, 2).reshape(W.shape[1], -1)
 
@@ -84,7 +84,7 @@ def sound(inputs, n, m):
     if inputs % m: raise FormatError(f"nm: {inputs} inputs are not a multiple of m = {m}; choose another m")
 
 
-def groups(W, n, m):
+def split_groups(W, n, m):
     """W (inputs, outputs) as (outputs, groups, m)."""
     sound(len(W), n, m)
     return W.T.reshape(W.shape[1], -1, m)

@@ -15,21 +15,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from formats import FORMATS, Format, FormatError
-from formats.core.arrays import Floats, matrix, room
+from formats.core.arrays import Floats, as_matrix, room
 from formats.core.sizes import T
-from formats.machine.features import quantile, stored
+from formats.machine.features import quantile, weigh_format
 from formats.machine.prices import price
 from formats.machine.quiet import timed
 
-DOWN, ACROSS, GROUPS = 64, 64, (8, 2)                        # a sample: so many groups of inputs and of outputs, of so many
+INPUT_GROUPS, OUTPUT_GROUPS, GROUPS = 64, 64, (8, 2)         # a sample: so many groups of inputs and of outputs, of so many
 PROBES = 16                                                  # rows that a sample is multiplied by
 HOPEFUL = 4.0                                                # times the fastest: beyond, counts are not even looked at
-MOST = 6                                                     # candidates that are timed
-SECONDS, ROUNDS = 0.003, 20                                  # of one candidate in one turn; turns at most
-APART, TOLD = 0.05, 2                                        # of turns of one candidate, as logarithms, before any is timed; what that
+TIMED_CANDIDATES = 6                                         # candidates that are timed
+TURN_SECONDS, MAX_TURNS = 0.003, 20                          # of one candidate in one turn; turns at most
+TURN_NOISE, TOLD = 0.05, 2                                   # of turns of one candidate, as logarithms, before any is timed; what that
                                                             # counts for, in turns
 BUSY, MOST_BUSY = 0.3, 2.0                                   # of a machine with others on it, as a logarithm, and times at most
-LEAST = 0.01                                                 # of a process: its times are off by so much from those of another one
+PROCESS_NOISE = 0.01                                         # of a process: its times are off by so much from those of another one
 WITHIN, SURE = 1.2816, 2.0                                   # standard deviations that hold 80 %, and that are as good as all
 
 
@@ -55,9 +55,9 @@ class Candidate:
 
     def pack(self, W: ArrayLike) -> Any:
         """W, stored so: rounded where the format rounds. FormatError where it cannot hold it."""
-        if self.format == "blas": return Blas(numbers(W))
+        if self.format == "blas": return Blas(as_weights(W))
         form = FORMATS[self.format]
-        return (form.approximate if approximates(form) else form.pack)(numbers(W), **dict(self.options))
+        return (form.approximate if approximates(form) else form.pack)(as_weights(W), **dict(self.options))
 
     @property
     def cost(self) -> float:
@@ -89,12 +89,12 @@ def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None =
     rows or an error that are none."""
     if not (rows >= 1 and rows % 1 == 0): raise ValueError(f"select: rows={rows}: a whole number of rows of x, 1 at least")
     if not 0 <= error < 1: raise ValueError(f"select: error={error}: a relative error from 0 to 1, such as 4e-3; 0 is exactly float32")
-    machine, W = machine or calibrated(), numbers(W)
+    machine, W = machine or load_prices(), as_weights(W)
     found = candidates(W, rows, error, machine, formats)
     hopeful = HOPEFUL * min(each.cost for each in found)
-    exact = [counted(machine, W, each, rows, products) for each in found if each.cost <= hopeful]
+    exact = [recount(machine, W, each, rows, products) for each in found if each.cost <= hopeful]
     if not any(exact):                                      # what held the sample does not hold the rest
-        exact = [counted(machine, W, each, rows, products) for each in found]
+        exact = [recount(machine, W, each, rows, products) for each in found]
     return sorted((each for each in exact if each), key=lambda each: (each.cost, each.nbytes, str(each)))
 
 
@@ -105,9 +105,9 @@ def candidates(W: Floats, rows: int, error: float, machine: Prices, formats: Seq
     thinner = share / max(np.count_nonzero(sample) / sample.size, 1e-9)
     found = []
     for name, given in offered(names, shape):
-        if (fits := within(FORMATS[name], given, sample, error)) is None: continue
+        if (fits := fit_within(FORMATS[name], given, sample, error)) is None: continue
         packed, off = fits
-        found.append(priced(machine, name, given, scaled(packed, shape, thinner, given), rows, off))
+        found.append(priced(machine, name, given, scale_sizes(packed, shape, thinner, given), rows, off))
     if not formats and "linear.blas" in getattr(machine, "coefficients", ()):
         found.append(priced(machine, "blas", {}, {"n": float(shape[0]), "p": float(shape[1])}, rows, 0.0))
     if not found: raise FormatError(f"select: none of {', '.join(names)} holds this matrix within an error of {error:g}")
@@ -118,21 +118,21 @@ def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None =
            products: float = 0, seconds: float = 0.25) -> Candidate:
     """The cheapest. `measured`: those whose interval reaches below the upper end of the cheapest one's are packed and timed
     for so many seconds in all, in turn; then prediction and timing decide together, each for what it is worth."""
-    W = numbers(W)
+    W = as_weights(W)
     found = select(W, rows, error, machine, (), products)
-    return settled(W, rows, found, seconds) if measured else found[0]
+    return race_candidates(W, rows, found, seconds) if measured else found[0]
 
 
-def settled(W: Floats, rows: int, found: Sequence[Candidate], seconds: float = 0.25) -> Candidate:
+def race_candidates(W: Floats, rows: int, found: Sequence[Candidate], seconds: float = 0.25) -> Candidate:
     """Of ranked candidates, the one that prediction and timing together find fastest (`believed`). Those are timed, in turn, whose
     interval reaches below the upper end of the first one's; who is surely slower drops out, and who may be faster than all joins."""
-    left = [each for each in found if each.low + each.conversion <= found[0].high + found[0].conversion][:MOST]
+    left = [each for each in found if each.low + each.conversion <= found[0].high + found[0].conversion][:TIMED_CANDIDATES]
     x, out = (room((rows, side), np.dtype(np.float32)) for side in W.shape)
     x[:] = np.random.default_rng(0).standard_normal(x.shape, np.float32)
     packed: dict[Candidate, Any] = {}
     runs: dict[Candidate, list[float]] = {}
     end = time.perf_counter() + seconds
-    for turn in range(ROUNDS):
+    for turn in range(MAX_TURNS):
         for each in left:
             if each not in packed: packed[each], runs[each] = each.pack(W), []
             runs[each].append(log(quantile(burst(lambda: packed[each].matmul(x, out=out)), 0.25)))      # noqa: B023
@@ -140,7 +140,8 @@ def settled(W: Floats, rows: int, found: Sequence[Candidate], seconds: float = 0
         left = sorted(now, key=lambda each: now[each].seconds + each.conversion)
         best = now[left[0]]
         left = [each for each in left if now[each].surely(each.conversion) <= best.seconds + left[0].conversion]
-        more = [each for each in found if each not in runs and each.low + each.conversion < best.seconds + left[0].conversion][:MOST]
+        more = [each for each in found if each not in runs
+                and each.low + each.conversion < best.seconds + left[0].conversion][:TIMED_CANDIDATES]
         if not more and (len(left) == 1 or (turn and time.perf_counter() > end)): break
         left += more
     return replace(left[0], seconds=now[left[0]].seconds)
@@ -166,9 +167,9 @@ def believed(runs: Mapping[Candidate, Sequence[float]]) -> dict[Candidate, Belie
     counts = {each: len(logs) for each, logs in runs.items()}
     middle = {each: median(logs) for each, logs in runs.items()}
     off = sum((one - middle[each]) ** 2 for each, logs in runs.items() for one in logs)
-    apart = (TOLD * APART ** 2 + off) / (TOLD + sum(counts.values()) - len(counts))
-    noise = {each: apart / count + LEAST ** 2 for each, count in counts.items()}
-    prior = {each: (log(each.seconds), max((log(each.high) - log(each.low)) / (2 * WITHIN), LEAST) ** 2) for each in runs}
+    apart = (TOLD * TURN_NOISE ** 2 + off) / (TOLD + sum(counts.values()) - len(counts))
+    noise = {each: apart / count + PROCESS_NOISE ** 2 for each, count in counts.items()}
+    prior = {each: (log(each.seconds), max((log(each.high) - log(each.low)) / (2 * WITHIN), PROCESS_NOISE) ** 2) for each in runs}
     weight = {each: 1 / (noise[each] + prior[each][1]) for each in runs}
     slower = sum(weight[each] * (middle[each] - prior[each][0]) for each in runs) / (sum(weight.values()) + BUSY ** -2)
     slower = min(slower, log(MOST_BUSY))                    # beyond, predictions are wrong
@@ -181,21 +182,21 @@ def believed(runs: Mapping[Candidate, Sequence[float]]) -> dict[Candidate, Belie
 
 def burst(call: Callable[[], Any]) -> list[float]:
     """Seconds of a few calls within some milliseconds, or of one that takes longer."""
-    return timed(call, SECONDS, 1, 50)
+    return timed(call, TURN_SECONDS, 1, 50)
 
 
-def calibrated() -> Prices:
+def load_prices() -> Prices:
     """This machine's model."""
     from formats.machine.model import this_machine
     return this_machine()
 
 
-def numbers(W: ArrayLike) -> Floats:
+def as_weights(W: ArrayLike) -> Floats:
     """W as float32; a pattern of booleans gets normal numbers."""
     given = np.asarray(W)
-    if given.dtype != bool: return matrix(given, "select")
+    if given.dtype != bool: return as_matrix(given, "select")
     values = np.random.default_rng(0).standard_normal(given.shape, np.float32)
-    return matrix(np.where(given, np.where(values == 0, 1, values), 0).astype(np.float32), "select")
+    return as_matrix(np.where(given, np.where(values == 0, 1, values), 0).astype(np.float32), "select")
 
 
 def offered(names: Sequence[str], shape: tuple[int, int]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -211,7 +212,7 @@ def approximates(form: type[Format]) -> bool:
         array.number.name == "f4" for array in form.fields.values())
 
 
-def within(form: type[Format], given: dict[str, Any], sample: Floats, error: float) -> tuple[Format, float] | None:
+def fit_within(form: type[Format], given: dict[str, Any], sample: Floats, error: float) -> tuple[Format, float] | None:
     """The sample in this format and the error that it makes; None where that is too much, or it cannot be held. A format that
     rounds x holds nothing exactly."""
     if error == 0 and (form.rounds or form.tolerance is not Format.tolerance): return None
@@ -237,19 +238,19 @@ def deviation(packed: Format, W: Floats) -> float:
 
 def sampled(W: Floats) -> Floats:
     """A few groups of inputs and outputs, spread evenly and aligned, so that tiles stay whole."""
-    inputs, outputs = (spread(*each) for each in zip(W.shape, (DOWN, ACROSS), GROUPS, strict=True))
+    inputs, outputs = (pick_groups(*each) for each in zip(W.shape, (INPUT_GROUPS, OUTPUT_GROUPS), GROUPS, strict=True))
     part: Floats = W[np.ix_(inputs, outputs)]
     return part
 
 
-def spread(size: int, step: int, count: int) -> np.ndarray:
+def pick_groups(size: int, step: int, count: int) -> np.ndarray:
     """The numbers of so many whole groups out of `size`; all where there are no more."""
     if size <= step * count: return np.arange(size)
     first = np.linspace(0, size // step - 1, count).astype(int) * step
     return (first[:, None] + np.arange(step)).ravel()
 
 
-def scaled(packed: Format, shape: tuple[int, int], thinner: float, given: dict[str, Any]) -> dict[str, float]:
+def scale_sizes(packed: Format, shape: tuple[int, int], thinner: float, given: dict[str, Any]) -> dict[str, float]:
     """The sizes of a sample as the whole matrix may have them: counts grow with the area, and with how dense the rest is."""
     larger = shape[0] * shape[1] / (packed.shape[0] * packed.shape[1]) * thinner
     sizes = {str(size): float(value) if size.is_positive or str(size) in given else value * larger
@@ -257,7 +258,7 @@ def scaled(packed: Format, shape: tuple[int, int], thinner: float, given: dict[s
     return sizes | {"n": float(shape[0]), "p": float(shape[1])}
 
 
-def counted(machine: Prices, W: Floats, guess: Candidate, rows: int, products: float) -> Candidate | None:
+def recount(machine: Prices, W: Floats, guess: Candidate, rows: int, products: float) -> Candidate | None:
     """The candidate with the sizes that W has in it; None where W cannot be held."""
     start = time.perf_counter()
     try: packed = guess.pack(W)
@@ -273,4 +274,4 @@ def priced(machine: Prices, name: str, given: dict[str, Any], sizes: dict[str, f
     kernel, sizes = f"linear.{name}", {"T": float(rows)} | sizes
     low, high = machine.between(kernel, **sizes)
     return Candidate(name, tuple(given.items()), machine.seconds(kernel, **sizes), low, high,
-                     round(stored(price(kernel).product, sizes)[0]), error, conversion)
+                     round(weigh_format(price(kernel).product, sizes)[0]), error, conversion)

@@ -4,7 +4,7 @@ from types import MappingProxyType
 import numpy as np
 
 from formats.core.arrays import FormatError
-from formats.core.pruning import highest, importance, number
+from formats.core.pruning import count_kept, highest, importance
 from formats.core.sizes import T, c, ceiling, f4, group, n, nnz, p, u4, unsigned
 
 from .format import Format
@@ -28,7 +28,7 @@ class SELL(Format):
 
     def fit(W, *, density=0.1, scale=None):
         """Keep the highest |W| (times scale: see `importance`), a share `density` of each output: nothing is padded."""
-        score, kept = importance(W, scale, "sell.fit"), number(density, len(W), "sell")
+        score, kept = importance(W, scale, "sell.fit"), count_kept(density, len(W), "sell")
         return W * np.column_stack([highest(column, kept) for column in score.T])
 
     def pack(W, *, chunk=CHUNK, sigma=SIGMA):
@@ -80,7 +80,7 @@ class SELL(Format):
     @classmethod
     def counts(cls, inputs, outputs, *, density=0.1, scale=None, chunk=CHUNK, sigma=SIGMA):
         sliced(chunk, sigma)
-        return {c: chunk, group: sigma, nnz: -(-outputs // chunk) * chunk * number(density, inputs, "sell")}
+        return {c: chunk, group: sigma, nnz: -(-outputs // chunk) * chunk * count_kept(density, inputs, "sell")}
 
 
 def sliced(chunk, sigma):

@@ -26,14 +26,14 @@ class VectorWise(Format):
 
     def fit(W, *, n=2, m=4, width=WIDTH, scale=None):
         """Keep the n inputs of every m whose numbers in a tile have the largest norms (of W times scale: see `importance`)."""
-        score = np.square(tiled(importance(W, scale, "vectorwise.fit"), m, n, width)).sum(3)
+        score = np.square(split_tiles(importance(W, scale, "vectorwise.fit"), m, n, width)).sum(3)
         best = np.argsort(-score, axis=2, kind="stable")[..., :n]
         mask = np.zeros(score.shape, bool)
         np.put_along_axis(mask, best, True, 2)
         return W * np.repeat(mask.reshape(len(mask), -1).T, width, 1)[:, :W.shape[1]]
 
     def pack(W, *, n=2, m=4, width=WIDTH):
-        numbers = tiled(W, m, n, width)
+        numbers = split_tiles(W, m, n, width)
         places = np.sort(np.argsort(~numbers.any(3), axis=2, kind="stable")[..., :n], axis=2)
         found = np.take_along_axis(numbers, places[..., None], 2)
         idx = places + np.arange(0, len(W), m)[:, None]
@@ -70,7 +70,7 @@ class VectorWise(Format):
         return {kept: n, group: m, c: width}
 
 
-def tiled(W, m, n, width):
+def split_tiles(W, m, n, width):
     """W (inputs, outputs) as (tiles, groups, m, width), with zeros beyond the edge."""
     sound(len(W), n, m)
     if not isinstance(width, int) or width < 1 or width % 16:

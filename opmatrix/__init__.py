@@ -75,7 +75,7 @@ DOOR = {                                                    # and by name: the m
     "prove": ("rewrites.proofs.equations", "prove"), "laws": ("rewrites.laws", "EXACT_LAWS")}
 
 
-def own(name: str) -> None:
+def check_package(name: str) -> None:
     """Raises ImportError where the package of that name that Python finds is not the one beside this package."""
     home = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     wanted, spec = os.path.join(home, name, "__init__.py"), find_spec(name)
@@ -87,7 +87,7 @@ def own(name: str) -> None:
                           "or take its folder off sys.path")
 
 
-for _ in ("formats", "rewrites"): own(_)
+for _ in ("formats", "rewrites"): check_package(_)
 
 
 def __getattr__(name: str) -> Any:

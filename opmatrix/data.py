@@ -31,7 +31,7 @@ class Data:
     def of(cls, thing: Any) -> Data:
         """Arrays, lists and numbers are taken as they are; a weight or a constant gives its numbers."""
         if getattr(getattr(thing, "kind", None), "name", None) in ("weight", "const"): thing = thing.args[0]
-        return thing if isinstance(thing, Data) else cls(finite(thing))
+        return thing if isinstance(thing, Data) else cls(check_numbers(thing))
 
     @property
     def shape(self) -> tuple[int, ...]: return self.array.shape
@@ -72,7 +72,7 @@ class Data:
         return turned
 
 
-def finite(numbers: Any) -> NDArray[Any]:
+def check_numbers(numbers: Any) -> NDArray[Any]:
     """Numbers that somebody wrote down, as an array. Raises TypeError for rows of different lengths, ValueError for NaN."""
     try: array = np.asarray(numbers)
     except ValueError:

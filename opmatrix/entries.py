@@ -60,31 +60,31 @@ def no(A: Operator, why: str) -> NoMatrix: return NoMatrix(f"({brief(A)})[i, j]:
 def carried(A: Operator, i: int, j: int) -> Entry:
     """The entry before finish."""
     match A.kind.name, A.args:
-        case "over", (a, over): return lifted(a, over, i, j)
-        case _ if A.kind.matrix: return lifted(A, monoids.sum, i, j)
+        case "over", (a, over): return lift_entry(a, over, i, j)
+        case _ if A.kind.matrix: return lift_entry(A, monoids.sum, i, j)
         case "add", (a, b):
-            f, g = (carried(c, i, spread(c, j)) for c in (a, b))
+            f, g = (carried(c, i, column_of(c, j)) for c in (a, b))
             return (lambda u: monoids.sum.merged(f(u), g(u))) if f and g else f or g
-        case "mul", (a, b): return scaled(A, a, b, i, j)
+        case "mul", (a, b): return multiply_entries(A, a, b, i, j)
         case "row", (a, b):
             if not isinstance(w := a.out.cols, int): raise no(A, f"the columns of {brief(a)} are not known")
             return carried(a, i, j) if j < w else carried(b, i, j - w)
         case "compose", (a, b): return composed(A, a, b, i, j)
     raise no(A, f"{A.kind} is no operator matrix")
 
-def lifted(a: Operator, over: Any, i: int, j: int) -> Entry:
+def lift_entry(a: Operator, over: Any, i: int, j: int) -> Entry:
     e = a.kind.body(i, j, *a.args)
     return None if e is None else over.entry(e, i)
 
-def spread(c: Operator, j: int) -> int: return 0 if c.out.cols == 1 else j
+def column_of(c: Operator, j: int) -> int: return 0 if c.out.cols == 1 else j
 
 
-def scaled(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Entry:
+def multiply_entries(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Entry:
     """A product of entries: one factor is the same number in every row, or both are diagonal."""
     constant = next((c for c in (b, a) if c.constant and c.uniform), None)
     if constant is None and not (a.diagonal and b.diagonal):
         raise no(A, f"neither {brief(a)} nor {brief(b)} is constant, and not both are diagonal")
-    f, g = (carried(c, 0 if c is constant else i, spread(c, j)) for c in (a, b))
+    f, g = (carried(c, 0 if c is constant else i, column_of(c, j)) for c in (a, b))
     return (lambda u: (f(u)[0] * g(u)[0],)) if f and g else None
 
 
@@ -115,10 +115,10 @@ def strange(b: Operator, over: Any) -> Operator | None:
     """The first factor of b with an entry that is no homomorphism of the monoid."""
     match b.kind.name, b.args:
         case "compose", (c, d): return strange(c, over) or strange(d, over)
-        case "over", (c, m): return None if m is over and (w := numbers(c)) and all(map(m.distributes, w)) else b
+        case "over", (c, m): return None if m is over and (w := list_numbers(c)) and all(map(m.distributes, w)) else b
     return None if over is monoids.sum and b.linear else b
 
-def numbers(c: Operator) -> list[float]:
+def list_numbers(c: Operator) -> list[float]:
     """The entries of a matrix of numbers, as far as they differ; none where entries are functions."""
     if c.args and isinstance(c.args[0], Data): return [] if c.kind.name == "const" else list(c.args[0].array.flat)
     return [] if callable(c.kind.body(0, 0, *c.args)) else [1]
@@ -126,5 +126,5 @@ def numbers(c: Operator) -> list[float]:
 def keeps_unit(b: Operator, over: Any) -> bool:
     """Whether every entry maps the unit of the one monoid to that of its own."""
     if (last := monoid(b)) is monoids.sum: return over is monoids.sum and b.maps_zero_to_zero
-    if b.kind.name != "over" or not (w := numbers(b.args[0])): return False
+    if b.kind.name != "over" or not (w := list_numbers(b.args[0])): return False
     return all(last.lifted(over.identity, p) == last.unit() for p in w)

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from formats.core.sizes import S, Size, T, size
 from formats.masks import attended
 from opmatrix.patterns import Batch, Pattern, everyone, parse, sequence
-from opmatrix.relations import Relation, parsed
+from opmatrix.relations import Relation, parse_relation
 from opmatrix.signature import Port
 
-__all__ = ["Extents", "S", "T", "asked", "counted", "entries", "pairs", "patterns"]
+__all__ = ["Extents", "S", "T", "collect_needs", "counted", "entries", "pairs", "patterns"]
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Each:
 class EachRelation:
     """`entries[relation]`, of a relation or of its text."""
     def __getitem__(self, relation: Relation | str) -> Entries:
-        return Entries(parsed(relation) if isinstance(relation, str) else relation)
+        return Entries(parse_relation(relation) if isinstance(relation, str) else relation)
 
 
 pairs, entries = Each(), EachRelation()
 WHOLE = pairs[sequence]                                     # all scores: the sum of squared lengths
-Entry = Size | Pairs | Entries
+ExtentName = Size | Pairs | Entries
 
 
 class Missing(KeyError, ValueError):
@@ -70,23 +70,23 @@ class Extents(Mapping[Any, Any]):
     __slots__ = ("numbers",)
 
     def __init__(self, given: Mapping[Any, Any]) -> None:
-        self.numbers = {(name := entry(key)): number(name, value) for key, value in given.items()}
+        self.numbers = {(name := as_entry(key)): as_count(name, value) for key, value in given.items()}
 
     @classmethod
-    def made(cls, numbers: dict[Entry, Any]) -> Self:
+    def made(cls, numbers: dict[ExtentName, Any]) -> Self:
         """Of entries and numbers that are known to be right."""
         made = cls.__new__(cls)
         made.numbers = numbers
         return made
 
     def __getitem__(self, key: Any) -> Any:
-        try: return self.numbers[key if type(key) in (Size, Pairs, Entries) else entry(key)]
+        try: return self.numbers[key if type(key) in (Size, Pairs, Entries) else as_entry(key)]
         except KeyError:
             known = ", ".join(map(str, self.numbers)) or "nothing"
             raise Missing(f"extents: there is no {key}, only {known}: give {{{key}: …}}, or those of a batch, "
                           "batch.extents(patterns)") from None
 
-    def __iter__(self) -> Iterator[Entry]: return iter(self.numbers)
+    def __iter__(self) -> Iterator[ExtentName]: return iter(self.numbers)
     def __len__(self) -> int: return len(self.numbers)
     def __hash__(self) -> int: return hash(frozenset(self.numbers.items()))
     def __eq__(self, other: object) -> bool: return isinstance(other, Extents) and self.numbers == other.numbers
@@ -104,14 +104,14 @@ class Extents(Mapping[Any, Any]):
         return Extents.made({key: (whole[key] if key in whole else value * share) / parts for key, value in self.numbers.items()})
 
 
-def entry(key: Any) -> Entry:
+def as_entry(key: Any) -> ExtentName:
     """The entry that is meant. A size may come as that of formats.core.sizes, of opmatrix.shapes, or as its name."""
     if isinstance(key, Pairs | Entries): return key
     if (getattr(key, "is_Symbol", False) or isinstance(key, str)) and str(key).isidentifier(): return size(str(key))
     raise TypeError(f"extents: {key!r:.80} is no entry: give a live size, such as T, pairs[pattern] or entries[relation]")
 
 
-def number(name: Entry, value: Any) -> Any:
+def as_count(name: ExtentName, value: Any) -> Any:
     """A whole number as an int, an expression as it is."""
     symbolic = isinstance(value, Size) or getattr(value, "free_symbols", None)
     if symbolic and not value.is_negative: return value
@@ -124,27 +124,27 @@ def number(name: Entry, value: Any) -> Any:
 def counted(lengths: Sequence[int] | NDArray[Any], patterns: Iterable[Pattern] = ()) -> Extents:
     """The extents of sentences of these lengths, with these patterns."""
     rows = np.asarray(lengths, np.int64)
-    found: dict[Entry, Any] = {T: int(rows.sum()), S: len(rows), WHOLE: int(rows @ rows)}
-    return Extents.made(found | {pairs[each]: scores(each, rows) for each in patterns if each != sequence})
+    found: dict[ExtentName, Any] = {T: int(rows.sum()), S: len(rows), WHOLE: int(rows @ rows)}
+    return Extents.made(found | {pairs[each]: count_scores(each, rows) for each in patterns if each != sequence})
 
 
-def scores(pattern: Pattern, lengths: NDArray[Any]) -> int:
+def count_scores(pattern: Pattern, lengths: NDArray[Any]) -> int:
     """How many scores of one head attention computes for sentences of these lengths; all where no kernel knows the
     pattern. ValueError for a sentence that is longer than the pattern's tables."""
     if pattern.limit is not None and (longest := lengths.max(initial=0)) > pattern.limit:
         raise ValueError(f"extents: a sentence of {longest} tokens: {pattern} knows {pattern.limit} positions")
     if not pattern.attends: return int(lengths @ lengths if pattern.within else lengths.sum() ** 2)
     sides, counts = np.unique(lengths, return_counts=True)
-    return sum(int(count) * held(pattern, int(side)) for side, count in zip(sides, counts, strict=True))
+    return sum(int(count) * count_attended(pattern, int(side)) for side, count in zip(sides, counts, strict=True))
 
 
 @lru_cache(4096)
-def held(pattern: Pattern, length: int) -> int:
+def count_attended(pattern: Pattern, length: int) -> int:
     """The same of one sentence."""
     return attended(length, *pattern.reach) if pattern.reach else pattern.mask(length).attended(length)
 
 
-def measured(found: Extents, batch: Batch, held: Iterable[Pattern], ports: Iterable[Port], relations: Iterable[Relation]) -> Extents:
+def measure_spaces(found: Extents, batch: Batch, held: Iterable[Pattern], ports: Iterable[Port], relations: Iterable[Relation]) -> Extents:
     """With the rows of other spaces, as inputs and relations of a batch have them, and the entries of relations. Raises ValueError
     where two differ about a space."""
     numbers, known = dict(found), dict[str, tuple[int, object]]()
@@ -168,7 +168,7 @@ def patterns(term: Any) -> tuple[Pattern, ...]:
     return tuple(each for each in found if each != everyone)
 
 
-def asked(*terms: Any) -> tuple[tuple[Pattern, ...], tuple[Port, ...], tuple[Relation, ...]]:
+def collect_needs(*terms: Any) -> tuple[tuple[Pattern, ...], tuple[Port, ...], tuple[Relation, ...]]:
     """The patterns of models, the matrices that they are given, and the relations of spaces whose rows a batch does not tell."""
     args = dict.fromkeys(each for term in terms for node in term.walk() for each in node.args)
     return (tuple(dict.fromkeys(each for term in terms for each in patterns(term))), tuple(each for each in args if isinstance(each, Port)),

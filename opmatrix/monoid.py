@@ -141,24 +141,24 @@ class Monoid:
         what is absent counts as the unit, the closed form is the product and the flags are true."""
         x, w = rng.normal(size=(rows, inner)), rng.normal(size=(inner, cols))
         u = cls.lifted(x[0], w[:, 0])
-        for side in (cls.merged(cls.unit(), u), cls.merged(u, cls.unit())): same(cls, "identity", side, u)
-        if cls.idempotent: same(cls, "idempotent", cls.merged(u, u), u)
+        for side in (cls.merged(cls.unit(), u), cls.merged(u, cls.unit())): check_promise(cls, "identity", side, u)
+        if cls.idempotent: check_promise(cls, "idempotent", cls.merged(u, u), u)
         every = range(inner)
 
         def flat(r: int, j: int, at: Iterable[int]) -> list[Carrier]:
             return [cls.lifted(x[r, i], w[i, j], i) for i in at]
-        whole = table(rows, cols, lambda r, j: cls.fold(flat(r, j, every)))
-        for tile in range(1, inner + 2): same(cls, "a split by tiles", cls.product(x, w, tile=tile), whole)
+        whole = tabulate(rows, cols, lambda r, j: cls.fold(flat(r, j, every)))
+        for tile in range(1, inner + 2): check_promise(cls, "a split by tiles", cls.product(x, w, tile=tile), whole)
         for _ in range(8):
-            tree = table(rows, cols, lambda r, j: cls.finish(*bracketed(cls, flat(r, j, every), rng)))
-            same(cls, "a split of the sum", tree, whole)
+            tree = tabulate(rows, cols, lambda r, j: cls.finish(*bracketed(cls, flat(r, j, every), rng)))
+            check_promise(cls, "a split of the sum", tree, whole)
             if not cls.commutative: continue
             order = rng.permutation(inner)
-            same(cls, "commutative", table(rows, cols, lambda r, j: cls.fold(flat(r, j, order))), whole)   # noqa: B023
+            check_promise(cls, "commutative", tabulate(rows, cols, lambda r, j: cls.fold(flat(r, j, order))), whole)  # noqa: B023
         for p in (p for p in w.flat if cls.distributes(p)):
             a, b, both = (cls.lifted(u, p) for u in (x[0], x[1], cls.merge(x[0], x[1])))
-            same(cls, "distributes", both, cls.merged(a, b))
-            same(cls, "distributes", cls.lifted(cls.identity, p), cls.unit())
+            check_promise(cls, "distributes", both, cls.merged(a, b))
+            check_promise(cls, "distributes", cls.lifted(cls.identity, p), cls.unit())
         check_flags(cls, x, w, rng)
         if cls.width is not None: check_absent(cls, x, w, rng)
 
@@ -169,22 +169,22 @@ def check_absent(cls: type[Monoid], x: NDArray[Any], w: NDArray[Any], rng: np.ra
     seen[0], seen[1:, 2:4] = False, False
     def lifts(r: int, j: int) -> Iterable[Carrier]:
         return (cls.lifted(x[r, i], w[i, j], int(i)) for i in np.flatnonzero(seen[r]))
-    some = table(len(x), w.shape[1], lambda r, j: cls.fold(lifts(r, j)))
-    for tile in (1, 2, x.shape[1]): same(cls, "absent", cls.product(x, w, seen, tile=tile), some)
-    same(cls, "nothing at all", cls.product(x[:, :0], w[:0]), cls.product(x, w, seen[:1] & False))
+    some = tabulate(len(x), w.shape[1], lambda r, j: cls.fold(lifts(r, j)))
+    for tile in (1, 2, x.shape[1]): check_promise(cls, "absent", cls.product(x, w, seen, tile=tile), some)
+    check_promise(cls, "nothing at all", cls.product(x[:, :0], w[:0]), cls.product(x, w, seen[:1] & False))
     if cls.closed:
-        same(cls, "closed, masked", cls.closed(x, w, seen), some)
-        same(cls, "closed", cls.closed(x, w, None), cls.product(x, w))
+        check_promise(cls, "closed, masked", cls.closed(x, w, seen), some)
+        check_promise(cls, "closed", cls.closed(x, w, None), cls.product(x, w))
 
 
 def check_flags(cls: type[Monoid], x: NDArray[Any], w: NDArray[Any], rng: np.random.Generator) -> None:
     """Every flag that is set, on random numbers."""
     y, v, c, of = rng.normal(size=x.shape), rng.normal(size=w.shape), 2.5, cls.product
-    if cls.linear: same(cls, "linear", of(x + c * y, w), of(x, w) + c * of(y, w))
-    if cls.right_linear: same(cls, "right_linear", of(x, w + c * v), of(x, w) + c * of(x, v))
-    if cls.homogeneous: same(cls, "homogeneous", of(c * x, w), c * of(x, w))
-    if cls.shift_invariant: same(cls, "shift_invariant", of(x + y[:, :1], w), of(x, w))
-    if cls.normalised: same(cls, "normalised", of(x, np.ones_like(w)), np.ones((len(x), w.shape[1])))
+    if cls.linear: check_promise(cls, "linear", of(x + c * y, w), of(x, w) + c * of(y, w))
+    if cls.right_linear: check_promise(cls, "right_linear", of(x, w + c * v), of(x, w) + c * of(x, v))
+    if cls.homogeneous: check_promise(cls, "homogeneous", of(c * x, w), c * of(x, w))
+    if cls.shift_invariant: check_promise(cls, "shift_invariant", of(x + y[:, :1], w), of(x, w))
+    if cls.normalised: check_promise(cls, "normalised", of(x, np.ones_like(w)), np.ones((len(x), w.shape[1])))
 
 
 def bracketed(cls: type[Monoid], carriers: list[Carrier], rng: np.random.Generator) -> Carrier:
@@ -196,13 +196,13 @@ def bracketed(cls: type[Monoid], carriers: list[Carrier], rng: np.random.Generat
     return total
 
 
-def table(rows: int, cols: int, value: Callable[[int, int], Any]) -> NDArray[Any]:
+def tabulate(rows: int, cols: int, value: Callable[[int, int], Any]) -> NDArray[Any]:
     """Finished values of every row and column, those of one column beside each other."""
     lines = ([np.atleast_1d(value(r, j)) for j in range(cols)] for r in range(rows))
     return np.array([np.concatenate(line) for line in lines], dtype=float)
 
 
-def same(cls: type[Monoid], promise: str, found: Any, wanted: Any) -> None:
+def check_promise(cls: type[Monoid], promise: str, found: Any, wanted: Any) -> None:
     """Raises AssertionError naming the promise that is broken."""
     message = f"{cls.__name__} breaks its promise: {promise}"
     if isinstance(found, tuple):

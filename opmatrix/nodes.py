@@ -32,17 +32,17 @@ def scalar_function(**properties):
 
 # Matrices of numbers. The adjoint is of n columns coming in.
 
-def cut(n, lo, hi, what):
+def slice_size(n, lo, hi, what):
     """The size of a choice of columns, which lie inside where that is known."""
     if not 0 <= lo < hi or (isinstance(n, int) and hi > n): raise ShapeError(f"{what}: columns {lo} to {hi} of {n}")
 
 def cols_shape(n, lo, hi, of):
     n = n if of is None else of
-    return cut(n, lo, hi, f"@ cols({lo}, {hi})") or (n, hi - lo)
+    return slice_size(n, lo, hi, f"@ cols({lo}, {hi})") or (n, hi - lo)
 
-def place_shape(k, lo, n): return (k, n) if k is N else cut(n, lo, lo + k, f"@ place({lo}, {n})") or (k, n)
+def place_shape(k, lo, n): return (k, n) if k is N else slice_size(n, lo, lo + k, f"@ place({lo}, {n})") or (k, n)
 
-def placed(x, lo, n):
+def pad_columns(x, lo, n):
     out = np.zeros((*x.shape[:-1], n), x.dtype)
     out[..., lo:lo + x.shape[-1]] = x
     return out
@@ -79,12 +79,12 @@ def cols(i, j, lo: int, hi: int, of: int | None = None):
     """Columns lo to hi, without hi; of any number of columns, or of so many."""
     return 1 if i == lo + j else None
 
-@matrix(place_shape, placed, adjoint=lambda k, lo, n: None if k is N else cols(lo, lo + k, n))
+@matrix(place_shape, pad_columns, adjoint=lambda k, lo, n: None if k is N else cols(lo, lo + k, n))
 def place(i, j, lo: int, n: int):
     """From column lo on in n columns, zeros elsewhere."""
     return 1 if j == lo + i else None
 
-def spread(x, b):
+def broadcast_shape(x, b):
     """As many rows as x has, and as many heads as either."""
     return (*np.broadcast_shapes(x.shape[:-2], b.shape[:-2]), x.shape[-2], b.shape[-1])
 
@@ -93,7 +93,7 @@ def const_shape(n, b):
         raise ShapeError(f"const: {b.shape} is no row of numbers: a matrix is weight(..), as in @ W")
     return (*b.shape[:-2], n, b.shape[-1])
 
-@matrix(const_shape, lambda x, b: np.broadcast_to(b, spread(x, b)), linear=False, constant=True)
+@matrix(const_shape, lambda x, b: np.broadcast_to(b, broadcast_shape(x, b)), linear=False, constant=True)
 def const(i, j, b: Data):
     """The row b whatever x is: constant functions in the first row of the matrix. One number stands for any width. Zeros
     are a row like any other: no property is read from numbers."""
@@ -181,18 +181,18 @@ def every(*names: str) -> dict[str, Callable[..., bool]]:
 PRESERVED = every("linear", "storable", "single", "row_linear", "additive", "row_wise", "uniform", "positively_homogeneous",
                   "maps_zero_to_zero")
 
-def alike(a: Operator) -> bool:
+def is_one_row(a: Operator) -> bool:
     """The same row, whatever x and the row are."""
     return bool(a.constant and a.uniform)
 
-def scaled(a: Operator, b: Operator, name: str) -> bool:
+def holds_scaled(a: Operator, b: Operator, name: str) -> bool:
     """One factor has the property and the other does not depend on x."""
     return bool((getattr(a, name) and b.constant) or (getattr(b, name) and a.constant))
 
 def fitted(u: Any, a: Operator, rows: Any, cols: Any) -> Any:
     """What a gives, where what is the same in all rows, or columns, is so in as many as are wanted."""
     own = u.size
-    wanted = (rows if alike(a) else own[0], cols if a.level and own[1] != 1 and cols != 1 else own[1])
+    wanted = (rows if is_one_row(a) else own[0], cols if a.level and own[1] != 1 and cols != 1 else own[1])
     return u if wanted == own else u.spread(*wanted)
 
 def met(x: Any, a: Any, b: Any) -> tuple[Any, Any]:
@@ -205,29 +205,29 @@ def pointwise(name: str) -> Callable[[Operator, Operator], bool]:
     """Both have the property, or one is a single number that spreads."""
     def holds(a: Operator, b: Operator) -> bool:
         own = [getattr(c, name) for c in (a, b)]
-        return any(own) and all(has or (alike(c) and c.column) for has, c in zip(own, (a, b), strict=True))
+        return any(own) and all(has or (is_one_row(c) and c.column) for has, c in zip(own, (a, b), strict=True))
     return holds
 
 def by_constant(name: str) -> Callable[[Operator, Operator], bool]:
     """One factor has the property and the other is the same row, whatever x and the row are."""
-    return lambda a, b: (getattr(a, name) and alike(b)) or (getattr(b, name) and alike(a))
+    return lambda a, b: (getattr(a, name) and is_one_row(b)) or (getattr(b, name) and is_one_row(a))
 
 def flag(over: Any, name: str) -> bool:
     """A flag of a monoid; one that nobody has chosen yet has none."""
     return getattr(over, name, False)
 
-def beside(n, a, b):
+def adjoint_of_row(n, a, b):
     """The adjoint of columns side by side: each block of columns through its own adjoint, summed."""
     p, q = (c(Shape(cols=n)).cols for c in (a, b))
     return cols(0, p, p + q) @ adjoint(a, n) + cols(p, p + q, p + q) @ adjoint(b, n)
 
-def widened(a, n, p):
+def sum_adjoint(a, n, p):
     """The adjoint of a where it spreads to p columns: they are summed first."""
     return adjoint(a, n) if a(Shape(cols=n)).cols == p else ones() @ adjoint(a, n)
 
 def scaling(n, a, b, p):
     """The adjoint of a times a constant row: times the row first."""
-    return (I() * b) @ widened(a, n, p) if alike(b) else (I() * a) @ widened(b, n, p) if alike(a) else None
+    return (I() * b) @ sum_adjoint(a, n, p) if is_one_row(b) else (I() * a) @ sum_adjoint(b, n, p) if is_one_row(a) else None
 
 @combinator(at_x=1, **PRESERVED, **every("diagonal", "entrywise", "selective"), constant=lambda a, b: a.constant or b.constant,
             stacked=lambda a, b: (a.storable and (b.splits or b.stacked)) or (a.stacked and b.storable),
@@ -239,7 +239,7 @@ def compose(x, a: Operator, b: Operator):
 
 @combinator(at_x=2, **PRESERVED, **every("constant", "column", "level"),
             diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
-            adjoint=lambda n, a, b: widened(a, n, p := (a(x := Shape(cols=n)) + b(x)).cols) + widened(b, n, p))
+            adjoint=lambda n, a, b: sum_adjoint(a, n, p := (a(x := Shape(cols=n)) + b(x)).cols) + sum_adjoint(b, n, p))
 def add(x, a: Operator, b: Operator):
     """The sum, entry by entry."""
     u, v = met(x, a, b)
@@ -248,8 +248,8 @@ def add(x, a: Operator, b: Operator):
 @combinator(at_x=2, **every("row_wise", "uniform", "constant", "column", "level"),
             diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
             linear=by_constant("linear"), storable=by_constant("storable"),
-            row_linear=lambda a, b: scaled(a, b, "row_linear"), additive=lambda a, b: scaled(a, b, "additive"),
-            positively_homogeneous=lambda a, b: scaled(a, b, "positively_homogeneous"),
+            row_linear=lambda a, b: holds_scaled(a, b, "row_linear"), additive=lambda a, b: holds_scaled(a, b, "additive"),
+            positively_homogeneous=lambda a, b: holds_scaled(a, b, "positively_homogeneous"),
             maps_zero_to_zero=lambda a, b: a.maps_zero_to_zero or b.maps_zero_to_zero,
             adjoint=lambda n, a, b: scaling(n, a, b, (a(x := Shape(cols=n)) * b(x)).cols))
 def mul(x, a: Operator, b: Operator):
@@ -257,20 +257,20 @@ def mul(x, a: Operator, b: Operator):
     u, v = met(x, a, b)
     return u * v
 
-@combinator(at_x=2, **PRESERVED, **every("constant", "stacked"), adjoint=beside)
+@combinator(at_x=2, **PRESERVED, **every("constant", "stacked"), adjoint=adjoint_of_row)
 def row(x, a: Operator, b: Operator):
     """Columns side by side."""
     u, v = a(x), b(x)
     return fitted(u, a.term, v.size[0], u.size[1]).beside(fitted(v, b.term, u.size[0], v.size[1]))
 
-@combinator(at_x=1, **every("additive", "constant", "positively_homogeneous", "maps_zero_to_zero"), level=alike)
+@combinator(at_x=1, **every("additive", "constant", "positively_homogeneous", "maps_zero_to_zero"), level=is_one_row)
 def turn(x, a: Operator):
     """The numbers of a value with rows and columns exchanged."""
     return a(x).turn()
 
 def weighted(name: str) -> Callable[..., bool]:
     """In one operand, where the monoid is linear in it and the other does not depend on x."""
-    return lambda a, b, over, where: ((flag(over, "linear") and scaled(a, b, name))
+    return lambda a, b, over, where: ((flag(over, "linear") and holds_scaled(a, b, name))
                                       or (flag(over, "right_linear") and a.constant and getattr(b, name)))
 
 def kept_zero(a, b, over, where):

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from formats.format import Format
 from opmatrix.extents import Extents, S, T
 from opmatrix.patterns import Batch, Pattern
-from opmatrix.pipelines.embed import ROWS, Progress, Texts, embed, stream
+from opmatrix.pipelines.embed import BATCH_ROWS, Progress, Texts, embed_texts, stream
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.pipelines.text import Tokenizer
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.schedule import Schedule
 from opmatrix.runtime.seen import pattern
-from opmatrix.signature import WHOLE, Port, Signature
+from opmatrix.signature import INTEGER, Port, Signature
 
 if TYPE_CHECKING:
     from opmatrix.pipelines.session import Session
 
-Floats = NDArray[np.float32]
 Exact = NDArray[np.float64]
 Constant = Format | NDArray[Any]
 Given = Batch | Iterable[Sequence[int]]                     # sentences: rows of token ids
@@ -99,7 +99,7 @@ class Program:
         for call in self.schedule.calls:
             limits |= call.kernel.fields(call.bound)
             relations |= dict.fromkeys(map(str, call.kernel.relations(call.bound)))
-        fields = [Port(name, "T", 1, 1, WHOLE) for name in limits]
+        fields = [Port(name, "T", 1, 1, INTEGER) for name in limits]
         return Signature({port.name: port for port in (*self.inputs, *fields)}, tuple(relations), self.schedule.outputs, self.state)
 
     @staticmethod
@@ -144,7 +144,7 @@ class Program:
         from opmatrix.pipelines.session import Session
         return Session(self, capacity, exact)
 
-    def embed(self, texts: Texts, rows: int = ROWS, progress: Progress | bool = True, *, truncate: bool | None = None,
+    def embed(self, texts: Texts, rows: int = BATCH_ROWS, progress: Progress | bool = True, *, truncate: bool | None = None,
               skip_bad: bool = False) -> Floats:
         """(S, n): an embedding for each text, about `rows` rows at a time, pooled as the checkpoint says; where it says
         nothing, the mean of a text's rows, of length one. Texts are one string, any iterable of strings, or the Path of
@@ -153,9 +153,9 @@ class Program:
         checkpoint has a max_seq_length; `truncate` True cuts it in any case, False never. With `skip_bad` a text that
         cannot be embedded has a row of NaN. Raises InputError for no text, a text that is too long or none, a file that
         cannot be read, and a program that was saved without a tokenizer."""
-        return embed(self, texts, rows, progress, truncate, skip_bad)
+        return embed_texts(self, texts, rows, progress, truncate, skip_bad)
 
-    def stream(self, texts: Texts, rows: int = ROWS, *, truncate: bool | None = None,
+    def stream(self, texts: Texts, rows: int = BATCH_ROWS, *, truncate: bool | None = None,
                skip_bad: bool = False) -> Iterator[Floats]:
         """The same in blocks (count, n), one after another, in the order of the texts."""
         return stream(self, texts, rows, truncate, skip_bad)

@@ -12,13 +12,13 @@ def weights(x):
     """A number for each row of each head."""
     return np.linspace(0.5, 2, x[..., 0].size).reshape(*x.shape[:-1], 1)
 
-def halves(x, y, axis):
+def splice_halves(x, y, axis):
     """The first half of x, then the second of y."""
     (first, _), (_, second) = (np.array_split(a, 2, axis) for a in (x, y))
     return np.concatenate([first, second], axis)
 
-def half(x, axis): return np.array_split(x, 2, axis)[0]
-def same(x, axis): return np.repeat(x.take([0], axis), x.shape[axis], axis)
+def first_half(x, axis): return np.array_split(x, 2, axis)[0]
+def repeat_first(x, axis): return np.repeat(x.take([0], axis), x.shape[axis], axis)
 
 @holding()
 def splits(f, x, y):
@@ -33,7 +33,7 @@ def column(f, x, y):
 @holding("column")
 def level(f, x, y):
     """gives columns that are all the same"""
-    return f(x), same(f(x), -1)
+    return f(x), repeat_first(f(x), -1)
 
 @holding()
 def linear(f, x, y):
@@ -70,24 +70,24 @@ def additive(f, x, y):
 @holding("row_linear", "diagonal")
 def row_wise(f, x, y):
     """row i of the output depends on row i of the input alone"""
-    return half(f(halves(x, y, -2)), -2), half(f(x), -2)
+    return first_half(f(splice_halves(x, y, -2)), -2), first_half(f(x), -2)
 
 @holding("row_wise")
 def selective(f, x, y):
     """each row of the output depends on one row of the input at most"""
-    found, own, other = f(halves(x, y, -2)), f(x), f(y)
+    found, own, other = f(splice_halves(x, y, -2)), f(x), f(y)
     near, far = (np.nan_to_num(abs(found - each), nan=0.0, posinf=np.inf).max(-1, keepdims=True) for each in (own, other))
     return found, np.where(near <= far, own, other)
 
 @holding("linear", "storable", "entrywise")
 def uniform(f, x, y):
     """every row goes through the same function, whatever its position"""
-    return f(same(x, -2)), same(f(x), -2)
+    return f(repeat_first(x, -2)), repeat_first(f(x), -2)
 
 @holding("entrywise")
 def diagonal(f, x, y):
     """entry (i, j) of the output depends on entry (i, j) of the input alone"""
-    return half(f(halves(x, y, -1)), -1), half(f(x), -1)
+    return first_half(f(splice_halves(x, y, -1)), -1), first_half(f(x), -1)
 
 @holding()
 def entrywise(f, x, y):

@@ -48,14 +48,14 @@ def relation(name: str, rows: Any, cols: Any) -> Relation:
     return made
 
 
-def parsed(text: str) -> Relation:
+def parse_relation(text: str) -> Relation:
     """The relation of a text, `name: rows × columns`. Raises ValueError for any other text."""
     name = r"([A-Za-z]\w{0,39})"
     if found := re.fullmatch(f"{name}: {name} × {name}", text, re.ASCII): return relation(*found.groups())
     raise ValueError(f"{text!r:.80} is no relation, such as 'edges: T × T'")
 
 
-def known(given: Any, where: str) -> Any:
+def as_relation(given: Any, where: str) -> Any:
     """A relation, or the one of that name that every batch gives; what stands for one in a law stays. Raises TypeError."""
     if hasattr(given, "rows") and hasattr(given, "cols"): return given
     if isinstance(given, str) and given in NAMED: return NAMED[given]
@@ -83,7 +83,7 @@ class Sparse(NamedTuple):
         entries beyond its shape, which scipy does not look for."""
         if isinstance(given, Sparse): made = given
         elif hasattr(given, "tocsr"):
-            whole(given, where)
+            check_bounds(given, where)
             found = given.tocsr().copy()
             found.sum_duplicates()
             height, width = map(int, found.shape)
@@ -132,7 +132,7 @@ class Sparse(NamedTuple):
             yield rows, self.at[places], self.numbers[places]
 
 
-def whole(given: Any, where: str) -> None:
+def check_bounds(given: Any, where: str) -> None:
     """Raises ValueError where a scipy matrix has entries beyond its shape, by which converting it would write elsewhere."""
     height, width = given.shape
     if hasattr(given, "check_format"):

@@ -15,8 +15,8 @@ import numpy as np
 
 __all__ = ["Port", "Signature"]
 
-FLOAT, WHOLE = "float32", "int64"                           # of values; of fields of a batch
-NUMBERS = FLOAT, WHOLE
+FLOAT, INTEGER = "float32", "int64"                         # of values; of fields of a batch
+NUMBERS = FLOAT, INTEGER
 NAME = re.compile(r"[A-Za-z][\w ]{0,39}", re.ASCII)
 WIDEST = 1 << 20                                            # numbers in a row of a value: a small file asks for no more
 

@@ -25,15 +25,15 @@ from rewrites.compiler.mixed import Mix
 from rewrites.compiler.precision import check_precision
 from rewrites.compiler.representations import NUMBER_TYPES, Representable, check_budgets
 from rewrites.compiler.search import Space, Structure, cheapest, search
-from rewrites.derivations.gains import Group, added, together
+from rewrites.derivations.gains import Group, added, group_laws
 from rewrites.extraction import Infeasible
 from rewrites.front.choice import choose
 from rewrites.front.differences import difference
 from rewrites.front.goals import Goal, goals
-from rewrites.front.ladder import Front, counted, described
-from rewrites.front.opening import opened
+from rewrites.front.ladder import Front, count_methods, describe_methods
+from rewrites.front.opening import open_arguments
 from rewrites.front.points import Point, Result
-from rewrites.front.proposals import Choices, candidates
+from rewrites.front.proposals import Choices, propose_methods
 from rewrites.front.quality import Quality, loosened
 from rewrites.front.removing import check_removal
 from rewrites.front.stated import Stated
@@ -47,8 +47,8 @@ from rewrites.verify.levels import Announce
 JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 RUNS = 3                                                    # of which the most memory counts
 ROUNDING = 4.0                                              # an exact program may round so many times as much as the import
-GROUP = 256                                                 # rows that the float64 oracle reads at a time
-FEW = 64                                                    # rows that every step is checked on
+ORACLE_ROWS = 256                                           # rows that the float64 oracle reads at a time
+CHECKED_ROWS = 64                                           # rows that every step is checked on
 
 
 def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
@@ -98,7 +98,7 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
     check_removal(remove, calibrate)
     error, asked = asked[0].threshold, loosened(asked, keep) if remove and error is None else asked
     report, laws = Report(quiet=True) if report is None else report, without(EXACT_LAWS if laws is None else laws, leave_out)
-    with report.phase("model"): operator, workload, meta = opened(model, workload, text, tokens, output)
+    with report.phase("model"): operator, workload, meta = open_arguments(model, workload, text, tokens, output)
     if remove and not isinstance(operator, Operator):
         raise InputError(f"remove: {', '.join(remove)}: a model of several outputs, {', '.join(outputs(operator))}, has no smaller ones: "
                          "leave it out, or give one operator")
@@ -216,15 +216,16 @@ class Run:
         for program in self.programs.values():
             for _, batch in self.workload.shares: program.run(batch)
         programs = self.programs["imported"], self.programs["exact"]
-        check_precision(self.operator, programs, next(self.workload.verify.pieces(FEW)))
+        check_precision(self.operator, programs, next(self.workload.verify.pieces(CHECKED_ROWS)))
 
     def approximate(self, error: float, progress: Any) -> None:
         """Measures what each proposed method does to the output, on rows that it is not fitted to; none where no error is allowed."""
         from opmatrix.spectra import Limits
-        self.choices = candidates(self.space, self.structures["exact"], self.programs["exact"], self.emitter, self.representable,
-                                  self.workload.fit, self.workload.probe,
-                                  Limits(error=max(0.5, error) if error else 0.0, most=6, narrowest=self.representable.narrowest), progress,
-                                  self.approximations)
+        self.choices = propose_methods(self.space, self.structures["exact"], self.programs["exact"], self.emitter, self.representable,
+                                       self.workload.fit, self.workload.probe,
+                                       Limits(error=max(0.5, error) if error else 0.0, most=6, narrowest=self.representable.narrowest),
+                                       progress,
+                                       self.approximations)
         for each in self.variants: each.choices = carried(self.choices, self.operator, each)
 
     def front(self, error: float, memory: float | None) -> None:
@@ -235,7 +236,8 @@ class Run:
         self.points = [self.point("exact", program, exact.time, 0.0, exact.gap, structure=exact)]
         for structure in front.points(error, memory):
             found, joint, stated = front.found[id(structure)]
-            self.points.append(self.point(described(structure), found, structure.time, joint, structure.proved, counted(structure),
+            self.points.append(self.point(describe_methods(structure), found, structure.time, joint, structure.proved,
+                                          count_methods(structure),
                                           structure))
             self.points[-1].stated_error = stated
         self.bound = None if self.variants else front.bound if error else exact.bound      # it is of the whole model's programs
@@ -271,7 +273,7 @@ class Run:
         no part in the plan."""
         from rewrites.verify import reading, unrounded, verify_exact, verify_outputs, verify_steps, verify_structure
         exact, imported = self.programs["exact"], self.programs["imported"]
-        groups, few = list(self.workload.verify.pieces(GROUP)), [next(self.workload.verify.pieces(FEW))]
+        groups, few = list(self.workload.verify.pieces(ORACLE_ROWS)), [next(self.workload.verify.pieces(CHECKED_ROWS))]
         wanted = {name: np.concatenate([dense(self.outputs[name], group) for group in groups]) for name in exact.outputs}
         whole = next(iter(wanted.values()))
         results: dict[str, Any] = laws_verified | {
@@ -321,7 +323,7 @@ class Run:
     def certify(self, asked: Sequence[Goal]) -> None:
         """Every program with its certificate: what was verified, and how it keeps the goals."""
         from rewrites.verify.certificate import certified
-        few, machine = [next(self.workload.verify.pieces(FEW))], str(getattr(self.machine, "name", ""))
+        few, machine = [next(self.workload.verify.pieces(CHECKED_ROWS))], str(getattr(self.machine, "name", ""))
         for point in self.points:
             kept = [goal.described(point, self.points[0]) for goal in asked]
             point.program = certified(point.program, point.checks | {"goals": kept}, few, machine=machine)
@@ -354,7 +356,7 @@ class Run:
 
     def groups(self, exact: Structure) -> list[Group]:
         """The laws that fired with the optimum without each, those together that save nothing without one another."""
-        return together(self.leaving(exact), exact.time, lambda names: self.lacking(names, exact))
+        return group_laws(self.leaving(exact), exact.time, lambda names: self.lacking(names, exact))
 
     def saved(self) -> list[tuple[tuple[str, ...], float]]:
         """Predicted seconds that laws save, by leaving one out, as in `groups`; the most first."""

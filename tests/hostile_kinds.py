@@ -20,7 +20,7 @@ from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, mask, sequence
 from opmatrix.pipelines.text import read_lines
 from opmatrix.program import Program, Step
-from opmatrix.runtime.interpreted import written
+from opmatrix.runtime.interpreted import write_term
 from opmatrix.signature import Port
 from opmatrix.term import Data, formula
 from rewrites.command import environment
@@ -188,7 +188,7 @@ class Terms(Saved):
         W, seen, table = (Data(rng.normal(size=shape).astype(np.float32)) for shape in ((8, 8), (20, 20), (9, 8)))
         y, where = symbol("y", None, 8), sequence & (causal | mask(seen))
         term = formula(lambda x: x @ y + product(x @ y @ weight(W) @ (x @ y).T, x @ y, over=softmax, where=where) * 0.5)
-        text, held = written(term + given("tokens", 9) @ weight(table), {y: 0})
+        text, held = write_term(term + given("tokens", 9) @ weight(table), {y: 0})
         constants = {"table": Dense.pack(rng.normal(size=(9, 8))), **{f"c{k}": data.array.astype("f4") for k, data in enumerate(held)}}
         self.save(Program([
             Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x"), Step("heads", {"x": "x"}, {"heads": 2}, "h"),
@@ -393,5 +393,5 @@ class Egraph(Kind):
         self.path.write_text(json.dumps({"nodes": nodes, "root_eclasses": ["c5"]}))
 
     def read(self):
-        found = serialised.read(self.path)
+        found = serialised.read_problem(self.path)
         return repr((found.nodes, found.roots))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from opmatrix import monoids, operators
-from opmatrix.extents import asked
+from opmatrix.extents import collect_needs
 from opmatrix.monoids import MONOIDS
 from opmatrix.operators import I, centre, cols, const, diag, given, layernorm, ones, over, place, product, rmsnorm, total, weight
 from opmatrix.oracles import Dense, dense, entrywise
@@ -200,7 +200,7 @@ def check_lowered(model, batch, rng, wanted):
     """The cheapest programs on random machines: exact, in float32, step by step, saved and loaded. How many there were."""
     count = 0
     for laws, fusion in (((), False), (EXACT_LAWS, True), (EXACT_LAWS, True)):
-        try: structure = search(model, laws, Anything(rng), batch.extents(*asked(model)), fusion=fusion)
+        try: structure = search(model, laws, Anything(rng), batch.extents(*collect_needs(model)), fusion=fusion)
         except Infeasible: return count
         program, emitter = structure.program({})
         assert apart(program.exact(batch, unrounded(structure, emitter)), wanted) < 1e-7, f"lowered, not the model\n{program}"

@@ -5,7 +5,7 @@ import numpy as np
 from checkpoints import CONFIG, arrays
 
 from opmatrix.data import Data
-from opmatrix.extents import asked
+from opmatrix.extents import collect_needs
 from opmatrix.models import build
 from opmatrix.patterns import Batch
 from rewrites.compiler.search import search
@@ -39,7 +39,7 @@ def model(seed=0, **changed):
 
 
 def structure(operator, laws=EXACT_LAWS, fusion=True, batch=RAGGED, **options):
-    return search(operator, laws, Round(), batch.extents(*asked(operator)), fusion=fusion, **options)
+    return search(operator, laws, Round(), batch.extents(*collect_needs(operator)), fusion=fusion, **options)
 
 
 @cache

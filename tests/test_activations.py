@@ -10,7 +10,7 @@ from formats.kernels.engine import maths
 from formats.kernels.engine.compiled import Function
 from formats.kernels.engine.launch import address
 from formats.kernels.rows import tail
-from formats.kernels.rows.activations import ACTIVATIONS as KERNEL_ACTIVATIONS
+from formats.kernels.rows.activations import PASSES as KERNEL_ACTIVATIONS
 from formats.kernels.rows.activations import ROUGH, each_vector
 
 

@@ -12,7 +12,7 @@ from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, sequence
 from opmatrix.term import substitute
 from rewrites.compiler import borders
-from rewrites.compiler.borders import FORMS, FULL, apart, form, gained, rms_normed, shifted
+from rewrites.compiler.borders import FORMS, FULL, form, gained, rms_normed, shifted, split_forms
 from rewrites.compiler.flat import flat
 from rewrites.compiler.layers import parts
 from rewrites.compiler.search import search
@@ -39,7 +39,7 @@ def test_a_value_taken_apart_and_put_together_is_itself(form, full):
     value = made(rng, form.body, x=start(rng), eps=const(0.25))
     whole = made(rng, full, y=value)
     term = flat(whole, TOKENS)
-    [(name, handed, over)] = apart(term)
+    [(name, handed, over)] = split_forms(term)
     [border] = (node for node in over.walk() if node.kind.name == "symbol")
     assert name == form.name and handed is flat(value, TOKENS)
     assert substitute(over, {border: handed}) is term
@@ -50,15 +50,15 @@ def test_a_value_taken_apart_and_put_together_is_itself(form, full):
                                   gelu @ (I * const(np.arange(1.0, 7))) + const(np.ones(6))], ids=str)
 def test_what_is_of_no_form_is_handed_on_whole(term):
     """A norm without gain and shift is full already; a gain or a shift of what is no norm is not pending."""
-    assert not [*apart(flat(start(np.random.default_rng(0)) @ term, TOKENS))]
+    assert not [*split_forms(flat(start(np.random.default_rng(0)) @ term, TOKENS))]
 
 
 @pytest.mark.parametrize("each", FORMS, ids=lambda form: form.name)
 def test_a_shift_that_depends_on_the_position_is_not_pending(each):
     rng = np.random.default_rng(0)
     value = flat(each.body(start(rng), const(0.25)), TOKENS)
-    assert [*apart(value + const(numbers(rng, WIDE)))]
-    assert not [*apart(value + given("positions", 4) @ weight(numbers(rng, 4, WIDE)))]
+    assert [*split_forms(value + const(numbers(rng, WIDE)))]
+    assert not [*split_forms(value + given("positions", 4) @ weight(numbers(rng, 4, WIDE)))]
 
 
 # ---- models

@@ -148,7 +148,7 @@ os.setuid(int(sys.argv[2]))
 file = Path(sys.argv[1]) / "machines" / "kept.json"
 try: print(cache.recall(file).decode())
 except InputError as error: print(type(error).__name__)
-print(cache.keep(file, b"new", "numbers"))
+print(cache.try_put(file, b"new", "numbers"))
 """
 
 
@@ -196,7 +196,7 @@ def test_without_a_cache_all_goes_on_with_a_line(unusable, monkeypatch, caplog):
     assert this_machine() == this_machine() == known()
     assert [line.startswith("opmatrix: the calibration: not kept: ") for line in caplog.messages] == [True]
     measured = {"w": [Method("half", (), "plain", 1e-9)]}
-    remember.keep(file := cache.location() / "errors" / "0.json", measured)
+    remember.save_errors(file := cache.location() / "errors" / "0.json", measured)
     assert remember.recall(file, ["w"]) is None
     assert all("OPMATRIX_CACHE" in line and "\n" not in line and len(line) < 500 for line in caplog.messages)
     assert len(caplog.messages) == 2 and caplog.messages[1].startswith("opmatrix: measured errors: not kept: ")
@@ -214,7 +214,7 @@ def test_the_doctor_names_a_cache_that_cannot_be(unusable, monkeypatch, capsys):
 def test_a_full_disk_keeps_what_was_there(home, monkeypatch, caplog):
     def full(number): raise OSError(28, "No space left on device")
     monkeypatch.setattr("os.fsync", full)
-    assert not cache.keep(kept(home), b"new", "numbers")
+    assert not cache.try_put(kept(home), b"new", "numbers")
     assert cache.recall(kept(home)) == b"kept" and [path.name for path in kept(home).parent.iterdir()] == ["kept.json"]
     assert "machines: No space left on device: set OPMATRIX_CACHE" in caplog.messages[0]
 
@@ -226,7 +226,7 @@ METHODS = {"a": [Method("half", (), "plain", 1e-9), Method("block", (("density",
 
 
 def test_measured_errors_are_recalled(home):
-    remember.keep(file := home / "errors" / "0.json", METHODS)
+    remember.save_errors(file := home / "errors" / "0.json", METHODS)
     assert remember.recall(file, ["a", "b", "c"]) == METHODS
     assert remember.recall(file, ["a", "d"]) is None, "not all of them"
 
@@ -239,7 +239,7 @@ def test_measured_errors_are_recalled(home):
     lambda kept: kept.replace('"rank", 8', '"rank", -8'), lambda kept: kept.replace('"a": [', '"a": [7, '),
     lambda kept: kept.replace('"c": []', '"c": 0')])
 def test_errors_that_nobody_kept_so_are_measured_again(home, change):
-    remember.keep(file := home / "errors" / "0.json", METHODS)
+    remember.save_errors(file := home / "errors" / "0.json", METHODS)
     good = file.read_text()
     file.write_text(change(good))
     assert file.read_text() != good
@@ -248,7 +248,7 @@ def test_errors_that_nobody_kept_so_are_measured_again(home, change):
 
 @posix
 def test_errors_that_could_be_of_others_are_not_believed(home, caplog):
-    remember.keep(file := home / "errors" / "0.json", METHODS)
+    remember.save_errors(file := home / "errors" / "0.json", METHODS)
     file.chmod(0o666)
     assert remember.recall(file, METHODS) is None and "measured again: " in caplog.messages[0]
 
@@ -276,7 +276,7 @@ time.sleep(600)
 
 
 def test_a_cache_is_bounded_by_last_use_and_what_runs_keeps_its_code(home):
-    most = holdings.KINDS["kernels"].most
+    most = holdings.ENTRY_KINDS["kernels"].most
     directories = [entry(home / "kernels" / f"{i:016x}", 100 * i) for i in range(most + 4)]
     mine = entry(home / "kernels" / "a word", 0)
     (link := home / "kernels" / ("f" * 16)).symlink_to(mine)
@@ -285,25 +285,25 @@ def test_a_cache_is_bounded_by_last_use_and_what_runs_keeps_its_code(home):
     try:
         assert holder.stdout.readline() == "held\n"
         os.utime(directories[-1], (0, 0))                    # it began long ago
-        holdings.bound(home / "kernels", holdings.KINDS["kernels"])
+        holdings.evict_oldest(home / "kernels", holdings.ENTRY_KINDS["kernels"])
         there = [path.exists() for path in directories]
         assert there == [True] * most + [False] * 3 + [True], "the oldest go, but for what a process uses"
         assert mine.exists() and link.is_symlink(), "what is not ours stays, and does not count"
     finally:
         holder.kill()
         holder.communicate()
-    holdings.bound(home / "kernels", holdings.KINDS["kernels"])
+    holdings.evict_oldest(home / "kernels", holdings.ENTRY_KINDS["kernels"])
     assert not directories[-1].exists() and all(path.exists() for path in directories[:most])
 
 
 @pytest.mark.parametrize("kind, name", [("machines", "{:016x}.json"), ("errors", "{:024x}.json")])
 def test_writing_bounds_what_was_written_before(home, kind, name, monkeypatch):
-    monkeypatch.setitem(holdings.KINDS, kind, holdings.Kind(holdings.KINDS[kind].names, 3))
+    monkeypatch.setitem(holdings.ENTRY_KINDS, kind, holdings.EntryKind(holdings.ENTRY_KINDS[kind].names, 3))
     files = [entry(home / kind / name.format(i), 100_000 * (i + 1)) for i in range(5)]
     (blas := home / kind / "blas.json").write_text("{}")
     old, young = (entry(home / kind / f".{i * 8}.part", age) for i, age in (("0", 2 * DAY), ("1", 60)))
     assert cache.recall(files[4]), "and this is its last use"
-    cache.keep(home / kind / name.format(9), b"new", "numbers")
+    cache.try_put(home / kind / name.format(9), b"new", "numbers")
     assert [path.exists() for path in files] == [True, False, False, False, True]
     assert blas.exists() and young.exists() and not old.exists()
 
@@ -356,5 +356,5 @@ def test_nothing_is_cleaned_where_others_could_exchange_it(home, monkeypatch, ca
                                   "a\n", "x" * 10 + "/../y"])
 def test_a_symbol_does_not_lead_out_of_its_directory(name, tmp_path):
     with pytest.raises(ValueError, match="a kernel is named by letters"): objects.file(tmp_path, name)
-    with pytest.raises(ValueError, match="a kernel is named by letters"): objects.write(tmp_path, name, b"", [])
+    with pytest.raises(ValueError, match="a kernel is named by letters"): objects.write_code(tmp_path, name, b"", [])
     assert objects.file(tmp_path, "square-0123456789abcdef") == tmp_path / "square-0123456789abcdef.o"

@@ -38,7 +38,7 @@ def measured(monkeypatch):
     """What a calibration would measure, at once; whether it was a full one."""
     found = Peaks("chip", 2, {"vector": Rate(2e11, 4e11)}, [("L1", 1 << 15, Rate(3e11, 6e11))], {"call": 1.2e-5})
     monkeypatch.setattr(kernels, "warm", lambda progress: progress("none", 0.0))
-    monkeypatch.setattr(peaks, "measure", lambda progress: progress(1, 1) or found)
+    monkeypatch.setattr(peaks, "measure_peaks", lambda progress: progress(1, 1) or found)
     monkeypatch.setattr(blas, "fastest", lambda progress: progress(1, 1) or Blas("ZEN", RATES))
     runs = []
     def calibrated(progress, full):
@@ -165,7 +165,7 @@ def test_reading_reads_everything():
     array, end = peaks.filled(1 << 16)
     array[...] = np.arange(array.size).reshape(array.shape)
     times = peaks.traffic(array) // array.nbytes
-    peaks.read(array, end)
+    peaks.sweep(array, end)
     assert end == pytest.approx(array.astype(float).sum(0), rel=1e-4) and times > 1
 
 
@@ -173,4 +173,4 @@ def test_caches_grow():
     sizes = caches()
     assert [*sizes] == sorted(sizes) and sizes[0] >= 1 << 12
     assert [name for name, _ in peaks.memory_levels()][-1] == "memory"
-    assert peaks.sized(1 << 20) == "1 MiB" and peaks.sized(100) == "100 B"
+    assert peaks.format_bytes(1 << 20) == "1 MiB" and peaks.format_bytes(100) == "100 B"

@@ -21,7 +21,7 @@ from rewrites.verify import (
     verify_graphs,
     verify_laws,
 )
-from rewrites.verify.certificate import certificate, certified, digest
+from rewrites.verify.certificate import certificate, certified, hash_rows
 
 TEMPLATES = [part.template for by_state in parts(model())[:2] for part in by_state.values()]
 
@@ -76,7 +76,7 @@ def test_an_approximate_certificate_is_checked_against_what_was_stated():
 
 def said(kept, **changed): return kept.replace(certificate=dict(kept.meta["certificate"]) | changed)
 def inputs(kept, **changed): return [{**kept.meta["certificate"]["inputs"][0], **changed}]
-def foreign(rows): return {"tokens": rows, "kinds": rows, "hash": digest({"tokens": rows, "kinds": rows})}
+def foreign(rows): return {"tokens": rows, "kinds": rows, "hash": hash_rows({"tokens": rows, "kinds": rows})}
 def without_a_stated(kept): return {name: entry for name, entry in kept.meta["certificate"]["verified"].items() if name != "program"}
 
 

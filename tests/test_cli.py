@@ -367,9 +367,9 @@ def test_exit_status(tmp_path, arguments, status):
 
 NOWHERE = """
 import sys
-from rewrites.cli import run
+from rewrites.cli import run_command
 sys.argv = ["opmatrix", "embed", "nowhere", "texts", "--out", "x.npy"]
-try: run()
+try: run_command()
 except SystemExit as end: print(end.code, *{"sympy", "scipy", "numba", "llvmlite", "egglog", "torch"} & set(sys.modules))
 """
 

@@ -142,7 +142,7 @@ def walk():
     missed.append([each.address for each in (activations.relu, activations.square)])
     if len(missed) == 2: compiled.provide = None                # nothing is left to compile
     return missed[-1]
-assert compiled.together(walk, activations.relu)[1] == activations.square.place != 0
+assert compiled.walk_compiled(walk, activations.relu)[1] == activations.square.place != 0
 assert missed[0] == [0, 0] and compiled.MISSING.get() is None
 print("done")
 """, OPMATRIX_CACHE=str(tmp_path)) == ["done"]

@@ -103,7 +103,7 @@ def test_equal_layers_are_derived_once():
     repeated = next(number for number, first in enumerate(steps.like) if number != first)
     first, again = steps.parts[steps.like[repeated]], steps.parts[repeated]
     assert again.steps == first.steps and again.check(EXACT_LAWS) < 1e-12
-    assert wording.text(again, EXACT_LAWS) == wording.text(first, EXACT_LAWS) or "layer" in wording.text(again, EXACT_LAWS)
+    assert wording.spell_out(again, EXACT_LAWS) == wording.spell_out(first, EXACT_LAWS) or "layer" in wording.spell_out(again, EXACT_LAWS)
 
 
 @pytest.mark.parametrize("config", [{}, {"hidden_act": "relu"}, {"num_attention_heads": 4, "intermediate_size": 12},

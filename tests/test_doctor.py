@@ -6,7 +6,7 @@ import pytest
 
 from formats.machine.host import Host
 from formats.machine.threads import BLAS_VARIABLES, asked, most
-from rewrites.command.doctor import CHECKS, POOLS, as_json, findings, told
+from rewrites.command.doctor import CHECKS, POOLS, facts_as_json, findings, format_facts
 from rewrites.command.examine import Facts, Pool, examined
 
 FOUR = Host(4, frozenset(range(4)), tuple(frozenset({cpu}) for cpu in range(4)), memory=8 * 10 ** 9, free=10 ** 9, load=0.5)
@@ -57,14 +57,14 @@ def test_every_check_has_a_case(): assert [check.name for check in CHECKS] == [*
 @pytest.mark.parametrize("given", FINE, ids=str)
 def test_nothing_is_said_of_what_does_no_harm(given):
     assert not findings(given)
-    assert told(given).endswith("no setting hurts") and "a processor: AVX2" in told(given)
+    assert format_facts(given).endswith("no setting hurts") and "a processor: AVX2" in format_facts(given)
 
 
 @pytest.mark.parametrize("name, given", [(name, each) for name, cases in HURTING.items() for each in cases])
 def test_what_hurts_is_named_alone_with_its_values(name, given):
     [found] = findings(given)
     assert found.check == name and "{" not in found.says + found.remedy
-    assert found.says in told(given) and found.remedy in told(given)
+    assert found.says in format_facts(given) and found.remedy in format_facts(given)
     for variable in set(given.environment) & set(found.says.replace("=", " ").split()):
         assert given.environment[variable].split(",")[0].lower() in found.says.lower() or name in ("cores left idle", "a second pool")
 
@@ -86,7 +86,7 @@ def test_the_variables_of_other_pools_are_those_that_formats_limits(): assert se
 
 def test_the_same_as_json():
     given = facts({"OMP_NUM_THREADS": "9"}, pools=(Pool("openblas", "0.3", "Zen", 1),), cache=Path("somewhere"))
-    found = json.loads(json.dumps(as_json(given)))
+    found = json.loads(json.dumps(facts_as_json(given)))
     assert found["host"]["allowed"] == [0, 1, 2, 3] and found["threads"] == 9 and found["cache"] == "somewhere"
     assert [each["check"] for each in found["hurts"]] == ["more threads than cores"] and found["pools"][0]["library"] == "openblas"
     assert "environment" not in found                       # it may hold what is nobody's business
@@ -145,4 +145,4 @@ def test_this_machine_can_be_looked_at(tmp_path, monkeypatch):
     assert found.processor and found.threads >= 1 and found.cache == tmp_path and not found.calibrated and not found.kernels
     assert {"python", "numpy", "numba"} <= found.versions.keys() and {"torch", "CUDA"} <= found.providers.keys()
     assert {"not calibrated", "a pool that spins"} <= {each.check for each in findings(found)}
-    assert str(tmp_path) in told(found) and json.dumps(as_json(found))
+    assert str(tmp_path) in format_facts(found) and json.dumps(facts_as_json(found))

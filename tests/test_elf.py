@@ -30,7 +30,7 @@ def code(request):
 
 def stored(name):
     kernels.warm([name])
-    code, _, absent = objects.read(FUNCTIONS[name].symbol).rpartition(b"\n")
+    code, _, absent = objects.read_code(FUNCTIONS[name].symbol).rpartition(b"\n")
     return code, name, {each: 0x7F00_0000_0000 for each in (*objects.BASIC, *absent.decode().split())}
 
 
@@ -39,7 +39,7 @@ def linked(code, name, outside):
     found = elf.Object(code)
     entry, image = found.entry(name), found.image(BASE, outside)
     begin, end, rights = found.spans[0]
-    assert len(image) == found.size <= elf.LARGEST and rights == elf.EXECUTED and begin <= entry < end
+    assert len(image) == found.size <= elf.MAX_OBJECT_BYTES and rights == elf.EXECUTED and begin <= entry < end
     assert all(end <= begin for (_, end, _), (begin, _, _) in zip(found.spans, found.spans[1:], strict=False))
     assert all(start + found.sections[i].size <= found.size for i, start in found.starts.items())
     for table in found.sections:
@@ -67,7 +67,7 @@ def test_an_image_is_its_sections_with_addresses_written_in(code):
     fields = set()
     for table in found.sections:
         if table.kind == elf.ADDENDS and table.info in found.starts:
-            for offset, info, addend in elf.entries(code[0], table, elf.RELA):
+            for offset, info, addend in elf.unpack_entries(code[0], table, elf.RELA):
                 assert info & 0xFFFFFFFF == 1, "LLVM writes whole addresses"
                 place, symbol = found.starts[table.info] + offset, found.symbols[info >> 32]
                 fields |= set(range(place, place + 8))
@@ -126,9 +126,9 @@ define i64 @chosen(i64 %i) {
 
 
 def test_near_addresses_fit_or_are_refused():
-    address = elf.load(made(TABLE, "pic"), "chosen", {})
+    address = elf.load_object(made(TABLE, "pic"), "chosen", {})
     assert [ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(i) for i in range(3)] == [5, 7, 11]
-    with pytest.raises(elf.Foreign, match="too far away"): elf.load(made(TABLE, "static"), "chosen", {})
+    with pytest.raises(elf.Foreign, match="too far away"): elf.load_object(made(TABLE, "static"), "chosen", {})
 
 
 # ---- what is wrong
@@ -187,7 +187,7 @@ WRONG = {
     "odd multiples": (lambda c: table(c, text, align=24), "Foreign: a section on multiples of 24"),
     "large multiples": (lambda c: table(c, text, align=1 << 40), "Foreign: a section on multiples"),
     "much room": (lambda c: table(c, lambda s: s.kind == elf.NOBITS, size=1 << 62), "a section takes"),
-    "too much room": (lambda c: table(c, lambda s: s.kind == elf.NOBITS, size=elf.LARGEST), "its sections take"),
+    "too much room": (lambda c: table(c, lambda s: s.kind == elf.NOBITS, size=elf.MAX_OBJECT_BYTES), "its sections take"),
     "no symbols": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, kind=7), "0 tables of symbols"),
     "symbols without names": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, link=3), "symbols have no names"),
     "names beyond": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, link=99), "symbols have no names"),
@@ -234,8 +234,8 @@ def test_what_is_refused_is_compiled_again(tmp_path):
     """Its checksum is right, so that only what it says is wrong; it is said in a line."""
     key = run(SQUARE, OPMATRIX_CACHE=str(tmp_path))[1]
     file, = tmp_path.rglob("square.o")
-    code, _, absent = objects.whole(file).rpartition(b"\n")
-    objects.write(file.parent, "square", patch(code, 18, b"\xb7\0"), absent.decode().split())
+    code, _, absent = objects.read_intact(file).rpartition(b"\n")
+    objects.write_code(file.parent, "square", patch(code, 18, b"\xb7\0"), absent.decode().split())
     found = done(SQUARE, OPMATRIX_CACHE=str(tmp_path))
     assert found.stdout.split() == ["compiled", key]
     assert found.stderr == f"opmatrix: compiled again: {file}: it is no relocatable ELF file of x86-64\n"

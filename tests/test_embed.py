@@ -10,7 +10,7 @@ import pytest
 from programs import bert_program
 
 from formats.core.errors import InputError
-from opmatrix.pipelines.embed import CHUNK, ROWS, batches, followed, lines, quantity, write
+from opmatrix.pipelines.embed import BATCH_ROWS, CHUNK_TEXTS, batches, decode_lines, followed, quantity, write_npy
 from opmatrix.pipelines.pooling import MEAN, Pooling
 from opmatrix.pipelines.text import Tokenizer
 
@@ -35,7 +35,7 @@ def some(count, seed=0):
     return [" ".join(rng.choice(WORDS, length)) for length in rng.integers(0, 10, count)]
 
 
-@pytest.mark.parametrize("rows", [1, 7, 64, ROWS])
+@pytest.mark.parametrize("rows", [1, 7, 64, BATCH_ROWS])
 def test_the_size_of_batches_changes_nothing(program, rows):
     texts = some(60)
     alone = np.concatenate([MEAN(program.run(batch), batch.starts) for batch in map(program.tokenizer.encode, texts)])
@@ -61,7 +61,7 @@ def test_a_blank_line_has_an_embedding_too(program, tmp_path):
 
 
 def test_batches_are_full_and_in_order_across_chunks(tokenizer):
-    texts, read = some(2 * CHUNK + 5), Tokenizer.from_file(tokenizer)
+    texts, read = some(2 * CHUNK_TEXTS + 5), Tokenizer.from_file(tokenizer)
     found = [*batches(read, iter(texts), rows=100)]
     whole = read.encode(texts)
     assert np.array_equal(np.concatenate([batch.tokens for batch in found]), whole.tokens)
@@ -78,7 +78,7 @@ def test_no_more_than_a_chunk_is_read_ahead(program):
             yield "the river"
     blocks = program.stream(endless(), rows=40)
     for _ in range(5): assert next(blocks).shape == (10, 24)
-    assert len(taken) == CHUNK
+    assert len(taken) == CHUNK_TEXTS
 
 
 def test_memory_does_not_grow_with_the_stream(tokenizer):
@@ -89,13 +89,13 @@ def test_memory_does_not_grow_with_the_stream(tokenizer):
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return most
-    peak(2 * CHUNK)
-    assert peak(8 * CHUNK) < 1.2 * peak(2 * CHUNK)
+    peak(2 * CHUNK_TEXTS)
+    assert peak(8 * CHUNK_TEXTS) < 1.2 * peak(2 * CHUNK_TEXTS)
 
 
 @pytest.mark.parametrize("texts, words", [
     ([], "no text"), (iter(()), "no text"), (["fine", 7], "text 1 is 7"),
-    (["a river"] * (CHUNK + 2) + ["dry " * 30], rf"text {CHUNK + 2}, 'dry .*…', has 32 tokens")])
+    (["a river"] * (CHUNK_TEXTS + 2) + ["dry " * 30], rf"text {CHUNK_TEXTS + 2}, 'dry .*…', has 32 tokens")])
 def test_bad_texts_are_named_by_their_place(program, texts, words):
     with pytest.raises(InputError, match=words): program.embed(texts)
 
@@ -138,7 +138,7 @@ def test_a_checkpoint_with_a_length_cuts_by_itself(program):
     with pytest.raises(InputError, match=r"text 1, .*32 tokens"): short.embed(["the bank", LONG], truncate=False)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 64, ROWS])
+@pytest.mark.parametrize("rows", [1, 7, 64, BATCH_ROWS])
 def test_a_text_that_is_none_has_a_row_of_nan(program, rows):
     texts = [LONG, "the bank", 3, "", LONG, *some(30), "\ud800"]
     bad = [0, 2, 4, 35]
@@ -184,7 +184,7 @@ def test_a_terminal_is_shown_how_many_texts_are_done(monkeypatch, terminal, coun
 def test_how_many_texts_there_are(tmp_path):
     for content, number in ((b"a", 1), (b"a\n", 1), (b"a\n\nb", 3)):
         (tmp_path / "texts.txt").write_bytes(content)
-        assert quantity(tmp_path / "texts.txt") == number == len([*lines(io.BytesIO(content), "texts")])
+        assert quantity(tmp_path / "texts.txt") == number == len([*decode_lines(io.BytesIO(content), "texts")])
     (tmp_path / "texts.txt").write_bytes(b"")
     assert quantity(tmp_path / "texts.txt") == 0
     assert quantity("abc") == 1 and quantity(["a", "b"]) == 2 and quantity(iter("ab")) is None
@@ -196,7 +196,7 @@ def test_how_many_texts_there_are(tmp_path):
 @pytest.mark.parametrize("rows", [1, 9, 10 ** 4])
 def test_what_is_written_is_read(tmp_path, rows):
     blocks = [np.random.default_rng(i).normal(size=(size, 3)).astype(np.float32) for i, size in enumerate((rows, 2))]
-    assert write(iter(blocks), tmp_path / "out.npy") == (rows + 2, 3)
+    assert write_npy(iter(blocks), tmp_path / "out.npy") == (rows + 2, 3)
     assert np.array_equal(np.load(tmp_path / "out.npy", allow_pickle=False), np.concatenate(blocks))
     assert np.load(tmp_path / "out.npy", mmap_mode="r").shape == (rows + 2, 3)
 
@@ -205,10 +205,10 @@ def test_a_stream_that_fails_leaves_nothing(tmp_path):
     def failing():
         yield np.zeros((2, 3), np.float32)
         raise InputError("the third is no text")
-    with pytest.raises(InputError, match="third"): write(failing(), tmp_path / "out.npy")
+    with pytest.raises(InputError, match="third"): write_npy(failing(), tmp_path / "out.npy")
     assert not [*tmp_path.iterdir()]
     np.save(tmp_path / "out.npy", np.ones(3))
-    with pytest.raises(InputError, match="third"): write(failing(), tmp_path / "out.npy")
+    with pytest.raises(InputError, match="third"): write_npy(failing(), tmp_path / "out.npy")
     assert np.array_equal(np.load(tmp_path / "out.npy"), np.ones(3))
 
 
@@ -216,7 +216,7 @@ def test_only_an_array_is_replaced(tmp_path):
     block = np.zeros((2, 3), np.float32)
     (tmp_path / "diary.txt").write_text("dear")
     for name, words in (("diary.txt", r"no \.npy file"), (".", "it is a directory")):
-        with pytest.raises(InputError, match=words): write([block], tmp_path / name)
+        with pytest.raises(InputError, match=words): write_npy([block], tmp_path / name)
     assert (tmp_path / "diary.txt").read_text() == "dear"
-    with pytest.raises(InputError, match="not writable: No such file"): write([block], tmp_path / "absent" / "out.npy")
-    for _ in range(2): assert write([block], tmp_path / "out.npy") == (2, 3)
+    with pytest.raises(InputError, match="not writable: No such file"): write_npy([block], tmp_path / "absent" / "out.npy")
+    for _ in range(2): assert write_npy([block], tmp_path / "out.npy") == (2, 3)

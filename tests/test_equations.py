@@ -26,7 +26,7 @@ from opmatrix.term import formula
 from rewrites.compiler.kinds import left, right
 from rewrites.law import INPUT, ROWS, array, drawn, k, law, n, operator, p, q, stand_in, varying
 from rewrites.laws import EXACT_LAWS
-from rewrites.proofs.equations import Prover, number, prove
+from rewrites.proofs.equations import Prover, encode_size, prove
 from rewrites.proofs.laws.blocks import SAME
 from rewrites.proofs.laws.values import LAWS, SORTED
 from rewrites.proofs.refute import refute
@@ -105,9 +105,9 @@ def test_sizes_are_told_apart():
     m, r = size("m"), size("r")
     powers = {sympy.S.One: 0}
     sizes = [1, 2, 3, m, r, m + r, 2 * m, 2 * r, m + 1, m * r, m / 2, m / 2 + r, m - r]
-    numbers = [number(each, powers) for each in sizes]
-    assert len(set(numbers)) == len(sizes) and numbers[5] == numbers[3] + numbers[4] == number(r + m, powers)
-    assert number(N, powers) is number(N + 1, powers) is None
+    numbers = [encode_size(each, powers) for each in sizes]
+    assert len(set(numbers)) == len(sizes) and numbers[5] == numbers[3] + numbers[4] == encode_size(r + m, powers)
+    assert encode_size(N, powers) is encode_size(N + 1, powers) is None
 
 
 # ---- proofs

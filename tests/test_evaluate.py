@@ -9,8 +9,8 @@ from formats.core.errors import InputError
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.program import Program
 from rewrites.command import evaluate as evaluation
-from rewrites.command.evaluate import compared, opened, told
-from rewrites.command.pairs import Pairs, evaluate
+from rewrites.command.evaluate import evaluate_all, format_scores, open_program
+from rewrites.command.pairs import Pairs, score_pairs
 from rewrites.command.report import Report
 
 ROWS = [("the bank", "a bank", 4.5), ("the river, dry", "river", 3.0), ("a", "of", 0.25), ("runs", "the river runs", 3.0)]
@@ -74,7 +74,7 @@ def test_the_correlation_is_that_of_ranks_with_ties(place):
     pairs = Pairs(tuple(text for a, b, _ in ROWS for text in (a, b)), np.array([score for *_, score in ROWS]))
     vectors = program.embed(pairs.texts).astype(np.float64)
     cosines = [float(a @ b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
-    found = evaluate("exact", program, pairs)
+    found = score_pairs("exact", program, pairs)
     assert found.spearman == pytest.approx(100 * np.corrcoef(ranks(cosines), ranks([*pairs.scores]))[0, 1])
     assert found.texts == 8 and found.rate == 8 / found.seconds > 0
 
@@ -83,13 +83,13 @@ def test_scores_of_a_program_s_own_cosines_are_perfect(place):
     program, texts = Program.load(place / "exact"), ("the bank", "a river", "dry", "of the bank", "runs", "river runs dry")
     vectors = program.embed(texts)
     cosines = (vectors[::2] * vectors[1::2]).sum(1)
-    assert evaluate("", program, Pairs(texts, cosines)).spearman == pytest.approx(100)
-    assert evaluate("", program, Pairs(texts, -cosines)).spearman == pytest.approx(-100)
+    assert score_pairs("", program, Pairs(texts, cosines)).spearman == pytest.approx(100)
+    assert score_pairs("", program, Pairs(texts, -cosines)).spearman == pytest.approx(-100)
 
 
 def test_pairs_that_are_all_equally_alike_are_refused(place):
     with pytest.raises(InputError, match="every pair has the cosine 1"):
-        evaluate("exact", Program.load(place / "exact"), Pairs(("a",) * 6, np.arange(3.0)))
+        score_pairs("exact", Program.load(place / "exact"), Pairs(("a",) * 6, np.arange(3.0)))
 
 
 def test_embeddings_of_any_length_are_compared_by_their_angle(place):
@@ -101,19 +101,19 @@ def test_embeddings_of_any_length_are_compared_by_their_angle(place):
     vectors = program.embed(texts).astype(np.float64)
     inner, norms = (vectors[::2] * vectors[1::2]).sum(1), np.linalg.norm(vectors, axis=1)
     cosines = inner / norms[::2] / norms[1::2]
-    assert evaluate("", program, Pairs(texts, cosines)).spearman == pytest.approx(100)
-    assert evaluate("", program, Pairs(texts, inner)).spearman < 99
+    assert score_pairs("", program, Pairs(texts, cosines)).spearman == pytest.approx(100)
+    assert score_pairs("", program, Pairs(texts, inner)).spearman < 99
 
 
 def test_long_texts_of_pairs_are_cut_where_that_is_asked_for(place):
     texts, program = ("the bank", "dry " * 30, "a river", "runs dry"), Program.load(place / "exact")
-    with pytest.raises(InputError, match="32 tokens"): evaluate("", program, Pairs(texts, np.arange(2.0)))
-    assert abs(evaluate("", program, Pairs(texts, np.arange(2.0)), truncate=True).spearman) == pytest.approx(100)
+    with pytest.raises(InputError, match="32 tokens"): score_pairs("", program, Pairs(texts, np.arange(2.0)))
+    assert abs(score_pairs("", program, Pairs(texts, np.arange(2.0)), truncate=True).spearman) == pytest.approx(100)
 
 
 def test_a_checkpoint_is_its_imported_program(place, monkeypatch):
     monkeypatch.setattr(evaluation, "calibrated", lambda progress: standin.machine())
-    program, exact = opened(str(place / "model")), Program.load(place / "exact")
+    program, exact = open_program(str(place / "model")), Program.load(place / "exact")
     texts = [text for a, b, _ in ROWS for text in (a, b)]
     np.testing.assert_allclose(program.embed(texts), exact.embed(texts), atol=1e-5)
 
@@ -122,14 +122,14 @@ def test_programs_are_compared_with_the_first(place, tmp_path):
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice("the bank of river runs dry a".split(), length)) for length in rng.integers(1, 9, 80)]
     pairs, names = Pairs(tuple(texts), rng.normal(size=40)), [str(place / "exact"), str(place / "spoilt")]
-    exact, spoilt = found = compared(names, pairs, Report(quiet=True))
+    exact, spoilt = found = evaluate_all(names, pairs, Report(quiet=True))
     assert [each.name for each in found] == names and exact.spearman != spoilt.spearman
-    lines = told(found, pairs).splitlines()
+    lines = format_scores(found, pairs).splitlines()
     assert "40 pairs" in lines[0] and f"{exact.spearman:.2f}" in lines[2]
     assert f"{spoilt.spearman - exact.spearman:+.2f}" in lines[3]
-    kept = evaluation.as_json(found, tmp_path / "pairs.csv", pairs)
+    kept = evaluation.scores_as_json(found, tmp_path / "pairs.csv", pairs)
     assert kept["count"] == 40 and kept["programs"][1]["difference"] == spoilt.spearman - exact.spearman
 
 
 def test_what_is_no_program_and_no_checkpoint_is_named(tmp_path):
-    with pytest.raises(InputError, match="absent"): opened(str(tmp_path / "absent"))
+    with pytest.raises(InputError, match="absent"): open_program(str(tmp_path / "absent"))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats import BF16, CSR, Dense, Epilogue, Packed
-from formats.experts import by_expert, grouped
+from formats.experts import by_expert, multiply_grouped
 
 FORMS = Dense, Packed, CSR, BF16
 
@@ -19,7 +19,7 @@ def test_rows_meet_the_weight_of_their_expert(choice, seed):
     order, starts = by_expert(choice, len(FORMS))
     epilogues = [Epilogue(bias=rng.standard_normal(20, np.float32), residual=residual[order]) for _ in FORMS]
     found = np.empty_like(residual)
-    found[order] = grouped(x[order], starts, weights, epilogues=epilogues)
+    found[order] = multiply_grouped(x[order], starts, weights, epilogues=epilogues)
     for row, expert in enumerate(choice):
         exact = np.matmul(*weights[expert].operands(x[row:row + 1]))[0] + epilogues[expert].bias + residual[row]
         assert (abs(found[row] - exact) <= weights[expert].bound(x[row:row + 1])[0] + 1e-5).all()
@@ -27,6 +27,7 @@ def test_rows_meet_the_weight_of_their_expert(choice, seed):
 
 def test_what_does_not_fit_is_named():
     W = Dense.pack(np.ones((4, 3), np.float32))
-    with pytest.raises(ValueError, match="do not divide 5 rows among 2 experts"): grouped(np.ones((5, 4)), [0, 2, 4], [W, W])
-    with pytest.raises(ValueError, match="weights of one shape"): grouped(np.ones((5, 4)), [0, 2, 5], [W, Dense.pack(np.ones((4, 2)))])
+    with pytest.raises(ValueError, match="do not divide 5 rows among 2 experts"): multiply_grouped(np.ones((5, 4)), [0, 2, 4], [W, W])
+    with pytest.raises(ValueError, match="weights of one shape"):
+        multiply_grouped(np.ones((5, 4)), [0, 2, 5], [W, Dense.pack(np.ones((4, 2)))])
     with pytest.raises(ValueError, match="row 1 chooses 7; there are 2"): by_expert([0, 7], 2)

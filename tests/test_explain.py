@@ -8,7 +8,7 @@ import checkpoints
 import pytest
 import standin
 
-from opmatrix.files.saving import STEPS
+from opmatrix.files.saving import DERIVATION
 from opmatrix.program import Program
 from rewrites import run
 from rewrites.command.report import Report
@@ -47,8 +47,8 @@ def test_before_and_after_are_programs(saved, told):
     before, after = told.index("before: "), told.index("after: exact")
     assert before < after
     shown = told[before:after].splitlines()
-    assert [line.split(" = ")[1].split("(")[0] for line in shown if line.startswith("h")] == steps[:explain.SHOWN]
-    assert f"{len(steps) + 2 - explain.SHOWN - 2} more steps" in told[before:after]
+    assert [line.split(" = ")[1].split("(")[0] for line in shown if line.startswith("h")] == steps[:explain.SHOWN_STEPS]
+    assert f"{len(steps) + 2 - explain.SHOWN_STEPS - 2} more steps" in told[before:after]
     own = str(Program.load(place / "out")).splitlines()
     assert own[1] in told[after:] and own[2] in told[after:]
 
@@ -110,17 +110,17 @@ def test_approximations_are_steps_with_errors(saved):
     assert [len(each) for each in changes.values()] == [0, 1, 0]         # embeddings, a layer, pooling
     (words, error, held_out), = changes[1].values()
     assert words == "csr[density=0.5]" and error == pytest.approx(1e-3) and 1e-2 < held_out < 1
-    said = explain.derived(coarser, found.laws, changes)
+    said = explain.derive(coarser, found.laws, changes)
     assert "csr[density=0.5] at" in said and f"error 0.001 on calibration rows, {held_out:.2g} on held-out ones, which is more" in said
-    assert "error 0.001 on calibration rows\n" in explain.derived(coarser, found.laws)
+    assert "error 0.001 on calibration rows\n" in explain.derive(coarser, found.laws)
 
 
 def test_the_steps_are_kept_beside_each_program(saved, tmp_path, monkeypatch):
     place, found = saved
     shutil.copytree(place / "out", tmp_path / "copy")
     explain.tell(found, tmp_path / "copy", sorted((tmp_path / "copy" / "front").iterdir()))
-    kept = (tmp_path / "copy" / STEPS).read_text()
-    assert kept == explain.derived(found.structures["exact"], found.laws) and (tmp_path / "copy" / "front" / "0" / STEPS).exists()
+    kept = (tmp_path / "copy" / DERIVATION).read_text()
+    assert kept == explain.derive(found.structures["exact"], found.laws) and (tmp_path / "copy" / "front" / "0" / DERIVATION).exists()
     monkeypatch.setattr(explain, "calibrated", lambda progress: standin.machine())
     monkeypatch.setattr(explain.Run, "leaving", lambda run, exact: iter(()))
     given = {"rounds": 1, "text": place / "lines.txt"}

@@ -23,16 +23,16 @@ from rewrites.extraction import (
     front,
     greedy,
     landmarks,
-    read,
+    read_problem,
     to_json,
     undominated,
     verify,
-    write,
+    write_problem,
 )
 from rewrites.extraction.anneal import Walk, anneal
 from rewrites.extraction.bounding import Search
 from rewrites.extraction.exact import Program
-from rewrites.extraction.indexed import Graph, components, index, split
+from rewrites.extraction.indexed import Graph, components, find_components, index
 from rewrites.extraction.presolve import presolve, prune
 from rewrites.extraction.problem import order
 
@@ -112,7 +112,7 @@ def test_presolve_and_bounds_keep_the_optimum(problem):
     costs = [(sum(node.time for node in nodes), [node.label for node in nodes]) for nodes in programs(again)]
     assert min(cost for cost, _ in costs) == pytest.approx(optimum)
     for steps in (1, 3, 10 ** 9):
-        bound = landmarks.bound(graph, graph.price, steps)
+        bound = landmarks.bound_by_landmarks(graph, graph.price, steps)
         detours = landmarks.detours(graph, bound.spare)
         for cost, used in costs:
             assert bound.value + max(detours[i] for i in used) <= cost + 1e-9
@@ -142,7 +142,7 @@ def test_gym_optima():
         rows = list(csv.DictReader(file))
     assert rows
     for row in rows:
-        problem = read(gym / row["file"])
+        problem = read_problem(gym / row["file"])
         answer = extract(problem)
         verify(problem, answer)
         assert answer.optimal and answer.cost == pytest.approx(float(row["optimum"]), rel=1e-6), row["file"]
@@ -315,7 +315,7 @@ def test_components(problem):
         for d in range(graph.classes):
             assert (part[c] == part[d]) == (c == d or (c in reach[d] and d in reach[c]))
             assert d not in below[c] or part[d] <= part[c]
-    assert sorted(o for p in split(graph) for origin in p.origin for o in origin) == sorted(
+    assert sorted(o for p in find_components(graph) for origin in p.origin for o in origin) == sorted(
         o for origin in graph.origin for o in origin)
 
 
@@ -335,8 +335,8 @@ def test_json_round_trip(problem):
 def test_files(tmp_path):
     """A file is written and read; broken ones are named with what is wrong."""
     path = tmp_path / "graph.json"
-    write(shared(), path)
-    assert extract(read(path)).cost == extract(shared()).cost
+    write_problem(shared(), path)
+    assert extract(read_problem(path)).cost == extract(shared()).cost
     node = '{"nodes": {"n": {"eclass": "c", "children": [%s], "cost": %s}}, "root_eclasses": [%s]}'
     for text, words in (("{", "no JSON"), ("[" * 100_000, "nested too deeply"), ("[]", "'nodes' is missing"), ("{}", "'nodes' is missing"),
                         ('{"nodes": [], "root_eclasses": []}', r"'nodes' is '\[\]', must be an object"),
@@ -347,13 +347,13 @@ def test_files(tmp_path):
                         (node % ("", -1, '"c"'), "cost is '-1'"), (node % ("", "NaN", '"c"'), "cost is 'nan'")):
         path.write_text(text)
         with pytest.raises(InputError, match=words) as fault:
-            read(path)
+            read_problem(path)
         assert str(path) in str(fault.value)
     path.write_text(node % ("", "Infinity", '"c"'))
     with pytest.raises(Infeasible, match="root 'c'"):
-        extract(read(path))
+        extract(read_problem(path))
     with pytest.raises(InputError, match="it is a directory"):
-        read(tmp_path)
+        read_problem(tmp_path)
     with pytest.raises(ValueError, match="child class 'x' without a node"):
         to_json(Problem([Node("r", ("x",))], ["r"]))
     with pytest.raises(ValueError, match="same text"):

@@ -76,8 +76,8 @@ def test_a_fact_that_is_no_property_is_found(everything, monkeypatch, planted):
 
 
 def test_a_fact_that_is_not_derived_is_found(everything, monkeypatch):
-    kept = [row for row in facts.derived() if not (row[0].startswith("(K_add") and row[2] == "linear")]
-    monkeypatch.setattr(facts, "derived", lambda: kept)
+    kept = [row for row in facts.derive_facts() if not (row[0].startswith("(K_add") and row[2] == "linear")]
+    monkeypatch.setattr(facts, "derive_facts", lambda: kept)
     assert any(not has for seed in range(3) for _, has, _ in differing([*random_terms(seed)])[0])
 
 

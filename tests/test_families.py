@@ -8,7 +8,7 @@ from searched import KINDS, structure
 
 from formats.core.errors import InputError
 from opmatrix.data import Data
-from opmatrix.models import FAMILIES, build, head, said, tensors
+from opmatrix.models import FAMILIES, build, head, normalise_config, tensors
 from opmatrix.operators import pick
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
@@ -163,7 +163,7 @@ def test_every_name_is_asked_for_once():
 
 def test_settings_have_one_name_in_all_families():
     for family, config, _ in CASES.values():
-        found = said(config | dict(model_type=family))
+        found = normalise_config(config | dict(model_type=family))
         assert (found["hidden_size"], found["vocab_size"], found["max_position_embeddings"]) == (24, WORDS, 20)
 
 

@@ -108,7 +108,7 @@ def test_a_reproducer_takes_no_longer_than_it_may(monkeypatch):
         return check(*given)
     monkeypatch.setattr(shrink, "monotonic", lambda: clock[0])
     monkeypatch.setattr(shrink, "check_term", slow)
-    monkeypatch.setattr(shrink, "SECONDS", 3)
+    monkeypatch.setattr(shrink, "SHRINK_SECONDS", 3)
     templates = [part.template for by_state in parts(model())[1:2] for part in by_state.values()]
     with pytest.raises(VerificationError) as error: verify_graphs(templates, [*EXACT_LAWS, drops_a_product])
     assert clock[0] <= 4 and error.value.laws == ("drops_a_product",)

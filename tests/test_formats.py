@@ -12,8 +12,8 @@ from hypothesis.extra.numpy import arrays
 
 import formats
 from formats import CSR, FORMATS, NM, Block, Dense, Epilogue, Format, FormatError, Half, LowRank
-from formats.core.check import multiplied
-from formats.core.epilogue import UNIT, gelu
+from formats.core.check import check_product
+from formats.core.epilogue import UNIT, exact_gelu
 from formats.core.sizes import blocks, f4, group, kept, n, nnz, p, r
 
 few = settings(max_examples=40, deadline=None)
@@ -215,7 +215,7 @@ def test_products_are_as_exact_as_rounding_allows(W, rng, rows, tile):
     whole = LowRank.pack_factors(np.eye(len(W)), W)
     for packed in (Dense.pack(W), Half.approximate(W), CSR.pack(W), Block.pack(W, tile=tile), whole,
                    NM.pack(W, n=len(W), m=len(W))):
-        multiplied(packed, x, rng)
+        check_product(packed, x, rng)
 
 
 PARTS = {"bias", "activation", "residual", "eps", "affine"}
@@ -241,12 +241,12 @@ def test_epilogues(F, rows):
 
 def test_the_oracle_of_epilogues():
     y = np.array([[1.0, -2.0, 4.0]])
-    assert np.allclose(gelu(y), [[0.8413447460685429, -0.04550026389635842, 3.99987331503]], atol=1e-11)
+    assert np.allclose(exact_gelu(y), [[0.8413447460685429, -0.04550026389635842, 3.99987331503]], atol=1e-11)
     assert Epilogue([1, 1, 1], residual=[[1, 2, 3]]).reference(y).tolist() == [[3, 1, 8]]
     normed = Epilogue(eps=1e-30, gain=[2, 2, 2], shift=[1, 1, 1]).reference(y)
     assert np.allclose(normed.mean(), 1) and np.allclose(normed.std(), 2)
     order = Epilogue([1, 0, 0], "gelu", [[0, 1, 0]], None, [1, 1, 2], [0, 0, 1]).reference(y)
-    assert np.allclose(order, [[gelu(np.array(2.0)), gelu(np.array(-2.0)) + 1, 2 * gelu(np.array(4.0)) + 1]])
+    assert np.allclose(order, [[exact_gelu(np.array(2.0)), exact_gelu(np.array(-2.0)) + 1, 2 * exact_gelu(np.array(4.0)) + 1]])
 
 
 def test_the_bound_of_an_epilogue_is_no_wider_than_it_need_be():
@@ -298,4 +298,4 @@ def test_patterns_of_pruned_transformers():
         for packed in CSR.pack(W), Block.pack(W, tile=(8, 4)), Block.pack(W, tile=(48, 48)), NM.pack(W, n=most, m=16):
             assert np.array_equal(packed.unpack(), W) and packed.nbytes == packed.bytes.subs(packed.sizes), path.name
             assert np.array_equal(formats.from_arrays(packed.meta(), packed.arrays()).unpack(), W), path.name
-        multiplied(CSR.pack(W), normal(rng, 5, len(W)), rng)
+        check_product(CSR.pack(W), normal(rng, 5, len(W)), rng)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from formats import FORMATS, FormatError, from_arrays
-from formats.core.check import multiplied, saved
+from formats.core.check import check_product, saved
 
 every = pytest.mark.parametrize("F", FORMATS.values(), ids=FORMATS)
 some = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
@@ -51,7 +51,7 @@ def test_a_single_number_and_sides_that_nothing_divides(F):
     for (n, p), chosen in itertools.product(((1, 1), (1, 5), (5, 1), (17, 33), (40, 1), (1, 70), (48, 65)), range(4)):
         if packed := stored(F, rng.standard_normal((n, p), np.float32), chosen):
             found.append((n, p))
-            for T in (1, 3, 40): multiplied(packed, rng.standard_normal((T, n), np.float32), rng)
+            for T in (1, 3, 40): check_product(packed, rng.standard_normal((T, n), np.float32), rng)
     assert (48, 65) in found and len(found) >= 3
 
 
@@ -62,7 +62,7 @@ def test_any_matrix_times_any_rows(F, rng, n, p, T, kind, chosen):
     """Rounding bounds, bytes, both ways to save, and W.T."""
     packed = stored(F, matrix(rng, n, p, kind), chosen)
     assume(packed is not None)
-    multiplied(packed, rng.standard_normal((T, n), np.float32), rng)
+    check_product(packed, rng.standard_normal((T, n), np.float32), rng)
     assert packed.nbytes == F.bytes.subs(packed.sizes) == sum(array.nbytes for array in packed.arrays().values())
     again, turned, back = saved(packed), packed.transpose(), packed.unpack()
     assert type(again) is F and again.meta() == packed.meta() and again.sizes == packed.sizes
@@ -97,7 +97,7 @@ def test_more_inputs_and_outputs_than_two_bytes_name(F):
     for n, p in (65600, 8), (8, 65600):
         packed = stored(F, matrix(rng, n, p, "random"))
         for T in (1, 5):
-            for x in rng.standard_normal((T, n), np.float32), few_inputs(rng, T, n): multiplied(packed, x, rng)
+            for x in rng.standard_normal((T, n), np.float32), few_inputs(rng, T, n): check_product(packed, x, rng)
         assert packed.nbytes == F.bytes.subs(packed.sizes) and np.array_equal(saved(packed).unpack(), packed.unpack())
 
 
@@ -165,7 +165,7 @@ def test_flipped_bits_are_refused_or_harmless(F, rng, data):
     try: packed = from_arrays(meta, arrays)
     except FormatError: return
     if abs(packed.unpack()).max() > 1e6: return             # bits of a number, which is now beyond what float32 can add
-    for T in (1, 5): multiplied(packed, rng.standard_normal((T, packed.shape[0]), np.float32), rng)
+    for T in (1, 5): check_product(packed, rng.standard_normal((T, packed.shape[0]), np.float32), rng)
 
 
 @every

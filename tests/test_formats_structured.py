@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats import COO, CSC, CSR, SELL, Bitmap, BlockDiagonal, FormatError, Kronecker, LowRank, LowRankSparse, from_arrays
-from formats.core.check import multiplied
+from formats.core.check import check_product
 from formats.core.sizes import k, nnz, r
 
 few = settings(max_examples=30, deadline=None)
@@ -26,7 +26,7 @@ def test_any_pattern_is_held_in_any_slices(rng, shape, density, chunk, times):
     for packed in (SELL.pack(W, chunk=chunk, sigma=chunk * times), SELL.pack(W, chunk=shape[1], sigma=shape[1]),
                    CSC.pack(W), COO.pack(W), Bitmap.pack(W)):
         assert np.array_equal(packed.unpack(), W)
-        for T in (1, 33): multiplied(packed, normal(rng, T, len(W)), rng)
+        for T in (1, 33): check_product(packed, normal(rng, T, len(W)), rng)
 
 
 def test_slices_are_as_long_as_their_longest_and_sorted_within_windows():
@@ -77,7 +77,7 @@ def test_kronecker_products_are_found(rng, sizes, terms):
     packed = Kronecker.pack(W, outer=(a, b), terms=terms)
     assert np.linalg.norm(packed.unpack() - W) <= packed.tolerance(W) and packed.sizes[k] == terms
     assert packed.nbytes == 4 * terms * (a * b + c * d)
-    multiplied(packed, normal(rng, 5, a * c), rng)
+    check_product(packed, normal(rng, 5, a * c), rng)
 
 
 def test_the_nearest_kronecker_product():
@@ -97,7 +97,7 @@ def test_blocks_along_the_diagonal(rng, blocks, n, p):
     kept = np.arange(n)[:, None] // down == np.arange(p) // across
     packed = BlockDiagonal.approximate(W, blocks=blocks)
     assert np.array_equal(packed.unpack(), W * kept) and packed.nbytes == 4 * blocks * down * across
-    multiplied(packed, normal(rng, 20, n), rng)
+    check_product(packed, normal(rng, 20, n), rng)
 
 
 @pytest.mark.parametrize("shape", ((40, 60), (64, 32), (30, 90)))
@@ -121,7 +121,7 @@ def test_parts_that_are_known_need_no_decomposition():
     packed, alone = LowRankSparse.pack_factors(u, v, S), LowRankSparse.pack_factors(u, v)
     assert np.allclose(packed.unpack(), u @ v + S, atol=1e-5) and packed.sizes[nnz] == np.count_nonzero(S)
     assert np.array_equal(alone.unpack(), LowRank.pack_factors(u, v).unpack()) and not alone.sizes[nnz]
-    multiplied(alone, normal(rng, 3, 30), rng)
+    check_product(alone, normal(rng, 3, 30), rng)
     with pytest.raises(FormatError, match=r"lowrank\(30×20, r=4\) and a remainder of \(20, 30\)"): LowRankSparse.pack_factors(u, v, S.T)
 
 

@@ -7,7 +7,7 @@ import pytest
 from sympy import sympify
 
 from opmatrix.data import Data
-from opmatrix.extents import asked
+from opmatrix.extents import collect_needs
 from opmatrix.monoids import softmax
 from opmatrix.operators import I, const, gelu, given, heads, pick, product, rotate, square, symbol, tanh, turn, weight
 from opmatrix.oracles import dense, entrywise
@@ -219,7 +219,7 @@ def forced(implementation, rng):
     seed, full = flat(seed, I), flat(rows(rng, seed), I)
     template = Template.of({"seed": seed, FULL: full})
     graph = saturate(template, ())
-    lowering = Lowering(graph, template, Prices(Flat(), ragged().extents(*asked(full))))
+    lowering = Lowering(graph, template, Prices(Flat(), ragged().extents(*collect_needs(full))))
     problem, at = lowering.problem([graph.named["$full"]], [], plainly), graph.named["$seed"]
     found = extract(Problem([node for node in problem.nodes if allowed(node, at, implementation)], problem.roots))
     part = Part(template, None, {FULL: "$full"})
@@ -239,7 +239,7 @@ OF_CACHES = [each for each in IMPLEMENTATIONS if any(sort.space == "C" for sort 
 @pytest.mark.parametrize("implementation", OF_CACHES, ids=lambda each: each.name)
 def test_a_kernel_of_caches_computes_its_term(implementation):
     """On new rows of sequences that have some already, alone and where it is matched; whole programs of them are in test_session.py."""
-    assert computed.difference(implementation, np.random.default_rng(0)) < 1e-9
+    assert computed.compare_kernel(implementation, np.random.default_rng(0)) < 1e-9
     matched, worst = computed.misfit(implementation, np.random.default_rng(1))
     assert matched and worst < 1e-9
 

@@ -9,8 +9,8 @@ import sympy
 
 from formats.machine import calibration, predictor
 from formats.machine import model as machines
-from formats.machine.features import even, place
-from formats.machine.model import Machine, NotThisMachine, Rates, evaluate, features, this_machine
+from formats.machine.features import even, locate_call
+from formats.machine.model import Machine, NotThisMachine, Rates, evaluate_features, features, this_machine
 from formats.machine.predictor import Correction
 from formats.machine.prices import LATER, PRICES, price
 from formats.machine.threads import threads
@@ -47,7 +47,7 @@ def test_every_price_is_its_expression(kernel):
         named = {symbol: sizes[str(symbol)] for f in features(kernel) for symbol in f.free_symbols}
         want = float(machine.expression(kernel).subs(named))
         assert machine.seconds(kernel, **sizes, other=3) == pytest.approx(want, rel=1e-3) and len(values) == len(named)
-        assert all(0 < feature < np.inf for feature in evaluate(kernel, sizes))
+        assert all(0 < feature < np.inf for feature in evaluate_features(kernel, sizes))
 
 
 @pytest.mark.parametrize("kernel", PRICES | LATER)
@@ -59,7 +59,7 @@ def test_more_rows_never_cost_less(kernel):
 
 def test_a_missing_size_and_an_unknown_kernel_are_named():
     with pytest.raises(ValueError, match=r"price of linear\.dense needs n; given were T, p"):
-        evaluate("linear.dense", {"T": 1, "p": 2})
+        evaluate_features("linear.dense", {"T": 1, "p": 2})
     with pytest.raises(KeyError, match=r"linear\.sparse.*there are linear\.dense"): features("linear.sparse")
 
 
@@ -71,17 +71,17 @@ def test_a_fit_finds_what_made_the_data(kernel):
               for T, n, p, s, d, h in product((4, 24, 100, 400), (200, 900), (300, 1000), (10, 80), (32, 64), (3, 12))]
     rows = [(kernel, sizes, machine.seconds(kernel, **sizes)) for sizes in shapes]
     found = calibration.fit(kernel, rows)
-    assert all(abs(np.dot(found, evaluate(kernel, sizes)) / taken - 1) < 1e-6 for _, sizes, taken in rows)
+    assert all(abs(np.dot(found, evaluate_features(kernel, sizes)) / taken - 1) < 1e-6 for _, sizes, taken in rows)
     noisy = [(kernel, sizes, taken * (rng.uniform(2, 6) if rng.random() < 0.2 else 1)) for _, sizes, taken in rows]
     found = calibration.fit(kernel, noisy)
-    wrong = [abs(np.dot(found, evaluate(kernel, sizes)) / taken - 1) for _, sizes, taken in rows]
+    wrong = [abs(np.dot(found, evaluate_features(kernel, sizes)) / taken - 1) for _, sizes, taken in rows]
     assert np.median(wrong) < 0.05 and min(found) >= 0
 
 
 def test_calibration_recovers_a_machine(monkeypatch):
     """Every case runs; with a clock that follows the features, nothing is mispriced, not even new shapes."""
     truth, ran = known(), set()
-    monkeypatch.setattr(calibration, "QUICK", calibration.Plan(3, 3, 256, 100))
+    monkeypatch.setattr(calibration, "QUICK", calibration.Effort(3, 3, 256, 100))
     def measured(cases, progress=lambda *_: None, most=0, watch=None, firsts=None):
         watch.note([[1.0, 1.0, 2.0, 3.0, 3.0]])
         for kernel, _, call in cases:
@@ -91,7 +91,7 @@ def test_calibration_recovers_a_machine(monkeypatch):
         return [(kernel, sizes, truth.seconds(kernel, **sizes)) for kernel, sizes, _ in cases]
     monkeypatch.setattr(calibration, "measured", measured)
     monkeypatch.setattr(calibration, "timed", lambda call, *_: [call() is None or 1e-3] * 3)
-    monkeypatch.setattr(calibration, "INSIDE", calibration.Plan(3, 3, 256, 100))
+    monkeypatch.setattr(calibration, "INSIDE", calibration.Effort(3, 3, 256, 100))
     inside = []
     def replayed(cases, memory, apart, seconds, progress):
         inside.append(({kernel for kernel, *_ in cases}, apart))
@@ -154,7 +154,7 @@ def test_a_price_lies_within_its_interval_and_follows_the_correction():
     correction = Correction([1.0] * 2, 0.05, 0.2, 1.3, 0.1, [[5.0, 8.0]], [0.3])
     machine, plain = known(interval={"gelu": 0.1}, corrections={"scale": correction}), known()
     near, far = {"T": 32, "p": 256}, {"T": 2 ** 20, "p": 2 ** 18}
-    place_of = dict(zip(machines.compiled("scale")[0], place("scale", near), strict=True))
+    place_of = dict(zip(machines.compiled("scale")[0], locate_call("scale", near), strict=True))
     assert place_of == {"T": 5, "p": 8}
     assert machine.seconds("scale", **near) > 1.2 * plain.seconds("scale", **near)
     assert machine.seconds("scale", **far) == pytest.approx(plain.seconds("scale", **far))
@@ -264,7 +264,7 @@ def test_what_nobody_declares_is_left_out(cache, monkeypatch):
 
 def test_kernels_are_calibrated_alone(monkeypatch):
     """Those that are asked for, in both ways of running where they are recorded."""
-    monkeypatch.setattr(calibration, "INSIDE", calibration.Plan(3, 3, 256, 100, seconds=0))
+    monkeypatch.setattr(calibration, "INSIDE", calibration.Effort(3, 3, 256, 100, seconds=0))
     monkeypatch.setattr(calibration, "MORE", 0)
     found = calibration.calibrate_more(["pool", "pick"])
     assert set(found.coefficients) == {"pool", "pick"} and set(found.ways) == set(machines.WAYS)

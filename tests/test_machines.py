@@ -6,14 +6,14 @@ from math import ceil, inf
 import pytest
 
 from formats import FORMATS
-from formats.machine.datasheets import BYTES, FILE, Datasheet, datasheet, datasheets, known, work
+from formats.machine.datasheets import BYTES, FILE, Datasheet, datasheet, datasheets, load_bundled, work
 from formats.machine.model import features
 from formats.machine.prices import EPILOGUE, LATER, PRICES
 from opmatrix.extents import WHOLE, Extents
 
 SIZES = {"T": 128, "n": 1024, "p": 768, "nnz": 90000, "blocks": 60, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 128 * 128,
          "h": 12, "d": 64, "k": 2, "S": 5}
-MACHINES = [*known().values()]
+MACHINES = [*load_bundled().values()]
 PLAIN = Datasheet("plain", "made up", {"bf16": 64e12, "int8": 128e12}, {"float32": 1e12}, (16, 16, 8),
                   (("near", 1e6, 1e13), ("far", 1e11, 1e12)))
 
@@ -99,7 +99,7 @@ def test_units_are_apart():
 def test_a_search_takes_one_like_a_calibrated_machine(small):
     from rewrites.compiler.search import search
     from rewrites.laws import EXACT_LAWS
-    found = {name: search(small, EXACT_LAWS, machine, Extents({"T": 40, WHOLE: 600})).time for name, machine in known().items()}
+    found = {name: search(small, EXACT_LAWS, machine, Extents({"T": 40, WHOLE: 600})).time for name, machine in load_bundled().items()}
     assert 0 < found["H100"] < found["A100"] < found["TPUv5e"], "in float32 these have vector units alone"
     assert len({repr(machine) for machine in MACHINES}) == len(MACHINES), "what is remembered is of one machine"
 

@@ -12,7 +12,7 @@ from opmatrix.extents import counted, patterns
 from opmatrix.patterns import Batch
 from rewrites import run
 from rewrites.command.answers import InputError
-from rewrites.compiler.mixed import Mean, lengths, parsed, priced, word
+from rewrites.compiler.mixed import Mean, format_lengths, lengths, parse_mix, priced
 from rewrites.compiler.price import Prices
 from rewrites.compiler.search import search
 from rewrites.front.reported import Reported
@@ -103,16 +103,16 @@ def test_what_is_no_workload_is_said_in_a_line(mix, words):
 
 
 def test_shares_of_the_command_line(tmp_path, monkeypatch):
-    assert parsed("0.7:1x16,0.3:8x128+2x4") == [(0.7, "1x16"), (0.3, "8x128+2x4")] and parsed("texts.txt") == "texts.txt"
+    assert parse_mix("0.7:1x16,0.3:8x128+2x4") == [(0.7, "1x16"), (0.3, "8x128+2x4")] and parse_mix("texts.txt") == "texts.txt"
     for text, words in (("0.7:1x16", "add to 0.7"), ("1:eight", "is no batch"), ("1:1x3,", "is no share"), ("0.5.5:1x3", "is no share")):
-        with pytest.raises(InputError, match=words): parsed(text)
+        with pytest.raises(InputError, match=words): parse_mix(text)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "1:1x3").write_text("the river")
-    assert parsed("1:1x3") == "1:1x3", "a file is a file"
+    assert parse_mix("1:1x3") == "1:1x3", "a file is a file"
 
 
 @pytest.mark.parametrize("each", [[3], [3, 3, 2], [1, 2, 1]])
-def test_lengths_are_kept_as_a_word(each): assert lengths(word(Batch([[0] * length for length in each]))) == each
+def test_lengths_are_kept_as_a_word(each): assert lengths(format_lengths(Batch([[0] * length for length in each]))) == each
 
 
 def test_a_length_beyond_the_model_is_said():

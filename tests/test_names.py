@@ -1,6 +1,6 @@
-"""One module, one name; imports without circles."""
+"""One module, one name; one word, one meaning; imports without circles."""
 import ast
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,32 @@ def test_no_twins():
     """No two modules are called alike, so that a file's name says which one is meant."""
     names = Counter(path.stem for path in FILES if path.name != "__init__.py")
     assert not (twins := sorted(name for name, count in names.items() if count > 1)), twins
+
+
+READINGS = {f"opmatrix.runtime.{room}" for room in ("bounds", "cases", "costs", "kernels", "meanings", "shape_rules")}
+LAWS = ("rewrites.laws.", "rewrites.proofs.laws.")
+TYPES = {"f4", "i8"}                                        # numpy's own names for types of numbers
+
+
+def defined(path):
+    """The public functions, classes and values of a module. Single letters are symbols of formulas."""
+    names = set()
+    for each in ast.parse(path.read_text()).body:
+        match each:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)): names.add(name)
+            case ast.Assign(targets=targets):
+                names |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+    return {name for name in names if not name.startswith("_") and len(name) > 1} - TYPES
+
+
+def test_one_word_one_meaning():
+    """No public name is defined in more than two modules. By design some functions are called as what they are a reading of:
+    in READINGS, a kernel; in modules of laws, a law, as a law's name is its function's; in properties, a property."""
+    homes = defaultdict(list)
+    for module, path in MODULES.items():
+        if module in READINGS | {"opmatrix.properties"} or (module.startswith(LAWS) and module != "rewrites.laws.facts"): continue
+        for name in defined(path): homes[name].append(module)
+    assert not (many := {name: found for name, found in sorted(homes.items()) if len(found) > 2}), many
 
 
 def test_rooms_are_small():

@@ -12,7 +12,7 @@ from formats import Dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime import order
-from opmatrix.runtime.order import Graph, least_peak, ordered, planned
+from opmatrix.runtime.order import StepGraph, least_peak, ordered, planned
 from opmatrix.runtime.planner import Life, floor
 from opmatrix.runtime.schedule import homes
 
@@ -112,10 +112,10 @@ def test_the_given_order_stays_where_none_is_better(forked):
 
 
 def test_a_graph_that_is_too_large_is_ordered_by_what_adds_least(forked, monkeypatch):
-    graph = Graph(forked.schedule.calls, forked.schedule.results, EXTENTS)
+    graph = StepGraph(forked.schedule.calls, forked.schedule.results, EXTENTS)
     peak, order, least = graph.path(most=2)
     assert not least and sorted(order) == graph.real and graph.path()[2]
-    monkeypatch.setattr(Graph, "path", lambda self, most=0: (peak, order, False))
+    monkeypatch.setattr(StepGraph, "path", lambda self, most=0: (peak, order, False))
     monkeypatch.setattr("opmatrix.runtime.order.WORK", 0)
     monkeypatch.setattr("opmatrix.runtime.order.FOUND", {})
     found = least_peak(forked.schedule, EXTENTS)
@@ -125,7 +125,7 @@ def test_a_graph_that_is_too_large_is_ordered_by_what_adds_least(forked, monkeyp
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(small_programs())
 def test_what_adds_least_is_an_order_too(program):
-    graph = Graph(program.schedule.calls, program.schedule.results, EXTENTS)
+    graph = StepGraph(program.schedule.calls, program.schedule.results, EXTENTS)
     peak, order, least = graph.path(most=0)
     assert graph.whole(order) in list(every_order(program)) and not least
     assert peak == most_alive(program, graph.whole(order)) >= graph.path()[0]

@@ -13,7 +13,7 @@ from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.command import commands, perplexity
 from rewrites.command import evaluate as evaluation
-from rewrites.command.perplexity import Foreseen, evaluate
+from rewrites.command.perplexity import Foreseen, score_text
 from rewrites.command.report import Report
 from rewrites.front.opening import source
 
@@ -46,9 +46,9 @@ def defined(checkpoint, side, tokens=None):
 @pytest.mark.parametrize("side, chunk", [(16, 32), (16, 5), (7, 7), (7, 1)])
 def test_perplexity_is_its_definition(place, monkeypatch, side, chunk):
     monkeypatch.setattr(perplexity, "WINDOW", side)
-    monkeypatch.setattr(perplexity, "CHUNK", chunk)
+    monkeypatch.setattr(perplexity, "SCORED_ROWS", chunk)
     nats, count, ids = defined(open_model(place / "small.gguf"), side)
-    found = evaluate("it", Program.load(place / "rows"), place / "text")
+    found = score_text("it", Program.load(place / "rows"), place / "text")
     assert found.count == count and found.nats == pytest.approx(nats, rel=1e-5)
     assert found.perplexity == pytest.approx(np.exp(nats), rel=1e-5)
     assert found.nats_a_byte == pytest.approx(nats * len(ids) / len(TEXT), rel=1e-5)
@@ -57,14 +57,14 @@ def test_perplexity_is_its_definition(place, monkeypatch, side, chunk):
 def test_some_tokens_of_a_text(place):
     checkpoint = open_model(place / "small.gguf")
     nats, count, ids = defined(checkpoint, 16, tokens=9)
-    found = evaluate("it", Program.load(place / "rows"), place / "text", 9)
+    found = score_text("it", Program.load(place / "rows"), place / "text", 9)
     read = len(checkpoint.tokenizer().tokenizer.decode(ids))
     assert (found.count, found.bytes_a_token) == (count, read / 9) == (8, read / 9) and found.nats == pytest.approx(nats, rel=1e-5)
 
 
 def test_memory_holds_few_rows_of_scores(place, monkeypatch):
     """The product with the vocabulary is computed for a chunk of rows, and the program before it gives features."""
-    monkeypatch.setattr(perplexity, "CHUNK", 3)
+    monkeypatch.setattr(perplexity, "SCORED_ROWS", 3)
     program = Program.load(place / "rows")
     scores = perplexity.scored("it", program)
     parts = [*scores(batch := Batch([np.arange(2, 10)]))]
@@ -74,13 +74,13 @@ def test_memory_holds_few_rows_of_scores(place, monkeypatch):
 
 def test_what_scores_no_vocabulary_is_named(place, tmp_path):
     with pytest.raises(InputError, match=r"it: it scores what follows a whole text: .* --output rows"):
-        evaluate("it", Program.load(place / "pooled"), place / "text")
+        score_text("it", Program.load(place / "pooled"), place / "text")
     checkpoint = open_model(checkpoints.write(tmp_path / "bert"))
     encoder, _ = structure(checkpoint.operator(), *KINDS["imported"]).program(source(checkpoint))
-    with pytest.raises(InputError, match="it: its rows are no scores of a vocabulary"): evaluate("it", encoder, place / "text")
+    with pytest.raises(InputError, match="it: its rows are no scores of a vocabulary"): score_text("it", encoder, place / "text")
     (tmp_path / "short").write_text("a")
     with pytest.raises(InputError, match="short: 1 tokens: give a text of 2 or more"):
-        evaluate("it", Program.load(place / "rows"), tmp_path / "short")
+        score_text("it", Program.load(place / "rows"), tmp_path / "short")
 
 
 def test_programs_are_compared_with_the_first(place, tmp_path):

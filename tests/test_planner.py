@@ -8,7 +8,7 @@ from formats import Dense
 from opmatrix.measure import peak
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.runtime.planner import Life, floor, place
+from opmatrix.runtime.planner import Life, floor, place_buffers
 
 spans = st.tuples(st.integers(1, 40), st.integers(0, 30), st.integers(0, 12))
 lives = st.lists(spans.map(lambda s: Life(64 * s[0], s[1], s[1] + s[2])), min_size=1, max_size=25)
@@ -18,7 +18,7 @@ SMALL, LARGE = Batch([[1, 2, 3], [4], list(range(5, 14))]), Batch([np.arange(n) 
 @given(lives, st.data())
 def test_buffers_alive_together_lie_apart(lives, data):
     result = data.draw(st.integers(0, len(lives) - 1))
-    plan = place(lives, result)
+    plan = place_buffers(lives, result)
     at = list(zip(plan.offsets, lives, strict=True))
     assert plan.offsets[result] == 0 and plan.wall == lives[result].size
     assert all(low % 64 == 0 and low + life.size <= plan.end for low, life in at)
@@ -27,12 +27,12 @@ def test_buffers_alive_together_lie_apart(lives, data):
         for low2, life2 in at[:i]:
             assert not life.meets(life2) or low + life.size <= low2 or low2 + life2.size <= low
     assert plan.end >= floor(lives)
-    assert plan.times(3) == place([Life(3 * size, *when) for size, *when in lives], result)
+    assert plan.times(3) == place_buffers([Life(3 * size, *when) for size, *when in lives], result)
 
 
 def test_the_tightest_gap_is_taken():
     result, early, stays, brief = Life(64, 0, 9), Life(640, 0, 2), Life(512, 0, 5), Life(256, 0, 2)
-    plan = place([result, early, stays, brief, Life(192, 0, 5), Life(128, 3, 5)], 0)
+    plan = place_buffers([result, early, stays, brief, Life(192, 0, 5), Life(128, 3, 5)], 0)
     assert plan.offsets[:5] == (0, 64, 704, 1216, 1472)
     assert plan.offsets[5] == 1216, "where brief was, not where early was"
 

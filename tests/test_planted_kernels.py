@@ -6,7 +6,7 @@ import pytest
 from test_formats_properties import few_inputs
 
 from formats import FORMATS, kernels
-from formats.core.check import multiplied
+from formats.core.check import check_product
 from formats.core.epilogue import NOTHING
 from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step
@@ -122,9 +122,9 @@ def test_zeros_in_place_of_a_very_deep_product_are_seen(monkeypatch, name, rows)
     W, x = rng.standard_normal((65600, 8), np.float32), few_inputs(rng, rows, 65600)
     W[x.any(0)] *= 4                                         # so that what is sparse keeps them
     packed = F.approximate(W)
-    multiplied(packed, x, np.random.default_rng(0))
+    check_product(packed, x, np.random.default_rng(0))
     plant(monkeypatch, F, zeros)
-    with pytest.raises(AssertionError, match="rounding allows"): multiplied(packed, x, np.random.default_rng(0))
+    with pytest.raises(AssertionError, match="rounding allows"): check_product(packed, x, np.random.default_rng(0))
 
 
 # ---- attention in bfloat16

@@ -12,7 +12,7 @@ from formats.core.errors import InputError
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.pipelines.pooling import MEAN, MODES, Pooling
 from opmatrix.program import Program
-from rewrites.front.opening import opened, source
+from rewrites.front.opening import open_arguments, source
 
 STARTS = np.array([0, 4, 5, 9])
 BY_HAND = {                                                 # of one sentence's rows, a column at a time
@@ -202,7 +202,7 @@ def test_a_program_pools_as_its_checkpoint_also_after_loading(tmp_path, tokenize
 def test_what_is_optimised_pools_as_its_checkpoint_and_is_measured_on_cut_texts(tmp_path):
     model = checkpoints.pool(checkpoints.write(tmp_path / "model"), "max", files={BERT: {"max_seq_length": 5}})
     (tmp_path / "lines.txt").write_text("dry " * 30 + "\nthe bank\nthe\n")
-    _, workload, meta = opened(str(model), None, str(tmp_path / "lines.txt"), None)
+    _, workload, meta = open_arguments(str(model), None, str(tmp_path / "lines.txt"), None)
     assert Pooling.parsed(meta["pooling"], "meta") == Pooling(("max",), True, 5)
     assert workload.timed.starts.tolist() == [0, 5, 9, 12]
 

@@ -10,7 +10,7 @@ from programs import Writer, bert_program, fused_layer, held, unfused_layer
 
 from formats import CSR, NM, Block, Dense, Half, LowRank
 from formats import FORMATS as ALL
-from formats.machine.model import evaluate
+from formats.machine.model import evaluate_features
 from opmatrix.data import Data
 from opmatrix.extents import Extents, T, counted
 from opmatrix.measure import peak
@@ -20,7 +20,7 @@ from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.session import New
 from opmatrix.program import Program, Step
-from opmatrix.runtime.interpreted import written
+from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Rows
@@ -104,7 +104,7 @@ def alone(kernel, rng):
         case "repeat": last = write.step("join", x=write.step("repeat", {"heads": 6}, x="h"))
         case "interpret":
             y = symbol("y", None, 40)
-            term, arrays = written(y @ relu @ weight(constants["w"].unpack().T), {y: 0})
+            term, arrays = write_term(y @ relu @ weight(constants["w"].unpack().T), {y: 0})
             last = write.step("interpret", {"term": term}, x0="y", c0="turned")
             constants["turned"] = arrays[0].array
         case "append" | "attention_cached":
@@ -313,7 +313,7 @@ def test_every_step_has_a_price(weights, layer, format):
     program = bert_program(CONFIG | {"num_hidden_layers": 1}, weights, layer, FORMATS[format])
     priced = program.cost(RAGGED)
     assert priced == program.cost(counted([5, 1, 17]))
-    for name, sizes in priced: assert all(0 < feature < np.inf for feature in evaluate(name, sizes)), name
+    for name, sizes in priced: assert all(0 < feature < np.inf for feature in evaluate_features(name, sizes)), name
     products = [sizes for name, sizes in priced if name == f"linear.{format}"]
     assert sum(sizes["n"] * sizes["p"] for sizes in products) == 24 * 24 * 4 + 2 * 24 * 40
 

@@ -75,7 +75,7 @@ def test_memory_is_shared(name, arrays, rng):
     packed = FORMATS[name].approximate(rng.standard_normal((32, 48), np.float32))
     held, x = Held(packed), rng.standard_normal((5, 32), np.float32)
     before = held.matmul(x)
-    for each in arrays: assert provider.shared(getattr(packed, each)).data_ptr() == getattr(packed, each).ctypes.data
+    for each in arrays: assert provider.as_tensor(getattr(packed, each)).data_ptr() == getattr(packed, each).ctypes.data
     getattr(packed, arrays[-1])[...] *= 2
     assert np.allclose(held.matmul(x), 2 * before, rtol=1e-5, atol=1e-5) and abs(before).max() > 0
 
@@ -89,7 +89,7 @@ def test_attention_agrees(heads, kept, causal, rng):
     out = np.empty((40, heads, e), np.float32)
     reach = ((1 << 62), 0) if causal else None
     ours = kernels.attention(q, k, v, starts, out, 0.3, *([reach] if reach else []))
-    assert np.allclose(provider.attention(q, k, v, starts, 0.3, causal), ours, rtol=2e-5, atol=2e-6)
+    assert np.allclose(provider.attend(q, k, v, starts, 0.3, causal), ours, rtol=2e-5, atol=2e-6)
 
 
 def test_what_there_is_not_says_so(rng, monkeypatch):

@@ -2,13 +2,13 @@
 import pytest
 
 from formats.machine import quiet
-from formats.machine.quiet import SIGNS, Watch, missing, probe, told, width
+from formats.machine.quiet import SIGNS, Watch, describe_noise, missing, probe, width
 
 
 def watch(monkeypatch, load=0.5, ticks=((0, 0, 0, 0), (100, 0, 200, 100)), threads=2, runs=(), speedup=None):
     """What is seen with two processors: ticks at work, stolen, in all, our own, before and after."""
     counts = iter(ticks)
-    monkeypatch.setattr("formats.machine.host.load", lambda: load)
+    monkeypatch.setattr("formats.machine.host.load_average", lambda: load)
     monkeypatch.setattr("formats.machine.threads.threads", lambda: threads)
     monkeypatch.setattr(quiet.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(quiet.Others, "now", lambda self: next(counts, None))
@@ -42,7 +42,7 @@ def test_a_quiet_machine_and_one_that_tells_nothing_show_none(monkeypatch, given
 
 def test_signs_are_listed_together(monkeypatch):
     seen = watch(monkeypatch, load=9.0, runs=[WILD])
-    assert seen.count(", ") == 1 and told(seen, "so what") == f"busy machine: {seen}: so what"
+    assert seen.count(", ") == 1 and describe_noise(seen, "so what") == f"busy machine: {seen}: so what"
 
 
 def test_every_bound_has_a_reason(): assert all(sign.why and sign.most > 0 for sign in SIGNS.values())

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 import searched
 
-from rewrites.derivations.gains import joined, saves, steps, together, whole
+from rewrites.derivations.gains import group_laws, join_names, only_narrows, saves, steps
 from rewrites.extraction import Infeasible
 from rewrites.front import results
 from rewrites.front.ladder import OBJECTIVES, Front
-from rewrites.front.stated import LEAST
+from rewrites.front.stated import MIN_SENTENCES
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import without
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w])")
-SAID = "int8", "float64", f"that needs {2 * LEAST} lines"    # words with digits, and a constant
+SAID = "int8", "float64", f"that needs {2 * MIN_SENTENCES} lines"  # words with digits, and a constant
 WAYS = (("{:.2f}", 1e3), ("{:.1f}", 1e6), ("{:.1f}", 1e-6), ("{:.3g}", 100), ("{:.2g}", 100), ("{:.2g}", 1), ("{:.0e}", 1),
         ("{:.1f}", 1), ("{}", 1))
 
@@ -86,12 +86,12 @@ def test_a_means_that_nothing_has_says_so():
     found = [*steps(rows)]
     assert [step.saved_s for step in found] == [None, 4.0, pytest.approx(-0.1), None, pytest.approx(2.1)]
     assert [step.below_noise for step in found] == [False, False, True, False, False]
-    assert results.named(found[3]._asdict()) == "+ number types: nothing"
+    assert results.name_step(found[3]._asdict()) == "+ number types: nothing"
 
 
 @pytest.mark.parametrize("methods, only", [({"bf16": 3, "int8": 1, "half": 2, "int4": 1}, True), ({}, True), ({"bf16": 3, "csr": 1}, False),
                                            ({"lowrank": 1}, False), ({"nm": 1}, False), ({"mine": 1}, False)], ids=str)
-def test_number_types_keep_every_weight(methods, only): assert whole(methods) == only
+def test_number_types_keep_every_weight(methods, only): assert only_narrows(methods) == only
 
 
 # ---- laws that save nothing without one another
@@ -106,7 +106,7 @@ def test_laws_of_one_entry_save_only_together():
         if law.name in exact.fired:
             try: left[law.name] = lacking([law.name])
             except Infeasible: continue                     # other canonical forms rest on it
-    entries = [names for names, each in together(left.items(), exact.time, lacking) if saves(each, exact.time)]
+    entries = [names for names, each in group_laws(left.items(), exact.time, lacking) if saves(each, exact.time)]
     assert {"scale_scores", "shift_scores"} in map(set, entries) and max(map(len, entries)) > 3
     for names in entries:
         for pair in combinations(names[:3], 2): assert lacking(pair).time == pytest.approx(left[pair[0]].time, rel=1e-9)
@@ -117,9 +117,9 @@ def test_laws_that_save_as_much_apart_are_not_one():
     def lacking(names):
         given = set(names)
         return SimpleNamespace(time=10.0 + 2 * len(given & {"a", "b"}) + 2 * bool(given & {"c", "d"}))
-    found = together([(name, lacking([name])) for name in "acebd"], 10.0, lacking)
+    found = group_laws([(name, lacking([name])) for name in "acebd"], 10.0, lacking)
     assert {names for names, _ in found} == {("e",), ("a",), ("b",), ("c", "d")}
-    assert [joined(names) for names in (("a",), ("c", "d"))] == ["a", "c + d, together"]
+    assert [join_names(names) for names in (("a",), ("c", "d"))] == ["a", "c + d, together"]
 
 
 # ---- what was proved

@@ -7,7 +7,7 @@ from formats import FORMATS, kernels
 from formats.core.arrays import room
 from formats.kernels.engine.launch import ARENA
 from formats.kernels.engine.replay import clock
-from formats.machine.running import Inside, inside, shared
+from formats.machine.running import Inside, allocate_both, inside
 from formats.machine.threads import limit
 
 pytestmark = pytest.mark.skipif(not clock(), reason="native code finds no clock here")
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not clock(), reason="native code finds no clock 
 def cases(seed=0):
     """A product and a pass, each to a place of its own in the memory."""
     rng = np.random.default_rng(seed)
-    memory, inputs, outputs = shared(1 << 12)
+    memory, inputs, outputs = allocate_both(1 << 12)
     inputs[:], outputs[:] = rng.standard_normal(inputs.size, np.float32), 0
     W = rng.standard_normal((24, 40), np.float32)
     weight, x, product, scaled = FORMATS["packed"].pack(W), inputs[:240].reshape(10, 24), outputs[:400].reshape(10, 40), outputs[512:752]
@@ -45,8 +45,8 @@ def test_every_worker_does_every_case(monkeypatch, apart, workers):
 
 def test_times_belong_to_their_cases(monkeypatch):
     """The order is drawn and they are cut into scripts, but a case that does a thousand times as much takes the most."""
-    monkeypatch.setattr("formats.machine.running.CHUNK", 3)
-    memory, inputs, outputs = shared(1 << 16)
+    monkeypatch.setattr("formats.machine.running.SCRIPT_CASES", 3)
+    memory, inputs, outputs = allocate_both(1 << 16)
     inputs[:] = 1
     sizes = [1 << 16 if i == 5 else 64 for i in range(8)]
     def scaled(size): return kernels.scale(inputs[:size].reshape(1, -1), 2.0, outputs[:size].reshape(1, -1))
@@ -62,7 +62,7 @@ def test_scripts_are_remembered_within_a_share_of_the_cache(monkeypatch):
     (recorded,), rows = program.schedule.segments, [[3, 4, 5], [6, 7]]
     wanted = [program.run([row]) for row in rows]
     assert len(recorded.scripts) >= 2
-    monkeypatch.setattr("opmatrix.runtime.recorded.KEPT", 0)
+    monkeypatch.setattr("opmatrix.runtime.recorded.SCRIPT_SHARE", 0)
     recorded.scripts.clear()
     for row, want in zip(rows, wanted, strict=True):
         assert np.array_equal(program.run([row]), want) and [key[0] for key in recorded.scripts] == [len(row)]

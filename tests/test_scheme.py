@@ -9,10 +9,10 @@ from searched import RAGGED, model
 
 from formats.machine.features import even
 from formats.machine.model import Rates
-from formats.machine.prices import NARROW, PRICES
+from formats.machine.prices import NARROW_SUFFIX, PRICES
 from opmatrix.extents import WHOLE, Extents, S, T, counted
 from opmatrix.patterns import Batch
-from opmatrix.runtime.scheme import Running, grouped, shared
+from opmatrix.runtime.scheme import Running, assign_groups, make_groups
 from rewrites.compiler.lower import Method, plainly
 from rewrites.compiler.search import search
 from rewrites.laws import EXACT_LAWS
@@ -58,8 +58,8 @@ def test_groups_are_priced_at_their_own_rows_times_those_of_the_busiest_worker()
 
 def test_uneven_groups_cost_what_the_worker_with_the_most_takes():
     lengths = 240, 200, 220, 180, 256, 256
-    parts = grouped(starts(*lengths), 2)
-    rows = max(sum(part.high - part.low for part in own) for own in shared(parts, 2))
+    parts = make_groups(starts(*lengths), 2)
+    rows = max(sum(part.high - part.low for part in own) for own in assign_groups(parts, 2))
     running = Running.of(machine(), starts(*lengths))
     assert len(parts) > 2 and running.seconds("linear.dense", T=running.group(counted(lengths))[T]) == pytest.approx(rows)
 
@@ -78,8 +78,8 @@ def test_every_row_is_in_one_group_of_one_worker():
     for _ in range(50):
         at = starts(*rng.integers(1, 200, rng.integers(1, 30)))
         workers = int(rng.integers(1, 5))
-        parts = grouped(at, workers, 128)
-        own = shared(parts, workers)
+        parts = make_groups(at, workers, 128)
+        own = assign_groups(parts, workers)
         assert sorted(part for each in own for part in each) == parts and len(own) == workers
         assert [part.low for part in parts[1:]] + [at[-1]] == [part.high for part in parts] and parts[0].low == 0
 
@@ -94,7 +94,7 @@ def narrowly(lowering, use):
 def test_the_search_prices_what_runs(methods, way, batch):
     """What a structure is said to take is what its program's kernels cost, its start with them, narrow stages as narrow ones."""
     plain = standin.machine()
-    narrow = {name: [0.3 * rate for rate in rates] if name.endswith(NARROW) else rates for name, rates in plain.coefficients.items()}
+    narrow = {name: [0.3 * rate for rate in rates] if name.endswith(NARROW_SUFFIX) else rates for name, rates in plain.coefficients.items()}
     assert {name for name, each in PRICES.items() if each.rides} < set(narrow)
     twice = {name: [2 * rate for rate in rates] for name, rates in narrow.items()}
     ways = {"apart": Rates(narrow, start=1e-5), "together": Rates(twice, start=2e-5)}
@@ -103,7 +103,7 @@ def test_the_search_prices_what_runs(methods, way, batch):
     program, _ = found.program({})
     costs = program.cost(running.group(batch.extents()))
     assert found.time == pytest.approx(running.start + sum(running.seconds(kernel, **sizes) for kernel, sizes in costs), rel=1e-6)
-    assert running.way == way and any(kernel.endswith(NARROW) for kernel, _ in costs) == (methods is not plainly)
+    assert running.way == way and any(kernel.endswith(NARROW_SUFFIX) for kernel, _ in costs) == (methods is not plainly)
 
 
 def test_columns_that_do_not_come_out_even_cost_what_the_busiest_worker_has():

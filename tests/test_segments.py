@@ -19,7 +19,7 @@ from opmatrix.measure import peak
 from opmatrix.operators import relu, symbol
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.runtime.interpreted import written
+from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.recorded import Recorded
 from opmatrix.runtime.segments import Called
 
@@ -32,7 +32,7 @@ def stepped(rng, between=1):
     write = Writer({})
     constants = {"E": Dense.pack(rng.standard_normal((20, WIDTH)).astype(np.float32)),
                  "w": Dense.pack(rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 7)}
-    term, _ = written(symbol("y", None, WIDTH) @ relu, {symbol("y", None, WIDTH): 0})
+    term, _ = write_term(symbol("y", None, WIDTH) @ relu, {symbol("y", None, WIDTH): 0})
     x = write.step("embed", {"fields": "tokens"}, table0="E")
     for _ in range(between):
         k = write.step("heads", {"heads": 3}, x=write.step("linear", x=x, weight="w"))

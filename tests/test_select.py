@@ -6,7 +6,7 @@ import pytest
 import standin
 
 from formats import FORMATS, FormatError, select
-from formats.select import Candidate, candidates, choose, deviation, sampled, settled
+from formats.select import Candidate, candidates, choose, deviation, race_candidates, sampled
 
 MACHINE = standin.machine()
 
@@ -114,9 +114,9 @@ def test_those_that_lie_near_are_timed(monkeypatch):
     monkeypatch.setattr(Candidate, "pack", lambda each, W: packed.append(each.format) or held(each, W))
     kinds = []
     monkeypatch.setattr(select, "burst", lambda call: kinds.append(call()) or [0.1 if len(kinds) % 3 == 2 else 1.0])
-    best = settled(W, 4, near)
+    best = race_candidates(W, 4, near)
     assert packed == ["csr", "packed", "dense"] and best.format == "packed" and 0.1 < best.seconds < 0.5
-    assert settled(W, 4, near[:1]).format == "csr"
+    assert race_candidates(W, 4, near[:1]).format == "csr"
 
 
 def test_who_was_predicted_too_fast_is_found_out(monkeypatch):
@@ -124,7 +124,7 @@ def test_who_was_predicted_too_fast_is_found_out(monkeypatch):
     found = [Candidate(name, (), seconds, 0.8 * seconds, 1.2 * seconds, 1) for name, seconds in (("csr", 0.1), ("packed", 1.0))]
     turns = iter([5.0, 5.0, 1.0] + [5.0] * 30)
     monkeypatch.setattr(select, "burst", lambda call: [next(turns)])
-    assert settled(W, 4, found).format == "packed"
+    assert race_candidates(W, 4, found).format == "packed"
 
 
 def believed(*candidates):

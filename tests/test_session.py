@@ -14,7 +14,7 @@ from formats.core.errors import InputError
 from formats.kernels.mixing.caches import PAGE
 from formats.machine.threads import limit
 from opmatrix.data import Data
-from opmatrix.extents import Extents, S, T, asked, pairs, patterns
+from opmatrix.extents import Extents, S, T, collect_needs, pairs, patterns
 from opmatrix.monoids import mean
 from opmatrix.operators import I, const, diag, given, heads, pick, product, relation, repeat, rmsnorm, rotate, silu, softmax, weight
 from opmatrix.oracles import dense, entrywise
@@ -75,7 +75,7 @@ def stepping(laws=EXACT_LAWS):
     """What is found for new rows of the model, and the batch that it was searched for."""
     outputs = cached_model(model())
     batch = some(outputs, (1, 7, 20), (1, 1, 3), WORDS)
-    return search(outputs, laws, Round(), batch.extents(*asked(*outputs.values()))), outputs, batch
+    return search(outputs, laws, Round(), batch.extents(*collect_needs(*outputs.values()))), outputs, batch
 
 
 def text(count, seed=0): return np.random.default_rng(seed).integers(0, WORDS, count)

@@ -28,7 +28,7 @@ def programs():
 
 @pytest.fixture
 def place(programs, tmp_path):
-    with saving.placed(tmp_path / "p") as fresh:
+    with saving.replacing_program(tmp_path / "p") as fresh:
         saving.write_front({fresh: programs[2]} | {fresh / f"front/{i}": each for i, each in enumerate(programs)})
     return tmp_path / "p"
 

@@ -10,7 +10,7 @@ from searched import model as bert
 from formats import Dense
 from formats.core.errors import InputError
 from opmatrix import monoids
-from opmatrix.extents import Extents, asked, entries
+from opmatrix.extents import Extents, collect_needs, entries
 from opmatrix.monoids import mean
 from opmatrix.operators import gelu as activation
 from opmatrix.operators import given, product, relation, row, weight
@@ -46,7 +46,7 @@ MODEL = FEATURES @ layer(mean, 1) @ layer(monoids.max, 2)
 
 def found(model, batch, laws=EXACT_LAWS):
     terms = [model] if not isinstance(model, dict) else [*model.values()]
-    structure = search(model, laws, Round(), batch.extents(*asked(*terms)))
+    structure = search(model, laws, Round(), batch.extents(*collect_needs(*terms)))
     return (*structure.program({}), structure)
 
 
@@ -103,7 +103,7 @@ def test_a_matrix_that_enters_is_not_written_over():
 
 def test_entries_of_relations_are_extents():
     batch = graph()
-    extents = batch.extents(*asked(MODEL))
+    extents = batch.extents(*collect_needs(MODEL))
     assert extents["V"] == 9 and extents[entries[EDGES]] == np.count_nonzero(batch.relations["edges"].dense())
     assert Extents({"V": 3, entries["edges: V × V"]: 5})[entries[EDGES]] == 5
     program = found(MODEL, batch)[0]

@@ -25,7 +25,7 @@ from opmatrix.spectra import (
     power_law,
     predicted_error,
     propose,
-    scores,
+    prune_scores,
     whitened,
 )
 from opmatrix.spectra.propose import Weighed
@@ -196,7 +196,7 @@ def test_the_lowrank_format_attains_the_whitened_error():
 def test_mask_errors_are_measured_ones_at_every_density(w, seed, full, magnitude):
     x = activations(len(w), seed=seed)
     gram = Gram.of(x) if full else (x ** 2).sum(0)
-    score = abs(w) if magnitude else scores(w, gram)
+    score = abs(w) if magnitude else prune_scores(w, gram)
     order = np.argsort(score, axis=None, kind="stable")
     for dropped, error in enumerate(mask_errors(w, gram, score)):
         a = w.copy()
@@ -334,13 +334,13 @@ def test_the_text_has_a_line_for_each_matrix():
     table, said = lines[:lines.index("")], lines[lines.index("") + 1:]
     assert len(table) == 2 + 7 and table[0].split()[:3] == ["layer", "matrix", "shape"]
     assert table[3].split()[:3] == ["0", "output.dense", "12×16"] and "█" in table[3]
-    assert [line.split(": ")[0] for line in said] == [*draw.COLUMNS][3:]
+    assert [line.split(": ")[0] for line in said] == [*draw.SPECTRUM_COLUMNS][3:]
 
 
 def test_bars_fall_with_the_values_on_a_logarithmic_scale():
     assert draw.sparkline([1, 0.1, 0.01, 0.001, 1e-9], decades=3) == "█▆▃▁▁"
-    assert draw.place("bert.encoder.layer.10.output.dense.weight") == (10, "output.dense")
-    assert draw.place("embeddings.weight") == (None, "embeddings")
+    assert draw.parse_weight_name("bert.encoder.layer.10.output.dense.weight") == (10, "output.dense")
+    assert draw.parse_weight_name("embeddings.weight") == (None, "embeddings")
 
 
 @pytest.mark.parametrize("figure", [lambda path: draw.spectrum_figure(layers(), path),

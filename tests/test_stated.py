@@ -6,11 +6,11 @@ import pytest
 import tokenizers
 
 from opmatrix.patterns import Batch
-from opmatrix.pipelines.pooling import MEAN, unit
+from opmatrix.pipelines.pooling import MEAN, normalise_rows
 from opmatrix.pipelines.text import Parts, Reading, Tokenizer
 from rewrites.front.differences import difference
-from rewrites.front.samples import KINDS, lines
-from rewrites.front.stated import LEAST, PLENTY, Stated, each, likely, uncovered, worst
+from rewrites.front.samples import TEXT_KINDS, make_lines
+from rewrites.front.stated import MIN_SENTENCES, PLENTY, Stated, each, likely, uncovered, worst
 
 DRAWN = {"lognormal": lambda rng, n: np.exp(0.1 * rng.standard_normal(n)), "wide": lambda rng, n: np.exp(rng.standard_normal(n)),
          "skewed": lambda rng, n: 1 + rng.gamma(2, 0.1, n), "exponential": lambda rng, n: rng.exponential(size=n),
@@ -19,7 +19,7 @@ DRAWN = {"lognormal": lambda rng, n: np.exp(0.1 * rng.standard_normal(n)), "wide
 
 
 @pytest.mark.parametrize("name", DRAWN)
-@pytest.mark.parametrize("count", [LEAST, 50, 200, PLENTY])
+@pytest.mark.parametrize("count", [MIN_SENTENCES, 50, 200, PLENTY])
 def test_at_most_one_in_a_hundred_exceeds_the_worst_whatever_is_drawn(name, count):
     """400 workloads, of each the share of 4,000 fresh sentences: more than 1 % where chance has it, one time in a hundred; a power law,
     whose threshold varies too, twice as often."""
@@ -35,8 +35,8 @@ def test_the_largest_seen_alone_would_be_exceeded_too_often():
 
 
 def test_few_sentences_say_nothing_of_the_worst_and_equal_ones_no_more_than_themselves():
-    assert worst(np.full(LEAST - 1, 0.1)) is None
-    assert worst(np.full(LEAST, 0.1)) == pytest.approx(0.1) and worst(np.zeros(LEAST)) == 0
+    assert worst(np.full(MIN_SENTENCES - 1, 0.1)) is None
+    assert worst(np.full(MIN_SENTENCES, 0.1)) == pytest.approx(0.1) and worst(np.zeros(MIN_SENTENCES)) == 0
 
 
 def off(rng, sentences=40):
@@ -53,7 +53,7 @@ def test_every_sentence_and_every_pair_by_itself():
     said = Stated.of(found, wanted, starts, MEAN)
     rows = [slice(*pair) for pair in pairwise(starts)]
     assert each(found, wanted, starts) == pytest.approx([difference(found[at], wanted[at]) for at in rows])
-    before, after = (unit(np.array([values[at].mean(0) for at in rows])) for values in (wanted, found))
+    before, after = (normalise_rows(np.array([values[at].mean(0) for at in rows])) for values in (wanted, found))
     changed = [abs(after[i] @ after[j] - before[i] @ before[j]) for j in range(40) for i in range(j)]
     assert said.pairs == len(changed) == 780
     assert (said.cosine_mean, said.cosine_most) == pytest.approx((np.mean(changed), max(changed)), rel=1e-4)
@@ -79,13 +79,13 @@ def characters():
 def encoded(tokenizer, texts): return Batch(tokenizer.rows(texts, Reading(truncate=True)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TEXT_KINDS)
 def test_a_workload_covers_its_own_kind_and_lacks_others(characters, kind):
-    fit, choose, state = Parts.of(lines(kind, 100))
+    fit, choose, state = Parts.of(make_lines(kind, 100))
     lacks = uncovered(characters, encoded(characters, [*fit, *choose]), encoded(characters, state))
     assert kind not in lacks and "500 tokens" in {*lacks, kind} and ("Chinese" in lacks or kind == "Chinese")
 
 
 def test_lines_of_a_kind_are_the_same_every_time():
-    assert [lines(kind, 3, seed=1) for kind in KINDS] == [lines(kind, 5, seed=1)[:3] for kind in KINDS]
-    assert len({line for line in lines("random ids", 100)}) == 100
+    assert [make_lines(kind, 3, seed=1) for kind in TEXT_KINDS] == [make_lines(kind, 5, seed=1)[:3] for kind in TEXT_KINDS]
+    assert len({line for line in make_lines("random ids", 100)}) == 100

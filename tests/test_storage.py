@@ -73,7 +73,7 @@ def test_every_file_beside_it(saved, program, tokenizer):
 
 def with_front(program, other, directory):
     """A directory as `optimize` leaves it: the chosen program, and a front of two that it is one of."""
-    with saving.placed(directory) as fresh:
+    with saving.replacing_program(directory) as fresh:
         saving.write_front({fresh: program, fresh / "front/0": other, fresh / "front/1": program})
     return directory
 

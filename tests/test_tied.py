@@ -21,7 +21,7 @@ from rewrites.compiler.planned import planned
 from rewrites.compiler.representations import Representable
 from rewrites.compiler.search import Space, search
 from rewrites.front.budgets import within
-from rewrites.front.proposals import candidates
+from rewrites.front.proposals import propose_methods
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify.programs import unrounded, verify_exact
 
@@ -191,7 +191,7 @@ def test_a_narrow_layout_serves_both_and_its_error_is_measured_for_each(tmp_path
     program, emitter = structure.program({})
     rng = np.random.default_rng(1)
     fit, probe = (Batch([rng.integers(0, WORDS, 12) for _ in range(4)]) for _ in range(2))
-    choices = candidates(space, structure, program, emitter, Representable(), fit, probe, Limits(error=0.5, narrowest=8))
+    choices = propose_methods(space, structure, program, emitter, Representable(), fit, probe, Limits(error=0.5, narrowest=8))
     narrow = choices.choose(0.5, 500_000)                   # one table in half has 384,000 bytes, in bytes 204,544
     found, own = choices.emitted(narrow, {})
     table, head = tables(found)

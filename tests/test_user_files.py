@@ -19,7 +19,7 @@ from test_cli import command, patched, refused  # noqa: F401
 from formats.core.errors import InputError
 from formats.disk import files
 from opmatrix.files import saving
-from opmatrix.pipelines.embed import LONGEST, embed, quantity
+from opmatrix.pipelines.embed import MAX_LINE_BYTES, embed_texts, quantity
 from opmatrix.program import Program
 from rewrites.command.report import Report
 from rewrites.derivations import explain
@@ -51,10 +51,10 @@ def contents(directory):
 
 def written(program, place):
     """A program with a front of two beside it, and its report, as `optimize` leaves them."""
-    with saving.placed(place) as fresh:
+    with saving.replacing_program(place) as fresh:
         for each in (fresh, fresh / "front" / "0", fresh / "front" / "1"):
-            saving.write(program, each)
-            (each / saving.STEPS).write_text("associate at h3\n")
+            saving.write_program(program, each)
+            (each / saving.DERIVATION).write_text("associate at h3\n")
         (fresh / saving.REPORT).write_text("{}")
     return place
 
@@ -76,7 +76,7 @@ def test_what_is_no_program_is_never_deleted(command, unsearched, program, tmp_p
     before = contents(tmp_path)
     ran = command("optimize", "minilm", "--out", "place")
     refused(ran, "--out place", f"{said} is no part of a program")
-    with pytest.raises(InputError, match="no part of a program"), saving.placed("place") as fresh: (fresh / "front").mkdir()
+    with pytest.raises(InputError, match="no part of a program"), saving.replacing_program("place") as fresh: (fresh / "front").mkdir()
     assert contents(tmp_path) == before
 
 
@@ -84,8 +84,8 @@ def test_a_program_and_its_front_are_replaced_and_the_rest_is_kept(program, tmp_
     place = written(program, tmp_path / "place")
     (place / "notes").mkdir()
     (place / "notes" / "mine.txt").write_text("mine")
-    with saving.placed(place) as fresh:
-        saving.write(program.replace(model="other"), fresh)
+    with saving.replacing_program(place) as fresh:
+        saving.write_program(program.replace(model="other"), fresh)
         (fresh / "front").mkdir()
     assert Program.load(place).meta["model"] == "other" and not [*(place / "front").iterdir()]
     assert (place / "notes" / "mine.txt").read_text() == "mine" and [*tmp_path.iterdir()] == [place]
@@ -108,8 +108,8 @@ def test_a_save_that_fails_at_any_step_leaves_what_was_there(program, tmp_path, 
         return failing() if steps[0] == step else rename(*given)
     if step: monkeypatch.setattr(Path, "rename", counted)
     else: monkeypatch.setattr(saving, "flush", failing)
-    with pytest.raises(KeyboardInterrupt if failing is stopped else InputError), saving.placed(place) as fresh:
-        saving.write(program.replace(model="other"), fresh)
+    with pytest.raises(KeyboardInterrupt if failing is stopped else InputError), saving.replacing_program(place) as fresh:
+        saving.write_program(program.replace(model="other"), fresh)
     assert contents(tmp_path) == before
 
 
@@ -209,12 +209,12 @@ def test_texts_from_a_named_pipe(program, tmp_path):
     writer = threading.Thread(target=pipe.write_text, args=["\n".join(LINES)], daemon=True)
     writer.start()                                          # it waits for a reader; who only counts is none
     assert quantity(pipe) is None
-    assert np.array_equal(embed(program, pipe), program.embed(LINES))
+    assert np.array_equal(embed_texts(program, pipe), program.embed(LINES))
     writer.join()
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["/dev/zero"], "/dev/zero: it is a device"), (["-", "</dev/zero"], f"line 1: more than {LONGEST:,} bytes"),
+    (["/dev/zero"], "/dev/zero: it is a device"), (["-", "</dev/zero"], f"line 1: more than {MAX_LINE_BYTES:,} bytes"),
     (["-", "<&-"], "standard input: "), (["-", "</dev/null"], "standard input: no text")])
 def test_what_is_no_stream_of_texts(program, tmp_path, arguments, words):
     status, said = piped(program, tmp_path, *arguments)
@@ -275,7 +275,7 @@ def test_no_compiled_code_beside_a_file_is_run(tmp_path):
     import py_compile
     from importlib.util import cache_from_source
 
-    from rewrites.command.user import run as module
+    from rewrites.command.user import run_file as module
     laws, other = tmp_path / "laws.py", evil(tmp_path)
     laws.write_text("mine = 1\n".ljust(other.stat().st_size))
     for file in (laws, other): os.utime(file, (10 ** 9, 10 ** 9))

@@ -11,11 +11,11 @@ from test_cli import command, patched, refused  # noqa: F401
 from formats.core.errors import InputError
 from opmatrix.program import Program
 from rewrites.approximation import approximation
-from rewrites.command.user import load
+from rewrites.command.user import load_laws
 from rewrites.compiler.fit import Fitter
 from rewrites.compiler.lower import Method
 from rewrites.derivations.chain import chain
-from rewrites.front.ladder import counted, described
+from rewrites.front.ladder import count_methods, describe_methods
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import Run
 
@@ -62,7 +62,7 @@ def declared(text): return HEAD + "\n" + text
 # ---- what is right
 
 def test_what_a_file_declares(tmp_path):
-    found = load(written(tmp_path, GOOD + "again = relu_twice\nfrom rewrites.laws.ring import associate\n"))
+    found = load_laws(written(tmp_path, GOOD + "again = relu_twice\nfrom rewrites.laws.ring import associate\n"))
     assert [law.name for law in found.laws] == ["relu_twice", "bias_from_both"]
     assert [each.name for each in found.approximations] == ["largest", "thin"]
 
@@ -75,7 +75,7 @@ def my_heads(x: value[n], A: matrix[n, h * p], H: count):
     """Splitting into heads after a product is one matrix for each head."""
     return (x @ A) @ heads(H), x @ (A @ heads(H))
 ''')
-    laws = tuple(law for law in EXACT_LAWS if law.name != "stack_columns") + load(written(tmp_path, own)).laws
+    laws = tuple(law for law in EXACT_LAWS if law.name != "stack_columns") + load_laws(written(tmp_path, own)).laws
     operator = model(num_hidden_layers=1)
     with_mine, with_ours = structure(operator, laws), structure(operator)
     assert with_mine.time == pytest.approx(with_ours.time)
@@ -84,7 +84,7 @@ def my_heads(x: value[n], A: matrix[n, h * p], H: count):
 
 
 def test_an_approximation_is_stored_in_any_format_that_holds_it(tmp_path):
-    largest, thin = load(written(tmp_path, GOOD)).approximations
+    largest, thin = load_laws(written(tmp_path, GOOD)).approximations
     matrix = np.random.default_rng(0).normal(size=(40, 32))
     methods = [*largest.methods(matrix), *thin.methods(matrix)]
     assert {method.format for method in methods} >= {"csr", "lowrank"}
@@ -120,13 +120,13 @@ def test_they_take_part_in_a_run(command, tmp_path, monkeypatch):  # noqa: F811
 
 def test_an_approximation_of_ones_own_is_a_point_and_a_step(tmp_path):
     """A program that stores a weight by it is called after it, and so is the step that does."""
-    largest, _ = load(written(tmp_path, GOOD)).approximations
+    largest, _ = load_laws(written(tmp_path, GOOD)).approximations
     def mine(lowering, use):
         if use.layout == "stack" or use.x in lowering.graph.facts["given"]: return [Method()]
         kept = [each for each in largest.methods(lowering.matrix(use.weight, use.layout)) if each.format == "csr"]
         return [each._replace(error=1e-4) for each in kept]
     made = structure(model(num_hidden_layers=1), methods=mine)
-    assert counted(made)["largest"] >= 4 and described(made).startswith("largest x")
+    assert count_methods(made)["largest"] >= 4 and describe_methods(made).startswith("largest x")
     said = str(chain(made, EXACT_LAWS))
     assert "as csr at" in said and "largest(density=" in said and "error 0.01 on calibration rows" in said
 
@@ -155,14 +155,14 @@ WRONG = [
 @pytest.mark.parametrize("name, variables, sides, words", WRONG, ids=[name for name, *_ in WRONG])
 def test_a_wrong_law_is_refused_with_an_example(tmp_path, name, variables, sides, words):
     file = written(tmp_path, declared(f'@law(source="nowhere")\ndef {name}({variables}):\n    """No."""\n    return {sides}\n'))
-    with pytest.raises(InputError) as refusal: load(file)
+    with pytest.raises(InputError) as refusal: load_laws(file)
     for word in (f"{file}:{LINE}:", *words): assert word in str(refusal.value), str(refusal.value)
 
 
 def test_a_guard_that_is_not_needed_is_told(tmp_path):
     text = declared('@law(source="", without=(dict(A=operator[n, p]),))\ndef same(x: value[n], A: matrix[n, p]):\n'
                     '    """A counterexample that is none."""\n    return x @ relu @ relu @ A, x @ relu @ A\n')
-    with pytest.raises(InputError, match=r"law same: same: it holds with A: operator\[n, p\] too"): load(written(tmp_path, text))
+    with pytest.raises(InputError, match=r"law same: same: it holds with A: operator\[n, p\] too"): load_laws(written(tmp_path, text))
 
 
 APPROXIMATIONS = [
@@ -175,7 +175,7 @@ APPROXIMATIONS = [
 @pytest.mark.parametrize("body, word", APPROXIMATIONS, ids=[body for body, _ in APPROXIMATIONS])
 def test_a_wrong_approximation_is_refused(tmp_path, body, word):
     file = written(tmp_path, declared(f"@approximation(size=(0.5,))\ndef nearest(W, size):\n    {body}\n"))
-    with pytest.raises(InputError) as refusal: load(file)
+    with pytest.raises(InputError) as refusal: load_laws(file)
     said = str(refusal.value)
     assert f"{file}:{LINE}: approximation nearest" in said and word in said, said
 
@@ -209,7 +209,7 @@ def test_the_help_says_that_the_file_is_run(command):  # noqa: F811
 
 def test_an_approximation_may_not_be_called_as_a_format_is(tmp_path):
     text = declared("@approximation(size=(0.5,))\ndef half(W, size):\n    return W.astype(np.float16)\n")
-    with pytest.raises(InputError, match="approximation half: opmatrix has one of that name"): load(written(tmp_path, text))
+    with pytest.raises(InputError, match="approximation half: opmatrix has one of that name"): load_laws(written(tmp_path, text))
 
 
 def test_a_declared_approximation_has_a_row():

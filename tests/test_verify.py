@@ -189,8 +189,8 @@ def test_a_wrong_law_is_named_alone_where_it_fails_alone():
 @pytest.fixture(autouse=True)
 def as_long_as_it_takes(monkeypatch):
     """What is found does not depend on how fast the machine is."""
-    monkeypatch.setattr("rewrites.verify.levels.SECONDS", inf)
-    monkeypatch.setattr("rewrites.verify.shrink.SECONDS", inf)
+    monkeypatch.setattr("rewrites.verify.levels.SHRINK_SECONDS", inf)
+    monkeypatch.setattr("rewrites.verify.shrink.SHRINK_SECONDS", inf)
 
 
 def pasted(lines, **instead):

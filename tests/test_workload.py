@@ -7,9 +7,9 @@ from formats.core.errors import InputError
 from opmatrix.files.checkpoint import open_model
 from opmatrix.operators import I
 from opmatrix.patterns import Batch
-from opmatrix.pipelines.embed import ROWS, batches
+from opmatrix.pipelines.embed import BATCH_ROWS, batches
 from opmatrix.pipelines.text import Parts, sentences
-from rewrites.front.opening import opened
+from rewrites.front.opening import open_arguments
 from rewrites.front.workload import CHOOSE, FIT, VERIFY, Workload
 
 LINES = ["the bank of the river", "a river runs dry.", "the river?", "banks of rivers"]
@@ -44,7 +44,7 @@ def test_of_a_large_file_a_batch_of_median_rows_is_timed(model, tmp_path, count)
     made = [*batches(model.tokenizer(), many(count))]
     assert len(made) > 1 and tokens(found) in [tokens(batch) for batch in made]
     rows = sorted(batch.rows for batch in made)
-    assert found.rows == rows[len(rows) // 2] and 0.9 * ROWS < found.rows <= ROWS
+    assert found.rows == rows[len(rows) // 2] and 0.9 * BATCH_ROWS < found.rows <= BATCH_ROWS
 
 
 def test_one_line_alone_is_a_workload(model, tmp_path):
@@ -89,7 +89,7 @@ def test_tokens_and_texts_exclude_each_other(model, tmp_path):
 def test_in_python_a_workload_is_a_file_or_a_batch(model, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(LINES))
     for given in (tmp_path / "texts.txt", str(tmp_path / "texts.txt")):
-        assert tokens(opened(str(model.directory), given, None, None)[1].timed) == tokens(model.tokenizer().encode(LINES))
+        assert tokens(open_arguments(str(model.directory), given, None, None)[1].timed) == tokens(model.tokenizer().encode(LINES))
     batch = Batch([[1, 2, 3], [4]])
-    assert opened(str(model.directory), batch, None, None)[1].timed is batch
-    with pytest.raises(InputError, match="no tokenizer"): opened(I, "texts.txt", None, None)
+    assert open_arguments(str(model.directory), batch, None, None)[1].timed is batch
+    with pytest.raises(InputError, match="no tokenizer"): open_arguments(I, "texts.txt", None, None)

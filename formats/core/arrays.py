@@ -12,14 +12,14 @@ from .sizes import Array, Size
 Floats = NDArray[np.float32]
 LINE = 64                                                    # bytes of a cache line: where stored arrays begin
 SINGLE = np.dtype(np.float32)                                # numpy compares types of numbers faster than classes
-WORK = 10_000                                                # candidates that the exact test for shared memory may look at
+OVERLAP_CANDIDATES = 10_000                                  # candidates that the exact test for shared memory may look at
 
 
 class FormatError(ValueError):
     """A matrix that a format cannot hold, or arrays that are not what it declares: names the format, part and value."""
 
 
-def matrix(W: ArrayLike, where: str) -> Floats:
+def as_matrix(W: ArrayLike, where: str) -> Floats:
     """W as a float32 matrix; FormatError for another number of axes, a type that is no real number, and the first
     entry that is not a finite float32."""
     given = np.asarray(W)
@@ -46,10 +46,10 @@ def by_rows(array: ArrayLike, name: str = "x") -> Floats:
     """The array itself if it is float32 with contiguous rows that begin at multiples of 4 bytes, otherwise a contiguous copy of
     that kind; ValueError for what are no real numbers."""
     if isinstance(array, np.ndarray) and array.dtype == SINGLE and array.strides[-1:] == (4,) and array.flags.aligned: return array
-    return plain(name, np.asarray(array), SINGLE)
+    return as_contiguous(name, np.asarray(array), SINGLE)
 
 
-def plain(name: str, array: NDArray[Any], dtype: Any = None) -> NDArray[Any]:
+def as_contiguous(name: str, array: NDArray[Any], dtype: Any = None) -> NDArray[Any]:
     """The array itself, or a copy of this kind that is contiguous and begins at a multiple of a number's size; ValueError for what
     are no real numbers."""
     if array.dtype.kind not in "biuf": raise ValueError(f"{name}: given {array.dtype}; give real numbers")
@@ -93,7 +93,7 @@ def separate(out: NDArray[Any], over: bool = False, **read: NDArray[Any]) -> Non
     for name, array in read.items():
         if not may_share_memory(array, out): continue        # their bounds; what follows is exact
         if over and array.strides == out.strides and array.ctypes.data == out.ctypes.data: continue
-        try: shared = np.shares_memory(array, out, max_work=WORK)            # type: ignore[arg-type]
+        try: shared = np.shares_memory(array, out, max_work=OVERLAP_CANDIDATES)  # type: ignore[arg-type]
         except np.exceptions.TooHardError: shared = True
         if shared:
             raise ValueError(f"{name} overlaps out, and is still read when out is written: {array.shape} with strides of {array.strides} "
@@ -124,14 +124,14 @@ def room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     return whole[start:start + size].view(dtype).reshape(shape)
 
 
-def finite(array: NDArray[Any]) -> bool:
+def all_finite(array: NDArray[Any]) -> bool:
     """Whether every number is, looking at about a megabyte at a time."""
     flat = array.reshape(-1)
     return all(np.isfinite(flat[at:at + (1 << 18)]).all() for at in range(0, flat.size, 1 << 18))
 
 
-def measure(name: str, fields: Mapping[str, Array], arrays: tuple[NDArray[Any], ...],
-            known: Mapping[Any, int]) -> dict[Any, int]:
+def read_sizes(name: str, fields: Mapping[str, Array], arrays: tuple[NDArray[Any], ...],
+               known: Mapping[Any, int]) -> dict[Any, int]:
     """Every size, read off the arrays of a format where an axis is just that size; FormatError where one disagrees."""
     sizes = dict(known)
     pairs = [(f"{name}.{field}", array, given) for (field, array), given in zip(fields.items(), arrays, strict=True)]

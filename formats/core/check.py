@@ -11,23 +11,23 @@ from formats.format import Format
 from .epilogue import Epilogue
 
 SHAPES = (24, 35), (64, 18)                                  # no square; 35 and 18 leave ragged edges
-DEEP = 200, 18                                               # several groups of inputs
-ROWS = 1, 3, 70
+DEEP_SHAPE = 200, 18                                         # several groups of inputs
+TESTED_ROWS = 1, 3, 70
 GRIDS = 7, 127                                               # largest whole numbers that int4 and int8 hold
 
 
 def check(F: type[Format], rng: np.random.Generator) -> None:
     """Every choice that F offers, on matrices with and without zeros; AssertionError says what failed."""
-    for shape, rows in product(SHAPES, ROWS):
+    for shape, rows in product(SHAPES, TESTED_ROWS):
         for options in F.choices(*shape):
             W = rng.standard_normal(shape, np.float32)
-            multiplied(stored(F, W, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
+            check_product(check_storage(F, W, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
             found, sizes = F.approximate(W, **options).sizes, F.expected(*shape, **options)
             must(found == sizes, F, options, f"has the sizes {found}, expected were {sizes}")
         holes = rng.standard_normal(shape, np.float32) * np.outer(*(rng.integers(0, 2, side) for side in shape))
-        multiplied(stored(F, holes, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
-    stored(F, np.zeros(shape, np.float32), options)
-    for shape in *SHAPES, DEEP: counted(F, shape, rng)
+        check_product(check_storage(F, holes, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
+    check_storage(F, np.zeros(shape, np.float32), options)
+    for shape in *SHAPES, DEEP_SHAPE: check_whole_numbers(F, shape, rng)
 
 
 def must(condition: Any, what: object, options: object, words: str) -> None:
@@ -35,7 +35,7 @@ def must(condition: Any, what: object, options: object, words: str) -> None:
     if not condition: raise AssertionError(f"{getattr(what, 'name', what)} {options}: {words}")
 
 
-def stored(F: type[Format], W: NDArray[np.float32], options: dict[str, Any]) -> Format:
+def check_storage(F: type[Format], W: NDArray[np.float32], options: dict[str, Any]) -> Format:
     """W, fitted and packed: it comes out again, turned and saved too, and takes the bytes that it declares."""
     fitted = F.fit(W, **options)
     packed: Format = F.pack(fitted, **options)
@@ -57,7 +57,7 @@ def saved(packed: Format) -> Format:
     return packed.from_arrays(json.loads(json.dumps(packed.meta())), load(save(packed.arrays())))
 
 
-def multiplied(packed: Format, x: NDArray[np.float32], rng: np.random.Generator) -> None:
+def check_product(packed: Format, x: NDArray[np.float32], rng: np.random.Generator) -> None:
     """x @ W, alone and with a whole epilogue, is as near to float64 as rounding allows."""
     outputs = packed.shape[1]
     bias, gain, shift = rng.standard_normal((3, outputs), np.float32)
@@ -71,14 +71,14 @@ def multiplied(packed: Format, x: NDArray[np.float32], rng: np.random.Generator)
              f"rows times it, at {worst}: off by {off[worst]:.3g}, rounding allows {allowed[worst]:.3g}")
 
 
-def counted(F: type[Format], shape: tuple[int, int], rng: np.random.Generator) -> None:
+def check_whole_numbers(F: type[Format], shape: tuple[int, int], rng: np.random.Generator) -> None:
     """Where nothing rounds, not between two products either, results are equal to the bit, so one lost input or row shows: W whole on a
     grid that F keeps, the largest number of every row of x 127, sums below 2^24."""
     for options in F.choices(*shape):
         grids = [W for W in (F.fit(on_grid(shape, most, rng), **options) for most in GRIDS)
                  if np.array_equal(W, np.rint(W)) and np.array_equal(F.fit(W, **options), W)]
         must(grids or not F.rounds or F.operands is not Format.operands, F, options, f"no whole numbers up to {GRIDS} are kept")
-        for W, rows in product(grids, ROWS):
+        for W, rows in product(grids, TESTED_ROWS):
             x = rng.integers(-126, 127, (rows, shape[0])).astype(np.float32)
             x[np.arange(rows), rng.integers(0, shape[0], rows)] = 127
             bias, residual = (rng.integers(-99, 99, size).astype(np.float32) for size in (shape[1:], (rows, shape[1])))

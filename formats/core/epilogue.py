@@ -13,11 +13,11 @@ GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # what a kernel's a
 TINY, HUGE = 2.0 ** -126, float(np.finfo(np.float32).max)    # the positive normal numbers of float32
 EPS = TINY, 2.0 ** 100                                       # with less, rows of equal numbers have no norm; with more, squares overflow
 VECTORS = ("bias", "gain", "shift")
-ROWS = ("times", "residual")
+ROW_FIELDS = ("times", "residual")
 NORMS = ("layer", "rms")
 
 
-class Stage(NamedTuple):
+class EpilogueStage(NamedTuple):
     """A part of an epilogue: the price that it has, the fields of `Epilogue` that ask for it, operations a number of y, and how many
     numbers it reads for each."""
     price: str
@@ -27,8 +27,8 @@ class Stage(NamedTuple):
 
 
 # in the order in which they run; any activation costs about what gelu does, a factor what a residual does
-STAGES = (Stage("bias", ("bias",), 1), Stage("gelu", ("activation",), 12), Stage("residual", ("times",), 1, 1),
-          Stage("residual", ("residual",), 1, 1), Stage("norm", ("eps",), 6), Stage("affine", ("gain", "shift"), 2))
+STAGES = (EpilogueStage("bias", ("bias",), 1), EpilogueStage("gelu", ("activation",), 12), EpilogueStage("residual", ("times",), 1, 1),
+          EpilogueStage("residual", ("residual",), 1, 1), EpilogueStage("norm", ("eps",), 6), EpilogueStage("affine", ("gain", "shift"), 2))
 
 
 def present(fields: Collection[str]) -> list[str]:
@@ -41,24 +41,24 @@ def gamma(k: int) -> float:
     return k * UNIT / (1 - k * UNIT)
 
 
-def gelu(x: NDArray[Any]) -> NDArray[Any]:
+def exact_gelu(x: NDArray[Any]) -> NDArray[Any]:
     """x Φ(x) with the exact normal distribution (Hendrycks and Gimpel 2016, arXiv:1606.08415), in float64."""
     from scipy.special import ndtr
     return np.asarray(x * ndtr(x))
 
 
-def gelu_tanh(x: NDArray[Any]) -> NDArray[Any]:
+def exact_gelu_tanh(x: NDArray[Any]) -> NDArray[Any]:
     """Its approximation by a tanh, which some checkpoints were trained with."""
     return np.asarray(x * 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x ** 3))))
 
 
-def silu(x: NDArray[Any]) -> NDArray[Any]:
+def exact_silu(x: NDArray[Any]) -> NDArray[Any]:
     """x times its logistic function (Elfwing et al. 2018, arXiv:1702.03118)."""
     return np.asarray(x * 0.5 * (1 + np.tanh(x / 2)))
 
 
-def relu(x: NDArray[Any]) -> NDArray[Any]: return np.asarray(np.maximum(x, 0))
-def rsqrt(x: NDArray[Any]) -> NDArray[Any]: return np.asarray(1 / np.sqrt(x))
+def exact_relu(x: NDArray[Any]) -> NDArray[Any]: return np.asarray(np.maximum(x, 0))
+def exact_rsqrt(x: NDArray[Any]) -> NDArray[Any]: return np.asarray(1 / np.sqrt(x))
 
 
 def steady(most: float) -> Callable[..., NDArray[Any]]:
@@ -73,9 +73,9 @@ def root_spread(y: NDArray[Any], error: NDArray[Any]) -> NDArray[Any]:
 
 # Each activation in float64, and how it passes an error of its input on; gelu' and silu' lie within (-0.13, 1.13).
 ACTIVATIONS: dict[str, tuple[Callable[..., NDArray[Any]], Callable[..., NDArray[Any]]]] = {
-    "": (lambda x: x, steady(1.0)), "gelu": (gelu, steady(1.13)), "gelu_tanh": (gelu_tanh, steady(1.13)),
-    "silu": (silu, steady(1.13)), "relu": (relu, steady(1.0)), "tanh": (np.tanh, steady(1.0)),
-    "square": (np.square, lambda y, error: (2 * abs(y) + error) * error), "rsqrt": (rsqrt, root_spread)}
+    "": (lambda x: x, steady(1.0)), "gelu": (exact_gelu, steady(1.13)), "gelu_tanh": (exact_gelu_tanh, steady(1.13)),
+    "silu": (exact_silu, steady(1.13)), "relu": (exact_relu, steady(1.0)), "tanh": (np.tanh, steady(1.0)),
+    "square": (np.square, lambda y, error: (2 * abs(y) + error) * error), "rsqrt": (exact_rsqrt, root_spread)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +104,9 @@ class Epilogue:
         if self.norm not in NORMS: raise ValueError(f"epilogue: norm {self.norm!r} is unknown; choose from {NORMS}")
         if self.eps is not None and not EPS[0] <= self.eps <= EPS[1]:
             raise ValueError(f"epilogue: eps = {self.eps} is not from {EPS[0]:.3g} to {EPS[1]:.3g}, so that every row has a norm")
-        for name in (*VECTORS, *ROWS):
+        for name in (*VECTORS, *ROW_FIELDS):
             if (value := getattr(self, name)) is None: continue
-            axes = 2 if name in ROWS else 1
+            axes = 2 if name in ROW_FIELDS else 1
             value = by_rows(value, name)
             if value.ndim != axes:
                 raise ValueError(f"epilogue: {name} has shape {value.shape}; it needs {axes} axes")
@@ -124,11 +124,11 @@ class Epilogue:
             value = getattr(self, name)
             if value is not None and len(value) != columns:
                 raise ValueError(f"after {before}: {name} has {len(value)} entries, the output has {columns} columns")
-        for name in ROWS:
+        for name in ROW_FIELDS:
             if (value := getattr(self, name)) is not None and value.shape != (rows, columns):
                 raise ValueError(f"after {before}: {name} is {value.shape}, the output is {(rows, columns)}")
         if out is not None:
-            separate(out, **{name: value for name in (*VECTORS, *ROWS) if (value := getattr(self, name)) is not None})
+            separate(out, **{name: value for name in (*VECTORS, *ROW_FIELDS) if (value := getattr(self, name)) is not None})
 
     def reference(self, y: NDArray[Any]) -> NDArray[Any]:
         """The same in plain float64 numpy: y (T, p) -> (T, p). The oracle that every kernel is compared with."""

@@ -1,6 +1,6 @@
 """The one error for what comes from outside: a file, a tensor, an option."""
 
-LONGEST = 800                                                # letters of a message: what a file says may be longer
+MAX_MESSAGE_LETTERS = 800                                    # letters of a message: what a file says may be longer
 
 
 class InputError(ValueError):
@@ -9,8 +9,8 @@ class InputError(ValueError):
 
     def __init__(self, message: str):
         words = " ".join(message.splitlines())
-        if len(words) > LONGEST: words = f"{words[:LONGEST - 200]} … {words[-197:]}"
-        super().__init__(words if words.isprintable() else "".join(map(shown, words)))
+        if len(words) > MAX_MESSAGE_LETTERS: words = f"{words[:MAX_MESSAGE_LETTERS - 200]} … {words[-197:]}"
+        super().__init__(words if words.isprintable() else "".join(map(escape_letter, words)))
 
 
-def shown(letter: str) -> str: return letter if letter.isprintable() else ascii(letter)[1:-1]
+def escape_letter(letter: str) -> str: return letter if letter.isprintable() else ascii(letter)[1:-1]

@@ -23,7 +23,7 @@ def importance(W: Floats, scale: ArrayLike | None, where: str) -> NDArray[np.flo
     return score * weight[:, None]
 
 
-def number(density: Any, total: int, where: str) -> int:
+def count_kept(density: Any, total: int, where: str) -> int:
     """How many of `total` a density keeps."""
     if not 0 <= density <= 1: raise FormatError(f"{where}: density = {density} is not between 0 and 1")
     kept: int = round(density * total)

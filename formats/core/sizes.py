@@ -24,11 +24,11 @@ __all__ = ["Array", "Max", "Min", "Number", "Size", "SizeError", "T", "blocks", 
            "i4", "i8", "k", "kept", "m", "n", "nnz", "p", "r", "size", "u1", "u2", "u4", "unsigned"]
 
 Acts: TypeAlias = Mapping[str, Callable[..., Any]]
-NUMBERS = int, float, Fraction
+PYTHON_NUMBERS = int, float, Fraction
 MARKS: Acts = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
                "**": operator.pow, "": lambda number: number}
 ON_NUMBERS: Acts = {**MARKS, "/": lambda a, b: Fraction(a) / b, "ceiling": math.ceil, "floor": math.floor, "Min": min, "Max": max}
-MOST = 65535                                                 # the largest number in two bytes
+UINT16_MAX = 65535                                           # the largest number in two bytes
 
 
 class SizeError(TypeError):
@@ -72,7 +72,7 @@ class Size:
     def __hash__(self) -> int: return hash(self.name) if self.is_Symbol else hash(self.expression)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, NUMBERS): return bool(self.expression == other)
+        if isinstance(other, PYTHON_NUMBERS): return bool(self.expression == other)
         if not isinstance(other, Size): return NotImplemented
         if self.is_Symbol or other.is_Symbol: return (self.name, self.parts, self.least) == (other.name, other.parts, other.least)
         return bool(self.expression == other.expression)
@@ -81,41 +81,41 @@ class Size:
         if name.startswith("_"): raise AttributeError(name)
         return getattr(self.expression, name)
 
-    def __neg__(self) -> Any: return made("*", -1, self)
-    def __add__(self, other: Any) -> Any: return made("+", self, other)
-    def __radd__(self, other: Any) -> Any: return made("+", other, self)
-    def __sub__(self, other: Any) -> Any: return made("-", self, other)
-    def __rsub__(self, other: Any) -> Any: return made("-", other, self)
-    def __mul__(self, other: Any) -> Any: return made("*", self, other)
-    def __rmul__(self, other: Any) -> Any: return made("*", other, self)
-    def __truediv__(self, other: Any) -> Any: return made("/", self, other)
-    def __rtruediv__(self, other: Any) -> Any: return made("/", other, self)
-    def __floordiv__(self, other: Any) -> Any: return made("//", self, other)
-    def __mod__(self, other: Any) -> Any: return made("%", self, other)
-    def __pow__(self, other: Any) -> Any: return made("**", self, other)
-    def __ceil__(self) -> Any: return made("ceiling", self)
+    def __neg__(self) -> Any: return make_size("*", -1, self)
+    def __add__(self, other: Any) -> Any: return make_size("+", self, other)
+    def __radd__(self, other: Any) -> Any: return make_size("+", other, self)
+    def __sub__(self, other: Any) -> Any: return make_size("-", self, other)
+    def __rsub__(self, other: Any) -> Any: return make_size("-", other, self)
+    def __mul__(self, other: Any) -> Any: return make_size("*", self, other)
+    def __rmul__(self, other: Any) -> Any: return make_size("*", other, self)
+    def __truediv__(self, other: Any) -> Any: return make_size("/", self, other)
+    def __rtruediv__(self, other: Any) -> Any: return make_size("/", other, self)
+    def __floordiv__(self, other: Any) -> Any: return make_size("//", self, other)
+    def __mod__(self, other: Any) -> Any: return make_size("%", self, other)
+    def __pow__(self, other: Any) -> Any: return make_size("**", self, other)
+    def __ceil__(self) -> Any: return make_size("ceiling", self)
     def __lt__(self, other: Any) -> Any: return self.expression < other
     def __le__(self, other: Any) -> Any: return self.expression <= other
     def __gt__(self, other: Any) -> Any: return self.expression > other
     def __ge__(self, other: Any) -> Any: return self.expression >= other
 
 
-def made(name: str, *parts: Any) -> Any:
+def make_size(name: str, *parts: Any) -> Any:
     """An operation on sizes and numbers; of anything else, such as what sympy has, that other takes care."""
-    if not all(isinstance(part, (Size, *NUMBERS)) for part in parts): return NotImplemented
+    if not all(isinstance(part, (Size, *PYTHON_NUMBERS)) for part in parts): return NotImplemented
     return Size(name, parts)
 
 
-def function(name: str) -> Callable[..., Any]:
+def size_function(name: str) -> Callable[..., Any]:
     """That function of sizes, or of what sympy has."""
     def of(*parts: Any) -> Any:
-        if (found := made(name, *parts)) is not NotImplemented: return found
+        if (found := make_size(name, *parts)) is not NotImplemented: return found
         import sympy
         return getattr(sympy, name)(*parts)
     return of
 
 
-ceiling, floor, Min, Max = map(function, ("ceiling", "floor", "Min", "Max"))
+ceiling, floor, Min, Max = map(size_function, ("ceiling", "floor", "Min", "Max"))
 
 
 def size(name: str, least: int = 1) -> Size:
@@ -139,21 +139,21 @@ class Number:
 
     def dtype(self, sizes: Mapping[Any, int]) -> np.dtype[Any]:
         """The dtype, once sizes are known."""
-        return np.dtype("u4") if self.limit is not None and sizes[self.limit] > MOST else self.stored
+        return np.dtype("u4") if self.limit is not None and sizes[self.limit] > UINT16_MAX else self.stored
 
     @property
     def bytes(self) -> Any:
         """Bytes of one, as an expression where they depend on a size."""
         if self.limit is None: return self.stored.itemsize
         import sympy
-        return sympy.Piecewise((self.stored.itemsize, sympy.sympify(self.limit) <= MOST), (4, True))
+        return sympy.Piecewise((self.stored.itemsize, sympy.sympify(self.limit) <= UINT16_MAX), (4, True))
 
     def __getitem__(self, sizes: Any) -> "Array":
         sizes = sizes if isinstance(sizes, tuple) else (sizes,)
         for axis, given in enumerate(sizes):
             if complaint := wrong(given):
                 raise SizeError(f"{complaint}\n{underlined(sys._getframe(1), axis)}")
-        return Array(self, tuple(map(own, sizes)))
+        return Array(self, tuple(map(as_size, sizes)))
 
     def __str__(self) -> str: return self.name
     def __repr__(self) -> str: return self.name
@@ -189,7 +189,7 @@ class Later:
         return self.found
 
 
-def total(fields: Mapping[str, Array]) -> "sympy.Expr":
+def total_bytes(fields: Mapping[str, Array]) -> "sympy.Expr":
     """Bytes of all these arrays, as one expression."""
     import sympy
     return sympy.expand(sympy.Add(*(array.bytes for array in fields.values())))
@@ -200,10 +200,10 @@ f2, f4, f8, i4, i8, u1, u2, u4 = (Number(name, np.dtype(name)) for name in ("f2"
 
 def unsigned(limit: Any) -> Number:
     """The narrowest of u2 and u4 that can name one of `limit` things: unsigned, so a kernel needs no sign extension."""
-    return Number(f"unsigned({limit})", np.dtype("u2"), own(limit))
+    return Number(f"unsigned({limit})", np.dtype("u2"), as_size(limit))
 
 
-def own(given: Any) -> Any:
+def as_size(given: Any) -> Any:
     """A size as one of this module where it is a number or a name."""
     if isinstance(given, Size): return given
     if isinstance(given, int): return Size("", (given,))

@@ -14,8 +14,8 @@ from formats.core.errors import InputError
 
 from .files import open_regular, reason, replacing, shown
 
-VARIABLE = "OPMATRIX_CACHE"
-LARGEST = 1 << 26                                            # bytes of a file that is kept
+CACHE_VARIABLE = "OPMATRIX_CACHE"
+MAX_FILE_BYTES = 1 << 26                                     # bytes of a file that is kept
 LINKS = 40                                                   # that a path may lead through
 HOUR = 3600.0                                                # seconds
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -28,7 +28,7 @@ class Distrusted(InputError):
 def location() -> Path:
     """The directory `$OPMATRIX_CACHE`, else the platform's cache directory for opmatrix. Where that needs a home and there is none, a
     path below what is no directory: nothing is found there, and nothing kept."""
-    if not (named := os.environ.get(VARIABLE)):
+    if not (named := os.environ.get(CACHE_VARIABLE)):
         from platformdirs import user_cache_dir
         named = user_cache_dir("opmatrix", appauthor=False)
     path = os.path.expanduser(named)
@@ -37,15 +37,15 @@ def location() -> Path:
 
 def cache_directory() -> Path:
     """The cache's directory, made if it is absent. OSError where it cannot be made."""
-    return made(location())
+    return make_directory(location())
 
 
-def made(directory: Path) -> Path:
+def make_directory(directory: Path) -> Path:
     """A directory and those above it; what is made here is for nobody else. OSError."""
     try: directory.mkdir(0o700, exist_ok=True)
     except FileNotFoundError:
         if directory.parent == directory: raise
-        made(directory.parent)
+        make_directory(directory.parent)
         directory.mkdir(0o700, exist_ok=True)
     return directory
 
@@ -65,7 +65,7 @@ def guarded(directory: Path) -> Path:
     whole = directory.absolute()
     if (users := trusted()) is None: return whole
     place, left, links = Path(whole.anchor), [*reversed(whole.parts[1:])], 0
-    judge(place, os.lstat(place), users, last=not left)
+    check_directory(place, os.lstat(place), users, last=not left)
     while left:
         if (name := left.pop()) == "..":
             place = place.parent
@@ -77,11 +77,11 @@ def guarded(directory: Path) -> Path:
             target = Path(os.readlink(at))
             if target.is_absolute(): place = Path(target.anchor)
             left += [part for part in reversed(target.parts) if part != target.anchor]
-        else: judge(place := at, status, users, last=not left)
+        else: check_directory(place := at, status, users, last=not left)
     return place
 
 
-def judge(place: Path, status: os.stat_result, users: frozenset[int], last: bool) -> None:
+def check_directory(place: Path, status: os.stat_result, users: frozenset[int], last: bool) -> None:
     """Raises Distrusted where others could exchange what lies in a directory, or, in the last one, add to it; OSError where it is
     none."""
     if not stat.S_ISDIR(status.st_mode): raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
@@ -89,14 +89,14 @@ def judge(place: Path, status: os.stat_result, users: frozenset[int], last: bool
     if status.st_mode & OTHERS and (last or not status.st_mode & stat.S_ISVTX):
         better = f"chmod {'700' if last else 'go-w'} {shown(place)}"
         raise Distrusted(f"{shown(place)}: others may write there (mode {stat.S_IMODE(status.st_mode):o}): `{better}` if you know all "
-                         f"that it holds, or set {VARIABLE} to a directory of your own")
+                         f"that it holds, or set {CACHE_VARIABLE} to a directory of your own")
 
 
 def foreign(place: Path, status: os.stat_result) -> str:
-    return f"{shown(place)}: it belongs to user {status.st_uid}: set {VARIABLE} to a directory of your own"
+    return f"{shown(place)}: it belongs to user {status.st_uid}: set {CACHE_VARIABLE} to a directory of your own"
 
 
-def recall(file: Path, largest: int = LARGEST) -> bytes:
+def recall(file: Path, largest: int = MAX_FILE_BYTES) -> bytes:
     """The content of a file of the cache. Raises InputError where there is none or it is too large, Distrusted where others could
     have written it, as the opened file itself says."""
     try: directory = guarded(file.parent)
@@ -119,19 +119,19 @@ def recall(file: Path, largest: int = LARGEST) -> bytes:
 
 def put(file: Path, content: bytes) -> None:
     """Write a file of the cache, whole or not at all, for nobody else. Raises OSError, and Distrusted where others may write too."""
-    with replacing(guarded(made(file.parent)) / file.name) as out:
+    with replacing(guarded(make_directory(file.parent)) / file.name) as out:
         if hasattr(os, "fchmod"): os.fchmod(out.fileno(), 0o600)
         out.write(content)
 
 
-def keep(file: Path, content: bytes, what: str) -> bool:
+def try_put(file: Path, content: bytes, what: str) -> bool:
     """`put`, and whether it could be: where it could not, that is said."""
     try: put(file, content)
     except (OSError, InputError) as error:
         unkept(what, file.parent, error)
         return False
-    from .holdings import KINDS, bound
-    if file.parent.name in KINDS: bound(file.parent, KINDS[file.parent.name])
+    from .holdings import ENTRY_KINDS, evict_oldest
+    if file.parent.name in ENTRY_KINDS: evict_oldest(file.parent, ENTRY_KINDS[file.parent.name])
     return True
 
 
@@ -143,7 +143,7 @@ def unkept(what: str, directory: Path, error: Exception) -> None:
 def why(directory: Path, error: Exception) -> str:
     """Why nothing can be kept in a directory, and what to do."""
     told = str(error) if isinstance(error, Distrusted) else \
-        f"{shown(directory)}: {reason(error)}: set {VARIABLE} to a directory that can be written"
+        f"{shown(directory)}: {reason(error)}: set {CACHE_VARIABLE} to a directory that can be written"
     return " ".join(told.split())
 
 

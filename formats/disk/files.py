@@ -13,10 +13,10 @@ from typing import Any
 
 from formats.core.errors import InputError
 
-LARGEST, JSON = 1 << 28, 1 << 24                             # bytes of a text; of JSON, which takes many times as many once read
+MAX_TEXT_BYTES, MAX_JSON_BYTES = 1 << 28, 1 << 24            # bytes of a text; of JSON, which takes many times as many once read
 TRIAL = 1 << 20                                              # bytes that are written to see whether a disk takes any
-KINDS = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device",
-         stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+FILE_TYPES = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device",
+              stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
 def open_regular(path: str | Path) -> BufferedReader:
@@ -36,7 +36,7 @@ def open_regular(path: str | Path) -> BufferedReader:
 
 def regular(path: str | Path, mode: int) -> None:
     """Raises InputError for what is no regular file."""
-    if not stat.S_ISREG(mode): raise InputError(f"{path}: it is {KINDS.get(stat.S_IFMT(mode), 'no regular file')}: give a file")
+    if not stat.S_ISREG(mode): raise InputError(f"{path}: it is {FILE_TYPES.get(stat.S_IFMT(mode), 'no regular file')}: give a file")
 
 
 def open_stream(path: str | Path) -> BufferedReader:
@@ -49,7 +49,7 @@ def open_stream(path: str | Path) -> BufferedReader:
     except OSError as error: raise InputError(f"{shown(path)}: {reason(error)}") from error
 
 
-def read_bytes(path: str | Path, largest: int = LARGEST) -> bytes:
+def read_bytes(path: str | Path, largest: int = MAX_TEXT_BYTES) -> bytes:
     """The content of a regular file. Raises InputError where there is none, or where it holds more bytes than `largest`."""
     with open_regular(path) as raw:
         try: content = raw.read(largest + 1)
@@ -68,7 +68,7 @@ def read_text(path: str | Path) -> str:
 Reads = Callable[[str], float] | None                        # a number from its digits
 
 
-def read_json(path: str | Path, largest: int = JSON, integer: Reads = None, constant: Reads = None) -> Any:
+def read_json(path: str | Path, largest: int = MAX_JSON_BYTES, integer: Reads = None, constant: Reads = None) -> Any:
     """What the JSON of a file says; see `parse_json`. Raises InputError, which names the file."""
     return parse_json(read_bytes(path, largest), str(path), integer, constant)
 
@@ -78,12 +78,12 @@ def parse_json(text: str | bytes, where: str, integer: Reads = None, constant: R
     Python can follow. NaN and Infinity are none (or as `constant` reads them). Raises InputError."""
     try:
         if isinstance(text, bytes): text = text.decode().removeprefix("\ufeff")
-        return json.loads(text, parse_int=integer or whole, parse_float=real, parse_constant=constant or real)
+        return json.loads(text, parse_int=integer or parse_int64, parse_float=real, parse_constant=constant or real)
     except RecursionError: raise InputError(f"{where}: brackets are nested too deeply") from None
     except (ValueError, UnicodeDecodeError) as error: raise InputError(f"{where}: no JSON: {error}") from error
 
 
-def whole(digits: str) -> int:
+def parse_int64(digits: str) -> int:
     """A whole number of 64 bits."""
     if len(digits) > 20 or not -2 ** 63 <= (number := int(digits)) < 2 ** 63:
         raise ValueError(f"{digits[:24]}{'…' * (len(digits) > 24)} is no whole number of 64 bits")
@@ -127,7 +127,7 @@ def irregular(target: Path) -> None:
     """Raises OSError where a file that is written would take the place of what is no file."""
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(mode := target.lstat().st_mode):
-            raise OSError(EINVAL, f"it is {KINDS.get(stat.S_IFMT(mode), 'no regular file')}: name a file")
+            raise OSError(EINVAL, f"it is {FILE_TYPES.get(stat.S_IFMT(mode), 'no regular file')}: name a file")
 
 
 def fill(file: Path) -> None:

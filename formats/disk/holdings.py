@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .cache import guarded, location, made
+from .cache import guarded, location, make_directory
 
 try: fcntl: Any = importlib.import_module("fcntl")
 except ImportError: fcntl = None                             # as on Windows
@@ -22,21 +22,22 @@ BASE, MODEL = "base", {"config.json", "model.safetensors", "tokenizer.json"}    
 
 
 @dataclass(frozen=True)
-class Kind:
+class EntryKind:
     """Entries of a directory of the cache: what their names are like, how many of them stay."""
 
     names: re.Pattern[str]
     most: int
 
 
-KINDS = {"kernels": Kind(re.compile(r"[0-9a-f]{16}"), 32), "machines": Kind(re.compile(r"[0-9a-f]{16}(\.peaks)?\.json"), 64),
-         "errors": Kind(re.compile(r"[0-9a-f]{24}\.json"), 256), "processors": Kind(re.compile(r"[0-9a-f]{16}\.txt"), 16)}
-CODE = Kind(re.compile(r"\w+-[0-9a-f]{16}\.o"), 256)         # of kernels that users declare
+ENTRY_KINDS = {"kernels": EntryKind(re.compile(r"[0-9a-f]{16}"), 32),
+               "machines": EntryKind(re.compile(r"[0-9a-f]{16}(\.peaks)?\.json"), 64),
+               "errors": EntryKind(re.compile(r"[0-9a-f]{24}\.json"), 256), "processors": EntryKind(re.compile(r"[0-9a-f]{16}\.txt"), 16)}
+CODE = EntryKind(re.compile(r"\w+-[0-9a-f]{16}\.o"), 256)    # of kernels that users declare
 BENCHMARKS = {"peers": re.compile(r"[\w.+-]+-[0-9a-f]{12}"), "programs": re.compile(r"opmatrix-[\w.+-]+-[0-9a-f]{12}")}
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """`used`: when last, in seconds since the epoch; bytes with all that lies below."""
 
     path: Path
@@ -44,67 +45,68 @@ class Entry:
     bytes: int = 0
 
 
-def entries(directory: Path, names: re.Pattern[str] | None = None) -> list[Entry]:
+def list_entries(directory: Path, names: re.Pattern[str] | None = None) -> list[CacheEntry]:
     """What lies in a directory under such names, links left out, the last used first; nothing where it cannot be read."""
     found = []
     with suppress(OSError), os.scandir(directory) as listed:
         for each in listed:
             with suppress(OSError):
                 if not each.is_symlink() and (names is None or names.fullmatch(each.name)):
-                    found.append(Entry(Path(each.path), each.stat().st_mtime))
+                    found.append(CacheEntry(Path(each.path), each.stat().st_mtime))
     return sorted(found, key=lambda entry: (-entry.used, entry.path.name))
 
 
-def size(path: Path) -> int:
+def count_bytes(path: Path) -> int:
     """Bytes of a file, or of all files below a directory; links are not followed."""
     total = 0
     with suppress(OSError):
         status = os.lstat(path)
         if not stat.S_ISDIR(status.st_mode): return status.st_size
-        with os.scandir(path) as listed: total = sum(size(Path(each.path)) for each in listed)
+        with os.scandir(path) as listed: total = sum(count_bytes(Path(each.path)) for each in listed)
     return total
 
 
 def holdings(others: Iterable[str] = ()) -> dict[str, tuple[int, int]]:
     """(entries, bytes) of the cache by kind, those that are there, and of others by name. What else lies there is not ours."""
-    places = {name: location() / name for name in (*KINDS, *BENCHMARKS, BASE, *others)}
-    return {name: (len(entries(place)), size(place)) for name, place in places.items() if os.path.isdir(place)}
+    places = {name: location() / name for name in (*ENTRY_KINDS, *BENCHMARKS, BASE, *others)}
+    return {name: (len(list_entries(place)), count_bytes(place)) for name, place in places.items() if os.path.isdir(place)}
 
 
 # ---- what goes
 
-def bound(directory: Path, kind: Kind) -> None:
+def evict_oldest(directory: Path, kind: EntryKind) -> None:
     """After something was written to a directory: no more entries stay than their kind says."""
-    removed(each.path for each in entries(directory, kind.names)[kind.most:])
+    removed(each.path for each in list_entries(directory, kind.names)[kind.most:])
     leftovers(directory)
 
 
-def leftovers(directory: Path) -> list[Entry]:
+def leftovers(directory: Path) -> list[CacheEntry]:
     """Removes what interruptions left a day ago or longer."""
-    return removed(each.path for each in entries(directory, LEFT) if time.time() - each.used > DAY)
+    return removed(each.path for each in list_entries(directory, LEFT) if time.time() - each.used > DAY)
 
 
-def clean(key: str, calibrated: Callable[[Path], bool]) -> list[Entry]:
+def clean(key: str, calibrated: Callable[[Path], bool]) -> list[CacheEntry]:
     """Removes what the installed version makes no use of, and returns it: kernels of other keys, calibrations that are not `calibrated`,
     errors that nobody asked for in a month, what benchmarks made before today, what interruptions left. Raises Distrusted where the
     cache is not ours, OSError where there is none."""
     home, now = guarded(location()), time.time()
-    old = [each.path for each in entries(home / "kernels", KINDS["kernels"].names) if each.path.name != key]
-    old += [each.path for each in entries(home / "machines", KINDS["machines"].names) if not calibrated(each.path)]
-    old += [each.path for each in entries(home / "errors", KINDS["errors"].names) if now - each.used > MONTH]
+    old = [each.path for each in list_entries(home / "kernels", ENTRY_KINDS["kernels"].names) if each.path.name != key]
+    old += [each.path for each in list_entries(home / "machines", ENTRY_KINDS["machines"].names) if not calibrated(each.path)]
+    old += [each.path for each in list_entries(home / "errors", ENTRY_KINDS["errors"].names) if now - each.used > MONTH]
     for name, names in BENCHMARKS.items():
-        old += [each.path for each in entries(home / name, names) if now - each.used > DAY]
-    old += [each.path for each in entries(home, re.compile(BASE)) if {file.path.name for file in entries(each.path)} <= MODEL
+        old += [each.path for each in list_entries(home / name, names) if now - each.used > DAY]
+    old += [each.path for each in list_entries(home, re.compile(BASE)) if {file.path.name for file in list_entries(each.path)} <= MODEL
             and now - each.used > DAY]
-    directories = [home / name for name in KINDS] + [each.path for each in entries(home / "kernels", KINDS["kernels"].names)]
+    directories = ([home / name for name in ENTRY_KINDS] + [each.path
+                                                            for each in list_entries(home / "kernels", ENTRY_KINDS["kernels"].names)])
     return removed(old) + [gone for each in directories for gone in leftovers(each)]
 
 
-def removed(paths: Iterable[Path]) -> list[Entry]:
+def removed(paths: Iterable[Path]) -> list[CacheEntry]:
     """Removes files and directories, but for directories that a process uses, and returns what went, with its bytes."""
     gone = []
     for path in paths:
-        found = Entry(path, 0.0, size(path))
+        found = CacheEntry(path, 0.0, count_bytes(path))
         with suppress(OSError), unused(path):
             if not path.is_dir(): path.unlink()
             else:
@@ -120,7 +122,7 @@ def using(directory: Path) -> int | None:
     """Says, until this process ends, that it uses a directory, which is made if it is absent; a descriptor. None where a system has no
     locks. Raises OSError, and Distrusted."""
     while True:
-        place = guarded(made(directory))
+        place = guarded(make_directory(directory))
         with suppress(OSError): os.utime(place)
         if fcntl is None: return None
         number = os.open(place, os.O_RDONLY)

@@ -12,7 +12,7 @@ CORES = {"x86_64": ("HASWELL", "ZEN", "SKYLAKEX", "COOPERLAKE", "SAPPHIRERAPIDS"
          "aarch64": ("ARMV8", "CORTEXA72", "NEOVERSEN1", "NEOVERSEN2", "NEOVERSEV1"),
          "ppc64le": ("POWER8", "POWER9", "POWER10")}
 SAME = {"amd64": "x86_64", "arm64": "aarch64"}
-VARIABLE = "OPENBLAS_CORETYPE"
+CORE_VARIABLE = "OPENBLAS_CORETYPE"
 MARGIN = 1.03                                                # a setting must win by more than noise
 TRIAL = """
 import time
@@ -40,7 +40,7 @@ class Blas:
     @property
     def environment(self) -> dict[str, str]:
         """What must be set before numpy is imported."""
-        return {VARIABLE: self.core} if self.core else {}
+        return {CORE_VARIABLE: self.core} if self.core else {}
 
 
 @cache
@@ -52,8 +52,8 @@ def adjustable() -> bool:
 
 def rate(core: str, seconds: float = 20.0) -> float | None:
     """Operations a second of a few products on one thread; None where this processor cannot run those kernels."""
-    setting = {VARIABLE: core} if core else {}
-    inherited = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    setting = {CORE_VARIABLE: core} if core else {}
+    inherited = {name: value for name, value in os.environ.items() if name != CORE_VARIABLE}
     try:
         done = subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, text=True, timeout=seconds,
                               env=inherited | setting | {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})

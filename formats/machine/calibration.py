@@ -12,25 +12,25 @@ import numpy as np
 
 from formats import FORMATS, Format, FormatError
 from formats.core.epilogue import Epilogue
-from formats.machine.features import beyond, even, quantile, stored
-from formats.machine.model import WAYS, Machine, Rates, evaluate, here
+from formats.machine.features import count_uncached, even, quantile, weigh_format
+from formats.machine.model import WAYS, Machine, Rates, evaluate_features, here
 from formats.machine.peaks import vector_rate
 from formats.machine.predictor import fitted
-from formats.machine.prices import ALL, EPILOGUE, LATER, NARROW, OPTIONAL, PRICES, price, staged
+from formats.machine.prices import ALL_PRICES, EPILOGUE, LATER, NARROW_SUFFIX, OPTIONAL, PRICES, price, staged
 from formats.machine.quiet import Watch, timed
-from formats.machine.running import Case, Measured, inside, shared
+from formats.machine.running import Case, Measurements, allocate_both, inside
 from formats.machine.threads import threads
 
-LEAST = 5e-12                                               # seconds a number: nothing is free, whatever the noise says
+MIN_SECONDS = 5e-12                                         # seconds a number: nothing is free, whatever the noise says
 LAYOUT = 0.5                                                # of a format's matrices, more for each layout beyond the first
-LONG = 0.2                                                  # power of its time that a case weighs
-SECONDS = 0.003                                             # of one case in one round, or three calls if that is longer
+DURATION_POWER = 0.2                                        # power of its time that a case weighs
+CASE_SECONDS = 0.003                                        # of one case in one round, or three calls if that is longer
 ROUNDS, RUNS = 3, (3, 25)                                   # of all cases; of one of them in a round, at least and at most
 EVEN = 0.7548776662466927, 0.5698402909980532, 0.4301597090019468, 0.8191725133961645      # steps that fill a cube evenly
 
 
 @dataclass(frozen=True)
-class Plan:
+class Effort:
     """How much is measured: matrices of each format, rows of each, the longest side and the most rows, the most arithmetic of
     a call, seconds for making the matrices of one format and for all measuring."""
     matrices: int = 14
@@ -42,10 +42,10 @@ class Plan:
     seconds: float = 9.0
 
 
-QUICK, FULL = Plan(), Plan(40, 4, 4096, 1024, 8e8, 1.2, 36.0)
-INSIDE, INSIDE_FULL = Plan(16, 4, 4096, 400, 4e8, 0.2, 3.0), Plan(40, 4, 4096, 512, 8e8, 1.2, 12.0)
+QUICK, FULL = Effort(), Effort(40, 4, 4096, 1024, 8e8, 1.2, 36.0)
+INSIDE, INSIDE_FULL = Effort(16, 4, 4096, 400, 4e8, 0.2, 3.0), Effort(40, 4, 4096, 512, 8e8, 1.2, 12.0)
 MORE = 2.0                                                  # seconds for what a calibration lacks, and for as many formats more
-RIDDEN = {"packed": "", "int8": NARROW}                      # what epilogues are timed behind
+RIDDEN = {"packed": "", "int8": NARROW_SUFFIX}               # what epilogues are timed behind
 
 
 class Numbers:
@@ -53,7 +53,7 @@ class Numbers:
 
     def __init__(self, count: int = 1 << 22) -> None:
         self.rng, self.count = np.random.default_rng(0), count
-        self.memory, self.inputs, self.outputs = shared(count)
+        self.memory, self.inputs, self.outputs = allocate_both(count)
         self.inputs[:], self.outputs[:] = self.rng.standard_normal(count, np.float32), 0
 
     def some(self, *shape: int) -> np.ndarray: return self.inputs[:int(np.prod(shape))].reshape(shape)
@@ -76,27 +76,27 @@ class Grid:
             for T in self.rows: yield {"T": T, "p": p}, numbers.some(T, p), numbers.room(T, p)
 
 
-CALLED = Grid((256, 384, 1280), (1, 8, 24, 160), ((24,), (100,), (60, 31, 9), (256,), (128, 40)))
+GRID = Grid((256, 384, 1280), (1, 8, 24, 160), ((24,), (100,), (60, 31, 9), (256,), (128, 40)))
 REPLAYED = Grid((384, 768, 1536), (16, 1, 48, 200), ((16,), (48,), (128,), (60, 31, 9), (256,), (64, 64)))
 
 
-def spread(i: int, axis: int, least: float, most: float) -> float:
+def spread_evenly(i: int, axis: int, least: float, most: float) -> float:
     """Term i of a sequence that fills the interval evenly in octaves, and with the other axes fills the cube evenly
     (Kronecker's; Roberts 2018)."""
     return float(least * (most / least) ** ((0.5 + (i + 1) * EVEN[axis]) % 1))
 
 
-def matrices(name: str, plan: Plan, numbers: Numbers, start: int = 0, skew: float = 0.0) -> Iterator[Format]:
+def matrices(name: str, plan: Effort, numbers: Numbers, start: int = 0, skew: float = 0.0) -> Iterator[Format]:
     """Matrices in one format, of shapes and options spread evenly; fewer where making them takes long. A skew spreads the
     sizes of columns, so what keeps the highest numbers keeps more in some."""
     form, end = FORMATS[name], time.perf_counter() + plan.making
     count = round(plan.matrices * (1 + LAYOUT * (len(form.layouts(512, 512)) - 1)))
     for i in range(start, start + count):
-        n, p = (32 * round(spread(i, axis, 64, plan.largest) / 32) for axis in (0, 1))
+        n, p = (32 * round(spread_evenly(i, axis, 64, plan.largest) / 32) for axis in (0, 1))
         choices, layouts = form.choices(n, p), form.layouts(n, p)
         if not choices: continue
         options = choices[i % len(choices)] | layouts[i % len(layouts)]
-        if isinstance(options.get("density"), float): options["density"] = spread(i, 2, 0.02, 0.75)
+        if isinstance(options.get("density"), float): options["density"] = spread_evenly(i, 2, 0.02, 0.75)
         W = numbers.fresh(n, p)
         if skew: W *= np.exp(skew * numbers.fresh(1, p))
         try: yield example(form, W, options)
@@ -114,19 +114,19 @@ def example(form: type[Format], W: np.ndarray, options: dict[str, Any]) -> Forma
     return packed
 
 
-def products(names: Iterable[str], plan: Plan, numbers: Numbers, start: int = 0, skew: float = 0.0) -> Iterator[Case]:
+def products(names: Iterable[str], plan: Effort, numbers: Numbers, start: int = 0, skew: float = 0.0) -> Iterator[Case]:
     """x @ W in these formats, each matrix with one row and with others, fewer where the matrix is large."""
     for name in names:
         for i, packed in enumerate(matrices(name, plan, numbers, start, skew)):
             sizes = {str(size): float(value) for size, value in packed.sizes.items()}
             n, p = packed.shape
-            most = int(min(plan.most_rows, plan.arithmetic / stored(name, sizes)[1], numbers.count / max(n, p)))
+            most = int(min(plan.most_rows, plan.arithmetic / weigh_format(name, sizes)[1], numbers.count / max(n, p)))
             for T in rows_of(i + start, plan.rows, most):
                 x, out = numbers.some(T, n), numbers.room(T, p)
                 yield f"linear.{name}", {"T": T} | sizes, lambda w=packed, x=x, out=out: w.matmul(x, out=out)
 
 
-def by_numpy(plan: Plan, numbers: Numbers) -> Iterator[Case]:
+def by_numpy(plan: Effort, numbers: Numbers) -> Iterator[Case]:
     """The products of dense, by numpy."""
     for i, packed in enumerate(matrices("dense", plan, numbers)):
         n, p = packed.shape
@@ -140,7 +140,7 @@ def rows_of(i: int, count: int, most: int) -> list[int]:
     """One row, and others up to `most`, every other one a multiple of 16."""
     found = {1}
     for k in range(count - 1):
-        T = spread(i * (count - 1) + k, 3, 2, max(most, 2))
+        T = spread_evenly(i * (count - 1) + k, 3, 2, max(most, 2))
         found.add(max(16, round(T / 16) * 16) if (i + k) % 2 and most >= 16 else round(T))
     return sorted(T for T in found if T <= max(most, 1))
 
@@ -152,7 +152,7 @@ def others(grid: Grid, numbers: Numbers, names: Iterable[str] = PRICES) -> Itera
 
 
 def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None, most: float = 10.0,
-             watch: Watch | None = None, firsts: list[float] | None = None) -> Measured:
+             watch: Watch | None = None, firsts: list[float] | None = None) -> Measurements:
     """The lower quartile of all runs of each case: what else the machine does only ever adds. After the first round, no
     more are begun than `most` seconds allow. All runs are handed to the watch; to `firsts`, of what has no weight, what the first of a
     turn took more, as others ran before it."""
@@ -164,7 +164,7 @@ def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None,
         begun = time.perf_counter()
         call()
         first = time.perf_counter() - begun
-        runs[done % len(cases)] += (taken := timed(call, SECONDS, *RUNS))
+        runs[done % len(cases)] += (taken := timed(call, CASE_SECONDS, *RUNS))
         if firsts is not None and not price(kernel).product: firsts.append(first - quantile(taken, 0.25))
         progress(done + 1, steps)
     progress(steps, steps)
@@ -181,7 +181,7 @@ def fused(numbers: Numbers, form: str) -> dict[str, float]:
     stages: list[tuple[str, Epilogue | None]] = [("", None), *((name, staged(stage, rows)) for name, stage in EPILOGUE.items())]
     runs: dict[str, list[float]] = {name: [] for name, _ in stages}
     for _ in range(8):
-        for name, after in stages: runs[name] += timed(lambda after=after: weight.matmul(x, out=out, epilogue=after), SECONDS, *RUNS)
+        for name, after in stages: runs[name] += timed(lambda after=after: weight.matmul(x, out=out, epilogue=after), CASE_SECONDS, *RUNS)
     return slopes([(f"{form} {name}", {"T": T, "p": p}, quantile(taken, 0.25)) for name, taken in runs.items()], form)
 
 
@@ -194,21 +194,21 @@ def riding(numbers: Numbers, form: str) -> Iterator[Case]:
             yield f"{form} {name}", {"T": T, "p": p}, lambda w=weight, x=x, out=out, after=after: w.matmul(x, out=out, epilogue=after())
 
 
-def slopes(rows: Measured, form: str) -> dict[str, float]:
+def slopes(rows: Measurements, form: str) -> dict[str, float]:
     """Seconds a number that each stage adds, of all numbers of these products."""
     total = {name: sum(taken for kernel, _, taken in rows if kernel == f"{form} {name}") for name in ("", *EPILOGUE)}
     count = sum(sizes["T"] * sizes["p"] for kernel, sizes, _ in rows if kernel == f"{form} ")
-    return {name: max((total[name] - total[""]) / count, LEAST) for name in EPILOGUE}
+    return {name: max((total[name] - total[""]) / count, MIN_SECONDS) for name in EPILOGUE}
 
 
-def fit(kernel: str, rows: Measured, far: bool = False) -> list[float]:
+def fit(kernel: str, rows: Measurements, far: bool = False) -> list[float]:
     """Coefficients, none negative, with the least sum of relative errors: least squares, weighted anew a few times so
     that a measurement that something else disturbed counts for little. Long calls weigh more: from them the rates are known, and
     there are few. `far`: the last coefficient is that of bytes beyond the second cache."""
     from scipy.optimize import nnls
     taken = np.array([row[2] for row in rows])
-    values = np.array([(*evaluate(kernel, sizes), *([beyond(kernel, sizes)] if far else [])) for _, sizes, _ in rows])
-    relative, long = values / taken[:, None], (taken / taken.min()) ** LONG
+    values = np.array([(*evaluate_features(kernel, sizes), *([count_uncached(kernel, sizes)] if far else [])) for _, sizes, _ in rows])
+    relative, long = values / taken[:, None], (taken / taken.min()) ** DURATION_POWER
     scale, weight = relative.max(0), long
     for _ in range(6):
         found = nnls(relative / scale * weight[:, None], weight)[0] / scale
@@ -216,7 +216,7 @@ def fit(kernel: str, rows: Measured, far: bool = False) -> list[float]:
     return [float(a) for a in found]
 
 
-def closed(found: dict[str, Measured]) -> Rates:
+def closed(found: dict[str, Measurements]) -> Rates:
     """The closed forms of what was measured."""
     products = {kernel: rows for kernel, rows in found.items() if price(kernel).product}
     one, more = ({kernel: fit(kernel, [row for row in rows if (row[1]["T"] == 1) == alone], far=True)
@@ -227,14 +227,14 @@ def closed(found: dict[str, Measured]) -> Rates:
                  far={kernel: [one[kernel][-1], more[kernel][-1]] for kernel in products})
 
 
-def residuals(rates: Rates, rows: Measured) -> list[float]:
+def residuals(rates: Rates, rows: Measurements) -> list[float]:
     """The logarithms of what was measured over the closed form."""
     return [log(taken / rates.closed(kernel, **sizes)) for kernel, sizes, taken in rows]
 
 
-def rated(rows: Measured) -> Rates:
+def rated(rows: Measurements) -> Rates:
     """Closed forms, and what they leave out."""
-    found: dict[str, Measured] = {}
+    found: dict[str, Measurements] = {}
     for row in rows: found.setdefault(row[0], []).append(row)
     plain = closed(found)
     corrections = {kernel: fitted(kernel, [sizes for _, sizes, _ in rows], residuals(plain, rows)) for kernel, rows in found.items()}
@@ -250,7 +250,7 @@ def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = Fals
     numbers, plan, watch = Numbers(), FULL if full else QUICK, Watch()
     names = [*PRICES, *(LATER if full else ())]
     cases = [*products(formats_of(names), plan, numbers), *(by_numpy(plan, numbers) if blas else ()),
-             *others(CALLED, numbers)]
+             *others(GRID, numbers)]
     firsts: list[float] = []
     plain = rated(measured(cases, progress, plan.seconds, watch, firsts))
     coefficients = plain.coefficients | along(plain, lambda form: fused(numbers, form))
@@ -263,7 +263,7 @@ def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = Fals
 
 def along(rates: Rates, added: Callable[[str], dict[str, float]]) -> dict[str, list[float]]:
     """Coefficients of stages that ride along with products that round and with others: never dearer than as a pass of their own."""
-    return {f"{name}{suffix}": [min(slope, max(rates.coefficients[f"pointwise.{name}"][0], LEAST))]
+    return {f"{name}{suffix}": [min(slope, max(rates.coefficients[f"pointwise.{name}"][0], MIN_SECONDS))]
             for form, suffix in RIDDEN.items() for name, slope in added(form).items()}
 
 
@@ -272,7 +272,7 @@ def formats_of(names: Iterable[str]) -> list[str]:
     return [price(name).product for name in names if price(name).product]
 
 
-def in_runs(progress: Callable[..., None], plan: Plan, names: Iterable[str], behind: Collection[str] = ()) -> dict[str, Rates]:
+def in_runs(progress: Callable[..., None], plan: Effort, names: Iterable[str], behind: Collection[str] = ()) -> dict[str, Rates]:
     """The rates of these kernels inside runs, and of stages behind products in some formats, for each way of running; none where there
     is no clock that native code can look at."""
     from formats.kernels.engine.replay import clock
@@ -283,7 +283,7 @@ def in_runs(progress: Callable[..., None], plan: Plan, names: Iterable[str], beh
     for way in WAYS if cases else ():
         rows, start = inside(cases, numbers.memory, way == WAYS[0], plan.seconds, progress)
         share = partial(even, workers=threads()) if way == "together" else dict
-        rates = rated([(kernel, share(sizes), taken) for kernel, sizes, taken in rows if kernel in ALL])
+        rates = rated([(kernel, share(sizes), taken) for kernel, sizes, taken in rows if kernel in ALL_PRICES])
         ridden = along(rates, lambda form: slopes(rows, form)) if behind else {}    # noqa: B023
         found[way] = replace(rates, coefficients=rates.coefficients | ridden, start=max(start, 0.0))
     return found
@@ -293,7 +293,7 @@ def calibrate_more(names: Collection[str], progress: Callable[..., None] = lambd
     """The rates of these kernels alone, in a few seconds: of those that were declared after a calibration was taken."""
     numbers, watch = Numbers(), Watch()
     forms = formats_of(names)
-    cases = [*products(forms, QUICK, numbers), *others(CALLED, numbers, names)]
+    cases = [*products(forms, QUICK, numbers), *others(GRID, numbers, names)]
     plain = rated(measured(cases, progress, MORE * (1 + len(forms) / 4), watch))
     return Machine(plain.coefficients, plain.interval, plain.corrections, **here(),
                    ways=in_runs(progress, INSIDE, names), busy=watch.seen())

@@ -55,7 +55,7 @@ class Datasheet:
     def roofline(self, kernel: str, **sizes: float) -> dict[str, float]:
         """Seconds of the matrix unit, of the vector unit and of memory: they work at the same time."""
         rate, unit, tile = self.dense(kernel)
-        matrix, vector, numbers, stored = evaluate(kernel, tile, self.sparse, sizes)
+        matrix, vector, numbers, stored = count_work(kernel, tile, self.sparse, sizes)
         size = numbers * BYTES[self.activations] + stored
         found = {"matrix": 0.0, "vector": vector / self.vector_rate(self.activations), "memory": size / self.bandwidth(size)}
         found[unit] += matrix / rate
@@ -103,16 +103,16 @@ def datasheets(file: Path = FILE) -> dict[str, Datasheet]:
 
 
 @cache
-def known() -> dict[str, Datasheet]:
+def load_bundled() -> dict[str, Datasheet]:
     """The machines that come along."""
     return datasheets()
 
 
 def datasheet(name: str) -> Datasheet:
     """A machine by name, in any case of letters; ValueError names those there are."""
-    for known_name, machine in known().items():
+    for known_name, machine in load_bundled().items():
         if known_name.lower() == name.lower(): return machine
-    raise ValueError(f"no data sheet of {name!r}; there are {', '.join(known())}")
+    raise ValueError(f"no data sheet of {name!r}; there are {', '.join(load_bundled())}")
 
 
 def number_type(form: str, activations: str) -> str:
@@ -127,16 +127,16 @@ def number_type(form: str, activations: str) -> str:
 def work(kernel: str, tile: Tile, sparse: tuple[int, int] | None) -> Work:
     """Operations on the matrix unit in whole tiles, on the vector unit, activations moved, stored bytes."""
     declared = price(kernel)
-    found = product(FORMATS[declared.product], tile, sparse) if declared.product else declared.work(tile)
+    found = product_work(FORMATS[declared.product], tile, sparse) if declared.product else declared.work(tile)
     return Work(*map(sympy.sympify, found))
 
 
-def whole(rows: Any, inputs: Any, outputs: Any, tile: Tile) -> sympy.Expr:
+def pad_to_tiles(rows: Any, inputs: Any, outputs: Any, tile: Tile) -> sympy.Expr:
     """rows inputs outputs, each rounded up to whole tiles."""
     return sympy.Mul(*(up(size, side) for size, side in zip((rows, inputs, outputs), tile, strict=True)))
 
 
-def product(form: type[Format], tile: Tile, sparse: tuple[int, int] | None) -> Work:
+def product_work(form: type[Format], tile: Tile, sparse: tuple[int, int] | None) -> Work:
     """A format's product: numbers with an index of their own go to the vector unit, unless it can skip by such a pattern."""
     arrays = [array for array in form.fields.values() if array.number.name.startswith("f")]
     rounded = form.flops.subs({size: up(size, side) for size, side in zip((T, n, p), tile, strict=True)})
@@ -148,7 +148,7 @@ def product(form: type[Format], tile: Tile, sparse: tuple[int, int] | None) -> W
     elif sympy.expand(2 * T * sympy.Add(*(array.count for array in arrays)) - form.flops) != 0:
         matrix, vector = rounded, sympy.Integer(0)
     else:
-        tiles = (2 * sympy.Mul(*array.shape[:-2]) * whole(T, array.shape[-2], array.shape[-1], tile) for array in arrays)
+        tiles = (2 * sympy.Mul(*array.shape[:-2]) * pad_to_tiles(T, array.shape[-2], array.shape[-1], tile) for array in arrays)
         matrix, vector = sympy.Add(*tiles), sympy.Integer(0)
     return Work(matrix, vector, T * (n + p), form.bytes)
 
@@ -174,7 +174,7 @@ def compiled(kernel: str, tile: Tile, sparse: tuple[int, int] | None) -> tuple[t
     return tuple(map(str, symbols)), sympy.lambdify(symbols, expressions, "math")
 
 
-def evaluate(kernel: str, tile: Tile, sparse: tuple[int, int] | None, sizes: Mapping[str, float]) -> tuple[float, ...]:
+def count_work(kernel: str, tile: Tile, sparse: tuple[int, int] | None, sizes: Mapping[str, float]) -> tuple[float, ...]:
     """A kernel's work at these sizes; ValueError names a size that is missing."""
     names, function = compiled(kernel, tile, sparse)
     if missing := [name for name in names if name not in sizes]:

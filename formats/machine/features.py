@@ -27,17 +27,17 @@ def readings(name: str) -> tuple[tuple[str, ...], Any, tuple[str, ...]]:
     return tuple(map(str, symbols)), function, structure
 
 
-def stored(name: str, sizes: Mapping[str, float]) -> tuple[float, float]:
+def weigh_format(name: str, sizes: Mapping[str, float]) -> tuple[float, float]:
     """Bytes of W in a format, and numbers that a row of x is multiplied with, at least 1 of each."""
     names, function, _ = readings(name)
     size, flops = function(*(sizes[each] for each in names))
     return max(float(size), 1.0), max(float(flops) / 2, 1.0)
 
 
-def place(kernel: str, sizes: Mapping[str, float]) -> list[float]:
+def locate_call(kernel: str, sizes: Mapping[str, float]) -> list[float]:
     """Where a call lies among others: octaves of its rows and sizes; of a product, of its bytes a number of W, too."""
     if not (name := price(kernel).product): return [log2(max(sizes[each], 1e-9)) for each in others(kernel)]
-    share = stored(name, sizes)[0] / (sizes["n"] * sizes["p"])
+    share = weigh_format(name, sizes)[0] / (sizes["n"] * sizes["p"])
     return [log2(sizes["T"]), float(sizes["T"] == 1), log2(sizes["n"]), log2(sizes["p"]), log2(max(share, 1e-3)),
             *(log2(max(sizes[each], 1)) for each in readings(name)[2])]
 
@@ -55,10 +55,10 @@ def even(sizes: Mapping[str, float], workers: int) -> dict[str, float]:
     return dict(sizes) | ({"p": step * ceil(sizes["p"] / step)} if "n" in sizes and "h" not in sizes else {})
 
 
-def beyond(kernel: str, sizes: Mapping[str, float]) -> float:
+def count_uncached(kernel: str, sizes: Mapping[str, float]) -> float:
     """Bytes of a product's weight that the second cache does not keep from call to call: nearly none of a small weight, nearly
     all of a large one."""
-    size = stored(price(kernel).product, sizes)[0]
+    size = weigh_format(price(kernel).product, sizes)[0]
     return size * size / (size + second_cache())
 
 

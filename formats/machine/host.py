@@ -10,7 +10,7 @@ from pathlib import Path
 
 CPUS = "sys/devices/system/cpu"
 CACHES = (32 << 10, 1 << 20, 32 << 20)                       # bytes, where the system does not say
-BEYOND = 2                                                  # so many last caches are surely memory
+MEMORY_CACHES = 2                                           # so many last caches are surely memory
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Host:
         allowed = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset(range(os.cpu_count() or 1))
         total, free = memory(root)
         return cls(os.cpu_count() or 1, allowed, tuple(siblings(root, allowed)), quota(root), total, free,
-                   frozenset(governors(root, allowed)), load(), flags(root))
+                   frozenset(governors(root, allowed)), load_average(), flags(root))
 
 
-def said(file: Path) -> str:
+def read_system_file(file: Path) -> str:
     """What a file of the system says; nothing where there is none."""
     with suppress(OSError, UnicodeDecodeError): return file.read_text().strip()
     return ""
@@ -64,18 +64,18 @@ def listed(text: str) -> frozenset[int]:
 def siblings(root: Path, allowed: Iterable[int]) -> Iterable[frozenset[int]]:
     """For each processor those of its core, where that is told."""
     files = (root / CPUS / f"cpu{number}" / "topology" / "thread_siblings_list" for number in sorted(allowed))
-    return (listed(text) for text in map(said, files) if text)
+    return (listed(text) for text in map(read_system_file, files) if text)
 
 
 def governors(root: Path, allowed: Iterable[int]) -> Iterable[str]:
     """What decides on the clocks of these processors."""
     files = (root / CPUS / f"cpu{number}" / "cpufreq" / "scaling_governor" for number in allowed)
-    return (text for text in map(said, files) if text)
+    return (text for text in map(read_system_file, files) if text)
 
 
-def groups(root: Path, controller: str) -> Iterable[Path]:
+def list_cgroups(root: Path, controller: str) -> Iterable[Path]:
     """The control groups of this process, from its own up, in both versions of them."""
-    for line in said(root / "proc/self/cgroup").splitlines():
+    for line in read_system_file(root / "proc/self/cgroup").splitlines():
         number, names, path = line.split(":", 2)
         if number == "0" or controller in names.split(","):
             top = root / "sys/fs/cgroup" / ("" if number == "0" else controller)
@@ -86,8 +86,9 @@ def groups(root: Path, controller: str) -> Iterable[Path]:
 def quota(root: Path) -> float | None:
     """Processors' worth of time: the least that any of the groups allows."""
     found = []
-    for group in groups(root, "cpu"):
-        given = said(group / "cpu.max").split() or [said(group / "cpu.cfs_quota_us"), said(group / "cpu.cfs_period_us")]
+    for group in list_cgroups(root, "cpu"):
+        given = (read_system_file(group / "cpu.max").split()
+                 or [read_system_file(group / "cpu.cfs_quota_us"), read_system_file(group / "cpu.cfs_period_us")])
         with suppress(ValueError, ZeroDivisionError, IndexError):
             found.append(int(given[0]) / int(given[1]))
     return min((each for each in found if each > 0), default=None)
@@ -96,17 +97,17 @@ def quota(root: Path) -> float | None:
 def memory(root: Path) -> tuple[int | None, int | None]:
     """Bytes in all and free, of the machine or of a control group where that has less."""
     told = {name: int(rest.split()[0]) * 1024 for name, _, rest in (
-        line.partition(":") for line in said(root / "proc/meminfo").splitlines()) if rest.split()}
+        line.partition(":") for line in read_system_file(root / "proc/meminfo").splitlines()) if rest.split()}
     total, free = told.get("MemTotal"), told.get("MemAvailable")
-    for group in groups(root, "memory"):
+    for group in list_cgroups(root, "memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            most, taken = said(group / limit), said(group / used)
+            most, taken = read_system_file(group / limit), read_system_file(group / used)
             if total and most.isdecimal() and int(most) < total:
                 total, free = int(most), min(free or int(most), int(most) - int(taken or 0))
     return total, free
 
 
-def load() -> float | None:
+def load_average() -> float | None:
     """Threads that ran or wanted to, over the last minute."""
     with suppress(OSError, AttributeError): return os.getloadavg()[0]
     return None
@@ -134,7 +135,7 @@ def caches(root: Path = Path("/")) -> tuple[int, ...]:
     """Bytes of the caches that one core reads through, the nearest first."""
     found = {}
     for index in sorted((root / CPUS / "cpu0" / "cache").glob("index*")):
-        kind, level, size = (said(index / name) for name in ("type", "level", "size"))
+        kind, level, size = (read_system_file(index / name) for name in ("type", "level", "size"))
         with suppress(ValueError):
             if kind != "Instruction": found[int(level)] = int(size.rstrip("KM")) << (20 if size.endswith("M") else 10)
     return tuple(size for _, size in sorted(found.items())) or CACHES
@@ -142,4 +143,4 @@ def caches(root: Path = Path("/")) -> tuple[int, ...]:
 
 def uncached() -> int:
     """Bytes that are surely read from memory: no cache holds them."""
-    return BEYOND * caches()[-1]
+    return MEMORY_CACHES * caches()[-1]

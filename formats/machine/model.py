@@ -16,21 +16,21 @@ from typing import Any, Self
 import sympy
 
 from formats.core.errors import InputError
-from formats.disk.cache import keep, location, recall, say
+from formats.disk.cache import location, recall, say, try_put
 from formats.disk.files import parse_json, shown
-from formats.machine.features import beyond
+from formats.machine.features import count_uncached
 from formats.machine.host import Host, caches, cpuinfo
 from formats.machine.predictor import Correction
-from formats.machine.prices import ALL, LATER, PRICES, price, untimed
+from formats.machine.prices import ALL_PRICES, LATER, PRICES, price, untimed
 from formats.machine.quiet import probe
 from formats.machine.switches import switched_off
 
-VERSION = 10                                                # of the features: other files are calibrated anew
-KEPT = "the calibration"
+FEATURES_VERSION = 10                                       # of the features: other files are calibrated anew
+KEPT_CONTENT = "the calibration"
 WAYS = "apart", "together"                                  # inside a run: each worker at a group of its own, or all at one
-MOST, LEAST = 20, 1e-3                                      # of a correction: no logarithm is larger, no deviation smaller
+MAX_LOG, MIN_DEVIATION = 20, 1e-3                           # of a correction: no logarithm is larger, no deviation smaller
 SAID = 1000                                                 # characters of what was seen, fewer
-UNKNOWN = 0.3                                               # half the width of an interval that nobody measured
+DEFAULT_HALF_WIDTH = 0.3                                    # half the width of an interval that nobody measured
 
 
 def features(kernel: str) -> tuple[sympy.Expr, ...]:
@@ -47,7 +47,7 @@ def compiled(kernel: str) -> tuple[tuple[str, ...], Callable[..., tuple[float, .
     return tuple(map(str, symbols)), sympy.lambdify(symbols, features(kernel), "math")
 
 
-def evaluate(kernel: str, sizes: Mapping[str, float]) -> tuple[float, ...]:
+def evaluate_features(kernel: str, sizes: Mapping[str, float]) -> tuple[float, ...]:
     """The features of a kernel at these sizes; ValueError names a size that is missing."""
     names, function = compiled(kernel)
     if missing := [name for name in names if name not in sizes]:
@@ -87,21 +87,21 @@ class Rates:
         if (own := self.holding(kernel)) is not self: return own.seconds(kernel, **sizes)
         plain = self.closed(kernel, **sizes)
         if kernel not in self.corrections: return plain
-        return plain * exp(min(max(self.corrections[kernel](kernel, sizes), -MOST), MOST))
+        return plain * exp(min(max(self.corrections[kernel](kernel, sizes), -MAX_LOG), MAX_LOG))
 
     def closed(self, kernel: str, **sizes: float) -> float:
         """The closed form alone."""
         if (own := self.holding(kernel)) is not self: return own.closed(kernel, **sizes)
         one = sizes.get("T") == 1
         near = (self.one_row if one and kernel in self.one_row else self.coefficients)[kernel]
-        far = self.far[kernel][0 if one else 1] * beyond(kernel, sizes) if kernel in self.far else 0.0
-        return sum(a * b for a, b in zip(near, evaluate(kernel, sizes), strict=True)) + far
+        far = self.far[kernel][0 if one else 1] * count_uncached(kernel, sizes) if kernel in self.far else 0.0
+        return sum(a * b for a, b in zip(near, evaluate_features(kernel, sizes), strict=True)) + far
 
     def between(self, kernel: str, **sizes: float) -> tuple[float, float]:
         """Seconds that a call takes in 80 % of cases: a lower and an upper bound around `seconds`."""
         if (own := self.holding(kernel)) is not self: return own.between(kernel, **sizes)
         known = self.corrections.get(kernel)
-        wide = self.interval.get(kernel, UNKNOWN) if known is None else known.deviation(kernel, sizes)
+        wide = self.interval.get(kernel, DEFAULT_HALF_WIDTH) if known is None else known.deviation(kernel, sizes)
         middle = self.seconds(kernel, **sizes)
         return middle * exp(-wide), middle * exp(wide)
 
@@ -117,8 +117,8 @@ class Rates:
         found += [kernel for kernel, each in self.corrections.items() if not corrects(kernel, each)]
         found += [kernel for kernel, each in self.one_row.items() if not prices([*each, 1e-12], len(features(kernel)) + 1)]
         found += [kernel for kernel, each in self.far.items() if not prices([*each, 1e-12], 3)]
-        found += [kernel for kernel, each in self.interval.items() if not (number(each) and 0 <= each < MOST)]
-        return found + [name for name in ("start", "cold") if not (number(value := getattr(self, name)) and 0 <= value < 1)]
+        found += [kernel for kernel, each in self.interval.items() if not (is_finite(each) and 0 <= each < MAX_LOG)]
+        return found + [name for name in ("start", "cold") if not (is_finite(value := getattr(self, name)) and 0 <= value < 1)]
 
 
 TABLES = "coefficients", "interval", "corrections", "one_row", "far"      # fields of rates, by kernel
@@ -126,7 +126,7 @@ TABLES = "coefficients", "interval", "corrections", "one_row", "far"      # fiel
 
 def read_rates(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of rates from JSON, without kernels that nobody declared here."""
-    others = given["coefficients"].keys() - ALL.keys()
+    others = given["coefficients"].keys() - ALL_PRICES.keys()
     known = {name: {kernel: each for kernel, each in given[name].items() if kernel not in others} for name in TABLES}
     return dict(given) | known | {"corrections": {kernel: Correction(**each) for kernel, each in known["corrections"].items()}}
 
@@ -139,13 +139,13 @@ class Machine(Rates):
     name: str = ""
     threads: int = 1
     versions: dict[str, str] = field(default_factory=dict)
-    features: int = VERSION
+    features: int = FEATURES_VERSION
     ways: dict[str, Rates] = field(default_factory=dict)
     busy: str = ""
 
     def save(self, file: Path) -> bool:
         """Kept whole or not at all; whether it could be, which is said where it could not."""
-        return keep(file, json.dumps(asdict(self), indent=1).encode(), KEPT)
+        return try_put(file, json.dumps(asdict(self), indent=1).encode(), KEPT_CONTENT)
 
     @classmethod
     def load(cls, file: Path, wanted: Collection[str] | None = None) -> "Machine":
@@ -160,7 +160,7 @@ class Machine(Rates):
             wrong += [kernel for each in (found, *found.ways.values()) for kernel in each.wrong]
             wrong += [way for way in found.ways if way not in WAYS]
             if not (isinstance(found.busy, str) and len(found.busy) < SAID and found.busy.isprintable()): wrong.append("a busy machine")
-            here = found.identity == identity() and found.features == VERSION
+            here = found.identity == identity() and found.features == FEATURES_VERSION
         except InputError as error: raise NotThisMachine(str(error)) from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise NotThisMachine(f"{shown(file)}: {type(error).__name__}: {error}") from None
@@ -194,23 +194,23 @@ class Machine(Rates):
         return self.threads, tuple(sorted(self.versions.items()))
 
 
-def number(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
     """Whether this is a finite number, and not a text that says one."""
     return type(value) in (int, float) and isfinite(value)
 
 
 def prices(coefficients: Any, count: int) -> bool:
     """Whether these are so many coefficients, finite and not negative, and not all zero."""
-    return len(coefficients) == count and all(number(a) and 0 <= a < 1 for a in coefficients) and any(coefficients)
+    return len(coefficients) == count and all(is_finite(a) and 0 <= a < 1 for a in coefficients) and any(coefficients)
 
 
 def corrects(kernel: str, correction: Correction) -> bool:
     """Whether this is a correction of the kernel: finite numbers, a length for every axis, something left at every place."""
     scale, places, left = correction.scale, correction.places, correction.left
     numbers = [correction.noise, correction.spread, correction.amplitude, correction.alone, *left]
-    right = kernel in ALL and all(number(each) and abs(each) < MOST for each in numbers)
-    return (right and all(map(number, scale)) and min(correction.noise, correction.spread, *scale, 1.0) >= LEAST
-            and len(places) == len(left) and all(len(place) == len(scale) and all(map(number, place)) for place in places))
+    right = kernel in ALL_PRICES and all(is_finite(each) and abs(each) < MAX_LOG for each in numbers)
+    return (right and all(map(is_finite, scale)) and min(correction.noise, correction.spread, *scale, 1.0) >= MIN_DEVIATION
+            and len(places) == len(left) and all(len(place) == len(scale) and all(map(is_finite, place)) for place in places))
 
 
 def cpu() -> str:

@@ -14,12 +14,12 @@ import numpy as np
 
 from formats import FORMATS
 from formats.core.arrays import room
-from formats.disk.cache import keep
+from formats.disk.cache import try_put
 from formats.machine.host import caches, uncached
 from formats.machine.threads import limit, threads
 
-SIDE, ROWS = 512, 256                                        # of the products that find these rates: a millisecond or less
-SECONDS = 0.02                                               # of one measurement
+SIDE, PRODUCT_ROWS = 512, 256                                # of the products that find these rates: a millisecond or less
+MEASURED_SECONDS = 0.02                                      # of one measurement
 Progress = Callable[..., None]
 
 
@@ -42,17 +42,17 @@ class Peaks:
 
     def save(self, file: Path) -> bool:
         """As JSON, kept whole or not at all; whether it could be, which is said where it could not."""
-        return keep(file, json.dumps(asdict(self), indent=1).encode(), "peaks")
+        return try_put(file, json.dumps(asdict(self), indent=1).encode(), "peaks")
 
     def rows(self) -> Iterator[tuple[str, str, str, str]]:
         """What, unit, on one thread, on all: the rows of a table."""
         for kind, rate in self.rates.items(): yield kind, "Gop/s", f"{rate.one / 1e9:.0f}", f"{rate.all / 1e9:.0f}"
         for level, size, rate in self.bandwidth:
-            yield f"{level} ({sized(size)})", "GB/s", f"{rate.one / 1e9:.0f}", f"{rate.all / 1e9:.0f}"
+            yield f"{level} ({format_bytes(size)})", "GB/s", f"{rate.one / 1e9:.0f}", f"{rate.all / 1e9:.0f}"
         for what, seconds in self.overheads.items(): yield what, "µs", f"{1e6 * seconds:.1f}", ""
 
 
-def measure(progress: Progress = lambda *_: None) -> Peaks:
+def measure_peaks(progress: Progress = lambda *_: None) -> Peaks:
     """All of them, in ten seconds or so; progress(done, of)."""
     from formats.machine.model import cpu
     present = {kind: [name for name, form in FORMATS.items() if form.unit == kind] for kind in units()}
@@ -72,7 +72,7 @@ def units() -> list[str]:
     return [*dict.fromkeys(form.unit for form in FORMATS.values() if form.unit)]
 
 
-def best(call: Callable[[], Any], seconds: float = SECONDS) -> float:
+def best(call: Callable[[], Any], seconds: float = MEASURED_SECONDS) -> float:
     """The least seconds of a call within some time: peaks are what is possible."""
     call()
     taken: list[float] = []
@@ -84,7 +84,7 @@ def best(call: Callable[[], Any], seconds: float = SECONDS) -> float:
     return min(taken)
 
 
-def together(calls: Sequence[Callable[[], Any]]) -> float:
+def time_parallel(calls: Sequence[Callable[[], Any]]) -> float:
     """The least seconds in which all calls are done, each on a thread of its own."""
     with ThreadPoolExecutor(len(calls)) as pool: return best(lambda: list(pool.map(lambda call: call(), calls)))
 
@@ -96,16 +96,16 @@ def vector_rate() -> Rate:
     ends = [room((CHAINS,), np.dtype(np.float32)) for _ in range(threads())]
     calls: list[Callable[[], Any]] = [partial(multiply_adds.call, count, end.ctypes.data) for end in ends]
     work = 2 * CHAINS * count
-    return Rate(work / best(calls[0]), len(calls) * work / together(calls))
+    return Rate(work / best(calls[0]), len(calls) * work / time_parallel(calls))
 
 
 def product_rate(names: list[str]) -> Rate:
     """Operations a second of the fastest of these formats, in a product whose weight fits the caches."""
     rng = np.random.default_rng(0)
-    x, out = (room((ROWS, SIDE), np.dtype(np.float32)) for _ in range(2))
+    x, out = (room((PRODUCT_ROWS, SIDE), np.dtype(np.float32)) for _ in range(2))
     x[...], W = rng.standard_normal(x.shape), rng.standard_normal((SIDE, SIDE), np.float32) / 32
     calls = [partial(FORMATS[name].approximate(W).matmul, x, out=out) for name in names]
-    work = 2 * ROWS * SIDE * SIDE
+    work = 2 * PRODUCT_ROWS * SIDE * SIDE
     with limit(1): one = work / min(map(best, calls))
     return Rate(one, work / min(map(best, calls)))
 
@@ -126,11 +126,11 @@ def free_memory() -> int:
 def bandwidth(size: int) -> Rate:
     """Bytes a second that are read in turn from so many; on all threads each reads a part of its own."""
     one = filled(size)
-    taken = best(partial(read, *one)), best(partial(read, *one))
+    taken = best(partial(sweep, *one)), best(partial(sweep, *one))
     workers = threads()
     parts = [filled(size // workers) for _ in range(workers)] if workers > 1 else [one]
-    work = [partial(read, *part) for part in parts]
-    return Rate(traffic(one[0]) / min(taken), sum(traffic(part) for part, _ in parts) / together(work))
+    work = [partial(sweep, *part) for part in parts]
+    return Rate(traffic(one[0]) / min(taken), sum(traffic(part) for part, _ in parts) / time_parallel(work))
 
 
 def filled(size: int) -> tuple[Any, Any]:
@@ -141,14 +141,14 @@ def filled(size: int) -> tuple[Any, Any]:
     return array, room((CHAINS,), array.dtype)
 
 
-def read(array: Any, end: Any) -> None:
+def sweep(array: Any, end: Any) -> None:
     """Reads the array once; a small one again and again, so that the call itself counts for nothing."""
     from formats.kernels.engine.rates import read_all
     read_all.call(array.ctypes.data, len(array), traffic(array) // array.nbytes, end.ctypes.data)
 
 
 def traffic(array: Any) -> int:
-    """Bytes that `read` reads."""
+    """Bytes that `sweep` reads."""
     size = int(array.nbytes)
     return size * max(1, (1 << 26) // size)
 
@@ -169,7 +169,7 @@ def overheads() -> dict[str, float]:
     return {"call": alone[0], "launch": max(0.0, taken(64) - alone[1])}
 
 
-def sized(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Bytes in the largest binary unit that keeps them above one."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << shift: return f"{size / (1 << shift):.3g} {unit}"

@@ -8,13 +8,13 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.machine.features import place, quantile
+from formats.machine.features import locate_call, quantile
 from formats.machine.prices import price
 
-ROWS, SIDES, NOISE = (0.7, 1.5, 3.0), (1.0, 2.5, 6.0), (0.02, 0.05, 0.12)
-LEAST = 0.02                                                 # nothing is predicted nearer than this
+ROW_SCALES, SIDE_SCALES, NOISE = (0.7, 1.5, 3.0), (1.0, 2.5, 6.0), (0.02, 0.05, 0.12)
+MIN_DEVIATION = 0.02                                         # nothing is predicted nearer than this
 SHARE = 0.9                                                  # of cases left out, for an interval of 80 %: others lie farther off
-Floats = NDArray[np.float64]
+Reals = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,24 @@ class Correction:
 
     def __call__(self, kernel: str, sizes: Mapping[str, float]) -> float:
         """The logarithm of the factor."""
-        return float(self.alike(place(kernel, sizes)) @ self.solved[1]) if self.places else 0.0
+        return float(self.alike(locate_call(kernel, sizes)) @ self.solved[1]) if self.places else 0.0
 
     def deviation(self, kernel: str, sizes: Mapping[str, float]) -> float:
         """Half the width of the interval, as a logarithm: wide where nothing near was measured."""
-        if not self.places: return max(self.spread * self.noise, LEAST)
-        near = self.alike(place(kernel, sizes))
+        if not self.places: return max(self.spread * self.noise, MIN_DEVIATION)
+        near = self.alike(locate_call(kernel, sizes))
         known = min(float(near @ self.solved[0] @ near), self.amplitude ** 2)
-        return max(self.spread * float(np.sqrt(self.amplitude ** 2 + self.noise ** 2 - known)), LEAST)
+        return max(self.spread * float(np.sqrt(self.amplitude ** 2 + self.noise ** 2 - known)), MIN_DEVIATION)
 
     @cached_property
-    def anchors(self) -> Floats: return np.array(self.places) / self.scale
+    def anchors(self) -> Reals: return np.array(self.places) / self.scale
 
-    def alike(self, where: Sequence[float]) -> Floats:
+    def alike(self, where: Sequence[float]) -> Reals:
         away = self.anchors - np.array(where) / self.scale
         return np.asarray(self.amplitude ** 2 * np.exp(-0.5 * (away * away).sum(1)))
 
     @cached_property
-    def solved(self) -> tuple[Floats, Floats]:
+    def solved(self) -> tuple[Reals, Reals]:
         """The inverse of the covariance of what was measured, and that times what was left."""
         away = self.anchors[:, None] - self.anchors[None]
         covariance = self.amplitude ** 2 * np.exp(-0.5 * (away * away).sum(2))
@@ -62,10 +62,10 @@ class Correction:
 def fitted(kernel: str, calls: Sequence[Mapping[str, float]], residuals: Sequence[float]) -> Correction:
     """The correction that predicts best what is left out, one call at a time: residuals are logarithms of measured over
     closed form."""
-    places, left = np.array([place(kernel, sizes) for sizes in calls]), np.array(residuals)
+    places, left = np.array([locate_call(kernel, sizes) for sizes in calls]), np.array(residuals)
     squared, amplitude = np.square(places[:, None] - places[None]), float(np.sqrt(np.mean(np.square(left)))) + 1e-6
     best: tuple[float, Correction] | None = None
-    for rows, sides, share in product(ROWS, SIDES, NOISE):
+    for rows, sides, share in product(ROW_SCALES, SIDE_SCALES, NOISE):
         scale = axes(kernel, places.shape[1], rows, sides)
         covariance = amplitude ** 2 * np.exp(-0.5 * (squared / np.square(scale)).sum(2))
         score, off, error = left_out(covariance, share, left)
@@ -83,7 +83,7 @@ def axes(kernel: str, width: int, rows: float, sides: float) -> list[float]:
     return [rows, 0.5, sides, sides, sides / 2, *[sides] * (width - 5)]
 
 
-def left_out(covariance: Floats, noise: float, y: Floats) -> tuple[float, Floats, Floats]:
+def left_out(covariance: Reals, noise: float, y: Reals) -> tuple[float, Reals, Reals]:
     """How surprising each of y is to all others (mean negative logarithm of its likelihood), how many deviations it is off,
     and how far."""
     inverse = np.linalg.inv(covariance + noise ** 2 * np.eye(len(y)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from formats import FORMATS
-from formats.core.epilogue import ROWS, STAGES, VECTORS, Epilogue, Stage
+from formats.core.epilogue import ROW_FIELDS, STAGES, VECTORS, Epilogue, EpilogueStage
 from formats.core.sizes import T, ceiling, p, size
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 S2, h, d = map(size, ("S2", "h", "d"))                      # scores of one head; heads, and columns of one
 Timed = tuple[dict[str, float], Callable[[], Any]]          # the sizes of a call, and the call
 Tile = tuple[int, int, int]                                 # rows, inputs, outputs of a matrix unit
-NARROW = ".narrow"                                          # behind a product that rounds what it multiplies: no more exact than it
+NARROW_SUFFIX = ".narrow"                                   # behind a product that rounds what it multiplies: no more exact than it
 
 
 class Work(NamedTuple):
@@ -48,14 +48,14 @@ class Price:
     product: str = ""
 
 
-def staged(stage: Stage, x: np.ndarray) -> Epilogue:
+def staged(stage: EpilogueStage, x: np.ndarray) -> Epilogue:
     """An epilogue of this stage alone, for rows like these."""
     row = np.ones(x.shape[1], np.float32)
-    given: dict[str, Any] = {"activation": "gelu", "eps": 1e-6} | dict.fromkeys(VECTORS, row) | dict.fromkeys(ROWS, x)
+    given: dict[str, Any] = {"activation": "gelu", "eps": 1e-6} | dict.fromkeys(VECTORS, row) | dict.fromkeys(ROW_FIELDS, x)
     return Epilogue(**{field: given[field] for field in stage.fields})
 
 
-def alone(stage: Stage, grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+def stage_cases(stage: EpilogueStage, grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """A stage as a pass of its own; its epilogue is made anew for each call, as steps do."""
     from formats import kernels
     def call(x: np.ndarray, out: np.ndarray) -> Any: return kernels.pointwise(x, out, staged(stage, x))
@@ -65,39 +65,39 @@ def alone(stage: Stage, grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 EPILOGUE = {stage.price: stage for stage in STAGES}         # by price; of two stages of one price the later is timed
 
 
-def riding(stage: Stage) -> Price:
+def riding(stage: EpilogueStage) -> Price:
     """A stage behind a product."""
     return Price((T * p,), lambda tile: Work(vector=stage.operations * T * p, moved=stage.reads * T * p), rides=True)
 
 
-def passing(stage: Stage) -> Price:
+def passing(stage: EpilogueStage) -> Price:
     """A stage as a pass of its own."""
-    return Price((T * p,), lambda tile: Work(vector=stage.operations * T * p, moved=(2 + stage.reads) * T * p), partial(alone, stage))
+    return Price((T * p,), lambda tile: Work(vector=stage.operations * T * p, moved=(2 + stage.reads) * T * p), partial(stage_cases, stage))
 
 
-def product(name: str) -> Price:
+def price_product(name: str) -> Price:
     """x @ W in a format: what it declares."""
     return Price(lambda: FORMATS[name].work, product=name)
 
 
-def products(searched: bool) -> dict[str, Price]:
+def price_products(searched: bool) -> dict[str, Price]:
     """Of the formats that searches meet, or of the others."""
-    return {f"linear.{name}": product(name) for name, form in FORMATS.items() if (form.proposed or form.plain) == searched}
+    return {f"linear.{name}": price_product(name) for name, form in FORMATS.items() if (form.proposed or form.plain) == searched}
 
 
 PRICES: dict[str, Price] = {
-    **products(searched=True),
-    **{f"{name}{behind}": riding(stage) for behind in ("", NARROW) for name, stage in EPILOGUE.items()},
+    **price_products(searched=True),
+    **{f"{name}{behind}": riding(stage) for behind in ("", NARROW_SUFFIX) for name, stage in EPILOGUE.items()},
     **{f"pointwise.{name}": passing(stage) for name, stage in EPILOGUE.items()}}
-LATER = products(searched=False)                            # timed when somebody first asks what they take
-OPTIONAL = {"linear.blas": product("dense")}                # timed only where asked for: numpy's product
-ALL: Mapping[str, Price] = ChainMap(PRICES, LATER, OPTIONAL)
+LATER = price_products(searched=False)                      # timed when somebody first asks what they take
+OPTIONAL = {"linear.blas": price_product("dense")}          # timed only where asked for: numpy's product
+ALL_PRICES: Mapping[str, Price] = ChainMap(PRICES, LATER, OPTIONAL)
 
 
 def price(kernel: str) -> Price:
     """The declaration of a price; KeyError names those there are."""
-    if kernel not in ALL: raise KeyError(f"no kernel {kernel!r} has a price; there are {', '.join(PRICES | LATER)}")
-    return ALL[kernel]
+    if kernel not in ALL_PRICES: raise KeyError(f"no kernel {kernel!r} has a price; there are {', '.join(PRICES | LATER)}")
+    return ALL_PRICES[kernel]
 
 
 def up(number: Any, side: int) -> Any:

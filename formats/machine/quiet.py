@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 LOUD = 0.05                                                 # of the processors' time, taken by others
 TICKS = 40                                                  # of the clock of /proc/stat, 10 ms each: fewer say too little
-FEW = 4                                                     # repeated timings have no quartiles
+MIN_RUNS = 4                                                # repeated timings have no quartiles
 PROBE = 0.5                                                 # seconds
 
 
@@ -68,8 +68,8 @@ class Watch:
     how much faster all threads are than one, are handed in where they were measured."""
 
     def __init__(self) -> None:
-        from .host import load
-        self.others, self.load = Others(), load()
+        from .host import load_average
+        self.others, self.load = Others(), load_average()
         self.runs: list[Sequence[float]] = []
         self.speedup: float | None = None
 
@@ -85,7 +85,7 @@ class Watch:
         if self.load is not None: found["load"] = self.load / processors
         if shares := self.others.shares(TICKS):
             found["others"], found["stolen"] = missing(shares[0], threads(), processors), shares[1]
-        if wide := [width(each) for each in self.runs if len(each) >= FEW]: found["spread"] = median(wide)
+        if wide := [width(each) for each in self.runs if len(each) >= MIN_RUNS]: found["spread"] = median(wide)
         if self.speedup: found["threads"] = 1 / self.speedup
         return found
 
@@ -121,7 +121,7 @@ def timed(call: Callable[[], Any], seconds: float, least: int, most: int) -> lis
     return clean or taken
 
 
-def told(seen: str, means: str) -> str:
+def describe_noise(seen: str, means: str) -> str:
     """The line of a command on a busy machine: what was seen, and what it means for its figures."""
     return f"busy machine: {seen}: {means}"
 
@@ -143,6 +143,7 @@ def watched() -> Watch:
     watch = Watch()
 
     def last() -> None:
-        if seen := watch.seen(): print(told(seen, "times are too long, and what lies close together is not told apart"), file=sys.stderr)
+        if seen := watch.seen():
+            print(describe_noise(seen, "times are too long, and what lies close together is not told apart"), file=sys.stderr)
     atexit.register(last)
     return watch

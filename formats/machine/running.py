@@ -12,11 +12,11 @@ from formats.core.arrays import Floats, room
 from formats.machine.features import quantile
 from formats.machine.threads import threads
 
-CHUNK = 128                                                 # cases of a script: an interrupt waits for its end
-ROUNDS = 16                                                 # at most; three at least
+SCRIPT_CASES = 128                                          # cases of a script: an interrupt waits for its end
+MAX_ROUNDS = 16                                             # at most; three at least
 EIGHTH = 1 / 8                                              # of a few rounds, the least
 Case = tuple[str, dict[str, float], Callable[[], Any]]
-Measured = list[tuple[str, dict[str, float], float]]
+Measurements = list[tuple[str, dict[str, float], float]]
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.int64]
 
@@ -61,29 +61,29 @@ class Inside:
 
 
 def inside(cases: Sequence[Case], memory: Bytes, apart: bool, seconds: float, progress: Callable[..., None] = lambda *_: None
-           ) -> tuple[Measured, float]:
+           ) -> tuple[Measurements, float]:
     """The lower eighth of all rounds of each case, of which there are three at least: what else the machine does only ever adds; and
     of what a run takes beside its kernels: until they begin, and the first of them more than it takes later, as all caches have
     forgotten what it needs. `seconds`: after these no more rounds are begun."""
     order = np.random.default_rng(1).permutation(len(cases))
-    parts = [order[at:at + CHUNK] for at in range(0, len(order), CHUNK)]
+    parts = [order[at:at + SCRIPT_CASES] for at in range(0, len(order), SCRIPT_CASES)]
     scripts = [Inside([cases[0], cases[0], *(cases[i] for i in part)], memory, apart) for part in parts]
     taken: list[list[float]] = [[] for _ in cases]
     starts: list[float] = []
     end = time.perf_counter() + seconds
-    for done in range(-1, ROUNDS):                          # the round before the first is not counted
+    for done in range(-1, MAX_ROUNDS):                      # the round before the first is not counted
         if done >= 3 and time.perf_counter() > end: break
         for part, script in zip(parts, scripts, strict=True):
             (first, again, *every), beside = script.run(fill=done < 0)
             if done < 0: continue
             starts.append(1e-9 * float(beside + first - again))
             for i, each in zip(part, every, strict=True): taken[i].append(1e-9 * float(each))
-        progress(done + 2, ROUNDS + 1)
+        progress(done + 2, MAX_ROUNDS + 1)
     return ([(kernel, sizes, quantile(each, EIGHTH)) for (kernel, sizes, _), each in zip(cases, taken, strict=True)],
             quantile(starts, EIGHTH))
 
 
-def shared(numbers: int) -> tuple[Bytes, Floats, Floats]:
+def allocate_both(numbers: int) -> tuple[Bytes, Floats, Floats]:
     """Memory of so many float32 to read and as many to write: all of it, as bytes, then the two."""
     memory = room((8 * numbers,), np.dtype(np.uint8))
     both = memory.view(np.float32)

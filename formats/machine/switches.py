@@ -7,11 +7,11 @@ import os
 from formats.core.errors import InputError
 
 VARIABLE = "OPMATRIX_FEATURES"
-WIDE = "avx512", "avx10", "amx"
-WIDER = *WIDE, "avx2", "avxvnni", "avxifma", "avxneconvert", "vaes", "vpclmulqdq", "sha512", "sm3", "sm4"
+VECTORS_512 = "avx512", "avx10", "amx"
+VECTORS_256 = *VECTORS_512, "avx2", "avxvnni", "avxifma", "avxneconvert", "vaes", "vpclmulqdq", "sha512", "sm3", "sm4"
 # what goes with each name: the features that begin so, in LLVM's words, of which others are no use without the first
-SWITCHES = {"amx": ("amx",), "avx512bf16": ("avx512bf16",), "avx512vnni": ("avx512vnni",), "avx512": WIDE, "avx2": WIDER,
-            "f16c": (*WIDE, "f16c"), "avx": (*WIDER, "avx", "f16c", "fma", "xop")}
+SWITCHES = {"amx": ("amx",), "avx512bf16": ("avx512bf16",), "avx512vnni": ("avx512vnni",), "avx512": VECTORS_512, "avx2": VECTORS_256,
+            "f16c": (*VECTORS_512, "f16c"), "avx": (*VECTORS_256, "avx", "f16c", "fma", "xop")}
 
 
 def switched_off() -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from .host import Host
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 COUNTS = "NUMBA_NUM_THREADS", "OMP_NUM_THREADS"              # the first that is a number counts
-LEAST = 64                                                   # threads that anybody may ask for
+ALWAYS_ALLOWED = 64                                          # threads that anybody may ask for
 
 
 def command_line_environment() -> dict[str, str]:
@@ -21,11 +21,11 @@ def command_line_environment() -> dict[str, str]:
 
 def asked(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """The variable that says how many threads there are to be, and how many; ("", 0) where none says a number."""
-    given = ((name, whole(environment.get(name, "").split(",")[0])) for name in COUNTS)
+    given = ((name, parse_count(environment.get(name, "").split(",")[0])) for name in COUNTS)
     return next(((name, count) for name, count in given if count), ("", 0))
 
 
-def whole(text: str) -> int:
+def parse_count(text: str) -> int:
     """The number of a text of digits; 0 for any other. Python refuses to read thousands of them, and a billion is as good."""
     if not text.isdecimal(): return 0
     digits = text.lstrip("0") or "0"
@@ -34,7 +34,7 @@ def whole(text: str) -> int:
 
 def most() -> int:
     """Threads at most, whoever asks: each has a stack, and memory of its own in every arena."""
-    return max(LEAST, 4 * (os.cpu_count() or 1))
+    return max(ALWAYS_ALLOWED, 4 * (os.cpu_count() or 1))
 
 
 @cache

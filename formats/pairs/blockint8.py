@@ -6,12 +6,12 @@ from formats.core.sizes import T, blocks, ceiling, f4, n, p, u1, u4
 from formats.csr import compression
 from formats.format import Format
 
-from .in_bytes import ROUNDED, Bytes, shifted, unsound
+from .in_bytes import INT8_ERROR, Bytes, shifted, unsound
 
-DEEP, ACROSS = TILE = 64, 16                                 # inputs: a line of a row of bytes; outputs: a vector of sums
+TILE_INPUTS, TILE_OUTPUTS = TILE_SHAPE = 64, 16              # inputs: a line of a row of bytes; outputs: a vector of sums
 
 
-class BlockInt8(Bytes, Format, structure=Block, tile=TILE):
+class BlockInt8(Bytes, Format, structure=Block, tile=TILE_SHAPE):
     """Nonzero tiles of 64 inputs by 16 outputs in bytes, compressed by columns of tiles.
 
     W / scale is rounded to whole numbers up to 127, x as for int8; tiles are chosen and lie as in block. One holds 16 words of 4 inputs,
@@ -24,16 +24,16 @@ class BlockInt8(Bytes, Format, structure=Block, tile=TILE):
     work = 1024 * T * blocks, 1024 * blocks * ceiling(T / 256), T * (n + p), T * n
 
     def arranged(ptr, idx, val):
-        return ptr, idx, shifted(val).reshape(-1, DEEP // 4, 4, ACROSS).transpose(0, 1, 3, 2)
+        return ptr, idx, shifted(val).reshape(-1, TILE_INPUTS // 4, 4, TILE_OUTPUTS).transpose(0, 1, 3, 2)
 
     def restored(shape, ptr, idx, w):
-        return ptr, idx, w.transpose(0, 1, 3, 2).reshape(-1, DEEP, ACROSS).astype(np.float32) - 128
+        return ptr, idx, w.transpose(0, 1, 3, 2).reshape(-1, TILE_INPUTS, TILE_OUTPUTS).astype(np.float32) - 128
 
     def kernel(x, ptr, idx, w, scale, out, epilogue):
         from formats.kernels import product_byte_blocks
         product_byte_blocks(x, ptr, idx, w, scale, out, epilogue)
 
-    def unsound(self): return compression(self.ptr, self.idx, -(-self.shape[0] // DEEP)) or unsound(self.shape[0], self.scale)
+    def unsound(self): return compression(self.ptr, self.idx, -(-self.shape[0] // TILE_INPUTS)) or unsound(self.shape[0], self.scale)
 
     @classmethod
     def choices(cls, inputs, outputs): return [{"density": density} for density in (0.5, 0.25, 0.1)]
@@ -41,5 +41,5 @@ class BlockInt8(Bytes, Format, structure=Block, tile=TILE):
     @classmethod
     def predicted(cls, spectrum, *, density):
         """What is left out, where inputs are orthogonal, and what bytes round."""
-        held = np.sort(tiles(spectrum.shares, TILE).sum((2, 3)), axis=None)
-        return float(np.hypot(np.sqrt(held[:held.size - round(density * held.size)].sum()), ROUNDED))
+        held = np.sort(tiles(spectrum.shares, TILE_SHAPE).sum((2, 3)), axis=None)
+        return float(np.hypot(np.sqrt(held[:held.size - round(density * held.size)].sum()), INT8_ERROR))

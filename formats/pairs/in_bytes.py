@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from formats.core.arrays import Floats, FormatError
 from formats.core.sizes import ON_NUMBERS, Size
 from formats.format import Format, options
-from formats.int8 import UNIT, bound, by_row, quantised, spread
+from formats.int8 import UNIT, bound_error, by_row, quantised, scale_groups
 from formats.packed import Packed
 
 COLUMN, DEEP = 1 << 30, 1 << 17                              # a group of all inputs; inputs whose sums of bytes are int32
-ROUNDED = 0.007                                              # relative error of normal numbers as bytes
+INT8_ERROR = 0.007                                           # relative error of normal numbers as bytes
 
 
 class Bytes:
@@ -29,7 +29,7 @@ class Bytes:
     def __init_subclass__(cls, structure: type[Format], **fixed: Any) -> None:
         cls.structure, cls.fixed, whole = structure, fixed, structure.declared
 
-        def fit(W, **given): return spread(*quantised(whole.fit(W, **given, **fixed), COLUMN, 127), COLUMN)
+        def fit(W, **given): return scale_groups(*quantised(whole.fit(W, **given, **fixed), COLUMN, 127), COLUMN)
         def pack(W, **given):
             if len(W) > DEEP: raise FormatError(f"{cls.name}: {too_deep(len(W))}")
             numbers, scale = quantised(W, COLUMN, 127)
@@ -49,7 +49,7 @@ class Bytes:
 
     def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
     def tolerance(self, W): return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
-    def bound(self, x): return bound(x, self.unpack(), 1)
+    def bound(self, x): return bound_error(x, self.unpack(), 1)
 
     @staticmethod
     def reads(x): return by_row(x)

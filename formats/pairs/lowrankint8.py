@@ -4,16 +4,16 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from formats.core.arrays import FormatError, matrix
+from formats.core.arrays import FormatError, as_matrix
 from formats.core.layout import TILE, unpanelled
 from formats.core.sizes import T, ceiling, f4, n, p, r, u1
 from formats.format import Format
-from formats.int8 import DEEP, Int8, bound, by_row, row_bytes
-from formats.lowrank import LowRank, product
+from formats.int8 import STEP_INPUTS, Int8, bound_error, by_row, row_bytes
+from formats.lowrank import LowRank, multiply_factors
 
-from .in_bytes import COLUMN, ROUNDED, too_deep, unsound
+from .in_bytes import COLUMN, INT8_ERROR, too_deep, unsound
 
-WHOLE = {"group": COLUMN}                                    # a factor has a scale for each of its outputs
+ONE_SCALE = {"group": COLUMN}                                # a factor has a scale for each of its outputs
 
 
 class LowRankInt8(Format):
@@ -34,7 +34,7 @@ class LowRankInt8(Format):
         return LowRankInt8.approximate(W, rank=rank, weight=weight).unpack()
 
     def pack(W, *, rank=None): return halves(*map(np.float32, LowRank.declared.pack(W, rank=rank)))
-    def unpack(shape, left, u, v, right): return product(*factors(shape, left, u, v, right))
+    def unpack(shape, left, u, v, right): return multiply_factors(*unpack_factors(shape, left, u, v, right))
 
     def kernel(x, left, u, v, right, out, epilogue):
         from formats.kernels import product_lowrank_bytes
@@ -43,7 +43,7 @@ class LowRankInt8(Format):
     @classmethod
     def pack_factors(cls, u: ArrayLike, v: ArrayLike) -> Self:
         """Store the product of u (n, r) and v (r, p)."""
-        u, v = matrix(u, "lowrankint8.pack_factors, u"), matrix(v, "lowrankint8.pack_factors, v")
+        u, v = as_matrix(u, "lowrankint8.pack_factors, u"), as_matrix(v, "lowrankint8.pack_factors, v")
         if u.shape[1] != len(v): raise FormatError(f"lowrankint8.pack_factors: u is {u.shape}, v is {v.shape}: two ranks")
         return cls((len(u), v.shape[1]), halves(u, v))
 
@@ -59,12 +59,12 @@ class LowRankInt8(Format):
 
     def factors(self):
         """u (n, r) and v (r, p) as they are stored, in float32."""
-        return factors(self.shape, *self.arrays().values())
+        return unpack_factors(self.shape, *self.arrays().values())
 
     def transpose(self): return LowRank.pack_factors(*(factor.T for factor in reversed(self.factors())))
     def unsound(self):
         r, p = len(self.left), self.shape[1]
-        if unpanelled(self.v, (-(-r // DEEP) * DEEP, p), 4, TILE)[r:].any(): return f"v has numbers beyond its rank, {r}"
+        if unpanelled(self.v, (-(-r // STEP_INPUTS) * STEP_INPUTS, p), 4, TILE)[r:].any(): return f"v has numbers beyond its rank, {r}"
         return unsound(self.shape[0], self.left) or unsound(r, self.right)
 
     def scratch(self): return len(self.left)
@@ -87,14 +87,14 @@ class LowRankInt8(Format):
 
     def bound(self, x):
         middle, v = self.operands(x)
-        return bound(middle, v, 1)
+        return bound_error(middle, v, 1)
 
     @classmethod
     def choices(cls, inputs, outputs): return LowRank.choices(inputs, outputs)
     @classmethod
     def proposed_by(cls, spectrum): return LowRank.proposed_by(spectrum)
     @classmethod
-    def predicted(cls, spectrum, *, rank): return float(np.hypot(spectrum.errors[rank], 2 ** 0.5 * ROUNDED))
+    def predicted(cls, spectrum, *, rank): return float(np.hypot(spectrum.errors[rank], 2 ** 0.5 * INT8_ERROR))
     @classmethod
     def counts(cls, inputs, outputs, *, rank=None, weight=None): return LowRank.counts(inputs, outputs, rank=rank)
 
@@ -104,11 +104,12 @@ def halves(u, v):
     if wrong := too_deep(len(u)): raise FormatError(f"lowrankint8: {wrong}")
     norms = [np.linalg.norm(factor.astype(np.float64), axis=axis) for factor, axis in ((u, 0), (v, 1))]
     share = np.sqrt(np.divide(norms[1], norms[0], out=np.ones_like(norms[0]), where=np.minimum(*norms) > 0))
-    (first, left), (second, right) = (Int8.declared.pack(factor.astype(np.float32), **WHOLE) for factor in (u * share, v / share[:, None]))
+    (first, left), (second, right) = (Int8.declared.pack(factor.astype(np.float32), **ONE_SCALE)
+                                      for factor in (u * share, v / share[:, None]))
     return left[0], first, second, right[0]
 
 
-def factors(shape, left, u, v, right):
+def unpack_factors(shape, left, u, v, right):
     """What `halves` stored, in float32."""
     (n, p), r = shape, len(left)
-    return Int8.declared.unpack((n, r), u, left[None], **WHOLE), Int8.declared.unpack((r, p), v, right[None], **WHOLE)
+    return Int8.declared.unpack((n, r), u, left[None], **ONE_SCALE), Int8.declared.unpack((r, p), v, right[None], **ONE_SCALE)

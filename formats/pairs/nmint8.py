@@ -8,16 +8,17 @@ from formats.core.sizes import T, ceiling, f4, kept, n, p, u1
 from formats.format import Format
 from formats.nm import NM
 
-from .in_bytes import ROUNDED, Bytes, shifted, unsound
+from .in_bytes import INT8_ERROR, Bytes, shifted, unsound
 
-DEEP, ACROSS = 64, 16                                        # inputs that n is rounded up to; outputs of a panel
-GROUP, MIDDLE = 4, 128                                       # inputs of a group: those of a word; what is added to numbers
+PADDED_INPUTS, PANEL_OUTPUTS = 64, 16                        # inputs that n is rounded up to; outputs of a panel
+GROUP_INPUTS, OFFSET = 4, 128                                # inputs of a group: those of a word; what is added to numbers
 FEW = 1, 2                                                   # numbers of a group that kernels take
-PLACES = np.array([([at for at in range(GROUP) if bits >> at & 1] + [0] * GROUP)[:GROUP] for bits in range(1 << GROUP)], np.uint8)
-COUNTS = np.array([bits.bit_count() for bits in range(1 << GROUP)], np.uint8)
+PLACES = np.array([([at for at in range(GROUP_INPUTS) if bits >> at & 1] + [0] * GROUP_INPUTS)[:GROUP_INPUTS]
+                   for bits in range(1 << GROUP_INPUTS)], np.uint8)
+BIT_COUNTS = np.array([bits.bit_count() for bits in range(1 << GROUP_INPUTS)], np.uint8)
 
 
-class NMInt8(Bytes, Format, structure=NM, m=GROUP):
+class NMInt8(Bytes, Format, structure=NM, m=GROUP_INPUTS):
     """One or two numbers of every four consecutive inputs of each output, in bytes, and four bits that say which.
 
     W / scale is rounded to whole numbers up to 127, x as for int8. Panels of 16 outputs hold words of four inputs of each: in bits one for
@@ -31,20 +32,21 @@ class NMInt8(Bytes, Format, structure=NM, m=GROUP):
 
     def arranged(idx, val, *, n):
         """Outputs and words beyond the edge keep their first inputs, which are zero."""
-        if n not in FEW: raise FormatError(f"nmint8: n = {n!r} of every {GROUP} is not one of {', '.join(map(str, FEW))}")
-        across, words = -len(idx) % ACROSS, -idx.shape[1] // n % (DEEP // GROUP)
+        if n not in FEW: raise FormatError(f"nmint8: n = {n!r} of every {GROUP_INPUTS} is not one of {', '.join(map(str, FEW))}")
+        across, words = -len(idx) % PANEL_OUTPUTS, -idx.shape[1] // n % (PADDED_INPUTS // GROUP_INPUTS)
         bits = np.bitwise_or.reduce(1 << idx.reshape(len(idx), -1, n), 2)
         bits = np.pad(bits, ((0, across), (0, words)), constant_values=(1 << n) - 1)
-        numbers = np.pad(shifted(val).reshape(len(idx), -1, n), ((0, across), (0, words), (0, 0)), constant_values=MIDDLE)
-        bits, numbers = (each.reshape(-1, ACROSS, *each.shape[1:]).swapaxes(1, 2) for each in (bits, numbers))
-        return (bits[..., ::2] | bits[..., 1::2] << GROUP).astype(np.uint8).reshape(-1), numbers.reshape(-1)
+        numbers = np.pad(shifted(val).reshape(len(idx), -1, n), ((0, across), (0, words), (0, 0)), constant_values=OFFSET)
+        bits, numbers = (each.reshape(-1, PANEL_OUTPUTS, *each.shape[1:]).swapaxes(1, 2) for each in (bits, numbers))
+        return (bits[..., ::2] | bits[..., 1::2] << GROUP_INPUTS).astype(np.uint8).reshape(-1), numbers.reshape(-1)
 
     def restored(shape, bits, w, *, n):
-        (inputs, outputs), panels = shape, -(-shape[1] // ACROSS)
-        halves = bits.reshape(panels, -1, ACROSS // 2, 1)
-        bits = np.concatenate([halves & 15, halves >> GROUP], 3).reshape(panels, -1, ACROSS)
-        numbers = w.reshape(panels, -1, ACROSS, n).astype(np.float32) - MIDDLE
-        bits, numbers = (each.swapaxes(1, 2).reshape(panels * ACROSS, *each.shape[1:2], *each.shape[3:])[:outputs, :inputs // GROUP]
+        (inputs, outputs), panels = shape, -(-shape[1] // PANEL_OUTPUTS)
+        halves = bits.reshape(panels, -1, PANEL_OUTPUTS // 2, 1)
+        bits = np.concatenate([halves & 15, halves >> GROUP_INPUTS], 3).reshape(panels, -1, PANEL_OUTPUTS)
+        numbers = w.reshape(panels, -1, PANEL_OUTPUTS, n).astype(np.float32) - OFFSET
+        bits, numbers = (each.swapaxes(1, 2).reshape(panels * PANEL_OUTPUTS, *each.shape[1:2], *each.shape[3:])[:outputs,
+                                                                                                                :inputs // GROUP_INPUTS]
                          for each in (bits, numbers))
         return PLACES[bits][..., :n].reshape(outputs, -1), numbers.reshape(outputs, -1)
 
@@ -53,16 +55,17 @@ class NMInt8(Bytes, Format, structure=NM, m=GROUP):
         product_pruned_bytes(x, bits, w, scale, n, out, epilogue)
 
     def unsound(self):
-        if (n := self.remembered["n"]) not in FEW or self.shape[0] % GROUP: return f"{n} of every {GROUP} of {self.shape[0]} inputs"
-        counted = COUNTS[self.bits & 15], COUNTS[self.bits >> GROUP]
-        if any((each != n).any() for each in counted): return f"bits do not keep {n} of every {GROUP}"
+        if (n := self.remembered["n"]) not in FEW or self.shape[0] % GROUP_INPUTS:
+            return f"{n} of every {GROUP_INPUTS} of {self.shape[0]} inputs"
+        counted = BIT_COUNTS[self.bits & 15], BIT_COUNTS[self.bits >> GROUP_INPUTS]
+        if any((each != n).any() for each in counted): return f"bits do not keep {n} of every {GROUP_INPUTS}"
         return unsound(self.shape[0], self.scale)
 
     @classmethod
-    def choices(cls, inputs, outputs): return [{"n": n} for n in reversed(FEW) if inputs % GROUP == 0]
+    def choices(cls, inputs, outputs): return [{"n": n} for n in reversed(FEW) if inputs % GROUP_INPUTS == 0]
 
     @classmethod
     def predicted(cls, spectrum, *, n):
         """What is left out, where inputs are orthogonal, and what bytes round."""
-        held = np.sort(spectrum.shares.reshape(-1, GROUP, spectrum.shape[1]), axis=1)
-        return float(np.hypot(np.sqrt(held[:, :GROUP - n].sum()), ROUNDED))
+        held = np.sort(spectrum.shares.reshape(-1, GROUP_INPUTS, spectrum.shape[1]), axis=1)
+        return float(np.hypot(np.sqrt(held[:, :GROUP_INPUTS - n].sum()), INT8_ERROR))

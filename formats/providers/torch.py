@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from formats.core.arrays import by_rows
+from formats.core.arrays import Floats, by_rows
 from formats.core.epilogue import NOTHING, Epilogue
 from formats.format import Format
 from formats.providers import Unavailable
 
-Floats = NDArray[np.float32]
 Product = Callable[[Any], Any]                               # a tensor (T, n) to a tensor (T, p)
 
 
@@ -29,7 +28,7 @@ def torch_here(device: str = "cpu") -> Any:
     return torch
 
 
-def shared(array: NDArray[Any]) -> Any:
+def as_tensor(array: NDArray[Any]) -> Any:
     """The array as a tensor over the same memory; unsigned indices, as torch has none, as signed ones of the same bits."""
     torch = torch_here()
     if array.dtype == np.uint32: array = array.view(np.int32)       # they stay below 2^31: a format's sizes do
@@ -42,24 +41,24 @@ def shared(array: NDArray[Any]) -> Any:
 
 def dense(packed: Any, device: str) -> Product:
     """float32 as it lies."""
-    w = shared(packed.w).to(device)
+    w = as_tensor(packed.w).to(device)
     return lambda x: x @ w
 
 
 def half(packed: Any, device: str) -> Product:
     """float16, widened once: the CPU has no fast product of its own; on CUDA in float16."""
-    torch, w = torch_here(device), shared(packed.w).to(device)
+    torch, w = torch_here(device), as_tensor(packed.w).to(device)
     if device != "cpu": return lambda x: (x.to(torch.float16) @ w).to(torch.float32)
-    return partial(multiplied, wide=w.float())
+    return partial(multiply, wide=w.float())
 
 
-def multiplied(x: Any, wide: Any) -> Any: return x @ wide
+def multiply(x: Any, wide: Any) -> Any: return x @ wide
 
 
 def bf16(packed: Any, device: str) -> Product:
     """bfloat16, copied: its panels are in an order that only our kernel reads."""
     torch = torch_here(device)
-    w = shared(np.ascontiguousarray(packed.unpack().T)).to(device, torch.bfloat16)
+    w = as_tensor(np.ascontiguousarray(packed.unpack().T)).to(device, torch.bfloat16)
     return lambda x: torch.nn.functional.linear(x.to(torch.bfloat16), w).to(torch.float32)
 
 
@@ -67,7 +66,7 @@ def csr(packed: Any, device: str) -> Product:
     """Compressed rows of W.T; short indices are widened, all else is shared."""
     torch = torch_here(device)
     idx = packed.idx if packed.idx.dtype == np.uint32 else packed.idx.astype(np.uint32)
-    parts = (shared(part).to(device) for part in (packed.ptr, idx, packed.val))
+    parts = (as_tensor(part).to(device) for part in (packed.ptr, idx, packed.val))
     w = torch.sparse_csr_tensor(*parts, size=packed.shape[::-1], check_invariants=True)
     return lambda x: (w @ x.T).T
 
@@ -78,8 +77,8 @@ def block(packed: Any, device: str) -> Product:
     r, c = packed.val.shape[1:]
     if r != c and device == "cpu": raise Unavailable(f"provider torch: {packed!r}: on the CPU it multiplies by square tiles alone")
     inputs, outputs = (-(-side // tile) * tile for side, tile in zip(packed.shape, (r, c), strict=True))
-    parts = (shared(part).to(device) for part in (packed.ptr, packed.idx))
-    w = torch.sparse_bsr_tensor(*parts, shared(packed.val).to(device).transpose(1, 2), size=(outputs, inputs), check_invariants=True)
+    parts = (as_tensor(part).to(device) for part in (packed.ptr, packed.idx))
+    w = torch.sparse_bsr_tensor(*parts, as_tensor(packed.val).to(device).transpose(1, 2), size=(outputs, inputs), check_invariants=True)
     beyond = inputs - packed.shape[0]
     return lambda x: (w @ torch.nn.functional.pad(x, (0, beyond)).T).T[:, :packed.shape[1]]
 
@@ -116,7 +115,7 @@ class Held:
             raise ValueError(f"x @ {self.packed!r}: x has shape {x.shape}, it must be (rows, {inputs})")
         if epilogue: epilogue.check(len(x), outputs, self.packed)
         with self.torch.inference_mode():
-            y = finished(self.product(shared(x).to(self.device)), epilogue or NOTHING)
+            y = finished(self.product(as_tensor(x).to(self.device)), epilogue or NOTHING)
         found: Floats = y.contiguous().cpu().numpy()
         if out is None: return found
         out[...] = found
@@ -154,21 +153,21 @@ def activated(y: Any, name: str) -> Any:
     return ours[name](y)
 
 
-def attention(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], starts: NDArray[Any], scale: float = 1.0,
-              causal: bool = False, device: str = "cpu") -> Floats:
+def attend(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], starts: NDArray[Any], scale: float = 1.0,
+           causal: bool = False, device: str = "cpu") -> Floats:
     """softmax(scale q kᵀ) v within each sequence and head by scaled_dot_product_attention: q, k (T, ·, d), v (T, ·, e) -> (T, h, e),
     fewer heads of k and v serve groups of q's; starts (S + 1) are the rows at which sequences begin, and T."""
     torch = torch_here(device)
     with torch.inference_mode():
-        whole = [shared(np.asarray(part)).to(device).transpose(0, 1)[None] for part in (q, k, v)]
+        whole = [as_tensor(np.asarray(part)).to(device).transpose(0, 1)[None] for part in (q, k, v)]
         heads = whole[0].shape[1]
         parts = [torch.nn.functional.scaled_dot_product_attention(
-            *(repeated(part[:, :, low:high], heads) for part in whole), is_causal=causal, scale=scale)[0].transpose(0, 1)
+            *(repeat_heads(part[:, :, low:high], heads) for part in whole), is_causal=causal, scale=scale)[0].transpose(0, 1)
             for low, high in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)]
         found: Floats = torch.cat(parts).cpu().numpy()
     return found
 
 
-def repeated(part: Any, heads: int) -> Any:
+def repeat_heads(part: Any, heads: int) -> Any:
     """Each head so often in a row that there are so many."""
     return part if part.shape[1] == heads else part.repeat_interleave(heads // part.shape[1], 1)

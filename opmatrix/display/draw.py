@@ -18,7 +18,7 @@ STYLE = {"font.size": 9, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.
          "axes.grid": True, "grid.color": "0.92", "axes.axisbelow": True, "legend.frameon": False}
 
 
-def place(name: str) -> tuple[int | None, str]:
+def parse_weight_name(name: str) -> tuple[int | None, str]:
     """A weight's layer and kind, read off its name: "encoder.layer.3.output.dense.weight" is 3, "output.dense"."""
     found = re.search(r"(?:^|\.)(\d+)\.", name)
     kind = name[found.end():] if found else name
@@ -32,7 +32,7 @@ def sparkline(values: Sequence[float], width: int = 16, decades: float = 3) -> s
     return "".join(BARS[round((1 + math.log10(value) / decades) * (len(BARS) - 1))] for value in size)
 
 
-COLUMNS = {                                                 # of the table of spectra, and what each says
+SPECTRUM_COLUMNS = {                                        # of the table of spectra, and what each says
     "layer": "", "matrix": "", "shape": "", "σ₁": "the largest singular value", "stable": "stable rank, ‖W‖² / σ₁²",
     "effective": "effective rank, exp of the entropy of σ / Σσ", "tail 10 %": "the rank that leaves 10 % of the energy Σσ²",
     "tail 1 %": "... 1 %", "knee": "the rank where the energy that is left bends most",
@@ -43,13 +43,13 @@ def spectrum_text(spectra: Sequence[Spectrum]) -> str:
     """A table with one matrix a line, for any terminal that shows unicode, and what its columns say."""
     rows = []
     for each in spectra:
-        layer, kind = place(each.name)
+        layer, kind = parse_weight_name(each.name)
         rows.append(["-" if layer is None else str(layer), kind, f"{each.shape[0]}×{each.shape[1]}", f"{each.values[0]:.3g}",
                      f"{each.stable_rank:.1f}", f"{each.effective_rank:.0f}", str(each.rank_at(0.1)), str(each.rank_at(0.01)),
                      str(each.knee), str(each.power_law) if math.isfinite(each.power_law.exponent) else "too few",
                      sparkline(each.values.tolist())])
-    said = [f"{name}: {what}" for name, what in COLUMNS.items() if what]
-    return "\n".join([table(rows, [*COLUMNS], left=(1, len(COLUMNS) - 1)), "", *said])
+    said = [f"{name}: {what}" for name, what in SPECTRUM_COLUMNS.items() if what]
+    return "\n".join([table(rows, [*SPECTRUM_COLUMNS], left=(1, len(SPECTRUM_COLUMNS) - 1)), "", *said])
 
 
 def plotting() -> Any:
@@ -70,15 +70,15 @@ def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
     if not spectra: raise InputError("spectrum_figure: no spectra given")
     rc_context, Figure = plotting()
     panels: dict[tuple[str, str], list[Spectrum]] = {}
-    for each in spectra: panels.setdefault((each.kind, place(each.name)[1]), []).append(each)
-    layers = sorted({place(each.name)[0] or 0 for each in spectra})
+    for each in spectra: panels.setdefault((each.kind, parse_weight_name(each.name)[1]), []).append(each)
+    layers = sorted({parse_weight_name(each.name)[0] or 0 for each in spectra})
     across = min(len(panels), 4)
     down = -(-len(panels) // across)
     with rc_context(STYLE):
         figure = Figure(figsize=(max(2.9 * across, 5), 2.5 * down + 0.75), layout="constrained")
         axes = figure.subplots(down, across, squeeze=False).ravel()
         for axis, ((kind, title), members) in zip(axes, panels.items(), strict=False):
-            for each in members: trace(axis, each, shade(layers.index(place(each.name)[0] or 0), len(layers)))
+            for each in members: trace(axis, each, shade(layers.index(parse_weight_name(each.name)[0] or 0), len(layers)))
             top = max(each.values[0] for each in members)
             axis.set(yscale="log", title=title, xlabel="index")
             axis.set_ylim(max(axis.get_ylim()[0], top * 10 ** -2.5), top * 1.5)
@@ -86,7 +86,7 @@ def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
             axis.set_ylabel("singular value" if kind == "weight" else "standard deviation")
         for axis in axes[len(panels):]: axis.remove()
         legend(figure, layers)
-        return drawn(figure, Path(path))
+        return save_figure(figure, Path(path))
 
 
 def drawable(path: Path) -> None:
@@ -96,7 +96,7 @@ def drawable(path: Path) -> None:
     plotting()
 
 
-def drawn(figure: Any, path: Path) -> Path:
+def save_figure(figure: Any, path: Path) -> Path:
     """The file of a figure, whole or not at all."""
     drawable(path)
     with replacing(path) as out: figure.savefig(out, dpi=150, format=path.suffix[1:])
@@ -136,7 +136,7 @@ def front_figure(points: Sequence[Mapping[str, Any]], path: str | Path, chosen: 
     """Time against memory of the programs of a front, coloured by their error, to a file. A point is a mapping as in
     the JSON of `optimize`: measured_s, measured_bytes, measured_error (predicted_* where those are absent or None)."""
     if not points: raise InputError("front_figure: the front has no points")
-    x, y, error = (np.array([read(point, key) for point in points]) for key in ("s", "bytes", "error"))
+    x, y, error = (np.array([read_figure(point, key) for point in points]) for key in ("s", "bytes", "error"))
     rc_context, Figure = plotting()
     from matplotlib.colors import LogNorm
     exact = error < 1e-5
@@ -155,14 +155,14 @@ def front_figure(points: Sequence[Mapping[str, Any]], path: str | Path, chosen: 
             axis.plot(1e3 * x[chosen], y[chosen] / 1e6, "o", color="#d55e00", markersize=16, markerfacecolor="none",
                       markeredgewidth=1.8, label="chosen")
         if baseline is not None:
-            axis.plot(1e3 * read(baseline, "s"), read(baseline, "bytes") / 1e6, "D", color="0.35", markersize=7,
+            axis.plot(1e3 * read_figure(baseline, "s"), read_figure(baseline, "bytes") / 1e6, "D", color="0.35", markersize=7,
                       markerfacecolor="white", label="imported")
         axis.set(xlabel="time, ms", ylabel="memory, MB")
         figure.legend(loc="outside upper center", ncols=4)
-        return drawn(figure, Path(path))
+        return save_figure(figure, Path(path))
 
 
-def read(point: Mapping[str, Any], key: str) -> float:
+def read_figure(point: Mapping[str, Any], key: str) -> float:
     """A measured number of a point, else the predicted one; an InputError naming both where there is neither."""
     for name in (f"measured_{key}", f"predicted_{key}"):
         if (value := point.get(name)) is not None: return float(value)

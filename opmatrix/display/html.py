@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from opmatrix.display.show import parts, text
+from opmatrix.display.show import row_operands, text
 from opmatrix.oracles import dense, factors
 from opmatrix.shapes import Shape, brief
 from opmatrix.term import Operator
@@ -18,7 +18,7 @@ LIMIT = 8                                                   # rows and columns o
 def html(term: Operator) -> str:
     """The table, under the operator's text and shapes."""
     head = f"<code>{escape(brief(text(term), 300))}</code><br><small>{term.into} → {term.out}{facts(term)}</small>"
-    return f"{head}{table(rows(term))}"
+    return f"{head}{format_cells(rows(term))}"
 
 def facts(term: Operator) -> str:
     """The properties worth knowing."""
@@ -30,10 +30,10 @@ def rows(term: Operator) -> list[list[str]]:
     n, single = term.into.cols, term(Shape(1, cols=term.into.cols)).heads == 1
     if term.linear and single and isinstance(n, int):
         matrix = dense(term, np.eye(min(n, LIMIT), n))
-        return grid(n, term.out.cols, lambda i, j: number(matrix[i, j]))
-    if term.kind.matrix and single: return grid(n, term.out.cols, lambda i, j: word(term, i, j))
+        return grid(n, term.out.cols, lambda i, j: format_number(matrix[i, j]))
+    if term.kind.matrix and single: return grid(n, term.out.cols, lambda i, j: format_entry(term, i, j))
     if term.diagonal and single: return grid(n, n, lambda i, j: escape(text(term)) if i == j else "")
-    if term.kind.name == "row": return [[escape(brief(text(part), 60)) for part in parts(term)]]
+    if term.kind.name == "row": return [[escape(brief(text(part), 60)) for part in row_operands(term)]]
     found, shape = [["operator", "gives"]], Shape(term.into.heads, cols=n)
     for factor in factors(term):
         shape = factor(shape)
@@ -46,15 +46,15 @@ def grid(n: Any, p: Any, cell: Any) -> list[list[str]]:
     found = [[cell(i, j) for j in range(right)] + ["…"] * (p != right) for i in range(down)]
     return found + [["⋮"] * len(found[0])] * (n != down)
 
-def word(term: Operator, i: int, j: int) -> str:
+def format_entry(term: Operator, i: int, j: int) -> str:
     """An entry of a matrix kind in a word: a number, a function, or nothing."""
     entry = term.kind.body(i, j, *term.args)
-    if callable(entry): return number(entry(0.0)) if term.constant else escape(text(term))
-    return "" if entry is None else number(entry)
+    if callable(entry): return format_number(entry(0.0)) if term.constant else escape(text(term))
+    return "" if entry is None else format_number(entry)
 
-def number(value: Any) -> str: return f"{float(value):.3g}"
+def format_number(value: Any) -> str: return f"{float(value):.3g}"
 
-def table(cells: list[list[str]]) -> str:
+def format_cells(cells: list[list[str]]) -> str:
     """Rows of cells as HTML."""
     lines = ("".join(f"<td>{cell}</td>" for cell in line) for line in cells)
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-MOST = 1 << 16                                              # rows of all its inputs: they are run again
-FIELDS: Mapping[str, type | tuple[type, ...]] = {
+MAX_INPUT_ROWS = 1 << 16                                    # rows of all its inputs: they are run again
+CERTIFICATE_FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "program": str, "verified": dict, "own": (int, float), "inputs": list, "bounds": dict, "seed": int, "versions": dict, "machine": str}
 INPUT: Mapping[str, type] = {"hash": str, "sentences": int, "rows": int, "tokens": list, "kinds": list}
 
 
-def check(found: Any, program: str) -> None:
+def check_certificate(found: Any, program: str) -> None:
     """Raises ValueError, which names the field, where that is no certificate of the program with this hash."""
-    fields(found, FIELDS, "it")
+    fields(found, CERTIFICATE_FIELDS, "it")
     if found["program"] != program: raise ValueError(f"program is {found['program']!r:.80}, but it lies beside {program}")
     if not (isfinite(found["own"]) and found["own"] >= 0): raise ValueError(f"own is {found['own']!r}")
     for name, kind in (("bounds", (int, float)), ("versions", str)):
@@ -24,8 +24,8 @@ def check(found: Any, program: str) -> None:
             if not all(isinstance(row, list) and row and {int}.issuperset(map(type, row)) for row in each[name]):
                 raise ValueError(f"inputs[{at}]: {name} are not rows of whole numbers")
         if list(map(len, each["tokens"])) != list(map(len, each["kinds"])): raise ValueError(f"inputs[{at}]: tokens and kinds differ")
-    if (rows := sum(len(row) for each in found["inputs"] for row in each["tokens"])) > MOST:
-        raise ValueError(f"its inputs have {rows:,} rows, and {MOST:,} are the most")
+    if (rows := sum(len(row) for each in found["inputs"] for row in each["tokens"])) > MAX_INPUT_ROWS:
+        raise ValueError(f"its inputs have {rows:,} rows, and {MAX_INPUT_ROWS:,} are the most")
 
 
 def fields(found: Any, kinds: Mapping[str, type | tuple[type, ...]], where: str) -> None:

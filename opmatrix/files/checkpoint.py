@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from formats.core.errors import InputError
 from formats.disk.files import read_json, read_text
 from opmatrix.data import Data
-from opmatrix.files.declared import declared, embeds
+from opmatrix.files.declared import embeds, read_pooling
 from opmatrix.files.tensors import Tensor, header
 from opmatrix.pipelines.pooling import LAST, Pooling
 from opmatrix.pipelines.text import Tokenizer
@@ -71,13 +71,13 @@ class Checkpoint:
     def of_gguf(cls, file: Path, name: str | None = None) -> "Checkpoint":
         """Raises as `open`."""
         from opmatrix.files import gguf
-        from opmatrix.models import layout, said
-        found = gguf.read(file)
+        from opmatrix.models import layout, normalise_config
+        found = gguf.read_header(file)
         config = Config(file, gguf.config(found, file))
-        with config.named(): names, sizes = layout(config), said(config)
+        with config.named(): names, sizes = layout(config), normalise_config(config)
         heads = sizes["num_attention_heads"]
         pairs = {"attn_q": heads, "attn_k": sizes["num_key_value_heads"] or heads}
-        return cls(name or file.stem, file, config, gguf.named(found, names.gguf, names.permuted, pairs), found.said)
+        return cls(name or file.stem, file, config, gguf.rename_tensors(found, names.gguf, names.permuted, pairs), found.said)
 
     def find(self, name: str) -> Tensor:
         """The tensor of that name, with or without the family's prefix; InputError where there is none."""
@@ -95,8 +95,8 @@ class Checkpoint:
         if shape and tensor.shape != shape:
             differ = {size for size, own in zip(shape, tensor.shape, strict=False) if size != own} or set(shape)
             keys = [key for key, size in self.config.items() if type(size) is int and size in differ] or ["its sizes"]
-            raise InputError(f"{tensor.file}: tensor {tensor.name!r} is {sized(tensor.shape)}, but {self.config.path} "
-                             f"leads to {sized(shape)}: check {', '.join(keys)}")
+            raise InputError(f"{tensor.file}: tensor {tensor.name!r} is {format_shape(tensor.shape)}, but {self.config.path} "
+                             f"leads to {format_shape(shape)}: check {', '.join(keys)}")
         return Data(tensor.read(), name)
 
     @cached_property
@@ -108,8 +108,8 @@ class Checkpoint:
     @cached_property
     def said(self) -> dict[str, Any]:
         """What its config says, by the names that all families share."""
-        from opmatrix.models import said
-        with self.config.named(): return said(self.config)
+        from opmatrix.models import normalise_config
+        with self.config.named(): return normalise_config(self.config)
 
     @property
     def positions(self) -> int:
@@ -177,7 +177,7 @@ class Checkpoint:
 
     def pooling(self) -> Pooling:
         """What makes one row of a text: that of its last token in a language model, else see opmatrix.files.declared."""
-        return LAST if self.speaks else declared(self.directory, self.said["hidden_size"], self.positions)
+        return LAST if self.speaks else read_pooling(self.directory, self.said["hidden_size"], self.positions)
 
 
 def open_model(model: str | Path) -> Checkpoint:
@@ -222,4 +222,4 @@ def json_object(path: Path) -> dict[str, Any]:
 
 def numberless(name: str) -> str: return re.sub(r"\d+", "#", name)
 
-def sized(shape: tuple[int, ...]) -> str: return " × ".join(map(str, shape)) or "a single number"
+def format_shape(shape: tuple[int, ...]) -> str: return " × ".join(map(str, shape)) or "a single number"

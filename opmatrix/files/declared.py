@@ -8,7 +8,7 @@ from typing import Any
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json
-from opmatrix.pipelines.pooling import Pooling, count, expect, modes, truth, words
+from opmatrix.pipelines.pooling import Pooling, check_count, check_text, expect, modes, truth
 
 MODULES = "modules.json"
 KNOWN = "Transformer", "Pooling", "Normalize"               # what it may name, in this order; the last may be absent
@@ -21,7 +21,7 @@ TRANSFORMER = [f"sentence_{kind}_config.json" for kind in
                ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")]
 USUAL = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings",
          "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}}
-ELSEWHERE = "unpad_inputs", "query_length", "document_length"           # they change no embedding of a plain text
+IGNORED_KEYS = "unpad_inputs", "query_length", "document_length"        # they change no embedding of a plain text
 
 
 def embeds(directory: Path) -> bool:
@@ -29,14 +29,14 @@ def embeds(directory: Path) -> bool:
     return (directory / MODULES).exists()
 
 
-def declared(directory: Path, width: int, positions: int) -> Pooling:
+def read_pooling(directory: Path, width: int, positions: int) -> Pooling:
     """What the files beside a checkpoint say, whose rows are so wide, and which has so many positions; where there is no
     modules.json, the mean of length one. Raises InputError that names the file, and what of it is not supported."""
     if not embeds(directory): return Pooling()
     folders = modules(directory)
     prompt, (longest, lower) = prompted(directory / "config_sentence_transformers.json"), transformer(directory)
     which = pooled(folders["Pooling"] / "config.json", width, prompt)
-    if normal := folders.get("Normalize"): normalised(normal / "config.json")
+    if normal := folders.get("Normalize"): check_normalize(normal / "config.json")
     return Pooling(which, normal is not None, positions if longest is None else min(longest, positions), prompt, lower)
 
 
@@ -60,7 +60,7 @@ class Entries:
         expect(found == wanted, self.at(key), found, f"{wanted!r}: nothing else is supported")
 
 
-def entries(file: Path, absent: bool = False) -> Entries:
+def read_entries(file: Path, absent: bool = False) -> Entries:
     """The entries of a JSON file, none where it may be absent and is."""
     if absent and not file.exists(): return Entries(file, {})
     found = read_json(file, integer=int)                    # "no limit" is written as 10^30
@@ -92,7 +92,7 @@ def modules(directory: Path) -> dict[str, Path]:
 
 def pooled(file: Path, width: int, prompt: str) -> tuple[str, ...]:
     """The modes that the config of a Pooling names."""
-    found = entries(file)
+    found = read_entries(file)
     found.only({*FLAGS, *WIDTHS, "pooling_mode", "include_prompt"})
     for key in WIDTHS:
         if (said := found.said.get(key, width)) != width:
@@ -103,9 +103,9 @@ def pooled(file: Path, width: int, prompt: str) -> tuple[str, ...]:
     return modes(found.said.get("pooling_mode", flags or "mean"), found.at("pooling_mode"))
 
 
-def normalised(file: Path) -> None:
+def check_normalize(file: Path) -> None:
     """Raises InputError where a Normalize is of something else than the embedding."""
-    found = entries(file, absent=True)
+    found = read_entries(file, absent=True)
     found.only({"module_input_name", "module_output_name"})
     for key, value in found.said.items():
         if value is not None: found.usual(key, "sentence_embedding")
@@ -113,23 +113,23 @@ def normalised(file: Path) -> None:
 
 def prompted(file: Path) -> str:
     """What stands before every text."""
-    found = entries(file, absent=True)
+    found = read_entries(file, absent=True)
     found.usual("model_type", "SentenceTransformer")
     found.usual("truncate_dim", None)
     prompts, name = found.said.get("prompts"), found.said.get("default_prompt_name")
     if name is None: return ""
     if not isinstance(prompts, dict): prompts = {}
     expect(isinstance(name, str) and name in prompts, found.at("default_prompt_name"), name, "one of its prompts")
-    return words(prompts[name] or "", found.at(f"prompts: {name}"))
+    return check_text(prompts[name] or "", found.at(f"prompts: {name}"))
 
 
 def transformer(directory: Path) -> tuple[int | None, bool]:
     """Tokens that a text is cut at, and whether it becomes lower case."""
     files = [file for name in TRANSFORMER if (file := directory / name).exists()] or [directory / TRANSFORMER[0]]
-    found, tokens = entries(files[0], absent=True), entries(directory / "tokenizer_config.json", absent=True)
-    found.only({"max_seq_length", "do_lower_case", *USUAL, *ELSEWHERE}, empty=True)
+    found, tokens = read_entries(files[0], absent=True), read_entries(directory / "tokenizer_config.json", absent=True)
+    found.only({"max_seq_length", "do_lower_case", *USUAL, *IGNORED_KEYS}, empty=True)
     for key, wanted in USUAL.items(): found.usual(key, wanted)
     tokens.usual("truncation_side", "right")
-    longest = count(found.said.get("max_seq_length"), found.at("max_seq_length"))
-    if longest is None: longest = count(tokens.said.get("model_max_length"), tokens.at("model_max_length"))
+    longest = check_count(found.said.get("max_seq_length"), found.at("max_seq_length"))
+    if longest is None: longest = check_count(tokens.said.get("model_max_length"), tokens.at("model_max_length"))
     return longest, truth(found.said.get("do_lower_case", False), found.at("do_lower_case"))

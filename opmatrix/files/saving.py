@@ -14,26 +14,26 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from formats.disk.files import fill, read_json, reason, shown
 from opmatrix.files.mapped import GAP, pieces, write_tensors
-from opmatrix.files.storage import APART, KIND, NAMED, PROGRAM, SHARDS, SHARED, VERSION, WEIGHTS
+from opmatrix.files.storage import APART, KIND, NAMED_VERSION, PROGRAM, SHARDS, SHARED, VERSION, WEIGHTS
 from opmatrix.program import Program
 
 FILES = (PROGRAM, WEIGHTS, *SHARDS, *(f"{name}.json" for name in APART))          # that make up a program
-FRONT, STEPS, REPORT = "front", "derivation.txt", "report.json"          # what `opmatrix optimize` writes beside them
-OURS = (*FILES, STEPS, REPORT)
+FRONT, DERIVATION, REPORT = "front", "derivation.txt", "report.json"     # what `opmatrix optimize` writes beside them
+OURS = (*FILES, DERIVATION, REPORT)
 
 
 def save(program: Program, directory: str | Path) -> None:
     """Write the program's directory. It appears by one renaming, complete. A program that was there is replaced; what
     else lay in its directory is kept. InputError where something else is there, or it cannot be written."""
-    with placed(directory) as fresh: write(program, fresh)
+    with replacing_program(directory) as fresh: write_program(program, fresh)
 
 
 @contextmanager
-def placed(directory: str | Path) -> Generator[Path]:
+def replacing_program(directory: str | Path) -> Generator[Path]:
     """A fresh directory to write a program into, and its front. When the block ends it takes its place by one renaming; what lay
     there and was no program is kept. Where the block raises, or is interrupted, what was there stays. Raises InputError."""
     target = vacant(directory)
-    with beside(target, directory) as fresh:
+    with fresh_directory(target, directory) as fresh:
         yield fresh
         refuse_strays(target, directory, front=(fresh / FRONT).exists())
         once(fresh)
@@ -46,13 +46,13 @@ def attempt(directory: str | Path) -> None:
     """Raises InputError where a program with its front could not be placed, found out by a trial that is cleared away."""
     target = vacant(directory)
     refuse_strays(target, directory, front=True)
-    with beside(target, directory) as fresh:
+    with fresh_directory(target, directory) as fresh:
         (fresh / target.name).mkdir()                       # the name may be too long
         fill(fresh / "trial")
 
 
 @contextmanager
-def beside(target: Path, named: str | Path) -> Generator[Path]:
+def fresh_directory(target: Path, named: str | Path) -> Generator[Path]:
     """A fresh directory in that of the target, made with its parents; what of them is not needed in the end is removed. What
     the system refuses is an InputError."""
     fresh = target.parent / f".{uuid4().hex[:8]}.part"
@@ -131,7 +131,7 @@ def write_front(programs: Mapping[Path, Program]) -> None:
         groups: dict[tuple[str, ...], set[str]] = {}
         for name, key in keyed(program, sums).items():
             if len(owners[key]) > 1: groups.setdefault(tuple(sorted(owners[key])), set()).add(name)
-        write(program, directory, [groups[each] for each in sorted(groups)][:len(SHARDS)])
+        write_program(program, directory, [groups[each] for each in sorted(groups)][:len(SHARDS)])
 
 
 class Sums:
@@ -150,7 +150,7 @@ def keyed(program: Program, sums: Sums) -> dict[str, tuple[str, str, bytes]]:
     return {name: (name, f"{array.dtype} {array.shape}", b"".join(sums(array))) for name, array in program.arrays()}
 
 
-def write(program: Program, directory: Path, shared: Sequence[Set[str]] = ()) -> None:
+def write_program(program: Program, directory: Path, shared: Sequence[Set[str]] = ()) -> None:
     """The files of a program into a directory, which is made where it is not there. `shared`: names of arrays that lie in files of
     their own, one for each set."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -158,9 +158,9 @@ def write(program: Program, directory: Path, shared: Sequence[Set[str]] = ()) ->
     meta = described["meta"]
     head = {"kind": KIND, "version": VERSION, "hash": program.hash}
     if shared: head |= {"version": SHARED, "shared": len(shared)}
-    if not program.plain: head["version"] = NAMED
+    if not program.plain: head["version"] = NAMED_VERSION
     described["meta"] = {k: v for k, v in meta.items() if k not in APART}
-    (directory / PROGRAM).write_text(spread(head | described | {"signature": program.signature.described()}), "utf-8")
+    (directory / PROGRAM).write_text(format_json(head | described | {"signature": program.signature.described()}), "utf-8")
     arrays = dict(program.arrays())
     for file, names in zip(SHARDS, shared, strict=False):   # what fills holes has other names in each file, the same for each program
         gap = f"{GAP}.{hashlib.sha256(min(names).encode()).hexdigest()[:16]}."
@@ -172,13 +172,13 @@ def write(program: Program, directory: Path, shared: Sequence[Set[str]] = ()) ->
             (directory / f"{name}.json").write_text(text, "utf-8")
 
 
-def spread(value: Any, depth: int = 0) -> str:
+def format_json(value: Any, depth: int = 0) -> str:
     """JSON with a line for each entry of its first two levels: for each step, each constant."""
     if depth == 2 or not value or not isinstance(value, dict | list): return json.dumps(value)
     line = "\n" + " " * (depth + 1)
     if isinstance(value, list):
-        return "[" + line + f",{line}".join(spread(entry, depth + 1) for entry in value) + line[:-1] + "]"
-    entries = (f"{json.dumps(name)}: {spread(v, depth + 1)}" for name, v in value.items())
+        return "[" + line + f",{line}".join(format_json(entry, depth + 1) for entry in value) + line[:-1] + "]"
+    entries = (f"{json.dumps(name)}: {format_json(v, depth + 1)}" for name, v in value.items())
     return "{" + line + f",{line}".join(entries) + line[:-1] + "}"
 
 
@@ -191,10 +191,10 @@ def once(directory: Path) -> None:
     for files in alike.values():
         first: dict[bytes, Path] = {}
         for file in files if len(files) > 1 else ():
-            if (same := first.setdefault(digest(file), file)) is not file: link(same, file)
+            if (same := first.setdefault(sha256_bytes(file), file)) is not file: link(same, file)
 
 
-def digest(file: Path) -> bytes:
+def sha256_bytes(file: Path) -> bytes:
     with file.open("rb") as raw: return hashlib.file_digest(raw, "sha256").digest()
 
 

@@ -10,8 +10,8 @@ from formats import FORMATS, from_arrays
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, read_json, read_text
 from opmatrix.files import certified
-from opmatrix.files.mapped import AGAIN, NUMBERS, Digest, Part, Stored
-from opmatrix.files.tensors import Tensor, plain, tensors
+from opmatrix.files.mapped import AGAIN, DTYPES, ArrayFile, Digest, Part
+from opmatrix.files.tensors import Tensor, is_printable, tensors
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.program import ARRAY, Constant, Program, Step
 from opmatrix.signature import FLOAT, Port
@@ -19,10 +19,10 @@ from opmatrix.signature import FLOAT, Port
 PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
 APART = ("tokenizer", "config", "certificate")              # entries of meta with a file of their own
 KIND, VERSION, SHARED = "opmatrix program", 3, 4            # the version where arrays lie in several files
-NAMED = 5                                                   # that of inputs, several outputs or state, in one file or several
+NAMED_VERSION = 5                                           # that of inputs, several outputs or state, in one file or several
 SHARDS = tuple(f"shared.{i}.safetensors" for i in range(64))     # whose arrays several programs of a front have
 OLD = "state"                                               # a kernel of before programs had inputs
-STEPS = 1 << 13                                             # of a program: to plan buffers takes time by their square
+MAX_STEPS = 1 << 13                                         # of a program: to plan buffers takes time by their square
 
 
 def load(directory: str | Path, copy: bool = False) -> Program:
@@ -32,22 +32,22 @@ def load(directory: str | Path, copy: bool = False) -> Program:
     directory = Path(directory)
     file, weights = directory / PROGRAM, directory / WEIGHTS
     if not exists(file): raise InputError(f"{directory}: no {PROGRAM} in it: give the directory of a saved program")
-    found = parsed(file)
+    found = read_object(file)
     if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")
-    if (version := found.get("version")) not in (VERSION, SHARED, NAMED):
+    if (version := found.get("version")) not in (VERSION, SHARED, NAMED_VERSION):
         raise InputError(f"{file}: version is {version!r:.80}, but this opmatrix reads {VERSION}: {AGAIN}")
     meta, described = about(directory, field(file, found, "meta", dict)), field(file, found, "constants", dict)
     rows, sides = field(file, found, "steps", list), signed(file, found)
-    if len(rows) > STEPS: raise InputError(f"{file}: {len(rows):,} steps; a program may have {STEPS:,}")
+    if len(rows) > MAX_STEPS: raise InputError(f"{file}: {len(rows):,} steps; a program may have {MAX_STEPS:,}")
     with ExitStack() as opened:
-        held, stored = dict[str, Tensor](), dict[Path, Stored]()
+        held, stored = dict[str, Tensor](), dict[Path, ArrayFile]()
         for each in [weights, *(directory / name for name in more(file, found))]:
             raw = opened.enter_context(open_regular(each))
             lies = tensors(raw, each)
             if both := held.keys() & lies.keys():
                 raise InputError(f"{each}: array {min(both)!r} lies in another file, too: {AGAIN}")
-            held, stored[each] = held | lies, Stored(raw, copy)
-        own = parts(file, described, held, stored)
+            held, stored[each] = held | lies, ArrayFile(raw, copy)
+        own = collect_arrays(file, described, held, stored)
         with Digest(own, stored) as digest:
             with blamed(file, "its brackets"):
                 said = json.dumps({"meta": {name: entry for name, entry in meta.items() if name != "certificate"},
@@ -62,17 +62,17 @@ def load(directory: str | Path, copy: bool = False) -> Program:
                          f"after saving: {AGAIN}")
     program.hash = hashed
     if (kept := program.meta.get("certificate")) is not None:
-        with blamed(directory / "certificate.json", "no certificate of this program"): certified.check(kept, program.hash)
+        with blamed(directory / "certificate.json", "no certificate of this program"): certified.check_certificate(kept, program.hash)
     return program
 
 
 def signed(file: Path, found: Mapping[str, Any]) -> dict[str, Any]:
     """What a file says of a program's border: one output, or inputs, outputs and state by name."""
-    if found["version"] != NAMED: return {"output": field(file, found, "output", str)}
+    if found["version"] != NAMED_VERSION: return {"output": field(file, found, "output", str)}
     sides = {name: field(file, found, name, dict) for name in ("inputs", "outputs", "state")}
     for side in ("outputs", "state"):
         for name, value in sides[side].items():
-            if not (plain(name) and isinstance(value, str)):
+            if not (is_printable(name) and isinstance(value, str)):
                 raise InputError(f"{file}: {side}: {name!r:.60} is {value!r:.60}, no value: {AGAIN}")
     return sides
 
@@ -89,7 +89,7 @@ def made(steps: list[Step], constants: Mapping[str, Constant], sides: Mapping[st
 
 def more(file: Path, found: Mapping[str, Any]) -> list[str]:
     """The names of the files of arrays beside the first, which several programs of a front have."""
-    if found["version"] == VERSION or (found["version"] == NAMED and "shared" not in found): return []
+    if found["version"] == VERSION or (found["version"] == NAMED_VERSION and "shared" not in found): return []
     count = field(file, found, "shared", int)
     if type(count) is not int or not 0 < count <= len(SHARDS):
         raise InputError(f"{file}: shared is {count!r:.80}, not from 1 to {len(SHARDS)}: {AGAIN}")
@@ -100,7 +100,7 @@ def about(directory: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
     """A program's meta, with the entries that have files of their own, and whatever is read of it of its type."""
     file = directory / PROGRAM
     if both := sorted(set(APART) & set(meta)): raise InputError(f"{file}: meta: {both[0]!r} has a file of its own: {AGAIN}")
-    whole = dict(meta) | {name: entry for name in APART if (entry := apart(directory, name)) is not None}
+    whole = dict(meta) | {name: entry for name in APART if (entry := read_meta(directory, name)) is not None}
     match whole.get("rows", [1, 1]):
         case [int(), int()]: pass
         case rows: raise InputError(f"{file}: meta: rows are {rows!r:.80}, not the least and the most: {AGAIN}")
@@ -121,7 +121,7 @@ def blamed(file: Path, entry: str) -> Iterator[None]:
     except (ValueError, TypeError, KeyError) as error: raise InputError(f"{file}: {entry}: {error}") from error
 
 
-def parsed(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
     """The JSON object that a file holds."""
     try: found = read_json(file)
     except InputError as error: raise InputError(f"{error}: {AGAIN}") from error
@@ -136,25 +136,26 @@ def field(file: Path, found: Mapping[str, Any], name: str, kind: type) -> Any:
     raise InputError(f"{file}: {name!r} is a {type(found[name]).__name__}, not a {kind.__name__}: {AGAIN}")
 
 
-def apart(directory: Path, name: str) -> Any:
+def read_meta(directory: Path, name: str) -> Any:
     """The entry of meta with that name, None where it has no file; a tokenizer stays text."""
     if not (file := directory / f"{name}.json").exists(): return None
-    return read_text(file) if name == "tokenizer" else parsed(file)
+    return read_text(file) if name == "tokenizer" else read_object(file)
 
 
 def step(file: Path, i: int, row: Any) -> Step:
     match row:
-        case [str(kernel), dict(operands), dict(attributes), str(output)] if plain(output):
+        case [str(kernel), dict(operands), dict(attributes), str(output)] if is_printable(output):
             if {str}.issuperset(map(type, operands.values())): return Step(kernel, operands, attributes, output)
     raise InputError(f"{file}: steps[{i}] is {row!r:.80}, not [kernel, operands, attributes, output]")
 
 
-def parts(file: Path, described: Mapping[str, Any], found: dict[str, Tensor], stored: Mapping[Path, Stored]) -> dict[str, list[Part]]:
+def collect_arrays(file: Path, described: Mapping[str, Any], found: dict[str, Tensor],
+                   stored: Mapping[Path, ArrayFile]) -> dict[str, list[Part]]:
     """The arrays of each constant that program.json describes: each array is used, and used once."""
     weights, own = file.with_name(WEIGHTS), {}
     for name, meta in described.items():
         kind = str(meta.get("format")) if isinstance(meta, dict) else "None"
-        if not plain(name): raise InputError(f"{file}: constants: one is called {name[:40]!r}…")
+        if not is_printable(name): raise InputError(f"{file}: constants: one is called {name[:40]!r}…")
         if meta != ARRAY and kind not in FORMATS:
             raise InputError(f"{file}: constants: {name!r}: format {kind!r:.80} is unknown: array, {', '.join(FORMATS)}")
         keys = {name: ""} if meta == ARRAY else {f"{name}.{key}": key for key in FORMATS[kind].fields}
@@ -162,7 +163,7 @@ def parts(file: Path, described: Mapping[str, Any], found: dict[str, Tensor], st
             raise InputError(f"{weights}: array {lost[0]!r} is missing, which {PROGRAM} names: {AGAIN}")
         own[name] = [Part(key, kind, of, found.pop(key)) for key, of in keys.items()]
     for tensor in (part.tensor for several in own.values() for part in several):
-        if tensor.number not in NUMBERS:
+        if tensor.number not in DTYPES:
             raise InputError(f"{weights}: array {tensor.name!r} has number type {tensor.number}, no program's: {AGAIN}")
     if left := [name for name, tensor in found.items() if not stored[tensor.file].padding(tensor)]:
         raise InputError(f"{weights}: array {min(left)!r} belongs to no constant of {PROGRAM}: {AGAIN}")
@@ -170,7 +171,7 @@ def parts(file: Path, described: Mapping[str, Any], found: dict[str, Tensor], st
 
 
 def unpacked(weights: Path, described: Mapping[str, Any], own: Mapping[str, list[Part]],
-             stored: Mapping[Path, Stored]) -> dict[str, Constant]:
+             stored: Mapping[Path, ArrayFile]) -> dict[str, Constant]:
     """The constants that program.json describes, from the arrays beside it. Whether their numbers are finite `Digest` says."""
     constants: dict[str, Constant] = {}
     for name, meta in described.items():

@@ -12,10 +12,10 @@ from formats.core.errors import InputError
 from formats.disk.files import open_regular, parse_json
 from opmatrix.files.quantised import STORED
 
-BYTES = {number: int(bits) // 8 for bits, several in {
+NUMBER_BYTES = {number: int(bits) // 8 for bits, several in {
     "8": "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0", "16": "U16 I16 F16 BF16", "32": "U32 I32 F32", "64": "U64 I64 F64 C64",
 }.items() for number in several.split()}                    # of a number of each type that the format has
-HEADER, AXES, LONGEST = 1 << 24, 8, 200                     # bytes of a header; axes of an array; letters of a name
+MAX_HEADER_BYTES, MAX_AXES, MAX_NAME_LETTERS = 1 << 24, 8, 200  # bytes of a header; axes of an array; letters of a name
 
 
 class Tensor(NamedTuple):
@@ -33,7 +33,7 @@ class Tensor(NamedTuple):
         there."""
         if self.number not in STORED:
             raise InputError(f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
-                             + ", ".join(name for name in STORED if name in BYTES))
+                             + ", ".join(name for name in STORED if name in NUMBER_BYTES))
         block, size, widen = STORED[self.number]
         count = prod(self.shape) // size
         with open_regular(self.file) as raw:
@@ -47,10 +47,10 @@ class Tensor(NamedTuple):
             found = numbers[at] if numbers.dtype.kind == "f" else array[at]
             raise InputError(f"{self.file}: tensor {self.name!r} has {found} at {first}: weights must be finite numbers"
                              + (" of float32, at most 3.4e38" if np.isfinite(found) else ", so get or train it again"))
-        return halves(array.reshape(self.shape), self.pairs) if self.pairs else array.reshape(self.shape)
+        return split_pairs(array.reshape(self.shape), self.pairs) if self.pairs else array.reshape(self.shape)
 
 
-def halves(array: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+def split_pairs(array: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     """Rows that lie in pairs, within each head by halves."""
     paired = array.reshape(heads, -1, 2, *array.shape[1:])
     return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(array.shape)
@@ -66,12 +66,12 @@ def tensors(raw: BufferedReader, file: Path) -> dict[str, Tensor]:
     size = os.fstat(raw.fileno()).st_size
     try:
         length = int.from_bytes(raw.read(8), "little")
-        if not 2 <= length <= min(size - 8, HEADER): raise ValueError(f"its header is of {length} bytes")
+        if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES): raise ValueError(f"its header is of {length} bytes")
         entries = parse_json(raw.read(length), "header")
         if not isinstance(entries, dict): raise ValueError("its header is no JSON object")
         entries.pop("__metadata__", None)
         found, at = {}, 8 + length
-        described = (stored(name, entry) for name, entry in entries.items())
+        described = (parse_entry(name, entry) for name, entry in entries.items())
         for name, number, shape, low, high in sorted(described, key=lambda entry: entry[3:]):
             if 8 + length + low != at: raise ValueError(f"tensor {name!r} begins at byte {low}, not {at - 8 - length}")
             found[name], at = Tensor(file, name, number, shape, at), 8 + length + high
@@ -81,19 +81,19 @@ def tensors(raw: BufferedReader, file: Path) -> dict[str, Tensor]:
     return found
 
 
-def stored(name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, int]:
+def parse_entry(name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, int]:
     """Name, number type, shape, first byte and end of a tensor, as an entry of a header says. ValueError where it is none."""
-    if not plain(name): raise ValueError(f"a tensor is called {name[:40]!r}…")
+    if not is_printable(name): raise ValueError(f"a tensor is called {name[:40]!r}…")
     match entry:
         case {"dtype": str(number), "shape": list(shape), "data_offsets": [low, high], **more} if (
-                not more and number in BYTES and len(shape) <= AXES and all(map(counts, (*shape, low, high)))
-                and BYTES[number] * prod(shape) == high - low and prod(side or 1 for side in shape) < 1 << 48):
+                not more and number in NUMBER_BYTES and len(shape) <= MAX_AXES and all(map(is_count, (*shape, low, high)))
+                and NUMBER_BYTES[number] * prod(shape) == high - low and prod(side or 1 for side in shape) < 1 << 48):
             return name, number, tuple(shape), low, high
     raise ValueError(f"tensor {name!r} is {entry!r:.80}")
 
 
-def counts(value: Any) -> bool: return type(value) is int and value >= 0
+def is_count(value: Any) -> bool: return type(value) is int and value >= 0
 
-def plain(name: str) -> bool:
+def is_printable(name: str) -> bool:
     """Whether a name from a file can be shown: letters that are printed, not too many."""
-    return 0 < len(name) <= LONGEST and name.isprintable()
+    return 0 < len(name) <= MAX_NAME_LETTERS and name.isprintable()

@@ -36,7 +36,7 @@ def check(config: Mapping[str, Any]) -> str:
     return family
 
 
-def said(config: Mapping[str, Any]) -> dict[str, Any]:
+def normalise_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a config says, by everybody's names, whatever its family calls things. Raises InputError as `check` does."""
     return settings(config, getattr(FAMILIES[check(config)], "keys", {}))
 
@@ -56,7 +56,7 @@ def build(config: Mapping[str, Any], at: At) -> Operator:
 
 def head(config: Mapping[str, Any], at: At) -> Operator:
     """From features to a score for each token of the vocabulary, by the table of tokens where it is tied (Press, Wolf 2017)."""
-    sizes, names = said(config), layout(config)
+    sizes, names = normalise_config(config), layout(config)
     table = at(names.table if sizes["tie_word_embeddings"] else names.head, sizes["vocab_size"], sizes["hidden_size"])
     found: Operator = weight(table.T)
     return found

@@ -8,7 +8,7 @@ from formats.core.errors import InputError
 from opmatrix.shapes import brief
 
 MISSING = object()                                          # the default of a key that must be there
-LARGEST = 2 ** 31 - 1
+INT32_MAX = 2 ** 31 - 1
 
 
 class Key(NamedTuple):
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     permuted: tuple[str, ...] = ()
 
 
-def whole(low: int = 1, high: int = LARGEST, default: Any = MISSING) -> Key:
+def whole(low: int = 1, high: int = INT32_MAX, default: Any = MISSING) -> Key:
     """A size or a count."""
     return Key(f"a whole number from {low} to {high}", lambda v: type(v) is int and low <= v <= high, default)
 
@@ -102,5 +102,5 @@ def spelt(value: Any) -> str:
     return {None: "null", True: "true", False: "false"}[value] if value is None or type(value) is bool else repr(value)
 
 
-PLAIN = never({}, "weights are read as plain numbers, so save the model dequantised")      # quantization_config
+NOT_QUANTISED = never({}, "weights are read as plain numbers, so save the model dequantised")  # quantization_config
 ALONE = never(False, "a program has one input, so no keys of another model")                # add_cross_attention

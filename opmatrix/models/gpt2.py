@@ -2,11 +2,11 @@
 from functools import reduce
 from operator import matmul
 
-from opmatrix.models.config import ALONE, PLAIN, Layout, declares, flag, never, one_of, optional, real, whole, wrong
+from opmatrix.models.config import ALONE, NOT_QUANTISED, Layout, declares, flag, never, one_of, optional, real, whole, wrong
 from opmatrix.operators import ACTIVATIONS, I, affine, attention, cols, const, diag, given, layernorm, weight
 from opmatrix.patterns import causal, sequence
 
-SCALED = "scores are divided by the root of a head's columns here"
+SCORES_SCALED = "scores are divided by the root of a head's columns here"
 GPT = Layout("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight")
 
 
@@ -16,8 +16,8 @@ GPT = Layout("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weigh
     intermediate_size=optional(whole()).under("n_inner"),
     layer_norm_eps=real(1e-20, 1, 1e-5).under("layer_norm_epsilon"),
     hidden_act=one_of(ACTIVATIONS, "gelu_new").under("activation_function"), tie_word_embeddings=flag(True),
-    scale_attn_weights=never(True, SCALED), scale_attn_by_inverse_layer_idx=never(False, SCALED),
-    add_cross_attention=ALONE, quantization_config=PLAIN)
+    scale_attn_weights=never(True, SCORES_SCALED), scale_attn_by_inverse_layer_idx=never(False, SCORES_SCALED),
+    add_cross_attention=ALONE, quantization_config=NOT_QUANTISED)
 def gpt2(config, at):
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))

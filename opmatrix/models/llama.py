@@ -3,16 +3,16 @@ from functools import reduce
 from operator import matmul
 
 from opmatrix.models import rope
-from opmatrix.models.config import PLAIN, Layout, declares, flag, one_of, optional, real, whole, wrong
+from opmatrix.models.config import NOT_QUANTISED, Layout, declares, flag, one_of, optional, real, whole, wrong
 from opmatrix.operators import ACTIVATIONS, I, affine, diag, grouped, rmsnorm, weight
 from opmatrix.patterns import causal, sequence
 
-PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-         "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-         "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-         "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+GGUF_PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+              "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+              "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+              "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 GGUF = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head",
-        **{f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in PARTS.items()}}
+        **{f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in GGUF_PARTS.items()}}
 QKV, MLP = ("q", "k", "v"), ("gate", "up", "down")           # products that may add a row
 LAYOUT = Layout("model.", (), ("rotary_emb.inv_freq",), "embed_tokens.weight", "lm_head.weight", gguf=GGUF)
 PAIRED = LAYOUT._replace(permuted=("attn_q", "attn_k"))      # in GGUF files of LLaMA and what is called so there
@@ -22,7 +22,7 @@ KEYS = dict(
                                   "max_position_embeddings")},
     num_hidden_layers=whole(0, 1000), num_key_value_heads=optional(whole()), head_dim=optional(whole()),
     rms_norm_eps=real(1e-20, 1, 1e-6), hidden_act=one_of(ACTIVATIONS, "silu"), tie_word_embeddings=flag(False),
-    **rope.KEYS, quantization_config=PLAIN)
+    **rope.ROPE_KEYS, quantization_config=NOT_QUANTISED)
 
 
 @declares(PAIRED, **KEYS, attention_bias=flag(False), mlp_bias=flag(False))

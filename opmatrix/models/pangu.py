@@ -3,7 +3,7 @@ from functools import reduce
 from operator import matmul
 
 from opmatrix.models.config import declares, flag, never, one_of, optional, real, whole, wrong
-from opmatrix.models.gpt2 import GPT, SCALED
+from opmatrix.models.gpt2 import GPT, SCORES_SCALED
 from opmatrix.models.llama import KEYS, LAYOUT, QKV, decoder
 from opmatrix.operators import ACTIVATIONS, I, affine, attention, const, diag, given, layernorm, weight
 from opmatrix.patterns import causal, sequence
@@ -16,7 +16,7 @@ from opmatrix.patterns import causal, sequence
     layer_norm_eps=real(1e-20, 1, 1e-5).under("layer_norm_epsilon"),
     hidden_act=one_of(ACTIVATIONS, "gelu").under("activation_function"),
     tie_word_embeddings=never(True, "scores of the vocabulary are by the table of tokens"),
-    scale_attn_weights=never(True, SCALED))
+    scale_attn_weights=never(True, SCORES_SCALED))
 def pangu_alpha(config, at):
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))

@@ -4,9 +4,9 @@ from opmatrix.models.config import Key, declares, flag, optional, whole, wrong
 from opmatrix.models.llama import KEYS, LAYOUT, QKV, decoder
 from opmatrix.models.mistral import looking_back
 
-KINDS = {"full_attention": False, "sliding_attention": True}        # whether a layer has the window
-LISTED = Key(f"a list of {' and '.join(KINDS)}",
-             lambda kinds: isinstance(kinds, list) and all(type(k) is str and k in KINDS for k in kinds))
+LAYER_TYPES = {"full_attention": False, "sliding_attention": True}  # whether a layer has the window
+LISTED = Key(f"a list of {' and '.join(LAYER_TYPES)}",
+             lambda kinds: isinstance(kinds, list) and all(type(k) is str and k in LAYER_TYPES for k in kinds))
 WINDOWS = dict(use_sliding_window=flag(False), sliding_window=optional(whole()), max_window_layers=whole(0, default=28),
                layer_types=optional(LISTED))
 
@@ -18,7 +18,7 @@ def windows(config):
     if kinds is None: return lambda l: looking_back(seen if l >= config["max_window_layers"] else None)
     if len(kinds) != layers: raise wrong("layer_types", kinds, f"as long as there are layers, {layers}")
     if seen is None and "sliding_attention" in kinds: raise wrong("sliding_window", seen, "a whole number, as layer_types ask")
-    return lambda l: looking_back(seen if KINDS[kinds[l]] else None)
+    return lambda l: looking_back(seen if LAYER_TYPES[kinds[l]] else None)
 
 
 @declares(LAYOUT, **KEYS, **WINDOWS)

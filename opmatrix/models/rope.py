@@ -4,13 +4,13 @@ import numpy as np
 from opmatrix.models.config import Key, flag, one_of, optional, real, settings, whole, wrong
 from opmatrix.operators import rotate
 
-MOST = 1 << 25                                              # numbers of a table: positions × columns that turn
+MAX_TABLE_NUMBERS = 1 << 25                                 # numbers of a table: positions × columns that turn
 OBJECT = optional(Key("an object", lambda said: isinstance(said, dict)))
-KEYS = dict(rope_theta=real(1, 1e12, 10000.0), partial_rotary_factor=real(0, 1, 1.0),
-            rope_scaling=OBJECT, rope_parameters=OBJECT, original_max_position_embeddings=optional(whole()))
+ROPE_KEYS = dict(rope_theta=real(1, 1e12, 10000.0), partial_rotary_factor=real(0, 1, 1.0),
+                 rope_scaling=OBJECT, rope_parameters=OBJECT, original_max_position_embeddings=optional(whole()))
 
 
-def same(turns, base, said): return turns, 1.0
+def keep_turns(turns, base, said): return turns, 1.0
 
 
 def linear(turns, base, said):
@@ -47,8 +47,8 @@ def yarn(turns, base, said):
 
 
 FACTOR = dict(factor=real(1, 1e6))
-KINDS = {                                                   # by rope_type: what gives the frequencies, and its keys
-    "default": (same, {}), "linear": (linear, FACTOR),
+ROPE_TYPES = {                                              # by rope_type: what gives the frequencies, and its keys
+    "default": (keep_turns, {}), "linear": (linear, FACTOR),
     "llama3": (llama3, FACTOR | dict(low_freq_factor=real(1e-6, 1e6), high_freq_factor=real(1e-6, 1e6))),
     "yarn": (yarn, FACTOR | dict(
         beta_fast=real(1e-6, 1e6, 32), beta_slow=real(1e-6, 1e6, 1), truncate=flag(True),
@@ -57,21 +57,21 @@ KINDS = {                                                   # by rope_type: what
 
 
 def rope(config, d):
-    """The rotation of heads of d columns, by `KEYS` and max_position_embeddings of a config."""
+    """The rotation of heads of d columns, by `ROPE_KEYS` and max_position_embeddings of a config."""
     positions = config["max_position_embeddings"]
     said = {name: config[name] for name in ("rope_theta", "partial_rotary_factor")}
     said |= (config["rope_scaling"] or {}) | (config["rope_parameters"] or {})
     said.setdefault("rope_type", said.get("type"))          # its older name
     original = config["original_max_position_embeddings"] or positions
-    kind = settings(said, dict(rope_type=one_of(KINDS, "default")))["rope_type"]
-    frequencies, keys = KINDS[kind]
-    plain = {name: KEYS[name] for name in ("rope_theta", "partial_rotary_factor")}
+    kind = settings(said, dict(rope_type=one_of(ROPE_TYPES, "default")))["rope_type"]
+    frequencies, keys = ROPE_TYPES[kind]
+    plain = {name: ROPE_KEYS[name] for name in ("rope_theta", "partial_rotary_factor")}
     found = settings(said, keys | plain | dict(original_max_position_embeddings=whole(default=original)))
     turning = int(d * found["partial_rotary_factor"])
     if not turning or turning % 2:
         raise wrong("head_dim", d, f"such that an even number of its columns turn, not {turning}")
-    if positions * turning > MOST:
-        raise wrong("max_position_embeddings", positions, f"at most {MOST // turning:,} for tables of {turning} columns to "
+    if positions * turning > MAX_TABLE_NUMBERS:
+        raise wrong("max_position_embeddings", positions, f"at most {MAX_TABLE_NUMBERS // turning:,} for tables of {turning} columns to "
                                                           "fit into memory: a smaller number serves shorter texts as well")
     base = found["rope_theta"]
     turns, scale = frequencies(base ** (-np.arange(0, turning, 2) / turning), base, found)

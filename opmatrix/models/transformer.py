@@ -44,7 +44,7 @@ def transformer(config, at):
     n, f, h, g, d = (config[name] for name in SIZES)
     if d % 2 and config["positions"] == "rotary": raise wrong("head_dim", d, "even, as pairs of columns are rotated")
     if h % g: raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
-    act, where = ACTIVATIONS[config["hidden_act"]], pattern(config)
+    act, where = ACTIVATIONS[config["hidden_act"]], read_pattern(config)
     unit = NORMS[config["norm"]](config["norm_eps"])
     turned = rotary(config["max_position_embeddings"], d, config["rope_theta"]) if config["positions"] == "rotary" else None
 
@@ -77,7 +77,7 @@ def transformer(config, at):
     return reduce(matmul, [embed, *layers, *([norm("norm")] if config["pre_norm"] else []), *heads[config["head"]]()])
 
 
-def pattern(config):
+def read_pattern(config):
     """Who sees whom; within sequences."""
     try: found = parse(config["mask"])
     except ValueError as error: raise wrong("mask", config["mask"], f"a pattern ({error})") from error

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
+from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, open_stream, reason, replacing, writable
 from opmatrix.display.progress import Line
@@ -20,38 +20,37 @@ from opmatrix.pipelines.text import Reading, Tokenizer
 if TYPE_CHECKING:
     from opmatrix.program import Program
 
-Floats = NDArray[np.float32]
 Texts = str | Path | Iterable[str]                          # one text, a file of texts, texts
 Progress = Callable[[int, int | None], None]                # so many texts are done, of so many where that is known
 
-ROWS = 4096                                                 # of a batch, about
-CHUNK = 1024                                                # texts that are tokenised at once
+BATCH_ROWS = 4096                                           # of a batch, about
+CHUNK_TEXTS = 1024                                          # texts that are tokenised at once
 PIECE = 1 << 20                                             # bytes that are read at once where lines are counted
-LONGEST = 1 << 22                                           # bytes of a line: beyond that it is no text
-SHOWN = 300                                                 # texts from which a terminal is shown how far it is
+MAX_LINE_BYTES = 1 << 22                                    # bytes of a line: beyond that it is no text
+PROGRESS_TEXTS = 300                                        # texts from which a terminal is shown how far it is
 ADVICE = "shorten or split it, or cut it: --truncate (truncate=True)"
-MAGIC = b"\x93NUMPY\x01\x00"                               # of an .npy file, version 1.0 (NEP 1)
+NPY_MAGIC = b"\x93NUMPY\x01\x00"                           # of an .npy file, version 1.0 (NEP 1)
 
 
-def stream(program: "Program", texts: Texts, rows: int = ROWS, truncate: bool | None = None,
+def stream(program: "Program", texts: Texts, rows: int = BATCH_ROWS, truncate: bool | None = None,
            skip_bad: bool = False) -> Iterator[Floats]:
     """Blocks (count, n) of embeddings, in the order of the texts: of as many texts as fit into so many rows, at least
     one. Raises InputError for no text, one that is too long, a file that cannot be read."""
-    return blocks(program, each(texts), rows, reading(texts if isinstance(texts, Path) else None, truncate, skip_bad))
+    return embed_blocks(program, each(texts), rows, reading(texts if isinstance(texts, Path) else None, truncate, skip_bad))
 
 
-def embed(program: "Program", texts: Texts, rows: int = ROWS, progress: Progress | bool = True,
-          truncate: bool | None = None, skip_bad: bool = False) -> Floats:
+def embed_texts(program: "Program", texts: Texts, rows: int = BATCH_ROWS, progress: Progress | bool = True,
+                truncate: bool | None = None, skip_bad: bool = False) -> Floats:
     """The blocks of `stream` as one array (S, n)."""
     return np.concatenate([*followed(stream(program, texts, rows, truncate, skip_bad), quantity(texts), progress)])
 
 
 def reading(lines_of: str | Path | None, truncate: bool | None = None, skip_bad: bool = False) -> Reading:
     """How texts are read, which are lines of something that has a name, or have numbers."""
-    return Reading(partial(line, lines_of) if lines_of else "text {}".format, truncate, skip_bad, ADVICE)
+    return Reading(partial(name_line, lines_of) if lines_of else "text {}".format, truncate, skip_bad, ADVICE)
 
 
-def blocks(program: "Program", texts: Iterable[str], rows: int, reading: Reading) -> Iterator[Floats]:
+def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: Reading) -> Iterator[Floats]:
     """A block of embeddings for each batch; a text that is skipped has a row of NaN. Raises InputError where no text is
     left."""
     if rows < 1: raise InputError(f"rows {rows}: a batch has at least 1")
@@ -65,12 +64,12 @@ def blocks(program: "Program", texts: Iterable[str], rows: int, reading: Reading
     if len(reading.skipped) == done: raise InputError(f"no text is left: {reading.fault}")
 
 
-def batches(tokenizer: Tokenizer, texts: Iterable[str], rows: int = ROWS,
+def batches(tokenizer: Tokenizer, texts: Iterable[str], rows: int = BATCH_ROWS,
             reading: Reading | None = None) -> Iterator[Batch]:
     """The texts' tokens in the order given, as many texts at a time as fit into so many rows, at least one. A text that
     is skipped has one token."""
     texts, reading, kept, filled = iter(texts), reading or Reading(), list[list[int]](), 0
-    while chunk := [*islice(texts, CHUNK)]:
+    while chunk := [*islice(texts, CHUNK_TEXTS)]:
         for row in tokenizer.rows(chunk, reading):
             if kept and filled + len(row) > rows:
                 yield Batch(kept)
@@ -92,37 +91,38 @@ def outcome(reading: Reading, tokenizer: Tokenizer) -> str:
 
 def each(texts: Texts) -> Iterable[str]:
     """Texts one by one. Raises TypeError for what is none of text, Path and iterable of texts."""
-    if isinstance(texts, Path): return read(texts)
+    if isinstance(texts, Path): return read_lines(texts)
     if isinstance(texts, str): return [texts]
     if isinstance(texts, Mapping | bytes) or not isinstance(texts, Iterable):
         raise TypeError(f"texts: {texts!r:.60} is a {type(texts).__name__}: give one text, an iterable of texts, or the Path of a file")
     return texts
 
 
-def read(file: Path, opened: Callable[[Path], BinaryIO] = open_stream) -> Iterator[str]:
+def read_lines(file: Path, opened: Callable[[Path], BinaryIO] = open_stream) -> Iterator[str]:
     """Every line of a file or a pipe, blank ones too. Raises InputError where it cannot be read or is empty."""
-    with opened(file) as raw: yield from lines(raw, file)
+    with opened(file) as raw: yield from decode_lines(raw, file)
 
 
-def given() -> Iterator[str]:
+def read_stdin() -> Iterator[str]:
     """Every line of the standard input."""
     if sys.stdin is None: raise InputError("standard input: it is closed: give a file, one text a line")
-    return lines(sys.stdin.buffer, "standard input")
+    return decode_lines(sys.stdin.buffer, "standard input")
 
 
-def lines(opened: BinaryIO, name: str | Path) -> Iterator[str]:
+def decode_lines(opened: BinaryIO, name: str | Path) -> Iterator[str]:
     """Every line of an open file, without its end; bytes that are no UTF-8 become surrogates, which no tokenizer reads.
     Raises InputError for a line that is too long to be a text."""
     number = -1
     try:
-        for number, raw in enumerate(iter(partial(opened.readline, LONGEST + 1), b"")):
-            if len(raw) > LONGEST: raise InputError(f"{line(name, number)}: more than {LONGEST:,} bytes: it is to be one text a line")
+        for number, raw in enumerate(iter(partial(opened.readline, MAX_LINE_BYTES + 1), b"")):
+            if len(raw) > MAX_LINE_BYTES:
+                raise InputError(f"{name_line(name, number)}: more than {MAX_LINE_BYTES:,} bytes: it is to be one text a line")
             yield raw.decode("utf-8-sig" if number == 0 else "utf-8", "surrogateescape").rstrip("\r\n")
     except OSError as error: raise InputError(f"{name}: {reason(error)}: give a file, one text a line") from error
     if number < 0: raise InputError(f"{name}: no text: give a file, one text a line")
 
 
-def line(file: str | Path, at: int) -> str: return f"{file}: line {at + 1}"
+def name_line(file: str | Path, at: int) -> str: return f"{file}: line {at + 1}"
 
 
 def quantity(texts: Texts) -> int | None:
@@ -151,14 +151,14 @@ def followed(blocks: Iterable[Floats], of: int | None, progress: Progress | bool
             yield block
             done += len(block)
             if callable(progress): progress(done, of)
-            elif progress and sys.stderr.isatty() and max(done, of or 0) >= SHOWN:
+            elif progress and sys.stderr.isatty() and max(done, of or 0) >= PROGRESS_TEXTS:
                 line = line or Line("texts")
                 line(done, of)
     finally:
         if line: line.end()
 
 
-def write(blocks: Iterable[Floats], out: Path) -> tuple[int, int]:
+def write_npy(blocks: Iterable[Floats], out: Path) -> tuple[int, int]:
     """Blocks of rows to an .npy file, which appears whole or not at all; its shape. Memory holds one block: the header, which
     says how many rows there are, has room for any number and is written again at the end."""
     replaceable(out)
@@ -178,15 +178,15 @@ def write(blocks: Iterable[Floats], out: Path) -> tuple[int, int]:
 def replaceable(out: Path) -> None:
     """Raises InputError where no .npy file could be written, or what is there is no array."""
     writable(out)
-    if out.exists() and not array(out):
+    if out.exists() and not is_npy(out):
         raise InputError(f"{out}: it exists and is no .npy file: choose another name or remove it")
 
 
-def array(file: Path) -> bool:
-    with open_regular(file) as opened: return opened.read(len(MAGIC)) == MAGIC
+def is_npy(file: Path) -> bool:
+    with open_regular(file) as opened: return opened.read(len(NPY_MAGIC)) == NPY_MAGIC
 
 
 def head(opened: BinaryIO, rows: int, width: int) -> None:
     """The header of an .npy file of float32 rows (NEP 1): of equal length for any number of them."""
     said = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}".ljust(117) + "\n"
-    opened.write(MAGIC + len(said).to_bytes(2, "little") + said.encode("ascii"))
+    opened.write(NPY_MAGIC + len(said).to_bytes(2, "little") + said.encode("ascii"))

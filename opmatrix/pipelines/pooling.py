@@ -47,7 +47,7 @@ MODES: dict[str, Callable[[Rows, Starts], Rows]] = {        # (T, n) rows and S 
 }
 
 
-def unit(vectors: Rows) -> Rows:
+def normalise_rows(vectors: Rows) -> Rows:
     """The same directions, of length one; a row of zeros stays."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     found: Rows = vectors / np.maximum(norms, np.finfo(np.float64).tiny)
@@ -76,7 +76,7 @@ class Pooling:
         if (rows := np.diff(starts)).min() < 1:
             raise ValueError(f"pooling: every sentence needs a row, lengths are {rows.tolist()}")
         pooled: Rows = np.concatenate([MODES[mode](hidden, starts) for mode in self.modes], 1, dtype=np.float64)
-        return (unit(pooled) if self.normalise else pooled).astype(hidden.dtype)
+        return (normalise_rows(pooled) if self.normalise else pooled).astype(hidden.dtype)
 
     def operator(self) -> Any:
         """The same as a term of the algebra, from rows of tokens to a row a sequence."""
@@ -103,7 +103,7 @@ class Pooling:
         expect(whole, where, found, f"an object of {', '.join(names)}")
         at = f"{where}: ".__add__
         return cls(modes(found["modes"], at("modes")), truth(found["normalise"], at("normalise")),
-                   count(found["max_seq_length"], at("max_seq_length")), words(found["prompt"], at("prompt")),
+                   check_count(found["max_seq_length"], at("max_seq_length")), check_text(found["prompt"], at("prompt")),
                    truth(found["lower"], at("lower")))
 
 
@@ -122,12 +122,12 @@ def truth(found: Any, where: str) -> bool:
     return bool(found)
 
 
-def words(found: Any, where: str) -> str:
+def check_text(found: Any, where: str) -> str:
     expect(isinstance(found, str) and not re.search("[\ud800-\udfff]", found), where, found, "valid Unicode")
     return str(found)
 
 
-def count(found: Any, where: str) -> int | None:
+def check_count(found: Any, where: str) -> int | None:
     """A number of tokens, however it is written, or none."""
     whole = type(found) in (int, float) and found >= 1 and found % 1 == 0
     expect(found is None or whole, where, found, "a whole number above 0, or null")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
-from opmatrix.extents import Extents, asked, pairs
+from opmatrix.extents import Extents, collect_needs, pairs
 from opmatrix.patterns import Batch, Ids, Pattern
 from opmatrix.relations import HELD, SLOTS, Relation, Sparse
 from opmatrix.runtime.meanings import held
@@ -21,13 +21,13 @@ from opmatrix.signature import Port
 if TYPE_CHECKING:
     from opmatrix.program import Program
 
-NONE = -1                                                   # the page before the first
+NO_PAGE = -1                                                # the page before the first
 
 
 class Held:
     """A sequence that a session holds: its number, how many rows it has, its last page and how many there are."""
 
-    def __init__(self, session: "Pages", number: int, length: int = 0, page: int = NONE, pages: int = 0):
+    def __init__(self, session: "Pages", number: int, length: int = 0, page: int = NO_PAGE, pages: int = 0):
         self.session, self.number, self.length, self.page, self.pages = session, number, length, page, pages
 
     def __len__(self) -> int: return self.length
@@ -91,7 +91,7 @@ class Pages:
         self.exact, self.side, pages = exact, PAGE, -(-capacity // PAGE)
         number = np.float64 if exact else np.float32
         self.caches = {port.name: np.zeros((pages * PAGE, port.heads, port.columns), number) for port in ports}
-        self.before = np.full(pages, NONE, np.int64)
+        self.before = np.full(pages, NO_PAGE, np.int64)
         self.users = [0] * pages                            # of each page: sequences that end in it, and pages that follow it
         self.free = [*range(pages)][::-1]
         self.sequences: dict[int, Held] = {}
@@ -114,7 +114,7 @@ class Pages:
 
     def join(self) -> Held:
         """A new sequence, without rows."""
-        with self.alone(): return self.joined(0, NONE, 0)
+        with self.alone(): return self.joined(0, NO_PAGE, 0)
 
     def joined(self, length: int, page: int, pages: int) -> Held:
         """A new sequence with so many rows, that ends in this page."""
@@ -210,7 +210,7 @@ class Pages:
         own.page, own.pages = int(self.before[page]), own.pages - 1
         self.users[page] -= 1
         if self.users[page]:                                # it still follows the page before, and so does the sequence
-            if own.page != NONE: self.users[own.page] += 1
+            if own.page != NO_PAGE: self.users[own.page] += 1
         else: self.free.append(page)
 
     def trim(self, own: Held) -> None:
@@ -223,17 +223,17 @@ class Pages:
         for own in self.sequences.values():
             chain = [*self.chain(own)]
             chain = chain[len(chain) - -(-own.length // self.side):]
-            own.page, own.pages = chain[0] if chain else NONE, len(chain)
+            own.page, own.pages = chain[0] if chain else NO_PAGE, len(chain)
             if chain: users[chain[0]] += 1
             for page in set(chain) - held:
-                if (before := int(self.before[page])) != NONE: users[before] += 1
+                if (before := int(self.before[page])) != NO_PAGE: users[before] += 1
             held |= {*chain}
         self.users, self.free = users, [page for page in range(len(users)) if page not in held][::-1]
 
     def chain(self, own: Held) -> Iterator[int]:
         """The pages of a sequence, the last one first."""
         page = own.page
-        while page != NONE:
+        while page != NO_PAGE:
             yield page
             page = int(self.before[page])
 
@@ -289,7 +289,7 @@ def some(outputs: Mapping[str, Any], lengths: Sequence[int], counts: Sequence[in
     searched, priced and verified on: random ids below `words`, caches of random numbers."""
     from formats.kernels.mixing.caches import PAGE
     rng = np.random.default_rng(seed)
-    ports = [port for port in asked(*outputs.values())[1] if port.name in outputs]
+    ports = [port for port in collect_needs(*outputs.values())[1] if port.name in outputs]
     ends = [length + count for length, count in zip(lengths, counts, strict=True)]
     pages = Pages(ports, sum(end + PAGE for end in ends))
     for cache in pages.caches.values(): cache[...] = rng.normal(size=cache.shape)

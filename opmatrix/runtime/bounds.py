@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.epilogue import UNIT, Epilogue, gamma
-from opmatrix.relations import parsed
+from opmatrix.relations import parse_relation
 from opmatrix.runtime import meanings
 from opmatrix.runtime.meanings import chosen, grouped, held, looked, pooled, sentences, squares, unseen
 from opmatrix.runtime.seen import pattern
@@ -154,7 +154,7 @@ def unit_length(a: Arguments) -> Bound:
 
 def link(a: Arguments) -> Bound:
     """A product for each entry, whose number is rounded, a sum and a quotient."""
-    found = a.batch.relation(parsed(a.relation))
+    found = a.batch.relation(parse_relation(a.relation))
     out = np.zeros((found.shape[0], a.x.shape[1]))
     for i, (low, high) in enumerate(pairwise(found.starts)):
         parts = abs(found.numbers[low:high, None] * a.exact.x[found.at[low:high]])

@@ -7,9 +7,9 @@ from typing import Any
 
 from formats.core.epilogue import present
 from formats.core.reductions import PICKS
-from formats.machine.prices import NARROW
+from formats.machine.prices import NARROW_SUFFIX
 from opmatrix.extents import WHOLE, Extents, Pairs, S, T, entries, pairs
-from opmatrix.relations import Relation, parsed
+from opmatrix.relations import Relation, parse_relation
 from opmatrix.runtime.operands import Heads, Rows
 from opmatrix.runtime.seen import pattern
 from opmatrix.runtime.shape_rules import turned_tables
@@ -37,7 +37,7 @@ def linked(a: Bound, out: Rows, extents: Extents) -> Costs:
 
 def related(a: Bound) -> Relation:
     """The relation of a step; a search knows it itself."""
-    return a.relation if isinstance(a.relation, Relation) else parsed(a.relation)
+    return a.relation if isinstance(a.relation, Relation) else parse_relation(a.relation)
 
 
 # ---- products: as kernels multiply, and as a search prices each form of a weight
@@ -59,7 +59,7 @@ def gathered(cols: Any, rows: Any, panels: str = "") -> Costs:
 
 def behind(stages: Any, rounds: bool) -> list[str]:
     """The prices of stages that ride along with a product, which may round what it multiplies."""
-    return [name + NARROW if rounds else name for name in stages]
+    return [name + NARROW_SUFFIX if rounds else name for name in stages]
 
 
 def stages(a: Bound) -> list[str]:

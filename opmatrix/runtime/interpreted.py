@@ -16,15 +16,15 @@ from opmatrix.data import Data
 from opmatrix.oracles import Dense, needed
 from opmatrix.patterns import Pattern
 from opmatrix.relations import Relation
-from opmatrix.runtime.terms import measured, operator
+from opmatrix.runtime.terms import measured, parse_operator
 from opmatrix.shapes import Shape, ShapeError, Space, T, space
 from opmatrix.term import Operator, read
 
-Exact = NDArray[np.float64]
-MOST = 8                                                    # values of a step, and arrays
+Doubles = NDArray[np.float64]
+MAX_OPERANDS = 8                                            # values of a step, and arrays
 
 
-def written(term: Operator, values: Mapping[Operator, int]) -> tuple[str, list[Data]]:
+def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, list[Data]]:
     """A term as text over values that stand for some of its parts, and the arrays that it speaks of."""
     nodes: list[list[Any]] = []
     arrays: list[Data] = []
@@ -54,37 +54,37 @@ def written(term: Operator, values: Mapping[Operator, int]) -> tuple[str, list[D
 @dataclass(frozen=True, eq=False)
 class AtValues(Dense):
     """Whole arrays, where symbols stand for the values of a step."""
-    values: Sequence[Exact] = field(default=())
+    values: Sequence[Doubles] = field(default=())
 
     def symbol(self, name: str, into: Shape, out: Shape) -> Dense:
         found = self.values[int(name[1:])]
         return replace(self, value=found, batch=needed(self.batch, name).space(str(out.rows), found.shape[-2]))
 
 
-def given(a: Bound) -> tuple[list[Any], list[Any]]:
+def list_operands(a: Bound) -> tuple[list[Any], list[Any]]:
     """The values and the arrays of a step, those that it has."""
-    values, arrays = ([getattr(a, f"{letter}{k}") for k in range(MOST)] for letter in "xc")
+    values, arrays = ([getattr(a, f"{letter}{k}") for k in range(MAX_OPERANDS)] for letter in "xc")
     return [v for v in values if v is not None], [c for c in arrays if c is not None]
 
 
 def shape(a: Bound) -> Shape:
     """What a step gives, of shapes of its values."""
-    values, arrays = given(a)
+    values, arrays = list_operands(a)
     shapes = [Shape(getattr(value, "heads", 1), space(str(value.space)), value.cols) for value in values]
-    found = measured(operator(a.term, shapes, arrays), shapes)
+    found = measured(parse_operator(a.term, shapes, arrays), shapes)
     if not isinstance(found.heads, int) or not isinstance(found.cols, int) or not isinstance(found.rows, Space):
         raise ShapeError(f"term: it gives {found}, no rows of a space and of known size")
     return found
 
 
-def exact(a: Bound) -> Exact:
+def exact(a: Bound) -> Doubles:
     """What a step means: rows x columns, or rows x heads x columns."""
-    values, arrays = given(a)
-    turned = [value if value.ndim == 2 else value.swapaxes(0, 1) for value in map(wide, values)]
+    values, arrays = list_operands(a)
+    turned = [value if value.ndim == 2 else value.swapaxes(0, 1) for value in map(as_float64, values)]
     shapes = [Shape(len(value) if value.ndim == 3 else 1, T, value.shape[-1]) for value in turned]
     x = AtValues(np.zeros((a.batch.rows, 1)), a.batch, values=turned)
-    found = read(operator(a.term, shapes, arrays), x, {}).array
+    found = read(parse_operator(a.term, shapes, arrays), x, {}).array
     return np.asarray(found.swapaxes(0, 1) if found.ndim == 3 and len(found) > 1 else found.reshape(found.shape[-2:]))
 
 
-def wide(value: Any) -> Exact: return np.asarray(value, np.float64)
+def as_float64(value: Any) -> Doubles: return np.asarray(value, np.float64)

@@ -9,9 +9,9 @@ from formats.machine.prices import Price
 from opmatrix.extents import T
 from opmatrix.relations import Relation
 from opmatrix.runtime.costs import Costs
-from opmatrix.runtime.operands import CONSTANT, Heads, Rows, Size, Tables, Value
+from opmatrix.runtime.operands import CONSTANT, BufferSize, Heads, Rows, Tables, Value
 
-NONE = Parameter.empty
+REQUIRED = Parameter.empty
 
 
 class Range(NamedTuple):
@@ -28,8 +28,8 @@ class Range(NamedTuple):
         return f"a {'whole' if self.number is int else 'real'} number from {self.low:.8g} to {self.high:.8g}"
 
 
-LARGEST = (2 - 2 ** -23) * 2.0 ** 127                       # of float32, in which kernels compute
-PLAIN = {float: Range(float, -LARGEST, LARGEST), int: Range(int, -2 ** 31, 2 ** 31 - 1)}
+LARGEST_FLOAT32 = (2 - 2 ** -23) * 2.0 ** 127               # of float32, in which kernels compute
+DEFAULT_RANGES = {float: Range(float, -LARGEST_FLOAT32, LARGEST_FLOAT32), int: Range(int, -2 ** 31, 2 ** 31 - 1)}
 
 
 class Declared:
@@ -49,7 +49,7 @@ class Declared:
     def __init__(self, function: Callable[..., Any], *, gives: Callable[[Any], Value], means: Callable[[Any], Any],
                  bound: Callable[[Any], Any] | None = None, cost: Callable[..., Costs] = lambda *_: [],
                  price: Price | None = None, prices: Mapping[str, Price] | None = None,
-                 room: Callable[[Any], Size] = lambda _: Size(0, 0), over: str | None = None, launches: bool = False,
+                 room: Callable[[Any], BufferSize] = lambda _: BufferSize(0, 0), over: str | None = None, launches: bool = False,
                  reads: Callable[[Any], Mapping[str, Any]] = lambda _: {},
                  fields: Callable[[Any], Mapping[str, int]] = lambda _: {}, mixes: bool = False, held: bool = False,
                  moves: bool = False, bounded: bool = False, cached: str = "",
@@ -67,7 +67,7 @@ class Declared:
         self.operands = {name: p for name, p in named.items() if name not in self.attributes}
 
     def __repr__(self) -> str:
-        operands = ", ".join(name if p.default is NONE else f"[{name}]" for name, p in self.operands.items())
+        operands = ", ".join(name if p.default is REQUIRED else f"[{name}]" for name, p in self.operands.items())
         return f"{self.name}({'; '.join(filter(None, (operands, ', '.join(self.attributes))))})"
 
     @property
@@ -110,7 +110,7 @@ class Declared:
             if not names: raise ValueError(f"{self}: {name[:-1]}0 is missing")
             return tuple(self._typed(key, Tables, given.pop(key)) for key in names)
         if name in given: return self._typed(name, parameter.annotation, given.pop(name))
-        if parameter.default is NONE: raise ValueError(f"{self}: {name} is missing")
+        if parameter.default is REQUIRED: raise ValueError(f"{self}: {name} is missing")
         return parameter.default
 
     def _typed(self, name: str, wanted: Any, given: Any) -> Any:
@@ -120,17 +120,17 @@ class Declared:
         raise ValueError(f"{self}: {name} is {said}; it must be {needed}")
 
     def _attribute(self, name: str, parameter: Parameter, value: Any) -> Any:
-        if value is NONE: raise ValueError(f"{self}: {name} is missing")
+        if value is REQUIRED: raise ValueError(f"{self}: {name} is missing")
         if choices := get_args(wanted := parameter.annotation):
             if value in choices: return value
             raise ValueError(f"{self}: {name} is {value!r:.80}; it may be {' or '.join(map(repr, choices))}")
-        wanted = PLAIN.get(wanted, wanted)
+        wanted = DEFAULT_RANGES.get(wanted, wanted)
         holds = wanted.holds(value) if isinstance(wanted, Range) else isinstance(value, wanted)
         if value is parameter.default or holds: return value
         needed = wanted if isinstance(wanted, Range) else "text"
         raise ValueError(f"{self}: {name} is {value!r:.80}; it must be {needed}")
 
 
-def split(wanted: Any, heads: int) -> bool:
+def in_heads(wanted: Any, heads: int) -> bool:
     """Whether a value of so many heads is in heads where one of this type is wanted."""
     return wanted is Heads or (heads > 1 and Heads in get_args(wanted))

@@ -16,7 +16,7 @@ from formats.core.sizes import S, T, n, p
 from formats.machine.prices import PRICES, S2, Price, Work, d, h, up
 from opmatrix.extents import WHOLE, pairs
 from opmatrix.patterns import among, parse
-from opmatrix.relations import HELD, SLOTS, parsed
+from opmatrix.relations import HELD, SLOTS, parse_relation
 from opmatrix.runtime import bounds, cases, costs, meanings, seen
 from opmatrix.runtime import shape_rules as shapes
 from opmatrix.runtime.kernel import Declared, Range
@@ -135,7 +135,7 @@ def unit(out, x: Rows, *, unit: Least) -> Rows:
         price=Price(PASS, lambda tile: Work(vector=2 * T * p, moved=2 * T * p), cases.link, recorded=False))
 def link(out, batch, x: Rows, *, relation: str, over: Literal["sum", "mean", "max"]) -> Rows:
     """A row for each row of a relation that the batch gives: what its entries join, times their numbers."""
-    found = batch.relation(parsed(relation))
+    found = batch.relation(parse_relation(relation))
     found.meets(len(x))
     compiled.link_rows(x, found.starts, found.at, found.numbers, out, over)
 
@@ -144,7 +144,7 @@ def link(out, batch, x: Rows, *, relation: str, over: Literal["sum", "mean", "ma
         price=Price(PASS, lambda tile: Work(moved=2 * T * p), cases.pick, recorded=False))
 def pick(out, batch, x: Rows, *, relation: str) -> Rows:
     """The row of x that a relation has as its only entry, for each row of the relation."""
-    found = batch.relation(parsed(relation))
+    found = batch.relation(parse_relation(relation))
     found.meets(len(x))
     np.take(x, found.single(), 0, out)
 
@@ -177,7 +177,7 @@ def attention(out, batch, q: Heads, k: Heads, v: Heads, mask0: Array = None, mas
     rounded to bfloat16."""
     tables = seen.tables(Bound(mask0=mask0, mask1=mask1))
     if (reach := parse(where, tables).reach) is None:
-        compiled.attention(q, k, v, batch.starts, out, scale, tile=tile, mask=seen.mask(where, tables, batch))
+        compiled.attention(q, k, v, batch.starts, out, scale, tile=tile, mask=seen.build_mask(where, tables, batch))
     elif number_type == "float32": compiled.attention(q, k, v, batch.starts, out, scale, reach, tile)
     else: compiled.attention_halves(q, k, v, batch.starts, out, scale, reach, tile)
 

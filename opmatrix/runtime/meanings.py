@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from formats.core.epilogue import ACTIVATIONS
 from opmatrix.patterns import Pattern, parse
-from opmatrix.relations import parsed
+from opmatrix.relations import parse_relation
 from opmatrix.runtime.shape_rules import turned_tables
 
 Exact = NDArray[np.float64]
@@ -168,7 +168,7 @@ def unit(x: Exact, least: float | None) -> Exact:
 
 def linked(a: Bound) -> Exact:
     """What a relation's entries join, row by row."""
-    found = a.batch.relation(parsed(a.relation))
+    found = a.batch.relation(parse_relation(a.relation))
     found.meets(len(a.x))
     out = np.full((found.shape[0], a.x.shape[1]), -np.inf if a.over == "max" else 0.0)
     for i, (low, high) in enumerate(pairwise(found.starts)):
@@ -178,7 +178,7 @@ def linked(a: Bound) -> Exact:
 
 
 def picked(a: Bound) -> Exact:
-    found = a.batch.relation(parsed(a.relation))
+    found = a.batch.relation(parse_relation(a.relation))
     found.meets(len(a.x))
     return np.asarray(a.x[found.single()])
 

@@ -3,23 +3,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from formats.core.arrays import LINE as LINE
 from formats.core.sizes import Size as Live
 from formats.core.sizes import size
 from formats.format import Format
 from opmatrix.extents import WHOLE, Extents, S, T
 from opmatrix.signature import Port
 
-FLOAT = 4                                                   # bytes of a number at run time: every value is float32
-LINE = 64                                                   # bytes of a cache line: every buffer begins on one
+FLOAT_BYTES = 4                                             # bytes of a number at run time: every value is float32
 C = size("C")                                               # rows of caches
 
 
-def lines(size: int) -> int:
+def round_to_lines(size: int) -> int:
     """Bytes rounded up to whole cache lines."""
     return -(-size // LINE) * LINE
 
 
-class Size(NamedTuple):
+class BufferSize(NamedTuple):
     """Bytes of a buffer: so many a row of the batch, so many a pair of tokens of one sentence, so many a sequence, so many a row of
     another space."""
     row: int
@@ -30,15 +30,15 @@ class Size(NamedTuple):
 
     def at(self, extents: Extents) -> int:
         found = self.row * extents[T] if self.row else 0
-        if self.pair: found += lines(self.pair * extents[WHOLE])
+        if self.pair: found += round_to_lines(self.pair * extents[WHOLE])
         if self.other: found += self.other * extents[self.space]
         return int(found + self.sequence * extents[S] if self.sequence else found)
 
 
-def rows_of(space: Live, numbers: int) -> Size:
+def rows_of(space: Live, numbers: int) -> BufferSize:
     """Of rows of so many numbers."""
-    size = lines(FLOAT * numbers)
-    return Size(size, 0) if space == T else Size(0, 0, size) if space == S else Size(0, 0, 0, size, space)
+    size = round_to_lines(FLOAT_BYTES * numbers)
+    return BufferSize(size, 0) if space == T else BufferSize(0, 0, size) if space == S else BufferSize(0, 0, 0, size, space)
 
 
 class Rows(NamedTuple):
@@ -50,7 +50,7 @@ class Rows(NamedTuple):
 
     def at(self, extents: Extents) -> tuple[int, ...]: return extents[self.space], self.cols
     @property
-    def size(self) -> Size: return rows_of(self.space, self.cols)
+    def size(self) -> BufferSize: return rows_of(self.space, self.cols)
     def __str__(self) -> str: return f"{self.space}×{self.cols}"
 
 
@@ -63,7 +63,7 @@ class Heads(NamedTuple):
 
     def at(self, extents: Extents) -> tuple[int, ...]: return extents[self.space], self.heads, self.cols
     @property
-    def size(self) -> Size: return rows_of(self.space, self.heads * self.cols)
+    def size(self) -> BufferSize: return rows_of(self.space, self.heads * self.cols)
     def __str__(self) -> str: return f"{self.space}×{self.heads}×{self.cols}"
 
 
@@ -73,7 +73,7 @@ class Scores(NamedTuple):
 
     def at(self, extents: Extents) -> tuple[int, ...]: return (self.heads * extents[WHOLE],)
     @property
-    def size(self) -> Size: return Size(0, FLOAT * self.heads)
+    def size(self) -> BufferSize: return BufferSize(0, FLOAT_BYTES * self.heads)
     def __str__(self) -> str: return f"{self.heads}×Σlength²"
 
 
@@ -84,9 +84,9 @@ class Cache(NamedTuple):
 
     def at(self, extents: Extents) -> tuple[int, ...]: return extents[C], self.heads, self.cols
     @property
-    def size(self) -> Size: return Size(0, 0)
+    def size(self) -> BufferSize: return BufferSize(0, 0)
     @property
-    def row(self) -> int: return FLOAT * self.heads * self.cols
+    def row(self) -> int: return FLOAT_BYTES * self.heads * self.cols
     def __str__(self) -> str: return f"C×{self.heads}×{self.cols}"
 
 
@@ -115,13 +115,13 @@ class Weight:
 class Vector:
     """A constant float32 array: one number a column."""
     @staticmethod
-    def holds(constant: Any) -> bool: return numbers(constant, 1)
+    def holds(constant: Any) -> bool: return is_float32(constant, 1)
 
 
 class Stack:
     """A constant float32 array: a matrix (d, n) for each head."""
     @staticmethod
-    def holds(constant: Any) -> bool: return numbers(constant, 3)
+    def holds(constant: Any) -> bool: return is_float32(constant, 3)
 
 
 class Array:
@@ -136,7 +136,7 @@ class Tables:
     def holds(constant: Any) -> bool: return isinstance(constant, Format) and (constant.rowwise or constant.panelled is not None)
 
 
-def numbers(constant: Any, axes: int) -> bool:
+def is_float32(constant: Any, axes: int) -> bool:
     return isinstance(constant, np.ndarray) and constant.dtype == np.float32 and constant.ndim == axes
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opmatrix.extents import Extents
 from opmatrix.runtime.operands import Cache
-from opmatrix.runtime.planner import Life, place
+from opmatrix.runtime.planner import Life, place_buffers
 from opmatrix.runtime.schedule import Call, Schedule, homes
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Order(NamedTuple):
     proved: bool
 
 
-class Graph:
+class StepGraph:
     """Steps that are no views, as bits: a set of done steps is a whole number."""
 
     def __init__(self, calls: Sequence[Call], outputs: Sequence[int], extents: Extents) -> None:
@@ -172,7 +172,7 @@ def least_peak(schedule: Schedule, extents: Extents) -> Order:
 
 
 def sought(schedule: Schedule, extents: Extents) -> Order:
-    graph = Graph(schedule.calls, schedule.results, extents)
+    graph = StepGraph(schedule.calls, schedule.results, extents)
     given = schedule.plan(extents).end
     peak, order, least = graph.path()
     best = Order(graph.given, given, peak if least else 0, False)
@@ -199,7 +199,7 @@ def planned(schedule: Schedule, steps: Sequence[int], extents: Extents) -> int:
     home, last = homes(calls, [number[at] for at in schedule.results])
     buffers, result = sorted({b for b in home if not calls[b].kernel.held}), number[schedule.result]
     lives = [Life(calls[b].shape.size.at(extents), b, last[b]) for b in buffers]
-    return place(lives, buffers.index(home[result])).end
+    return place_buffers(lives, buffers.index(home[result])).end
 
 
 def ordered(program: "Program", extents: Extents) -> "Program":

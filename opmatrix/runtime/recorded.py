@@ -13,13 +13,13 @@ from formats.machine.host import caches
 from formats.machine.threads import threads
 from opmatrix.extents import Extents, S, T
 from opmatrix.patterns import FIELDS
-from opmatrix.runtime.operands import C, lines
+from opmatrix.runtime.operands import C, round_to_lines
 from opmatrix.runtime.planner import Plan
-from opmatrix.runtime.scheme import GROUP, Group, Words, grouped
-from opmatrix.runtime.segments import ROW, Span, Values, placed
+from opmatrix.runtime.scheme import GROUP_ROWS, Group, Words, make_groups
+from opmatrix.runtime.segments import ROW, Span, Values, plan_buffers
 
-KEPT = 1 / 8                                                # of the last cache, for scripts of a program that are remembered
-NAMES = *FIELDS, "slots"                                    # of what slots hold, a number a row
+SCRIPT_SHARE = 1 / 8                                        # of the last cache, for scripts of a program that are remembered
+INPUT_FIELDS = *FIELDS, "slots"                             # of what slots hold, a number a row
 SINGLE = 2                                                  # sequences at most of which a script is for no more than there are
 RECORDS = 110                                               # bytes that the records of a step take, about
 
@@ -32,7 +32,7 @@ class Slots:
         from formats.kernels.mixing.heads import Layout
         self.page, self.rows, self.sentences, self.words = PAGE, rows, sentences, words
         words[:] = 0
-        self.starts = Layout(*words[len(NAMES) * rows:].reshape(2, rows + 1))
+        self.starts = Layout(*words[len(INPUT_FIELDS) * rows:].reshape(2, rows + 1))
         self.before = np.full(1, -1, np.int64)              # of one page, which stands for those of a session
         fill(words, rows, {}, [0, rows])
 
@@ -44,20 +44,21 @@ class Slots:
         return self.field("slots", 0)
 
     @staticmethod
-    def count(rows: int) -> int: return (len(NAMES) + 2) * rows + 2
+    def count(rows: int) -> int: return (len(INPUT_FIELDS) + 2) * rows + 2
 
     def field(self, name: str, limit: int) -> Words:
         """The numbers of a field; whether they are below the limit is asked of each batch."""
-        at = NAMES.index(name) * self.rows
+        at = INPUT_FIELDS.index(name) * self.rows
         return self.words[at:at + self.rows]
 
 
 def fill(words: Words, rows: int, fields: dict[str, Words], starts: Sequence[int] | Words) -> None:
     """Write a batch into its slots: fields, then the layout of its sentences, whose last entry is repeated to the end."""
     from formats.kernels.mixing.heads import layout
-    for i, name in enumerate(NAMES):
+    for i, name in enumerate(INPUT_FIELDS):
         if name in fields: words[i * rows:(i + 1) * rows] = fields[name]
-    for place, part in zip(words[len(NAMES) * rows:].reshape(2, rows + 1), layout(np.asarray(starts, np.int64).tobytes()), strict=True):
+    for place, part in zip(words[len(INPUT_FIELDS) * rows:].reshape(2, rows + 1), layout(np.asarray(starts, np.int64).tobytes()),
+                           strict=True):
         place[:len(part)] = part
         place[len(part):] = part[-1]
 
@@ -83,7 +84,7 @@ class Recorded:
 
     def plan(self, rows: int) -> Plan:
         """Where a group's buffers lie."""
-        return placed(tuple(self.own.values()), None, ROW).times(rows)
+        return plan_buffers(tuple(self.own.values()), None, ROW).times(rows)
 
     @cached_property
     def read(self) -> dict[str, int]:
@@ -123,23 +124,23 @@ class Recorded:
         if script := self.scripts.get(key): self.scripts.move_to_end(key)                           # the latest comes last
         else:
             self.scripts[key] = script = self.record(*key)
-            kept = KEPT * caches()[-1] / len(self.schedule.segments)
+            kept = SCRIPT_SHARE * caches()[-1] / len(self.schedule.segments)
             while len(self.scripts) > 1 and sum(each.content.nbytes for each in self.scripts.values()) > kept:
                 self.scripts.popitem(last=False)
         return script
 
     def record(self, rows: int, sentences: int, workers: int) -> Any:
         """The script of a walk; kernels that must be compiled are compiled together, and those that replay it with them."""
-        from formats.kernels.engine.compiled import together
+        from formats.kernels.engine.compiled import walk_compiled
         from formats.kernels.engine.pool import end_workers, launch_items, worker_loop
         from formats.kernels.engine.replay import conduct, replay
-        return together(lambda: self.walk(rows, sentences, workers), replay, conduct, launch_items, worker_loop, end_workers)
+        return walk_compiled(lambda: self.walk(rows, sentences, workers), replay, conduct, launch_items, worker_loop, end_workers)
 
     def walk(self, rows: int, sentences: int, workers: int) -> Any:
         """Walk through the steps with launches kept."""
         from formats.kernels.engine.replay import Recording
         from formats.kernels.rows.sequences import hand_rows
-        plan, given, kept = self.plan(rows), lines(8 * Slots.count(rows)), self.kept(sentences)
+        plan, given, kept = self.plan(rows), round_to_lines(8 * Slots.count(rows)), self.kept(sentences)
         memory = np.empty(given + plan.end + sum(kept.values()), np.uint8)
         slots = Slots(rows, sentences, memory[:8 * Slots.count(rows)].view(np.int64))
         places = dict(zip(self.own, plan.offsets, strict=True)) | dict(zip(kept, accumulate(kept.values(), initial=plan.end), strict=False))
@@ -171,8 +172,8 @@ class Recorded:
         """Bytes of the inputs and of what lies between kernels, of every worker. Without the sentences' starts as if they could be
         cut anywhere."""
         workers, rows = threads(), extents[T]
-        groups = [] if starts is None else [(group.high - group.low, group.last - group.first) for group in grouped(starts, workers)]
-        if not groups: groups = [(whole := min(rows, workers * GROUP), min(whole, extents[S]) if self.counted else whole)]
+        groups = [] if starts is None else [(group.high - group.low, group.last - group.first) for group in make_groups(starts, workers)]
+        if not groups: groups = [(whole := min(rows, workers * GROUP_ROWS), min(whole, extents[S]) if self.counted else whole)]
         at_once = (workers if len(groups) > 1 else 1) * max(self.arena(*each) for each in groups)
         return int(at_once + 8 * Slots.count(rows))
 
@@ -181,7 +182,7 @@ class Recorded:
         calls = [self.schedule.calls[step] for step in self.steps]
         room = max(call.kernel.room(call.bound).at(Extents({T: rows, S: rows})) for call in calls)
         kept = sum(self.kept(self.seats(rows, sentences)).values())
-        return int(lines(8 * Slots.count(rows)) + self.plan(rows).end + kept + room + RECORDS * len(calls))
+        return int(round_to_lines(8 * Slots.count(rows)) + self.plan(rows).end + kept + room + RECORDS * len(calls))
 
     def run(self, values: Values) -> None:
         """Writes what later segments read, or the caller. ValueError where an id is outside its table."""
@@ -195,7 +196,7 @@ class Recorded:
             fields["slots"] = batch.slots
             elsewhere.append((batch.before, None))
         workers = threads()
-        groups = grouped(batch.starts, workers)
+        groups = make_groups(batch.starts, workers)
         together = len(groups) == 1
         with POOL.lock:
             scripts = [self.script(group, workers if together else 1) for group in groups]

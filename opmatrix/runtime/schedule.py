@@ -17,10 +17,10 @@ from opmatrix.relations import Relation
 from opmatrix.runtime.costs import Costs
 from opmatrix.runtime.kernel import Declared
 from opmatrix.runtime.kernels import KERNELS
-from opmatrix.runtime.operands import FLOAT, LINE, C, Cache, Value, entering, leaving
+from opmatrix.runtime.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving
 from opmatrix.runtime.planner import Plan
 from opmatrix.runtime.recorded import Recorded, launches
-from opmatrix.runtime.segments import ROW, Blocks, Called, Span, Values, placed
+from opmatrix.runtime.segments import ROW, Blocks, Called, Span, Values, plan_buffers
 from opmatrix.signature import WIDEST, Port
 
 OBJECTS = 6000                                              # bytes of Python's own objects in a call, about
@@ -71,11 +71,11 @@ def call(step: Any, shapes: Mapping[str, Value], number: Mapping[str, int], cons
     bound = kernel.bind(given, step.attributes)
     values = {operand: number[name] for operand, name in step.operands.items() if name in number}
     shape = kernel.seated(kernel.gives(bound), bound)
-    if max(shape.size[:4]) > FLOAT * WIDEST: raise ValueError(f"it gives {shape}: a row may have {WIDEST:,} numbers")
+    if max(shape.size[:4]) > FLOAT_BYTES * WIDEST: raise ValueError(f"it gives {shape}: a row may have {WIDEST:,} numbers")
     return Call(kernel, bound, values, shape)
 
 
-def stated(calls: Sequence[Call], names: Sequence[str], state: Mapping[int, int]) -> None:
+def check_state(calls: Sequence[Call], names: Sequence[str], state: Mapping[int, int]) -> None:
     """Every cache is a piece of state, which one step writes before anything else reads it: its next value. ValueError where it is
     not."""
     for i, call in enumerate(calls):
@@ -111,13 +111,13 @@ def homes(calls: Sequence[Call], outputs: Sequence[int]) -> tuple[list[int], lis
     the caller's, and nobody writes over it."""
     last, home = last_uses(calls, outputs), list[int]()
     for i, call in enumerate(calls):
-        base = call.values["x"] if call.kernel.view else over(i, call, calls, home, last)
+        base = call.values["x"] if call.kernel.view else find_overwritten(i, call, calls, home, last)
         home.append(i if base == i else home[base])
         last[home[i]] = max(last[home[i]], last[i])
     return home, last
 
 
-def over(i: int, call: Call, calls: Sequence[Call], home: Sequence[int], last: Sequence[int]) -> int:
+def find_overwritten(i: int, call: Call, calls: Sequence[Call], home: Sequence[int], last: Sequence[int]) -> int:
     """The step whose result step i may write over, or i itself."""
     if call.kernel.over is None: return i
     v = call.values[call.kernel.over]
@@ -140,7 +140,7 @@ class Schedule:
         self.results = [names.index(name) for name in outputs.values()]
         self.outputs = {name: leaving(name, names[at], self.calls[at].shape) for name, at in zip(outputs, self.results, strict=True)}
         self.state = {names.index(name): names.index(behind) for name, behind in state.items()}
-        stated(self.calls, names, self.state)
+        check_state(self.calls, names, self.state)
         self.base, last = homes(self.calls, self.results)
         self.spans = {b: Span(self.calls[b].shape.size, b, last[b]) for b in sorted(set(self.base)) if b >= self.first}
         self.scored = any(span.size.pair for span in self.spans.values())
@@ -201,7 +201,7 @@ class Schedule:
     def laid(self, spans: Mapping[int, Span], extents: Extents) -> Plan:
         """The plan of some buffers, the result's among them."""
         result, every = [*spans].index(self.base[self.result]), tuple(spans.values())
-        return placed(every, result, ROW).times(extents[T]) if self.level else placed(every, result, extents)
+        return plan_buffers(every, result, ROW).times(extents[T]) if self.level else plan_buffers(every, result, extents)
 
     @cached_property
     def row(self) -> Plan:
@@ -307,26 +307,26 @@ def objects(steps: int) -> int:
 def meaning(kernel: Declared, arguments: Mapping[str, Any], batch: Any, instead: Mapping[int, Any] = MappingProxyType({}),
             rounded: bool = True) -> Any:
     """What a kernel means for these arguments, in float64; of operands that it rounds first, unless told otherwise."""
-    return kernel.means(read(kernel, arguments, batch, instead, rounded))
+    return kernel.means(widen_arguments(kernel, arguments, batch, instead, rounded))
 
 
-def read(kernel: Declared, arguments: Mapping[str, Any], batch: Any, instead: Mapping[int, Any] = MappingProxyType({}),
-         rounded: bool = True) -> SimpleNamespace:
+def widen_arguments(kernel: Declared, arguments: Mapping[str, Any], batch: Any, instead: Mapping[int, Any] = MappingProxyType({}),
+                    rounded: bool = True) -> SimpleNamespace:
     """The arguments of a kernel in float64, as it computes with them."""
     given = {name: instead.get(id(value), value) for name, value in arguments.items()} | {"batch": batch}
     reads = kernel.reads(SimpleNamespace(**given)) if rounded else {}
-    return SimpleNamespace(**{name: wide(value, instead) for name, value in (given | dict(reads)).items()})
+    return SimpleNamespace(**{name: widen_value(value, instead) for name, value in (given | dict(reads)).items()})
 
 
 def bound(kernel: Declared, arguments: Mapping[str, Any], exact: Any = None) -> NDArray[np.float64]:
-    """How far a kernel may be from its meaning for these arguments, entry by entry; `exact`: these as `read` gives them."""
-    if exact is None: exact = read(kernel, arguments, arguments.get("batch"))
+    """How far a kernel may be from its meaning for these arguments, entry by entry; `exact`: these as `widen_arguments` gives them."""
+    if exact is None: exact = widen_arguments(kernel, arguments, arguments.get("batch"))
     return np.asarray(kernel.bound(SimpleNamespace(**arguments, exact=exact)))
 
 
-def wide(value: Any, instead: Mapping[int, Any]) -> Any:
+def widen_value(value: Any, instead: Mapping[int, Any]) -> Any:
     """Arrays and packed weights as float64 arrays, anything else as it is."""
-    if isinstance(value, tuple): return tuple(wide(entry, instead) for entry in value)
+    if isinstance(value, tuple): return tuple(widen_value(entry, instead) for entry in value)
     value = instead.get(id(value), value)
     if isinstance(value, Format): value = value.unpack()
     return np.asarray(value, np.float64) if isinstance(value, np.ndarray) else value

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from opmatrix.extents import Extents
 
-GROUP = 256                                                 # rows of a group, about: weights are read once for each, so 128 took
+GROUP_ROWS = 256                                            # rows of a group, about: weights are read once for each, so 128 took
                                                             # 1.03 to 1.07 times as long, and 512 leave workers unequal ends
 READING = 4                                                 # rows that reading the weights takes as long as
 WAITING = 1.1                                               # times as long as alone where all work together
@@ -25,7 +25,7 @@ class Group(NamedTuple):
     high: int
 
 
-def grouped(starts: Words, workers: int, most: int = GROUP) -> list[Group]:
+def make_groups(starts: Words, workers: int, most: int = GROUP_ROWS) -> list[Group]:
     """The groups of a batch, about `most` rows each: one where all workers are quicker on it together."""
     rows, sentences = int(starts[-1]), len(starts) - 1
     whole = [Group(0, sentences, 0, rows)]
@@ -34,11 +34,11 @@ def grouped(starts: Words, workers: int, most: int = GROUP) -> list[Group]:
     wanted = rows * np.arange(1, count) / count
     cuts = sorted({0, sentences, *(int(np.abs(starts - each).argmin()) for each in wanted)})
     parts = [Group(a, b, int(starts[a]), int(starts[b])) for a, b in pairwise(cuts)]
-    most_rows = max(sum(part.high - part.low + READING for part in each) for each in shared(parts, workers))
+    most_rows = max(sum(part.high - part.low + READING for part in each) for each in assign_groups(parts, workers))
     return parts if most_rows <= WAITING * (rows + READING) / workers + READING or workers == 1 else whole
 
 
-def shared(parts: Sequence[Group], workers: int) -> list[list[Group]]:
+def assign_groups(parts: Sequence[Group], workers: int) -> list[list[Group]]:
     """The groups of each worker, who takes the next one whenever it is done."""
     own: list[list[Group]] = [[] for _ in range(workers)]
     ends = [0] * workers
@@ -63,9 +63,9 @@ class Running:
     def of(cls, machine: Any, starts: Words) -> Any:
         """For sentences that start at these rows. A machine whose ways are not known stays as it is."""
         if not getattr(machine, "ways", None): return machine
-        parts = grouped(starts, machine.threads)
+        parts = make_groups(starts, machine.threads)
         if len(parts) == 1: return cls(machine, "together")
-        busiest = max(shared(parts, machine.threads), key=lambda own: sum(part.high - part.low for part in own))
+        busiest = max(assign_groups(parts, machine.threads), key=lambda own: sum(part.high - part.low for part in own))
         lengths = tuple(int(each) for part in busiest for each in np.diff(starts[part.first:part.last + 1]))
         return cls(machine, "apart", len(busiest), lengths)
 

@@ -6,15 +6,15 @@ from weakref import finalize
 from numpy.typing import NDArray
 
 from formats.masks import Mask
-from opmatrix.patterns import TABLES, Pattern, parse
+from opmatrix.patterns import MAX_TABLES, Pattern, parse
 
 Tables = tuple[NDArray[Any], ...]
-KEPT: dict[tuple[Any, ...], Mask] = {}                      # as long as their tables: recordings hold where they lie
+MASKS: dict[tuple[Any, ...], Mask] = {}                     # as long as their tables: recordings hold where they lie
 
 
 def tables(a: Bound) -> Tables:
     """The tables that a step's pattern speaks of."""
-    return tuple(table for k in range(TABLES) if (table := getattr(a, f"mask{k}", None)) is not None)
+    return tuple(table for k in range(MAX_TABLES) if (table := getattr(a, f"mask{k}", None)) is not None)
 
 
 def pattern(a: Bound) -> Pattern:
@@ -22,7 +22,7 @@ def pattern(a: Bound) -> Pattern:
     return a.where if isinstance(a.where, Pattern) else parse(a.where, tables(a))
 
 
-def within(a: Bound) -> None:
+def check_pattern(a: Bound) -> None:
     """Raises ValueError where a kernel does not know the pattern of a step: nobody may see another sequence, every table is spoken
     of, and what is no range of positions is in float32."""
     found, given = pattern(a), len(tables(a))
@@ -38,13 +38,13 @@ def fields(a: Bound) -> dict[str, int]:
     return {} if limit is None else {"positions": limit}
 
 
-def mask(where: str, tables: Tables, batch: Any) -> Mask:
+def build_mask(where: str, tables: Tables, batch: Any) -> Mask:
     """The mask of a pattern for the sentences of a batch. ValueError for a position that its tables do not know."""
     found = parse(where, tables)
     if found.limit is not None: batch.field("positions", found.limit)
     made = found.mask(batch.rows)
     key = where, *map(id, tables), made.shape
-    if key not in KEPT:
-        KEPT[key] = made
-        for table in tables: finalize(table, KEPT.pop, key, None)
-    return KEPT[key]
+    if key not in MASKS:
+        MASKS[key] = made
+        for table in tables: finalize(table, MASKS.pop, key, None)
+    return MASKS[key]

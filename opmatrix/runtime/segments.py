@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.extents import Extents, S, T
-from opmatrix.runtime.operands import LINE, Size
-from opmatrix.runtime.planner import Life, Plan, place
+from opmatrix.runtime.operands import LINE, BufferSize
+from opmatrix.runtime.planner import Life, Plan, place_buffers
 
 ROW = Extents({T: 1, S: 1})
 Buffers = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
@@ -18,15 +18,15 @@ Buffers = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
 
 class Span(NamedTuple):
     """A buffer's size in terms of the batch, and the first and last step, or segment, of its life."""
-    size: Size
+    size: BufferSize
     first: int
     last: int
 
 
 @lru_cache(256)
-def placed(spans: tuple[Span, ...], result: int | None, extents: Extents) -> Plan:
+def plan_buffers(spans: tuple[Span, ...], result: int | None, extents: Extents) -> Plan:
     """The plan for a batch of these extents; the last few hundred are remembered."""
-    return place([Life(span.size.at(extents), span.first, span.last) for span in spans], result)
+    return place_buffers([Life(span.size.at(extents), span.first, span.last) for span in spans], result)
 
 
 class Blocks:

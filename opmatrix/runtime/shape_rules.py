@@ -5,9 +5,9 @@ from typing import Any
 from formats.core.sizes import size
 from opmatrix.extents import S, T
 from opmatrix.patterns import FIELDS
-from opmatrix.relations import parsed
+from opmatrix.relations import parse_relation
 from opmatrix.runtime import seen
-from opmatrix.runtime.operands import FLOAT, C, Cache, Heads, Rows, Scores, Size
+from opmatrix.runtime.operands import FLOAT_BYTES, BufferSize, C, Cache, Heads, Rows, Scores
 
 
 def same(what: str, found: Any, wanted: Any) -> None:
@@ -33,9 +33,9 @@ def product(a: Bound) -> Rows:
     return after(a, a.weight.shape[1])
 
 
-def between(a: Bound) -> Size:
+def between(a: Bound) -> BufferSize:
     """A product of two factors keeps what lies between them."""
-    return Size(FLOAT * a.weight.scratch(), 0)
+    return BufferSize(FLOAT_BYTES * a.weight.scratch(), 0)
 
 
 def along(a: Bound) -> Rows:
@@ -109,7 +109,7 @@ def matched(a: Bound) -> Scores:
 def attended(a: Bound) -> Heads:
     heads = heads_of(q=a.q, k=a.k, v=a.v)
     same("k columns", a.k.cols, a.q.cols)
-    seen.within(a)
+    seen.check_pattern(a)
     return Heads(heads, a.v.cols)
 
 
@@ -151,7 +151,7 @@ def heads_of(**values: Heads | Cache) -> int:
 
 def reach(a: Bound) -> None:
     """The kernels know patterns within sequences by which everybody sees a range of positions."""
-    seen.within(a)
+    seen.check_pattern(a)
     if not seen.pattern(a).reach: raise ValueError(f"where: {a.where!r}: whom a query sees is no range of positions")
 
 
@@ -162,7 +162,7 @@ def pooled(a: Bound) -> Rows:
 
 def linked(a: Bound) -> Rows:
     """Rows of the relation's space; of caches other kernels are."""
-    found = parsed(a.relation)
+    found = parse_relation(a.relation)
     if str(C) in (found.rows, found.cols): raise ValueError(f"relation {found}: rows of space {C} belong to the kernels of caches")
     same("x rows", str(a.x.space), found.cols)
     return Rows(a.x.cols, space=size(found.rows))

@@ -16,57 +16,57 @@ from opmatrix.shapes import H, N, Shape, ShapeError, Space, T, expression, space
 from opmatrix.signature import WIDEST
 from opmatrix.term import KINDS, Operator, read
 
-TEXT, NODES, DEEP = 1 << 17, 1000, 100                      # characters; nodes, and how many of them within one another
+MAX_LETTERS, MAX_NODES, MAX_NESTING = 1 << 17, 1000, 100    # characters; nodes, and how many of them within one another
 READINGS = 10_000                                           # of nodes, each at one value
-ROWS, NUMBERS = 1024, 1 << 30                               # for so many rows a value holds at most so many numbers,
-STEPS = 1 << 24                                             # and one reading merges so many of them one by one
+ASSUMED_ROWS, MAX_NUMBERS = 1024, 1 << 30                   # for so many rows a value holds at most so many numbers,
+MAX_MERGES = 1 << 24                                        # and one reading merges so many of them one by one
 
 
-def operator(text: str, shapes: Sequence[Shape], arrays: Sequence[Any]) -> Operator:
+def parse_operator(text: str, shapes: Sequence[Shape], arrays: Sequence[Any]) -> Operator:
     """The term of a text over values of these shapes: `["value", k]` is the k-th, {"array": k} the k-th array. ValueError
     says what is wrong with it."""
-    if len(text) > TEXT: raise ValueError(f"term: {len(text):,} characters; it may have {TEXT:,}")
+    if len(text) > MAX_LETTERS: raise ValueError(f"term: {len(text):,} characters; it may have {MAX_LETTERS:,}")
     nodes: list[Operator] = []
     readings: dict[Operator, int] = {}
     depths: dict[Operator, int] = {}
     try:
-        if not isinstance(entries := parse_json(text, "term"), list) or not 0 < len(entries) <= NODES:
-            raise ValueError(f"it is no list of 1 to {NODES} nodes")
+        if not isinstance(entries := parse_json(text, "term"), list) or not 0 < len(entries) <= MAX_NODES:
+            raise ValueError(f"it is no list of 1 to {MAX_NODES} nodes")
         for entry in entries:
             nodes.append(made := node(entry, nodes, shapes, arrays))
             first, *others = made.children or (made,)
             depths[made] = max([depths.get(first, 0), *(depths[each] + 1 for each in others)])
             readings[made] = read_at_once(made, readings)
-            if depths[made] > DEEP: raise ValueError(f"nodes lie {depths[made]} within one another; {DEEP} may")
+            if depths[made] > MAX_NESTING: raise ValueError(f"nodes lie {depths[made]} within one another; {MAX_NESTING} may")
             if (count := readings[made]) > READINGS: raise ValueError(f"nodes are read {count:,} times; {READINGS:,} may be")
-    except FAULTS as error: raise ValueError(said(error)) from None
+    except FAULTS as error: raise ValueError(describe_error(error)) from None
     return nodes[-1]
 
 
 FAULTS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError
 
 
-def said(error: Exception) -> str: return f"term: {str(error).removeprefix('term: ') or type(error).__name__}"
+def describe_error(error: Exception) -> str: return f"term: {str(error).removeprefix('term: ') or type(error).__name__}"
 
 
 def node(entry: Any, nodes: Sequence[Operator], shapes: Sequence[Shape], arrays: Sequence[Any]) -> Operator:
     """One node, of nodes before it."""
     match entry:
-        case ["value", k]: return symbol(f"x{k}", Shape(), chosen(k, shapes))
-        case ["value", k, str(rows)]: return symbol(f"x{k}", Shape(), chosen(k, shapes)._replace(rows=space(word(rows))))
+        case ["value", k]: return symbol(f"x{k}", Shape(), pick_item(k, shapes))
+        case ["value", k, str(rows)]: return symbol(f"x{k}", Shape(), pick_item(k, shapes)._replace(rows=space(check_name(rows))))
         case [str(name), list(children), list(attributes)] if name in KINDS and name != "symbol":
             kind = KINDS[name]
             declared = [parameter.annotation for parameter in kind.signature.parameters.values()][kind.arity:]
             if len(children) != kind.arity or len(attributes) != len(declared):
                 raise ValueError(f"{entry!r:.80} is no {name}{kind.signature}")
             given = (attribute(each, wanted, arrays) for each, wanted in zip(attributes, declared, strict=True))
-            made = Operator(kind, *(chosen(k, nodes) for k in children), *given)
+            made = Operator(kind, *(pick_item(k, nodes) for k in children), *given)
             for size in (*made.into, *made.out): bounded(size)
             return made
     raise ValueError(f"{entry!r:.80} is no node")
 
 
-def chosen(k: Any, among: Sequence[Any]) -> Any:
+def pick_item(k: Any, among: Sequence[Any]) -> Any:
     """The k-th of these."""
     if type(k) is int and 0 <= k < len(among): return among[k]
     raise ValueError(f"{k!r:.80} is none of {len(among)}")
@@ -75,11 +75,12 @@ def chosen(k: Any, among: Sequence[Any]) -> Any:
 def attribute(given: Any, wanted: Any, arrays: Sequence[Any]) -> Any:
     """An attribute of the type that a kind's annotation names."""
     match given:
-        case {"array": k} if wanted is Data: return Data(chosen(k, arrays))
+        case {"array": k} if wanted is Data: return Data(pick_item(k, arrays))
         case {"pattern": str(form), "arrays": list(places)} if wanted is Pattern:
-            return parse(form, [chosen(k, arrays) for k in places])
+            return parse(form, [pick_item(k, arrays) for k in places])
         case {"over": str(name)} if wanted is type: return monoids.called(name)
-        case {"relation": [str(name), str(rows), str(cols)]} if wanted is Relation: return relation(word(name), word(rows), word(cols))
+        case {"relation": [str(name), str(rows), str(cols)]} if wanted is Relation:
+            return relation(check_name(name), check_name(rows), check_name(cols))
     if isinstance(given, str) and given in get_args(wanted): return given
     if wanted is int or int in get_args(wanted):
         if type(given) is int and 0 <= given <= WIDEST: return given
@@ -87,7 +88,7 @@ def attribute(given: Any, wanted: Any, arrays: Sequence[Any]) -> Any:
     raise ValueError(f"{given!r:.80} is no {getattr(wanted, '__name__', wanted)}")
 
 
-def word(name: str) -> str:
+def check_name(name: str) -> str:
     """The name of a relation or a space."""
     if re.fullmatch(r"[A-Za-z]\w{0,39}", name, re.ASCII): return name
     raise ValueError(f"{name!r:.80} is no name of up to 40 letters, digits and _")
@@ -116,48 +117,48 @@ def read_at_once(term: Operator, readings: dict[Operator, int]) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class BoundedShape:
     """A value's shape, each its own, where everything but the number of rows is known; ShapeError where one would hold too
     many numbers, or merge too many in Python."""
     shape: Shape
     values: Sequence[Shape] = ()
 
-    def of(self, shape: Shape, steps: int = 1) -> "Measured":
-        count = prod(map(known, shape))
-        if count > NUMBERS or steps > STEPS:
-            raise ShapeError(f"{shape} of {ROWS} rows is {count:,} numbers, merged in {steps:,} steps: too many")
-        return Measured(shape, self.values)
+    def of(self, shape: Shape, steps: int = 1) -> "BoundedShape":
+        count = prod(map(count_size, shape))
+        if count > MAX_NUMBERS or steps > MAX_MERGES:
+            raise ShapeError(f"{shape} of {ASSUMED_ROWS} rows is {count:,} numbers, merged in {steps:,} steps: too many")
+        return BoundedShape(shape, self.values)
 
-    def __add__(self, other: "Measured") -> "Measured": return self.of(self.shape + other.shape)
-    def __mul__(self, other: "Measured") -> "Measured": return self.of(self.shape * other.shape)
-    def turn(self) -> "Measured": return self.of(self.shape.turn())
-    def beside(self, other: "Measured") -> "Measured": return self.of(self.shape.beside(other.shape))
-    def split(self, h: int) -> "Measured": return self.of(self.shape.split(h))
-    def join(self, h: int) -> "Measured": return self.of(self.shape.join(h))
-    def repeat(self, h: int) -> "Measured": return self.of(self.shape.repeat(h))
-    def total(self) -> "Measured": return self.of(self.shape.total())
-    def given(self, field: str, cols: int) -> "Measured": return self.of(self.shape.given(field, cols))
-    def related(self, relation: Relation) -> "Measured": return self.of(self.shape.related(relation))
-    def pick(self, relation: Relation) -> "Measured": return self.of(self.shape.pick(relation))
+    def __add__(self, other: "BoundedShape") -> "BoundedShape": return self.of(self.shape + other.shape)
+    def __mul__(self, other: "BoundedShape") -> "BoundedShape": return self.of(self.shape * other.shape)
+    def turn(self) -> "BoundedShape": return self.of(self.shape.turn())
+    def beside(self, other: "BoundedShape") -> "BoundedShape": return self.of(self.shape.beside(other.shape))
+    def split(self, h: int) -> "BoundedShape": return self.of(self.shape.split(h))
+    def join(self, h: int) -> "BoundedShape": return self.of(self.shape.join(h))
+    def repeat(self, h: int) -> "BoundedShape": return self.of(self.shape.repeat(h))
+    def total(self) -> "BoundedShape": return self.of(self.shape.total())
+    def given(self, field: str, cols: int) -> "BoundedShape": return self.of(self.shape.given(field, cols))
+    def related(self, relation: Relation) -> "BoundedShape": return self.of(self.shape.related(relation))
+    def pick(self, relation: Relation) -> "BoundedShape": return self.of(self.shape.pick(relation))
     @property
     def size(self) -> tuple[Any, Any]: return self.shape.size
-    def spread(self, rows: Any, cols: Any) -> "Measured": return self.of(self.shape.spread(rows, cols))
-    def symbol(self, name: str, into: Shape, out: Shape) -> "Measured": return self.of(self.values[int(name[1:])])
+    def spread(self, rows: Any, cols: Any) -> "BoundedShape": return self.of(self.shape.spread(rows, cols))
+    def symbol(self, name: str, into: Shape, out: Shape) -> "BoundedShape": return self.of(self.values[int(name[1:])])
 
-    def act(self, term: Operator) -> "Measured":
-        *stack, n, p = map(known, term.shape_of(self.shape.cols))
+    def act(self, term: Operator) -> "BoundedShape":
+        *stack, n, p = map(count_size, term.shape_of(self.shape.cols))
         steps = 1 if term.kind.dense else prod((*stack, n, p)) * merging(term.args[1], n)
         return self.of(self.shape.act(term), steps)
 
-    def product(self, other: "Measured", over: Any, where: Any) -> "Measured":
+    def product(self, other: "BoundedShape", over: Any, where: Any) -> "BoundedShape":
         if where is not everyone and self.shape[1:] != (T, T): raise ShapeError(f"product where {where}: scores are {self.shape}")
-        inner = known(self.shape.cols)
+        inner = count_size(self.shape.cols)
         return self.of(self.shape.product(other.shape, over, where), 1 if over.closed else inner * merging(over, inner))
 
 
-def known(size: Any) -> int:
+def count_size(size: Any) -> int:
     """A size for so many rows."""
-    return size if isinstance(size, int) else int(expression(size).subs(dict.fromkeys(expression(size).atoms(Space), ROWS)))
+    return size if isinstance(size, int) else int(expression(size).subs(dict.fromkeys(expression(size).atoms(Space), ASSUMED_ROWS)))
 
 
 def merging(over: Any, count: int) -> int:
@@ -167,6 +168,6 @@ def merging(over: Any, count: int) -> int:
 
 def measured(term: Operator, shapes: Sequence[Shape]) -> Shape:
     """What a term gives over values of these shapes. ValueError where that is too large."""
-    try: found: Measured = read(term, Measured(Shape(1, T, 1), shapes), {})
-    except FAULTS as error: raise ValueError(said(error)) from None
+    try: found: BoundedShape = read(term, BoundedShape(Shape(1, T, 1), shapes), {})
+    except FAULTS as error: raise ValueError(describe_error(error)) from None
     return found.shape

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from formats.core.errors import InputError
-from opmatrix.spectra.measures import Array, Spectrum, finite
+from opmatrix.spectra.measures import Doubles, Spectrum, check_matrix
 
 RIDGE = 0.1                                                 # share of the energy of the rows that is spread over all directions
 NULL = 1e-7                                                 # of the largest singular value: less is what squaring leaves of rounding
@@ -17,14 +17,14 @@ NULL = 1e-7                                                 # of the largest sin
 class Gram:
     """What activations X (rows, n) leave behind: G = XᵀX, the sums of the columns, how many rows. Grams of parts of the
     rows add up, so X is never held at once. G is also the Hessian, up to 2, of ‖X(W - Ŵ)‖² (Frantar, Alistarh 2022)."""
-    matrix: Array
-    total: Array
+    matrix: Doubles
+    total: Doubles
     rows: int
 
     @classmethod
     def of(cls, activations: ArrayLike, name: str = "activations") -> "Gram":
         """The Gram of X (rows, n), in float64. Raises InputError where an entry is not finite."""
-        x = finite(activations, name)
+        x = check_matrix(activations, name)
         return cls(x.T @ x, x.sum(0), len(x))
 
     def __add__(self, other: "Gram") -> "Gram":
@@ -36,7 +36,7 @@ class Gram:
         return np.array(self.matrix, dtype=dtype, copy=copy)        # type: ignore[call-overload,no-any-return]
 
     @cached_property
-    def covariance(self) -> Array:
+    def covariance(self) -> Doubles:
         """(n, n): G / rows minus the product of the means."""
         mean = self.total / self.rows
         return self.matrix / self.rows - np.outer(mean, mean)
@@ -58,7 +58,7 @@ class Seen:
     @classmethod
     def of(cls, activations: NDArray[np.float32], name: str = "activations") -> "Seen":
         """Raises InputError where an entry is not finite."""
-        finite(activations, name)
+        check_matrix(activations, name)
         rows, n = activations.shape
         return cls(np.array(activations)) if rows <= 2 * n else cls(None, Gram.of(activations, name))
 
@@ -69,18 +69,18 @@ class Seen:
         return replace(found, matrix=found.matrix + ridge(np.diagonal(found.matrix)) * np.eye(len(found.matrix)))
 
     @property
-    def diagonal(self) -> Array:
+    def diagonal(self) -> Doubles:
         """Its diagonal alone, (n,)."""
         own = np.diagonal(self.whole.matrix) if self.whole else np.square(self.rows, dtype=np.float64).sum(0)    # type: ignore[arg-type]
         return np.asarray(own + ridge(own))
 
 
-def ridge(diagonal: Array) -> float:
+def ridge(diagonal: Doubles) -> float:
     """What each direction is given."""
     return float(RIDGE * diagonal.sum() / len(diagonal))
 
 
-def metric(gram: ArrayLike | Gram | None, n: int) -> Array:
+def metric(gram: ArrayLike | Gram | None, n: int) -> Doubles:
     """G as an array: (n, n), or (n,) where only its diagonal is given; ones where there is none."""
     if gram is None: return np.ones(n)
     values = np.asarray(gram, dtype=np.float64)
@@ -89,17 +89,17 @@ def metric(gram: ArrayLike | Gram | None, n: int) -> Array:
     return values
 
 
-def apply(gram: Array, matrix: Array) -> Array:
+def multiply_gram(gram: Doubles, matrix: Doubles) -> Doubles:
     """G D, of a full or a diagonal G."""
     return gram @ matrix if gram.ndim == 2 else gram[:, None] * matrix
 
 
-def diagonal(gram: Array) -> Array:
+def gram_diagonal(gram: Doubles) -> Doubles:
     """The diagonal of a full or a diagonal G: squared column norms of X."""
     return gram.diagonal() if gram.ndim == 2 else gram
 
 
-def output_energy(matrix: Array, gram: Array) -> float:
+def output_energy(matrix: Doubles, gram: Doubles) -> float:
     """‖X D‖_F² = tr(Dᵀ G D)."""
     if gram.ndim == 1: return float(np.einsum("ij,ij->i", matrix, matrix) @ gram)
     return max(float(np.einsum("ij,ij->", matrix, gram @ matrix)), 0.0)
@@ -107,7 +107,7 @@ def output_energy(matrix: Array, gram: Array) -> float:
 
 def predicted_error(weight: ArrayLike, approximated: ArrayLike, gram: ArrayLike | Gram | None = None) -> float:
     """‖X(W - Ŵ)‖_F / ‖X W‖_F from G (n, n), its diagonal (n,), or none (the plain relative Frobenius error)."""
-    w, a = finite(weight, "weight"), finite(approximated, "approximated")
+    w, a = check_matrix(weight, "weight"), check_matrix(approximated, "approximated")
     if w.shape != a.shape: raise InputError(f"predicted_error: weight {w.shape} against approximated {a.shape}")
     g = metric(gram, len(w))
     lost, whole = output_energy(w - a, g), output_energy(w, g)
@@ -115,7 +115,7 @@ def predicted_error(weight: ArrayLike, approximated: ArrayLike, gram: ArrayLike 
     return float(np.sqrt(lost / whole))
 
 
-def root(gram: Array) -> Array:
+def root(gram: Doubles) -> Doubles:
     """R with RᵀR = G: Cholesky's, or, where rounding made directions negative, one in which these count as zero."""
     if gram.ndim == 1: return np.diag(np.sqrt(gram))
     with suppress(np.linalg.LinAlgError): return np.asarray(np.linalg.cholesky(gram).T, np.float64)
@@ -123,16 +123,16 @@ def root(gram: Array) -> Array:
     return np.asarray(np.sqrt(np.maximum(sizes, 0))[:, None] * axes.T)
 
 
-def whitened(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> tuple[Array, Array]:
+def whitened(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> tuple[Doubles, Doubles]:
     """Singular values (k,) of G^½ W, falling, and its right singular vectors (k, p): what the outputs X W consist of.
 
     Their tail is the squared output error of the best rank r for every r (Eckart and Young 1936, in the metric of G).
     The smaller side is decomposed; squaring leaves values below 1e-8 of the largest to rounding, as G itself does. Where W is wide,
     vectors of values below 1e-7 of the largest are zeros."""
-    w = finite(weight, "weight")
+    w = check_matrix(weight, "weight")
     g = metric(gram, len(w))
     if w.shape[1] <= w.shape[0]:
-        sizes, axes = np.linalg.eigh(w.T @ apply(g, w))
+        sizes, axes = np.linalg.eigh(w.T @ multiply_gram(g, w))
         return np.sqrt(np.maximum(sizes[::-1], 0)), axes.T[::-1]
     rooted = stretched(w, g)
     sizes, axes = np.linalg.eigh(rooted @ rooted.T)
@@ -141,48 +141,48 @@ def whitened(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> tuple[A
     return values, right * np.where(values > NULL * values[0], 1 / np.maximum(values, np.finfo(np.float64).tiny), 0.0)[:, None]
 
 
-def stretched(weight: Array, gram: Array) -> Array:
+def stretched(weight: Doubles, gram: Doubles) -> Doubles:
     """G^½ W, up to a rotation."""
     return np.sqrt(gram)[:, None] * weight if gram.ndim == 1 else root(gram) @ weight
 
 
-def strengths(weight: Array, gram: Array) -> Array:
+def strengths(weight: Doubles, gram: Doubles) -> Doubles:
     """The singular values of G^½ W (k,), falling, without their vectors."""
-    if weight.shape[1] <= weight.shape[0]: square = weight.T @ apply(gram, weight)
+    if weight.shape[1] <= weight.shape[0]: square = weight.T @ multiply_gram(gram, weight)
     else: square = (rooted := stretched(weight, gram)) @ rooted.T
     return np.asarray(np.sqrt(np.maximum(np.linalg.eigvalsh(square)[::-1], 0)))
 
 
-def low_rank_errors(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> Array:
+def low_rank_errors(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> Doubles:
     """Relative output error of the best rank r, for r = 0 … k at once."""
-    w = finite(weight, "weight")
+    w = check_matrix(weight, "weight")
     return np.sqrt(Spectrum(strengths(w, metric(gram, len(w))), w.shape).tail)
 
 
-def low_rank(weight: ArrayLike, rank: int, gram: ArrayLike | Gram | None = None) -> tuple[Array, Array]:
+def low_rank(weight: ArrayLike, rank: int, gram: ArrayLike | Gram | None = None) -> tuple[Doubles, Doubles]:
     """Factors U (n, r), V (r, p) whose product errs least in the output X W: W projected on the r largest directions of
     the outputs, so G is never inverted (whitened low rank: Wang et al. 2024, SVD-LLM; Chen et al. 2021, DRONE)."""
-    w = finite(weight, "weight")
+    w = check_matrix(weight, "weight")
     if not 0 <= rank <= min(w.shape): raise InputError(f"low_rank: rank {rank} of a weight {w.shape}")
     right = whitened(w, gram)[1][:rank]
     return w @ right.T, right
 
 
-def scores(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> Array:
+def prune_scores(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> Doubles:
     """|W_ij| √G_ii (n, p), which entry to drop first: Wanda (Sun et al. 2023); magnitude where there is no G."""
-    w = finite(weight, "weight")
-    return np.asarray(abs(w) * np.sqrt(diagonal(metric(gram, len(w))))[:, None])
+    w = check_matrix(weight, "weight")
+    return np.asarray(abs(w) * np.sqrt(gram_diagonal(metric(gram, len(w))))[:, None])
 
 
-def mask_errors(weight: ArrayLike, gram: ArrayLike | Gram | None = None, score: Array | None = None) -> Array:
+def mask_errors(weight: ArrayLike, gram: ArrayLike | Gram | None = None, score: Doubles | None = None) -> Doubles:
     """Relative output error (n p + 1,) after the 0, 1, 2 … entries of lowest score are dropped: every density at once.
 
     A diagonal G makes it a running sum of G_ii W_ij². For a full one, an entry that joins those dropped before it adds
     W_ij (W_ij G_ii + 2 Σ_{i' dropped before} G_ii' W_i'j), n² p in all. Exact; `score` defaults to Wanda's."""
-    w = finite(weight, "weight")
+    w = check_matrix(weight, "weight")
     g = metric(gram, len(w))
-    order = np.argsort(scores(w, g) if score is None else score, axis=None, kind="stable")
-    added = diagonal(g)[:, None] * w ** 2
+    order = np.argsort(prune_scores(w, g) if score is None else score, axis=None, kind="stable")
+    added = gram_diagonal(g)[:, None] * w ** 2
     if g.ndim == 2:
         turn = np.argsort(order).reshape(w.shape)           # which entry is dropped when
         for j in range(w.shape[1]):

@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike
 from formats import FORMATS, FormatError
 from formats.core.errors import InputError
 from formats.core.sizes import T
-from opmatrix.spectra.gram import Gram, diagonal, low_rank_errors, metric, output_energy
-from opmatrix.spectra.measures import Array, elbow, finite
+from opmatrix.spectra.gram import Gram, gram_diagonal, low_rank_errors, metric, output_energy
+from opmatrix.spectra.measures import Doubles, check_matrix, elbow
 
-Price = Callable[[str, dict[str, Any], int, int], tuple[float, float]]
-EXACT = 1e-6                                                # smaller relative errors are float32 rounding
+PriceFunction = Callable[[str, dict[str, Any], int, int], tuple[float, float]]
+ROUNDING_ERROR = 1e-6                                       # smaller relative errors are float32 rounding
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Candidate:
         """The options of the format's `fit` and `approximate`: the parameters, and the metric."""
         if self.fit == "plain": return dict(self.parameters)
         g = metric(gram, n)
-        if self.fit == "wanda": return self.parameters | {"scale": np.sqrt(diagonal(g))}
+        if self.fit == "wanda": return self.parameters | {"scale": np.sqrt(gram_diagonal(g))}
         return self.parameters | {"weight": g if g.ndim == 2 else np.diag(g)}
 
     def approximate(self, weight: ArrayLike, gram: Gram | ArrayLike | None = None) -> Any:
@@ -92,29 +92,29 @@ class Proposals(Sequence[Proposal]):
                                    for row in self.rows()) + "</table>"
 
 
-def declared(method: str, parameters: dict[str, Any], n: int, p: int) -> tuple[int, int]:
+def count_declared(method: str, parameters: dict[str, Any], n: int, p: int) -> tuple[int, int]:
     """Flops for one row, and bytes, of a weight (n, p) without zeros: what its format declares."""
     sizes = FORMATS[method].expected(n, p, **parameters)
     return int(FORMATS[method].flops.subs(sizes).subs(T, 1)), int(FORMATS[method].bytes.subs(sizes))
 
 
 def propose(weight: ArrayLike, gram: Gram | ArrayLike | None = None, limits: Limits = Limits(),
-            price: Price = declared) -> Proposals:
+            price: PriceFunction = count_declared) -> Proposals:
     """The approximations of W (n, p) that are worth a place in the graph, for activations whose Gram is G.
 
     Candidates are ranks and densities at the knees of the spectra, and the other formats' own choices. Asked in turn:
     does the price (seconds or any other effort, and bytes) repay it against dense; is its error within the limit; is no
     other one at least as good in error, effort and bytes; is it among the `most` that push the front of error against
     effort and that of error against bytes furthest. Deterministic."""
-    w = finite(weight, "weight")
+    w = check_matrix(weight, "weight")
     g = metric(gram, len(w))
     errors = low_rank_errors(w, g)
     dense = min(price("dense", {}, *w.shape), price("packed", {}, *w.shape))
     weighed = Weighed(w, g, errors, output_energy(w, g), limits)
     judged: list[Proposal | Rejected] = []
-    for each in candidates(weighed, gram is not None): judged.append(judge(each, weighed, limits, price, dense, judged))
+    for each in propose_formats(weighed, gram is not None): judged.append(judge_candidate(each, weighed, limits, price, dense, judged))
     rejected = [each for each in judged if isinstance(each, Rejected)]
-    front, worse = undominated([each for each in judged if isinstance(each, Proposal)])
+    front, worse = split_dominated([each for each in judged if isinstance(each, Proposal)])
     kept, spare = furthest(front, dense, limits)
     kept.sort(key=lambda each: (each.predicted_error, str(each)))
     return Proposals(tuple(kept), (*rejected, *worse, *spare))
@@ -123,9 +123,9 @@ def propose(weight: ArrayLike, gram: Gram | ArrayLike | None = None, limits: Lim
 @dataclass(frozen=True, eq=False)
 class Weighed:
     """A weight (n, p), its metric G, the output error of its best rank 0 … k, and its whole output energy ‖X W‖²."""
-    weight: Array
-    gram: Array
-    errors: Array
+    weight: Doubles
+    gram: Doubles
+    errors: Doubles
     energy: float
     limits: Limits
 
@@ -135,12 +135,12 @@ class Weighed:
         return n, p
 
     @cached_property
-    def lost(self) -> Array:
+    def lost(self) -> Doubles:
         """The share of the energy that is lost with the 0, 1, 2 … entries that matter least, where columns of X are orthogonal."""
         return curve(entry_energy(self.weight, self.gram).ravel())
 
     @cached_property
-    def shares(self) -> Array:
+    def shares(self) -> Doubles:
         """Of the output's energy, what each number holds, were the columns of X orthogonal."""
         energy = entry_energy(self.weight, self.gram)
         return energy / (energy.sum() or 1)
@@ -159,8 +159,8 @@ class Weighed:
         flops count, so it loses as much as the least of so many. 0 for others, and where G is no diagonal."""
         form = FORMATS[each.method]
         if form.metric() != "wanda" or "rank" in form.parameters or self.gram.ndim == 2: return 0.0
-        dropped = max(0, self.weight.size - -(-declared(each.method, each.parameters, *self.shape)[0] // 2))
-        return float(np.sqrt(self.lost[dropped])) * (1 - EXACT)
+        dropped = max(0, self.weight.size - -(-count_declared(each.method, each.parameters, *self.shape)[0] // 2))
+        return float(np.sqrt(self.lost[dropped])) * (1 - ROUNDING_ERROR)
 
     def error(self, each: Candidate) -> float:
         """Predicted relative output error. Raises FormatError where the format cannot hold the weight."""
@@ -170,7 +170,7 @@ class Weighed:
         return float(np.sqrt(output_energy(self.weight - fitted, self.gram) / self.energy)) if self.energy else 0.0
 
 
-def candidates(weighed: Weighed, seen: bool) -> Iterator[Candidate]:
+def propose_formats(weighed: Weighed, seen: bool) -> Iterator[Candidate]:
     """Every proposed format that is not plain, of numbers wide enough, with the options by which it proposes itself; fitted in the metric
     of the activations where the format's `fit` takes one and activations were seen."""
     for method, format in FORMATS.items():
@@ -178,25 +178,25 @@ def candidates(weighed: Weighed, seen: bool) -> Iterator[Candidate]:
         for parameters in format.proposed_by(weighed): yield Candidate(method, parameters, format.metric() if seen else "plain")
 
 
-def entry_energy(w: Array, g: Array) -> Array:
+def entry_energy(w: Doubles, g: Doubles) -> Doubles:
     """G_ii W_ij²: what dropping an entry loses of the output, were the columns of X orthogonal."""
-    return diagonal(g)[:, None] * w ** 2
+    return gram_diagonal(g)[:, None] * w ** 2
 
 
-def tile_energy(energy: Array, tile: tuple[int, int]) -> Array:
+def tile_energy(energy: Doubles, tile: tuple[int, int]) -> Doubles:
     """The sums of an energy (n, p) over tiles of r inputs by c outputs, those at the edges included."""
     down, across = (np.arange(0, size, step) for size, step in zip(energy.shape, tile, strict=True))
     return np.asarray(np.add.reduceat(np.add.reduceat(energy, down, 0), across, 1).ravel())
 
 
-def ranks(errors: Array, limits: Limits) -> list[int]:
+def ranks(errors: Doubles, limits: Limits) -> list[int]:
     """Ranks at which the output error of the best rank crosses a level, and at its knee; rounded up to the multiple."""
     at = [int(np.argmax(errors <= level)) for level in limits.levels] + [elbow(errors ** 2)]
     up = {-(-rank // limits.multiple) * limits.multiple for rank in at}
     return sorted(rank for rank in up if 0 < rank < len(errors) - 1)
 
 
-def curve(energy: Array) -> Array:
+def curve(energy: Doubles) -> Doubles:
     """Shares of some energies (n,) that are lost with the 0, 1, 2 … n smallest; zeros where there is none."""
     lost = np.zeros(len(energy) + 1)
     np.cumsum(np.sort(energy), out=lost[1:])
@@ -204,7 +204,7 @@ def curve(energy: Array) -> Array:
     return lost
 
 
-def densities(lost: Array, limits: Limits) -> list[float]:
+def densities(lost: Doubles, limits: Limits) -> list[float]:
     """Shares kept where what is lost, smallest first, crosses a level of error, and at its knee; in whole percent."""
     if lost[-1] <= 0: return []
     dropped = [int(np.searchsorted(lost, level ** 2, side="right")) - 1 for level in limits.levels]
@@ -213,8 +213,8 @@ def densities(lost: Array, limits: Limits) -> list[float]:
     return sorted(percent / 100 for percent in kept if 0 < percent < 100)
 
 
-def judge(each: Candidate, weighed: Weighed, limits: Limits, price: Price, dense: tuple[float, float],
-          before: Sequence[Proposal | Rejected] = ()) -> Proposal | Rejected:
+def judge_candidate(each: Candidate, weighed: Weighed, limits: Limits, price: PriceFunction, dense: tuple[float, float],
+                    before: Sequence[Proposal | Rejected] = ()) -> Proposal | Rejected:
     """A candidate with its price and predicted error, or the reason why not; what is not repaid is never fitted, nor what one that was
     judged `before` is sure to beat."""
     shape = weighed.weight.shape
@@ -234,7 +234,7 @@ def judge(each: Candidate, weighed: Weighed, limits: Limits, price: Price, dense
     except FormatError as complaint: return rejected(each, str(complaint))
     if error > limits.error:
         return rejected(each, f"error {100 * error:.3g} % is over the limit {100 * limits.error:.3g} %")
-    flops, stored = declared(each.method, each.parameters, *shape)
+    flops, stored = count_declared(each.method, each.parameters, *shape)
     return Proposal(each.method, each.parameters, each.fit, error, stored, flops, asked)
 
 
@@ -243,7 +243,7 @@ def rejected(each: Candidate, reason: str) -> Rejected:
     return Rejected(each.method, each.parameters, each.fit, reason)
 
 
-def undominated(found: Sequence[Proposal]) -> tuple[list[Proposal], list[Rejected]]:
+def split_dominated(found: Sequence[Proposal]) -> tuple[list[Proposal], list[Rejected]]:
     """Those that no other one equals or beats in error, effort and bytes at once (of equal ones the first stays)."""
     front: list[Proposal] = []
     lost: list[Rejected] = []
@@ -274,7 +274,7 @@ def furthest(front: Sequence[Proposal], dense: tuple[float, float],
 def area(points: Sequence[Proposal], dense: tuple[float, float], limits: Limits) -> float:
     """What is saved of dense's effort, plus of its bytes, at an error, summed over the logarithm of the error."""
     rising = sorted(points, key=lambda each: each.predicted_error)
-    steps = np.log([max(each.predicted_error, EXACT) for each in rising] + [max(limits.error, EXACT)])
+    steps = np.log([max(each.predicted_error, ROUNDING_ERROR) for each in rising] + [max(limits.error, ROUNDING_ERROR)])
     paid = np.array([each.price for each in rising]) / np.maximum(dense, np.finfo(float).tiny)
     saved = np.maximum.accumulate(1 - np.minimum(paid, 1), axis=0).sum(1)
     return float((np.diff(steps) * saved).sum())

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from formats.core.errors import InputError
 from opmatrix.spectra.gram import Gram, metric, output_energy
-from opmatrix.spectra.measures import Array, finite
+from opmatrix.spectra.measures import Doubles, check_matrix
 
 DAMPING = 0.01                                              # of the mean diagonal, added to a full Gram: it may be singular
 DELAY = 64                                                  # inputs whose corrections wait, to be made by one product
@@ -20,10 +20,10 @@ DELAY = 64                                                  # inputs whose corre
 class Removal:
     """Which inputs of W (n, p) are left, rising (k,), W corrected (k, p), and ‖X(W - Ŵ)‖_F / ‖X W‖_F in the metric."""
     left: NDArray[np.intp]
-    weight: Array
+    weight: Doubles
     error: float
 
-    def whole(self, n: int) -> Array:
+    def whole(self, n: int) -> Doubles:
         """The corrected weight (n, p), with rows of zeros for what was removed."""
         found = np.zeros((n, self.weight.shape[1]))
         found[self.left] = self.weight
@@ -35,7 +35,7 @@ def remove(weight: ArrayLike, count: int, gram: ArrayLike | Gram | None = None, 
     least, tr((H⁻¹)_GG⁻¹ W_G W_Gᵀ); all that is left is corrected, W -= H⁻¹_:G (H⁻¹)_GG⁻¹ W_G, and H⁻¹ loses the
     group's rows and columns. O(n³ + n² p) in all: corrections of up to 64 inputs are made together. Raises InputError
     where sizes do not fit."""
-    w, g = finite(weight, "weight"), metric(gram, len(weight))       # type: ignore[arg-type]
+    w, g = check_matrix(weight, "weight"), metric(gram, len(weight))  # type: ignore[arg-type]
     if group < 1 or len(w) % group: raise InputError(f"remove: {len(w)} inputs in groups of {group}: give a divisor")
     if not 0 <= count < len(w) // group:
         raise InputError(f"remove: {count} of {len(w) // group} groups of inputs: at least one is left")
@@ -49,7 +49,7 @@ def remove(weight: ArrayLike, count: int, gram: ArrayLike | Gram | None = None, 
     return Removal(state.left, state.weight, float(np.sqrt(lost / energy)) if energy else 0.0)
 
 
-def inverse(gram: Array) -> Array:
+def inverse(gram: Doubles) -> Doubles:
     """H⁻¹ (n, n) of a full Gram, damped, or of a diagonal one; inputs that are always 0 count as next to nothing."""
     if gram.ndim == 1: return np.diag(1 / np.maximum(gram, np.finfo(float).tiny ** 0.5))
     mean = float(np.trace(gram)) / len(gram) or 1.0
@@ -63,13 +63,13 @@ class Surgery:
     U Uᵀ and W -= U Z are `waiting`, U (n, r), and `shifts`, Z (r, p). For each of the m groups, as they are now:
     `own`, its block of H⁻¹, and `energy`, W_G W_Gᵀ, both (m, group, group); groups that are gone cost infinitely
     much."""
-    weight: Array
-    inverse: Array
+    weight: Doubles
+    inverse: Doubles
     left: NDArray[np.intp]
     group: int
 
     @classmethod
-    def of(cls, weight: Array, inverse: Array, group: int) -> "Surgery":
+    def of(cls, weight: Doubles, inverse: Doubles, group: int) -> "Surgery":
         found = cls(weight, inverse, np.arange(len(weight)), group)
         found.begin()
         return found
@@ -82,7 +82,7 @@ class Surgery:
         self.own, self.energy = (self.blocks(each) for each in (self.inverse, self.products))
         self.gone = np.zeros(n // self.group, bool)
 
-    def blocks(self, matrix: Array) -> Array:
+    def blocks(self, matrix: Doubles) -> Doubles:
         """The blocks on its diagonal."""
         m = len(matrix) // self.group
         return np.array(matrix.reshape(m, self.group, m, self.group)[np.arange(m), :, np.arange(m)])

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from opmatrix.spectra.unite import Matrix, unite_and_conquer
 
-SMALL = 1024                                                # up to this smaller side LAPACK takes about a second
-TOLERANCE = 1e-8
+LAPACK_SIDE = 1024                                          # up to this smaller side LAPACK takes about a second
+MAX_RESIDUAL = 1e-8
 
 
-def operator(given: Any) -> Any:
+def as_linear_operator(given: Any) -> Any:
     """A scipy LinearOperator of a matrix, a sparse matrix, or anything with shape and matvec."""
     from scipy.sparse.linalg import aslinearoperator
     try: return aslinearoperator(given)
@@ -22,11 +22,11 @@ def operator(given: Any) -> Any:
         raise InputError(f"{type(given).__name__}: not a matrix or LinearOperator ({error})") from None
 
 
-def dense(given: Any) -> Matrix:
+def as_dense(given: Any) -> Matrix:
     """Its entries; an implicit operator is multiplied by the identity, from its narrower side."""
     if isinstance(given, np.ndarray): return given
     if hasattr(given, "toarray"): return np.asarray(given.toarray())
-    implicit = operator(given)
+    implicit = as_linear_operator(given)
     rows, columns = implicit.shape
     if rows < columns: return np.asarray(implicit.H @ np.eye(rows)).conj().T
     return np.asarray(implicit @ np.eye(columns))
@@ -38,22 +38,22 @@ def is_symmetric(given: Any) -> bool:
     return hasattr(given, "toarray") and abs(given - given.conj().T).sum() == 0
 
 
-def largest(values: Matrix, count: int | None) -> Matrix:
+def take_largest(values: Matrix, count: int | None) -> Matrix:
     """The first `count` by falling magnitude."""
     return values[np.argsort(-abs(values), kind="stable")][:count]
 
 
 def lapack(given: Any, count: int | None, symmetric: bool, seed: int) -> Matrix:
     """All eigenvalues, then the wanted ones."""
-    return largest((np.linalg.eigvalsh if symmetric else np.linalg.eigvals)(dense(given)), count)
+    return take_largest((np.linalg.eigvalsh if symmetric else np.linalg.eigvals)(as_dense(given)), count)
 
 
 def arpack(given: Any, count: int, symmetric: bool, seed: int) -> Matrix:
     """Implicitly restarted Arnoldi or Lanczos (Lehoucq, Sorensen, Yang 1998)."""
     from scipy.sparse.linalg import ArpackNoConvergence, eigs, eigsh
-    implicit, solve = operator(given), eigsh if symmetric else eigs
+    implicit, solve = as_linear_operator(given), eigsh if symmetric else eigs
     start = np.random.default_rng(seed).standard_normal(implicit.shape[0])
-    try: return largest(solve(implicit, count, which="LM", v0=start, return_eigenvectors=False), count)
+    try: return take_largest(solve(implicit, count, which="LM", v0=start, return_eigenvectors=False), count)
     except ArpackNoConvergence as error: raise failed("arpack", str(error)) from None
 
 
@@ -61,11 +61,11 @@ def lobpcg(given: Any, count: int, symmetric: bool, seed: int) -> Matrix:
     """Locally optimal block conjugate gradients (Knyazev 2001), at both ends of a symmetric spectrum."""
     from scipy.sparse.linalg import lobpcg as scipy_lobpcg
     if not symmetric: raise InputError("eigenvalues: 'lobpcg' needs a symmetric operator; say symmetric=True if it is")
-    implicit = operator(given)
+    implicit = as_linear_operator(given)
     start = np.random.default_rng(seed).standard_normal((implicit.shape[0], min(2 * count, implicit.shape[0])))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)        # what it warns of is checked below
-        found = [scipy_lobpcg(implicit, start, tol=TOLERANCE, maxiter=500, largest=end) for end in (True, False)]
+        found = [scipy_lobpcg(implicit, start, tol=MAX_RESIDUAL, maxiter=500, largest=end) for end in (True, False)]
     values, vectors = (np.concatenate(part, axis=-1) for part in zip(*found, strict=True))
     order = np.argsort(-abs(values), kind="stable")[:count]
     left = np.linalg.norm(implicit @ vectors[:, order] - vectors[:, order] * values[order], axis=0).max()
@@ -76,7 +76,7 @@ def lobpcg(given: Any, count: int, symmetric: bool, seed: int) -> Matrix:
 def united(given: Any, count: int, symmetric: bool, seed: int) -> Matrix:
     """Unite and conquer, with subspaces of 2, 3 and 4 times what is wanted."""
     sizes = [min(factor * count + 5, given.shape[0]) for factor in (2, 3, 4)]
-    found = unite_and_conquer(operator(given), count, sizes, TOLERANCE, symmetric=symmetric, seed=seed)
+    found = unite_and_conquer(as_linear_operator(given), count, sizes, MAX_RESIDUAL, symmetric=symmetric, seed=seed)
     if not found.converged: raise failed("unite", str(found).splitlines()[0])
     return found.values
 
@@ -89,13 +89,13 @@ def failed(solver: str, why: str) -> InputError:
 EIGEN: dict[str, Callable[..., Matrix]] = {"lapack": lapack, "arpack": arpack, "lobpcg": lobpcg, "unite": united}
 
 
-def named(solver: str, table: dict[str, Any], given: Any, count: int | None, room: int) -> str:
+def choose_solver(solver: str, table: dict[str, Any], given: Any, count: int | None, room: int) -> str:
     """The solver meant: "auto" is LAPACK where the matrix is small or much of the spectrum is wanted, else ARPACK."""
     if len(given.shape) != 2: raise InputError(f"spectra: a matrix is needed, this has shape {tuple(given.shape)}")
     small = min(given.shape)
     if count is not None and not 1 <= count <= small:
         raise InputError(f"spectra: count {count} of a matrix {tuple(given.shape)} is not between 1 and {small}")
-    if solver == "auto": return "lapack" if count is None or small <= SMALL or count > small // 4 else "arpack"
+    if solver == "auto": return "lapack" if count is None or small <= LAPACK_SIDE or count > small // 4 else "arpack"
     if solver not in table: raise InputError(f"spectra: no solver {solver!r}; there are auto, {', '.join(table)}")
     if solver != "lapack" and (count is None or count > room):
         raise InputError(f"spectra: solver {solver!r} finds at most {room} of {small} here, {count or 'all'} were "
@@ -109,13 +109,13 @@ def eigenvalues(matrix: Any, count: int | None = None, solver: str = "auto", sym
     LinearOperator, falling. `solver`: auto, lapack, arpack, lobpcg (symmetric only), unite. Whether a stored matrix is
     symmetric is looked up; of an implicit one it must be said. Raises InputError for what does not fit."""
     if matrix.shape[0] != matrix.shape[-1]: raise InputError(f"eigenvalues: the matrix is {matrix.shape}, not square")
-    chosen = named(solver, EIGEN, matrix, count, max(matrix.shape[0] - 2, 0))
+    chosen = choose_solver(solver, EIGEN, matrix, count, max(matrix.shape[0] - 2, 0))
     return EIGEN[chosen](matrix, count, is_symmetric(matrix) if symmetric is None else symmetric, seed)
 
 
 def normal(given: Any) -> Any:
     """AᴴA or AAᴴ, whichever is smaller, as an operator: its eigenvalues are the squared singular values."""
-    a = operator(given)
+    a = as_linear_operator(given)
     return a.H @ a if a.shape[0] >= a.shape[1] else a @ a.H
 
 
@@ -128,7 +128,7 @@ def randomised_svd(matrix: Any, count: int, oversampling: int = 10, powers: int 
                    seed: int = 0) -> tuple[Matrix, NDArray[np.float64], Matrix]:
     """U (n, count), σ (count,), Vᴴ (count, p) from a random sketch with `powers` subspace iterations (Halko,
     Martinsson, Tropp 2011, algorithms 4.4, 5.1). Not exact: the error shrinks as the decay of σ to 2 `powers` + 1."""
-    a = operator(matrix)
+    a = as_linear_operator(matrix)
     width = min(count + oversampling, *a.shape)
     frame = np.linalg.qr(a @ np.random.default_rng(seed).standard_normal((a.shape[1], width)))[0]
     for _ in range(powers): frame = np.linalg.qr(a @ np.linalg.qr(a.H @ frame)[0])[0]
@@ -142,12 +142,12 @@ def squared(solver: str) -> Callable[..., NDArray[np.float64]]:
 
 
 SINGULAR: dict[str, Callable[..., NDArray[np.float64]]] = {
-    "lapack": lambda given, count, seed: np.linalg.svd(dense(given), compute_uv=False)[:count],
+    "lapack": lambda given, count, seed: np.linalg.svd(as_dense(given), compute_uv=False)[:count],
     "arpack": squared("arpack"), "lobpcg": squared("lobpcg"), "unite": squared("unite"), "random": randomised}
 
 
 def singular_values(matrix: Any, count: int | None = None, solver: str = "auto", seed: int = 0) -> NDArray[np.float64]:
     """The `count` largest singular values (all without one) of a matrix, sparse matrix or LinearOperator, falling.
     `solver`: auto, lapack, arpack, lobpcg, unite, random (a sketch: near, not exact). InputError as `eigenvalues`."""
-    chosen = named(solver, SINGULAR, matrix, count, max(min(matrix.shape) - 2, 0))
+    chosen = choose_solver(solver, SINGULAR, matrix, count, max(min(matrix.shape) - 2, 0))
     return SINGULAR[chosen](matrix, count, seed)

@@ -15,7 +15,7 @@ from rewrites.verify.levels import Announce
 
 LIMIT = 300.0                                               # seconds that an answer is waited for: a process that hangs holds up nothing
 POOLED = "egglog", "scipy.optimize"                         # whose threads a forked process has not, and would wait for
-BYTES = 1 << 16                                             # read at a time
+READ_BYTES = 1 << 16                                        # read at a time
 FAILURE = "level", "where", "what", "reproducer", "laws"    # what an error of verification was made of, beside its numbers
 
 
@@ -66,7 +66,7 @@ class Aside:
         """What the process says, until it ends or has said nothing new in time."""
         end, rest = time.monotonic() + LIMIT, b""
         while (left := end - time.monotonic()) > 0 and select.select([self.pipe], [], [], left)[0]:
-            if not (read := os.read(self.pipe, BYTES)): return
+            if not (read := os.read(self.pipe, READ_BYTES)): return
             *whole, rest = (rest + read).split(b"\n")
             yield from map(json.loads, whole)
 

@@ -7,27 +7,27 @@ from formats.machine import blas, peaks
 from formats.machine.calibration import calibrate
 from formats.machine.model import Machine, machine_file
 from formats.machine.peaks import Peaks
-from formats.machine.quiet import told
+from formats.machine.quiet import describe_noise
 from opmatrix.display.tables import table
 from rewrites.command import environment
 from rewrites.command.report import Report
 
-ANEW = "prices are too high; the calibration is marked so, and the first command that finds the machine quiet takes it anew"
+TAKEN_BUSY = "prices are too high; the calibration is marked so, and the first command that finds the machine quiet takes it anew"
 
 
-def calibrated(report: Report) -> str:
+def calibrate_machine(report: Report) -> str:
     """Measures, saves, and tells: peaks, BLAS, kernels, where they are kept. Files: the machine model that `this_machine`
     reads, beside it the peaks, and the setting of BLAS that later commands run with."""
     with report.phase("compile") as progress: kernels.warm(progress=lambda name, seconds: progress(name))
     start = time.perf_counter()
-    with report.phase("peaks") as progress: found = peaks.measure(progress)
+    with report.phase("peaks") as progress: found = peaks.measure_peaks(progress)
     with report.phase("BLAS") as progress: setting = blas.fastest(progress)
     with report.phase("kernels") as progress: machine = calibrate(progress, full=True)
     target = machine_file()
     kept = machine.save(target), found.save(target.with_suffix(".peaks.json")), environment.remember(setting.core, setting.rates)
     seconds = time.perf_counter() - start
     return "\n\n".join([f"{machine.name}, {machine.threads} threads, in {seconds:.0f} s", peak_table(found), blas_table(setting),
-                        kernel_table(machine), *([told(machine.busy, ANEW)] if machine.busy else []),
+                        kernel_table(machine), *([describe_noise(machine.busy, TAKEN_BUSY)] if machine.busy else []),
                         f"kept in {target}" if all(kept) else "not kept"])
 
 

@@ -8,7 +8,7 @@ import typer
 
 from formats.core.errors import InputError
 from formats.disk.files import writable
-from rewrites.command.outputs import keep, possible, say
+from rewrites.command.outputs import possible, say, write_results
 
 INTERRUPTED = (KeyboardInterrupt, typer.Abort)
 
@@ -34,7 +34,8 @@ def version(asked: bool) -> None:
 
 
 @app.callback()
-def main(asked: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="print the version")] = False) -> None:
+def show_version(asked: Annotated[bool, typer.Option("--version", callback=version, is_eager=True,
+                                                     help="print the version")] = False) -> None:
     pass
 
 
@@ -56,7 +57,7 @@ def optimize(
     model: Model,
     error: Annotated[float | None, typer.Option(help="relative change of the output on held-out rows; 0: none; 0.02 without goals")] = None,
     goals: Annotated[list[str] | None, typer.Option(
-        "--keep", metavar="GOAL", help="error<=2%, spearman>=-0.3 (with --pairs) or perplexity<=1.02x (with --text, "
+        "--write_results", metavar="GOAL", help="error<=2%, spearman>=-0.3 (with --pairs) or perplexity<=1.02x (with --text, "
                                        "on its held-out lines, and --output rows), against the exact program (may be given again)")] = None,
     memory: Annotated[float | None, typer.Option(help="megabytes, stored and working together")] = None,
     text: Annotated[Path | None, typer.Option(help="a file of lines: of every four one fits, one chooses, two state the error")] = None,
@@ -86,8 +87,8 @@ def optimize(
         return
     if model.endswith(".json"):
         raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine NAME to predict")
-    from rewrites.command.report import Report, hushed
-    from rewrites.compiler.mixed import parsed
+    from rewrites.command.report import Report, silence_stdout
+    from rewrites.compiler.mixed import parse_mix
     from rewrites.front.reported import Named
     from rewrites.front.results import printed, save
     from rewrites.laws import EXACT_LAWS
@@ -95,15 +96,16 @@ def optimize(
     target = out or Path(f"{Path(model).resolve().name}.opmatrix")
     refuse(memory, number_type, output, target, results)
     declared, laws = declarations(own), Named.of(own)
-    with hushed():
+    with silence_stdout():
         result = find(model, error=error, keep=tuple(goals or ()), memory=memory and memory * 1e6, text=str(text) if text else None,
-                      tokens=tokens, workload=workload and parsed(workload), number_type=number_type, pairs=pairs, drop=drop, output=output,
+                      tokens=tokens, workload=workload and parse_mix(workload), number_type=number_type, pairs=pairs, drop=drop,
+                      output=output,
                       remove=tuple(filter(None, remove.split(","))), calibrate=calibrate,
                       leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws), approximations=declared.approximations,
                       report=Report(quiet=quiet))
         found = save(result, target, laws)
     say(printed(found, target))
-    keep(found, results)
+    write_results(found, results)
 
 
 def elsewhere(model: str, name: str, tokens: int | None) -> str:
@@ -111,7 +113,7 @@ def elsewhere(model: str, name: str, tokens: int | None) -> str:
     from formats.machine.datasheets import datasheet
     from opmatrix.files.checkpoint import open_model
     from rewrites.command.predict import predicted
-    from rewrites.command.report import hushed
+    from rewrites.command.report import silence_stdout
     from rewrites.compiler.planned import shapes
     try:
         sheet = datasheet(name)
@@ -119,14 +121,14 @@ def elsewhere(model: str, name: str, tokens: int | None) -> str:
         raise InputError(f"--machine {name}: {error}") from None
     if tokens is not None and tokens < 1:
         raise InputError(f"--tokens {tokens}: at least 1")
-    with hushed():
+    with silence_stdout():
         return predicted(shapes(model) if model.endswith(".json") else open_model(model).operator(), sheet, tokens or 128)
 
 
 def declarations(file: Path | None) -> Any:
     """What a user's file declares; nothing without one."""
-    from rewrites.command.user import Declared, load
-    return Declared() if file is None else load(file)
+    from rewrites.command.user import UserDeclarations, load_laws
+    return UserDeclarations() if file is None else load_laws(file)
 
 
 def refuse(memory: float | None, number_type: str, output: str, target: Path, results: Path | None) -> None:
@@ -143,10 +145,10 @@ def refuse(memory: float | None, number_type: str, output: str, target: Path, re
 @app.command()
 def calibrate() -> None:
     """Measure this machine within a minute: peaks, bandwidths, the fastest BLAS, what every kernel's time grows with."""
-    from rewrites.command.calibrate import calibrated
-    from rewrites.command.report import Report, hushed
-    with hushed():
-        found = calibrated(Report())
+    from rewrites.command.calibrate import calibrate_machine
+    from rewrites.command.report import Report, silence_stdout
+    with silence_stdout():
+        found = calibrate_machine(Report())
     say(found)
 
 
@@ -159,7 +161,7 @@ def run(
     """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are; of a language
     model, the likeliest tokens that follow each."""
     from opmatrix.display.tables import table
-    from opmatrix.pipelines.pooling import unit
+    from opmatrix.pipelines.pooling import normalise_rows
     from opmatrix.program import Program
     from rewrites.command.perplexity import likeliest, speaks
     program = Program.load(directory)
@@ -170,7 +172,7 @@ def run(
     for sentence, vector in zip(text, vectors, strict=True):
         say(f"{sentence[:60]!r}: [{', '.join(f'{v:.4f}' for v in vector[:6])}, …] ({len(vector)} numbers)")
     if len(text) > 1:
-        if not program.pooling.normalise: vectors = unit(vectors)
+        if not program.pooling.normalise: vectors = normalise_rows(vectors)
         alike = vectors @ vectors.T
         say(table([[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
                          ["cosine", *(str(i + 1) for i in range(len(text)))]))
@@ -188,24 +190,24 @@ def embed(
     """Embed every line of a FILE with a saved program, written whole or not at all: a row each, pooled as the
     checkpoint's 1_Pooling and Normalize say, or the mean of length one where it says nothing."""
     from opmatrix.pipelines.embed import (
-        ROWS,
-        blocks,
+        BATCH_ROWS,
         each,
+        embed_blocks,
         followed,
-        given,
         outcome,
         quantity,
+        read_stdin,
         reading,
         replaceable,
-        write,
+        write_npy,
     )
     from opmatrix.program import Program
     possible("--out", replaceable, out)
     program, start = Program.load(directory), time.perf_counter()
-    texts = given() if file == "-" else Path(file)
+    texts = read_stdin() if file == "-" else Path(file)
     how = reading("standard input" if file == "-" else file, truncate, skip_bad)
-    found = blocks(program, each(texts), ROWS if rows is None else rows, how)
-    count, width = write(followed(found, quantity(texts)), out)
+    found = embed_blocks(program, each(texts), BATCH_ROWS if rows is None else rows, how)
+    count, width = write_npy(followed(found, quantity(texts)), out)
     seconds = time.perf_counter() - start
     say(f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s"
         + outcome(how, program.tokenizer))
@@ -224,21 +226,21 @@ def evaluate(
     people. With --text: the perplexity of language models, and nats a byte."""
     from rewrites.command import evaluate as evaluation
     from rewrites.command.pairs import Pairs
-    from rewrites.command.report import Report, hushed
+    from rewrites.command.report import Report, silence_stdout
     possible("--json", writable, results)
     if tokens is not None and text is None: raise InputError(f"--tokens {tokens}: it is of a text: give --text FILE")
     if tokens is not None and tokens < 2: raise InputError(f"--tokens {tokens}: at least 2, as the first is not foreseen")
     if text is not None and pairs is None:
-        with hushed(): told = evaluation.foreseen(models, text, tokens, Report())
-        keep(evaluation.foreseen_json(told, text), results)
+        with silence_stdout(): told = evaluation.foreseen(models, text, tokens, Report())
+        write_results(evaluation.foreseen_json(told, text), results)
         say(evaluation.told_foreseen(told))
         return
     if pairs is None or text is not None: raise InputError("evaluate: give --pairs CSV or --text FILE, one of them")
     given = Pairs.read(pairs)
-    with hushed():
-        found = evaluation.compared(models, given, Report(), truncate)
-    keep(evaluation.as_json(found, pairs, given), results)
-    say(evaluation.told(found, given))
+    with silence_stdout():
+        found = evaluation.evaluate_all(models, given, Report(), truncate)
+    write_results(evaluation.scores_as_json(found, pairs, given), results)
+    say(evaluation.format_scores(found, given))
 
 
 @app.command()
@@ -247,13 +249,13 @@ def doctor(
     clean: Annotated[bool, typer.Option("--clean", help="remove from the cache what this version makes no use of")] = False,
 ) -> None:
     """The processor and what kernels use of it, cores, libraries, caches; settings that hurt, and what to set."""
-    from rewrites.command.doctor import as_json, told, went
+    from rewrites.command.doctor import facts_as_json, format_facts, went
     from rewrites.command.examine import cleaned, examined
     possible("--json", writable, results)
     gone = cleaned() if clean else []
     facts = examined()
-    keep(as_json(facts), results)
-    say("\n\n".join([told(facts), *([went(gone)] if clean else [])]))
+    write_results(facts_as_json(facts), results)
+    say("\n\n".join([format_facts(facts), *([went(gone)] if clean else [])]))
 
 
 @app.command()
@@ -277,9 +279,9 @@ def explain(
 ) -> None:
     """A saved program before and after, and what each law saved, measured by leaving it out. No file is opened because a report
     names it: your own files are named again, and compared by SHA-256."""
-    from rewrites.command.report import Report, hushed
+    from rewrites.command.report import Report, silence_stdout
     from rewrites.derivations.explain import explain as told
-    with hushed():
+    with silence_stdout():
         found = told(directory, Report(), model=model, full=full, laws=own, text=text, texts=workload)
     say(found)
 
@@ -288,9 +290,9 @@ def explain(
 def verify(directory: Saved, model: Origin = None) -> None:
     """Do the checks of a saved program's certificate again, as far as the directory and the MODEL allow. Ends with status 1 where
     one fails."""
-    from rewrites.command.recheck import FAILS, of_directory, told
+    from rewrites.command.recheck import FAILS, format_checks, of_directory
     found = of_directory(directory, model)
-    say(told(found))
+    say(format_checks(found))
     if any(check.verdict == FAILS for check in found): raise typer.Exit(1)
 
 

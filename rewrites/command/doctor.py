@@ -3,18 +3,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from formats.disk.files import shown
-from formats.disk.holdings import Entry
+from formats.disk.holdings import CacheEntry
 from formats.machine.quiet import SIGNS
 from formats.machine.switches import VARIABLE
-from formats.machine.threads import COUNTS, asked, whole
+from formats.machine.threads import COUNTS, asked, parse_count
 from rewrites.command.examine import Facts
 
-Words = Mapping[str, object]
+Details = Mapping[str, object]
 
 POOLS = {"openblas": "OPENBLAS_NUM_THREADS", "mkl": "MKL_NUM_THREADS", "blis": "BLIS_NUM_THREADS"}
 SPINNING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}       # what each should be
 ENDLESS = "active", "infinite", "infinity"
-LONG = {"KMP_BLOCKTIME": 1000, "GOMP_SPINCOUNT": 10 ** 7}    # milliseconds, turns: more than any wait is worth
+LONG_WAITS = {"KMP_BLOCKTIME": 1000, "GOMP_SPINCOUNT": 10 ** 7}  # milliseconds, turns: more than any wait is worth
 BINDING = {"OMP_PROC_BIND": ("", "false"), "GOMP_CPU_AFFINITY": ("",), "KMP_AFFINITY": ("", "none", "disabled")}
 SLOWING = {"NUMBA_DISABLE_JIT": ("", "0"), "NUMBA_OPT": ("", "3", "max"), "NUMBA_CPU_NAME": ("", "host"),
            "NUMBA_CPU_FEATURES": ("",), "NUMBA_DEBUGINFO": ("", "0"), VARIABLE: ("",)}        # what does no harm
@@ -24,7 +24,7 @@ class Check(NamedTuple):
     """`finds` yields the words of each thing that hurts; `says` and `remedy` are written with them."""
 
     name: str
-    finds: Callable[[Facts], Iterator[Words]]
+    finds: Callable[[Facts], Iterator[Details]]
     says: str
     remedy: str
 
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 
 # ---- what each check finds
 
-def beyond(facts: Facts) -> Iterator[Words]:
+def oversubscribed(facts: Facts) -> Iterator[Details]:
     (name, count), usable = asked(facts.environment), facts.host.usable
     if facts.threads > usable:
         why = f"{name}={shown(facts.environment[name])}" if name else "nothing limits them"
@@ -48,69 +48,70 @@ def beyond(facts: Facts) -> Iterator[Words]:
         yield {"why": why, "threads": facts.threads, "most": most, "usable": usable, "quota": quota, "variable": name or COUNTS[1]}
 
 
-def shared(facts: Facts) -> Iterator[Words]:
+def shared_cores(facts: Facts) -> Iterator[Details]:
     if facts.host.cores < facts.threads <= facts.host.usable:
         yield {"threads": facts.threads, "cores": facts.host.cores, "variable": asked(facts.environment)[0] or COUNTS[1]}
 
 
-def idle(facts: Facts) -> Iterator[Words]:
+def idle(facts: Facts) -> Iterator[Details]:
     name, most = asked(facts.environment)[0], min(facts.host.cores, facts.host.usable)
     if name and facts.threads < most: yield {"variable": name, "threads": facts.threads, "cores": most}
 
 
-def beside(facts: Facts) -> Iterator[Words]:
+def other_pools(facts: Facts) -> Iterator[Details]:
     counts = {POOLS[pool.library]: pool.threads for pool in facts.pools if pool.library in POOLS}
-    given = {name: whole(facts.environment.get(name, "")) for name in POOLS.values()}
+    given = {name: parse_count(facts.environment.get(name, "")) for name in POOLS.values()}
     for name, count in (given | counts).items():
         if count > 1: yield {"variable": name, "library": name.split("_")[0], "count": count}
 
 
-def spinning(facts: Facts) -> Iterator[Words]:
+def spinning(facts: Facts) -> Iterator[Details]:
     for name, better in SPINNING.items():
         value = facts.environment.get(name, "").lower()
-        if value in ENDLESS or whole(value) > LONG.get(name, whole(value)):
+        if value in ENDLESS or parse_count(value) > LONG_WAITS.get(name, parse_count(value)):
             yield {"variable": name, "value": shown(facts.environment[name]), "better": better}
 
 
-def other(variables: Mapping[str, tuple[str, ...]], facts: Facts) -> Iterator[Words]:
+def other(variables: Mapping[str, tuple[str, ...]], facts: Facts) -> Iterator[Details]:
     """Variables that are set to something else than what does no harm."""
     for name, harmless in variables.items():
         if (value := facts.environment.get(name, "")).lower() not in harmless: yield {"variable": name, "value": value}
 
 
-def slow_clock(facts: Facts) -> Iterator[Words]:
+def slow_clock(facts: Facts) -> Iterator[Details]:
     if "powersave" in facts.host.governors: yield {}
 
 
-def busy(facts: Facts) -> Iterator[Words]:
+def busy(facts: Facts) -> Iterator[Details]:
     if facts.host.load and facts.host.load > SIGNS["load"].most * facts.host.logical:
         yield {"load": f"{facts.host.load:.1f}", "logical": facts.host.logical}
 
 
-def forbidden(facts: Facts) -> Iterator[Words]:
+def forbidden(facts: Facts) -> Iterator[Details]:
     if "amx_tile" in facts.host.flags and not (facts.matrix or facts.environment.get(VARIABLE)): yield {}
 
 
-def uncalibrated(facts: Facts) -> Iterator[Words]:
+def uncalibrated(facts: Facts) -> Iterator[Details]:
     if not (facts.calibrated or facts.distrusted): yield {"cache": facts.cache}
 
 
-def unwritable(facts: Facts) -> Iterator[Words]:
+def unwritable(facts: Facts) -> Iterator[Details]:
     if facts.unkept and not facts.distrusted: yield {"why": facts.unkept}
 
 
-def distrusted(facts: Facts) -> Iterator[Words]:
+def distrusted(facts: Facts) -> Iterator[Details]:
     if facts.distrusted: yield {"why": facts.unkept}
 
 
 CHECKS = (
-    Check("more threads than cores", beyond,
+    Check("more threads than cores", oversubscribed,
           "{why}: {threads} threads{most} where {usable} can run at once{quota}, so they wait for each other",
           "export {variable}={usable}"),
-    Check("threads that share a core", shared, "{threads} threads on {cores} cores: two of a core share its vector units, and gain little",
+    Check("threads that share a core", shared_cores,
+          "{threads} threads on {cores} cores: two of a core share its vector units, and gain little",
           "export {variable}={cores}"),
     Check("cores left idle", idle, "{variable} lets {threads} of {cores} cores work", "unset {variable}"),
-    Check("a second pool", beside, "{library} has {count} threads of its own, which spin beside those of programs after every call",
+    Check("a second pool", other_pools, "{library} has {count} threads of its own, which spin beside those of programs after every call",
           "export {variable}=1"),
     Check("a pool that spins", spinning, "{variable}={value}: idle threads of other libraries keep the cores",
           "export {variable}={better}"),
@@ -140,7 +141,7 @@ def findings(facts: Facts) -> list[Finding]:
 
 # ---- what is said
 
-def told(facts: Facts) -> str:
+def format_facts(facts: Facts) -> str:
     """The facts, a line each, and what hurts."""
     host = facts.host
     blas = [f"{p.library} {p.version} ({p.architecture}), {p.threads} thread{'s' * (p.threads > 1)}" for p in facts.pools]
@@ -162,13 +163,13 @@ def told(facts: Facts) -> str:
                       *(hurting or ["no setting hurts"])])
 
 
-def went(gone: list[Entry]) -> str:
+def went(gone: list[CacheEntry]) -> str:
     """What was removed, a line each, and how much in all."""
     total = f"{len(gone)} removed, {sum(each.bytes for each in gone) / 1e6:.1f} MB"
     return "\n".join([*(f"{each.bytes / 1e6:8.1f} MB  {each.path}" for each in gone), total])
 
 
-def as_json(facts: Facts) -> dict[str, Any]:
+def facts_as_json(facts: Facts) -> dict[str, Any]:
     """The same as JSON."""
     host = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(facts.host).items()}
     host["siblings"] = [sorted(each) for each in facts.host.siblings]

@@ -10,10 +10,10 @@ from pathlib import Path
 from formats.core.errors import InputError
 from formats.disk import cache
 from formats.disk.files import parse_json
-from formats.machine.blas import CORES, VARIABLE
+from formats.machine.blas import CORE_VARIABLE, CORES
 from formats.machine.threads import command_line_environment
 
-LARGEST = 1 << 16                                            # bytes of what is kept
+MAX_KEPT_BYTES = 1 << 16                                     # bytes of what is kept
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -24,17 +24,17 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
 def blas() -> dict[str, str]:
     """What a calibration of this very processor keeps; nothing where there is none, where it cannot be read, or where others could
     have written it."""
-    try: kept = parse_json(cache.recall(file(), LARGEST), str(file()))
+    try: kept = parse_json(cache.recall(file(), MAX_KEPT_BYTES), str(file()))
     except InputError: return {}
     core = kept.get("core") if isinstance(kept, dict) and kept.get("processor") == processor() else None
-    return {VARIABLE: core} if isinstance(core, str) and any(core in cores for cores in CORES.values()) else {}
+    return {CORE_VARIABLE: core} if isinstance(core, str) and any(core in cores for cores in CORES.values()) else {}
 
 
 def remember(core: str, rates: dict[str, float]) -> bool:
     """Keeps the fastest setting ("": the library's own choice) for later commands; whether it could be kept, which is said where it
     could not."""
     kept = {"processor": processor(), "core": core, "rates": rates}
-    return cache.keep(file(), json.dumps(kept, indent=1).encode(), "the setting of BLAS")
+    return cache.try_put(file(), json.dumps(kept, indent=1).encode(), "the setting of BLAS")
 
 
 def file() -> Path:

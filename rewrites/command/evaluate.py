@@ -9,7 +9,7 @@ from opmatrix.files.checkpoint import open_model
 from opmatrix.files.storage import PROGRAM
 from opmatrix.program import Program
 from rewrites.command import perplexity
-from rewrites.command.pairs import Evaluated, Pairs, evaluate
+from rewrites.command.pairs import Evaluated, Pairs, score_pairs
 from rewrites.command.perplexity import Foreseen
 from rewrites.command.report import Report
 from rewrites.compiler.lower import plainly
@@ -20,7 +20,7 @@ from rewrites.run import calibrated
 LENGTHS = [16] * 256                                        # of the sentences that an imported program is made for
 
 
-def opened(where: str, progress: Callable[..., None] = lambda *_: None) -> Program:
+def open_program(where: str, progress: Callable[..., None] = lambda *_: None) -> Program:
     """The program that a directory holds, or the imported one of a checkpoint: one kernel for each operator, nothing rounded."""
     if exists(Path(where) / PROGRAM): return Program.load(where)
     checkpoint = open_model(where)
@@ -29,12 +29,12 @@ def opened(where: str, progress: Callable[..., None] = lambda *_: None) -> Progr
     return found.program(source(checkpoint))[0]
 
 
-def compared(places: Sequence[str], pairs: Pairs, report: Report, truncate: bool | None = None) -> list[Evaluated]:
+def evaluate_all(places: Sequence[str], pairs: Pairs, report: Report, truncate: bool | None = None) -> list[Evaluated]:
     """Every program in turn."""
     found = []
     for place in places:
         with report.phase(place) as progress:
-            found.append(evaluate(place, opened(place, progress), pairs, progress, truncate))
+            found.append(score_pairs(place, open_program(place, progress), pairs, progress, truncate))
     return found
 
 
@@ -43,11 +43,11 @@ def foreseen(places: Sequence[str], file: Path, tokens: int | None, report: Repo
     found = []
     for place in places:
         with report.phase(place) as progress:
-            found.append(perplexity.evaluate(place, opened(place, progress), file, tokens, progress))
+            found.append(perplexity.score_text(place, open_program(place, progress), file, tokens, progress))
     return found
 
 
-def told(found: Sequence[Evaluated], pairs: Pairs) -> str:
+def format_scores(found: Sequence[Evaluated], pairs: Pairs) -> str:
     """A row for each program; differences are from the first."""
     lines = [[each.name, f"{each.spearman:.2f}", f"{each.spearman - found[0].spearman:+.2f}" if at else "",
               f"{each.seconds:.2f}", f"{each.rate:.0f}"] for at, each in enumerate(found)]
@@ -68,7 +68,7 @@ def foreseen_json(found: Sequence[Foreseen], file: Path) -> dict[str, object]:
          "seconds": each.seconds, "tokens_per_s": each.rate} for each in found]}
 
 
-def as_json(found: Sequence[Evaluated], file: Path, pairs: Pairs) -> dict[str, object]:
+def scores_as_json(found: Sequence[Evaluated], file: Path, pairs: Pairs) -> dict[str, object]:
     """The same as JSON."""
     return {"pairs": str(file.absolute()), "count": len(pairs), "programs": [
         {"name": each.name, "spearman": each.spearman, "difference": each.spearman - found[0].spearman,

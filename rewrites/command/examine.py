@@ -54,24 +54,24 @@ def examined(environment: Mapping[str, str] = os.environ) -> Facts:
     from formats.machine.threads import threads
     names = tuple(dict.fromkeys(name for feature, name in FEATURES.items() if feature in FOUND.split(",")))
     return Facts(Host.here(), environment, cpu(), (*names, *(["AMX"] if MATRIX else [])), MATRIX, threads(), tuple(pools()), versions(),
-                 providers(), **kept())
+                 providers(), **examine_cache())
 
 
-def kept() -> dict[str, Any]:
+def examine_cache() -> dict[str, Any]:
     """The facts of the cache."""
-    from formats.disk.cache import Distrusted, guarded, location, made, why
-    from formats.disk.holdings import entries, holdings
+    from formats.disk.cache import Distrusted, guarded, location, make_directory, why
+    from formats.disk.holdings import holdings, list_entries
     from formats.kernels.engine.objects import CODES, home
     from formats.machine.model import Machine, NotThisMachine, machine_file
     from opmatrix.files.fetch import MODELS
     unkept, distrusted, calibrated = "", False, False
     try:
-        place = guarded(made(location()))
+        place = guarded(make_directory(location()))
         if not os.access(place, os.W_OK): unkept = why(place, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
     except (OSError, Distrusted) as error: unkept, distrusted = why(location(), error), isinstance(error, Distrusted)
     with suppress(NotThisMachine): calibrated = bool(Machine.load(machine_file()))
     return {"cache": location(), "unkept": unkept, "distrusted": distrusted, "calibrated": calibrated,
-            "kernels": len(entries(home(), CODES)), "holds": holdings(MODELS)}
+            "kernels": len(list_entries(home(), CODES)), "holds": holdings(MODELS)}
 
 
 def cleaned() -> list[Any]:

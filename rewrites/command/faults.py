@@ -12,15 +12,15 @@ STATUS = 70                                                 # EX_SOFTWARE of sys
 DEBUG = "OPMATRIX_DEBUG"                                    # set to anything, the whole traceback is printed, too
 
 
-def told(error: Exception) -> str:
+def report_fault(error: Exception) -> str:
     """The line. Writes the file."""
     if os.environ.get(DEBUG): traceback.print_exception(error)
     said = error.said if isinstance(error, VerificationError) else f"{type(error).__name__}: {error}"
-    place = kept(error)
+    place = save_fault(error)
     return f"a fault in opmatrix: {said[:400]}: " + (f"see {place}, and report it" if place else f"set {DEBUG}=1 to see all of it")
 
 
-def kept(error: Exception) -> Path | None:
+def save_fault(error: Exception) -> Path | None:
     """The file of an error, in the working directory, else in that of temporary files: Python that shows it again where there is
     some, what was run, and the traceback."""
     shown = error.reproducer if isinstance(error, VerificationError) else ""

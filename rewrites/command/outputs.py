@@ -29,7 +29,7 @@ def possible(option: str, check: Callable[[Path], None], place: Path | None) -> 
     except InputError as error: raise InputError(f"{option} {error}") from error
 
 
-def keep(found: dict[str, Any], file: Path | None) -> None:
+def write_results(found: dict[str, Any], file: Path | None) -> None:
     """Writes results as JSON where that was asked for, whole or not at all."""
     if file is None: return
     try:

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, reason
-from opmatrix.pipelines.pooling import unit
+from opmatrix.pipelines.pooling import normalise_rows
 from opmatrix.program import Program
 
 COLUMNS = "sentence1", "sentence2", "score"
-FEW = 64                                                    # texts that a program is warmed up with
+WARMUP_TEXTS = 64                                           # texts that a program is warmed up with
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,16 @@ class Evaluated:
         return self.texts / self.seconds
 
 
-def evaluate(name: str, program: Program, pairs: Pairs, progress: Callable[..., None] = lambda *_: None,
-             truncate: bool | None = None) -> Evaluated:
+def score_pairs(name: str, program: Program, pairs: Pairs, progress: Callable[..., None] = lambda *_: None,
+                truncate: bool | None = None) -> Evaluated:
     """Embeds all texts of the pairs, in the order of the file, cut as `Program.embed` cuts them. Raises InputError for
     a program that cannot read text, and one that finds all pairs equally alike."""
     from scipy.stats import spearmanr
-    program.embed(pairs.texts[:FEW], progress=False, truncate=truncate)
+    program.embed(pairs.texts[:WARMUP_TEXTS], progress=False, truncate=truncate)
     start = time.perf_counter()
     found = program.embed(pairs.texts, progress=progress, truncate=truncate)
     seconds = time.perf_counter() - start
-    if not program.pooling.normalise: found = unit(found)
+    if not program.pooling.normalise: found = normalise_rows(found)
     cosines = (found[0::2].astype(np.float64) * found[1::2]).sum(1)
     if (cosines == cosines[0]).all(): raise InputError(f"{name}: every pair has the cosine {cosines[0]:.3g}: nothing is ranked")
     return Evaluated(name, 100 * float(spearmanr(cosines, pairs.scores).statistic), seconds, len(pairs.texts))

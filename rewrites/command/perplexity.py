@@ -16,8 +16,8 @@ from opmatrix.pipelines.pooling import LAST
 from opmatrix.program import Program
 
 WINDOW = 512                                                # tokens, the first of which is not foreseen
-CHUNK = 32                                                  # rows of scores that memory holds at once
-SHOWN = 5                                                   # tokens that may follow a text
+SCORED_ROWS = 32                                            # rows of scores that memory holds at once
+SHOWN_TOKENS = 5                                            # tokens that may follow a text
 
 Scores = Callable[[Batch], Iterator[NDArray[np.float32]]]   # of a batch, so many rows at a time
 
@@ -42,8 +42,8 @@ class Foreseen:
         return self.count / self.seconds
 
 
-def evaluate(name: str, program: Program, file: Path, tokens: int | None = None,
-             progress: Callable[..., None] = lambda *_: None) -> Foreseen:
+def score_text(name: str, program: Program, file: Path, tokens: int | None = None,
+               progress: Callable[..., None] = lambda *_: None) -> Foreseen:
     """The text of a file, as `of_text`."""
     return of_text(name, program, read_text(file), str(file), tokens, progress)
 
@@ -89,7 +89,7 @@ def speaks(program: Program) -> bool:
 def likeliest(program: Program, scores: NDArray[np.float32]) -> str:
     """What follows a text, by the scores of its last token: the likeliest tokens, and how likely each is."""
     p = np.exp(scores.astype(np.float64) - scores.max())
-    best = np.argsort(-p, kind="stable")[:SHOWN]
+    best = np.argsort(-p, kind="stable")[:SHOWN_TOKENS]
     said = ((program.tokenizer.tokenizer.decode([int(token)], skip_special_tokens=False), p[token] / p.sum()) for token in best)
     return "  ".join(f"{token!r} {100 * share:.1f} %" for token, share in said)
 
@@ -109,8 +109,8 @@ def scored(name: str, program: Program) -> Scores:
 
     def rows(batch: Batch) -> Iterator[NDArray[np.float32]]:
         hidden = body.run(batch)
-        for at in range(0, len(hidden), CHUNK):
-            x = hidden[at:at + CHUNK]
+        for at in range(0, len(hidden), SCORED_ROWS):
+            x = hidden[at:at + SCORED_ROWS]
             out = np.empty((len(x), words), np.float32)
             last.kernel.function(out, **(vars(last.bound) | {"x": x}))
             yield out

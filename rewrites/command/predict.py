@@ -9,19 +9,19 @@ from opmatrix.term import Operator
 from rewrites.compiler.search import Structure, search
 from rewrites.laws import EXACT_LAWS
 
-KINDS = ("float32", "bf16")                                  # of activations; the vector unit has the first, matrix units the second
-UNITS = ("matrix", "vector", "memory")
+NUMBER_TYPES = ("float32", "bf16")                           # of activations; the vector unit has the first, matrix units the second
+BOTTLENECKS = ("matrix", "vector", "memory")
 
 
 def predicted(model: Operator, sheet: Datasheet, tokens: int = 128) -> str:
     """The imported program and the cheapest equal one on this machine, for one sentence: seconds, bytes, what bounds them."""
-    rows = [row for kind in KINDS for row in compared(model, replace(sheet, activations=kind), tokens)]
+    rows = [row for kind in NUMBER_TYPES for row in predict_rows(model, replace(sheet, activations=kind), tokens)]
     return "\n".join([f"{sheet.name}, one sentence of {tokens} tokens: lower bounds from its data sheet, nothing was run",
                       f"source: {sheet.source}", "",
-                      table(rows, ["", "activations", "µs at least", "MB stored", *(f"{unit} bound" for unit in UNITS)])])
+                      table(rows, ["", "activations", "µs at least", "MB stored", *(f"{unit} bound" for unit in BOTTLENECKS)])])
 
 
-def compared(model: Operator, machine: Datasheet, tokens: int) -> Iterator[list[str]]:
+def predict_rows(model: Operator, machine: Datasheet, tokens: int) -> Iterator[list[str]]:
     """The rows of the table for one number type."""
     extents = counted([tokens], patterns(model))
     found = {"imported": search(model, (), machine, extents, fusion=False),
@@ -33,7 +33,7 @@ def compared(model: Operator, machine: Datasheet, tokens: int) -> Iterator[list[
 def shares(structure: Structure, machine: Datasheet, extents: Extents) -> list[str]:
     """Of the seconds of a program's kernels, the share that each unit decides."""
     program, _ = structure.program({})
-    spent = dict.fromkeys(UNITS, 0.0)
+    spent = dict.fromkeys(BOTTLENECKS, 0.0)
     for kernel, sizes in program.cost(extents):
         parts = machine.roofline(kernel, **sizes)
         spent[max(parts, key=lambda unit: parts[unit])] += max(parts.values())

@@ -23,12 +23,12 @@ from rewrites.compiler.search import search
 from rewrites.front.stated import each
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify import Errors, VerificationError, verify_graphs, verify_laws, verify_steps
-from rewrites.verify.certificate import own, restored, versions
+from rewrites.verify.certificate import measure_rounding, restored, versions
 from rewrites.verify.programs import EQUAL, ROUNDING, oracle
 
 LIMITS = {"float64": EQUAL, "rounding": ROUNDING}           # that a certificate may have been made within
 STATED = 1.0                                                # no program is stated to be off by as much as its output
-NOTHING = UNIT / 64                                         # programs that round less are alike
+NEGLIGIBLE = UNIT / 64                                      # programs that round less are alike
 FRESH = 64                                                  # rows that no certificate chose
 WRONG = (VerificationError, InputError, ValueError, TypeError, KeyError, IndexError)
 HOLDS, FAILS, CLAIMED = "holds", "FAILS", "claimed"
@@ -55,7 +55,7 @@ def of_directory(directory: Path, model: str | None = None) -> list[Check]:
     InputError where there is no program, or no such checkpoint."""
     if not exists(directory / PROGRAM): Program.load(directory)
     try: program = Program.load(directory)
-    except InputError as error: return [Check("files", words(error), "a whole program with its own certificate", FAILS)]
+    except InputError as error: return [Check("files", describe_error(error), "a whole program with its own certificate", FAILS)]
     place = program.meta.get("source") if model is None else model
     here = isinstance(place, str) and (model is not None or exists(place))
     loaded = Check("files", f"{len(program.constants)} constants, {len(program.steps)} steps", "their hash", HOLDS)
@@ -74,7 +74,7 @@ def checks(program: Program, model: Operator | None = None) -> Iterator[Check]:
     yield from statements(kept["verified"], stated, exact)
     try: batches = [restored(each) for each in kept["inputs"]]
     except WRONG as error:
-        yield Check("inputs", words(error), "their hash", FAILS)
+        yield Check("inputs", describe_error(error), "their hash", FAILS)
         return
     yield judged("inputs", f"{len(batches)} batches, {sum(batch.rows for batch in batches)} rows", "their hash", bool(batches))
     yield attempted("steps within bounds", lambda: steps(program, batches))
@@ -91,10 +91,10 @@ def judged(what: str, found: str, allowed: str, holds: bool) -> Check:
 def attempted(what: str, done: Callable[[], Check]) -> Check:
     """What cannot even be worked out has failed."""
     try: return done()
-    except WRONG as error: return Check(what, words(error), "", FAILS)
+    except WRONG as error: return Check(what, describe_error(error), "", FAILS)
 
 
-def words(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An error as a cell of a table."""
     return " ".join(str(error.args[0] if error.args else error).split())
 
@@ -105,20 +105,20 @@ def limits(kept: Mapping[str, Any]) -> Iterator[Check]:
     """A certificate may have been made within narrower limits, and no wider ones."""
     for name, most in LIMITS.items():
         given = kept["bounds"].get(name)
-        yield judged(f"limit of {name}", f"{given}", f"at most {most:g}", number(given) and given <= most)
+        yield judged(f"limit of {name}", f"{given}", f"at most {most:g}", is_magnitude(given) and given <= most)
 
 
 def statements(verified: Mapping[str, Any], stated: Any, exact: bool) -> Iterator[Check]:
     """What it says must at least agree with itself and with the limits of the code."""
     if stated is not None or not exact:
-        yield judged("stated error", f"{stated}", f"below {STATED:g}", number(stated) and stated < STATED)
+        yield judged("stated error", f"{stated}", f"below {STATED:g}", is_magnitude(stated) and stated < STATED)
     if (found := search_for(verified, "float64")) is not None:
         worst = found.get("worst_row") if isinstance(found, Mapping) else None
-        yield judged("float64 error, as it was found", f"{worst}", f"at most {EQUAL:g}", number(worst) and worst <= EQUAL)
+        yield judged("float64 error, as it was found", f"{worst}", f"at most {EQUAL:g}", is_magnitude(worst) and worst <= EQUAL)
     if isinstance(said := verified.get("error"), Mapping) and stated is not None:
         held_out = said.get("relative")
         yield judged("error on held-out rows, as it was found", f"{held_out}", "at most the stated one",
-                     number(held_out) and number(stated) and held_out <= stated)
+                     is_magnitude(held_out) and is_magnitude(stated) and held_out <= stated)
 
 
 def steps(program: Program, batches: Sequence[Batch]) -> Check:
@@ -131,9 +131,9 @@ def steps(program: Program, batches: Sequence[Batch]) -> Check:
 def rounding(program: Program, batches: Sequence[Batch], then: float, stated: Any) -> Check:
     """What all kernels round together: as much as was found then, up to what machines differ by, and no more than the whole
     program may be off."""
-    now = own(program, batches)
-    most = ROUNDING * stated if number(stated) and stated < STATED else STATED
-    near = max(now, then) <= ROUNDING * max(min(now, then), NOTHING)
+    now = measure_rounding(program, batches)
+    most = ROUNDING * stated if is_magnitude(stated) and stated < STATED else STATED
+    near = max(now, then) <= ROUNDING * max(min(now, then), NEGLIGIBLE)
     return judged("own rounding", f"{now:.2g}", f"within {ROUNDING:g} times of {then:.2g}, at most {most:.2g}", near and now <= most)
 
 
@@ -154,16 +154,16 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
         wanted = oracle(model, chosen)
         found = Errors.of([program.run(batch) for batch in chosen], wanted).relative
         if not exact:
-            said = f"{stated:.3g}, as stated" if number(stated) and stated < STATED else "nothing that was stated"
+            said = f"{stated:.3g}, as stated" if is_magnitude(stated) and stated < STATED else "nothing that was stated"
             if not judge: return Check(what, f"{found:.3g}", f"{said} for text of the kind that it was made for", CLAIMED)
-            return judged(what, f"{found:.3g}", said, number(stated) and stated < STATED and found <= stated)
-        if not imported: imported.append(plain(model))
+            return judged(what, f"{found:.3g}", said, is_magnitude(stated) and stated < STATED and found <= stated)
+        if not imported: imported.append(import_program(model))
         most = ROUNDING * Errors.of([imported[0].run(batch) for batch in chosen], wanted).relative
         return judged(what, f"{found:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds", found <= most)
     def worst() -> Check:
         pairs = zip(batches, oracle(model, batches), strict=True)
         found = max(float(each(program.run(batch), rows, program.starts(batch)).max()) for batch, rows in pairs)
-        return judged("worst sentence against the model", f"{found:.3g}", f"{single}, as stated", number(single) and found <= single)
+        return judged("worst sentence against the model", f"{found:.3g}", f"{single}, as stated", is_magnitude(single) and found <= single)
     yield attempted("error against the model", lambda: error("error against the model", batches))
     if single is not None: yield attempted("worst sentence against the model", worst)
     what = f"error on {FRESH} other rows"
@@ -171,7 +171,7 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
     yield attempted("graphs of the laws", lambda: graphs(model))
 
 
-def plain(model: Operator) -> Program:
+def import_program(model: Operator) -> Program:
     """The imported program: a kernel for each operator, weights as they are."""
     return search(model, (), Alike(), counted([FRESH], patterns(model)), methods=plainly, fusion=False).program({})[0]
 
@@ -218,10 +218,10 @@ def search_for(tree: Any, key: str) -> Any:
     return next((found for value in tree.values() if (found := search_for(value, key)) is not None), None)
 
 
-def number(value: Any) -> TypeGuard[float]: return type(value) in (int, float) and isfinite(value) and value >= 0
+def is_magnitude(value: Any) -> TypeGuard[float]: return type(value) in (int, float) and isfinite(value) and value >= 0
 
 
-def told(found: Sequence[Check]) -> str:
+def format_checks(found: Sequence[Check]) -> str:
     """The table, and what became of it."""
     width = max(len(check.what) for check in found)
     lines = [f"{check.what:{width}}  {check.verdict:7}  {'; '.join(filter(None, (check.found[:400], check.allowed[:400])))}"

@@ -11,7 +11,7 @@ from opmatrix.display.progress import AGAIN, Line
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def silence_stdout() -> Iterator[None]:
     """Without what compiled libraries print to the standard output on their own (HiGHS does)."""
     sys.stdout.flush()
     kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)

@@ -25,27 +25,27 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.verify.graphs import check_seeded
 
-DRAWS, TOLERANCE = 8, 1e-9
+DRAWS, SIDES_TOLERANCE = 8, 1e-9
 TRIED = (12, 8)                                             # shape of the weight that an approximation is tried on
 
 
 @dataclass(frozen=True)
-class Declared:
+class UserDeclarations:
     """What a file declares."""
 
     laws: tuple[Law, ...] = ()
     approximations: tuple[Approximation, ...] = ()
 
 
-def load(file: str | Path) -> Declared:
+def load_laws(file: str | Path) -> UserDeclarations:
     """The laws and approximations that a file declares, each one tried. Raises InputError, which names the file, the line and
     the law."""
     file = Path(file)
-    own = [found for found in vars(run(file)).values()
+    own = [found for found in vars(run_file(file)).values()
            if isinstance(found, Law | Approximation) and found.body.__code__.co_filename == str(file.absolute())]
     once = sorted({id(each): each for each in own}.values(), key=lambda each: each.body.__code__.co_firstlineno)
-    found = Declared(tuple(each for each in once if isinstance(each, Law)),
-                     tuple(each for each in once if isinstance(each, Approximation)))
+    found = UserDeclarations(tuple(each for each in once if isinstance(each, Law)),
+                             tuple(each for each in once if isinstance(each, Approximation)))
     if not own:
         raise InputError(f"{file}: it declares no law: put @law(...) or @approximation(...) before a function (see README, To add)")
     distinct(file, (*found.laws, *found.approximations))
@@ -56,7 +56,7 @@ def load(file: str | Path) -> Declared:
     return found
 
 
-def run(file: Path) -> ModuleType:
+def run_file(file: Path) -> ModuleType:
     """The module of a file, made of its text and of no compiled code beside it. What goes wrong in it is an InputError with its
     line."""
     if file.suffix != ".py": raise InputError(f"{file}: its name does not end in .py: give a Python file that declares laws")
@@ -69,17 +69,17 @@ def run(file: Path) -> ModuleType:
     except SyntaxError as error:
         raise InputError(f"{file}:{error.lineno}: {error.msg}") from error
     except (Exception, SystemExit) as error:
-        raise InputError(f"{file}:{line(file, error)}: {type(error).__name__}: {error}") from error
+        raise InputError(f"{file}:{find_line(file, error)}: {type(error).__name__}: {error}") from error
     return module
 
 
-def line(file: Path, error: BaseException) -> int:
+def find_line(file: Path, error: BaseException) -> int:
     """The last line of a file that an error went through."""
     lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file.absolute())]
     return lines[-1] if lines else 0
 
 
-def at(file: Path, each: Law | Approximation) -> str:
+def locate(file: Path, each: Law | Approximation) -> str:
     """Where something is declared, and what."""
     return f"{file}:{each.body.__code__.co_firstlineno}: {'law' if isinstance(each, Law) else 'approximation'} {each.name}"
 
@@ -90,13 +90,13 @@ def distinct(file: Path, declared: Sequence[Law | Approximation]) -> None:
     taken = {str(name): "opmatrix has one" for name in (*(each.name for each in ours), *FORMATS)}
     for each in declared:
         if each.name in taken:
-            raise InputError(f"{at(file, each)}: {taken[each.name]} of that name: give it another")
+            raise InputError(f"{locate(file, each)}: {taken[each.name]} of that name: give it another")
         taken[each.name] = "the file has another one"
 
 
 def try_law(file: Path, law: Law, laws: Sequence[Law]) -> None:
     """A law is written over symbols, holds on random numbers, alone and in a graph."""
-    where = at(file, law)
+    where = locate(file, law)
     if law.kind != EXACT or law.phase not in SCHEDULE:
         phases = ", ".join(dict.fromkeys(SCHEDULE))
         raise InputError(f"{where}: kind {law.kind!r}, phase {law.phase!r}: a law is {EXACT!r}, in one of {phases}")
@@ -130,7 +130,7 @@ def failing(law: Law) -> str | None:
         for a, b in zip(*law.of(variables), strict=True):
             with np.errstate(invalid="ignore"):
                 left, right = dense(a, x, batch), dense(b, x, batch)
-            if left.shape == right.shape and apart(left, right) <= TOLERANCE:
+            if left.shape == right.shape and apart(left, right) <= SIDES_TOLERANCE:
                 continue
             drawn = ", ".join(f"{name} = {short(value)}" for name, value in variables.items())
             if left.shape != right.shape:
@@ -152,9 +152,9 @@ def try_approximation(file: Path, each: Approximation) -> None:
         same = all(np.array_equal(a, b) for parameters in each.options()
                    for a, b in zip(each.fitted(weight, parameters), each.fitted(weight, parameters), strict=True))
     except Exception as error:
-        raise InputError(f"{at(file, each)}: {error}") from error
+        raise InputError(f"{locate(file, each)}: {error}") from error
     if not same:
-        raise InputError(f"{at(file, each)}: it gives another matrix each time: draw from a generator with a fixed seed")
+        raise InputError(f"{locate(file, each)}: it gives another matrix each time: draw from a generator with a fixed seed")
     if not held:
-        raise InputError(f"{at(file, each)}: no format holds what it makes in less than dense does: it is to leave at most half of "
+        raise InputError(f"{locate(file, each)}: no format holds what it makes in less than dense does: it is to leave at most half of "
                          "the entries, round to float16, or give two thin factors")

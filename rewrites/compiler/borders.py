@@ -80,7 +80,7 @@ def rms_normed(x: value[n], eps: scalar):
     return x @ rmsnorm(eps)
 
 
-def apart(term: Operator) -> Iterator[tuple[str, Operator, Operator]]:
+def split_forms(term: Operator) -> Iterator[tuple[str, Operator, Operator]]:
     """Every way to hand on a value in parts: the name of the form, what is handed on, and the full value over a border. Of
     two forms that hand on the same the first counts: LayerNorm is RMSNorm of what is centred."""
     seen: set[Operator] = set()

@@ -5,7 +5,7 @@ from types import SimpleNamespace as Bound
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from formats.core.sizes import size
-from opmatrix.runtime.kernel import Declared, split
+from opmatrix.runtime.kernel import Declared, in_heads
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Cache, Heads, Rows, Scores, Value
 
@@ -32,7 +32,7 @@ class At(NamedTuple):
         return str(self.lowering.graph.members[self.bound[name]][0].attributes[0])
 
 
-def kernels(call: "Call") -> list[Declared]:
+def list_kernels(call: "Call") -> list[Declared]:
     """The kernels of a call, in the order in which they run."""
     return [KERNELS[name] for name in call.implementation.named]
 
@@ -49,7 +49,7 @@ def shapes(lowering: "Lowering", cls: int, call: "Call") -> Iterator[tuple[Decla
     of other constants and numbers, that they are there."""
     bound = dict(call.bound)
     before: Value | None = None
-    for declared in kernels(call):
+    for declared in list_kernels(call):
         found = dict.fromkeys(declared.operands) | {name: each.default for name, each in declared.attributes.items()}
         found |= attributes(lowering, call, declared)
         if before is not None: found[next(name for name in declared.operands if name not in bound)] = before
@@ -71,4 +71,4 @@ def shaped(lowering: "Lowering", cls: int, wanted: Any) -> Value:
     heads, row, space = int(lowering.matcher.heads[cls]), lowering.columns, size(str(lowering.matcher.rows[cls]))
     if wanted is Scores: return Scores(heads)
     if wanted is Cache: return Cache(heads, row(cls) // heads)
-    return Heads(heads, row(cls) // heads, space=space) if split(wanted, heads) else Rows(row(cls), space=space)
+    return Heads(heads, row(cls) // heads, space=space) if in_heads(wanted, heads) else Rows(row(cls), space=space)

@@ -13,15 +13,15 @@ from rewrites.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SELECT, SIMPLIFY, L
 from rewrites.laws import facts
 
 SCHEDULE = (NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
-WILD = 4                                                    # budgets that the next round may reach if it grows as the last
-ROUNDS = {SELECT: 200, JOIN: 2}                             # operator by operator; queries with keys, then both with values
+GROWTH_LIMIT = 4                                            # budgets that the next round may reach if it grows as the last
+PHASE_ROUNDS = {SELECT: 200, JOIN: 2}                       # operator by operator; queries with keys, then both with values
 
 
-def text(term: Operator) -> str:
+def write_pattern(term: Operator) -> str:
     """A term over symbols as an egglog pattern: symbols and open attributes are its variables."""
     if term.kind.name == "symbol":
         return str(term.args[0])
-    return f"({' '.join([f'K_{term.kind.name}', *map(text, term.children), *map(attribute, term.attributes)])})"
+    return f"({' '.join([f'K_{term.kind.name}', *map(write_pattern, term.children), *map(attribute, term.attributes)])})"
 
 
 def attribute(value: Any) -> str:
@@ -31,18 +31,18 @@ def attribute(value: Any) -> str:
 @cache
 def rules(law: Law, trace: bool = False) -> tuple[str, ...]:
     """The law as egglog rules, one for each direction; `trace` records the law of each class it made or merged."""
-    return tuple(written(law, trace))
+    return tuple(write_rules(law, trace))
 
 
-def written(law: Law, trace: bool) -> Iterator[str]:
+def write_rules(law: Law, trace: bool) -> Iterator[str]:
     left, right = law.sides()
     for before, after in [(left, right)] + [(right, left)] * law.both:
-        query = [f"(= e{i} {text(side)})" for i, side in enumerate(before)] + list(law.guards)
-        actions = [f"(union e{i} {text(side)})" for i, side in enumerate(after)]
+        query = [f"(= e{i} {write_pattern(side)})" for i, side in enumerate(before)] + list(law.guards)
+        actions = [f"(union e{i} {write_pattern(side)})" for i, side in enumerate(after)]
         if trace:
             actions += [f'(by e{i} "{law.name}")' for i in range(len(after))]
         elif law.canonical:
-            actions += [f"(subsume {text(side)})" for side in before]
+            actions += [f"(subsume {write_pattern(side)})" for side in before]
         name = law.name if before is left else f"{law.name} backwards"
         yield f'(rule ({" ".join(query)}) ({" ".join(actions)}) :ruleset {law.phase} :name "{name}")'
 
@@ -162,7 +162,7 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
     run(template.text, "load")
     rows, wild = len(template.entries), False
     for phase in SCHEDULE:
-        for number in range(limit := ROUNDS.get(phase, rounds) * (rows <= budget and not wild)):
+        for number in range(limit := PHASE_ROUNDS.get(phase, rounds) * (rows <= budget and not wild)):
             run("(run-schedule (saturate (run facts)))", "facts")
             done, sizes = run(f"(run {phase} 1) (print-size)", phase)
             fired = {name: count for name, count in done.report.num_matches_per_rule.items() if name in names}
@@ -171,15 +171,15 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
             if not done.report.updated:
                 break
             before, rows = rows, sum(count for name, count in sizes.sizes if name.startswith("K_"))
-            wild = rows * rows > WILD * budget * max(before, 1)         # a round cannot be stopped once it has begun
-            if fired and (rows > budget or wild or (number == limit - 1 and phase not in ROUNDS)):
+            wild = rows * rows > GROWTH_LIMIT * budget * max(before, 1)  # a round cannot be stopped once it has begun
+            if fired and (rows > budget or wild or (number == limit - 1 and phase not in PHASE_ROUNDS)):
                 graph.cut.append(f"{phase} at {rows} nodes after {number + 1} rounds: "
                                  f"{max(fired, key=lambda name: fired[name])} was growing")
                 break
     run("(run-schedule (saturate (run facts)))", "facts")
     start = time.perf_counter()
     freeze(shared, graph)
-    keep(graph, template)
+    keep_imported(graph, template)
     run("(pop)", "freeze")
     graph.seconds["freeze"] = time.perf_counter() - start
     return graph
@@ -206,7 +206,7 @@ def freeze(shared: Any, graph: Graph) -> None:
                 graph.facts[name].add(inputs[0] if len(inputs) == 1 else inputs)
 
 
-def keep(graph: Graph, template: Template) -> None:
+def keep_imported(graph: Graph, template: Template) -> None:
     """What was imported stays a member whatever subsumed it, and so do its rows that are picked early, so the import itself is among
     the programs, and no choice of laws leaves a class without one."""
     picks = {node.cls for node in graph.nodes if node.kind == "pick"}

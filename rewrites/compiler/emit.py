@@ -11,16 +11,16 @@ from formats import FORMATS
 from formats.core.epilogue import ACTIVATIONS
 from opmatrix.data import Data
 from opmatrix.program import Step
-from opmatrix.runtime.kernel import Declared, split
+from opmatrix.runtime.kernel import Declared, in_heads
 from opmatrix.runtime.operands import Cache, Heads, Scores
 from rewrites.compiler.calls import attributes as given
-from rewrites.compiler.calls import kernels
+from rewrites.compiler.calls import list_kernels
 from rewrites.compiler.fit import Fitter
-from rewrites.compiler.kinds import array
+from rewrites.compiler.kinds import as_array
 from rewrites.compiler.lower import EXACT, TURNED, Call, Content, Lowering, Method, Stored, Use
 
 ANYWHERE = -1                                               # in place of a part: an array is stored once, by its content
-ROWS = 0                                                    # a view as plain rows, not as so many heads
+AS_ROWS = 0                                                 # a view as plain rows, not as so many heads
 
 
 def promise(shape: tuple[int, ...], method: Method = EXACT[0]) -> Any:
@@ -51,7 +51,7 @@ class Source(NamedTuple):
 
 
 @dataclass
-class Value:
+class Buffer:
     """A buffer of the program: its name as rows, and as so many heads; each view is made when first asked for."""
 
     names: dict[int, str]
@@ -70,7 +70,7 @@ class Emitter:
     sources: list[Source] = field(default_factory=list)
     origins: dict[str, tuple[int, Any]] = field(default_factory=dict)    # of a constant: the part that first read it, and what it is there
     readings: list[tuple[Call, int]] = field(default_factory=list)
-    values: dict[int, Value] = field(default_factory=dict)
+    values: dict[int, Buffer] = field(default_factory=dict)
     part: int = 0
 
     @property
@@ -78,7 +78,7 @@ class Emitter:
         """Of what it keeps, that which is the same in programs of any structure."""
         return {key: constant for key, constant in self.fitted.items() if key[0] == ANYWHERE}
 
-    def emit(self, lowering: Lowering, nodes: Iterable[Any], number: int, given: dict[int, Value],
+    def emit(self, lowering: Lowering, nodes: Iterable[Any], number: int, given: dict[int, Buffer],
              decide: Callable[[int, Use, Method], Method]) -> None:
         """The steps of one part, from what its border hands in."""
         self.values, self.part = dict(given), number
@@ -93,14 +93,14 @@ class Emitter:
     def _call(self, lowering: Lowering, cls: int, call: Call, methods: dict[Use, Method]) -> None:
         """The steps of a call: each kernel is given its own variables, and what it lacks the one before gives."""
         heads, before = int(lowering.matcher.heads[cls]), ""
-        for declared in kernels(call):
+        for declared in list_kernels(call):
             operands, attributes = self._arguments(lowering, cls, call, declared, methods)
             if before: operands = {next(name for name in declared.operands if name not in operands): before} | operands
             before = self._name()
             self.steps.append(Step(declared.name, operands, attributes, before))
-            self.values[cls] = Value({heads if split(declared.result, heads) else ROWS: before}, heads)
+            self.values[cls] = Buffer({heads if in_heads(declared.result, heads) else AS_ROWS: before}, heads)
         if not before:
-            self.values[cls] = Value(self.values[dict(call.bound)["x"]].names, heads)
+            self.values[cls] = Buffer(self.values[dict(call.bound)["x"]].names, heads)
 
     def _arguments(self, lowering: Lowering, gives: int, call: Call, declared: Declared,
                    methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, Any]]:
@@ -113,7 +113,7 @@ class Emitter:
             wanted, asked = declared.wanted(name), name in declared.attributes
             match call.implementation.variables[name].name:
                 case "scalar" if asked:
-                    attributes[name] = float(array(lowering.terms[cls]).item())
+                    attributes[name] = float(as_array(lowering.terms[cls]).item())
                 case "where" if asked:
                     seen = lowering.template.values[cls]
                     attributes[name] = seen.form
@@ -145,7 +145,7 @@ class Emitter:
     def _operand(self, wanted: Any, cls: int) -> str:
         """The buffer of a value, as one of this type."""
         if wanted in (Scores, Cache): return next(iter(self.values[cls].names.values()))
-        return self._heads(cls) if split(wanted, int(self.values[cls].heads)) else self._rows(cls)
+        return self._heads(cls) if in_heads(wanted, int(self.values[cls].heads)) else self._rows(cls)
 
     def _data(self, data: Data) -> str:
         return self._constant((ANYWHERE, data), partial(np.asarray, data.array))
@@ -183,9 +183,9 @@ class Emitter:
         """The buffer of a further output: of state as it lies, else as rows."""
         return self._operand(Cache, cls) if state else self._rows(cls)
 
-    def rows(self, value: Value) -> str:
+    def rows(self, value: Buffer) -> str:
         """The name of a buffer as rows."""
-        return self._view(value, ROWS, "join", {})
+        return self._view(value, AS_ROWS, "join", {})
 
     def _rows(self, cls: int) -> str:
         return self.rows(self.values[cls])
@@ -196,10 +196,10 @@ class Emitter:
             self.rows(value)
         return self._view(value, value.heads, "heads", {"heads": value.heads})
 
-    def _view(self, value: Value, wanted: int, kernel: str, attributes: dict[str, Any]) -> str:
+    def _view(self, value: Buffer, wanted: int, kernel: str, attributes: dict[str, Any]) -> str:
         if wanted not in value.names:
             name = self._name()
-            source = value.names.get(ROWS) or next(iter(value.names.values()))
+            source = value.names.get(AS_ROWS) or next(iter(value.names.values()))
             self.steps.append(Step(kernel, {"x": source}, attributes, name))
             value.names[wanted] = name
         return value.names[wanted]

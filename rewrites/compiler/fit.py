@@ -10,18 +10,18 @@ from opmatrix.spectra.propose import Candidate
 from rewrites.approximation import Approximation
 from rewrites.compiler.lower import DIAGONAL, FITTED, Method
 
-Key = tuple[int, int, str]                                  # part, class and layout of a weight
+WeightKey = tuple[int, int, str]                            # part, class and layout of a weight
 
 
 @dataclass
 class Fitter:
     """`seen` is what each weight multiplies, where a method is fitted to it; `own` the approximations that a user declared, by name."""
 
-    seen: dict[Key, Seen] = field(default_factory=dict)
+    seen: dict[WeightKey, Seen] = field(default_factory=dict)
     own: dict[str, Approximation] = field(default_factory=dict)
-    directions: dict[Key, np.ndarray] = field(default_factory=dict)
+    directions: dict[WeightKey, np.ndarray] = field(default_factory=dict)
 
-    def store(self, numbers: np.ndarray, method: Method, key: Key) -> Any:
+    def store(self, numbers: np.ndarray, method: Method, key: WeightKey) -> Any:
         """The weight (in x out, float64) in its representation; storing it as it is only rounds it."""
         options, seen = dict(method.parameters), self.seen.get(key)
         if (declared := self.own.get(method.fit.partition("(")[0])) is not None:

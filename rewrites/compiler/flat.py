@@ -36,14 +36,14 @@ def _flat(term: Operator, x: Operator, memo: dict[Any, Operator]) -> Any:
             before, after = term.children
             return flat(after, flat(before, x, memo), memo)
         case "diag":
-            return scaled(x, const(term.args[0]))
+            return scale_columns(x, const(term.args[0]))
         case "mul" if (c := term.children[1]).constant and c.uniform and (not term.linear or term.children[0] is I):
-            return scaled(flat(term.children[0], x, memo), flat(c, x, memo))
+            return scale_columns(flat(term.children[0], x, memo), flat(c, x, memo))
     if term.linear or not term.children or term.kind.matrix:
         return x @ term
     if term.kind.name == "add":
         a, b = (flat(child, x, memo) for child in term.children)
-        return shifted(shifted(spread(a, b) + spread(b, a), a, b), b, a)
+        return add_constant(add_constant(widen_constant(a, b) + widen_constant(b, a), a, b), b, a)
     return term.kind(*(flat(child, x, memo) for child in term.children), *term.attributes)
 
 
@@ -56,15 +56,15 @@ def seen_from(field: Operator, rows: Any, x: Operator) -> Operator:
     return seen_from(field, found.into.rows, x) @ found
 
 
-def scaled(x: Operator, c: Operator) -> Operator:
+def scale_columns(x: Operator, c: Operator) -> Operator:
     """x with its columns times a constant row; x itself where that is ones."""
     made: Operator = x @ (I * c)
-    return x if full(c, 1) and alike(made, x) else made
+    return x if full(c, 1) and same_columns(made, x) else made
 
 
-def shifted(total: Operator, x: Operator, c: Operator) -> Operator:
+def add_constant(total: Operator, x: Operator, c: Operator) -> Operator:
     """The sum of x and c; x itself where c is zeros. A single column keeps its number: the eps of a norm may be 0."""
-    return x if full(c, 0) and alike(total, x) and x.out.cols != 1 and not isinstance(x.out.cols, Space) else total
+    return x if full(c, 0) and same_columns(total, x) and x.out.cols != 1 and not isinstance(x.out.cols, Space) else total
 
 
 def full(c: Operator, number: int) -> bool:
@@ -73,12 +73,12 @@ def full(c: Operator, number: int) -> bool:
     return c.kind.name == "const" and not isinstance(c.args[0], Promised) and bool((c.args[0].array == number).all())
 
 
-def alike(a: Operator, x: Operator) -> bool:
+def same_columns(a: Operator, x: Operator) -> bool:
     """Whether a has the columns and heads of x: a row that meets any number of heads adds none."""
     return a.out.cols == x.out.cols and a.out.heads in (x.out.heads, H)
 
 
-def spread(c: Operator, other: Operator) -> Operator:
+def widen_constant(c: Operator, other: Operator) -> Operator:
     """A number that is added to every column as a row as wide as the other, so that a law may send it through a matrix."""
     wide = other.out.cols
     if not (c.constant and c.uniform and c.out.cols == 1 and c.out.heads in (1, H) and isinstance(wide, int) and wide > 1):

@@ -13,7 +13,7 @@ from opmatrix.shapes import H, N, Shape, ShapeError, T
 from opmatrix.term import Child, Operator
 
 
-def array(term: Operator, width: Any = None) -> np.ndarray:
+def as_array(term: Operator, width: Any = None) -> np.ndarray:
     """The float64 numbers of a linear operator (in x out, or heads x in x out) or of a constant one (1 x columns). A first
     factor that takes any width, as centring does, is told the `width` of the whole."""
     if term.constant and width is None:
@@ -25,8 +25,8 @@ def array(term: Operator, width: Any = None) -> np.ndarray:
         case "compose":
             first, then = term.children
             if I in first.children and first.kind.name == "mul" and all(each is I or each.constant for each in first.children):
-                return np.asarray(dense(first, np.ones((1, int(width)))).T * array(then, width))
-            return np.asarray(dense(then, array(first, width)))
+                return np.asarray(dense(first, np.ones((1, int(width)))).T * as_array(then, width))
+            return np.asarray(dense(then, as_array(first, width)))
     return np.asarray(dense(term, np.eye(int(width))))
 
 
@@ -36,7 +36,7 @@ def transposed(term: Operator, x: Any) -> Operator:
         into, out = (Shape(term.out.heads, T, cols) for cols in (term.out.cols, term.into.cols))
         return symbol("adjoint", into, out, linear=True)
     width = None if isinstance(term.into.cols, int) else x.array.shape[-1]          # what takes any width is square
-    turned: Operator = weight(Data(array(term, width).swapaxes(-1, -2)))
+    turned: Operator = weight(Data(as_array(term, width).swapaxes(-1, -2)))
     return turned
 
 
@@ -47,7 +47,7 @@ def cut_rows(term: Operator, heads: Any, x: Any) -> Operator:
             return symbol("by_head", Shape(heads, T, x.cols), Shape(heads, T, term(Shape(1, T, heads * x.cols)).cols), linear=True)
         rows = term.into.cols // heads if isinstance(term.into.cols, int) else term.into.cols / heads
         return symbol("by_head", Shape(heads, T, rows), Shape(heads, T, term.out.cols), linear=True)
-    numbers = array(term, None if isinstance(term.into.cols, int) else heads * x.array.shape[-1])
+    numbers = as_array(term, None if isinstance(term.into.cols, int) else heads * x.array.shape[-1])
     blocks: Operator = weight(Data(numbers.reshape(heads, -1, numbers.shape[-1])))
     return blocks
 
@@ -68,7 +68,7 @@ def by_head(x, a: Operator, h: int):
     return read_as(cut_rows(a.term, h, x), a, x)
 
 
-def counts(term: Operator) -> tuple[Any, Any]:
+def count_columns(term: Operator) -> tuple[Any, Any]:
     """How many heads a term gives, and the columns of all of them."""
     heads = 1 if term.out.heads is H else term.out.heads
     return heads, heads * term.out.cols
@@ -76,7 +76,7 @@ def counts(term: Operator) -> tuple[Any, Any]:
 
 def flattened(a: Any, x: Any) -> Any:
     """What a child gives, its heads side by side."""
-    heads, _ = counts(a.term)
+    heads, _ = count_columns(a.term)
     return a(x) if heads == 1 else a(x).join(heads)
 
 
@@ -89,7 +89,7 @@ def joined(x, a: Operator, b: Operator):
 @combinator(at_x=1)
 def left(x, y: Operator, a: Operator):
     """The first columns of y, as many as `a` has, in as many heads."""
-    heads, columns = counts(a.term)
+    heads, columns = count_columns(a.term)
     first = y(x).act(cols(0, columns))
     return first if heads == 1 else first.split(heads)
 
@@ -97,13 +97,13 @@ def left(x, y: Operator, a: Operator):
 @combinator(at_x=1)
 def right(x, y: Operator, a: Operator):
     """The columns of y behind those of `a`."""
-    return y(x).act(cols(counts(a.term)[1], y.term.out.cols))
+    return y(x).act(cols(count_columns(a.term)[1], y.term.out.cols))
 
 
 @combinator(at_x=1)
 def behind(x, y: Operator, a: Operator, b: Operator):
     """The columns of y behind those of `a`, which are those of b, in as many heads."""
-    (_, before), (heads, columns), width = counts(a.term), counts(b.term), y.term.out.cols
+    (_, before), (heads, columns), width = count_columns(a.term), count_columns(b.term), y.term.out.cols
     if sympify(before + columns - width).expand() != 0:
         raise ShapeError(f"{columns} columns behind {before}: there are {width}")
     last = y(x).act(cols(before, width))

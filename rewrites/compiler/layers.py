@@ -17,7 +17,7 @@ from opmatrix.relations import SLOTS
 from opmatrix.runtime.operands import C
 from opmatrix.shapes import T, brief
 from opmatrix.term import Operator
-from rewrites.compiler.borders import FULL, apart, border
+from rewrites.compiler.borders import FULL, border, split_forms
 from rewrites.compiler.egraph import Graph, engine, saturate
 from rewrites.compiler.flat import factors, flat
 from rewrites.compiler.template import Template
@@ -51,10 +51,10 @@ def spine(model: Model) -> str:
 
 def split(model: Operator) -> list[Operator]:
     """The factors of a model, gathered into parts."""
-    return [reduce(matmul, group) for group in grouped([*factors(model)])]
+    return [reduce(matmul, group) for group in group_factors([*factors(model)])]
 
 
-def grouped(every: Sequence[Operator]) -> list[list[Operator]]:
+def group_factors(every: Sequence[Operator]) -> list[list[Operator]]:
     """Factors by part: a part begins where rows are mixed, those of tokens or of a matrix that entered. What is picked of a part belongs
     to it, and all that follows on rows of another space, or in another order, which no border tells."""
     groups: list[list[Operator]] = [[]]
@@ -85,7 +85,7 @@ def parts(model: Model) -> list[dict[str, Part]]:
     found: list[dict[str, Part]] = []
     starts: dict[str, Operator] = {}
     named, last = outputs(model), spine(model)
-    groups = grouped([*factors(named[last])])
+    groups = group_factors([*factors(named[last])])
     further: list[dict[str, Operator]] = [{} for _ in groups]
     for name, term in named.items():
         if name != last:
@@ -96,7 +96,7 @@ def parts(model: Model) -> list[dict[str, Part]]:
         states, starts = {}, starts or {FULL: given("tokens", factor.into.cols if isinstance(factor.into.cols, int) else 1)}
         for state, x in starts.items():
             check_order(full := flat(factor, x))
-            forms = [*apart(full)]
+            forms = [*split_forms(full)]
             roots = {FULL: full} | {name: handed for name, handed, _ in forms}
             more = {f"also{i}": flat(term, x) for i, term in enumerate(also.values())}
             check_caches([full, *more.values()], dict(zip(also, more.values(), strict=True)))

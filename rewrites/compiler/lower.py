@@ -17,7 +17,7 @@ from opmatrix.data import Data, Promised
 from opmatrix.operators import weight
 from opmatrix.term import Operator
 from rewrites.compiler.egraph import Graph
-from rewrites.compiler.kinds import array
+from rewrites.compiler.kinds import as_array
 from rewrites.compiler.match import Matcher
 from rewrites.compiler.mixed import Mean
 from rewrites.compiler.price import Prices
@@ -39,7 +39,7 @@ class Method(NamedTuple):
     @property
     def plain(self) -> bool:
         """Whether the weight is stored as it is, in float32."""
-        return plain(self.format)
+        return is_plain(self.format)
 
     def __str__(self) -> str:
         inside = ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.parameters)
@@ -52,7 +52,7 @@ DIAGONAL = "wanda"                                          # of metrics of what
 FITTED = DIAGONAL, "whitened"                               # all of them
 
 
-def plain(name: str) -> bool:
+def is_plain(name: str) -> bool:
     """Whether this is a format that holds any weight as it is; what else stores weights, a user's approximation, is none."""
     return name in FORMATS and FORMATS[name].plain
 
@@ -283,7 +283,7 @@ class Lowering:
         if halves := self.halves(cls):
             rows = width or int(self.terms[cls].into.cols)
             return np.concatenate([self.matrix(half, how, rows) for half in halves], axis=-1)
-        numbers = array(self.terms[cls], width)
+        numbers = as_array(self.terms[cls], width)
         if how == "stack" or numbers.ndim == 2:
             return numbers
         return numbers.reshape(-1, numbers.shape[-1]) if how == "rows" else np.hstack(list(numbers))
@@ -292,7 +292,7 @@ class Lowering:
         """The float64 numbers of a constant row, heads side by side."""
         if halves := self.halves(cls):
             return np.concatenate([self.vector(half, self.columns(half)) for half in halves])
-        numbers = array(self.terms[cls]).reshape(-1)
+        numbers = as_array(self.terms[cls]).reshape(-1)
         return np.broadcast_to(numbers, (columns,)) if self.columns(cls) == 1 else numbers
 
     def stored(self, cls: int, how: str) -> tuple[int, ...]:

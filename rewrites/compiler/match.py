@@ -109,7 +109,7 @@ class Matcher:
                 for children in orders(node):
                     ways: Sequence[Found] = [start]
                     for part, child in zip(parts, children, strict=True):
-                        if not (ways := joined(ways, self._matches(part, child, variables))):
+                        if not (ways := join_matches(ways, self._matches(part, child, variables))):
                             break
                     found += ways
         return found
@@ -150,7 +150,7 @@ class Matcher:
         return self.heads[cls] == 1
 
 
-def joined(ours: Sequence[Found], theirs: Sequence[Found]) -> list[Found]:
+def join_matches(ours: Sequence[Found], theirs: Sequence[Found]) -> list[Found]:
     """Every two that agree on the variables they share, as one."""
     return [one | other for one in ours for other in theirs
             if not one or all(one[name] == other[name] for name in one.keys() & other.keys())]

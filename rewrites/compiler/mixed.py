@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Mix = Sequence[tuple[float, Any]]                           # shares, each of a batch, of lengths as a word, or of extents
 EXAMPLE = '[(0.7, "1x16"), (0.3, "8x128")]'
 OFF = 1e-6                                                  # that shares may add to more or less than 1
-MOST = 1 << 20                                              # tokens of a batch
+MAX_BATCH_TOKENS = 1 << 20                                  # tokens of a batch
 MIXED = re.compile(r"\s*[-+.\deE]+\s*:.*")
 
 
@@ -80,7 +80,7 @@ def check_shares(mix: Mix) -> None:
         raise InputError(f"workload: shares {', '.join(f'{share:g}' for share, _ in mix)} add to {total:g}, and must add to 1")
 
 
-def parsed(text: str) -> str | list[tuple[float, str]]:
+def parse_mix(text: str) -> str | list[tuple[float, str]]:
     """A workload as the command line has it: shares and lengths, `0.7:1x16,0.3:8x128`; any other text names a file. Raises
     InputError."""
     if not MIXED.fullmatch(text) or Path(text).exists(): return text
@@ -101,12 +101,12 @@ def lengths(word: Any) -> list[int]:
     counts = [(int(part[1]), int(part[2])) for part in parts if part]
     if len(counts) < len(parts) or any(0 in each for each in counts):
         raise InputError(f"workload: {word!r:.60} is no batch: write COUNTxTOKENS, such as 8x128, or 8x128+1x16")
-    if (rows := sum(count * tokens for count, tokens in counts)) > MOST:
-        raise InputError(f"workload: {word:.60} has {rows:,} tokens; a batch that is timed may have {MOST:,}")
+    if (rows := sum(count * tokens for count, tokens in counts)) > MAX_BATCH_TOKENS:
+        raise InputError(f"workload: {word:.60} has {rows:,} tokens; a batch that is timed may have {MAX_BATCH_TOKENS:,}")
     return [tokens for count, tokens in counts for _ in range(count)]
 
 
-def word(batch: Batch) -> str:
+def format_lengths(batch: Batch) -> str:
     """The lengths of a batch's sentences, as `lengths` reads them."""
     each = (int(b - a) for a, b in zip(batch.starts, batch.starts[1:], strict=False))
     return "+".join(f"{len([*same])}x{length}" for length, same in groupby(each))
@@ -118,6 +118,6 @@ def batches(mix: Mix, drawn: Callable[[Sequence[int]], Batch]) -> tuple[tuple[fl
     return tuple((float(share), of if isinstance(of, Batch) else drawn(lengths(of))) for share, of in mix)
 
 
-def said(mix: Sequence[tuple[float, Batch]]) -> str:
+def describe_mix(mix: Sequence[tuple[float, Batch]]) -> str:
     """A mix in words."""
-    return ", ".join(f"{100 * share:g} % {word(batch)[:40]}" for share, batch in mix) + " (sentences x tokens)"
+    return ", ".join(f"{100 * share:g} % {format_lengths(batch)[:40]}" for share, batch in mix) + " (sentences x tokens)"

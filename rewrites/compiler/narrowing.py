@@ -21,9 +21,9 @@ def narrowed(program: Program, prices: Prices | Mean) -> Program:
     machine is quicker so. The same program where that is nowhere."""
     steps, calls = list(program.steps), program.schedule.calls
     for i, call in enumerate(calls[program.schedule.first:]):
-        if not narrows(call) or not all(rounded(calls, v) for v in call.values.values()):
+        if not narrows(call) or not all(rounds_product(calls, v) for v in call.values.values()):
             continue
-        wide, narrow = (prices.spent(partial(call.kernel.cost, at(call, kind), call.shape)) for kind in ("float32", NARROW))
+        wide, narrow = (prices.spent(partial(call.kernel.cost, with_number_type(call, kind), call.shape)) for kind in ("float32", NARROW))
         if narrow < wide:
             steps[i] = with_attributes(steps[i], {"number_type": NARROW})
     return program if steps == list(program.steps) else program.over(steps)
@@ -34,17 +34,17 @@ def narrows(call: Call) -> bool:
     return "number_type" in call.kernel.attributes and pattern(call.bound).reach is not None
 
 
-def at(call: Call, kind: str) -> Any:
+def with_number_type(call: Call, kind: str) -> Any:
     """The bound arguments of a call and its operands' shapes, in another number type."""
     bound = type(call.bound)(**vars(call.bound))
     bound.number_type = kind
     return bound
 
 
-def rounded(calls: list[Call], value: int) -> bool:
+def rounds_product(calls: list[Call], value: int) -> bool:
     """Whether a value is a product, or a view of one, whose format rounds what it multiplies."""
     call = calls[value]
-    if call.kernel.view: return rounded(calls, call.values["x"])
+    if call.kernel.view: return rounds_product(calls, call.values["x"])
     weight = getattr(call.bound, "weight", None)
     return isinstance(weight, Format) and weight.rounds
 

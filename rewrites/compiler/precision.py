@@ -12,7 +12,7 @@ from opmatrix.program import Program
 from opmatrix.term import Operator
 
 LOST = 0.01                                                 # relative; ordinary models round by a millionth
-LARGE = 2.0 ** 24                                           # beside such a number float32 loses those below 1
+LOSES_ONE = 2.0 ** 24                                       # beside such a number float32 loses those below 1
 FAINT = 1e-30                                               # an output below it has no digits left, or none at all
 
 
@@ -25,8 +25,8 @@ def check_precision(model: Operator, programs: Sequence[Program], batch: Batch) 
         if (most := max(abs(each).max() for each in found)) < FAINT:
             raise InputError(f"the model's output on ordinary text is at most {most:.3g}, so no error can be measured "
                              "beside it: take weights that are trained")
-        size, name = max((largest(data), data.label if data.name is None else data.name) for data in tensors(model))
-        if size < LARGE: return                             # the oracle is slow, and need not be asked
+        size, name = max((max_magnitude(data), data.label if data.name is None else data.name) for data in list_arrays(model))
+        if size < LOSES_ONE: return                         # the oracle is slow, and need not be asked
         wanted = dense(model, batch)
         changes = [np.linalg.norm(each - wanted) / np.linalg.norm(wanted) for each in found]
     if all(change <= LOST for change in changes): return
@@ -35,12 +35,12 @@ def check_precision(model: Operator, programs: Sequence[Program], batch: Batch) 
                      "scale its weights, or train it again")
 
 
-def tensors(model: Operator) -> Iterator[Data]:
+def list_arrays(model: Operator) -> Iterator[Data]:
     """Every array that the model is made of, as its file has it."""
     for term in model.walk():
         yield from (value.base or value for value in term.attributes if isinstance(value, Data))
 
 
-def largest(data: Data) -> float:
+def max_magnitude(data: Data) -> float:
     """The largest magnitude of its numbers."""
     return max(float(data.array.max()), -float(data.array.min()))

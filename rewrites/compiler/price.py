@@ -30,7 +30,7 @@ def stored_bytes(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], .
 
 
 @lru_cache(4096)
-def counts(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...]) -> dict[str, float]:
+def count_sizes(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...]) -> dict[str, float]:
     """The sizes by name that a format's kernel is priced by."""
     return {str(size): value for size, value in FORMATS[name].expected(n, p, **dict(parameters)).items()}
 
@@ -69,7 +69,7 @@ class Prices:
 
     def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = (), rows: Any = None) -> float:
         """Seconds of x times an n x p matrix in a format; of so many rows, of all tokens where nobody says."""
-        return self.seconds(costs.times_format(form, counts(form, n, p, parameters), self.group["T"] if rows is None else rows))
+        return self.seconds(costs.times_format(form, count_sizes(form, n, p, parameters), self.group["T"] if rows is None else rows))
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         """Seconds of x times a weight in this representation, and the bytes of the weight."""

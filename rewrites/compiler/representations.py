@@ -17,8 +17,8 @@ from opmatrix.term import Operator
 from rewrites.compiler.lower import EXACT, Lowering, Method, Use
 from rewrites.compiler.template import Template
 
-SAMPLE = 4096                                               # numbers that are looked at before all of them are
-MOST = 0.5                                                  # share of nonzero numbers above which no sparse format pays
+SAMPLED_NUMBERS = 4096                                      # numbers that are looked at before all of them are
+MAX_DENSITY = 0.5                                           # share of nonzero numbers above which no sparse format pays
 NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}      # the narrowest numbers that a weight may be stored by, in bits
 
 
@@ -33,8 +33,8 @@ LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
 def traits(numbers: np.ndarray) -> frozenset[str]:
     """`sparse` and `float16`, as far as a sample of the numbers can tell."""
     rng = np.random.default_rng(0)
-    sample = numbers[tuple(rng.integers(0, size, SAMPLE) for size in numbers.shape)]
-    found = {"sparse": np.count_nonzero(sample) <= (MOST + 0.1) * SAMPLE, "float16": exactly_half(sample)}
+    sample = numbers[tuple(rng.integers(0, size, SAMPLED_NUMBERS) for size in numbers.shape)]
+    found = {"sparse": np.count_nonzero(sample) <= (MAX_DENSITY + 0.1) * SAMPLED_NUMBERS, "float16": exactly_half(sample)}
     return frozenset(name for name, holds in found.items() if holds)
 
 
@@ -63,13 +63,13 @@ def forms(numbers: np.ndarray) -> Iterator[Method]:
     seen = traits(stored)
     if "float16" in seen and exactly_half(stored):
         yield Method(Half.name)
-    if "sparse" not in seen or np.count_nonzero(stored) > MOST * stored.size:
+    if "sparse" not in seen or np.count_nonzero(stored) > MAX_DENSITY * stored.size:
         return
     sample = sampled(stored)
     for name, form in FORMATS.items():
         if form.proposed and not form.plain and form.tolerance is Format.tolerance and not form.rounds:
             for layout in form.layouts_of(stored):
-                if holds(form, sample, layout) and (options := held(form, stored, layout)) is not None:
+                if holds(form, sample, layout) and (options := fit_options(form, stored, layout)) is not None:
                     yield Method(name, tuple(options.items()))
 
 
@@ -79,7 +79,7 @@ def holds(form: type[Format], matrix: np.ndarray, layout: dict[str, Any]) -> boo
     return True
 
 
-def held(form: type[Format], stored: np.ndarray, layout: dict[str, Any]) -> dict[str, Any] | None:
+def fit_options(form: type[Format], stored: np.ndarray, layout: dict[str, Any]) -> dict[str, Any] | None:
     """The options by which a format holds a matrix as it is, stored in at most the share of dense that pays; None where there are
     none. A density is that of what is counted: of numbers, or of tiles."""
     try: packed = form.pack(stored, **layout)
@@ -90,10 +90,10 @@ def held(form: type[Format], stored: np.ndarray, layout: dict[str, Any]) -> dict
         [count] = [size for size in packed.sizes if not size.is_positive]
         options["density"] = packed.sizes[count] / whole[count]
     kept = float((form.flops / 2 / T).subs(form.expected(*stored.shape, **options)))
-    return options if kept <= MOST * stored.size and np.array_equal(form.fit(stored, **options), stored) else None
+    return options if kept <= MAX_DENSITY * stored.size and np.array_equal(form.fit(stored, **options), stored) else None
 
 
-def wide(method: Method, narrowest: int) -> bool:
+def keeps_width(method: Method, narrowest: int) -> bool:
     """Whether a method stores no numbers of fewer bits."""
     return FORMATS[method.format].narrowest() >= narrowest
 
@@ -120,7 +120,7 @@ class Representable:
         if use.layout == "stack" or not promising(leaves):  # the matrices of heads have one kernel, a dense one
             return plain
         found = forms(lowering.matrix(use.weight, use.layout))
-        return *plain, *(method for method in found if wide(method, self.narrowest))
+        return *plain, *(method for method in found if keeps_width(method, self.narrowest))
 
 
 def promising(leaves: Sequence[Data]) -> bool:

@@ -14,14 +14,14 @@ from opmatrix.runtime.order import ordered
 from opmatrix.signature import Port
 from opmatrix.weightless import Planned
 from rewrites.compiler.borders import FULL
-from rewrites.compiler.emit import ROWS, Emitter, Value
+from rewrites.compiler.emit import AS_ROWS, Buffer, Emitter
 from rewrites.compiler.fit import Fitter
 from rewrites.compiler.layers import Explorer, Model, Part, outputs, parts, spine, states
 from rewrites.compiler.lower import Content, Lowering, Method, Use, leaf
 from rewrites.compiler.mixed import Mean, Mix, priced
 from rewrites.compiler.price import Machine, Prices
 from rewrites.compiler.representations import Representable, content
-from rewrites.compiler.sharing import Others, Rent, Shares, contents, kept, places, rented, users, whole
+from rewrites.compiler.sharing import Others, Rent, Shares, contents, find_shared, places, rented, restore_bytes, users
 from rewrites.extraction import Extraction, Infeasible, Problem, extract
 from rewrites.law import Law
 
@@ -65,7 +65,7 @@ class Structure:
         found: dict[Any, float] = {}
         for number, (lowering, extraction) in enumerate(zip(self.lowerings, self.extractions, strict=True)):
             for node in extraction.nodes:
-                if node.memory: found[kept(lowering, node.cls) or (number, node.cls)] = node.memory
+                if node.memory: found[find_shared(lowering, node.cls) or (number, node.cls)] = node.memory
         return sum(found.values())
 
     @cached_property
@@ -89,15 +89,15 @@ class Structure:
                 fitted: dict[Any, Any] | None = None, fitter: Fitter | None = None) -> tuple[Program, Emitter]:
         """The program that runs, its steps in the order that needs the least memory, and where its constants come from."""
         emitter = Emitter({} if fitted is None else fitted, fitter or Fitter())
-        handed: dict[int, Value] = {}
-        result = Value({}, 1)                               # nothing is handed on yet
+        handed: dict[int, Buffer] = {}
+        result = Buffer({}, 1)                              # nothing is handed on yet
         chosen = zip(self.lowerings, self.extractions, self.parts, strict=True)
         found: dict[str, str] = {}
         ports: dict[str, Port] = {}
         for number, (lowering, extraction, part) in enumerate(chosen):
             named = lowering.graph.named
             handed = {named[part.border]: result} if part.border is not None else {}
-            handed |= {named[name]: entered(port) for name, port in part.template.entered.items()}
+            handed |= {named[name]: input_buffer(port) for name, port in part.template.entered.items()}
             ports |= {port.name: port for port in part.template.entered.values()}
             emitter.emit(lowering, extraction.nodes, number, handed, decide)
             result = emitter.values[named[part.roots[self.path[number][1]]]]
@@ -225,7 +225,7 @@ def chain(space: Space, methods: Methods, time_limit: float, along: Sequence[tup
         if key not in solved:
             problem = problems[number, before, after] if shared else space.problem(number, before, after, methods)
             answer = solve(rented(problem, number, lowering, rent) if shared else problem, lowering, time_limit)
-            solved[key] = whole(answer, problem) if shared and answer else answer
+            solved[key] = restore_bytes(answer, problem) if shared and answer else answer
         taken += time.perf_counter() - start
         if (extraction := solved[key]) is not None:
             best[number][before, after] = extraction
@@ -235,9 +235,9 @@ def chain(space: Space, methods: Methods, time_limit: float, along: Sequence[tup
     return space.structure(path, chosen, bound, sum(e.greedy for e in chosen), {"extract": taken})
 
 
-def entered(port: Port) -> Value:
+def input_buffer(port: Port) -> Buffer:
     """An input as a buffer."""
-    return Value({ROWS if port.heads == 1 else port.heads: port.name}, port.heads)
+    return Buffer({AS_ROWS if port.heads == 1 else port.heads: port.name}, port.heads)
 
 
 def sizes(part: Part) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from rewrites.compiler.lower import Angles, Content, Lowering, Stored, Use, leaf
 from rewrites.extraction import Extraction, Node, Problem
 
 
-def kept(lowering: Lowering, cls: Any) -> Any:
+def find_shared(lowering: Lowering, cls: Any) -> Any:
     """What a stored class holds that another part may read, too: tables of positions, and where the model has leaves in several places,
     weights; None of what belongs to its part alone."""
     if isinstance(cls, Stored): return lowering.content(cls) if lowering.tied else None
@@ -53,7 +53,7 @@ class Shares:
 
 def users(problems: Iterable[tuple[int, Lowering, Problem]]) -> Counter[Any]:
     """How many parts could read what is stored: of the problems of parts, by number."""
-    found = {(number, kept(lowering, node.cls)) for number, lowering, problem in problems for node in problem.nodes}
+    found = {(number, find_shared(lowering, node.cls)) for number, lowering, problem in problems for node in problem.nodes}
     return Counter(content for _, content in found if content is not None)
 
 
@@ -77,7 +77,7 @@ def rented(problem: Problem, number: int, lowering: Lowering, rent: Rent) -> Pro
     return problem._replace(nodes=nodes)
 
 
-def whole(extraction: Extraction, problem: Problem) -> Extraction:
+def restore_bytes(extraction: Extraction, problem: Problem) -> Extraction:
     """What was found for shares with the bytes that there are; cost and bound stay those of the shares."""
     true: dict[Any, Node] = {node.cls: node for node in problem.nodes if isinstance(node.cls, Stored)}
     nodes: tuple[Node, ...] = tuple(true.get(node.cls, node) for node in extraction.nodes)

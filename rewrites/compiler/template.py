@@ -71,10 +71,10 @@ class Template:
                     names[term] = f"$t{len(names)}"
                     entries.append(Entry(names[term], term.kind.name, tuple(names[c] for c in term.children),
                                          tuple(table.name(a) for a in term.attributes)))
-                    lines.append(f"(let {names[term]} {made(entries[-1])})")
-                    lines += [f"({fact} {names[term]})" for fact in known(term, leaves, measured)]
+                    lines.append(f"(let {names[term]} {write_node(entries[-1])})")
+                    lines += [f"({fact} {names[term]})" for fact in find_facts(term, leaves, measured)]
         lines += [f"(let ${name} {names[term]})" for name, term in roots.items()]
-        lines += [f'({facts.relation(flag)} "{name}")' for name, value in table.values.items() for flag in flags
+        lines += [f'({facts.name_flag(flag)} "{name}")' for name, value in table.values.items() for flag in flags
                   if getattr(value, flag, False) is True]
         return cls("\n".join(lines), table.values, tuple(entries))
 
@@ -112,7 +112,7 @@ class Template:
         return shrink(self.values, draw, self.splits(), self.turns(), self.sums())
 
 
-def made(entry: Entry) -> str:
+def write_node(entry: Entry) -> str:
     return f"({' '.join([f'K_{entry.kind}', *entry.children, *(quoted(a) for a in entry.attributes)])})"
 
 
@@ -120,7 +120,7 @@ def quoted(name: str) -> str:
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def known(term: Operator, leaves: Sequence[Operator], measured: Sequence[str]) -> Iterator[str]:
+def find_facts(term: Operator, leaves: Sequence[Operator], measured: Sequence[str]) -> Iterator[str]:
     """What an imported term states of itself: what its sizes tell, and all of a symbol. The rest follows."""
     if term in leaves or term.kind.name in ("given", "entered"):
         yield "act"

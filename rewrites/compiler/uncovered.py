@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from opmatrix.data import Data
 from opmatrix.patterns import Pattern
-from opmatrix.runtime.interpreted import MOST, written
+from opmatrix.runtime.interpreted import MAX_OPERANDS, write_term
 from opmatrix.runtime.operands import C
 from opmatrix.shapes import Space
 from opmatrix.term import Operator, substitute
@@ -32,21 +32,21 @@ class Interpreted(Implementation):
 def interpreted(lowering: "Lowering", calls: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Interpreted, dict[str, int]]]:
     """A class, its term, and the classes of the values in it, for each class that these calls do not reach."""
     facts, terms = lowering.graph.facts, lowering.terms
-    reached, values = reachable(lowering, calls), {term: cls for cls, term in terms.items() if plain(lowering, cls)}
+    reached, values = reachable(lowering, calls), {term: cls for cls, term in terms.items() if is_row_buffer(lowering, cls)}
     named = {value: (name, 0) for name, value in lowering.template.values.items() if isinstance(value, Data)}
     for name, value in lowering.template.values.items():
         if isinstance(value, Pattern): named |= {data: (name, at) for at, data in enumerate(value.data)}
     imported = {entry.name for entry in lowering.template.entries}
     roots = {cls for name, cls in lowering.graph.named.items() if name not in imported}
     for cls in (roots | {lowering.graph.named[name] for name in imported}) - reached:
-        if cls in roots or (plain(lowering, cls) and cls not in facts["given"]):
+        if cls in roots or (is_row_buffer(lowering, cls) and cls not in facts["given"]):
             term = terms[cls]
             inside = {part: at for part, at in values.items() if part is not term}
-            used = [part for part in read(term, inside)]
+            used = [part for part in find_values(term, inside)]
             if not inside.keys() >= {*used}: continue       # caches are for their own kernels
             names = {part: f"x{k}" for k, part in enumerate(used)}
-            text, arrays = written(term, {part: k for k, part in enumerate(used)})
-            if max(len(used), len(arrays)) <= MOST:
+            text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
+            if max(len(used), len(arrays)) <= MAX_OPERANDS:
                 def body(term: Operator = term, names: dict[Operator, str] = names, **o: Operator) -> Operator:
                     return substitute(term, {part: o[name] for part, name in names.items()})
                 yield (cls, Interpreted("interpreted", "interpret", body, dict.fromkeys(names.values(), rows),
@@ -54,14 +54,14 @@ def interpreted(lowering: "Lowering", calls: Sequence[tuple[int, Any]]) -> Itera
                        {name: inside[part] for part, name in names.items()})
 
 
-def plain(lowering: "Lowering", cls: int) -> bool:
+def is_row_buffer(lowering: "Lowering", cls: int) -> bool:
     """Whether it is a buffer of rows: it depends on the input, and has rows of a space, not those of caches, and columns of known
     number."""
     rows, columns = lowering.terms[cls].out[1:]
     return cls in lowering.graph.facts["act"] and isinstance(rows, Space) and str(rows) != str(C) and isinstance(columns, int)
 
 
-def read(term: Operator, inside: dict[Operator, int]) -> Iterator[Operator]:
+def find_values(term: Operator, inside: dict[Operator, int]) -> Iterator[Operator]:
     """The values that a term is made of, the outermost ones, each once, and what enters."""
     seen, todo = set(), list(term.children)
     while todo:

@@ -7,7 +7,7 @@ from typing import Any
 
 from formats.core.errors import InputError
 from rewrites.compiler.borders import FULL
-from rewrites.compiler.egraph import Graph, engine, freeze, keep
+from rewrites.compiler.egraph import Graph, engine, freeze, keep_imported
 from rewrites.compiler.layers import Part
 from rewrites.compiler.lower import Lowering
 from rewrites.derivations.derivation import Step, unify
@@ -17,7 +17,7 @@ from rewrites.derivations.wording import occurrences
 from rewrites.law import MARK, Law
 
 Kinds = tuple[dict[str, tuple[str, ...]], ...]
-BUDGET, ROUNDS, MOST = 5000, 12, 1000                       # nodes and rounds of a graph, applications to a program
+BUDGET, ROUNDS, MAX_APPLICATIONS = 5000, 12, 1000           # nodes and rounds of a graph, applications to a program
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Applied:
 
 
 @cache
-def alone(law: Law) -> Law:
+def isolate(law: Law) -> Law:
     """The law in a phase of its own, which keeps both its sides."""
     return replace(law, phase=f"by_{law.name}", canonical=False)
 
@@ -74,7 +74,7 @@ def alone(law: Law) -> Law:
 @cache
 def prepared(laws: tuple[Law, ...]) -> Any:
     """An engine of these laws."""
-    return engine([alone(law) for law in laws])
+    return engine([isolate(law) for law in laws])
 
 
 def reached(template: Any, stages: Stages) -> Graph:
@@ -104,11 +104,11 @@ def reached(template: Any, stages: Stages) -> Graph:
         freeze(shared, graph)
     finally:
         run("(pop)")
-    keep(graph, template)
+    keep_imported(graph, template)
     return graph
 
 
-def apply(part: Part, number: int, stages: Stages) -> Applied:
+def apply_stages(part: Part, number: int, stages: Stages) -> Applied:
     """The import of a part behind these stages."""
     graph = reached(part.template, stages)
     forest = Forest(Lowering(graph, part.template, None))   # type: ignore[arg-type]       # nothing is priced here
@@ -118,7 +118,7 @@ def apply(part: Part, number: int, stages: Stages) -> Applied:
     for stage in stages:
         deriver, seen = Deriver(forest, stage.laws, forest.representatives), {tree}
         counts.append(dict.fromkeys((law.name for law in stage.laws), 0))
-        while (step := following(deriver, stage, tree, seen)) is not None and len(steps) < MOST:
+        while (step := following(deriver, stage, tree, seen)) is not None and len(steps) < MAX_APPLICATIONS:
             tree = step.apply(forest, tree)
             seen.add(tree)
             steps.append(step)

@@ -47,7 +47,7 @@ class Chain:
             said.append(self.title(number))
             exact = sum(step.kind != APPROXIMATE for step in part.steps)
             if self.like[number] == number or exact < len(part.steps):
-                said.append(wording.text(part, self.laws, 0 if self.like[number] == number else exact))
+                said.append(wording.spell_out(part, self.laws, 0 if self.like[number] == number else exact))
         return "\n".join(said)
 
     def _repr_html_(self) -> str:
@@ -78,11 +78,11 @@ def chain(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise
 
 def nearly(extraction: Extraction) -> Otherwise:
     """The weights that a program does not store as they are."""
-    return {(node.cls.weight, node.cls.layout): (told(node.label), node.label.error ** 0.5, None) for node in extraction.nodes
+    return {(node.cls.weight, node.cls.layout): (describe_method(node.label), node.label.error ** 0.5, None) for node in extraction.nodes
             if isinstance(node.cls, Use) and isinstance(node.label, Method) and node.label.error}
 
 
-def told(method: Method) -> str:
+def describe_method(method: Method) -> str:
     """A method in words: a user's approximation by its name."""
     return f"{method.fit} as {method.format}" if by(method) != method.format else str(method)
 

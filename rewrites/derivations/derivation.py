@@ -13,11 +13,10 @@ from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree
 from rewrites.law import APPROXIMATE, Law, is_variable, spelled
 from rewrites.laws.implementation import CALLS
 from rewrites.verify.failure import VerificationError
-from rewrites.verify.graphs import batch, difference, stack, width
+from rewrites.verify.graphs import TOLERANCE, batch, compare_values, stack, width
 from rewrites.verify.numbers import Values
 
-TOLERANCE = 1e-9
-SMALL = 16                                                  # sizes up to which numbers are read as they are
+MAX_EXACT_SIZE = 16                                         # sizes up to which numbers are read as they are
 
 
 # of a weight, by class and layout: how it is stored, in words, and the error of that on calibration and on held-out rows
@@ -144,7 +143,7 @@ class Reading:
     def of(cls, forest: Forest, seed: int = 0) -> "Reading":
         rng = np.random.default_rng(seed)
         small = template = forest.lowering.template
-        if max((size for value in template.values.values() for size in sizes_of(value)), default=0) > SMALL:
+        if max((size for value in template.values.values() for size in sizes_of(value)), default=0) > MAX_EXACT_SIZE:
             values = template.shrunken(lambda shape: rng.normal(size=shape))
             small = replace(template, values=values)
         return cls(forest, small.values, Values(width(small), batch(small, rng), rng), {})
@@ -152,7 +151,7 @@ class Reading:
     def apart(self, a: Tree, b: Tree) -> float:
         """How far two trees of a class are apart."""
         facts = self.forest.graph.facts
-        return difference(self.term(a), self.term(b), a.cls in facts["act"] or a.cls in facts["constant"], self.numbers)
+        return compare_values(self.term(a), self.term(b), a.cls in facts["act"] or a.cls in facts["constant"], self.numbers)
 
     def term(self, tree: Tree) -> Operator:
         """What a tree denotes. What stands for several matrices, one for a head, is those: it takes several heads."""

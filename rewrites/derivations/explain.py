@@ -9,21 +9,21 @@ import numpy as np
 
 from formats.core.errors import InputError
 from formats.disk.files import read_text
-from formats.machine.quiet import Watch, told
+from formats.machine.quiet import Watch, describe_noise
 from opmatrix.display.tables import between, megabytes, ms, percent, table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.files.saving import REPORT, STEPS
+from opmatrix.files.saving import DERIVATION, REPORT
 from opmatrix.measure import Seconds, noisy, quartiles
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.command.report import Report
-from rewrites.command.user import Declared, load
+from rewrites.command.user import UserDeclarations, load_laws
 from rewrites.compiler.lower import TURNED
 from rewrites.compiler.search import Structure
 from rewrites.derivations.chain import chain, nearly
 from rewrites.derivations.derivation import Otherwise
 from rewrites.derivations.finding import Underivable
-from rewrites.derivations.gains import joined, saves
+from rewrites.derivations.gains import join_names, saves
 from rewrites.front.differences import difference
 from rewrites.front.opening import source
 from rewrites.front.points import Result
@@ -31,10 +31,10 @@ from rewrites.front.reported import Reported
 from rewrites.front.workload import Workload
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS
-from rewrites.run import FEW, Run, calibrated, without
+from rewrites.run import CHECKED_ROWS, Run, calibrated, without
 
-NONE: Mapping[str, Path | None] = {}
-SHOWN = 14                                                  # steps: about a layer
+NO_FILES: Mapping[str, Path | None] = {}
+SHOWN_STEPS = 14                                            # steps: about a layer
 REPEATS = 3                                                 # measurements, which have to agree on what a law saves
 
 
@@ -53,11 +53,11 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
     with report.phase("search"):
         imported, _ = run.structure((), fusion=False).program({})
         exact = run.structure(run.laws)
-        left = {joined(names): structure for names, structure in run.groups(exact)}
+        left = {join_names(names): structure for names, structure in run.groups(exact)}
     useful = {name: structure for name, structure in left.items() if saves(structure, exact.time)}
     with report.phase("derivation"):
-        kept = directory / STEPS
-        steps = read_text(kept) if kept.exists() else f"of the exact program\n{derived(exact, run.laws)}"
+        kept = directory / DERIVATION
+        steps = read_text(kept) if kept.exists() else f"of the exact program\n{derive(exact, run.laws)}"
     programs = {"imported": imported, "fused": run.structure(()).program({})[0], "exact": exact.program({})[0]}
     programs |= {f"without {name}": structure.program({})[0] for name, structure in useful.items()}
     watch = Watch()
@@ -70,9 +70,9 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
     every = {name: [second for each in taken for second in each[name]] for name in programs}
     return "\n\n".join([
         f"model: {run.meta['source']}{'' if model else ', as the program says'}",
-        *([told(seen, "measured times are too long, and differences between them mostly noise")] if seen else []),
-        *([f"before: one kernel for each operator, {ms(median(every['imported']))} ms\n" + shown(imported)] if full else []),
-        "\n".join([f"after: {name}", *program.signature.lines(), shown(program)]),
+        *([describe_noise(seen, "measured times are too long, and differences between them mostly noise")] if seen else []),
+        *([f"before: one kernel for each operator, {ms(median(every['imported']))} ms\n" + format_program(imported)] if full else []),
+        "\n".join([f"after: {name}", *program.signature.lines(), format_program(program)]),
         gains(every), "derivation: every step is one law\n" + (steps if full else outlined(steps)),
         f"what each law saved, measured {REPEATS} times over {rounds} rounds\n" +
         table(rows, ["left out", "µs predicted", "µs measured", "quartiles"]),
@@ -87,15 +87,15 @@ def outlined(steps: str) -> str:
 
 def tell(result: Result, target: Path, places: Sequence[Path]) -> None:
     """Writes beside every saved program the steps that lead to it from the imported model."""
-    held_out = next(result.workload.verify.pieces(FEW))
+    held_out = next(result.workload.verify.pieces(CHECKED_ROWS))
     for place, point in [*zip(places, result.points, strict=True), (target, result.best)]:
         if point.structure is not None:
             stored = otherwise(point.structure, point.program, held_out) if place == target else None
             before = f"{point.variant.removed.told()}\n" if point.variant and point.variant.removed else ""
-            (place / STEPS).write_text(before + derived(point.structure, result.laws, stored))
+            (place / DERIVATION).write_text(before + derive(point.structure, result.laws, stored))
 
 
-def derived(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise] | None = None) -> str:
+def derive(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise] | None = None) -> str:
     """The steps from the imported model to a program. Raises VerificationError for one that does not hold."""
     try:
         return str(chain(structure, laws, stored))
@@ -117,10 +117,10 @@ def otherwise(structure: Structure, program: Program, held_out: Batch) -> dict[i
     return found
 
 
-def again(program: Program, found: Reported, model: str | None = None, given: Mapping[str, Path | None] = NONE) -> Run:
+def again(program: Program, found: Reported, model: str | None = None, given: Mapping[str, Path | None] = NO_FILES) -> Run:
     """The search that led to a program, on the model it came from and the user's files."""
     checkpoint = open_model(model or origin(program))
-    declared = Declared() if (laws := given.get("laws")) is None else load(laws)
+    declared = UserDeclarations() if (laws := given.get("laws")) is None else load_laws(laws)
     text, texts = (None if (file := given.get(name)) is None else str(file) for name in ("text", "texts"))
     workload = Workload.of(checkpoint, text, found.tokens, texts, found.mix)
     return Run(checkpoint.operator(program.pooled), workload, calibrated(lambda *_: None),
@@ -135,10 +135,10 @@ def origin(program: Program) -> str:
     raise InputError("the program does not say which model it was made of: give it: --model MODEL")
 
 
-def shown(program: Program) -> str:
+def format_program(program: Program) -> str:
     lines = str(program).splitlines()
-    more = [f"… {len(lines) - SHOWN - 2} more steps"] if len(lines) > SHOWN + 2 else []
-    return "\n".join([*lines[:SHOWN + 1], *more])
+    more = [f"… {len(lines) - SHOWN_STEPS - 2} more steps"] if len(lines) > SHOWN_STEPS + 2 else []
+    return "\n".join([*lines[:SHOWN_STEPS + 1], *more])
 
 
 def saving(taken: Sequence[Seconds], name: str, base: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from opmatrix.term import Operator
 from rewrites.compiler.lower import Lowering
 from rewrites.derivations.derivation import Derivation, Step, same_attributes
-from rewrites.derivations.trees import Forest, Key, Path, Tree
+from rewrites.derivations.trees import Forest, NodeKey, Path, Tree
 from rewrites.extraction import Extraction
 from rewrites.law import IMPLEMENTATION, Law, is_variable, spelled
 
@@ -28,7 +28,7 @@ class Edge(NamedTuple):
     law: Law
     number: int
     bound: Bound
-    ends: tuple[Key | None, Key | None]
+    ends: tuple[NodeKey | None, NodeKey | None]
 
 
 class Move(NamedTuple):
@@ -92,7 +92,7 @@ class Deriver:
         for bound in found:
             able = [bound]
             for fact, *names in (guard.strip("()").split() for guard in law.guards):
-                able = [more for each in able for more in related(facts.get(fact, set()), names, each)]
+                able = [more for each in able for more in match_rows(facts.get(fact, set()), names, each)]
             yield from able
 
     def find(self, pattern: Operator, bound: Bound) -> int | None:
@@ -102,12 +102,12 @@ class Deriver:
         key = self.member(pattern, bound)
         return None if key is None else self.forest.index.get(key)
 
-    def member(self, pattern: Operator, bound: Bound) -> Key | None:
+    def member(self, pattern: Operator, bound: Bound) -> NodeKey | None:
         """The member that a pattern over bound variables is; None for a variable, or where the graph has none."""
         children = [self.find(child, bound) for child in pattern.children]
         if pattern.kind.name == "symbol" or any(child is None for child in children):
             return None
-        return pattern.kind.name, tuple(c for c in children if c is not None), named(pattern, bound)
+        return pattern.kind.name, tuple(c for c in children if c is not None), name_attributes(pattern, bound)
 
     # ---- from tree to tree
 
@@ -118,11 +118,11 @@ class Deriver:
         if (tree, goal) not in self.moved:
             moves, now = self.root(tree, goal.key)
             for at, (child, wanted) in enumerate(zip(now.children, goal.children, strict=True)):
-                moves = moves + lifted(self.convert(child, wanted), at)
+                moves = moves + prefix_moves(self.convert(child, wanted), at)
             self.moved[tree, goal] = moves
         return self.moved[tree, goal]
 
-    def root(self, tree: Tree, goal: Key) -> tuple[list[Move], Tree]:
+    def root(self, tree: Tree, goal: NodeKey) -> tuple[list[Move], Tree]:
         """The moves that make the tree's uppermost node this member, and the tree they make."""
         if (job := (tree, goal)) in self.active:
             raise Underivable(f"{tree.kind} needs itself")
@@ -143,10 +143,10 @@ class Deriver:
         finally:
             self.active.remove(job)
 
-    def first(self, tree: Tree, goal: Key, banned: set[int]) -> tuple[Edge, bool]:
+    def first(self, tree: Tree, goal: NodeKey, banned: set[int]) -> tuple[Edge, bool]:
         """The first edge of a shortest path from the tree's member to another."""
         edges = [edge for edge in self.edges(tree.cls) if id(edge) not in banned]
-        reached: dict[Key, tuple[Edge, bool] | None] = {tree.key: None}
+        reached: dict[NodeKey, tuple[Edge, bool] | None] = {tree.key: None}
         todo = deque(reached)
         while todo:
             at = todo.popleft()
@@ -181,7 +181,7 @@ class Deriver:
         moves, tree = self.root(tree, goal)
         for at, part in enumerate(pattern.children):
             more, child = self.fit(tree.children[at], part, bound, variables)
-            moves, tree = moves + lifted(more, at), self.forest.put(tree, (at,), child)
+            moves, tree = moves + prefix_moves(more, at), self.forest.put(tree, (at,), child)
         return moves, tree
 
     def over(self, pattern: Operator, bound: Bound, variables: dict[str, Tree]) -> Tree:
@@ -190,7 +190,7 @@ class Deriver:
             name = str(pattern.args[0])
             return variables.setdefault(name, self.preferred[bound[name]]) if name not in variables else variables[name]
         children = tuple(self.over(child, bound, variables) for child in pattern.children)
-        return self.forest.tree(pattern.kind.name, children, named(pattern, bound))
+        return self.forest.tree(pattern.kind.name, children, name_attributes(pattern, bound))
 
     # ---- the chain
 
@@ -223,7 +223,7 @@ class Deriver:
         return filled(tree, goal)
 
 
-def related(rows: set[Any], names: list[str], bound: Bound) -> Iterator[Bound]:
+def match_rows(rows: set[Any], names: list[str], bound: Bound) -> Iterator[Bound]:
     """Bound with every row of a relation that agrees with it."""
     if all(name in bound for name in names):
         if (bound[names[0]] if len(names) == 1 else tuple(bound[name] for name in names)) in rows:
@@ -241,12 +241,12 @@ def attributes(pattern: Operator, own: tuple[str, ...], bound: Bound) -> Bound |
     return bound if same_attributes(pattern, own, bound) else None
 
 
-def named(pattern: Operator, bound: Bound) -> tuple[str, ...]:
+def name_attributes(pattern: Operator, bound: Bound) -> tuple[str, ...]:
     """The names of a pattern's attributes."""
     return tuple(bound[str(want)] if is_variable(want) else spelled(want) for want in pattern.attributes)
 
 
-def lifted(moves: list[Move], at: int) -> list[Move]:
+def prefix_moves(moves: list[Move], at: int) -> list[Move]:
     return [move._replace(path=(at, *move.path)) for move in moves]
 
 

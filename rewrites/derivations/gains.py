@@ -19,7 +19,7 @@ Group = tuple[tuple[str, ...], Structure]                    # laws, and a progr
 SAME = 1e-9                                                 # relative: predicted seconds that are the same sum
 
 
-class Step(NamedTuple):
+class Gain(NamedTuple):
     """One means: the program that has it, if one was measured, and seconds saved against the last program before it."""
 
     name: str
@@ -30,11 +30,11 @@ class Step(NamedTuple):
     below_noise: bool = False
 
 
-def added(imported: "Point", fused: "Point", points: Sequence["Point"], best: "Point", within: Sequence["Point"]) -> list[Step]:
+def added(imported: "Point", fused: "Point", points: Sequence["Point"], best: "Point", within: Sequence["Point"]) -> list[Gain]:
     """From the import to the answer, by what is added: the best point within the budgets that only narrows numbers, and the
     answer where it does more."""
     exact = next((point for point in points if not point.methods), None)
-    narrow = [best] if whole(best.methods) else [point for point in within if point.methods and whole(point.methods)]
+    narrow = [best] if only_narrows(best.methods) else [point for point in within if point.methods and only_narrows(point.methods)]
     numbers = choose(narrow) if narrow and best.methods else None
     last = None if best is exact or best is numbers else best
     more = "+ sparsity and rank" if best.variant is None else "+ fewer units and heads"
@@ -42,26 +42,26 @@ def added(imported: "Point", fused: "Point", points: Sequence["Point"], best: "P
     return [*steps([(name, point.name if point else "", point.rounds_s if point else None) for name, point in rows.items()])]
 
 
-def steps(rows: Sequence[tuple[str, str, Sequence[float] | None]]) -> Iterator[Step]:
+def steps(rows: Sequence[tuple[str, str, Sequence[float] | None]]) -> Iterator[Gain]:
     """One for each means, program and its seconds by round, in one order of rounds; what is saved adds up to the first less the
     last."""
     before: Sequence[float] | None = None
     for name, program, taken in rows:
         if taken is None:
-            yield Step(name)
+            yield Gain(name)
             continue
         gain = [] if before is None else [a - b for a, b in zip(before, taken, strict=True)]
-        yield Step(name, program, median(taken), quartiles(taken), None if before is None else median(before) - median(taken),
+        yield Gain(name, program, median(taken), quartiles(taken), None if before is None else median(before) - median(taken),
                    bool(gain) and noisy([gain]))
         before = taken
 
 
-def whole(methods: Iterable[str]) -> bool:
+def only_narrows(methods: Iterable[str]) -> bool:
     """Whether formats keep every weight and only narrow its numbers: they multiply as often as dense does."""
     return all(name in FORMATS and FORMATS[name].flops == Dense.flops for name in methods)
 
 
-def together(left: Iterable[tuple[str, Structure]], least: float, without: Callable[[Sequence[str]], Structure]) -> list[Group]:
+def group_laws(left: Iterable[tuple[str, Structure]], least: float, without: Callable[[Sequence[str]], Structure]) -> list[Group]:
     """Laws with what is found without each, those in one entry that save nothing without one another: leaving out all of them
     costs what leaving out any one does. `least` is what the program with all laws costs; `without` searches without some."""
     found: list[tuple[list[str], Structure]] = []
@@ -89,6 +89,6 @@ def joint(laws: Sequence[str], one: Structure, without: Callable[[Sequence[str]]
     return False
 
 
-def joined(laws: Sequence[str]) -> str:
+def join_names(laws: Sequence[str]) -> str:
     """Laws of one entry, as people read them."""
     return " + ".join(laws) + (", together" if len(laws) > 1 else "")

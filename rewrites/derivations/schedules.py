@@ -10,7 +10,7 @@ import numpy as np
 from formats import FORMATS, FormatError
 from formats.core.errors import InputError
 from opmatrix.display.tables import megabytes, ms, percent, table
-from opmatrix.extents import Extents, asked
+from opmatrix.extents import Extents, collect_needs
 from opmatrix.files.checkpoint import open_model
 from opmatrix.monoids import softmax
 from opmatrix.patterns import Batch
@@ -26,11 +26,11 @@ from rewrites.compiler.layers import Part, parts
 from rewrites.compiler.lower import Call, Lowering, Method, Use, plainly
 from rewrites.compiler.price import Machine, Prices
 from rewrites.compiler.search import Structure, search
-from rewrites.derivations.by_hand import Applied, Rewrite, apply, refusal
-from rewrites.derivations.chain import Chain, told
+from rewrites.derivations.by_hand import Applied, Rewrite, apply_stages, refusal
+from rewrites.derivations.chain import Chain, describe_method
 from rewrites.derivations.derivation import Derivation, Step
 from rewrites.derivations.finding import lowered
-from rewrites.derivations.stages import Stage, Store, Tile, known
+from rewrites.derivations.stages import Stage, Store, Tile, find_law
 from rewrites.derivations.trees import READ, Forest, Tree
 from rewrites.derivations.wording import TRUST, Writer
 from rewrites.extraction import Extraction, Infeasible, extract
@@ -43,8 +43,8 @@ from rewrites.laws.implementation import CALLS
 from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact, verify_laws, verify_structure
 from rewrites.verify.programs import oracle
 
-MOST, EQUAL = 4096, 1e-9                                    # keys of a tile, and how equal splits of attention are
-FEW, ROUNDED = 256, 1e-6                                    # rows that are verified; what float32 rounds
+MAX_TILE_KEYS, EQUAL = 4096, 1e-9                           # keys of a tile, and how equal splits of attention are
+VERIFIED_ROWS, ROUNDED = 256, 1e-6                          # rows that are verified; what float32 rounds
 Site = tuple[int, int, str]                                 # part, class and layout of a weight
 
 
@@ -66,7 +66,7 @@ class Schedule:
         """The program behind one stage more: a law, its name, a composition or an approximation. Raises InputError, which says
         where and why, for a stage that does not apply."""
         if isinstance(stage, str | Law):
-            stage = Rewrite(stage if isinstance(stage, str) else stage.name, (known(stage) if isinstance(stage, str) else stage,))
+            stage = Rewrite(stage if isinstance(stage, str) else stage.name, (find_law(stage) if isinstance(stage, str) else stage,))
         if not isinstance(stage, Rewrite | Store | Tile):
             raise InputError(f"{stage!r} is no stage: give a law, its name, a composition such as join_qkv, an approximation "
                              "such as prune(0.5), or tile(64)")
@@ -91,7 +91,7 @@ class Schedule:
         return self
 
     @cached_property
-    def extents(self) -> Extents: return self.batch.extents(*asked(self.model))
+    def extents(self) -> Extents: return self.batch.extents(*collect_needs(self.model))
 
     @cached_property
     def split(self) -> list[Part]:
@@ -102,7 +102,7 @@ class Schedule:
         """What the laws make of every part; of equal parts, once."""
         stages = [stage for stage in self.stages if isinstance(stage, Rewrite)]
         known = {part.template.text: number for number, part in reversed([*enumerate(self.split)])}
-        made = {number: apply(self.split[number], number, stages) for number in sorted(set(known.values()))}
+        made = {number: apply_stages(self.split[number], number, stages) for number in sorted(set(known.values()))}
         return [made[known[part.template.text]].over(part) for part in self.split]
 
     @property
@@ -115,7 +115,7 @@ class Schedule:
         """The cheapest kernels of exactly this program. Raises InputError where some operator has none."""
         prices = Prices(self.machine, self.extents)
         lowerings = [Lowering(each.alone, part.template, prices) for each, part in zip(self.rewritten, self.split, strict=True)]
-        found = [kernels(lowering, each) for lowering, each in zip(lowerings, self.rewritten, strict=True)]
+        found = [choose_kernels(lowering, each) for lowering, each in zip(lowerings, self.rewritten, strict=True)]
         seconds = sum(each.time for each in found)
         return Structure(lowerings, found, [(FULL, FULL)] * len(found), self.split, seconds, seconds, seconds, seconds)
 
@@ -142,8 +142,8 @@ class Schedule:
 
     def tiled(self, stage: Tile) -> "Schedule":
         """Itself, if there is attention to tile."""
-        if not 1 <= stage.keys <= MOST:
-            raise InputError(f"{stage.name}: from 1 to {MOST} keys at a time")
+        if not 1 <= stage.keys <= MAX_TILE_KEYS:
+            raise InputError(f"{stage.name}: from 1 to {MAX_TILE_KEYS} keys at a time")
         if done := next((s for s in self.stages[:-1] if isinstance(s, Tile)), None):
             raise InputError(f"{stage.name}: attention has {done.name} already: leave one out")
         if not self.applications():
@@ -232,13 +232,13 @@ class Schedule:
     @cached_property
     def alone(self) -> dict[int, dict[tuple[int, str], tuple[str, float, float]]]:
         """How each weight is stored, in words, and what that alone changes on calibration rows and on held-out ones."""
-        batches = self.fit, next(self.held_out.pieces(FEW))
+        batches = self.fit, next(self.held_out.pieces(VERIFIED_ROWS))
         wanted = [np.asarray(self.exact[0].run(batch), np.float64) for batch in batches]
         found: dict[int, Any] = {}
         for site, method in self.methods.items():
             changed = self.made({site: method})
             errors = [difference(changed.run(batch), rows) for batch, rows in zip(batches, wanted, strict=True)]
-            found.setdefault(site[0], {})[site[1:]] = (told(method), *errors)
+            found.setdefault(site[0], {})[site[1:]] = (describe_method(method), *errors)
         return found
 
     # ---- what it is
@@ -262,7 +262,7 @@ class Schedule:
         """A program whose attention merges as many keys at a time as a stage says."""
         if self.keys is None:
             return program
-        steps = [replace(step, attributes={**step.attributes, "tile": self.keys}) if tiled(step.kernel) else step
+        steps = [replace(step, attributes={**step.attributes, "tile": self.keys}) if has_tiles(step.kernel) else step
                  for step in program.steps]
         return program.over(steps)
 
@@ -298,7 +298,7 @@ class Schedule:
         found["steps"] = self.derivation.checked
         if self.keys is not None and not (off := self.split_holds()) <= EQUAL:
             raise VerificationError(1, f"tile({self.keys})", "softmax over tiles is not softmax", difference=off)
-        batches = [next(self.held_out.pieces(FEW))]
+        batches = [next(self.held_out.pieces(VERIFIED_ROWS))]
         constants, wanted = unrounded(self.structure, self.emitted(self.methods)[1]), oracle(self.model, batches)
         if self.methods:
             found["structure"] = verify_structure(self.program, batches, constants, wanted)
@@ -327,11 +327,11 @@ class Schedule:
             return 0
         stage = self.stages[-1]
         if isinstance(stage, Tile):
-            return sum(tiled(step.kernel) for step in self.exact[0].steps)
+            return sum(has_tiles(step.kernel) for step in self.exact[0].steps)
         return len(self.choice(stage)) if isinstance(stage, Store) else sum(sum(each.counts[-1].values()) for each in self.rewritten)
 
 
-def kernels(lowering: Lowering, each: Applied) -> Extraction:
+def choose_kernels(lowering: Lowering, each: Applied) -> Extraction:
     """The cheapest kernels that compute a part. Raises InputError for what the laws made of it and none computes."""
     named, part = lowering.graph.named, each.part
     given, where = [named[part.border]] if part.border else [], f"part {each.number + 1}"
@@ -349,14 +349,14 @@ def kernels(lowering: Lowering, each: Applied) -> Extraction:
     return found
 
 
-def tiled(kernel: str) -> bool:
+def has_tiles(kernel: str) -> bool:
     """Whether a kernel passes over what it contracts in tiles."""
     return "tile" in KERNELS[kernel].attributes
 
 
 def split_axis(part: Derivation, keys: int) -> Derivation:
     """With one step more for each attention: its contracted axis is split."""
-    calls = [tree for tree in part.end.walk() if tree.kind in CALLS and any(map(tiled, CALLS[tree.kind].named))]
+    calls = [tree for tree in part.end.walk() if tree.kind in CALLS and any(map(has_tiles, CALLS[tree.kind].named))]
     steps = [*part.steps]
     for tree in sorted(calls, key=lambda tree: -tree.size):
         after = part.forest.tree(tree.kind, tree.children, (*tree.attributes, f"tile={keys}"), tree.cls)

@@ -84,7 +84,7 @@ def tile(keys: int) -> Tile:
     return Tile(f"tile({keys})", keys)
 
 
-def known(name: str) -> Law:
+def find_law(name: str) -> Law:
     """The law of a name. Raises InputError, which lists those there are."""
     try:
         return find(EXACT_LAWS, name)

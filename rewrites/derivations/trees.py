@@ -16,7 +16,7 @@ from rewrites.law import is_variable
 OPEN = "count", "where", "over", "relation"                          # sorts of variables that stand for attributes
 READ = "interpreted"                                        # what no kernel computes: a term, read over its operands
 STORED = "stored"                                           # a weight in a representation: as logical, the weight itself
-Key = tuple[str, tuple[int, ...], tuple[str, ...]]          # a member: kind, classes of its children, attributes
+NodeKey = tuple[str, tuple[int, ...], tuple[str, ...]]      # a member: kind, classes of its children, attributes
 Path = tuple[int, ...]                                      # which child, from the root down
 
 
@@ -31,7 +31,7 @@ class Tree:
     size: int
 
     @property
-    def key(self) -> Key:
+    def key(self) -> NodeKey:
         return self.kind, tuple(child.cls for child in self.children), self.attributes
 
     def at(self, path: Path) -> "Tree":
@@ -63,7 +63,7 @@ class Forest:
         return self.lowering.graph
 
     @cached_property
-    def index(self) -> dict[Key, int]:
+    def index(self) -> dict[NodeKey, int]:
         """Member to class; what was subsumed is a member too."""
         return {node[:3]: node.cls for node in self.graph.nodes}
 

@@ -14,7 +14,7 @@ from rewrites.laws.implementation import CALLS
 
 INFIX = {"add": (1, " + "), "mul": (2, " * "), "compose": (2, " @ ")}
 NAMED = 12                                                  # nodes of an operator that may have a name of its own
-LONG = 44                                                   # characters of what is said in full
+INLINE_LETTERS = 44                                         # characters of what is said in full
 DEPTH = 5
 TRUST, ROUNDED = 1.3, 1e-6                                  # times the stated error, and what float32 rounds
 
@@ -25,7 +25,7 @@ class Writer:
     def __init__(self, forest: Forest, short: dict[Tree, str] | None = None) -> None:
         self.forest, self.values, self.short = forest, forest.lowering.template.values, short or {}
         names = [value.label for value in self.values.values() if isinstance(value, Data) and value.name]
-        self.skip = shared(min(names), max(names)) if len(names) > 1 else 0
+        self.skip = count_common(min(names), max(names)) if len(names) > 1 else 0
 
     def text(self, tree: Tree, level: int = 0, depth: int = DEPTH) -> str:
         """The tree; below `depth` there are dots."""
@@ -86,12 +86,12 @@ class Writer:
         return str(value) if isinstance(value, int | float) else name
 
 
-def shared(first: str, last: str) -> int:
+def count_common(first: str, last: str) -> int:
     """How many characters two names begin with alike."""
     return next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
 
 
-def sides(forest: Forest, step: Step, laws: dict[str, Law]) -> tuple[str, str, dict[str, str]]:
+def describe_sides(forest: Forest, step: Step, laws: dict[str, Law]) -> tuple[str, str, dict[str, str]]:
     """Before, after, and what the variables are that stand for what is long."""
     plain, found = Writer(forest), dict[str, Any]()
     if step.law in laws:
@@ -103,13 +103,13 @@ def sides(forest: Forest, step: Step, laws: dict[str, Law]) -> tuple[str, str, d
         names = [name for name, sort in CALLS[step.after.kind].variables.items() if sort.name not in OPEN]
         found = dict(zip(names, (child.children[0] if child.kind == STORED else child for child in step.after.children), strict=True))
     said = {name: (tree, plain.text(tree)) for name, tree in found.items() if isinstance(tree, Tree)}
-    long = {name: (tree, text) for name, (tree, text) in said.items() if len(text) > LONG or "…" in text}
+    long = {name: (tree, text) for name, (tree, text) in said.items() if len(text) > INLINE_LETTERS or "…" in text}
     writer = Writer(forest, {tree: name for name, (tree, _) in long.items()})
     return writer.text(step.before, depth=12), writer.text(step.after, depth=12), {
-        name: f"{text[:LONG].rsplit(' ', 1)[0]} … ({tree.size} operators)" for name, (tree, text) in long.items()}
+        name: f"{text[:INLINE_LETTERS].rsplit(' ', 1)[0]} … ({tree.size} operators)" for name, (tree, text) in long.items()}
 
 
-def place(program: Tree, step: Step) -> str:
+def describe_place(program: Tree, step: Step) -> str:
     """Where in the program: which child, from the result down; and in how many places."""
     paths = step.places or tuple(occurrences(program, step.before))
     runs = [(at, len(list(same))) for at, same in groupby(paths[0])]
@@ -133,18 +133,18 @@ def occurrences(program: Tree, part: Tree) -> list[Path]:
     return found
 
 
-def lines(derivation: Derivation, laws: Sequence[Law]) -> list[tuple[str, str, str, dict[str, str]]]:
+def describe_steps(derivation: Derivation, laws: Sequence[Law]) -> list[tuple[str, str, str, dict[str, str]]]:
     """Of every step: what it is, where, and both sides, with what their variables are."""
     declared, found = {law.name: law for law in laws}, []
     for program, step in zip(derivation.programs(), derivation.steps, strict=False):
-        before, after, where = sides(derivation.forest, step, declared)
+        before, after, where = describe_sides(derivation.forest, step, declared)
         name = f"{step.law} backwards" if step.backwards else step.law
-        head = f"{name} at {place(program, step)}" + stated(step)
+        head = f"{name} at {describe_place(program, step)}" + describe_held_out(step)
         found.append((head, before, after, where))
     return found
 
 
-def stated(step: Step) -> str:
+def describe_held_out(step: Step) -> str:
     """The error of an approximation, and whether held-out rows keep it."""
     if step.kind != APPROXIMATE:
         return ""
@@ -154,10 +154,10 @@ def stated(step: Step) -> str:
     return f": error {step.error:.2g} on calibration rows, {step.held_out:.2g} on held-out ones{kept}"
 
 
-def text(derivation: Derivation, laws: Sequence[Law], first: int = 0) -> str:
+def spell_out(derivation: Derivation, laws: Sequence[Law], first: int = 0) -> str:
     """Every step on a few lines; those before the `first` are left out."""
     said = []
-    for number, (head, before, after, where) in [*enumerate(lines(derivation, laws), 1)][first:]:
+    for number, (head, before, after, where) in [*enumerate(describe_steps(derivation, laws), 1)][first:]:
         said += [f"{number:4}  {head}", f"        {before}", f"      = {after}"]
         said += [f"        where {name} = {what}" for name, what in where.items()]
     return "\n".join(said)
@@ -166,7 +166,7 @@ def text(derivation: Derivation, laws: Sequence[Law], first: int = 0) -> str:
 def html(derivation: Derivation, laws: Sequence[Law]) -> str:
     """Every step folds."""
     steps = []
-    for head, before, after, where in lines(derivation, laws):
+    for head, before, after, where in describe_steps(derivation, laws):
         names = "".join(f"<br><small>{escape(name)} = {escape(what)}</small>" for name, what in where.items())
         steps.append(f"<li><details><summary>{escape(head)}</summary><code>{escape(before)}</code><br>= "
                      f"<code>{escape(after)}</code>{names}</details></li>")

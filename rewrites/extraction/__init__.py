@@ -5,8 +5,8 @@ relaxation with cuts (exact.py, cuts.py), the 0/1 program, and neighbourhoods of
 """
 from .pareto import front, undominated
 from .problem import Extraction, Infeasible, Node, Problem, order, verify
-from .serialised import from_json, read, to_json, write
+from .serialised import from_json, read_problem, to_json, write_problem
 from .solve import extract
 
-__all__ = ["Extraction", "Infeasible", "Node", "Problem", "extract", "from_json", "front", "order", "read", "to_json",
-           "undominated", "verify", "write"]
+__all__ = ["Extraction", "Infeasible", "Node", "Problem", "extract", "from_json", "front", "order", "read_problem", "to_json",
+           "undominated", "verify", "write_problem"]

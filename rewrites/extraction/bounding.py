@@ -18,10 +18,10 @@ from typing import NamedTuple
 from . import cuts, greedy, landmarks
 from .anneal import anneal
 from .exact import Program
-from .indexed import Graph, split
+from .indexed import Graph, find_components
 from .presolve import presolve
 
-LARGE = 1000                                    # nodes from which on annealing is worth its time
+ANNEALED_NODES = 1000                           # nodes from which on annealing is worth its time
 ULP = 1e-9                                      # costs closer than this, relatively, are the same
 
 
@@ -44,7 +44,7 @@ def optimise(graph: Graph | None, budgets: Sequence[float], until: float, gap: f
         return Found([], inf, inf, inf)
     if budgets:
         return Search(graph, budgets, until, gap, deep, families).run()
-    parts = sorted(split(graph), key=lambda part: len(part.cls))
+    parts = sorted(find_components(graph), key=lambda part: len(part.cls))
     left = sum(len(part.cls) for part in parts)
     for part in parts:
         if len(part.cls) == part.classes:       # no choice
@@ -101,10 +101,10 @@ class Search:
         """Greedy programs; then bounds, relaxation and improvement, from the start again when the graph has shrunk."""
         self.first()
         self.greedy = self.cost
-        self.learn(landmarks.bound(self.graph, self.graph.price, landmarks.QUICK))
+        self.learn(landmarks.bound_by_landmarks(self.graph, self.graph.price, landmarks.QUICK))
         while not self.done and (self.cheap() or self.walked() or self.relaxed(self.left / 3)
                                  or self.improved()):
-            if not self.budgets and len(split(self.graph)) > 1:
+            if not self.budgets and len(find_components(self.graph)) > 1:
                 part = optimise(self.graph, (), self.until, self.gap, self.deep, self.families)
                 if part.cost < self.cost * (1 - ULP):
                     self.best, self.cost = part.nodes, part.cost
@@ -189,7 +189,7 @@ class Search:
             return True
         for steps in (30, 10, 3, 1):
             began = perf_counter()
-            dual = landmarks.bound(self.graph, self.graph.price, steps, until=began + self.left / 10)
+            dual = landmarks.bound_by_landmarks(self.graph, self.graph.price, steps, until=began + self.left / 10)
             self.learn(dual)
             self.guide([s + 1e-3 * p for s, p in zip(dual.spare, self.graph.price, strict=True)])
             if self.shrunk():
@@ -207,7 +207,7 @@ class Search:
     def walked(self, share: float = 0.1) -> bool:
         """Anneal the best program, where the graph is large. True if the graph shrank."""
         size = len(self.graph.cls)
-        if self.deep and not self.budgets and size > LARGE:
+        if self.deep and not self.budgets and size > ANNEALED_NODES:
             self.offer(anneal(self.graph, self.now(), self.random, min(share * self.left, size / 5000)))
         return self.shrunk()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .indexed import Graph
-from .landmarks import bound
+from .landmarks import bound_by_landmarks
 
 Cut = tuple[tuple[int, ...], int | None]        # one of these for every program of this class (None: of the roots)
 SLACK = 1e-3                                    # how much a cut must be violated to be worth a row
@@ -19,7 +19,7 @@ def thresholds(graph: Graph, x: Sequence[float], most: int = 40) -> Iterable[Cut
     """Landmarks among the nodes that x uses little: landmark cuts at the price of what is missing to a threshold."""
     for least in (1e-4, 0.05, 0.2, 0.5, 1.01):
         price = [max(0.0, 1 - q / least) for q in x]
-        for landmark in bound(graph, price, 1, most).landmarks:
+        for landmark in bound_by_landmarks(graph, price, 1, most).landmarks:
             if sum(x[i] for i in landmark) < 1 - SLACK:
                 yield tuple(sorted(landmark)), None
 
@@ -72,7 +72,7 @@ def flows(graph: Graph, x: Sequence[float], random: Random, rounds: int = 12, ta
         for c in random.sample(roots, min(targets, len(roots))) + random.sample(short, min(targets, len(short))):
             flow = maximum_flow(pipes, source, c)
             if flow.flow_value < (used[c] - SLACK) * unit:
-                landmark = beyond(graph, reached(pipes - flow.flow, source), least, c)
+                landmark = find_landmark(graph, reached(pipes - flow.flow, source), least, c)
                 if sum(x[i] for i in landmark) < used[c] - SLACK:
                     yield tuple(sorted(landmark)), c
                 now[landmark] = 1.0
@@ -92,7 +92,7 @@ def reached(pipes: Any, source: int) -> np.ndarray:
     return out
 
 
-def beyond(graph: Graph, before: np.ndarray, least: Sequence[int], c: int) -> list[int]:
+def find_landmark(graph: Graph, before: np.ndarray, least: Sequence[int], c: int) -> list[int]:
     """The landmark of class c at a cut: the nodes into the classes beyond it that have no child beyond it."""
     zone, queue = {c}, [c]
     for d in queue:

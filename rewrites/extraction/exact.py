@@ -14,7 +14,7 @@ import numpy as np
 
 from .indexed import Graph, components
 
-LARGE = 500                                     # nodes from which on interior points are quicker than the simplex
+INTERIOR_NODES = 500                            # nodes from which on interior points are quicker than the simplex
 RESTING, PATIENCE = -1, 5                       # the age of a row that is not in use; when a row that is slack is rested
 
 
@@ -120,7 +120,7 @@ class Program:
 
         use = np.array(self.age) >= 0
         work = (np.diff(self.starts)[use].sum() + 1e4) ** 1.5
-        large = len(self.graph.cls) > LARGE
+        large = len(self.graph.cls) > INTERIOR_NODES
         if large and 3 * self.pace * work > time_limit:
             return None
         rows, low = self.within(self.matrix()[use], np.array(self.low)[use])

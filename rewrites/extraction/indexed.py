@@ -169,7 +169,7 @@ def components(graph: Graph) -> list[int]:
     return out
 
 
-def split(graph: Graph) -> list[Graph]:
+def find_components(graph: Graph) -> list[Graph]:
     """The parts of a graph that share no class: independent problems, since every class without a user is a root."""
     leader = list(range(graph.classes))
 

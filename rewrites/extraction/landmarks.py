@@ -122,7 +122,7 @@ class Zone:
 QUICK = 10 ** 9                                 # steps of the quickest bound
 
 
-def bound(graph: Graph, price: Sequence[float], steps: int = 10, most: int = QUICK, until: float = inf) -> Bound:
+def bound_by_landmarks(graph: Graph, price: Sequence[float], steps: int = 10, most: int = QUICK, until: float = inf) -> Bound:
     """Landmark cuts (LM-cut: Helmert, Domshlak 2009): pay for the cheapest entrance of a zone, let the zone grow
     through it.
 

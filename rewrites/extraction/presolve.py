@@ -124,7 +124,7 @@ def implied(graph: Graph, need: Sequence[int]) -> Graph:
     return replace(graph, kids=kids, roots=roots)
 
 
-def undominated(graph: Graph, need: Sequence[int]) -> Graph:
+def drop_dominated(graph: Graph, need: Sequence[int]) -> Graph:
     """Without nodes that another of their class replaces: its children are below, or cheap enough to derive anew.
 
     What is derived anew are cheapest trees, so the roots of those trees stay (or a node could help to replace itself).
@@ -143,7 +143,7 @@ def undominated(graph: Graph, need: Sequence[int]) -> Graph:
             candidates = chain(filed[-1], *(filed[k] for k in bits(below & drawers)))
             if any(not mask & ~below and all(map(le, graph.cost[o], cost)) for o, mask in candidates):
                 continue
-            if single and choice.get(c) != i and anew(graph, best[:20], i, ~below, tree):
+            if single and choice.get(c) != i and is_rederivable(graph, best[:20], i, ~below, tree):
                 continue
             best.append(i)
             rare = min(kids, key=often.__getitem__, default=-1)
@@ -153,7 +153,7 @@ def undominated(graph: Graph, need: Sequence[int]) -> Graph:
     return graph.keep(keep)
 
 
-def anew(graph: Graph, others: Iterable[int], node: int, rest: int, tree: Sequence[float]) -> bool:
+def is_rederivable(graph: Graph, others: Iterable[int], node: int, rest: int, tree: Sequence[float]) -> bool:
     """Whether one of the others with the cheapest trees of its children among the classes `rest` costs no more than
     `node`."""
     cost = graph.cost[node][0]
@@ -201,6 +201,6 @@ def presolve(graph: Graph, budgets: Sequence[float] = (), until: float = inf) ->
         need = needs(small)
         small = implied(acyclic(small, need, dominators(small)), need)
         if perf_counter() < until:
-            small = merged(undominated(small, need))
+            small = merged(drop_dominated(small, need))
         small = prune(small, budgets)
     return small

@@ -54,7 +54,7 @@ class Extraction:
                 f"in {1e3 * self.seconds:.0f} ms")
 
 
-def check(problem: Problem) -> None:
+def check_problem(problem: Problem) -> None:
     """Raise ValueError for a cost that is negative or not a number, an optimum would be meaningless, and for no root at
     all. An infinite cost says that a node is no choice."""
     if not problem.roots:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from formats.core.errors import InputError
-from formats.disk.files import LARGEST, read_json
+from formats.disk.files import MAX_TEXT_BYTES, read_json
 
 from .problem import Node, Problem
 
@@ -29,7 +29,7 @@ def from_json(data: Any, where: str = "the graph") -> Problem:
         strange = [child for child in children if not isinstance(child, str) or child not in classes]
         if strange:
             raise InputError(f"{place} has the child {strange[0]!r:.80}, which is no node of the file")
-        time, memory, error = (number(node.get(field, usual), f"{place}: {field}") for field, usual in COSTS)
+        time, memory, error = (parse_cost(node.get(field, usual), f"{place}: {field}") for field, usual in COSTS)
         out.append(Node(classes[name], tuple(classes[child] for child in children), time, memory, error, node.get("op", name)))
     known = set(classes.values())
     unknown = [root for root in roots if not isinstance(root, str) or root not in known]
@@ -48,7 +48,7 @@ def part(data: Any, name: str, kind: type, where: str) -> Any:
     return found
 
 
-def number(value: Any, place: str) -> float:
+def parse_cost(value: Any, place: str) -> float:
     """A cost; InputError if it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise InputError(f"{place} is {str(value)[:40]!r}, must be a number that is not negative")
@@ -78,11 +78,11 @@ def to_json(problem: Problem) -> dict[str, Any]:
     return dict(nodes=nodes, root_eclasses=[str(root) for root in problem.roots])
 
 
-def read(path: str | Path) -> Problem:
+def read_problem(path: str | Path) -> Problem:
     """Read an egraph-serialize JSON file; see from_json. Raises InputError for a file that cannot be read."""
-    return from_json(read_json(path, LARGEST, constant=float), str(path))
+    return from_json(read_json(path, MAX_TEXT_BYTES, constant=float), str(path))
 
 
-def write(problem: Problem, path: str | Path) -> None:
+def write_problem(problem: Problem, path: str | Path) -> None:
     """Write a problem as egraph-serialize JSON; see to_json."""
     Path(path).write_text(json.dumps(to_json(problem), indent=1))

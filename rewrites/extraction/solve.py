@@ -9,7 +9,7 @@ from . import greedy, landmarks
 from .bounding import Found, optimise
 from .indexed import Graph, index
 from .presolve import presolve, prune
-from .problem import Extraction, Infeasible, Node, Problem, check, order
+from .problem import Extraction, Infeasible, Node, Problem, check_problem, order
 
 
 def extract(problem: Problem, *, memory: float | None = None, error: float | None = None,
@@ -26,7 +26,7 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
     negative or not a number.
     """
     start = perf_counter()
-    check(problem)
+    check_problem(problem)
     budgets = [b for b in (memory, error) if b is not None]
     criteria = [(weights[0] * n.time + weights[1] * n.memory + weights[2] * n.error,
                  *([n.memory] if memory is not None else []), *([n.error] if error is not None else []))
@@ -35,11 +35,11 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
     graph = prune(whole, budgets)
     if graph is None:
         raise uncovered(problem, memory, error, forbidden)
-    first = plain(graph, budgets)
+    first = solve_greedy(graph, budgets)
     leaves = {} if families is None else {
         i: leaf for i, node in enumerate(problem.nodes) if (leaf := tuple(families(node.cls) or ()))}
     until = start + time_limit
-    floor = landmarks.bound(graph, graph.price, landmarks.QUICK)
+    floor = landmarks.bound_by_landmarks(graph, graph.price, landmarks.QUICK)
     if first.cost < inf:                        # what no cheaper program uses
         detours = landmarks.detours(graph, floor.spare)
         graph = graph.keep(i for i, detour in enumerate(detours) if floor.value + detour < first.cost)
@@ -64,7 +64,7 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
                       perf_counter() - start, left <= gap * (1 + 1e-6))
 
 
-def plain(graph: Graph, budgets: Sequence[float]) -> Found:
+def solve_greedy(graph: Graph, budgets: Sequence[float]) -> Found:
     """The better of greedy DAG and greedy tree extraction, if it meets the budgets; its cost is infinite if not."""
     found = Found([], inf, 0.0, inf)
     for choice in (greedy.dag(graph, graph.price), greedy.trees(graph, graph.price)[0]):

@@ -11,12 +11,12 @@ from typing import Any
 
 from rewrites.compiler.layers import states
 from rewrites.compiler.search import Methods, Space, Structure, lowest
-from rewrites.compiler.sharing import kept, users
+from rewrites.compiler.sharing import find_shared, users
 from rewrites.extraction import Infeasible
-from rewrites.front.columns import NONE, Column, Dual, Master, Price, Rents, Shape, Shared, Stage
+from rewrites.front.columns import NO_RENTS, Column, Dual, Master, PartProblem, Price, Rents, Shape, Shared
 
 SEEDS = 3                                                   # times that one part of each structure is asked before all are
-ROUNDS = 40                                                 # of pricing out columns of shapes that are known
+PRICING_ROUNDS = 40                                         # of pricing out columns of shapes that are known
 SLACK = 1e-4                                                # relative, between the relaxation and its bound
 UNITS: tuple[Price, ...] = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
 
@@ -26,13 +26,13 @@ def within(space: Space, methods: Methods, **budgets: Any) -> Structure:
     return Budgets(space, methods).within(**budgets)
 
 
-def linked(stages: Sequence[Stage]) -> dict[Shared, float]:
+def linked(stages: Sequence[PartProblem]) -> dict[Shared, float]:
     """What several parts may read, with its bytes; every stage is told what of it it offers, and its share."""
     counted = users((stage.number, stage.lowering, stage.problem) for stage in stages)
     sizes: dict[Shared, float] = {}
     for stage in stages:
         for node in stage.problem.nodes:
-            if (content := kept(stage.lowering, node.cls)) is not None and counted[content] > 1:
+            if (content := find_shared(stage.lowering, node.cls)) is not None and counted[content] > 1:
                 stage.shared[node.cls], sizes[content] = (content, 1 / counted[content]), node.memory
     return sizes
 
@@ -43,8 +43,8 @@ class Budgets:
 
     def __init__(self, space: Space, methods: Methods) -> None:
         self.space, self.pool, self.seeded = space, dict[Any, dict[Any, Shape]](), set[Price]()
-        self.stages = [Stage(number, (before, after), space.problem(number, before, after, methods),
-                             space.lowering(number, before)) for number, before, after in states(space.found)]
+        self.stages = [PartProblem(number, (before, after), space.problem(number, before, after, methods),
+                                   space.lowering(number, before)) for number, before, after in states(space.found)]
         self.sizes = linked(self.stages)
 
     def within(self, error: float | None = None, memory: float | None = None, weights: Price = (1, 0, 0),
@@ -70,7 +70,7 @@ class Budgets:
 class Budgeted:
     """A search within budgets. Parts of equal structure share the shapes of programs that are known."""
 
-    stages: list[Stage]
+    stages: list[PartProblem]
     weights: Price
     limits: dict[int, float]                                # criterion -> budget
     until: float
@@ -114,7 +114,7 @@ class Budgeted:
     def closed(self, gap: float) -> bool:
         return (cost := self.master.cost(self.best)) - self.bound <= gap * cost < inf
 
-    def ask(self, price: Price, ats: Sequence[int], rents: Rents = NONE) -> dict[int, float]:
+    def ask(self, price: Price, ats: Sequence[int], rents: Rents = NO_RENTS) -> dict[int, float]:
         """The least that each of these stages costs at these prices; what it answers joins the pool."""
         least = {}
         for at in ats:
@@ -124,7 +124,7 @@ class Budgeted:
                 self.pool.setdefault(self.stages[at].key, {}).setdefault(shape.key, shape)
         return least
 
-    def least(self, price: Price, rents: Rents = NONE) -> float:
+    def least(self, price: Price, rents: Rents = NO_RENTS) -> float:
         """What no program within the budgets can cost less than, by what every stage answers to these prices. What is shared costs its
         bytes less what parts pay for it."""
         answers: dict[int, dict[tuple[str, str], float]] = {stage.number: {} for stage in self.stages}
@@ -140,14 +140,14 @@ class Budgeted:
         for price in UNITS:
             for column in self.columns(price):
                 self.master.add(column)
-        for _ in range(ROUNDS):
+        for _ in range(PRICING_ROUNDS):
             dual = self.master.relax()
             better = [column for column in self.columns(dual.price, dual.rents) if self.master.reduced(column, dual) < -1e-7]
             if not sum([self.master.add(column) for column in better]):
                 break
         return dual
 
-    def columns(self, price: Price, rents: Rents = NONE) -> Iterator[Column]:
+    def columns(self, price: Price, rents: Rents = NO_RENTS) -> Iterator[Column]:
         """Every known shape of every stage, with the methods that are cheapest at these prices."""
         for at, stage in enumerate(self.stages):
             for shape in self.pool.get(stage.key, {}).values():

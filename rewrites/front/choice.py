@@ -30,14 +30,14 @@ P = TypeVar("P", bound=Timed)
 def choose(points: Sequence[P]) -> P:
     """The answer among measured programs, of which there is one at least; the first of equals."""
     fastest = min(points, key=lambda point: point.measured_s or 0.0)
-    undecided = [point for point in points if point is fastest or ratio(point, fastest)[0] <= 1]
+    undecided = [point for point in points if point is fastest or bound_ratio(point, fastest)[0] <= 1]
     likely = min(undecided, key=lambda point: point.predicted_s)
     alike = [point for point in undecided if point is likely or point.predicted_s <= (1 + ALIKE) * likely.predicted_s
-             or ratio(point, likely)[1] <= 1 + ALIKE]
+             or bound_ratio(point, likely)[1] <= 1 + ALIKE]
     return min(alike, key=lambda point: point.measured_bytes or 0.0)
 
 
-def ratio(point: Timed, base: Timed) -> tuple[float, float]:
+def bound_ratio(point: Timed, base: Timed) -> tuple[float, float]:
     """An interval of the median ratio of their seconds in a round; (0, infinity) where the rounds are too few."""
     return middle([a / b for a, b in zip(point.rounds_s, base.rounds_s, strict=True)])
 

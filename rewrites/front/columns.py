@@ -15,7 +15,7 @@ from rewrites.extraction import Extraction, Infeasible, Node, Problem, extract, 
 Price = tuple[float, float, float]                          # of a second, a byte, a unit of squared error
 Shared = Hashable                                           # what several parts may read: see rewrites/compiler/sharing.py
 Rents = Mapping[tuple[int, Shared], float]                  # what a part pays for it
-NONE: Rents = MappingProxyType({})
+NO_RENTS: Rents = MappingProxyType({})
 PENALTY = 1e3                                               # times what all costs: price of going over a whole budget
 
 
@@ -43,7 +43,7 @@ class Column(NamedTuple):
 
 
 @dataclass
-class Stage:
+class PartProblem:
     """A part between two border states: its problem, what each use of a weight may be stored by, and what of that other parts may
     read, too, with this part's equal share."""
 
@@ -73,7 +73,7 @@ class Stage:
         content, share = of
         return rents.get((self.number, content), price[1] * stored.memory * share)
 
-    def reduced(self, price: Price, most: float, rents: Rents = NONE) -> Problem:
+    def reduced(self, price: Price, most: float, rents: Rents = NO_RENTS) -> Problem:
         """The problem with the offers alone that may be the cheapest at these prices: with an error of at most `most`, and less
         costly than any that takes fewer bytes."""
         def rented(node: Node) -> Node:
@@ -91,7 +91,7 @@ class Stage:
                     kept[stored.cls] = rented(stored)
         return Problem([*nodes, *kept.values()], self.problem.roots)
 
-    def answer(self, price: Price, most: float, time_limit: float, rents: Rents = NONE) -> Extraction:
+    def answer(self, price: Price, most: float, time_limit: float, rents: Rents = NO_RENTS) -> Extraction:
         """The cheapest program at these prices, with its bound. Raises Infeasible where no program leads from one state to
         the other."""
         return extract(self.reduced(price, most, rents), weights=price, families=self.lowering.leaves, time_limit=time_limit, gap=1e-5)
@@ -113,7 +113,7 @@ class Stage:
             self.tables[shape] = fixed, offers
         return self.tables[shape]
 
-    def column(self, at: int, shape: Shape, price: Price, most: float, rents: Rents = NONE) -> Column:
+    def column(self, at: int, shape: Shape, price: Price, most: float, rents: Rents = NO_RENTS) -> Column:
         """The program of this shape with the methods that are cheapest at these prices, each with an error of at most `most`."""
         _, offers = self.table(shape)
         costs = np.where(offers[..., 2] <= most, np.nan_to_num(offers, posinf=0.0) @ price, inf)
@@ -154,7 +154,7 @@ class Dual(NamedTuple):
     price: Price
     worth: np.ndarray
     shares: np.ndarray
-    rents: Rents = NONE
+    rents: Rents = NO_RENTS
 
 
 @dataclass
@@ -162,7 +162,7 @@ class Master:
     """The program over columns: one path through the border states, within the budgets. What parts share has a variable of its own,
     and a row for each part: it is there where the part reads it."""
 
-    stages: Sequence[Stage]
+    stages: Sequence[PartProblem]
     weights: Price
     limits: dict[int, float]                                # criterion -> budget
     scale: float

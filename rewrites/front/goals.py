@@ -44,7 +44,7 @@ class Measure(NamedTuple):
 MEASURES = {measure.name: measure for measure in (
     Measure("error", "<=", "%", 0.0, 0.999, "error<=2%"),
     Measure("spearman", ">=", "", -100.0, 0.0, "spearman>=-0.3", sub, "Spearman x 100", "--pairs CSV",
-            Pairs.read, lambda name, program, data: pairs.evaluate(name, program, data).spearman),
+            Pairs.read, lambda name, program, data: pairs.score_pairs(name, program, data).spearman),
     Measure("perplexity", "<=", "x", 1.0, 100.0, "perplexity<=1.02x", truediv, "perplexity", "--text FILE",
             lambda file: "\n".join(divided(read_lines(file)).state),
             lambda name, program, data: perplexity.of_text(name, program, data, "--text", TOKENS).perplexity))}

@@ -8,16 +8,16 @@ import numpy as np
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.approximation import by
-from rewrites.compiler.lower import plain
+from rewrites.compiler.lower import is_plain
 from rewrites.compiler.search import Structure
 from rewrites.extraction import Infeasible
 from rewrites.front.differences import difference, surely
-from rewrites.front.proposals import Choices, chosen, undominated
+from rewrites.front.proposals import Choices, chosen_methods, undominated
 
 LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
 OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))           # weights of seconds, bytes, error: the fastest, the smallest
 CLOSEST = (1e-3, 0.0, 1.0)                                  # the most exact
-MOST = 7                                                    # points of the front that are verified and measured
+MEASURED_POINTS = 7                                         # points of the front that are verified and measured
 LARGE, FEWER = 2 ** 28, 4                                   # bytes of an exact program that takes seconds to fit and to verify; points then
 TRUST = 1.2                                                 # times what its error surely is where it is chosen a program is planned to have
 SPARE = 4096                                                # bytes that Python's own objects may take more than planned
@@ -60,7 +60,7 @@ class Front:
         if memory is not None:                              # the fastest that fits, whatever its error
             found += [self.within(1.0, memory, OBJECTIVES[0], False), self.within(0.0, memory, OBJECTIVES[0], False),
                       self.within(error, memory - SPARE, OBJECTIVES[0], False)]
-        return thin([*undominated([each for each in found if each is not None])], FEWER if large else MOST, error)
+        return thin([*undominated([each for each in found if each is not None])], FEWER if large else MEASURED_POINTS, error)
 
     def nearest(self, error: float, memory: float) -> str:
         """Where nothing keeps both budgets: the smallest that keeps the error, the least error that keeps the memory."""
@@ -98,16 +98,16 @@ class Front:
         return None
 
 
-def described(structure: Structure) -> str:
+def describe_methods(structure: Structure) -> str:
     """What methods a program uses, the most frequent first."""
-    counts = counted(structure)
+    counts = count_methods(structure)
     return " + ".join(f"{name} x{count}" for name, count in sorted(counts.items(), key=lambda item: -item[1])) or "exact"
 
 
-def counted(structure: Structure) -> dict[str, int]:
+def count_methods(structure: Structure) -> dict[str, int]:
     """How many weights each format that is not plain, or approximation of a user, stores."""
-    formats = [by(method) for method in chosen(structure)]
-    return {name: formats.count(name) for name in dict.fromkeys(formats) if not plain(name)}
+    formats = [by(method) for method in chosen_methods(structure)]
+    return {name: formats.count(name) for name in dict.fromkeys(formats) if not is_plain(name)}
 
 
 def thin(points: Sequence[Structure], most: int, error: float) -> list[Structure]:

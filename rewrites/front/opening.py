@@ -5,37 +5,37 @@ from typing import Any
 import numpy as np
 
 from formats.core.errors import InputError
-from opmatrix.extents import asked
+from opmatrix.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import MEAN
 from rewrites.compiler.layers import Model, outputs
 from rewrites.compiler.mixed import Mix
-from rewrites.front.workload import Workload, drawn
+from rewrites.front.workload import Workload, draw_workload
 
 
-def opened(model: str | Model, workload: Workload | Batch | str | Path | Mix | None, text: str | None,
-           tokens: int | None, output: str = "pooled") -> tuple[Model, Workload, dict[str, Any]]:
+def open_arguments(model: str | Model, workload: Workload | Batch | str | Path | Mix | None, text: str | None,
+                   tokens: int | None, output: str = "pooled") -> tuple[Model, Workload, dict[str, Any]]:
     """The operator, what it is made cheapest for, and what its programs keep of where it comes from."""
     if not isinstance(model, str):
         if isinstance(workload, str | Path):
             raise InputError(f"workload {workload}: an operator has no tokenizer for texts: give a batch")
         first = next(iter(outputs(model).values()))
-        entering = asked(*outputs(model).values())[1]
+        entering = collect_needs(*outputs(model).values())[1]
         if not isinstance(vocabulary := first.into.cols, int) and not entering:
             raise InputError(f"optimize: {first!r:.60} takes rows of any number of columns: a model begins with weight(table), on one-hot "
                              "rows of tokens, or with an input, given(name, columns, space)")
         if workload is None and entering:
             raise InputError("optimize: nobody draws the matrices that this model is given: give a workload, Batch(.., inputs=..)")
         batch = Batch([np.arange(tokens or 128) % vocabulary]) if workload is None else workload
-        return model, drawn(batch, model), {"model": "operator"}
+        return model, draw_workload(batch, model), {"model": "operator"}
     checkpoint = open_model(model)
     operator = checkpoint.operator(output == "pooled")
     if workload is None or isinstance(workload, str | Path):
         workload = Workload.of(checkpoint, text, tokens, None if workload is None else str(workload))
     elif not isinstance(workload, Workload | Batch):
         workload = Workload.of(checkpoint, text, tokens, mix=workload)
-    return operator, drawn(workload, operator), source(checkpoint)
+    return operator, draw_workload(workload, operator), source(checkpoint)
 
 
 def source(checkpoint: Checkpoint) -> dict[str, Any]:

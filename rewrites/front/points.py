@@ -8,7 +8,7 @@ from opmatrix.display.tables import megabytes, ms, percent
 from opmatrix.program import Program
 from rewrites.command.report import Report
 from rewrites.compiler.search import Structure
-from rewrites.derivations.gains import Step
+from rewrites.derivations.gains import Gain
 from rewrites.front.goals import Goal
 from rewrites.front.proposals import Choices
 from rewrites.front.stated import Stated
@@ -63,7 +63,7 @@ class Result:
     saved: list[tuple[tuple[str, ...], float]]
     report: Report
     fused: Point
-    steps: list[Step]
+    steps: list[Gain]
     goals: tuple[Goal, ...]                                 # that were asked for; the first is the error
     bound: float | None = None                              # predicted seconds that no program within it is below
     choices: Choices | None = None

@@ -16,20 +16,20 @@ from opmatrix.spectra.gram import Seen
 from opmatrix.spectra.propose import Proposals
 from rewrites.approximation import Approximation
 from rewrites.compiler.emit import Emitter
-from rewrites.compiler.fit import Fitter, Key
+from rewrites.compiler.fit import Fitter, WeightKey
 from rewrites.compiler.lower import Lowering, Method, Use
 from rewrites.compiler.mixed import Mean
 from rewrites.compiler.narrowing import narrowed
 from rewrites.compiler.price import Prices, stored_bytes
-from rewrites.compiler.representations import Representable, wide
+from rewrites.compiler.representations import Representable, keeps_width
 from rewrites.compiler.search import Space, Structure
 from rewrites.front.budgets import Budgets
 from rewrites.front.differences import difference
-from rewrites.front.remember import Measured, keep, place, recall
+from rewrites.front.remember import Measured, errors_file, recall, save_errors
 from rewrites.front.sites import Site, Source, observe, sites, stored_for
 from rewrites.front.trials import changed, sample
 
-SAMPLE = 512                                                # rows of a table that spectra look at
+SAMPLED_ROWS = 512                                          # rows of a table that spectra look at
 COLUMNS = 4096                                              # of a wide weight that spectra look at, or twice as many as it has rows
 
 
@@ -112,7 +112,7 @@ def uses(structure: Structure) -> tuple[Any, ...]:
                                for node in extraction.nodes if isinstance(node.cls, Use)))
 
 
-def inputs(structure: Structure) -> dict[Key, Source]:
+def inputs(structure: Structure) -> dict[WeightKey, Source]:
     """What a program multiplies each weight by."""
     found = {}
     for number, (extraction, lowering) in enumerate(zip(structure.extractions, structure.lowerings, strict=True)):
@@ -122,7 +122,7 @@ def inputs(structure: Structure) -> dict[Key, Source]:
     return found
 
 
-def chosen(structure: Structure) -> Iterator[Method]:
+def chosen_methods(structure: Structure) -> Iterator[Method]:
     """The method of every weight of a program."""
     return (node.label for extraction in structure.extractions for node in extraction.nodes
             if isinstance(node.cls, Use) and isinstance(node.label, Method))
@@ -135,7 +135,7 @@ def methods(site: Site, numbers: np.ndarray, seen: Seen | None, prices: Prices |
     if site.x is None:
         def gathered(name: str, parameters: dict[str, Any], n: int, p: int) -> tuple[float, float]:
             return prices.gathered(p), stored_bytes(name, n, p, tuple(parameters.items()))
-        sample = propose(numbers[:SAMPLE], None, limits, gathered)
+        sample = propose(numbers[:SAMPLED_ROWS], None, limits, gathered)
         return Proposals(tuple(each for each in sample if FORMATS[each.method].rowwise))
     n, p = numbers.shape
 
@@ -151,12 +151,12 @@ def shareable(site: Site, numbers: np.ndarray, limits: Limits) -> Iterator[Metho
     for name, form in FORMATS.items():
         if site.x is None and form.panelled and form.proposed:
             found = (Method(name, tuple(options.items())) for options in form.choices(*numbers.T.shape))
-            yield from (method for method in found if wide(method, limits.narrowest))
+            yield from (method for method in found if keeps_width(method, limits.narrowest))
 
 
-def candidates(space: Space, structure: Structure, program: Program, emitter: Emitter, representable: Representable, fit: Batch,
-               batch: Batch, limits: Limits, progress: Callable[[int, int], None] = lambda done, of: None,
-               own: Sequence[Approximation] = ()) -> Choices:
+def propose_methods(space: Space, structure: Structure, program: Program, emitter: Emitter, representable: Representable, fit: Batch,
+                    batch: Batch, limits: Limits, progress: Callable[[int, int], None] = lambda done, of: None,
+                    own: Sequence[Approximation] = ()) -> Choices:
     """Proposes methods for every weight of an exact structure, fitted to the rows `fit`, and measures each alone: the
     relative change of the output on the rows of `batch`. What was measured before for the same program, rows, limits and
     prices is recalled. `own` are approximations that a user declared: these are proposed for every weight, and never
@@ -166,13 +166,13 @@ def candidates(space: Space, structure: Structure, program: Program, emitter: Em
     if not limits.error: return choices
     found, prices = sites(program, structure, emitter), space.prices
     batch = sample(program, batch, len(found) * limits.most)
-    file = place(program, (fit, batch), limits, prices)
+    file = errors_file(program, (fit, batch), limits, prices)
     if (measured := None if own else recall(file, [site.name for site in found])) is None:
         choices.observe(program, found)
         fitting = Fitter({each.key: choices.seen[each.value] for each in found if each.x}, choices.own)
         measured = proposed(program, found, prices, batch, limits, fitting, progress)
         if not own:
-            keep(file, measured)
+            save_errors(file, measured)
     for site in found:
         leaves = frozenset(keys(structure.lowerings[site.part], site.stored.weight))
         choices.measured.setdefault(leaves, measured[site.name])
@@ -191,7 +191,8 @@ def proposed(program: Program, found: Sequence[Site], prices: Prices | Mean, bat
         for _ in program.schedule.walk(batch, values, first): pass
         numbers = site.numbers()
         offered = methods(site, numbers, fitter.seen.get(site.key), prices, limits)
-        own = [method for each in fitter.own.values() if site.x for method in each.methods(numbers) if wide(method, limits.narrowest)]
+        own = [method for each in fitter.own.values() if site.x for method in each.methods(numbers)
+               if keeps_width(method, limits.narrowest)]
         tried = [*(Method(each.method, tuple(each.parameters.items()), each.fit) for each in offered), *own,
                  *shareable(site, numbers, limits)]
         outputs = changed(program, site, [partial(stored_for, site, numbers, fitter, each) for each in tried], values, batch)

@@ -21,16 +21,16 @@ from rewrites.compiler.lower import Method
 from rewrites.compiler.mixed import Mean
 from rewrites.compiler.price import Prices
 
-VERSION = 6                                                 # of what is kept and how it is found
+ERRORS_VERSION = 6                                          # of what is kept and how it is found
 Measured = dict[str, list[Method]]                          # name of a constant to its methods with their errors
 
 
-def place(program: Program, batches: Sequence[Batch], limits: Limits, prices: Prices | Mean) -> Path:
+def errors_file(program: Program, batches: Sequence[Batch], limits: Limits, prices: Prices | Mean) -> Path:
     """The file of these inputs."""
     digest = hashlib.blake2b(program.hash.encode(), digest_size=12)
     for batch in batches:
         for array in batch.arrays(): digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-    digest.update(repr((VERSION, limits)).encode())
+    digest.update(repr((ERRORS_VERSION, limits)).encode())
     for share, each in prices.parts:
         digest.update(repr((share, each.extents, each.machine if is_dataclass(each.machine) else None)).encode())
     return cache.location() / "errors" / f"{digest.hexdigest()}.json"
@@ -67,10 +67,10 @@ def option(given: Any) -> bool:
     return False
 
 
-def keep(file: Path, measured: Measured) -> None:
+def save_errors(file: Path, measured: Measured) -> None:
     """Kept whole or not at all; where it cannot be kept, that is said."""
     kept = {name: [list(method) for method in methods] for name, methods in measured.items()}
-    cache.keep(file, json.dumps(kept).encode(), "measured errors")
+    cache.try_put(file, json.dumps(kept).encode(), "measured errors")
 
 
 def settings(options: Any) -> tuple[tuple[str, Any], ...]:

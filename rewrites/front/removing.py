@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.core.errors import InputError
-from opmatrix.oracles import Dense, apart, dense, factors, opened
+from opmatrix.oracles import Dense, apply_factor, check_input, dense, factors
 from opmatrix.patterns import Batch
 from opmatrix.spectra.gram import Gram
 from opmatrix.spectra.removal import Removal, remove
@@ -18,7 +18,7 @@ from rewrites.front.units import HEADS, UNITS, Numbers, Pair, pairs
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import EQUAL
 
-PANEL = 64                                                  # columns that kernels take at once
+PANEL_COLUMNS = 64                                          # columns that kernels take at once
 WHAT = UNITS, HEADS
 METRICS = "gram", "diagonal", "none"                        # OBS, Wanda, magnitudes
 
@@ -33,7 +33,7 @@ class Level(NamedTuple):
         """How many groups of a pair's columns stay: of units a multiple of what kernels take at once, or of a quarter
         of them."""
         share, count = (self.units if pair.what == UNITS else self.heads), pair.groups
-        step = min(PANEL, max(1, count // 4)) if pair.what == UNITS else 1
+        step = min(PANEL_COLUMNS, max(1, count // 4)) if pair.what == UNITS else 1
         return min(count, max(step, step * round(count * (1 - share) / step)))
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Removed:
 def removed(model: Operator, level: Level, batch: Batch, metric: str = METRICS[0]) -> Removed:
     """The model with as much removed as a level says, fitted to the rows of a batch. Raises InputError where a weight
     has more inputs than there are rows."""
-    tokens, of = opened(model, batch, None)
+    tokens, of = check_input(model, batch, None)
     x = Dense(tokens.astype(np.float32), of, np.float32)
     small, zeroed, cuts = list[Operator](), list[Operator](), list[Cut]()
     for factor in factors(model):
@@ -105,18 +105,18 @@ def removed(model: Operator, level: Level, batch: Batch, metric: str = METRICS[0
         for at in range(sum(1 for _ in pairs(factor))):
             pair, twin = ([*pairs(each)][at] for each in (factor, whole))
             if (left := level.left(pair)) == pair.groups: continue
-            rows = apart(pair.before, x).array
-            found, bias, cut = fitted(pair, left, rows, metric)
+            rows = apply_factor(pair.before, x).array
+            found, bias, cut = fit_removal(pair, left, rows, metric)
             factor = substitute(factor, {pair.node: pair.cut(found.left, found.weight, bias)})
             whole = substitute(whole, {twin.node: twin.zeroed(found.whole(rows.shape[1]), bias)})
             cuts.append(cut)
         small.append(factor)
         zeroed.append(whole)
-        x = apart(factor, x)
+        x = apply_factor(factor, x)
     return Removed(level, reduce(matmul, small), reduce(matmul, zeroed), tuple(cuts), batch.rows, metric)
 
 
-def fitted(pair: Pair, left: int, rows: np.ndarray, metric: str) -> tuple[Removal, Numbers | None, Cut]:
+def fit_removal(pair: Pair, left: int, rows: np.ndarray, metric: str) -> tuple[Removal, Numbers | None, Cut]:
     """The weight of a pair with so many groups of inputs left, fitted to what it reads, (rows, n), and its bias. What
     is lost on average goes to the bias, if there is one, so that OBS has to keep the rest alone: its metric is the
     covariance then."""

@@ -13,7 +13,7 @@ from rewrites.compiler.representations import NUMBER_TYPES
 
 INPUTS = {"laws": "--laws", "text": "--text", "texts": "--workload"}     # entries of a report, and the options they come from
 FIGURES = ("measured_s", "measured_bytes", "predicted_error", "measured_error")
-MOST = 100                                                  # programs of a front
+MAX_PROGRAMS = 100                                          # programs of a front
 
 
 class Named(NamedTuple):
@@ -25,10 +25,10 @@ class Named(NamedTuple):
     @classmethod
     def of(cls, file: str | Path | None) -> "Named | None":
         """The file as it is now. Raises InputError where it cannot be read."""
-        return None if file is None else cls(str(Path(file).absolute()), digest(file))
+        return None if file is None else cls(str(Path(file).absolute()), sha256_hex(file))
 
 
-def digest(file: str | Path) -> str:
+def sha256_hex(file: str | Path) -> str:
     with open_regular(file) as raw: return hashlib.file_digest(raw, "sha256").hexdigest()
 
 
@@ -58,9 +58,9 @@ class Reported:
         if tokens is not None and not (type(tokens) is int and tokens > 0): raise no("tokens", tokens)
         if number_type not in tuple(NUMBER_TYPES): raise no("number_type", number_type)
         if not texts(without := found.get("without")): raise no("without", without)
-        if not isinstance(front := found.get("front"), list) or not 0 < len(front) <= MOST: raise no("front", front)
+        if not isinstance(front := found.get("front"), list) or not 0 < len(front) <= MAX_PROGRAMS: raise no("front", front)
         if type(chosen := found.get("chosen")) is not int or not 0 <= chosen < len(front): raise no("chosen", chosen)
-        inputs = {name: named(name, found.get(name)) for name in INPUTS}
+        inputs = {name: parse_named(name, found.get(name)) for name in INPUTS}
         return cls(tokens, mix(found.get("mix")), number_type, tuple(without), inputs, tuple(map(point, front)), chosen)
 
     def same(self, given: Mapping[str, Path | None]) -> None:
@@ -71,7 +71,7 @@ class Reported:
                 raise InputError(f"the program was made with a file of your own: name it again: {option} {shown(kept.file)}")
             if file is None: continue
             if not kept: raise InputError(f"{option} {file}: the program was made without one: leave it out")
-            if (now := digest(file)) != kept.sha256:
+            if (now := sha256_hex(file)) != kept.sha256:
                 raise InputError(f"{option} {file}: its SHA-256 is {now}, the program was made with {kept.sha256}: give that file")
 
 
@@ -84,7 +84,7 @@ def texts(found: Any) -> TypeGuard[list[str]]: return isinstance(found, list) an
 def mix(found: Any) -> tuple[tuple[float, str], ...] | None:
     """Shares of batches, as lengths in words; nothing of none."""
     if found is None: return None
-    if not isinstance(found, list) or not 0 < len(found) <= MOST: raise no("mix", found)
+    if not isinstance(found, list) or not 0 < len(found) <= MAX_PROGRAMS: raise no("mix", found)
     if not all(isinstance(each, list) and len(each) == 2 and isinstance(each[1], str) for each in found): raise no("mix", found)
     made = tuple((share, word) for share, word in found)
     try:
@@ -94,7 +94,7 @@ def mix(found: Any) -> tuple[tuple[float, str], ...] | None:
     return made
 
 
-def named(name: str, found: Any) -> Named | None:
+def parse_named(name: str, found: Any) -> Named | None:
     """A file and its digest; nothing of none."""
     if found is None: return None
     if not isinstance(found, dict) or found.keys() != {*Named._fields} or not texts([*found.values()]): raise no(name, found)

@@ -6,12 +6,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from formats.machine.quiet import told
+from formats.machine.quiet import describe_noise
 from opmatrix.display.tables import between, megabytes, ms, percent, table
-from opmatrix.files.saving import FRONT, REPORT, placed, write_front
-from rewrites.compiler.mixed import word
+from opmatrix.files.saving import FRONT, REPORT, replacing_program, write_front
+from rewrites.compiler.mixed import format_lengths
 from rewrites.derivations.explain import tell
-from rewrites.derivations.gains import SAME, joined
+from rewrites.derivations.gains import SAME, join_names
 from rewrites.front.goals import MEASURES
 from rewrites.front.points import Point, Result
 from rewrites.front.reported import Named
@@ -19,7 +19,7 @@ from rewrites.front.stated import spoken
 
 UNSURE = "measured times are too long; of programs that they do not tell apart, predicted times and bytes decide"
 TITLES = {name: measure.title for name, measure in MEASURES.items() if measure.figure}
-SHOWN = 5                                                   # entries of laws that a report shows
+SHOWN_LAWS = 5                                              # entries of laws that a report shows
 PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
 
 
@@ -27,7 +27,7 @@ def save(result: Result, target: Path, laws: Named | None = None) -> dict[str, A
     """Saves the chosen program in `target`, beside it the report, and in `target/front` every program of the front, each with the
     steps that lead to it: all or nothing. The figures of the report."""
     found = as_json(result, [target / FRONT / f"{number}" for number in range(len(result.points))], laws)
-    with placed(target) as fresh:
+    with replacing_program(target) as fresh:
         places = [fresh / FRONT / f"{number}" for number in range(len(result.points))]
         write_front({fresh: result.best.program} | dict(zip(places, (p.program for p in result.points), strict=True)))
         tell(result, fresh, places)
@@ -41,7 +41,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
     return {
         "model": result.model, "machine": machine_name(result.machine), "workload": result.workload.name,
         "rows": result.workload.rows, "tokens": result.workload.tokens,
-        "mix": [[share, word(batch)] for share, batch in result.workload.mix] or None,
+        "mix": [[share, format_lengths(batch)] for share, batch in result.workload.mix] or None,
         **{name: kept and kept._asdict() for name, kept in (("text", Named.of(result.workload.text)),
                                                            ("texts", Named.of(result.workload.file)), ("laws", laws))},
         "number_type": result.number_type, "without": sorted(result.left_out), "seeds": [0],
@@ -52,9 +52,9 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
         "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap,
                    "bound": exact.bound, "cut": exact.cut},
         "error": result.error, "goals": [goal.described(result.best, result.points[0]) for goal in result.goals],
-        "bound": bound(result), "prediction": prediction(result),
+        "bound": report_bound(result), "prediction": prediction(result),
         "baseline": figures(result.imported), "fused": figures(result.fused),
-        "front": [described(point, place) for point, place in zip(result.points, places, strict=True)],
+        "front": [describe_point(point, place) for point, place in zip(result.points, places, strict=True)],
         "chosen": result.chosen,
         "steps": [step._asdict() for step in result.steps],
         "saved_s": (result.imported.measured_s or 0.0) - (result.best.measured_s or 0.0),
@@ -64,7 +64,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
     }
 
 
-def bound(result: Result) -> dict[str, float | None]:
+def report_bound(result: Result) -> dict[str, float | None]:
     """Predicted seconds that no program is below whose methods' errors, squared, add to at most the error asked for, over all that
     the laws reach with these formats; and the share of the chosen program's that is above. None where none was proved. Below
     0 where the errors of the chosen program add to more, and it keeps the error all the same."""
@@ -92,7 +92,7 @@ def machine_name(machine: Any) -> str:
     return str(getattr(machine, "name", type(machine).__name__))
 
 
-def described(point: Point, place: Path) -> dict[str, Any]:
+def describe_point(point: Point, place: Path) -> dict[str, Any]:
     removed = point.variant.removed if point.variant else None
     return figures(point) | {"program": str(place), "laws": list(point.laws), "methods": point.methods,
                              "removed": removed and removed.described()}
@@ -113,18 +113,18 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
     search, front, checked, busy = found["search"], found["front"], found["verified"], found["busy"]["timing"]
     header = ["", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"]
     header += [title for name, title in TITLES.items() if front[0][name] is not None]
-    rows = [row("  imported", found["baseline"]),
-            *(row(("* " if at == found["chosen"] else "  ") + point["name"], point) for at, point in enumerate(front))]
-    laws = [[joined(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"] if entry["seconds"] > 0]
+    rows = [format_point("  imported", found["baseline"]),
+            *(format_point(("* " if at == found["chosen"] else "  ") + point["name"], point) for at, point in enumerate(front))]
+    laws = [[join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"] if entry["seconds"] > 0]
     return "\n\n".join([
         "phases  " + "  ".join(f"{name} {seconds:.1f} s" for name, seconds in found["phases"].items()),
         f"model     {found['model']}\nmachine   {found['machine']}\nworkload  {found['workload']}\n"
         f"search    {search['nodes']} nodes, {search['classes']} classes; of equal programs `exact` is predicted fastest, "
         f"proved to {100 * search['gap']:.2g} %" + "".join(f"\ncut       {cut}" for cut in search["cut"])
-        + f"\n{proof(found)}" + kept(found["goals"]), *([told(busy, UNSURE)] if busy else []),
+        + f"\n{proof(found)}" + kept(found["goals"]), *([describe_noise(busy, UNSURE)] if busy else []),
         "programs: * is chosen\n" + table(rows, header),
         "what saved it: medians and quartiles of the same rounds\n" + gains(found),
-        "laws of the exact program, by leaving one out: savings overlap\n" + table(laws[:SHOWN], ["", "µs predicted"]),
+        "laws of the exact program, by leaving one out: savings overlap\n" + table(laws[:SHOWN_LAWS], ["", "µs predicted"]),
         f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
         f"float64 oracle on {checked['rows']} held-out rows" + "".join(
             f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
@@ -132,7 +132,7 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
         *([] if target is None else [f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix explain {target}"])])
 
 
-def row(name: str, point: dict[str, Any]) -> list[str]:
+def format_point(name: str, point: dict[str, Any]) -> list[str]:
     return [name, ms(point["predicted_s"]), ms(point["measured_s"]),
             megabytes(point["predicted_bytes"]), megabytes(point["measured_bytes"]),
             percent(point["predicted_error"]), percent(point["measured_error"]),
@@ -161,11 +161,11 @@ def kept(goals: list[dict[str, Any]]) -> str:
 
 def gains(found: dict[str, Any]) -> str:
     """A row for each means, and their sum."""
-    rows = [[named(step), ms(step["measured_s"]), between(step["quartiles_s"]), ms(step["saved_s"]),
+    rows = [[name_step(step), ms(step["measured_s"]), between(step["quartiles_s"]), ms(step["saved_s"]),
              "below noise" * step["below_noise"]] for step in found["steps"]]
     return table([*rows, ["in all", "", "", ms(found["saved_s"]), ""]], ["", "ms measured", "quartiles", "ms saved", ""])
 
 
-def named(step: dict[str, Any]) -> str:
+def name_step(step: dict[str, Any]) -> str:
     """A means, and the program that has it."""
     return step["name"] if step["name"] == step["program"] else f"{step['name']}: {step['program'] or 'nothing'}"

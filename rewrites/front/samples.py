@@ -8,16 +8,16 @@ WORDS = ("the of and a to in is that was for on with as by at from not are but h
          "some could these two may first then do any like my now over such our man me even most made after also well").split()
 SIGNS = ("的一是不了人我在有他这中大来上国个到说们为子和你地出道也时年得就那要下以生会自着去之过家学对可她里后小么"
          "心多天而能好都然没日于起还发成事只作当想看文无开手十用主行方又如前所本见经头面公同三已老从动两长")
-NAMES = "value count index total left right node path item key rows cols data next size".split()
+IDENTIFIERS = "value count index total left right node path item key rows cols data next size".split()
 SITES = "shop blog news wiki mail docs api cdn".split()
 
 
-def word(rng: Random) -> str: return "".join(rng.choices(SYLLABLES, k=rng.randint(1, 4)))
+def make_word(rng: Random) -> str: return "".join(rng.choices(SYLLABLES, k=rng.randint(1, 4)))
 
 
 def prose(rng: Random, words: int) -> str:
     """Common words, with one that is drawn among four."""
-    return " ".join(word(rng) if rng.random() < 0.25 else rng.choice(WORDS) for _ in range(words))
+    return " ".join(make_word(rng) if rng.random() < 0.25 else rng.choice(WORDS) for _ in range(words))
 
 
 def short(rng: Random) -> str:
@@ -27,9 +27,9 @@ def short(rng: Random) -> str:
 
 
 def url(rng: Random) -> str:
-    path = "/".join(word(rng) for _ in range(rng.randint(1, 4)))
-    query = f"?{word(rng)}={rng.randint(0, 10 ** 6)}" if rng.random() < 0.5 else ""
-    return f"https://{rng.choice(SITES)}.{word(rng)}.{rng.choice(('com', 'org', 'net', 'io'))}/{path}{query}"
+    path = "/".join(make_word(rng) for _ in range(rng.randint(1, 4)))
+    query = f"?{make_word(rng)}={rng.randint(0, 10 ** 6)}" if rng.random() < 0.5 else ""
+    return f"https://{rng.choice(SITES)}.{make_word(rng)}.{rng.choice(('com', 'org', 'net', 'io'))}/{path}{query}"
 
 
 def digits(rng: Random) -> str:
@@ -43,18 +43,20 @@ def chinese(rng: Random) -> str:
 
 
 def code(rng: Random) -> str:
-    a, b, c = rng.sample(NAMES, 3)
+    a, b, c = rng.sample(IDENTIFIERS, 3)
     return rng.choice((f"for {a} in range(len({b})): {c}[{a}] += {rng.randint(0, 99)}", f"if ({a} != NULL && {b}->{c} > 0) return {a};",
-                       f"def {word(rng)}({a}, {b}=None): return {a}.{c}({b})", f"const {a} = await fetch(`/{word(rng)}/${{{b}}}`);",
-                       f"SELECT {a}, {b} FROM {word(rng)} WHERE {c} = '{word(rng)}';", f"{a}.{b}({c}, {rng.random():.3f}) # {word(rng)}"))
+                       f"def {make_word(rng)}({a}, {b}=None): return {a}.{c}({b})",
+                       f"const {a} = await fetch(`/{make_word(rng)}/${{{b}}}`);",
+                       f"SELECT {a}, {b} FROM {make_word(rng)} WHERE {c} = '{make_word(rng)}';",
+                       f"{a}.{b}({c}, {rng.random():.3f}) # {make_word(rng)}"))
 
 
-KINDS: dict[str, Callable[[Random], str]] = {
-    "single words": word, "empty and short": short, "URLs": url, "digits": digits, "Chinese": chinese, "code": code,
+TEXT_KINDS: dict[str, Callable[[Random], str]] = {
+    "single words": make_word, "empty and short": short, "URLs": url, "digits": digits, "Chinese": chinese, "code": code,
     "500 tokens": lambda rng: prose(rng, 330), "random ids": lambda rng: f"{rng.getrandbits(rng.choice((64, 128))):x}"}
 
 
-def lines(kind: str, count: int, seed: int = 0) -> list[str]:
+def make_lines(kind: str, count: int, seed: int = 0) -> list[str]:
     """So many lines of a kind, the same for a seed on any machine."""
     rng = Random(f"{kind} {seed}")
-    return [KINDS[kind](rng) for _ in range(count)]
+    return [TEXT_KINDS[kind](rng) for _ in range(count)]

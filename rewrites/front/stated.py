@@ -10,15 +10,15 @@ import numpy as np
 from opmatrix.display.tables import percent
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import batches
-from opmatrix.pipelines.pooling import Pooling, unit
+from opmatrix.pipelines.pooling import Pooling, normalise_rows
 from opmatrix.pipelines.text import Reading, Tokenizer
 from rewrites.front.differences import difference, squares, surely
-from rewrites.front.samples import KINDS, lines
+from rewrites.front.samples import TEXT_KINDS, make_lines
 
 ABOVE, DOUBT = 0.01, 0.01                                   # share of other sentences that exceed the worst, chance that more do
 TAIL = 4                                                    # the largest quarter says how a tail falls
-LEAST, PLENTY = 16, 459                                     # sentences: fewer say nothing of a tail; of so many 0.99ⁿ < 0.01
-SHOWN, HELD = 20, 0.9                                       # lines of a kind that coverage is judged by, share that has to be
+MIN_SENTENCES, PLENTY = 16, 459                             # sentences: fewer say nothing of a tail; of so many 0.99ⁿ < 0.01
+COVERAGE_LINES, COVERAGE_SHARE = 20, 0.9                    # lines of a kind that coverage is judged by, share that has to be
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,14 @@ def likely(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> float:
 
 
 def worst(errors: np.ndarray) -> float | None:
-    """What at most `ABOVE` of other sentences exceed, with the chance `DOUBT` that more do; none below `LEAST` sentences. Of `PLENTY`
+    """What at most `ABOVE` of other sentences exceed, with the chance `DOUBT` that more do; none below `MIN_SENTENCES` sentences.
+    Of `PLENTY`
     it is the largest seen, whatever the distribution (Wilks 1941). Of fewer the tail is extrapolated as a power law (Weissman 1978)
     from the k largest: their logs lie above the next one by h on average (Hill 1975), 2kh over its mean is χ² with 2k degrees, and the
     largest mean that this leaves in doubt is taken. Where texts recur the k largest may be equal, and say nothing of a tail: the
     tolerance limit of a lognormal with the mean and spread of all (Odeh and Owen 1980) counts where it is larger, and so does the
     largest seen."""
-    if (n := len(errors)) < LEAST: return None
+    if (n := len(errors)) < MIN_SENTENCES: return None
     falling = np.sort(errors)[::-1]
     if n >= PLENTY or falling[0] == 0: return float(falling[0])
     from scipy.special import gammaincinv, nctdtrit
@@ -82,7 +83,7 @@ def worst(errors: np.ndarray) -> float | None:
 
 def changes(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray, pooling: Pooling) -> np.ndarray:
     """|Δcos| of every pair of sentences' embeddings, (S (S − 1) / 2,)."""
-    before, after = (unit(np.asarray(pooling(rows, starts), np.float64)) for rows in (wanted, found))
+    before, after = (normalise_rows(np.asarray(pooling(rows, starts), np.float64)) for rows in (wanted, found))
     changed: np.ndarray = abs(after @ after.T - before @ before.T)[np.triu_indices(len(starts) - 1, 1)]
     return changed
 
@@ -101,9 +102,9 @@ def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, 
 
     def covered(kind: str) -> bool:
         reading = Reading(truncate=True, skip_bad=True)
-        rows = [part.tokens for batch in batches(tokenizer, lines(kind, SHOWN), reading=reading) for part in batch]
-        return sum(map(held, rows)) >= HELD * len(rows)
-    return tuple(kind for kind in KINDS if not covered(kind))
+        rows = [part.tokens for batch in batches(tokenizer, make_lines(kind, COVERAGE_LINES), reading=reading) for part in batch]
+        return sum(map(held, rows)) >= COVERAGE_SHARE * len(rows)
+    return tuple(kind for kind in TEXT_KINDS if not covered(kind))
 
 
 def unseen(tokens: np.ndarray, known: np.ndarray) -> float:
@@ -118,7 +119,7 @@ def spoken(workload: dict[str, Any], stated: dict[str, Any]) -> str:
     low, high = workload["lengths"]
     single = stated["sentence"]
     worst = (f"a single one by {percent(single)}, which at most {percent(ABOVE)} of them exceed" if single is not None else
-             f"nothing of a single one: that needs {2 * LEAST} lines")
+             f"nothing of a single one: that needs {2 * MIN_SENTENCES} lines")
     lacks = workload["uncovered"]
     return (f"stated    texts like {workload['like']}, {low} to {high} tokens, are off by {percent(stated['error'])} together; {worst}\n"
             f"          (of {stated['sentences']} that nothing was fitted to or chosen by); cosines by {stated['cosine_mean']:.2g} on "

@@ -16,7 +16,7 @@ from rewrites.front.sites import Site
 CHANGED = "changed"                                         # name of a constant that is tried instead of another
 TOGETHER = 2048                                             # rows of a pass, all copies together
 HELD = 2 ** 28                                              # bytes of weights that are tried together
-Rows = NDArray[np.float32]
+FloatRows = NDArray[np.float32]
 LEAST = 4                                                   # sentences that errors are measured on, however large the model is
 WORK = 3e12                                                 # multiplications that all trials may take before sentences are left out
 
@@ -39,7 +39,7 @@ def joined(batches: Sequence[Batch] | Iterator[Batch]) -> Batch:
     return Batch([row.tokens for row in rows], [row.kinds for row in rows])
 
 
-def changed(program: Program, site: Site, tried: Sequence[Callable[[], Any]], values: Sequence[Any], batch: Batch) -> Iterator[Rows]:
+def changed(program: Program, site: Site, tried: Sequence[Callable[[], Any]], values: Sequence[Any], batch: Batch) -> Iterator[FloatRows]:
     """The output on a batch with each of these in place of a site's weight, given the values of the steps before the first that reads it.
     So many are made and tried together as HELD and TOGETHER allow."""
     size = program.constants[site.constant].nbytes
@@ -48,7 +48,7 @@ def changed(program: Program, site: Site, tried: Sequence[Callable[[], Any]], va
         yield from side_by_side(program, site, [make() for make in tried[lo:lo + most]], values, batch)
 
 
-def side_by_side(program: Program, site: Site, stored: Sequence[Any], values: Sequence[Any], batch: Batch) -> list[Rows]:
+def side_by_side(program: Program, site: Site, stored: Sequence[Any], values: Sequence[Any], batch: Batch) -> list[FloatRows]:
     """The same in one pass, a copy of the batch for each."""
     schedule, copies = program.schedule, len(stored)
     many = batch if copies == 1 else joined([batch] * copies)

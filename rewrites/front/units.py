@@ -15,7 +15,7 @@ from opmatrix.term import Operator
 
 UNITS, HEADS = "units", "heads"                             # what is removed: columns one by one, or by whole heads
 MOVES = "heads", "join", "repeat", "total", "row"           # kinds that move columns, or heads
-At = NDArray[np.intp]
+Places = NDArray[np.intp]
 Numbers = NDArray[np.float64]
 
 
@@ -41,7 +41,7 @@ class Pair:
     def groups(self) -> int:
         return self.weight.shape[0] // self.group
 
-    def cut(self, left: At, numbers: Numbers, bias: Numbers | None) -> Operator:
+    def cut(self, left: Places, numbers: Numbers, bias: Numbers | None) -> Operator:
         """The node where D has only these inputs left, with these numbers (len(left), p), and this bias (p,) if any."""
         made = chosen(self.makes, left)
         assert made is not None
@@ -96,7 +96,7 @@ def shared(term: Operator) -> int:
     return max((last.args[0] // first.out.heads for first, last in composed if last.kind.name == "repeat"), default=1)
 
 
-def chosen(term: Operator, at: At) -> Operator | None:
+def chosen(term: Operator, at: Places) -> Operator | None:
     """`term @ P`, where P chooses the columns `at`, without P: weights are smaller. None where P passes something
     only as itself."""
     args, made = term.args, None
@@ -118,7 +118,7 @@ def chosen(term: Operator, at: At) -> Operator | None:
     return made
 
 
-def headed(term: Operator, kept: At, h: int) -> Operator | None:
+def headed(term: Operator, kept: Places, h: int) -> Operator | None:
     """A value of h heads with only these heads, computed head by head from smaller weights; None where heads are not
     apart."""
     args, made = term.args, None
@@ -141,12 +141,12 @@ def headed(term: Operator, kept: At, h: int) -> Operator | None:
     return made
 
 
-def spread(groups: At, size: int) -> At:
+def spread(groups: Places, size: int) -> Places:
     """The columns of groups of so many."""
     return (groups[:, None] * size + np.arange(size)).ravel()
 
 
-def of(row: Data, at: At) -> Data:
+def of(row: Data, at: Places) -> Data:
     """The numbers of a row in some columns; one number stands for any."""
     return row if row.shape == (1,) else Data(row.array[..., at], row.label)
 

@@ -18,10 +18,10 @@ from opmatrix.term import Operator
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.lower import Method
 from rewrites.compiler.search import Space, Structure, cheapest
-from rewrites.derivations.gains import whole
+from rewrites.derivations.gains import only_narrows
 from rewrites.extraction import Infeasible
 from rewrites.front.differences import difference
-from rewrites.front.ladder import OBJECTIVES, TRUST, Front, counted, described
+from rewrites.front.ladder import OBJECTIVES, TRUST, Front, count_methods, describe_methods
 from rewrites.front.proposals import Choices
 from rewrites.front.quality import Quality
 from rewrites.front.removing import Removed, levels, removed
@@ -58,11 +58,11 @@ class Variant:
 
     def name(self, structure: Structure) -> str:
         """What is removed, then what methods a program uses."""
-        own = described(structure) if structure.error or self.removed is None else ""
+        own = describe_methods(structure) if structure.error or self.removed is None else ""
         return " + ".join(filter(None, [self.removed.name if self.removed else "", own]))
 
     def methods(self, structure: Structure) -> dict[str, int]:
-        return self.cuts | counted(structure)
+        return self.cuts | count_methods(structure)
 
     def sources(self, structure: Structure) -> Emitter:
         """Where the constants of one of its programs come from."""
@@ -77,7 +77,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Found:
+class Outcome:
     """One program of a variant, how far it is off on rows that choose, and what it is planned to be off by."""
 
     variant: Variant
@@ -93,7 +93,7 @@ def carried(choices: Choices, model: Operator, variant: Variant) -> Choices:
     old, new = leaves(model), leaves(variant.operator)
     named = {key: new[name] for name, key in old.items() if name in new}
     measured: dict[frozenset[str], Sequence[Method]] = {
-        frozenset(named[key] for key in those): [each for each in methods if whole([each.format])]
+        frozenset(named[key] for key in those): [each for each in methods if only_narrows([each.format])]
         for those, methods in choices.measured.items() if those <= named.keys()}
     return Choices(variant.space, measured, choices.fit, choices.representable)
 
@@ -104,11 +104,11 @@ def leaves(model: Operator) -> dict[str, str]:
     return {re.sub(r"\W", "_", each.label): each.key for each in data}
 
 
-def programs(variant: Variant, front: Front, error: float | None) -> Iterator[Found]:
+def programs(variant: Variant, front: Front, error: float | None) -> Iterator[Outcome]:
     """The exact program of a smaller model, and the fastest, the smallest and one that is both with a little more
     error by methods; where an error is asked for, with what it leaves them."""
     assert variant.choices is not None
-    yield Found(variant, variant.structure, variant.program, *front.errors(variant.program, inf))
+    yield Outcome(variant, variant.structure, variant.program, *front.errors(variant.program, inf))
     room = None if error is None else max(0.0, (error / TRUST) ** 2 - variant.off ** 2)
     for budget in BUDGETS if room is None else (sqrt(room), sqrt(room) / 2):
         for weights in (*OBJECTIVES, BOTH):
@@ -116,7 +116,7 @@ def programs(variant: Variant, front: Front, error: float | None) -> Iterator[Fo
             except Infeasible: continue
             if not structure.error: continue
             program = variant.choices.program(structure, front.meta)
-            yield Found(variant, structure, program, *front.errors(program, inf))
+            yield Outcome(variant, structure, program, *front.errors(program, inf))
 
 
 def smaller(run: "Run", what: Sequence[str], file: str | Path | None, progress: Any) -> list[Variant]:
@@ -154,10 +154,10 @@ def smaller_points(run: "Run", front: Front) -> Iterator["Point"]:
         yield point
 
 
-def worth(found: Sequence[Found], front: Front, quality: Quality) -> list[Found]:
+def worth(found: Sequence[Outcome], front: Front, quality: Quality) -> list[Outcome]:
     """Those that keep the quality, and that no other such one beats in predicted seconds and bytes; at most so many,
     the fastest first, and always the smallest."""
-    best: list[Found] = []
+    best: list[Outcome] = []
     for each in sorted(found, key=lambda each: (each.structure.time, front.bytes(each.program))):
         size = front.bytes(each.program)
         if best and size >= front.bytes(best[-1].program): continue

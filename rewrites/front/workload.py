@@ -11,22 +11,23 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import open_regular
-from opmatrix.extents import Extents, asked
+from opmatrix.extents import Extents, collect_needs
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.measure import Seconds, measure
 from opmatrix.patterns import Batch
-from opmatrix.pipelines.embed import batches, line, read
+from opmatrix.pipelines.embed import batches, name_line
+from opmatrix.pipelines.embed import read_lines as read
 from opmatrix.pipelines.text import Parts, Reading, Tokenizer, read_lines, sentences
 from opmatrix.runtime.scheme import Running
 from rewrites.compiler.layers import Model, outputs
 from rewrites.compiler.mixed import Mix
 from rewrites.compiler.mixed import batches as batches_of
-from rewrites.compiler.mixed import said as said_of
-from rewrites.front.stated import LEAST, uncovered
+from rewrites.compiler.mixed import describe_mix as said_of
+from rewrites.front.stated import MIN_SENTENCES, uncovered
 
 OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token
 PROBE = 16                                                  # sentences
-MOST, SCANNED = 1024, 65536                                 # lines that rows are made of, spread over so many of a file
+SAMPLED_LINES, SCANNED = 1024, 65536                                 # lines that rows are made of, spread over so many of a file
 FIT, CHOOSE, VERIFY, STATE = 4096, 1024, 2048, 32768        # rows at most, of whole sentences: VERIFY go through the float64 oracle
 CALIBRATE = 8192                                            # rows that what is removed is fitted to, about
 
@@ -37,20 +38,20 @@ def drawn_from(text: str | None, file: str | None) -> tuple[Sequence[str], str]:
     if text: return read_lines(text), f"the lines of {text}"
     if file is None: return sentences(), "the shipped sentences"
     lines = [*islice(read(Path(file), open_regular), SCANNED)]
-    if len(lines) >= 2 * LEAST: return lines, f"the lines of {file}"
-    return sentences(), f"the shipped sentences: {file} has fewer than {2 * LEAST} lines"
+    if len(lines) >= 2 * MIN_SENTENCES: return lines, f"the lines of {file}"
+    return sentences(), f"the shipped sentences: {file} has fewer than {2 * MIN_SENTENCES} lines"
 
 
 def divided(lines: Sequence[str]) -> Parts:
     """At most MOST of some lines, spread over all, in parts."""
-    return Parts.of(lines[::-(-len(lines) // MOST)])
+    return Parts.of(lines[::-(-len(lines) // SAMPLED_LINES)])
 
 
 def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
     """Of the batches that `embed` makes of a file of texts, the one of median rows; and what it is called. The file is read
     twice, so that no more than a batch is kept of it."""
     def made() -> Iterator[Batch]:
-        return batches(tokenizer, read(file, open_regular), reading=Reading(partial(line, file)))
+        return batches(tokenizer, read(file, open_regular), reading=Reading(partial(name_line, file)))
     rows = [batch.rows for batch in made()]
     middle = int(np.argsort(rows, kind="stable")[len(rows) // 2])
     [timed] = islice(made(), middle, middle + 1)
@@ -58,7 +59,7 @@ def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
     return timed, f"{len(timed)} texts, {timed.rows} tokens of {file}{which}"
 
 
-def known(checkpoint: Checkpoint, *batches: Batch) -> None:
+def check_tokens(checkpoint: Checkpoint, *batches: Batch) -> None:
     """Raises InputError for a token that the model has no row for."""
     vocabulary = checkpoint.said["vocab_size"]
     if (highest := max(batch.tokens.max() for batch in batches)) >= vocabulary:
@@ -107,7 +108,7 @@ class Workload:
 
     def extents(self, model: Model) -> Extents | Mix:
         """Those of the timed batch, with a model's patterns, inputs and relations; of several, with their shares."""
-        known = asked(*outputs(model).values())
+        known = collect_needs(*outputs(model).values())
         found = [(share, batch.extents(*known)) for share, batch in self.shares]
         return found if self.mix else found[0][1]
 
@@ -140,7 +141,7 @@ class Workload:
         mixed: tuple[tuple[float, Batch], ...] = ()
         if mix is not None:
             mixed, said, timed = of_shares(mix, limit, checkpoint.name, fit.tokens)
-        known(checkpoint, fit, choose, state, *(batch for _, batch in mixed or ((1.0, timed),)))
+        check_tokens(checkpoint, fit, choose, state, *(batch for _, batch in mixed or ((1.0, timed),)))
         return cls(timed, fit, choose, Batch([row.tokens for row in islice(choose, PROBE)]), state, next(state.pieces(VERIFY)), said, like,
                    uncovered(tokenizer, fit, state), text, tokens, file, mixed)
 
@@ -195,6 +196,6 @@ def of_shares(mix: Mix, limit: int | None, model: str, tokens: NDArray[Any]) -> 
     return found, said_of(found), max((batch for _, batch in found), key=lambda batch: batch.rows)
 
 
-def drawn(workload: Workload | Batch | Mix, model: Model) -> Workload:
+def draw_workload(workload: Workload | Batch | Mix, model: Model) -> Workload:
     """A batch, or several with shares, with random rows beside it."""
     return workload if isinstance(workload, Workload) else Workload.drawn(model, workload)

@@ -41,14 +41,14 @@ class AskedFlags:
         self.name, self.known, self.asked = name, known, asked
 
     def __getattr__(self, flag: str) -> bool:
-        self.asked.add((self.name, relation(flag)))
-        return (self.name, relation(flag)) in self.known
+        self.asked.add((self.name, name_flag(flag)))
+        return (self.name, name_flag(flag)) in self.known
 
     def __contains__(self, name: str) -> bool:
         return False
 
 
-def relation(flag: str) -> str:
+def name_flag(flag: str) -> str:
     """What a flag of an attribute is called in a graph, where a property may have its name."""
     return flag if flag in FLAGS else f"{flag}_over"
 
@@ -73,7 +73,7 @@ def premises(kind: Kind, predicate: Callable[..., bool]) -> list[Known]:
     return found
 
 
-def derived() -> tuple[tuple[str, Known, str], ...]:
+def derive_facts() -> tuple[tuple[str, Known, str], ...]:
     """A node's text, what must be known of its arguments, and the fact that follows: of every kind and property there are."""
     return derived_of(tuple(KINDS.values()), tuple(PROPERTIES))
 
@@ -91,7 +91,7 @@ def derived_of(kinds: tuple[Kind, ...], properties: tuple[str, ...]) -> tuple[tu
 
 def flags() -> tuple[str, ...]:
     """The flags of attributes that laws and properties ask for."""
-    asked = {flag for _, known, _ in derived() for _, flag in known} - PROPERTIES.keys() - {*DIRECTING}
+    asked = {flag for _, known, _ in derive_facts() for _, flag in known} - PROPERTIES.keys() - {*DIRECTING}
     return *FLAGS, *sorted({flag.removesuffix("_over") for flag in asked} - {*FLAGS})
 
 
@@ -146,7 +146,7 @@ MARKERS = """
 def relations() -> list[str]:
     """The declarations of all facts and flags."""
     return [*(f"(relation {fact} (Op))" for fact in (*PROPERTIES, *DIRECTING)),
-            *(f"(relation {relation(flag)} (String))" for flag in flags())]
+            *(f"(relation {name_flag(flag)} (String))" for flag in flags())]
 
 
 def needed(names: Iterable[str]) -> set[str]:
@@ -156,7 +156,7 @@ def needed(names: Iterable[str]) -> set[str]:
         if (name := todo.pop()) not in found:
             found.add(name)
             todo += PROPERTIES[name].implied
-            todo += [one for _, known, what in derived() if what == name for _, one in known if one in PROPERTIES]
+            todo += [one for _, known, what in derive_facts() if what == name for _, one in known if one in PROPERTIES]
     return found
 
 
@@ -165,7 +165,7 @@ def rules(names: Iterable[str] = ()) -> str:
     follows from the same is one rule."""
     together: dict[tuple[str, Known], list[str]] = defaultdict(list)
     wanted = needed(names)
-    for node, known, name in derived():
+    for node, known, name in derive_facts():
         if name in wanted:
             together[node, known].append(f"({name} e)")
     lines = [rule([f"(= e {node})", *(f"({name} {of})" for of, name in sorted(known))], facts)

@@ -22,7 +22,7 @@ from rewrites.law import Law
 from rewrites.proofs.laws import values
 from rewrites.proofs.refute import Counterexample, refute
 
-MOST = 100                                                  # proofs that one engine makes
+PROOFS_PER_ENGINE = 100                                     # proofs that one engine makes
 BASE = 1 << 32                                              # above any number of equal sizes in a sum
 
 
@@ -96,7 +96,7 @@ class Prover:
 
     def refresh(self) -> None:
         """A fresh engine where this one has made enough proofs."""
-        if self.proofs == MOST:
+        if self.proofs == PROOFS_PER_ENGINE:
             self.renew()
 
     def run(self, program: str) -> None:
@@ -107,7 +107,7 @@ class Prover:
         self.refresh()
         self.proofs += 1
         start, roots = time.perf_counter(), {"left": left, "right": right}
-        self.run("(push)\n" + sized(Template.of(roots, inputs(left, right) if self.acts else ()), roots).text)
+        self.run("(push)\n" + add_sizes(Template.of(roots, inputs(left, right) if self.acts else ()), roots).text)
         try:
             search = Search(self.engine, budget)
             search.saturate(self.phases)
@@ -153,21 +153,21 @@ def inputs(*terms: Operator) -> list[Operator]:
     return [leaf for term in terms for leaf in term.walk() if not (leaf.children or leaf.constant or leaf.linear)]
 
 
-def sized(template: Template, roots: dict[str, Operator]) -> Template:
+def add_sizes(template: Template, roots: dict[str, Operator]) -> Template:
     """The template of these operators, with the rows and columns that the engine does not find itself."""
     found: dict[Any, int | None] = {}
     powers, lines = {sympy.S.One: 0}, []
     terms = dict.fromkeys(term for root in roots.values() for term in root.walk())
     for entry, term in zip(template.entries, terms, strict=True):
-        for fact, size in () if derived(term) else (("tall", term.out.rows), ("wide", term.out.cols)):
+        for fact, size in () if is_derived(term) else (("tall", term.out.rows), ("wide", term.out.cols)):
             if size not in found:
-                found[size] = number(size, powers)
+                found[size] = encode_size(size, powers)
             if found[size] is not None:
                 lines.append(f'(set ({fact} {entry.name}) (from-string "{found[size]}"))')
     return replace(template, text="\n".join([template.text, *lines]))
 
 
-def derived(term: Operator) -> bool:
+def is_derived(term: Operator) -> bool:
     """Whether the engine finds its sizes from those of its parts, by SIZED."""
     match term.kind.name, term.args:
         case "compose", (_, f):
@@ -177,7 +177,7 @@ def derived(term: Operator) -> bool:
     return term.kind.name in DERIVED
 
 
-def number(size: Any, powers: dict[Any, int]) -> int | None:
+def encode_size(size: Any, powers: dict[Any, int]) -> int | None:
     """A size as a whole number, another for every other size; none where it is not known."""
     expression = sympy.expand(size)
     if expression.has(N):

@@ -18,7 +18,7 @@ from opmatrix.term import Operator
 from rewrites.law import INPUT, ROWS, Name, apart, bent
 from rewrites.verify.mutants import instance
 
-APART = 1e-6                                                # relative: far above what float64 rounds
+MIN_DIFFERENCE = 1e-6                                       # relative: far above what float64 rounds
 FREE = (N, T, H)                                            # sizes that an input gives
 
 
@@ -66,7 +66,7 @@ def differing(one: Operator, other: Operator, rng: np.random.Generator) -> tuple
         a, b = (dense(term, x, batch) for term in (one, other))
         if any(1 not in pair and pair[0] != pair[1] for pair in zip(a.shape[::-1], b.shape[::-1], strict=False)):
             return x, (), a.shape, b.shape
-        if not apart(a, b) > APART:
+        if not apart(a, b) > MIN_DIFFERENCE:
             return None
     a, b = np.broadcast_arrays(a, b)
     off = np.nan_to_num(abs(a - b), nan=np.inf)
@@ -83,11 +83,11 @@ def meanings(terms: list[Operator], rng: np.random.Generator) -> dict[str, Any]:
              if hasattr(given, "free_symbols") for size in given.free_symbols} - {*FREE}
     sizes = {size: 2 + number for number, size in enumerate(sorted(named, key=str))}
     return {str(size): number for size, number in sizes.items()} | {
-        name: next(made for made in candidates(leaf, sizes, rng) if all(getattr(made, fact) for fact in leaf.args[3]))
+        name: next(made for made in draw_operators(leaf, sizes, rng) if all(getattr(made, fact) for fact in leaf.args[3]))
         for name, leaf in leaves.items()}
 
 
-def candidates(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Generator) -> Iterator[Operator]:
+def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Generator) -> Iterator[Operator]:
     """Operators of a symbol's sizes, those with the fewest properties first."""
     def known(size: Any) -> Any: return size if size in FREE else int(sympify(size).subs(sizes))
     into, out = (Shape(*map(known, shape)) for shape in leaf.args[1:3])

@@ -22,8 +22,8 @@ def certificate(program: Program, results: Mapping[str, Any], batches: Sequence[
                 machine: str = "") -> Certificate:
     """What `verify_laws`, `verify_graphs`, `verify_exact` or `verify_approximate` found, by name, for this program and
     these batches; `machine` names the one it was found on."""
-    return {"program": program.hash, "verified": plain(results), "own": own(program, batches),
-            "inputs": [described(batch) for batch in batches], "bounds": {"float64": EQUAL, "rounding": ROUNDING},
+    return {"program": program.hash, "verified": as_json_value(results), "own": measure_rounding(program, batches),
+            "inputs": [describe_batch(batch) for batch in batches], "bounds": {"float64": EQUAL, "rounding": ROUNDING},
             "seed": seed, "versions": versions(), "machine": machine or platform.processor() or platform.machine()}
 
 
@@ -33,26 +33,26 @@ def certified(program: Program, results: Mapping[str, Any], batches: Sequence[Ba
     return program.replace(certificate=certificate(program, results, batches, seed=seed, machine=machine))
 
 
-def own(program: Program, batches: Sequence[Batch]) -> float:
+def measure_rounding(program: Program, batches: Sequence[Batch]) -> float:
     """How far the program is from the float64 reading of its own numbers: what all its kernels round together."""
     return Errors.of([program.run(batch) for batch in batches], [program.exact(batch) for batch in batches]).relative
 
 
-def described(batch: Batch) -> dict[str, Any]:
+def describe_batch(batch: Batch) -> dict[str, Any]:
     """A batch as JSON, with the hash of its numbers."""
     rows = {"tokens": [part.tokens.tolist() for part in batch], "kinds": [part.kinds.tolist() for part in batch]}
-    return {"hash": digest(rows), "sentences": len(batch), "rows": batch.rows, **rows}
+    return {"hash": hash_rows(rows), "sentences": len(batch), "rows": batch.rows, **rows}
 
 
 def restored(kept: Mapping[str, Any]) -> Batch:
     """A batch from a certificate. Raises VerificationError where its numbers are not those that were hashed."""
     rows = {name: kept[name] for name in ("tokens", "kinds")}
-    if digest(rows) != kept["hash"]:
-        raise VerificationError(3, "certificate", "its inputs were changed", hash=kept["hash"], now=digest(rows))
+    if hash_rows(rows) != kept["hash"]:
+        raise VerificationError(3, "certificate", "its inputs were changed", hash=kept["hash"], now=hash_rows(rows))
     return Batch(rows["tokens"], rows["kinds"])
 
 
-def digest(rows: Mapping[str, Any]) -> str:
+def hash_rows(rows: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(rows, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -65,8 +65,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def plain(thing: Any) -> Any:
+def as_json_value(thing: Any) -> Any:
     """As JSON has it."""
-    if isinstance(thing, Mapping): return {str(name): plain(value) for name, value in thing.items()}
-    if isinstance(thing, list | tuple): return [plain(value) for value in thing]
+    if isinstance(thing, Mapping): return {str(name): as_json_value(value) for name, value in thing.items()}
+    if isinstance(thing, list | tuple): return [as_json_value(value) for value in thing]
     return thing.item() if isinstance(thing, np.generic) else thing

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sympy import sympify
 
 from opmatrix.operators import I, const, given, pick, product, symbol, turn
@@ -16,11 +15,11 @@ from opmatrix.pipelines.session import some
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.meanings import sentences
 from opmatrix.runtime.operands import C, Tables
-from opmatrix.runtime.schedule import meaning, wide
+from opmatrix.runtime.schedule import meaning, widen_value
 from opmatrix.shapes import Shape, T
 from opmatrix.term import Operator, formula
 from rewrites.compiler.egraph import saturate
-from rewrites.compiler.emit import ROWS, Emitter, Value
+from rewrites.compiler.emit import AS_ROWS, Buffer, Emitter
 from rewrites.compiler.flat import flat
 from rewrites.compiler.lower import Call, Lowering, Method
 from rewrites.compiler.template import Template
@@ -28,9 +27,8 @@ from rewrites.law import INPUT, RELATED, SAMPLE, Sort, apart, drawn, k, n, p, q
 from rewrites.law import ROWS as LENGTHS
 from rewrites.laws.implementation import Implementation
 from rewrites.verify.mutants import FREE
-from rewrites.verify.numbers import Values
+from rewrites.verify.numbers import Exact, Values
 
-Exact = NDArray[np.float64]
 VALUES = ("value", "scores", "column", "level", "varying")
 FIELDS = {n: "tokens", q: "kinds"}                          # one-hot values, by their size; any other is of positions
 
@@ -49,17 +47,17 @@ def computed(lowering: Lowering, cls: int, call: Call, values: Values) -> Exact:
     for name, at in call.bound:
         if call.implementation.variables[name].name in ("value", "scores"):
             heads = int(lowering.matcher.heads[at])
-            emitter.values[at] = Value({heads if cached(lowering, at) else ROWS: f"given {at}"}, heads)
+            emitter.values[at] = Buffer({heads if cached(lowering, at) else AS_ROWS: f"given {at}"}, heads)
             arrays[f"given {at}"] = lazily(lowering, at, values)
     emitter._call(lowering, cls, call, Always())
     made = emitter.values[cls]
     result = next(iter(made.names.values())) if cls in lowering.matcher.square or cached(lowering, cls) else emitter.rows(made)
-    arrays |= {name: wide(constant, {}) for name, constant in emitter.constants.items()}
+    arrays |= {name: widen_value(constant, {}) for name, constant in emitter.constants.items()}
     arrays |= unrounded(lowering, emitter)
     for step in emitter.steps:
         own = {operand: arrays[name] for operand, name in step.operands.items()}
         own = {operand: each() if callable(each) else each for operand, each in own.items()}
-        arrays[step.output] = meaning(KERNELS[step.kernel], bound(step.kernel, own, step.attributes), values.batch)
+        arrays[step.output] = meaning(KERNELS[step.kernel], bind_arguments(step.kernel, own, step.attributes), values.batch)
     found = arrays[result]
     return np.asarray(found() if callable(found) else found)
 
@@ -89,7 +87,7 @@ def unrounded(lowering: Lowering, emitter: Emitter) -> Mapping[str, Exact]:
     return constants(SimpleNamespace(lowerings=[lowering]), emitter)      # type: ignore[arg-type]
 
 
-def bound(kernel: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+def bind_arguments(kernel: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
     """All arguments of a kernel by name; many tables are one tuple, what is absent is at its default."""
     declared, rest = KERNELS[kernel], dict(operands)
     found: dict[str, Any] = {}
@@ -138,7 +136,7 @@ def mixing(matrix: Operator) -> Operator:
     return formula(lambda x: product(product(x @ matrix, turn(x @ matrix)), x @ matrix))
 
 
-def alone(implementation: Implementation, rng: np.random.Generator) -> tuple[Lowering, Call, int, Values]:
+def lower_implementation(implementation: Implementation, rng: np.random.Generator) -> tuple[Lowering, Call, int, Values]:
     """A graph that holds the term of an implementation over drawn operands, and the call that computes it."""
     border = symbol("border", Shape(1, T, INPUT), Shape(1, T, INPUT))
     operands = {name: operand(rng, name, sort) for name, sort in implementation.variables.items()}
@@ -158,11 +156,11 @@ def alone(implementation: Implementation, rng: np.random.Generator) -> tuple[Low
             Values(INPUT, batch, rng))
 
 
-def difference(implementation: Implementation, rng: np.random.Generator) -> float:
+def compare_kernel(implementation: Implementation, rng: np.random.Generator) -> float:
     """How far a kernel is from the term that it is said to compute, in float64 over drawn operands; infinite where it
     cannot be called for them."""
     try:
-        lowering, call, cls, values = alone(implementation, rng)
+        lowering, call, cls, values = lower_implementation(implementation, rng)
         return off(lowering, cls, call, values)
     except (TypeError, ValueError, KeyError, IndexError, StopIteration):
         return np.inf
@@ -178,7 +176,7 @@ def misfit(implementation: Implementation, rng: np.random.Generator) -> tuple[in
     """Where the implementation is matched in a graph that starts from its own term: how often, and how far it is from
     the classes that it is said to compute; infinite where its term has no shape."""
     try:
-        lowering, _, _, values = alone(implementation, rng)
+        lowering, _, _, values = lower_implementation(implementation, rng)
     except (TypeError, ValueError, KeyError, StopIteration):
         return 0, np.inf
     facts, worst, count = lowering.graph.facts, 0.0, 0

@@ -45,7 +45,7 @@ def proved(statement: Law) -> bool:
     template = Template.of(roots)
     named = {str(term.args[0]): name for name, term in template.instance(template.values).items()
              if term.kind.name == "symbol"}
-    lines = [f"(alike {a} {b})" for a, b in alike(template)] + [f"(like {a} {b})" for a, b in alike(template, heads=True)]
+    lines = [f"(alike {a} {b})" for a, b in pair_by_size(template)] + [f"(like {a} {b})" for a, b in pair_by_size(template, heads=True)]
     lines += [f"(one {name})" for name, term in template.instance(template.values).items() if term.out.heads == 1]
     for fact, *about in (guard.strip("()").split() for guard in statement.guards):
         if all(name in named for name in about):
@@ -58,7 +58,7 @@ def proved(statement: Law) -> bool:
     return all(graph.named[f"$left{i}"] == graph.named[f"$right{i}"] for i in range(len(before)))
 
 
-def alike(template: Template, heads: bool = False) -> list[tuple[str, str]]:
+def pair_by_size(template: Template, heads: bool = False) -> list[tuple[str, str]]:
     """Terms with as many columns as each other, by name; in as many heads, too."""
     columns: dict[Any, list[str]] = {}
     terms: dict[str, Operator] = template.instance(template.values)

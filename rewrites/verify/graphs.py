@@ -42,12 +42,12 @@ class Disagreement:
 
     def place(self) -> tuple[bool, bool, int]:
         """Where it stands: first what a law made, numbers before what does not fit, small terms before large ones."""
-        return not self.laws, self.difference == np.inf, size(self.expected) or size(self.node)
+        return not self.laws, self.difference == np.inf, count_nodes(self.expected) or count_nodes(self.node)
 
     @property
     def what(self) -> str:
         """What is not what."""
-        return f"{f'{self.kernel}: ' if self.kernel else ''}{words(self.node)} is not {words(self.expected)}"
+        return f"{f'{self.kernel}: ' if self.kernel else ''}{describe_term(self.node)} is not {describe_term(self.expected)}"
 
 
 def check_graph(template: Template, laws: Sequence[Law], seed: int = 0, *, rounds: int = 6,
@@ -62,7 +62,7 @@ def check_graph(template: Template, laws: Sequence[Law], seed: int = 0, *, round
 def small(template: Template, laws: Sequence[Law], rng: np.random.Generator) -> Template:
     """The template over random numbers of small sizes."""
     values = template.shrunken(lambda shape: rng.normal(size=shape))
-    return spelled(replace(template, values=values), laws)
+    return spell_values(replace(template, values=values), laws)
 
 
 def check_seeded(seeds: Sequence[Law], laws: Sequence[Law], seed: int = 0,
@@ -87,13 +87,13 @@ def seeded(seeds: Sequence[Law], rng: np.random.Generator, **other: Sort) -> Tem
         roots += law.of(over)[0]
         for fact, *variables in (each.strip("()").split() for each in law.when):
             asked.append((fact, [over[name] for name in variables]))
-    template = spelled(Template.of({f"seed{i}": root for i, root in enumerate(roots)}, [border]), seeds)
+    template = spell_values(Template.of({f"seed{i}": root for i, root in enumerate(roots)}, [border]), seeds)
     names = {term: name for name, term in template.instance(template.values).items()}
     lines = [f"({fact} {' '.join(names[term] for term in terms)})" for fact, terms in asked]
     return replace(template, text="\n".join([template.text, *lines]))
 
 
-def spelled(template: Template, laws: Sequence[Law]) -> Template:
+def spell_values(template: Template, laws: Sequence[Law]) -> Template:
     """The template with the numbers, monoids and patterns that laws speak of called as they call them."""
     spoken = {attribute(value).strip('"'): value for law in laws for side in law.sides() for root in side
               for term in root.walk() if term.kind.name != "symbol" for value in term.attributes
@@ -113,7 +113,7 @@ def disagreements(graph: Graph, template: Template, rng: np.random.Generator,
     values = Values(width(template), batch(template, rng, lengths), rng)
     terms = represented(graph, template, values)
     found = [*members(graph, terms, template, values), *untrue(graph, terms, values)]
-    found = found or list(kernels(graph, terms, template, values))
+    found = found or list(check_kernels(graph, terms, template, values))
     return sorted(found, key=Disagreement.place)
 
 
@@ -146,24 +146,24 @@ def members(graph: Graph, terms: dict[int, Operator], template: Template, values
         if not all(child in terms for child in node.children):
             yield Disagreement("a member with a part that fits nowhere", terms[node.cls], np.inf, by(graph, node.cls))
             continue
-        term, off = compared(graph, terms, values, node.cls, partial(build, node, terms, template.values))
+        term, off = compare_term(graph, terms, values, node.cls, partial(build, node, terms, template.values))
         if not off <= TOLERANCE:
             yield Disagreement(term, terms[node.cls], off, by(graph, node.cls))
 
 
-def compared(graph: Graph, terms: dict[int, Operator], values: Values, cls: int,
-             make: Callable[[], Operator]) -> tuple[Operator | str, float]:
+def compare_term(graph: Graph, terms: dict[int, Operator], values: Values, cls: int,
+                 make: Callable[[], Operator]) -> tuple[Operator | str, float]:
     """A term, and how far it is from the value of a class: infinitely where it does not fit, and then why in words."""
     try:
         if (term := make()) is terms[cls]:
             return term, 0.0
         value = cls in graph.facts["act"] or cls in graph.facts["constant"]
-        return term, difference(term, terms[cls], value, values)
+        return term, compare_values(term, terms[cls], value, values)
     except (TypeError, ValueError) as error:
         return f"a member that does not fit ({brief(error)})", np.inf
 
 
-def difference(term: Operator, expected: Operator, value: bool, values: Values) -> float:
+def compare_values(term: Operator, expected: Operator, value: bool, values: Values) -> float:
     """How far apart two terms are: as values at the border, as operators at an input that both take."""
     if value:
         return distance(values.of_value(term), values.of_value(expected))
@@ -190,14 +190,14 @@ def untrue(graph: Graph, terms: dict[int, Operator], values: Values) -> Iterator
                 yield Disagreement(terms[cls], fact, off, by(graph, cls))
 
 
-def kernels(graph: Graph, terms: dict[int, Operator], template: Template, values: Values) -> Iterator[Disagreement]:
+def check_kernels(graph: Graph, terms: dict[int, Operator], template: Template, values: Values) -> Iterator[Disagreement]:
     """Kernels of the lowered graph that mean something else than the class they would compute."""
     lowering = Lowering(graph, template, prices=None)       # type: ignore[arg-type]       # nothing is priced here
     for cls, call in lowering.calls:
         sorts = call.implementation.variables
         operands = {name: template.values[at] if sorts[name].name in ("count", "where", "relation") else terms[at]
                     for name, at in call.bound}
-        term, off = compared(graph, terms, values, cls, partial(call.implementation.over, operands))
+        term, off = compare_term(graph, terms, values, cls, partial(call.implementation.over, operands))
         if not off <= TOLERANCE:
             yield Disagreement(term, terms[cls], off, (), call.implementation.name)
 
@@ -206,16 +206,16 @@ def by(graph: Graph, cls: int) -> tuple[str, ...]:
     return tuple(sorted(law for at, law in graph.facts["by"] if at == cls))
 
 
-def size(term: Operator | str) -> int:
+def count_nodes(term: Operator | str) -> int:
     """Nodes of a term, none of a fact."""
     return 0 if isinstance(term, str) else sum(1 for _ in term.walk())
 
 
-def words(term: Operator | str) -> str:
+def describe_term(term: Operator | str) -> str:
     """A term as text, unless that would be long: shared parts are written each time."""
-    if isinstance(term, str) or size(term) < 60:
+    if isinstance(term, str) or count_nodes(term) < 60:
         return brief(term)
-    return f"a {term.kind} of {size(term)} parts"
+    return f"a {term.kind} of {count_nodes(term)} parts"
 
 
 def width(template: Template) -> int:
@@ -230,17 +230,17 @@ def batch(template: Template, rng: np.random.Generator, lengths: Sequence[int] =
     placed = [len(template.values[e.attributes[0]].array) for e in template.entries if e.kind == "rotate"]
     lengths = [min(length, *placed, limits.get("positions", length)) for length in lengths]
     return Batch([rng.integers(0, limits.get("tokens", 1), length) for length in lengths],
-                 [rng.integers(0, limits.get("kinds", 1), length) for length in lengths], related(template, rng, lengths),
-                 entered(template, rng, lengths))
+                 [rng.integers(0, limits.get("kinds", 1), length) for length in lengths], draw_relations(template, rng, lengths),
+                 draw_inputs(template, rng, lengths))
 
 
-def entered(template: Template, rng: np.random.Generator, lengths: Sequence[int]) -> dict[str, Any]:
+def draw_inputs(template: Template, rng: np.random.Generator, lengths: Sequence[int]) -> dict[str, Any]:
     """The matrices of the inputs that a template names, drawn."""
     return {port.name: rng.normal(size=(len(lengths) if port.space == "S" else sum(lengths), *([port.heads] if port.heads > 1 else []),
                                         port.columns)) for port in template.values.values() if isinstance(port, Port)}
 
 
-def related(template: Template, rng: np.random.Generator, lengths: Sequence[int]) -> dict[str, Any]:
+def draw_relations(template: Template, rng: np.random.Generator, lengths: Sequence[int]) -> dict[str, Any]:
     """The relations that a template names and not every batch gives, drawn: one entry a row, more where none is picked by. A space
     that has no size of its own has as many rows as there are tokens."""
     picks = {template.values[e.attributes[0]] for e in template.entries if e.kind == "pick"}

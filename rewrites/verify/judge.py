@@ -9,7 +9,7 @@ from rewrites.laws.implementation import Implementation
 from rewrites.verify import computed
 from rewrites.verify.equal import proved
 from rewrites.verify.graphs import TOLERANCE, check_seeded
-from rewrites.verify.mutants import Mutant, of_kernel, stated
+from rewrites.verify.mutants import Mutant, make_law, of_kernel
 
 SEEDS = range(6)
 TRIED = "a guard of the search: the kernel computes its term of operands without it too, as tried with numbers"
@@ -37,7 +37,7 @@ def judge(mutant: Mutant) -> Verdict:
         return of_implementation(mutant, mutant.law)
     law = mutant.law
     alone = any(not law.holds(np.random.default_rng([1, seed])) for seed in SEEDS)
-    graph = any(named(law, seed) for seed in (SEEDS if alone else SEEDS[:3]))
+    graph = any(graph_disproves(law, seed) for seed in (SEEDS if alone else SEEDS[:3]))
     if alone or graph:
         return Verdict(mutant, alone, graph)
     return Verdict(mutant, False, False, AXIOMS if at_place(mutant, law) or proved(law) else "")
@@ -48,10 +48,10 @@ def at_place(mutant: Mutant, law: Law) -> bool:
     if mutant.place is None:
         return False
     before, after = mutant.place
-    return proved(stated(law, law.variables, ((before,), (after,))))
+    return proved(make_law(law, law.variables, ((before,), (after,))))
 
 
-def named(law: Law, seed: int) -> bool:
+def graph_disproves(law: Law, seed: int) -> bool:
     """Whether a graph of the law alone, from its own left side, holds a disagreement that names it."""
     found, _ = check_seeded([law], [law], seed)
     return bool(found) and law.name in found[0].laws
@@ -59,12 +59,12 @@ def named(law: Law, seed: int) -> bool:
 
 def of_implementation(mutant: Mutant, made: Implementation) -> Verdict:
     """The same for a kernel and its term."""
-    alone = any(not computed.difference(made, np.random.default_rng(seed)) <= TOLERANCE for seed in SEEDS[:3])
+    alone = any(not computed.compare_kernel(made, np.random.default_rng(seed)) <= TOLERANCE for seed in SEEDS[:3])
     graph = any(not computed.misfit(made, np.random.default_rng(seed))[1] <= TOLERANCE for seed in SEEDS[:2])
     if alone or graph:
         return Verdict(mutant, alone, graph)
     if made.variables != mutant.original.variables and made.body == mutant.original.body:
         return Verdict(mutant, False, False, TRIED)         # operands were drawn without the fact
     law = of_kernel(made)
-    whole = stated(law, made.variables, (of_kernel(mutant.original).sides()[0], law.sides()[0]))
+    whole = make_law(law, made.variables, (of_kernel(mutant.original).sides()[0], law.sides()[0]))
     return Verdict(mutant, False, False, AXIOMS if at_place(mutant, law) or proved(whole) else "")

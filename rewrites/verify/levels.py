@@ -9,9 +9,9 @@ from rewrites.compiler.template import Template
 from rewrites.law import Law
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import Disagreement, check_graph, check_seeded, seeded, small
-from rewrites.verify.shrink import SECONDS, reproducer
+from rewrites.verify.shrink import SHRINK_SECONDS, reproducer
 
-SHRINKING = f"what is wrong is made small, {SECONDS} s at most …"
+SHRINKING = f"what is wrong is made small, {SHRINK_SECONDS} s at most …"
 
 
 Announce = Callable[[str], None]                            # told before what may take a while
@@ -25,7 +25,7 @@ def verify_laws(laws: Sequence[Law], seed: int = 0, draws: int = 2, announce: An
             try:
                 law.check(np.random.default_rng([seed, draw]))
             except (AssertionError, TypeError) as error:
-                raise VerificationError(1, law.name, str(error), alone(law, seed, announce), [law.name], seed=seed) from error
+                raise VerificationError(1, law.name, str(error), reproduce_law(law, seed, announce), [law.name], seed=seed) from error
     found, _ = check_seeded(laws, laws, seed)
     blame(found, laws, "the graph of the laws' left sides", seed, lambda: seeded(laws, np.random.default_rng(seed)), announce)
     return {"laws": len(laws), "draws": draws, "seed": seed}
@@ -42,7 +42,7 @@ def verify_graphs(templates: Iterable[Template], laws: Sequence[Law], seed: int 
     return {"graphs": len(distinct), "seed": seed}
 
 
-def alone(law: Law, seed: int, announce: Announce) -> str:
+def reproduce_law(law: Law, seed: int, announce: Announce) -> str:
     """How a law's failure is seen again, by its own left side; nothing where a graph does not show it."""
     found, _ = check_seeded([law], [law], seed)
     if not found: return ""

@@ -19,8 +19,8 @@ Place = tuple[Operator, Operator]
 Made = tuple[str, str, Law, Place | None]                   # kind of mutant, change in words, the law, the place
 Change = tuple[str, str, Callable[[], Operator]]            # kind of mutant, what is changed in words, the term instead
 SQUARES = ({k: n, p: n, q: n}, {n: h * q, k: h * q, p: h * q}, {n: h * p, k: h * p, q: p}, {p: q})
-WIDER = {"storable": "operator", "row_linear": "operator", "constant": "varying", "uniform": "placed", "level": "scores",
-         "column": "value", "row_wise": "mixing"}           # a fact, and what has it not
+LACKING = {"storable": "operator", "row_linear": "operator", "constant": "varying", "uniform": "placed", "level": "scores",
+           "column": "value", "row_wise": "mixing"}         # a fact, and what has it not
 ATTRIBUTES = "over", "where", "relation"
 FREE = {"value": "constant", "column": "scalar"}            # what does not depend on the input
 
@@ -67,7 +67,7 @@ def instance(term: Operator, by: dict[Any, Any], memo: dict[Operator, Operator] 
     return memo[term]
 
 
-def stated(law: Law, sorts: dict[str, Sort], sides: Sides, **more: Any) -> Law:
+def make_law(law: Law, sorts: dict[str, Sort], sides: Sides, **more: Any) -> Law:
     """A law of these two sides, over variables of these sorts."""
     counts = {name: str(stand_in(name, sort)) for name, sort in sorts.items() if sort.name == "count"}
 
@@ -89,7 +89,7 @@ def resized(sorts: dict[str, Sort], sizes: dict[Any, Any]) -> dict[str, Sort]:
 def fits(law: Law) -> bool:
     """Whether it is a rule: the sides are of one shape, and each says nothing of what the other does not."""
     before, after = law.sides()
-    if any(not same(a, b) or len({role(a), role(b)} - {EITHER}) > 1 for a, b in zip(before, after, strict=True)):
+    if any(not same_shape(a, b) or len({role(a), role(b)} - {EITHER}) > 1 for a, b in zip(before, after, strict=True)):
         return False
     own, new = ({leaf for side in sides for leaf in variables(side)} for sides in (before, after))
     return new <= own and (not law.both or own == new)
@@ -98,7 +98,7 @@ def fits(law: Law) -> bool:
 VALUE, FOLLOWS, EITHER = "value", "operator", "either"
 
 
-def same(a: Operator, b: Operator) -> bool:
+def same_shape(a: Operator, b: Operator) -> bool:
     """One shape, where heads that nobody knows may be any."""
     return bool(a.out.cols == b.out.cols and a.out.rows == b.out.rows)
 
@@ -140,8 +140,8 @@ def unguarded(law: Law) -> Iterator[Made]:
     for name, sort in sorts.items():
         flags = sort.sizes if sort.name in ATTRIBUTES else ()
         for fact in (*sort.facts, *flags):
-            for wide in widened(sort, fact):
-                if made := declared(law, sorts | {name: wide}):
+            for wide in drop_fact(sort, fact):
+                if made := restate(law, sorts | {name: wide}):
                     yield "linear" if fact == "storable" else "guard", f"{name} need not be {fact}", made, None
                     break
     for condition in law.when:
@@ -149,7 +149,7 @@ def unguarded(law: Law) -> Iterator[Made]:
         yield "guard", f"without {condition}", made, None
 
 
-def widened(sort: Sort, fact: str) -> Iterator[Sort]:
+def drop_fact(sort: Sort, fact: str) -> Iterator[Sort]:
     """Sorts that lack this fact alone: what is drawn for them lacks it too."""
     facts = tuple(each for each in sort.facts if each != fact)
     if sort.name in ATTRIBUTES:
@@ -159,16 +159,16 @@ def widened(sort: Sort, fact: str) -> Iterator[Sort]:
     elif fact == "act":
         yield Sort(FREE.get(sort.name, sort.name), facts, sort.sizes)
     else:
-        yield Sort(WIDER.get(fact, sort.name), facts, sort.sizes or (1,))
+        yield Sort(LACKING.get(fact, sort.name), facts, sort.sizes or (1,))
 
 
-def declared(law: Law, sorts: dict[str, Sort]) -> Law | None:
+def restate(law: Law, sorts: dict[str, Sort]) -> Law | None:
     """The law's own text over other sorts, at the first sizes where it fits."""
     for sizes in ({}, *SQUARES):
         try:
             own = resized(sorts, sizes)
             sides = law.of({name: stand_in(name, sort) for name, sort in own.items()})
-            if fits(made := stated(law, own, sides)):
+            if fits(made := make_law(law, own, sides)):
                 return made
         except (TypeError, ValueError):
             continue
@@ -201,7 +201,7 @@ def changed(law: Law, sorts: dict[str, Sort], sides: Sides, number: int, at: int
     try:
         own, other = [list(side) for side in sides], make()
         own[number][at] = instance(own[number][at], {}, {node: other})
-        made = stated(law, sorts, (tuple(own[0]), tuple(own[1])))
+        made = make_law(law, sorts, (tuple(own[0]), tuple(own[1])))
         return (made, (node, other)) if fits(made) else None
     except (TypeError, ValueError):
         return None

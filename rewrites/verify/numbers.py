@@ -11,7 +11,7 @@ from opmatrix.patterns import Batch
 from opmatrix.shapes import Shape, T
 from opmatrix.term import Operator, read
 
-COLUMNS = 12                                                # of an input that may have any: heads divide it
+FREE_COLUMNS = 12                                           # of an input that may have any: heads divide it
 Exact = NDArray[np.float64]
 
 
@@ -25,13 +25,13 @@ class AtBorder(Dense):
 
 def widest(term: Operator) -> int:
     """So many columns that an operator takes which takes any: a place in n columns takes n at most."""
-    for columns in range(COLUMNS, 0, -1):
+    for columns in range(FREE_COLUMNS, 0, -1):
         try:
             term(Shape(1, T, columns))
             return columns
         except TypeError:
             continue
-    return COLUMNS
+    return FREE_COLUMNS
 
 
 class Values:

@@ -12,8 +12,8 @@ from opmatrix.data import Data
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
-from opmatrix.runtime.schedule import bound, read
-from opmatrix.runtime.scheme import GROUP
+from opmatrix.runtime.schedule import bound, widen_arguments
+from opmatrix.runtime.scheme import GROUP_ROWS
 from opmatrix.term import Operator
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.lower import Lowering, Method, Stored
@@ -140,9 +140,9 @@ def verify_steps(program: Program, batches: Sequence[Batch]) -> dict[str, Any]:
     kernels from a recording, to the bit: of groups of rows, as some kernels sum in another order for other numbers of rows. Raises
     VerificationError for the first step that is not; returns which came nearest to its bound, and how near."""
     nearest, at = 0.0, ""
-    for batch in (piece for given in batches for piece in given.pieces(GROUP)):
+    for batch in (piece for given in batches for piece in given.pieces(GROUP_ROWS)):
         for step, (call, arguments, found) in zip(program.steps, program.schedule.walk(batch), strict=True):
-            exact = read(call.kernel, arguments, batch)
+            exact = widen_arguments(call.kernel, arguments, batch)
             meant = call.kernel.means(exact)
             with np.errstate(invalid="ignore"):             # equal infinities, such as a maximum over nothing, are not apart
                 off = np.where(found == meant, 0.0, abs(found - meant))

@@ -19,9 +19,9 @@ from rewrites.compiler.egraph import saturate
 from rewrites.compiler.flat import flat
 from rewrites.compiler.template import Template, shrunken, sizes_of
 from rewrites.law import ROWS, Law
-from rewrites.verify.graphs import Disagreement, disagreements, spelled
+from rewrites.verify.graphs import Disagreement, disagreements, spell_values
 
-PATIENCE, SECONDS = 200, 20                                 # graphs that may be tried, and how long it may take
+MAX_GRAPHS, SHRINK_SECONDS = 200, 20                        # graphs that may be tried, and how long it may take
 LENGTHS = (1,), (2,), (1, 1), (2, 1)                        # of sentences, fewest rows first
 SPEAKS = ("opmatrix.operators", "opmatrix.patterns", "opmatrix.monoids", "opmatrix.nodes", "opmatrix.term", "opmatrix",
           "rewrites.compiler.kinds", "rewrites.law")
@@ -31,7 +31,7 @@ def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROW
     """What disagrees in the graph that the laws make of an operator at a random input of sentences of these lengths."""
     border = entrance(term)
     template = Template.of({"term": flat(term, border)}, [border])
-    template = spelled(template, laws)
+    template = spell_values(template, laws)
     graph = saturate(template, laws, trace=True, rounds=3, budget=1500)
     return disagreements(graph, template, np.random.default_rng(seed), lengths)
 
@@ -56,7 +56,7 @@ class Case:
         return (sum(1 for _ in self.term.walk()), sum(a.array.size for a in data), sum(self.lengths))
 
 
-def alike(found: Disagreement, first: Disagreement) -> bool:
+def same_fault(found: Disagreement, first: Disagreement) -> bool:
     """Whether this may be the fault that was seen first: of the same laws, of a fact or a kernel, and of numbers if that
     was."""
     same = bool({*found.laws} & {*first.laws}) if first.laws else not found.laws
@@ -67,7 +67,7 @@ class Shrinker:
     """Tries smaller cases as long as they disagree and patience lasts."""
 
     def __init__(self, case: Case, seed: int, first: Disagreement, until: float = inf) -> None:
-        self.best, self.seed, self.left, self.first, self.until = case, seed, PATIENCE, first, until
+        self.best, self.seed, self.left, self.first, self.until = case, seed, MAX_GRAPHS, first, until
 
     def tries(self, **changed: Any) -> bool:
         """Whether a changed case disagrees too; then it is the best so far."""
@@ -79,7 +79,7 @@ class Shrinker:
             found = check_term(case.term, case.laws, case.lengths, self.seed)
         except (TypeError, ValueError, KeyError):
             return False
-        if not (same := [each for each in found if alike(each, self.first)]):
+        if not (same := [each for each in found if same_fault(each, self.first)]):
             return False
         self.best = replace(case, found=same[0])
         return True
@@ -106,8 +106,8 @@ class Shrinker:
 
     def terms(self) -> bool:
         """A part for the whole, a part of a part for the part, or the input itself for a part."""
-        return any(self.tries(term=smaller) for smaller in sorted(set(parts(self.best.term)), key=count)
-                   if count(smaller) < count(self.best.term))
+        return any(self.tries(term=smaller) for smaller in sorted(set(list_smaller(self.best.term)), key=count_nodes)
+                   if count_nodes(smaller) < count_nodes(self.best.term))
 
     def sizes(self) -> bool:
         """One size made smaller everywhere, or all that a number divides."""
@@ -131,7 +131,7 @@ class Shrinker:
         self.tries(term=last(template, plain))
 
 
-def count(term: Operator) -> int:
+def count_nodes(term: Operator) -> int:
     return sum(1 for _ in term.walk())
 
 
@@ -150,7 +150,7 @@ def resized(template: Template, sizes: dict[int, int], rng: np.random.Generator)
         return None
 
 
-def parts(term: Operator) -> Iterator[Operator]:
+def list_smaller(term: Operator) -> Iterator[Operator]:
     """Smaller operators: its parts; itself with a part of it replaced by a part of that, by the input or by a weight."""
     nodes = [node for node in term.walk() if node.children]
     for node in reversed(nodes):
@@ -172,9 +172,9 @@ def parts(term: Operator) -> Iterator[Operator]:
 def reproducer(template: Template, laws: Sequence[Law], found: Disagreement, seed: int) -> str:
     """Lines of Python that fail by an assert as long as the disagreement is there; nothing where no single operator of
     the template shows it in time."""
-    until = monotonic() + SECONDS
+    until = monotonic() + SHRINK_SECONDS
     case = start(template, tuple(laws), found, seed, until)
-    return "" if case is None else said(Shrinker(case, seed, found, until).run(), seed)
+    return "" if case is None else format_case(Shrinker(case, seed, found, until).run(), seed)
 
 
 def start(template: Template, laws: tuple[Law, ...], found: Disagreement, seed: int, until: float = inf) -> Case | None:
@@ -183,24 +183,24 @@ def start(template: Template, laws: tuple[Law, ...], found: Disagreement, seed: 
     named = tuple(law for law in laws if law.name in found.laws)
     terms = [t for t in template.instance(template.values).values() if t.children and t.out.rows is T]
     for own in named, laws:
-        for term in sorted(dict.fromkeys(map(opened, terms)), key=count):
+        for term in sorted(dict.fromkeys(map(as_operator, terms)), key=count_nodes):
             if monotonic() > until: return None
             try:
-                if again := [each for each in check_term(term, own, seed=seed) if alike(each, found)]:
+                if again := [each for each in check_term(term, own, seed=seed) if same_fault(each, found)]:
                     return Case(term, own, found=again[0])
             except (TypeError, ValueError, KeyError):
                 continue
     return None
 
 
-def opened(term: Operator) -> Operator:
+def as_operator(term: Operator) -> Operator:
     """The operator whose value at the border this is, over arrays without names."""
     by = {node: I if node.args[0] == "border" else node for node in term.walk() if node.kind.name == "symbol"}
     arrays = {node: node.kind(Data(node.args[0].array)) for node in term.walk() if node.kind.name in ("weight", "const")}
     return substitute(term, by | arrays)
 
 
-def said(case: Case, seed: int) -> str:
+def format_case(case: Case, seed: int) -> str:
     """The case as Python."""
     found, arrays = case.found, []
     for leaf, name in labels(case.term).items():

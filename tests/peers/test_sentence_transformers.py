@@ -10,7 +10,7 @@ import standin
 from formats.core.errors import InputError
 from opmatrix.program import Program
 from rewrites.command import evaluate
-from rewrites.command.evaluate import opened
+from rewrites.command.evaluate import open_program
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
@@ -51,7 +51,7 @@ def written(bert, place, modes, normalise=True, most=MOST, **more):
 def compare(place, monkeypatch, texts=TEXTS):
     """Both embeddings of the texts: the program's, also once it was saved and loaded, and the peer's."""
     monkeypatch.setattr(evaluate, "calibrated", lambda progress: standin.machine())
-    program = opened(str(place))
+    program = open_program(str(place))
     program.save(place / "program")
     found, wanted = program.embed(texts), peer.SentenceTransformer(str(place), device="cpu").encode(texts)
     np.testing.assert_array_equal(Program.load(place / "program").embed(texts), found)
@@ -96,7 +96,7 @@ def test_a_default_prompt_stands_before_every_text(bert, tmp_path, monkeypatch):
     assert compare(place, monkeypatch)[0].pooling.prompt == "the bank: "
     file = place / "1_Pooling" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"include_prompt": False}))
-    with pytest.raises(InputError, match="include_prompt is false"): opened(str(place))
+    with pytest.raises(InputError, match="include_prompt is false"): open_program(str(place))
 
 
 def test_without_a_length_texts_are_cut_where_positions_end(bert, tmp_path, monkeypatch):
@@ -109,4 +109,4 @@ def test_a_dense_layer_is_refused(bert, tmp_path):
     modules = [Transformer(str(bert)), Pooling(24, "cls"), Dense(24, 8)]
     peer.SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path))
     with pytest.raises(InputError, match=r"modules\.json: a module of type '.*Dense' is not supported"):
-        opened(str(tmp_path))
+        open_program(str(tmp_path))

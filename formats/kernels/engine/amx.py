@@ -7,7 +7,7 @@ import sys
 from .compiled import HELPER
 from .memory import VOID, WORD, bytes_at
 from .native import intrinsic, ir, njit, types
-from .vectors import FEATURES, LANE, function
+from .vectors import FEATURES, LANE, llvm_function
 
 BYTE = ir.IntType(8)
 ADDRESS = BYTE.as_pointer()
@@ -27,7 +27,7 @@ MATRIX = permitted()
 def load_shapes(typing, address):
     """Take the shapes of the registers from 64 bytes at an address; their contents become zeros."""
     def code(context, builder, signature, values):
-        builder.call(function(builder, "llvm.x86.ldtilecfg", VOID, ADDRESS), [builder.inttoptr(values[0], ADDRESS)])
+        builder.call(llvm_function(builder, "llvm.x86.ldtilecfg", VOID, ADDRESS), [builder.inttoptr(values[0], ADDRESS)])
         return context.get_dummy_value()
     return types.void(types.int64), code
 
@@ -36,7 +36,7 @@ def load_shapes(typing, address):
 def release_registers(typing):
     """Leave the registers empty: what they hold would be saved with the thread, and keep the core awake."""
     def code(context, builder, signature, values):
-        builder.call(function(builder, "llvm.x86.tilerelease", VOID), [])
+        builder.call(llvm_function(builder, "llvm.x86.tilerelease", VOID), [])
         return context.get_dummy_value()
     return types.void(), code
 
@@ -51,7 +51,7 @@ def shape_registers(at):
     load_shapes(at)
 
 
-def multiplied(dot, rows, across):
+def multiply_tiles(dot, rows, across):
     """An intrinsic: rows by across registers of sums at y from steps of 64 bytes of x against a panel at w. Rows of x lie along
     apart, the next 16 below, the next steps deeper; rows of W apart, the next 16 columns beside. Meanwhile so many lines of
     memory from `ahead` on are asked for at each step."""
@@ -64,7 +64,7 @@ def multiplied(dot, rows, across):
             x, along, below, deeper, w, apart, beside, steps, y, step, ahead, lines = values
             def run(name, *arguments):
                 kinds = [ADDRESS if isinstance(a.type, ir.PointerType) else a.type for a in arguments]
-                builder.call(function(builder, f"llvm.x86.{name}", VOID, *kinds), arguments)
+                builder.call(llvm_function(builder, f"llvm.x86.{name}", VOID, *kinds), arguments)
             def at(base, apart, count, more=0):
                 return builder.inttoptr(builder.add(builder.add(base, builder.mul(apart, WORD(count))), WORD(more)), ADDRESS)
             for i in range(rows * across): run("tilezero", BYTE(i))
@@ -84,7 +84,7 @@ def multiplied(dot, rows, across):
             builder.position_at_end(asking)
             line = builder.phi(WORD)
             line.add_incoming(far, loop)
-            ask = function(builder, "llvm.prefetch.p0", VOID, ADDRESS, LANE, LANE, LANE)
+            ask = llvm_function(builder, "llvm.prefetch.p0", VOID, ADDRESS, LANE, LANE, LANE)
             builder.call(ask, [builder.inttoptr(line, ADDRESS), LANE(0), LANE(3), LANE(1)])
             then = builder.add(line, WORD(64))
             line.add_incoming(then, asking)
@@ -106,8 +106,8 @@ def registers(dot):
     """A function: sums at y of so many rows, up to 32, and columns, a multiple of 16, of words of x against a panel, a multiple of
     16. Rows are computed 16 at a time; those of x lie by pieces of 64 bytes, 16 rows of them, then the next ones, along bytes a
     row in all. `lines` lines of memory from `ahead` on are asked for on the way."""
-    both, left = (multiplied(dot, 2, across) for across in (2, 1))
-    upper, corner = (multiplied(dot, 1, across) for across in (4, 1))
+    both, left = (multiply_tiles(dot, 2, across) for across in (2, 1))
+    upper, corner = (multiply_tiles(dot, 1, across) for across in (4, 1))
 
     @njit(**HELPER)
     def multiply(rows, columns, x, along, w, apart, beside, words, y, step, ahead, lines):

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from .native import ConcreteTemplate, infer_global, intrinsic, ir, lower_builtin, signature, types
-from .vectors import LANE, VECTOR, WIDE, Vectors, closed, function, mask, multiply_add, put, read, spread
+from .vectors import LANE, LANES, VECTOR, Vectors, closed, lane_mask, llvm_function, load_vector, multiply_add, put, splat
 
 VECTOR16, NUMBER = Vectors(1, 1), types.float32
-WHOLE = ir.VectorType(LANE, WIDE)
+WHOLE = ir.VectorType(LANE, LANES)
 Emit = Callable[..., ir.Value]
 
 
 def emitted(emit: Emit, builder: Any, kinds: tuple[types.Type, ...], values: list[ir.Value]) -> ir.Value:
     """What a function of (builder, LLVM vectors) makes of operands of these kinds."""
-    vectors = [builder.extract_value(value, 0) if kind == VECTOR16 else spread(builder, value)
+    vectors = [builder.extract_value(value, 0) if kind == VECTOR16 else splat(builder, value)
                for kind, value in zip(kinds, values, strict=True)]
     return closed(builder, [emit(builder, *vectors)])
 
@@ -64,21 +64,21 @@ def binary(emit: Emit) -> Any:
     return apply
 
 
-def constant(number: float) -> ir.Constant: return ir.Constant(VECTOR, [number] * WIDE)
+def vector_of(number: float) -> ir.Constant: return ir.Constant(VECTOR, [number] * LANES)
 
 
-def shifted(builder: Any, x: ir.Value) -> ir.Value:
+def shift_exponent(builder: Any, x: ir.Value) -> ir.Value:
     """The low bits of x as an exponent: x is 1.5 2^23 + 127 + n, so this is 2^n, and 0 for n of -127."""
-    return builder.bitcast(builder.shl(builder.bitcast(x, WHOLE), ir.Constant(WHOLE, [23] * WIDE)), VECTOR)
+    return builder.bitcast(builder.shl(builder.bitcast(x, WHOLE), ir.Constant(WHOLE, [23] * LANES)), VECTOR)
 
 
 # NaN passes through all of these: a comparison with it chooses the first operand
 larger = binary(lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), y, x))
 smaller = binary(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), y, x))
 negative = unary(lambda b, x: b.fneg(x))
-magnitude = unary(lambda b, x: b.call(function(b, f"llvm.fabs.v{WIDE}f32", VECTOR, VECTOR), [x]))
-signed_as = binary(lambda b, x, y: b.call(function(b, f"llvm.copysign.v{WIDE}f32", VECTOR, VECTOR, VECTOR), [x, y]))
-low_bits_as_power = unary(shifted)
+magnitude = unary(lambda b, x: b.call(llvm_function(b, f"llvm.fabs.v{LANES}f32", VECTOR, VECTOR), [x]))
+signed_as = binary(lambda b, x, y: b.call(llvm_function(b, f"llvm.copysign.v{LANES}f32", VECTOR, VECTOR, VECTOR), [x, y]))
+low_bits_as_power = unary(shift_exponent)
 
 
 @intrinsic
@@ -93,7 +93,7 @@ def below(typing, x, limit, value, other):
 def get(typing, address, lanes):
     """The vector at an address: 16 numbers, or so many where lanes is not None, and zeros."""
     def code(context, builder, signature, values):
-        return closed(builder, [read(builder, values[0], 0, None if lanes == types.none else values[1])])
+        return closed(builder, [load_vector(builder, values[0], 0, None if lanes == types.none else values[1])])
     return VECTOR16(types.int64, lanes), code
 
 
@@ -111,8 +111,8 @@ def cut(typing, vector, lanes, other):
     """The first lanes of a vector, and another number in the rest; all of it where lanes is None."""
     def code(context, builder, signature, values):
         if lanes == types.none: return values[0]
-        kept = mask(builder, values[1])
-        return closed(builder, [builder.select(kept, builder.extract_value(values[0], 0), spread(builder, values[2]))])
+        kept = lane_mask(builder, values[1])
+        return closed(builder, [builder.select(kept, builder.extract_value(values[0], 0), splat(builder, values[2]))])
     return VECTOR16(VECTOR16, lanes, NUMBER), code
 
 
@@ -123,12 +123,12 @@ def folded(emit: Emit) -> Any:
         def code(context, builder, signature, values):
             vector = builder.extract_value(values[0], 0)
             for distance in (8, 4, 2, 1):
-                order = ir.Constant(WHOLE, [lane ^ distance for lane in range(WIDE)])
+                order = ir.Constant(WHOLE, [lane ^ distance for lane in range(LANES)])
                 vector = emit(builder, vector, builder.shuffle_vector(vector, vector, order))
             return builder.extract_element(vector, LANE(0))
         return NUMBER(VECTOR16), code
     return fold
 
 
-total = folded(lambda b, x, y: b.fadd(x, y))
+sum_lanes = folded(lambda b, x, y: b.fadd(x, y))
 highest = folded(lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), y, x))

@@ -43,7 +43,7 @@ class Function:
 
     @property
     def address(self) -> int:
-        """Where it is in this process; 0 inside `together` if it must be compiled."""
+        """Where it is in this process; 0 inside `walk_compiled` if it must be compiled."""
         if not self.place:
             if (missing := MISSING.get()) is None: provide([self], others=True)
             elif not self.found(): missing.append(self)
@@ -68,7 +68,7 @@ class Function:
     def found(self) -> bool:
         """Whether it is in this process, or was in the cache."""
         with UNFORKED:
-            if not self.place: self.place = objects.load(self.symbol)
+            if not self.place: self.place = objects.load_function(self.symbol)
             return bool(self.place)
 
 
@@ -76,7 +76,7 @@ class Kernel(Function):
     """A function of (item, worker, arguments), for launch."""
 
 
-def together(walk: Callable[[], T], *needed: Function) -> T:
+def walk_compiled(walk: Callable[[], T], *needed: Function) -> T:
     """walk(). If it or those needed besides lack functions, they are compiled at once, and it is done again: the first time they
     have the address 0. Python itself leaves the context, however the walk ends."""
     missing = [each for each in needed if not each.found()]

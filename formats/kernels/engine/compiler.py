@@ -38,7 +38,7 @@ def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
         for line in answers:
             name, seconds, unkept = line.rstrip("\n").split(" ", 2)
             left.discard(name)
-            if unkept: say(f"{objects.KEPT}: not kept: {unkept}")
+            if unkept: say(f"{objects.KEPT_CONTENT}: not kept: {unkept}")
             yield name, float(seconds)
         codes = [process.wait() for process in processes]
         if left and any(codes):
@@ -95,12 +95,12 @@ def main(directory: str, spare: str, claims: str, *names: str) -> None:
         begun = time.perf_counter()
         import_module(module)
         if name not in FUNCTIONS: raise SystemExit(f"{module}: importing it declares no kernel {name}")
-        try: unkept = keep(FUNCTIONS[name], Path(directory), Path(spare))
+        try: unkept = compile_to(FUNCTIONS[name], Path(directory), Path(spare))
         except Exception as error: raise SystemExit(f"{module}.{name}: {type(error).__name__}: {error}") from error
         os.write(answers, f"{name} {time.perf_counter() - begun:.3f} {unkept}\n".encode())
 
 
-def keep(function: Function, directory: Path, spare: Path) -> str:
+def compile_to(function: Function, directory: Path, spare: Path) -> str:
     """Compile a function and write its object code, in which nothing else has a name that others see; why it is in the spare directory,
     if it is."""
     signature = f"{'int64' if function.result else 'void'}({', '.join(['int64'] * function.arguments)})"
@@ -112,10 +112,10 @@ def keep(function: Function, directory: Path, spare: Path) -> str:
         elif not each.is_declaration: each.linkage = llvm.Linkage.internal
         elif each.name.startswith(objects.RAISING): absent.append(each.name)
     code = function.symbol, made._library._codegen._tm.emit_object(module), absent
-    try: objects.write(directory, *code)
+    try: objects.write_code(directory, *code)
     except (OSError, InputError) as error:
         if directory == spare: raise
-        objects.write(spare, *code)
+        objects.write_code(spare, *code)
         return why(directory, error)
     return ""
 

@@ -25,7 +25,7 @@ PROGBITS, SYMTAB, STRTAB, ADDENDS, NOBITS, PLAIN, UNWIND = 1, 2, 3, 4, 8, 9, 0x7
 WRITE, ALLOCATED, EXECUTED = 1, 2, 4                         # flags of sections; the other known ones say nothing of loading:
 KNOWN = WRITE | ALLOCATED | EXECUTED | 0x10 | 0x20 | 0x40 | 0x10000000       # merge, strings, info, large
 UNDEFINED, RESERVED, GLOBAL_FUNCTION = 0, 0xFF00, 0x12       # of symbols: sections, and a binding with a type
-PAGE, LARGEST = mmap.PAGESIZE, 1 << 26                       # bytes; of all that one object takes
+PAGE, MAX_OBJECT_BYTES = mmap.PAGESIZE, 1 << 26              # bytes; of all that one object takes
 
 # of table 4.9, those that need no table of the linker's own: what is written (S: symbol, A: addend, P: place), and where it must fit.
 # A function of PLT32 is called where it is.
@@ -85,12 +85,12 @@ class Object:
         for rights in (EXECUTED, 0, WRITE):
             begin = at
             for i, each in enumerate(self.sections):
-                if placed(each) and each.rights == rights:
+                if needs_memory(each) and each.rights == rights:
                     self.starts[i] = at + -at % max(each.align, 1)
                     at = self.starts[i] + each.size
             at += -at % PAGE
             if at > begin: self.spans.append((begin, at, rights))
-        if not 0 < at <= LARGEST: raise InputError(f"its sections take {at:,} bytes")
+        if not 0 < at <= MAX_OBJECT_BYTES: raise InputError(f"its sections take {at:,} bytes")
         self.size = at
 
     def image(self, base: int, outside: Mapping[str, int]) -> bytearray:
@@ -102,7 +102,7 @@ class Object:
             if table.info in self.starts and table.kind == PLAIN: raise Foreign("relocations without addends")
             if table.info not in self.starts or table.kind != ADDENDS: continue
             start, size = self.starts[table.info], self.sections[table.info].stored
-            for offset, info, addend in entries(self.code, table, RELA):
+            for offset, info, addend in unpack_entries(self.code, table, RELA):
                 number, kind = info >> 32, info & 0xFFFFFFFF
                 if kind not in RELOCATIONS: raise Foreign(f"relocation {kind}")
                 formula, field = RELOCATIONS[kind]
@@ -153,13 +153,13 @@ def sections(code: bytes) -> list[Section]:
     return found
 
 
-def placed(section: Section) -> bool:
+def needs_memory(section: Section) -> bool:
     """Whether a section is to be in memory. Foreign for one that needs more than that."""
     if not section.flags & ALLOCATED or section.kind == UNWIND or not section.size: return False
     if section.kind not in (PROGBITS, NOBITS) or section.flags & ~KNOWN: raise Foreign(f"a section of kind {section.kind:#x}")
     if section.rights == WRITE | EXECUTED: raise Foreign("a section that is written to and run")
     if section.align & (section.align - 1) or section.align > PAGE: raise Foreign(f"a section on multiples of {section.align:,} bytes")
-    if section.size > LARGEST: raise InputError(f"a section takes {section.size:,} bytes")
+    if section.size > MAX_OBJECT_BYTES: raise InputError(f"a section takes {section.size:,} bytes")
     return True
 
 
@@ -167,14 +167,14 @@ def symbols(code: bytes, sections: list[Section]) -> tuple[list[Symbol], bytes]:
     """The one table of symbols, and what holds their names."""
     tables = [section for section in sections if section.kind == SYMTAB]
     if len(tables) != 1: raise InputError(f"it has {len(tables)} tables of symbols")
-    found = [Symbol(*fields) for fields in entries(code, tables[0], SYMBOL)]
+    found = [Symbol(*fields) for fields in unpack_entries(code, tables[0], SYMBOL)]
     if tables[0].link >= len(sections) or (names := sections[tables[0].link]).kind != STRTAB:
         raise InputError("its symbols have no names")
     if any(len(sections) <= symbol.section < RESERVED for symbol in found): raise InputError("a symbol is of no section")
     return found, content(code, names)
 
 
-def entries(code: bytes, section: Section, each: Struct) -> Any:
+def unpack_entries(code: bytes, section: Section, each: Struct) -> Any:
     """A section of entries of one size."""
     if section.each != each.size or section.size % each.size: raise InputError("a table's entries have another size")
     return each.iter_unpack(content(code, section))
@@ -188,7 +188,7 @@ def content(code: bytes, section: Section) -> bytes: return code[section.offset:
 REGIONS: list[mmap.mmap] = []                                # as long as the process: who holds an address may call there
 
 
-def load(code: bytes, name: str, outside: Mapping[str, int]) -> int:
+def load_object(code: bytes, name: str, outside: Mapping[str, int]) -> int:
     """The address of an object's function, which can be called from now on. InputError for what is damaged; Foreign, also where the
     system lets nothing be run that was written."""
     found = Object(code)

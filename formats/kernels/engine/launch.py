@@ -13,7 +13,7 @@ from .compiled import FUNCTIONS, Kernel, provide
 from .pool import POOL
 
 Record = np.ndarray | array                                 # of arguments: an array of one, or plain words
-Stage = tuple[Kernel, Record, int]                          # kernel, its record of arguments, items
+Launch = tuple[Kernel, Record, int]                         # kernel, its record of arguments, items
 ROOM_START, ROOM_STEP = 0x7AAA_5555_AAAA_0000, 0x7AAB_5555_AAAA_0000    # what a recording has in their place
 
 
@@ -36,7 +36,7 @@ def filled(*fields: int) -> array:
     return record
 
 
-def written(fields: Any, kind: Any) -> np.ndarray:
+def make_record(fields: Any, kind: Any) -> np.ndarray:
     """A record of this kind, or an array of words."""
     record = np.array(fields, kind)
     if recording := RECORDING.get(): recording.records.append(record)
@@ -92,7 +92,7 @@ class Room:
 ROOM, ARENA = Room(), Room()                                # of kernels; of recordings, for what lies between kernels
 
 
-def launch(workers: int, *stages: Stage) -> None:
+def launch(workers: int, *stages: Launch) -> None:
     """Run stages in order, each on so many threads, for which the caller reserved what they need under the pool's lock."""
     if recording := RECORDING.get(): return recording.stages.extend(stages)
     with POOL.lock:

@@ -19,7 +19,7 @@ from .arithmetic import (
     negative,
     signed_as,
     smaller,
-    total,
+    sum_lanes,
 )
 from .compiled import HELPER
 from .native import njit
@@ -32,15 +32,15 @@ TINY, ZERO, ONE, TWO, HALF, INFINITY = f4(2 ** -126), f4(0), f4(1), f4(2), f4(0.
 E2, E3, E4, E5, E6 = (f4(c) for c in (4.999999341e-1, 1.666652011e-1, 4.166839419e-2, 8.368780387e-3, 1.381446806e-3))
 # (2^r - 1) / r on |r| <= 1 / 2
 B1, B2, B3, B4, B5 = (f4(c) for c in (6.931470037e-1, 2.402224690e-1, 5.550710857e-2, 9.671293199e-3, 1.326955506e-3))
-LEAST, ROUNDED = f4(-127), f4(1.5 * 2 ** 23 + 127)           # a sum with the second is whole: n + 127 in its low bits
+MIN_EXPONENT, ROUNDER = f4(-127), f4(1.5 * 2 ** 23 + 127)    # a sum with the second is whole: n + 127 in its low bits
 VANISHING = f4(-88)
 # 1 + e^u is kept times 2^-40, so that u may be as large as makes x / (1 + e^u) vanish
-SCALE, SCALED, HIGH, LOW = f4(2 ** -40), f4(1.5 * 2 ** 23 + 127 - 40), f4(110), f4(-50)
+SCALE, SCALED_ROUNDER, HIGH, LOW = f4(2 ** -40), f4(1.5 * 2 ** 23 + 127 - 40), f4(110), f4(-50)
 # 2 √(2/π) and 0.044715 times it, in two parts each; beyond FAR, e^-2z is 0 or vast
 LINEAR = 2 * (2 / np.pi) ** 0.5
-CUBIC, LINEAR_HIGH, FAR = f4(0.044715 * LINEAR), f4(np.round(LINEAR * 2 ** 11) / 2 ** 11), f4(12)
+CUBIC, LINEAR_HIGH, GELU_RANGE = f4(0.044715 * LINEAR), f4(np.round(LINEAR * 2 ** 11) / 2 ** 11), f4(12)
 CUBIC_LOW, LINEAR_LOW = f4(0.044715 * LINEAR - float(CUBIC)), f4(LINEAR - float(LINEAR_HIGH))
-SWITCH, MOST, T0, T1, T2, T3, T4 = (f4(c) for c in (
+SWITCH, TANH_LIMIT, T0, T1, T2, T3, T4 = (f4(c) for c in (
     0.625, 10, -3.33332819422e-1, 1.33314422036e-1, -5.37397155531e-2, 2.06390887954e-2, -5.70498872745e-3))
 
 
@@ -64,15 +64,15 @@ def growth(x, rest, rounded):
 @njit(forceinline=True, **HELPER)
 def exp(x):
     """e^x for x <= 88 within 1 unit; 0 from about -87.7 down."""
-    power, s = growth(larger(x, VANISHING), ZERO, ROUNDED)
+    power, s = growth(larger(x, VANISHING), ZERO, ROUNDER)
     return fused(power, s, power)
 
 
 @njit(forceinline=True, **HELPER)
 def exp2(x):
     """2^x for x <= 126 within 2 units in the last place; 0 at -127 and below (between -126 and there, 0 or denormal)."""
-    whole = larger(x, LEAST) + ROUNDED                       # the sum rounds x to a whole number, in its low bits
-    r = larger(x, LEAST) - (whole - ROUNDED)
+    whole = larger(x, MIN_EXPONENT) + ROUNDER                # the sum rounds x to a whole number, in its low bits
+    r = larger(x, MIN_EXPONENT) - (whole - ROUNDER)
     p = ((((r * B5 + B4) * r + B3) * r + B2) * r + B1) * r + ONE
     return p * low_bits_as_power(whole)
 
@@ -85,13 +85,13 @@ def gelu_rough(x):
 
 
 @njit(forceinline=True, **HELPER)
-def gelu(x):
+def gelu_of(x):
     """x Φ(x) = max(x, 0) - |x| Φ(-|x|) within 2 units (Hendrycks and Gimpel 2016)."""
     a = smaller(magnitude(x), EDGE)
     high, low = tail(a)
     half = a * (-HALF)
     h = half * a
-    power, s = growth(h, fused(half, a, negative(h)), ROUNDED)
+    power, s = growth(h, fused(half, a, negative(h)), ROUNDER)
     factor = negative(a * power)
     return fused(factor, high, fused(factor, fused(high, s, low), larger(x, ZERO)))
 
@@ -99,34 +99,34 @@ def gelu(x):
 @njit(forceinline=True, **HELPER)
 def logistic(x, u, rest):
     """x / (1 + e^(u + rest)), where x is positive if u is very negative, and so large that it may be 0 if u is large."""
-    power, s = growth(larger(smaller(u, HIGH), LOW), rest, SCALED)
+    power, s = growth(larger(smaller(u, HIGH), LOW), rest, SCALED_ROUNDER)
     whole = power + SCALE
     part = fused(power, s, SCALE - (whole - power))
     return smaller(x / (part + whole) * SCALE, larger(x, ZERO))
 
 
 @njit(forceinline=True, **HELPER)
-def silu(x):
+def silu_of(x):
     """x / (1 + e^-x) within 2 units; from about -92 down it is no normal number, from -104 down 0."""
     return logistic(larger(x, -HIGH), negative(x), ZERO)
 
 
 @njit(forceinline=True, **HELPER)
-def gelu_tanh(x):
+def gelu_tanh_of(x):
     """x (1 + tanh z) / 2 = x / (1 + e^-2z), z = √(2/π) (x + 0.044715 x³), within 2 units: 2z is computed in two parts."""
-    a = larger(smaller(x, FAR), -FAR)
+    a = larger(smaller(x, GELU_RANGE), -GELU_RANGE)
     square = a * a
     w = fused(square, CUBIC, LINEAR_HIGH)
     rest = fused(square, CUBIC, LINEAR_HIGH - w) + fused(fused(a, a, negative(square)), CUBIC, fused(square, CUBIC_LOW, LINEAR_LOW))
     u = a * w
-    return logistic(larger(x, -FAR), negative(u), negative(fused(a, rest, fused(a, w, negative(u)))))
+    return logistic(larger(x, -GELU_RANGE), negative(u), negative(fused(a, rest, fused(a, w, negative(u)))))
 
 
 @njit(forceinline=True, **HELPER)
-def tanh(x):
+def tanh_of(x):
     """A polynomial below 5/8 (Cephes), above it 1 - 2 / (1 + e^2x); within 2 units."""
-    a = smaller(magnitude(x), MOST)
-    power, s = growth(a * TWO, ZERO, ROUNDED)
+    a = smaller(magnitude(x), TANH_LIMIT)
+    power, s = growth(a * TWO, ZERO, ROUNDER)
     large = ONE - TWO / fused(power, s, power + ONE)
     z = a * a
     small = a * z * ((((z * T4 + T3) * z + T2) * z + T1) * z + T0) + a
@@ -154,7 +154,7 @@ def exponentials(s, count, scale, top):
         e = exp(get(s + 4 * full, count - full) * scale - top)
         keep(e, s + 4 * full, count - full)
         mass = mass + cut(e, count - full, ZERO)
-    return total(mass)
+    return sum_lanes(mass)
 
 
 @njit(**HELPER)
@@ -164,6 +164,6 @@ def fade(old, new):
 
 
 @njit(forceinline=True, **HELPER)
-def over(x):
+def reciprocal(x):
     """1 / x, but 0 for 0, where x is not negative."""
     return below(x, TINY, ZERO, ONE / larger(x, TINY))

@@ -18,15 +18,15 @@ def pointer(typing, address, kind):
     return types.CPointer(pointed)(address, kind), code
 
 
-def numbers(kind):
+def view_as(kind):
     """A function: so many numbers of this kind at an address, as an array."""
     @njit
     def at(address, count): return carray(pointer(address, kind), count)
     return at
 
 
-floats, shorts, longs = numbers(np.float32), numbers(np.uint16), numbers(np.int64)
-bytes_at, signed, whole = numbers(np.uint8), numbers(np.int8), numbers(np.int32)
+floats, shorts, longs = view_as(np.float32), view_as(np.uint16), view_as(np.int64)
+bytes_at, signed, ints_at = view_as(np.uint8), view_as(np.int8), view_as(np.int32)
 
 
 @njit
@@ -59,11 +59,11 @@ def widen(typing, bits):
     """The float16 with these 16 bits, as float32; a NaN that signals is quiet then."""
     def code(context, builder, signature, values):
         if WIDENS: return builder.fpext(builder.bitcast(values[0], ir.HalfType()), ir.FloatType())
-        return widened(builder, builder.zext(values[0], ir.IntType(32)))
+        return widen_by_integers(builder, builder.zext(values[0], ir.IntType(32)))
     return types.float32(types.uint16), code
 
 
-def widened(builder, bits):
+def widen_by_integers(builder, bits):
     """The same by integers, where the processor has no instruction for it and compilers would call a function that need not be there.
     Exponent and fraction move to their places in a float32, whose exponents are 112 higher. A float16 below 2⁻¹⁴ has no leading one:
     it is read as if it had (exponent 113), and 2⁻¹⁴ is subtracted, which is exact."""

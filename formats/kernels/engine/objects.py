@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from formats.core.errors import InputError
-from formats.disk.cache import Distrusted, guarded, location, made, put, recall, say, unkept
-from formats.disk.holdings import CODE, KINDS, bound, using
+from formats.disk.cache import Distrusted, guarded, location, make_directory, put, recall, say, unkept
+from formats.disk.holdings import CODE, ENTRY_KINDS, evict_oldest, using
 from formats.kernels import digest
 
 from . import elf
@@ -24,10 +24,10 @@ from .processor import FEATURES, NAME, release
 
 # what code only needs where a kernel raises, which none does, and what numba makes of that
 RAISING = "Py", "_Py", "NRT_", "numba_gil_", "numba_do_raise", "numba_unpickle", "numba_runtime_"
-ELSEWHERE = "NUMBA_NUM_THREADS", "NUMBA_CACHE_DIR"           # settings that no code depends on
-KEPT = "compiled kernels"
+IGNORED_SETTINGS = "NUMBA_NUM_THREADS", "NUMBA_CACHE_DIR"    # settings that no code depends on
+KEPT_CONTENT = "compiled kernels"
 CODES = re.compile(r".+\.o")
-NAMES = re.compile(r"\w+(-[0-9a-f]{16})?")                   # of symbols, and so of files
+SYMBOL = re.compile(r"\w+(-[0-9a-f]{16})?")                  # of symbols, and so of files
 SIZE = 16                                                    # bytes of a checksum
 BASIC = "memcpy", "memmove", "memset", "memcmp"              # of C's functions those that a compiler calls by itself
 LOADED: dict[str, int] = {}                                  # addresses
@@ -36,7 +36,7 @@ LOADED: dict[str, int] = {}                                  # addresses
 @cache
 def key() -> str:
     """A name for all that object code depends on: sources, processor, who compiled it, and how it was told to."""
-    settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_") and name not in ELSEWHERE)
+    settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_") and name not in IGNORED_SETTINGS)
     parts = (digest(), NAME, FEATURES, release("numba"), release("llvmlite"), sys.version, sys.platform, platform.machine(), settings)
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
@@ -56,10 +56,10 @@ def spare() -> Any:
 def target() -> Path:
     """Where new code is put: the cache, or, where that cannot be used, which is said, a spare directory."""
     try:
-        hold(directory := guarded(made(home())))
+        hold(directory := guarded(make_directory(home())))
         return directory
     except (OSError, InputError) as error:
-        unkept(KEPT, home(), error)
+        unkept(KEPT_CONTENT, home(), error)
         return Path(spare().name)
 
 
@@ -71,23 +71,23 @@ def hold(directory: Path) -> None:
 
 def tidy() -> None:
     """After something was compiled: the cache keeps the code of few keys, and few functions that users declared."""
-    bound(home().parent, KINDS["kernels"])
-    bound(home(), CODE)
+    evict_oldest(home().parent, ENTRY_KINDS["kernels"])
+    evict_oldest(home(), CODE)
 
 
 def file(directory: Path, name: str) -> Path:
     """The file of a symbol. ValueError for a name that could lead out of the directory."""
-    if not NAMES.fullmatch(name): raise ValueError(f"{name[:80]!r}: a kernel is named by letters, digits and _")
+    if not SYMBOL.fullmatch(name): raise ValueError(f"{name[:80]!r}: a kernel is named by letters, digits and _")
     return directory / f"{name}.o"
 
 
-def read(name: str) -> bytes:
+def read_code(name: str) -> bytes:
     """The content of the file of this name; nothing unless it is there and whole. What others could have written is not read from the
     cache, which is said, and an error in a spare directory."""
-    if spare.cache_info().currsize and (found := whole(file(Path(spare().name), name))): return found
+    if spare.cache_info().currsize and (found := read_intact(file(Path(spare().name), name))): return found
     try: directory = guarded(home())
     except (OSError, Distrusted): return b""                 # which is said when something is to be kept there
-    try: found = whole(file(directory, name))
+    try: found = read_intact(file(directory, name))
     except Distrusted as error: say(f"compiled again: {error}")
     else:
         with suppress(OSError, InputError):
@@ -96,7 +96,7 @@ def read(name: str) -> bytes:
     return b""
 
 
-def whole(place: Path) -> bytes:
+def read_intact(place: Path) -> bytes:
     """The code in a file; nothing where there is none or it is damaged. Raises Distrusted."""
     try: content = recall(place)
     except Distrusted: raise
@@ -104,7 +104,7 @@ def whole(place: Path) -> bytes:
     return content[:-SIZE] if content[-SIZE:] == checksum(content[:-SIZE]) else b""
 
 
-def write(directory: Path, name: str, code: bytes, absent: list[str]) -> None:
+def write_code(directory: Path, name: str, code: bytes, absent: list[str]) -> None:
     """Keep code that may lack these names, which only raising needs: the file is there whole or not at all. OSError, Distrusted."""
     content = code + b"\n" + " ".join(absent).encode()
     put(file(directory, name), content + checksum(content))
@@ -113,23 +113,23 @@ def write(directory: Path, name: str, code: bytes, absent: list[str]) -> None:
 def checksum(content: bytes) -> bytes: return hashlib.blake2b(content, digest_size=SIZE).digest()
 
 
-def load(name: str) -> int:
+def load_function(name: str) -> int:
     """The address of the function of this name, 0 if it is not there."""
-    if name not in LOADED and (content := read(name)):
+    if name not in LOADED and (content := read_code(name)):
         code, _, absent = content.rpartition(b"\n")
-        try: LOADED[name] = placed(name, code, absent.decode("ascii", "replace").split())
+        try: LOADED[name] = load_code(name, code, absent.decode("ascii", "replace").split())
         except InputError as error: say(f"compiled again: {file(home(), name)}: {error}")
     return LOADED.get(name, 0)
 
 
-def placed(name: str, code: bytes, absent: list[str]) -> int:
+def load_code(name: str, code: bytes, absent: list[str]) -> int:
     """The address of a function once its code is in memory. Raises InputError for what is damaged."""
-    outside = {each: function(each) for each in BASIC} | dict.fromkeys(absent, function("abort"))
+    outside = {each: find_c_function(each) for each in BASIC} | dict.fromkeys(absent, find_c_function("abort"))
     if elf.HERE:
-        with suppress(elf.Foreign): return elf.load(code, name, outside)
+        with suppress(elf.Foreign): return elf.load_object(code, name, outside)
     import llvmlite.binding as llvm
     for each in absent:
-        if llvm.address_of_symbol(each) is None: llvm.add_symbol(each, function("abort"))
+        if llvm.address_of_symbol(each) is None: llvm.add_symbol(each, find_c_function("abort"))
     linker().add_object_file(llvm.ObjectFileRef.from_data(code))
     linker().finalize_object()
     return int(linker().get_function_address(name))
@@ -147,7 +147,7 @@ def linker() -> Any:
 
 
 @cache
-def function(name: str) -> int:
+def find_c_function(name: str) -> int:
     """The address of a function of C's."""
     library = ctypes.CDLL(None if os.name == "posix" else "msvcrt")
     return int(ctypes.cast(library[name], ctypes.c_void_p).value or 0)

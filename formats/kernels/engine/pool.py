@@ -21,21 +21,21 @@ from .native import get_or_insert_function, intrinsic, ir, njit, types
 # offsets in the shared state, on separate lines of the cache; a ticket is the launch (upper half) and its next item
 TICKET, DONE, FUNCTION, ARGUMENTS, ITEMS, WORKERS = 0, 64, 128, 136, 144, 152
 CLAIMED, CLOSED, ACQUIRE, RELEASE = 192, 200, 208, 216       # workers so far; whether they shall end; Python's own functions
-MOST = 1024                                                  # workers, with the caller, who is number 0
-PARKED, WAKE_LOCKS = 256, 256 + 8 * MOST                     # of each worker: whether it waits for its lock, and the lock
-SIZE = WAKE_LOCKS + 8 * MOST
-NOTHING = (1 << 32) - 1                                      # a ticket's lower half, and an item that no launch has
-PATIENCE = 12000                                             # looks for work before parking: a fifth to a half of a millisecond
+MAX_WORKERS = 1024                                           # workers, with the caller, who is number 0
+PARKED, WAKE_LOCKS = 256, 256 + 8 * MAX_WORKERS              # of each worker: whether it waits for its lock, and the lock
+SIZE = WAKE_LOCKS + 8 * MAX_WORKERS
+NO_ITEM = (1 << 32) - 1                                      # a ticket's lower half, and an item that no launch has
+MAX_LOOKS = 12000                                            # looks for work before parking: a fifth to a half of a millisecond
 GRACE = 1.0                                                  # seconds that the process waits for a worker at its end
 
 
-def word(builder: Any, address: ir.Value) -> ir.Value: return builder.inttoptr(address, WORD.as_pointer())
+def word_pointer(builder: Any, address: ir.Value) -> ir.Value: return builder.inttoptr(address, WORD.as_pointer())
 
 
 @intrinsic
-def load(typing, address):
+def atomic_load(typing, address):
     """The word at an address; what other threads wrote before it is seen too."""
-    def code(context, builder, signature, values): return builder.load_atomic(word(builder, values[0]), "acquire", 8)
+    def code(context, builder, signature, values): return builder.load_atomic(word_pointer(builder, values[0]), "acquire", 8)
     return types.int64(types.int64), code
 
 
@@ -43,7 +43,7 @@ def load(typing, address):
 def store(typing, address, value):
     """Write a word; threads that load it see what was written before."""
     def code(context, builder, signature, values):
-        builder.store_atomic(values[1], word(builder, values[0]), "release", 8)
+        builder.store_atomic(values[1], word_pointer(builder, values[0]), "release", 8)
         return context.get_dummy_value()
     return types.void(types.int64, types.int64), code
 
@@ -52,7 +52,7 @@ def store(typing, address, value):
 def increase(typing, address):
     """Add one to a word; what it was."""
     def code(context, builder, signature, values):
-        return builder.atomic_rmw("add", word(builder, values[0]), WORD(1), "acq_rel")
+        return builder.atomic_rmw("add", word_pointer(builder, values[0]), WORD(1), "acq_rel")
     return types.int64(types.int64), code
 
 
@@ -60,7 +60,7 @@ def increase(typing, address):
 def exchange(typing, address, old, new):
     """Write a word if it is still the old one; whether it was."""
     def code(context, builder, signature, values):
-        result = builder.cmpxchg(word(builder, values[0]), values[1], values[2], "acq_rel", "acquire")
+        result = builder.cmpxchg(word_pointer(builder, values[0]), values[1], values[2], "acq_rel", "acquire")
         return builder.extract_value(result, 1)
     return types.boolean(types.int64, types.int64, types.int64), code
 
@@ -91,14 +91,14 @@ release, acquire = calling(1), calling(2)                    # of the lock at an
 @njit(**HELPER)
 def park(state, worker):
     """Wait for the worker's lock. Whoever takes the mark back releases it, once: the worker itself does not wait then."""
-    acquire(load(state + ACQUIRE), load(state + WAKE_LOCKS + 8 * worker), 1)
+    acquire(atomic_load(state + ACQUIRE), atomic_load(state + WAKE_LOCKS + 8 * worker), 1)
 
 
 @njit(**HELPER)
 def unpark(state, worker):
     """Wake a worker that has parked, or is about to."""
     parked = state + PARKED + 8 * worker
-    if load(parked) and exchange(parked, 1, 0): release(load(state + RELEASE), load(state + WAKE_LOCKS + 8 * worker))
+    if atomic_load(parked) and exchange(parked, 1, 0): release(atomic_load(state + RELEASE), atomic_load(state + WAKE_LOCKS + 8 * worker))
 
 
 @njit(**HELPER)
@@ -107,10 +107,10 @@ def work(state, worker):
 
     A ticket can be taken only while its launch lasts, so function, arguments and items are those of the same launch."""
     while True:
-        ticket = load(state + TICKET)
-        item, items = ticket & NOTHING, load(state + ITEMS)
-        if item >= items or worker >= load(state + WORKERS): return
-        function, arguments = load(state + FUNCTION), load(state + ARGUMENTS)
+        ticket = atomic_load(state + TICKET)
+        item, items = ticket & NO_ITEM, atomic_load(state + ITEMS)
+        if item >= items or worker >= atomic_load(state + WORKERS): return
+        function, arguments = atomic_load(state + FUNCTION), atomic_load(state + ARGUMENTS)
         if exchange(state + TICKET, ticket, ticket + 1):
             call(function, item, worker, arguments)
             if increase(state + DONE) + 1 == items and worker:
@@ -121,8 +121,8 @@ def work(state, worker):
 @njit(**HELPER)
 def publish(state, function, arguments, items, workers):
     """Offer the items of a launch to all threads. The one before has ended."""
-    launch = (load(state + TICKET) >> 32) + 1
-    store(state + TICKET, launch << 32 | NOTHING)
+    launch = (atomic_load(state + TICKET) >> 32) + 1
+    store(state + TICKET, launch << 32 | NO_ITEM)
     store(state + DONE, 0)
     store(state + FUNCTION, function)
     store(state + ARGUMENTS, arguments)
@@ -139,13 +139,13 @@ def finish(state):
     makes the caller look again."""
     work(state, 0)
     looks = 0
-    while load(state + DONE) < load(state + ITEMS):
+    while atomic_load(state + DONE) < atomic_load(state + ITEMS):
         looks += 1
-        if looks < PATIENCE: pause()
+        if looks < MAX_LOOKS: pause()
         else:
             store(state + PARKED, 1)
             fence()
-            if load(state + DONE) < load(state + ITEMS) or not exchange(state + PARKED, 1, 0): park(state, 0)
+            if atomic_load(state + DONE) < atomic_load(state + ITEMS) or not exchange(state + PARKED, 1, 0): park(state, 0)
 
 
 @Function.of(5)
@@ -160,20 +160,20 @@ def worker_loop(state, lock):
     """Do items of every launch, and park when there has been none for a while, until the workers are told to end. Its number is
     taken here, so that no two threads can have the same. The lock is held."""
     worker = increase(state + CLAIMED) + 1
-    if worker >= MOST: return
+    if worker >= MAX_WORKERS: return
     store(state + WAKE_LOCKS + 8 * worker, lock)
     parked = state + PARKED + 8 * worker
-    while not load(state + CLOSED):
+    while not atomic_load(state + CLOSED):
         idle = 0
-        while idle < PATIENCE:
-            before = load(state + TICKET)
+        while idle < MAX_LOOKS:
+            before = atomic_load(state + TICKET)
             work(state, worker)
-            idle = idle + 1 if load(state + TICKET) == before else 0
+            idle = idle + 1 if atomic_load(state + TICKET) == before else 0
             pause()
         store(parked, 1)
         fence()
-        wanted = (load(state + TICKET) & NOTHING) < load(state + ITEMS) and worker < load(state + WORKERS)
-        if not ((wanted or load(state + CLOSED) != 0) and exchange(parked, 1, 0)): park(state, worker)
+        wanted = (atomic_load(state + TICKET) & NO_ITEM) < atomic_load(state + ITEMS) and worker < atomic_load(state + WORKERS)
+        if not ((wanted or atomic_load(state + CLOSED) != 0) and exchange(parked, 1, 0)): park(state, worker)
 
 
 @Function.of(1)
@@ -181,7 +181,7 @@ def end_workers(state):
     """Tell the workers to end once they have done the items that they are at."""
     store(state + CLOSED, 1)
     fence()
-    for worker in range(1, MOST): unpark(state, worker)
+    for worker in range(1, MAX_WORKERS): unpark(state, worker)
 
 
 def held_lock() -> int:
@@ -193,7 +193,7 @@ def held_lock() -> int:
     return int(lock)
 
 
-def entry(name: str) -> int:
+def find_symbol(name: str) -> int:
     """Where a function of Python's C interface is."""
     return int(ctypes.cast(ctypes.pythonapi[name], ctypes.c_void_p).value or 0)
 
@@ -216,7 +216,7 @@ class Pool:
         self.lock, self.room = RLock(), np.zeros(SIZE + 64, np.uint8)
         self.state = int(self.room.ctypes.data) + -int(self.room.ctypes.data) % 64
         words = self.room[self.state - int(self.room.ctypes.data):][:SIZE].view(np.int64)
-        words[ACQUIRE // 8], words[RELEASE // 8] = entry("PyThread_acquire_lock"), entry("PyThread_release_lock")
+        words[ACQUIRE // 8], words[RELEASE // 8] = find_symbol("PyThread_acquire_lock"), find_symbol("PyThread_release_lock")
         words[WAKE_LOCKS // 8] = held_lock()
         self.threads: list[Thread] = []                      # at least so many workers
 
@@ -226,8 +226,8 @@ class Pool:
 
     def ready(self, workers: int) -> int:
         """How many workers a launch may have, of so many that are wanted: there are threads for them."""
-        if len(self.threads) < min(workers, MOST) - 1: self.spawn_workers(min(workers, MOST) - 1)
-        return min(workers, MOST)
+        if len(self.threads) < min(workers, MAX_WORKERS) - 1: self.spawn_workers(min(workers, MAX_WORKERS) - 1)
+        return min(workers, MAX_WORKERS)
 
     def spawn_workers(self, others: int) -> None:
         """So many threads beside the caller's. Where the system gives no more, those that are there do everything."""

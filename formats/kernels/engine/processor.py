@@ -10,7 +10,7 @@ from pathlib import Path
 
 from formats.core.errors import InputError
 from formats.disk.cache import location, put, recall
-from formats.disk.holdings import KINDS, bound
+from formats.disk.holdings import ENTRY_KINDS, evict_oldest
 from formats.machine.host import cpuinfo
 from formats.machine.switches import switched_off, without
 
@@ -31,7 +31,7 @@ def system_avx() -> bool:
     return not (told := cpuinfo()) or "avx" in told.get("flags", "").split()
 
 
-def digest(*words: object) -> str: return hashlib.blake2b(repr(words).encode(), digest_size=8).hexdigest()
+def hash_words(*words: object) -> str: return hashlib.blake2b(repr(words).encode(), digest_size=8).hexdigest()
 
 
 def release(package: str) -> bytes:
@@ -50,13 +50,13 @@ def asked() -> tuple[str, str]:
 def remembered() -> tuple[str, str]:
     """The same, from the cache where it is there, whole, and of this processor."""
     if not {"vendor_id", "flags"} <= (told := cpuinfo()).keys(): return asked()
-    file = location() / "processors" / f"{digest(release('llvmlite'), [told.get(each) for each in TELLING])}.txt"
+    file = location() / "processors" / f"{hash_words(release('llvmlite'), [told.get(each) for each in TELLING])}.txt"
     with suppress(InputError, UnicodeDecodeError):
-        if (found := SAID.fullmatch(recall(file).decode())) and found[3] == digest(found[1], found[2]): return found[1], found[2]
+        if (found := SAID.fullmatch(recall(file).decode())) and found[3] == hash_words(found[1], found[2]): return found[1], found[2]
     name, features = asked()
     with suppress(OSError, InputError):                      # that the cache cannot be used is said of kernels
-        put(file, f"{name} {features} {digest(name, features)}".encode())
-        bound(file.parent, KINDS[file.parent.name])
+        put(file, f"{name} {features} {hash_words(name, features)}".encode())
+        evict_oldest(file.parent, ENTRY_KINDS[file.parent.name])
     return name, features
 
 

@@ -2,10 +2,10 @@
 
 from .compiled import Function
 from .native import cgutils, intrinsic, ir, types
-from .vectors import FLOAT, MANY_REGISTERS, WIDE
+from .vectors import FLOAT, LANES, MANY_REGISTERS
 
-CHAINS = 8 * WIDE if MANY_REGISTERS else 4 * WIDE            # eight registers: no sum waits for the one before
-LONG = ir.VectorType(FLOAT, CHAINS)
+CHAINS = 8 * LANES if MANY_REGISTERS else 4 * LANES          # eight registers: no sum waits for the one before
+LONG_VECTOR = ir.VectorType(FLOAT, CHAINS)
 
 
 def looped(builder, count, value, step):
@@ -16,13 +16,13 @@ def looped(builder, count, value, step):
 
 
 @intrinsic
-def multiplied(typing, count, to):
+def multiply_add(typing, count, to):
     """CHAINS float32 numbers v = v a + b, count times, in registers; the result goes to an address."""
     def code(context, builder, signature, values):
         name = f"llvm.fmuladd.v{CHAINS}f32"
-        fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(LONG, [LONG] * 3), name)
-        a, b = (ir.Constant(LONG, [number] * CHAINS) for number in (0.5, 1.0))
-        write(builder, looped(builder, values[0], b, lambda _, v: builder.call(fma, [v, a, b])), values[1])
+        fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(LONG_VECTOR, [LONG_VECTOR] * 3), name)
+        a, b = (ir.Constant(LONG_VECTOR, [number] * CHAINS) for number in (0.5, 1.0))
+        store_result(builder, looped(builder, values[0], b, lambda _, v: builder.call(fma, [v, a, b])), values[1])
         return context.get_dummy_value()
     return types.void(types.int64, types.int64), code
 
@@ -33,15 +33,15 @@ def added(typing, address, count, to):
     def code(context, builder, signature, values):
         def step(index, sums):
             at = builder.add(values[0], builder.mul(index, index.type(4 * CHAINS)))
-            load = builder.load(builder.inttoptr(at, LONG.as_pointer()))
+            load = builder.load(builder.inttoptr(at, LONG_VECTOR.as_pointer()))
             load.align = 4
             return builder.fadd(sums, load)
-        write(builder, looped(builder, values[1], ir.Constant(LONG, None), step), values[2])
+        store_result(builder, looped(builder, values[1], ir.Constant(LONG_VECTOR, None), step), values[2])
         return context.get_dummy_value()
     return types.void(*[types.int64] * 3), code
 
 
-def write(builder, vector, address):
+def store_result(builder, vector, address):
     """Store a vector, so that nobody may leave the loop out."""
     builder.store(vector, builder.inttoptr(address, vector.type.as_pointer())).align = 4
 
@@ -49,7 +49,7 @@ def write(builder, vector, address):
 @Function.of(2, rare=True)
 def multiply_adds(count, to):
     """2 CHAINS count float32 operations."""
-    multiplied(count, to)
+    multiply_add(count, to)
 
 
 @Function.of(4, rare=True)

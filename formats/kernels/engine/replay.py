@@ -14,10 +14,10 @@ import numpy as np
 from formats.machine.threads import FIXED
 
 from .compiled import HELPER, Function, Kernel, calling
-from .launch import RECORDING, ROOM_START, ROOM_STEP, Stage, address, words
+from .launch import RECORDING, ROOM_START, ROOM_STEP, Launch, address, words
 from .memory import call, longs, record
 from .native import njit
-from .objects import function
+from .objects import find_c_function
 from .pool import finish, publish
 
 # words: the records, then the table of stages; added: for base, room, step and each array that lies elsewhere, which words it is
@@ -36,7 +36,7 @@ look = calling(2)                                            # at the clock
 
 def clock() -> int:
     """Where C's clock_gettime is; 0 where it is not."""
-    with suppress(OSError, AttributeError): return function("clock_gettime")
+    with suppress(OSError, AttributeError): return find_c_function("clock_gettime")
     return 0
 
 
@@ -46,11 +46,11 @@ class Recording:
 
     def __init__(self, memory: np.ndarray, workers: int, elsewhere: Sequence[np.ndarray] = ()) -> None:
         self.memory, self.workers, self.elsewhere, self.scratch = memory, workers, elsewhere, 0
-        self.stages: list[Stage] = []
+        self.stages: list[Launch] = []
         self.records: list[Any] = []
         self.temporaries: list[np.ndarray] = []              # of this step
         self.regions = [(memory, 0)]                         # memory and its place, in bytes
-        self.end = line(memory.nbytes)
+        self.end = round_to_lines(memory.nbytes)
 
     def keep(self, walk: Callable[[], Any]) -> Any:
         """walk(), in which launches of this thread are kept. Python itself leaves the context, however the walk ends."""
@@ -67,10 +67,10 @@ class Recording:
 
     def step(self) -> None:
         """What follows does not need the temporaries of what came before."""
-        at = line(self.memory.nbytes)
+        at = round_to_lines(self.memory.nbytes)
         for each in self.temporaries:
             self.regions.append((each, at))
-            at += line(each.nbytes)
+            at += round_to_lines(each.nbytes)
         self.end, self.temporaries = max(self.end, at), []
 
     def script(self) -> "Script":
@@ -88,7 +88,7 @@ class Recording:
         return Script(content, moved, len(content) - table.size, len(table), self.end, self.scratch)
 
 
-def line(size: int) -> int: return -(-size // 64) * 64
+def round_to_lines(size: int) -> int: return -(-size // 64) * 64
 
 
 def relocate(content: np.ndarray, regions: list[tuple[Any, int]]) -> np.ndarray:

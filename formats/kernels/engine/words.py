@@ -4,11 +4,11 @@ Sums are tiles of vectors as in vectors.py; whole numbers lie in them as their b
 instructions for pairs (vdpbf16ps) and fours (vpdpbusd), or widening to what it can multiply."""
 
 from .native import intrinsic, ir, types
-from .vectors import FEATURES, LANE, VECTOR, WIDE, closed, function, multiply_add, place
+from .vectors import FEATURES, LANE, LANES, VECTOR, closed, llvm_function, multiply_add, pointer_at
 
 PAIRS = "+avx512bf16" in FEATURES and "+amx-bf16" not in FEATURES      # where there are both, pairs are the slow way
 FOURS = "+avx512vnni" in FEATURES
-WORDS = ir.VectorType(LANE, WIDE)
+WORDS = ir.VectorType(LANE, LANES)
 BYTE, SHORT = ir.IntType(8), ir.IntType(16)
 
 
@@ -24,19 +24,19 @@ def everywhere(builder, word):
     """A vector of 16 times the same word."""
     nothing = ir.Constant(WORDS, ir.Undefined)
     first = builder.insert_element(nothing, word, LANE(0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(WORDS, [0] * WIDE))
+    return builder.shuffle_vector(first, nothing, ir.Constant(WORDS, [0] * LANES))
 
 
-def constant(number): return ir.Constant(WORDS, [number] * WIDE)
+def words_of(number): return ir.Constant(WORDS, [number] * LANES)
 
 
 def add_pairs(builder, total, x, w):
     """total + x0 w0 + x1 w1 for pairs of bfloat16 in words."""
     if PAIRS:
-        kind = ir.VectorType(BFloat(), 2 * WIDE)
-        dot = function(builder, "llvm.x86.avx512bf16.dpbf16ps.512", VECTOR, VECTOR, kind, kind)
+        kind = ir.VectorType(BFloat(), 2 * LANES)
+        dot = llvm_function(builder, "llvm.x86.avx512bf16.dpbf16ps.512", VECTOR, VECTOR, kind, kind)
         return builder.call(dot, [total, builder.bitcast(x, kind), builder.bitcast(w, kind)])
-    for part in (lambda v: builder.shl(v, constant(16)), lambda v: builder.and_(v, constant(0xFFFF0000))):
+    for part in (lambda v: builder.shl(v, words_of(16)), lambda v: builder.and_(v, words_of(0xFFFF0000))):
         total = multiply_add(builder, builder.bitcast(part(x), VECTOR), builder.bitcast(part(w), VECTOR), total)
     return total
 
@@ -45,26 +45,26 @@ def add_fours(builder, total, x, w):
     """total + x0 w0 + ... + x3 w3 for four bytes in words: those of x have a sign, those of w none."""
     whole = builder.bitcast(total, WORDS)
     if FOURS:
-        kind = ir.VectorType(BYTE, 4 * WIDE)
-        dot = function(builder, "llvm.x86.avx512.vpdpbusd.512", WORDS, WORDS, kind, kind)
+        kind = ir.VectorType(BYTE, 4 * LANES)
+        dot = llvm_function(builder, "llvm.x86.avx512.vpdpbusd.512", WORDS, WORDS, kind, kind)
         return builder.bitcast(builder.call(dot, [whole, builder.bitcast(w, kind), builder.bitcast(x, kind)]), VECTOR)
-    pairs, wider = ir.VectorType(SHORT, 2 * WIDE), ir.VectorType(LANE, 2 * WIDE)
+    pairs, wider = ir.VectorType(SHORT, 2 * LANES), ir.VectorType(LANE, 2 * LANES)
     x, w = builder.bitcast(x, pairs), builder.bitcast(w, pairs)
-    eight = ir.Constant(pairs, [8] * 2 * WIDE)
-    low = builder.ashr(builder.shl(x, eight), eight), builder.and_(w, ir.Constant(pairs, [255] * 2 * WIDE))
+    eight = ir.Constant(pairs, [8] * 2 * LANES)
+    low = builder.ashr(builder.shl(x, eight), eight), builder.and_(w, ir.Constant(pairs, [255] * 2 * LANES))
     high = builder.ashr(x, eight), builder.lshr(w, eight)
     for a, b in (low, high):
         products = builder.mul(builder.sext(a, wider), builder.sext(b, wider))
         for odd in (0, 1):
-            lanes = ir.Constant(WORDS, [2 * i + odd for i in range(WIDE)])
+            lanes = ir.Constant(WORDS, [2 * i + odd for i in range(LANES)])
             whole = builder.add(whole, builder.shuffle_vector(products, ir.Constant(wider, ir.Undefined), lanes))
     return builder.bitcast(whole, VECTOR)
 
 
-def stored(builder, words, address, kind):
+def store_words(builder, words, address, kind):
     """Store the low ends of 16 words."""
-    narrow = ir.VectorType(kind, WIDE)
-    builder.store(builder.trunc(words, narrow), place(builder, address, 0, narrow)).align = 1
+    narrow = ir.VectorType(kind, LANES)
+    builder.store(builder.trunc(words, narrow), pointer_at(builder, address, 0, narrow)).align = 1
 
 
 @intrinsic
@@ -79,5 +79,5 @@ def as_numbers(typing, vector, less):
 
 def nibbles(builder, vector):
     """The low and the high halves of bytes, each as bytes."""
-    mask = constant(0x0F0F0F0F)
-    return builder.and_(vector, mask), builder.and_(builder.lshr(vector, constant(4)), mask)
+    mask = words_of(0x0F0F0F0F)
+    return builder.and_(vector, mask), builder.and_(builder.lshr(vector, words_of(4)), mask)

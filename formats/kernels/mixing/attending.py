@@ -12,11 +12,11 @@ import numpy as np
 from formats.kernels.engine.arithmetic import get, keep, larger
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import RECORDING, ROOM, address, filled, launch, words
-from formats.kernels.engine.maths import ONE, exp2, over
+from formats.kernels.engine.maths import ONE, exp2, reciprocal
 from formats.kernels.engine.memory import floats, longs, pointer, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import MANY_REGISTERS, add_outer, fetch, held, plus, span, times_rows, write, zeros
+from formats.kernels.engine.vectors import MANY_REGISTERS, add_outer, count_vectors, fetch, plus, span, store_tile, times_rows, zeros
 from formats.kernels.products.turning import turn_in
 from formats.machine.threads import threads
 
@@ -28,9 +28,9 @@ from .heads import (
     Reach,
     blank,
     check_heads,
+    check_scale,
     clipped,
     copy_rows,
-    finite,
     heads_of,
     sequences,
     served,
@@ -46,9 +46,9 @@ ATTEND = np.dtype([*PLACES, *words("starts before S h d e room apart q_of k_of v
 QUERIES = 48                                                 # of a unit at most, which is one tile of queries of one head
 NO_MASK = 0, 0, 0, 0, 0
 LINE = 4 * QUERIES
-WORK, SMALL, PIECES = 1 << 22, 1 << 16, 4                    # multiply-adds of an item: at most, at least; items a thread
-ROWS, ACROSS = (8, 2) if MANY_REGISTERS else (6, 1)
-FEW = 4                                                      # vectors of a tile that are too few to keep the adders busy
+MAX_ITEM_WORK, MIN_ITEM_WORK, PIECES = 1 << 22, 1 << 16, 4   # multiply-adds of an item: at most, at least; items a thread
+TILE_ROWS, TILE_VECTORS = (8, 2) if MANY_REGISTERS else (6, 1)
+FEW_VECTORS = 4                                              # vectors of a tile that are too few to keep the adders busy
 PACKED = 1024                                                # keys whose values are copied, to be without gaps, at most
 f4, i8 = np.float32, np.int64
 LOG2_E, LOWEST, HIDDEN = 1.4426950408889634, f4(-3e38), f4(-np.inf)
@@ -57,7 +57,7 @@ LOG2_E, LOWEST, HIDDEN = 1.4426950408889634, f4(-3e38), f4(-np.inf)
 @njit(**HELPER)
 def scored(none, k, along, turned, depth, s):
     """Lines of scores: a tile of keys against queries, turned; few sums are kept twice, as an addition takes four cycles."""
-    sums, others, pairs = none, none, depth // 2 if held(none) <= FEW else 0
+    sums, others, pairs = none, none, depth // 2 if count_vectors(none) <= FEW_VECTORS else 0
     for _ in range(pairs):
         sums, others = add_outer(sums, k, along, turned, None), add_outer(others, k + 4, along, turned + LINE, None)
         k += 8
@@ -66,13 +66,14 @@ def scored(none, k, along, turned, depth, s):
         sums = add_outer(sums, k, along, turned, None)
         k += 4
         turned += LINE
-    write(plus(sums, others) if held(none) <= FEW else sums, s, LINE, None)
+    store_tile(plus(sums, others) if count_vectors(none) <= FEW_VECTORS else sums, s, LINE, None)
 
 
 @njit(**HELPER)
 def weighted(none, p, keys, v, across, o, step, fresh, fades, shares, lanes):
     """Rows of outputs: what is there times fades, unless fresh, plus p v; then times shares. p is (keys, queries)."""
-    sums, others, pairs = none if fresh else times_rows(fetch(none, o, step, lanes), fades), none, keys // 2 if held(none) <= FEW else 0
+    sums, others, pairs = (none if fresh else times_rows(fetch(none, o, step, lanes), fades), none, keys // 2
+                           if count_vectors(none) <= FEW_VECTORS else 0)
     for _ in range(pairs):
         sums, others = add_outer(sums, p, 4, v, lanes), add_outer(others, p + LINE, 4, v + across, lanes)
         p += 2 * LINE
@@ -81,13 +82,13 @@ def weighted(none, p, keys, v, across, o, step, fresh, fades, shares, lanes):
         sums = add_outer(sums, p, 4, v, lanes)
         p += LINE
         v += across
-    write(times_rows(plus(sums, others) if held(none) <= FEW else sums, shares), o, step, lanes)
+    store_tile(times_rows(plus(sums, others) if count_vectors(none) <= FEW_VECTORS else sums, shares), o, step, lanes)
 
 
 @njit(**HELPER)
 def scored_by(most, four, k, along, keys, turned, depth, s):
     """Scores of all keys: large tiles, then small ones; the last one begins early rather than be cut."""
-    key, large = 0, held(most) * 16 // span(most)
+    key, large = 0, count_vectors(most) * 16 // span(most)
     while key + large <= keys:
         scored(most, k + key * along, along, turned, depth, s + key * LINE)
         key += large
@@ -126,15 +127,15 @@ def weighted_band(wide, narrow, row, columns, p, keys, v, across, o, step, fresh
 def weigh_all(rows, columns, p, keys, v, across, o, step, fresh, fades, shares):
     """The outputs of all rows: large tiles, then small ones; the last begins early where nothing is added to what is there."""
     row = 0
-    while row + ROWS <= rows:
-        weighted_band(zeros(ROWS, ACROSS), zeros(ROWS, 1), row, columns, p, keys, v, across, o, step, fresh, fades, shares)
-        row += ROWS
+    while row + TILE_ROWS <= rows:
+        weighted_band(zeros(TILE_ROWS, TILE_VECTORS), zeros(TILE_ROWS, 1), row, columns, p, keys, v, across, o, step, fresh, fades, shares)
+        row += TILE_ROWS
     while row + 4 <= rows or (row < rows and fresh and rows >= 4):
         row = min(row, rows - 4)
-        weighted_band(zeros(4, ACROSS), zeros(4, 1), row, columns, p, keys, v, across, o, step, fresh, fades, shares)
+        weighted_band(zeros(4, TILE_VECTORS), zeros(4, 1), row, columns, p, keys, v, across, o, step, fresh, fades, shares)
         row += 4
     while row < rows:
-        weighted_band(zeros(1, ACROSS), zeros(1, 1), row, columns, p, keys, v, across, o, step, fresh, fades, shares)
+        weighted_band(zeros(1, TILE_VECTORS), zeros(1, 1), row, columns, p, keys, v, across, o, step, fresh, fades, shares)
         row += 1
 
 
@@ -173,11 +174,11 @@ def carry(old, top, mass, tops, masses, fades, shares, first, last):
         mass = mass + get(masses, None) * fade
     keep(top, tops, None)
     keep(mass, masses, None)
-    if last: keep(over(mass), shares, None)
+    if last: keep(reciprocal(mass), shares, None)
 
 
 @njit(**HELPER)
-def scaled(y, lines, wide, step, factor):
+def scale_lines(y, lines, wide, step, factor):
     """So many lines, the first wide numbers of each, times a factor."""
     for at in range(y, y + lines * step, step):
         for g in range(at, at + 4 * wide, 64): keep(get(g, None) * factor, g, None)
@@ -218,7 +219,7 @@ def held_by(c, low, length):
 
 
 @njit(**HELPER)
-def unit(c, room, start, length, head, low, rows, v, across):
+def attend_unit(c, room, start, length, head, low, rows, v, across):
     """Some queries of a head of the sequence at start, from its row low on; v with its bytes between rows."""
     deep, wide = (c.d + 15) // 16 * 16, (rows + 15) // 16 * 16
     q, k = c.q + 4 * ((start + low) * c.q_row + head // c.q_of * c.q_head), c.k + 4 * (start * c.k_row + head // c.k_of * c.k_head)
@@ -230,7 +231,7 @@ def unit(c, room, start, length, head, low, rows, v, across):
         for i in range(rows): blank(floats(o + 4 * i * c.o_row, c.e), c.e, c.e, c.e)
         return
     turn_in(q, 4 * c.q_row, rows, c.d, turned, QUERIES, deep)
-    scaled(turned, c.d, wide, LINE, f4(c.scale))
+    scale_lines(turned, c.d, wide, LINE, f4(c.scale))
     for g in range(0, 4 * wide, 64):
         keep(zeros(1, 1) + LOWEST, tops + g, None)
         keep(zeros(1, 1) + ONE, shares + g, None)
@@ -261,11 +262,11 @@ def units(length: int, block: int) -> tuple[int, int]:
     return (length + side - 1) // side, side
 
 
-cut = njit(**HELPER)(units)
+cut_units = njit(**HELPER)(units)
 
 
 @njit(**HELPER)
-def place(starts, before, mark):
+def find_sequence(starts, before, mark):
     """The last sequence that begins at or before a mark of work, which is counted in scores and in rows."""
     low, high = 0, len(starts) - 1
     while high - low > 1:
@@ -281,10 +282,10 @@ def first_unit(c, starts, before, item):
     end = len(starts) - 1
     if item == c.items: return end, 0
     mark = (before[end] + QUERIES * starts[end]) * item // c.items
-    s = place(starts, before, mark)
+    s = find_sequence(starts, before, mark)
     length = starts[s + 1] - starts[s]
     done, whole = mark - before[s] - QUERIES * starts[s], length * (length + QUERIES)
-    return s, done * (cut(length, c.block)[0] * c.h) // whole if whole else 0
+    return s, done * (cut_units(length, c.block)[0] * c.h) // whole if whole else 0
 
 
 @Kernel
@@ -298,7 +299,7 @@ def attend(item, worker, arguments):
     done = 0                                                 # rows of values that are without gaps
     while s < end or begin < stop:
         length = starts[s + 1] - starts[s]
-        tiles, apart = cut(length, c.block)
+        tiles, apart = cut_units(length, c.block)
         for at in range(begin, tiles * c.h if s < end else stop):
             head, query = at // tiles, at % tiles * apart
             v, across = c.v + 4 * (starts[s] * c.v_row + head // c.v_of * c.v_head), 4 * c.v_row
@@ -307,7 +308,7 @@ def attend(item, worker, arguments):
                 upto = length if c.block else min(length, query + apart + c.ahead)
                 copy_rows(v + done * across, across, upto - done, c.e, packed + done * 4 * c.e, 4 * c.e)
                 v, across, done = packed, 4 * c.e, max(done, upto)
-            unit(c, room, starts[s], length, head, query, min(apart, length - query), v, across)
+            attend_unit(c, room, starts[s], length, head, query, min(apart, length - query), v, across)
         s, begin = s + 1, 0
         if s > end: return
 
@@ -343,7 +344,7 @@ def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, s
         places += heads_of(name, view, T, heads // serves[-1])
     places += heads_of("out", out, T, heads)
     items = pieces(T, S, heads * (d + e), workers := threads())
-    factor, = struct.unpack("q", struct.pack("d", finite(scale * LOG2_E)))
+    factor, = struct.unpack("q", struct.pack("d", check_scale(scale * LOG2_E)))
     with POOL.lock:
         reserved = ROOM.reserve(room, workers)
         fields = (*places, address(batch.starts), address(batch.before), S, heads, d, e, *reserved, *serves,
@@ -355,4 +356,4 @@ def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, s
 def pieces(T: int, S: int, width: int, workers: int) -> int:
     """How many items T rows in S sequences make, of about equal work: a few for each worker, if that is worth it."""
     work = T * (T // max(S, 1) + QUERIES) * width
-    return min(T, max(1, -(-work // WORK), min(PIECES * workers, work // SMALL)) if workers > 1 else 1)
+    return min(T, max(1, -(-work // MAX_ITEM_WORK), min(PIECES * workers, work // MIN_ITEM_WORK)) if workers > 1 else 1)

@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from formats.bf16 import BEYOND, nearest, widened
-from formats.kernels.engine.amx import MATRIX, multiplied, release_registers, shape_registers
+from formats.bf16 import BF16_OVERFLOW, nearest, widen_bits
+from formats.kernels.engine.amx import MATRIX, multiply_tiles, release_registers, shape_registers
 from formats.kernels.engine.arithmetic import VECTOR16, get, keep, larger, low_bits_as_power
 from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.maths import LEAST, ONE, ROUNDED
+from formats.kernels.engine.maths import MIN_EXPONENT, ONE, ROUNDER
 from formats.kernels.engine.memory import floats, longs, record
 from formats.kernels.engine.native import intrinsic, ir, njit
 from formats.kernels.engine.vectors import VECTOR, closed, turn, zeros
-from formats.kernels.engine.words import constant
+from formats.kernels.engine.words import words_of
 from formats.kernels.products.rounding import as_words, keep_halves, kept_finite
 from formats.kernels.products.tiles import attended_pairs
 from formats.kernels.products.turning import turn_in, turn_out
 
-from .attending import ATTEND, LINE, LOG2_E, LOWEST, QUERIES, carry, cut, first_unit, hide, highest_lines, run_attention
+from .attending import ATTEND, LINE, LOG2_E, LOWEST, QUERIES, carry, cut_units, first_unit, hide, highest_lines, run_attention
 from .heads import EVERY, KEYS, Layout, Reach, blank, check_heads
 
 f4 = np.float32
@@ -31,8 +31,8 @@ C1, C2, C3 = (f4(c) for c in (6.932829022e-1, 2.422109693e-1, 5.500905588e-2))
 def paired(typing, low, high):
     """Two vectors as bfloat16, to nearest, ties away from 0: one in the low halves of words, one in the high ones."""
     def code(context, builder, signature, values):
-        low, high = (builder.add(as_words(builder, builder.extract_value(value, 0)), constant(0x8000)) for value in values)
-        word: ir.Value = builder.or_(builder.lshr(low, constant(16)), builder.and_(high, constant(0xFFFF0000)))
+        low, high = (builder.add(as_words(builder, builder.extract_value(value, 0)), words_of(0x8000)) for value in values)
+        word: ir.Value = builder.or_(builder.lshr(low, words_of(16)), builder.and_(high, words_of(0xFFFF0000)))
         return closed(builder, [builder.bitcast(word, VECTOR)])
     return VECTOR16(VECTOR16, VECTOR16), code
 
@@ -40,8 +40,8 @@ def paired(typing, low, high):
 @njit(forceinline=True, **HELPER)
 def exp2_nearly(x):
     """2^x for x <= 126 to 2^-13 of itself; 0 at -127 and below."""
-    whole = larger(x, LEAST) + ROUNDED
-    r = larger(x, LEAST) - (whole - ROUNDED)
+    whole = larger(x, MIN_EXPONENT) + ROUNDER
+    r = larger(x, MIN_EXPONENT) - (whole - ROUNDER)
     return (((r * C3 + C2) * r + C1) * r + ONE) * low_bits_as_power(whole)
 
 
@@ -147,7 +147,7 @@ def halves_of(product, shape, release, item, worker, arguments):
     end, stop = first_unit(c, starts, before, item + 1)
     while s < end or begin < stop:
         length = starts[s + 1] - starts[s]
-        (tiles, each), apart = cut(length, 0), (length + 31) // 32 * 64
+        (tiles, each), apart = cut_units(length, 0), (length + 31) // 32 * 64
         for at in range(begin, tiles * c.h if s < end else stop):
             head, query = at // tiles, at % tiles * each
             if at == begin or query == 0:
@@ -185,7 +185,7 @@ def attend_halves(item, worker, arguments):
 
 attend_halves_matrix = attend_halves
 if MATRIX:                                                   # others could not even be compiled
-    both, left, upper, corner = (multiplied("tdpbf16ps", rows, across) for rows in (2, 1) for across in (2, 1))
+    both, left, upper, corner = (multiply_tiles("tdpbf16ps", rows, across) for rows in (2, 1) for across in (2, 1))
 
     @njit(**HELPER)
     def by_registers(rows, columns, x, along, w, apart, words, y, step):
@@ -223,7 +223,7 @@ def operands(q: Any, k: Any, v: Any, scale: float) -> tuple[np.ndarray, ...]:
     to even (round_rows), v with ties away from 0 (turn_values)."""
     q, k, v = (np.ascontiguousarray(each, f4) for each in (q, k, v))
     bits = v.view(np.uint32)
-    bits = np.where(abs(v).view(np.uint32) < BEYOND, bits + np.uint32(0x8000), bits | np.isnan(v) * np.uint32(1 << 22))
+    bits = np.where(abs(v).view(np.uint32) < BF16_OVERFLOW, bits + np.uint32(0x8000), bits | np.isnan(v) * np.uint32(1 << 22))
     away = (bits & np.uint32(0xFFFF0000)).view(f4)
-    powers = widened(nearest(q * f4(scale * LOG2_E)))
-    return powers.astype(np.float64) / LOG2_E, widened(nearest(k)).astype(np.float64), away.astype(np.float64)
+    powers = widen_bits(nearest(q * f4(scale * LOG2_E)))
+    return powers.astype(np.float64) / LOG2_E, widen_bits(nearest(k)).astype(np.float64), away.astype(np.float64)

@@ -8,7 +8,7 @@ from math import gcd
 
 import numpy as np
 
-from formats.core.arrays import places, plain, separate
+from formats.core.arrays import as_contiguous, places, separate
 from formats.kernels.engine.arithmetic import keep
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
@@ -20,12 +20,12 @@ from formats.kernels.engine.vectors import zeros
 from formats.kernels.products.turning import turn_in
 from formats.machine.threads import threads
 
-from .attending import HIDDEN, LINE, LOG2_E, LOWEST, PIECES, QUERIES, scaled, score_all, softened, weigh_all
-from .heads import PLACES, Layout, check_heads, copy_rows, finite, heads_of, sequences, served
+from .attending import HIDDEN, LINE, LOG2_E, LOWEST, PIECES, QUERIES, scale_lines, score_all, softened, weigh_all
+from .heads import PLACES, Layout, check_heads, check_scale, copy_rows, heads_of, sequences, served
 
 PAGE = 16                                                    # rows of a page
-CHUNK = 64                                                   # rows of an item that are copied
-KEYS = 8 * PAGE                                              # that queries meet at once
+COPIED_ROWS = 64                                             # rows of an item that are copied
+KEYS_AT_ONCE = 8 * PAGE                                      # that queries meet at once
 # before: of each page the page before it, -1 for none; starts: where there are some, a row is the last of a sequence; together: heads that
 # share keys and values; rows: of an item; the rest as in heads.py
 CACHED = np.dtype([*PLACES, *words("slots before starts T h d e room apart q_of k_of v_of together rows"), ("scale", "f8")])
@@ -39,7 +39,7 @@ def append_rows(item, worker, arguments):
     """Rows of x to their slots."""
     c = record(arguments, APPEND)
     slots = longs(c.slots, c.T)
-    for row in range(item * CHUNK, min((item + 1) * CHUNK, c.T)):
+    for row in range(item * COPIED_ROWS, min((item + 1) * COPIED_ROWS, c.T)):
         copy_rows(c.x + 4 * row * c.x_row, 4 * c.x_head, c.heads, c.cols, c.out + 4 * slots[row] * c.out_row, 4 * c.out_head)
 
 
@@ -63,7 +63,7 @@ def cached_unit(c, room, row, head, rows):
     tops, masses, fades, shares, turned = room, room + LINE, room + 2 * LINE, room + 3 * LINE, room + 4 * LINE
     s = turned + deep * LINE
     turn_in(q, across, count, c.d, turned, QUERIES, deep)
-    scaled(turned, c.d, wide, LINE, f4(c.scale))
+    scale_lines(turned, c.d, wide, LINE, f4(c.scale))
     for g in range(0, 4 * wide, 64):
         keep(zeros(1, 1) + LOWEST, tops + g, None)
         keep(zeros(1, 1) + ONE, shares + g, None)
@@ -71,7 +71,7 @@ def cached_unit(c, room, row, head, rows):
     page, keys = slot // PAGE, slot % PAGE + 1
     while page >= 0:
         before = longs(c.before + 8 * page, 1)[0]
-        while before >= 0 and before == page - 1 and keys + PAGE <= KEYS:
+        while before >= 0 and before == page - 1 and keys + PAGE <= KEYS_AT_ONCE:
             page, keys = before, keys + PAGE
             before = longs(c.before + 8 * page, 1)[0]
         first = page * PAGE
@@ -112,7 +112,7 @@ def attend_cached(item, worker, arguments):
 def as_words(name: str, array: np.ndarray, count: int, limit: int, least: int = 0) -> np.ndarray:
     """So many whole numbers as words; raises as `places` does."""
     places(name, array, count, limit, least)
-    return plain(name, array, np.int64)
+    return as_contiguous(name, array, np.int64)
 
 
 def endless(before: np.ndarray) -> bool:
@@ -129,7 +129,7 @@ def append(x: np.ndarray, slots: np.ndarray, out: np.ndarray) -> np.ndarray:
     separate(out, slots=slots)
     if x.shape[2] != cols: raise ValueError(f"x and out: widths {x.shape[2]} and {cols} differ")
     record = filled(*heads_of("x", x, T, heads), *heads_of("out", out, len(out), heads), address(slots), T, heads, cols)
-    launch(threads(), (append_rows, record, -(-T // CHUNK)))
+    launch(threads(), (append_rows, record, -(-T // COPIED_ROWS)))
     return out
 
 
@@ -159,9 +159,9 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     together = max(each for each in range(1, min(shared, QUERIES) + 1) if shared % each == 0)
     groups, workers = heads // together, threads()
     rows = max(1, min(QUERIES, -(-T * groups // (PIECES * workers))))
-    factor, = struct.unpack("q", struct.pack("d", finite(scale * LOG2_E)))
+    factor, = struct.unpack("q", struct.pack("d", check_scale(scale * LOG2_E)))
     with POOL.lock:
-        reserved = ROOM.reserve(LINE * (4 + -(-d // 16) * 16 + KEYS), workers)
+        reserved = ROOM.reserve(LINE * (4 + -(-d // 16) * 16 + KEYS_AT_ONCE), workers)
         pages = address(slots), address(before), address(batch and batch.starts)
         fields = *lies, *pages, T, heads, d, e, *reserved, *serves, together, rows, factor
         launch(workers, (attend_cached, filled(*fields), -(-T // rows) * groups))

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from formats.core.arrays import separate, writable
 from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.launch import ROOM, address, launch, words, written
+from formats.kernels.engine.launch import ROOM, address, launch, make_record, words
 from formats.kernels.engine.maths import exponentials, largest
 from formats.kernels.engine.memory import floats, longs, record
 from formats.kernels.engine.native import njit
@@ -27,8 +27,8 @@ PLACES = words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head")
 ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p q_of k_of v_of behind ahead tile"),
                       ("scale", "f8")])
 QUERIES, KEYS, ALL = 128, 256, 2 ** 40
-ROWS = 2 ** 31                                               # of a batch: fewer, so that the square of a length is an int64
-LARGEST = float(np.finfo(np.float32).max)
+MAX_ROWS = 2 ** 31                                           # of a batch: fewer, so that the square of a length is an int64
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 f4 = np.float32
 
 
@@ -168,9 +168,9 @@ def check_heads(out: np.ndarray, **read: np.ndarray) -> None:
     separate(out, **read)
 
 
-def finite(scale: float) -> float:
+def check_scale(scale: float) -> float:
     """A scale of scores; ValueError if it is no float32."""
-    if abs(scale) <= LARGEST: return scale
+    if abs(scale) <= FLOAT32_MAX: return scale
     raise ValueError(f"scale: {scale} is no finite float32")
 
 
@@ -186,7 +186,7 @@ def layout(starts: bytes) -> Layout:
     rows = np.frombuffer(starts, np.int64).copy()             # an address is found sooner where it may be written to
     lengths = np.diff(rows)
     if not rows.size or rows[0] != 0 or (lengths < 0).any(): raise ValueError(f"starts: must rise from 0, got {rows}")
-    if rows[-1] >= ROWS: raise ValueError(f"starts: {rows[-1]} rows, where fewer than {ROWS} are possible")
+    if rows[-1] >= MAX_ROWS: raise ValueError(f"starts: {rows[-1]} rows, where fewer than {MAX_ROWS} are possible")
     return Layout(rows, sums(lengths ** 2))
 
 
@@ -235,8 +235,8 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
     with POOL.lock:
         reserved = ROOM.reserve(room, workers) if room else (0, 0)
         values = (*places, *map(address, (batch.starts, first, batch.before)), S, heads, q, v, gemm.address,
-                  *reserved, address(flat), *serves, *clipped(reach), tile, finite(scale))
-        launch(workers, (kernel, written([values], ATTENTION), int(first[-1]) * heads))
+                  *reserved, address(flat), *serves, *clipped(reach), tile, check_scale(scale))
+        launch(workers, (kernel, make_record([values], ATTENTION), int(first[-1]) * heads))
 
 
 def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, scale: float = 1.0) -> np.ndarray:

@@ -3,17 +3,17 @@ import numpy as np
 
 from formats.core.arrays import separate
 from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.launch import ROOM, address, launch, words, written
+from formats.kernels.engine.launch import ROOM, address, launch, make_record, words
 from formats.kernels.engine.maths import exponentials, fade, largest
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import LANE, MASK, VECTOR, WIDE, function, place
+from formats.kernels.engine.vectors import LANE, LANES, MASK, VECTOR, llvm_function, pointer_at
 from formats.kernels.products.gemm import gemm, multiply
 from formats.kernels.products.linear import typed
 from formats.machine.threads import threads
 
-from .heads import KEYS, PLACES, blank, check_heads, copy_rows, finite, heads_of, scores_of, served
+from .heads import KEYS, PLACES, blank, check_heads, check_scale, copy_rows, heads_of, scores_of, served
 
 # the mask's arrays and its block (see formats/masks.py), m queries and n keys; the rest as in heads.py
 MASKED = np.dtype([*PLACES, *words("ptr idx edge bits block m n h d e multiply room apart q_of k_of v_of tile"), ("scale", "f8")])
@@ -27,11 +27,11 @@ def hide(typing, bits, s, value):
     """Write a number to those of the 16 at s whose bit is not set."""
     def code(context, builder, signature, values):
         bits, s, value = values
-        gone = builder.bitcast(builder.trunc(builder.not_(bits), ir.IntType(WIDE)), MASK)
+        gone = builder.bitcast(builder.trunc(builder.not_(bits), ir.IntType(LANES)), MASK)
         first = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), value, LANE(0))
-        several = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(LANE, WIDE), [0] * WIDE))
-        at = place(builder, s, 0, VECTOR)
-        masked = function(builder, f"llvm.masked.store.v{WIDE}f32.p0", ir.VoidType(), VECTOR, at.type, LANE, MASK)
+        several = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(LANE, LANES), [0] * LANES))
+        at = pointer_at(builder, s, 0, VECTOR)
+        masked = llvm_function(builder, f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), VECTOR, at.type, LANE, MASK)
         builder.call(masked, [several, at, LANE(4), gone])
         return context.get_dummy_value()
     return types.void(types.int64, types.int64, types.float32), code
@@ -133,6 +133,6 @@ def attention_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, ptr: np.ndarra
     with POOL.lock:
         room = ROOM.reserve(4 * (block * (tile + 2) + tile * max(d, e)), workers)
         fields = (*places, *map(address, (ptr, idx, edge, bits)), block, m, n, h, d, e, gemm.address, *room, *serves, tile,
-                  finite(scale) or FAINT)
-        launch(workers, (attend_blocks, written([fields], MASKED), (len(ptr) - 1) * h))
+                  check_scale(scale) or FAINT)
+        launch(workers, (attend_blocks, make_record([fields], MASKED), (len(ptr) - 1) * h))
     return out

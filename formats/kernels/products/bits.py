@@ -6,22 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from formats.kernels.engine.arithmetic import total
+from formats.kernels.engine.arithmetic import sum_lanes
 from formats.kernels.engine.compiled import HELPER, Function
 from formats.kernels.engine.memory import WORD, floats, pointer, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.vectors import (
     FLOAT,
     LANE,
+    LANES,
     MASK,
     VECTOR,
-    WIDE,
     add_outer,
-    function,
+    llvm_function,
     multiply_add,
-    place,
     plus,
-    write,
+    pointer_at,
+    store_tile,
     zeros,
 )
 
@@ -36,10 +36,10 @@ def add_spread(typing, sums, bits, val, x):
     """sums + 16 entries at x where one of the 16 bits is set, times the numbers at val, one for each set bit."""
     def code(context, builder, signature, values):
         tile, bits, val, x = values
-        mask, none = builder.bitcast(builder.trunc(bits, ir.IntType(WIDE)), MASK), ir.Constant(VECTOR, None)
-        at, from_ = place(builder, val, 0, FLOAT), place(builder, x, 0, VECTOR)
-        spread = function(builder, f"llvm.masked.expandload.v{WIDE}f32", VECTOR, at.type, MASK, VECTOR)
-        masked = function(builder, f"llvm.masked.load.v{WIDE}f32.p0", VECTOR, from_.type, LANE, MASK, VECTOR)
+        mask, none = builder.bitcast(builder.trunc(bits, ir.IntType(LANES)), MASK), ir.Constant(VECTOR, None)
+        at, from_ = pointer_at(builder, val, 0, FLOAT), pointer_at(builder, x, 0, VECTOR)
+        spread = llvm_function(builder, f"llvm.masked.expandload.v{LANES}f32", VECTOR, at.type, MASK, VECTOR)
+        masked = llvm_function(builder, f"llvm.masked.load.v{LANES}f32.p0", VECTOR, from_.type, LANE, MASK, VECTOR)
         numbers, entries = builder.call(spread, [at, mask, none]), builder.call(masked, [from_, LANE(4), mask, none])
         new = multiply_add(builder, numbers, entries, builder.extract_value(tile, 0))
         return builder.insert_value(tile, new, 0)
@@ -50,7 +50,7 @@ def add_spread(typing, sums, bits, val, x):
 def set_bits(typing, word):
     """How many bits of a word are set."""
     def code(context, builder, signature, values):
-        return builder.call(function(builder, "llvm.ctpop.i64", WORD, WORD), values)
+        return builder.call(llvm_function(builder, "llvm.ctpop.i64", WORD, WORD), values)
     return types.int64(types.int64), code
 
 
@@ -58,7 +58,7 @@ def set_bits(typing, word):
 def lowest(typing, word):
     """The place of the lowest set bit of a word that is not 0."""
     def code(context, builder, signature, values):
-        count = function(builder, "llvm.cttz.i64", WORD, WORD, ir.IntType(1))
+        count = llvm_function(builder, "llvm.cttz.i64", WORD, WORD, ir.IntType(1))
         return builder.call(count, [values[0], ir.IntType(1)(1)])
     return types.int64(types.int64), code
 
@@ -77,7 +77,7 @@ def bit_column(none, bits, words, val, x, along, y):
                 odd = add_outer(odd, val, 0, at + lowest(left) * along, None)
                 left &= left - 1
                 val += 4
-    write(plus(even, odd), y, 0, None)
+    store_tile(plus(even, odd), y, 0, None)
 
 
 @Function.of(6, rare=True)
@@ -104,7 +104,7 @@ def bitmap_single(weight, start, width, x, y):
             even, odd = add_spread(even, one, val, x + 64 * g), add_spread(odd, two, middle, x + 64 * g + 64)
             val = middle + 4 * set_bits(two)
         if w.r % 2: even = add_spread(even, i8(bits[w.r - 1]), val, x + 64 * (w.r - 1))
-        out[j - start] = total(plus(even, odd))
+        out[j - start] = sum_lanes(plus(even, odd))
 
 
 def product_bitmap(x: np.ndarray, ptr: np.ndarray, bits: np.ndarray, val: np.ndarray, out: np.ndarray,

@@ -1,9 +1,9 @@
 """A weight of its own for every head."""
 import numpy as np
 
-from formats.core.arrays import plain
+from formats.core.arrays import as_contiguous
 from formats.kernels.engine.compiled import Kernel
-from formats.kernels.engine.launch import address, launch, words, written
+from formats.kernels.engine.launch import address, launch, make_record, words
 from formats.kernels.engine.memory import record
 from formats.kernels.mixing.heads import check_heads, heads_of
 from formats.machine.threads import threads
@@ -25,7 +25,7 @@ def head_by_head(item, worker, arguments):
 
 def headwise(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> np.ndarray:
     """out (T, h, n)[:, i] = x[:, i] @ w[i]; x is (T, h, d), or (T, 1, d) for all heads alike, w (h, d, n)."""
-    weight = plain("w", w, f4)
+    weight = as_contiguous("w", w, f4)
     check_heads(out, x=x, w=weight)
     (T, given, d), (h, deep, n) = x.shape, w.shape
     if given not in (1, h) or d != deep: raise ValueError(f"headwise: x {x.shape} does not fit w {w.shape}")
@@ -35,5 +35,5 @@ def headwise(x: np.ndarray, w: np.ndarray, out: np.ndarray) -> np.ndarray:
     rows = min(T, max(16, -(-T * h // (4 * (workers := threads()) * h))))
     source = (*source[:2], 0 if given == 1 else source[2])
     values = (*source, *target, address(weight), T, h, d, n, rows, gemm.address)
-    launch(workers, (head_by_head, written([values], HEADWISE), -(-T // rows) * h))
+    launch(workers, (head_by_head, make_record([values], HEADWISE), -(-T // rows) * h))
     return out

@@ -4,11 +4,11 @@ Kernels are given its address, so it is compiled once. No other BLAS runs inside
 
 from formats.kernels.engine.compiled import HELPER, Function, calling
 from formats.kernels.engine.native import njit
-from formats.kernels.engine.vectors import MANY_REGISTERS, add_outer, fetch, span, write, zeros
+from formats.kernels.engine.vectors import MANY_REGISTERS, add_outer, fetch, span, store_tile, zeros
 
 # the tile of sums: 24 of 32 registers as wide as a vector, or 12 of 16 half as wide
-ROWS, ACROSS, MIDDLE = (8, 3, 2) if MANY_REGISTERS else (6, 1, 1)
-ONE = 12 if MANY_REGISTERS else 4                            # vectors of a tile of one row
+TILE_ROWS, TILE_VECTORS, MIDDLE = (8, 3, 2) if MANY_REGISTERS else (6, 1, 1)
+ROW_VECTORS = 12 if MANY_REGISTERS else 4                    # vectors of a tile of one row
 
 
 @njit(**HELPER)
@@ -19,7 +19,7 @@ def strip(none, x, along, w, across, depth, y, step, fresh, lanes):
         sums = add_outer(sums, x, along, w, lanes)
         x += 4
         w += across
-    write(sums, y, step, lanes)
+    store_tile(sums, y, step, lanes)
 
 
 @njit(**HELPER)
@@ -41,15 +41,15 @@ def band(wide, middle, narrow, row, columns, depth, x, along, w, across, y, step
 def gemm(rows, columns, depth, x, along, w, across, y, step, fresh):
     """y (rows, columns) = x (rows, depth) @ w (depth, columns), or += unless fresh: addresses, bytes between rows."""
     row = 0
-    while row + ROWS <= rows:
-        band(zeros(ROWS, ACROSS), zeros(ROWS, MIDDLE), zeros(ROWS, 1), row, columns, depth, x, along, w, across, y,
+    while row + TILE_ROWS <= rows:
+        band(zeros(TILE_ROWS, TILE_VECTORS), zeros(TILE_ROWS, MIDDLE), zeros(TILE_ROWS, 1), row, columns, depth, x, along, w, across, y,
              step, fresh)
-        row += ROWS
+        row += TILE_ROWS
     if row + 4 <= rows:
-        band(zeros(4, ACROSS), zeros(4, ACROSS), zeros(4, 1), row, columns, depth, x, along, w, across, y, step, fresh)
+        band(zeros(4, TILE_VECTORS), zeros(4, TILE_VECTORS), zeros(4, 1), row, columns, depth, x, along, w, across, y, step, fresh)
         row += 4
     while row < rows:
-        band(zeros(1, ONE), zeros(1, ONE), zeros(1, 1), row, columns, depth, x, along, w, across, y, step, fresh)
+        band(zeros(1, ROW_VECTORS), zeros(1, ROW_VECTORS), zeros(1, 1), row, columns, depth, x, along, w, across, y, step, fresh)
         row += 1
 
 

@@ -11,7 +11,7 @@ from formats.kernels.rows.following import epilogue_record, finish_block, finish
 from formats.machine.threads import threads
 
 from .gemm import multiply
-from .linear import DEEP, LINEAR, WIDE, check_product, dense, factors, linear_stages, tile, typed
+from .linear import BLOCK_COLUMNS, BLOCK_DEPTH, LINEAR, check_factors, check_product, dense_by_blocks, linear_stages, tile, typed
 from .sparse import product_csr
 
 # a block has so many inputs and outputs; fresh: 0 to add to what is there
@@ -27,8 +27,8 @@ def grouped(item, worker, arguments):
     c = record(arguments, LINEAR)
     w = record(c.w, GROUPED)
     low, high, left, right = tile(c, item)
-    for start in range(left, right, WIDE):
-        to, block = min(start + WIDE, right), start // w.outputs
+    for start in range(left, right, BLOCK_COLUMNS):
+        to, block = min(start + BLOCK_COLUMNS, right), start // w.outputs
         while block * w.outputs < to:
             first, last = max(block * w.outputs, start), min((block + 1) * w.outputs, to)
             top = block * w.inputs
@@ -73,13 +73,13 @@ def product_blockdiagonal(x: np.ndarray, val: np.ndarray, out: np.ndarray, epilo
 def product_lowrank_sparse(x: np.ndarray, u: np.ndarray, v: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray,
                            out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = (x (T, n) @ u (n, r)) @ v (r, p) + x @ S, then the epilogue; S in csr (see product_csr)."""
-    factors(u, v)
+    check_factors(u, v)
     check_product(x, len(u), v.shape[1], out, u=u, v=v, ptr=ptr, idx=idx, val=val)
     if epilogue: epilogue.check(*out.shape, "out", out)      # before anything is written
     between, workers = temporary((len(x), u.shape[1])), threads()
     with POOL.lock:
-        room = ROOM.reserve(4 * DEEP * WIDE, workers)
-        launch(workers, *linear_stages(dense, x, address(u), between, None, workers, room))
+        room = ROOM.reserve(4 * BLOCK_DEPTH * BLOCK_COLUMNS, workers)
+        launch(workers, *linear_stages(dense_by_blocks, x, address(u), between, None, workers, room))
     product_csr(x, ptr, idx, val, out)
     return product_blockdiagonal(between, v[None], out, epilogue, fresh=False)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from formats.core.arrays import plain, readable, separate, writable
+from formats.core.arrays import as_contiguous, readable, separate, writable
 from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.launch import ROOM, Record, Stage, address, filled, launch, step, temporary, words
+from formats.kernels.engine.launch import ROOM, Launch, Record, address, filled, launch, step, temporary, words
 from formats.kernels.engine.memory import floats, record, shorts, widen
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
@@ -21,10 +21,10 @@ from .gemm import gemm, multiply
 # x (T, n) and out (T, p) with their steps between rows; an item has so many rows and columns; w is the format's own
 LINEAR = np.dtype(words("x along out step T n p rows cols multiply room apart w bytes after"))
 f4 = np.float32
-DEEP, WIDE = 512, 192                                        # a block of the weight: 384 KiB, a part of any L2
+BLOCK_DEPTH, BLOCK_COLUMNS = 512, 192                        # a block of the weight: 384 KiB, a part of any L2
 REUSED = 16                                                  # rows above which a block is copied to be contiguous
 ENOUGH = 128                                                 # rows for each thread from which rows are split
-CHUNK = 256                                                  # rows of an item, at most
+MAX_ITEM_ROWS = 256                                          # rows of an item, at most
 
 
 @njit(**HELPER)
@@ -39,7 +39,7 @@ def tile(c, item):
 def copy_block(source, target, depth, width, step):
     """A block of float32, step bytes between its rows, to rows of WIDE numbers."""
     for i in range(depth):
-        stored, kept = floats(source + i * step, width), floats(target + 4 * i * WIDE, width)
+        stored, kept = floats(source + i * step, width), floats(target + 4 * i * BLOCK_COLUMNS, width)
         for j in range(width): kept[j] = stored[j]
 
 
@@ -47,23 +47,23 @@ def copy_block(source, target, depth, width, step):
 def widen_block(source, target, depth, width, step):
     """A block of float16 to rows of WIDE float32."""
     for i in range(depth):
-        stored, kept = shorts(source + i * step, width), floats(target + 4 * i * WIDE, width)
+        stored, kept = shorts(source + i * step, width), floats(target + 4 * i * BLOCK_COLUMNS, width)
         for j in range(width): kept[j] = widen(stored[j])
 
 
 @Kernel
-def dense(item, worker, arguments):
+def dense_by_blocks(item, worker, arguments):
     """w (n, p) in float32 or float16, by blocks that fit the cache; the epilogue follows block by block."""
     c = record(arguments, LINEAR)
     low, high, left, right = tile(c, item)
     x, out, room = c.x + 4 * low * c.along, c.out + 4 * low * c.step, c.room + worker * c.apart
-    for start in range(left, right, WIDE):
-        width = min(WIDE, right - start)
-        for top in range(0, c.n, DEEP):
-            depth, w, across = min(DEEP, c.n - top), c.w + c.bytes * (top * c.p + start), c.bytes * c.p
+    for start in range(left, right, BLOCK_COLUMNS):
+        width = min(BLOCK_COLUMNS, right - start)
+        for top in range(0, c.n, BLOCK_DEPTH):
+            depth, w, across = min(BLOCK_DEPTH, c.n - top), c.w + c.bytes * (top * c.p + start), c.bytes * c.p
             if c.bytes == 2: widen_block(w, room, depth, width, across)
             elif high - low > REUSED: copy_block(w, room, depth, width, across)
-            if c.bytes == 2 or high - low > REUSED: w, across = room, 4 * WIDE
+            if c.bytes == 2 or high - low > REUSED: w, across = room, 4 * BLOCK_COLUMNS
             multiply(c.multiply, high - low, width, depth, x + 4 * top, 4 * c.along, w, across, out + 4 * start,
                      4 * c.step, top == 0)
         finish_block(c.after, low, high, start, start + width)
@@ -77,27 +77,27 @@ def settle(item, worker, arguments):
     finish_rows(c.after, item * c.rows, min(item * c.rows + c.rows, c.T))
 
 
-def split(rows: int, columns: int, workers: int, unit: int = 1) -> tuple[int, int]:
+def split_work(rows: int, columns: int, workers: int, unit: int = 1) -> tuple[int, int]:
     """(rows, columns) of an item: all columns where there are rows enough for every worker, otherwise all rows.
 
     A range of columns is a multiple of unit, and of 16 where that is possible."""
     if not rows: return 0, columns
     if workers == 1 or rows >= ENOUGH * workers:
-        return -(-rows // (workers * -(-rows // (workers * CHUNK)))), columns
+        return -(-rows // (workers * -(-rows // (workers * MAX_ITEM_ROWS)))), columns
     unit = math.lcm(unit, 16)
     return rows, min(columns, -(-columns // workers // unit) * unit)
 
 
 def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, after: Record | None,
-                  workers: int, room: tuple[int, int] = (0, 0), size: int = 4, unit: int = 1) -> list[Stage]:
+                  workers: int, room: tuple[int, int] = (0, 0), size: int = 4, unit: int = 1) -> list[Launch]:
     """The launches of one product; weight: the address of w (size bytes a number), or of a record that describes it; room is for
     so many workers."""
     (T, n), p = x.shape, out.shape[1]
     if not T: return []
-    rows, cols = split(T, p, workers, unit)
+    rows, cols = split_work(T, p, workers, unit)
     fields = (address(x), step(x), address(out), step(out), T, n, p, rows, cols, gemm.address, *room, weight,
               size, address(after))
-    stages: list[Stage] = [(kernel, filled(*fields), -(-T // rows) * -(-p // cols))]
+    stages: list[Launch] = [(kernel, filled(*fields), -(-T // rows) * -(-p // cols))]
     if isinstance(after, np.ndarray) and after["normal"][0] and cols < p:
         few = -(-T // workers)
         stages.append((settle, filled(*fields[:7], few, p, *fields[9:]), -(-T // few)))
@@ -128,13 +128,13 @@ def typed(name: str, array: np.ndarray, *kinds: type, axes: int = 1) -> np.ndarr
 
 def product_dense(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ w (n, p) in float32, then the epilogue."""
-    return product_stored(x, plain("w", w, f4), out, epilogue)
+    return product_stored(x, as_contiguous("w", w, f4), out, epilogue)
 
 
 def product_half(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ w (n, p), w stored as float16, then the epilogue; sums are in float32."""
     if w.dtype != np.float16: raise ValueError(f"w: expected float16, got {w.dtype}")
-    return product_stored(x, plain("w", w), out, epilogue)
+    return product_stored(x, as_contiguous("w", w), out, epilogue)
 
 
 def product_stored(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any) -> np.ndarray:
@@ -143,12 +143,12 @@ def product_stored(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any)
     check_product(x, *w.shape, out, w=w)
     after, workers = epilogue_record(epilogue, out), threads()
     with POOL.lock:
-        room = ROOM.reserve(4 * DEEP * WIDE, workers)
-        launch(workers, *linear_stages(dense, x, address(w), out, after, workers, room, w.itemsize))
+        room = ROOM.reserve(4 * BLOCK_DEPTH * BLOCK_COLUMNS, workers)
+        launch(workers, *linear_stages(dense_by_blocks, x, address(w), out, after, workers, room, w.itemsize))
     return out
 
 
-def factors(u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def check_factors(u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """u (n, r) and v (r, p), if they are these."""
     for name, array in (("u", u), ("v", v)): typed(name, array, f4, axes=2)
     if not u.shape[1] == len(v) > 0: raise ValueError(f"u and v: expected (n, r) and (r, p), got {u.shape} and {v.shape}")
@@ -157,11 +157,11 @@ def factors(u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def product_lowrank(x: np.ndarray, u: np.ndarray, v: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = (x (T, n) @ u (n, r)) @ v (r, p), then the epilogue."""
-    first, second = factors(plain("u", u, f4), plain("v", v, f4))
+    first, second = check_factors(as_contiguous("u", u, f4), as_contiguous("v", v, f4))
     check_product(x, len(u), v.shape[1], out, u=first, v=second)
     between, after, workers = temporary((x.shape[0], u.shape[1])), epilogue_record(epilogue, out), threads()
     with POOL.lock:
-        room = ROOM.reserve(4 * DEEP * WIDE, workers)
-        launch(workers, *linear_stages(dense, x, address(first), between, None, workers, room),
-               *linear_stages(dense, between, address(second), out, after, workers, room))
+        room = ROOM.reserve(4 * BLOCK_DEPTH * BLOCK_COLUMNS, workers)
+        launch(workers, *linear_stages(dense_by_blocks, x, address(first), between, None, workers, room),
+               *linear_stages(dense_by_blocks, between, address(second), out, after, workers, room))
     return out

@@ -16,7 +16,7 @@ from formats.kernels.engine.pool import POOL
 from formats.kernels.rows.following import epilogue_record
 from formats.machine.threads import threads
 
-from .linear import check_product, linear_stages, split, typed
+from .linear import check_product, linear_stages, split_work, typed
 from .narrow_matrix import BAND as MATRIX_BAND
 from .narrow_matrix import halves_matrix, nibbled_matrix, quantised_matrix
 from .narrow_vectors import BAND as VECTOR_BAND
@@ -60,7 +60,7 @@ def product_narrow(x: np.ndarray, weights: Sequence[Narrow], out: np.ndarray, ep
     T, workers = len(x), threads()
     sides = [x.shape[1], *(each.scale.shape[1] for each in weights[:-1] if each.scale is not None), out.shape[1]]
     between = [x, *(temporary((T, side)) for side in sides[1:-1]), out]
-    laid = [each.described(n, p, split(T, p, workers, PANEL)[0]) for each, (n, p) in zip(weights, pairwise(sides), strict=True)]
+    laid = [each.described(n, p, split_work(T, p, workers, PANEL)[0]) for each, (n, p) in zip(weights, pairwise(sides), strict=True)]
     after = [*[None] * (len(weights) - 1), epilogue_record(epilogue, out, rough=True)]
     with POOL.lock:
         room = ROOM.reserve(max(size for _, size in laid), workers)

@@ -10,21 +10,21 @@ from formats.core.layout import PANEL
 from formats.kernels.engine.arithmetic import VECTOR16, get, keep
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
-from formats.kernels.engine.memory import WORD, pointer, record, whole
+from formats.kernels.engine.memory import WORD, ints_at, pointer, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import AHEAD, LANE, MANY_REGISTERS, VECTOR, ask_line, closed, place, put, read
+from formats.kernels.engine.vectors import AHEAD, LANE, MANY_REGISTERS, VECTOR, ask_line, closed, load_vector, pointer_at, put
 from formats.kernels.engine.words import WORDS, add_fours, everywhere
 from formats.kernels.rows.following import epilogue_record
 from formats.machine.threads import threads
 
-from .linear import LINEAR, check_product, linear_stages, split, tile, typed
+from .linear import LINEAR, check_product, linear_stages, split_work, tile, typed
 from .narrow_vectors import BAND, by_panels, round_rows, scales_at
 from .rounding import as_words
-from .tiles import at, repeated, settled
+from .tiles import emit_loop, offset_by, settle_sums
 
-DEEP, ACROSS = 64, 16                                        # inputs and outputs of a tile
-SIZE, LINE = DEEP * ACROSS, 64                               # bytes of a tile, and of one of its words
+TILE_INPUTS, TILE_OUTPUTS = 64, 16                           # inputs and outputs of a tile
+TILE_BYTES, LINE_BYTES = TILE_INPUTS * TILE_OUTPUTS, 64      # bytes of a tile, and of one of its words
 # the fields of dense bytes, where every 64 inputs are a group; ptr, idx: tiles by columns; blank: a tile that is zero, and its index
 BLOCKED = np.dtype(words("w scale depth group groups span ptr idx blank"))
 HIGH, LOW = (24, 8) if MANY_REGISTERS else (4, 2)            # rows of a tile of sums: of 32 registers 24 hold some
@@ -43,35 +43,35 @@ def tiled(rows: int) -> Any:
             x, w, idx, count, y, step, bias, residual, further, less, factors, scales = values
             def one_tile(b, values):
                 w, *totals = values
-                named = builder.load(place(builder, builder.add(idx, builder.mul(b, WORD(4))), 0, LANE))
-                begin = builder.add(x, builder.mul(builder.zext(named, WORD), WORD(LINE * HIGH)))
+                named = builder.load(pointer_at(builder, builder.add(idx, builder.mul(b, WORD(4))), 0, LANE))
+                begin = builder.add(x, builder.mul(builder.zext(named, WORD), WORD(LINE_BYTES * HIGH)))
                 def few_words(_, values):
                     x, w, *totals = values
                     for i in range(STEP):
-                        if rows == 1: ask_line(builder, builder.add(w, WORD(AHEAD + LINE * i)))
-                        vector = builder.bitcast(read(builder, w, LINE * i), WORDS)
+                        if rows == 1: ask_line(builder, builder.add(w, WORD(AHEAD + LINE_BYTES * i)))
+                        vector = builder.bitcast(load_vector(builder, w, LINE_BYTES * i), WORDS)
                         for r in range(rows):
-                            factor = everywhere(builder, builder.load(place(builder, x, LINE * r + 4 * i, LANE)))
+                            factor = everywhere(builder, builder.load(pointer_at(builder, x, LINE_BYTES * r + 4 * i, LANE)))
                             to = r * chains + i % chains
                             totals[to] = add_fours(builder, totals[to], factor, vector)
-                    return [builder.add(x, WORD(4 * STEP)), builder.add(w, WORD(LINE * STEP)), *totals]
-                _, w, *totals = repeated(builder, WORD(DEEP // 4 // STEP), [begin, w, *totals], few_words)
+                    return [builder.add(x, WORD(4 * STEP)), builder.add(w, WORD(LINE_BYTES * STEP)), *totals]
+                _, w, *totals = emit_loop(builder, WORD(TILE_INPUTS // 4 // STEP), [begin, w, *totals], few_words)
                 return [w, *totals]
-            _, *found = repeated(builder, count, [w, *[ir.Constant(VECTOR, None)] * (rows * chains)], one_tile)
+            _, *found = emit_loop(builder, count, [w, *[ir.Constant(VECTOR, None)] * (rows * chains)], one_tile)
             whole = [builder.bitcast(each, WORDS) for each in found]
             joined = whole[::chains]
             for extra in range(1, chains): joined = [builder.add(a, b) for a, b in zip(joined, whole[extra::chains], strict=True)]
-            each = settled(builder, [builder.bitcast(total, VECTOR) for total in joined], None, 1, less, WORD(4), factors, scales)
+            each = settle_sums(builder, [builder.bitcast(total, VECTOR) for total in joined], None, 1, less, WORD(4), factors, scales)
             for r, number in enumerate(each):
-                number = builder.fadd(number, read(builder, bias))
-                number = builder.fadd(number, read(builder, at(builder, residual, further, r)))
-                put(builder, number, at(builder, y, step, r))
+                number = builder.fadd(number, load_vector(builder, bias))
+                number = builder.fadd(number, load_vector(builder, offset_by(builder, residual, further, r)))
+                put(builder, number, offset_by(builder, y, step, r))
             return context.get_dummy_value()
         return types.void(*[types.int64] * 12), code
     return sums
 
 
-many, few, single = map(tiled, (HIGH, LOW, 1))
+many, few, single_row = map(tiled, (HIGH, LOW, 1))
 
 
 @intrinsic
@@ -96,11 +96,11 @@ def taken_off(idx, count, totals, tall, low, high, less):
 def beside(x, row, span):
     """Where a row begins: the rows of a tile lie side by side, 64 bytes of one after those of another, so that one address and offsets
     known to the compiler reach them all."""
-    return x + row // HIGH * HIGH * span + row % HIGH * LINE
+    return x + row // HIGH * HIGH * span + row % HIGH * LINE_BYTES
 
 
 @njit(**HELPER)
-def column(row, rows, x, span, w, idx, count, y, step, after, less, factors, scales):
+def multiply_column(row, rows, x, span, w, idx, count, y, step, after, less, factors, scales):
     """A column of tiles, one at least, for these rows."""
     bias, residual, further = after
     while row + HIGH <= rows:
@@ -112,25 +112,25 @@ def column(row, rows, x, span, w, idx, count, y, step, after, less, factors, sca
             factors + 4 * row, scales)
         row += LOW
     while row < rows:
-        single(beside(x, row, span), w, idx, count, y + row * step, step, bias, residual + row * further, further, less + 4 * row,
-               factors + 4 * row, scales)
+        single_row(beside(x, row, span), w, idx, count, y + row * step, step, bias, residual + row * further, further, less + 4 * row,
+                   factors + 4 * row, scales)
         row += 1
 
 
 @njit(**HELPER)
-def multiply(row, rows, columns, x, span, first, apart, further_on, weights, y, step, after, how):
+def multiply_blocks(row, rows, columns, x, span, first, apart, further_on, weights, y, step, after, how):
     """Rows against columns of tiles, as `by_panels` asks for it, which adds the first output to where W begins."""
     bias, residual, further = after
     totals, factors, scales, _, _, tall = how
     w, less = record(weights, BLOCKED), totals - 4 * tall
     ptr, start = pointer(w.ptr, np.uint32), first - w.w
-    for j in range(0, columns, ACROSS):
-        low, high = i8(ptr[(start + j) // ACROSS]), i8(ptr[(start + j) // ACROSS + 1])
-        idx, val, count = w.idx + 4 * low, w.w + SIZE * low, high - low
-        if not count: idx, val, count = w.blank + SIZE, w.blank, 1
+    for j in range(0, columns, TILE_OUTPUTS):
+        low, high = i8(ptr[(start + j) // TILE_OUTPUTS]), i8(ptr[(start + j) // TILE_OUTPUTS + 1])
+        idx, val, count = w.idx + 4 * low, w.w + TILE_BYTES * low, high - low
+        if not count: idx, val, count = w.blank + TILE_BYTES, w.blank, 1
         taken_off(pointer(idx, np.uint32), count, totals, tall, row, rows, less)
-        column(row, rows, x, span, val, idx, count, y + 4 * j, step, (bias + 4 * j, residual + 4 * j, further), less, factors,
-               scales + 4 * j)
+        multiply_column(row, rows, x, span, val, idx, count, y + 4 * j, step, (bias + 4 * j, residual + 4 * j, further), less, factors,
+                        scales + 4 * j)
 
 
 @Kernel
@@ -150,8 +150,8 @@ def byte_blocks(item, worker, arguments):
     totals = own + 4 * (rows * groups + tall)                # the line before them is for what is taken off
     far = round_rows(c, w, low, rows, x, scales, lifts, own, 128, HIGH)
     for i in range(rows):
-        for g in range(groups): whole(totals + 4 * (g * tall + i), 1)[0] = whole(own + 4 * (i * groups + g), 1)[0]
-    by_panels(multiply, scales_at, c, w, item, x, 1, c.w, (totals, scales, w.scale, 4 * c.p, 1, tall), far, lifts, block, edge)
+        for g in range(groups): ints_at(totals + 4 * (g * tall + i), 1)[0] = ints_at(own + 4 * (i * groups + g), 1)[0]
+    by_panels(multiply_blocks, scales_at, c, w, item, x, 1, c.w, (totals, scales, w.scale, 4 * c.p, 1, tall), far, lifts, block, edge)
 
 
 def product_byte_blocks(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
@@ -165,19 +165,19 @@ def product_byte_blocks(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, w: np.n
               "scale": typed("scale", scale, f4)}
     check_product(x, None, len(scale), out, **arrays)
     (T, n), p = x.shape, len(scale)
-    if w.shape[1:] != (DEEP // 4, ACROSS, 4) or len(ptr) - 1 != -(-p // ACROSS) or not ptr[-1] == len(idx) == len(w):
+    if w.shape[1:] != (TILE_INPUTS // 4, TILE_OUTPUTS, 4) or len(ptr) - 1 != -(-p // TILE_OUTPUTS) or not ptr[-1] == len(idx) == len(w):
         raise ValueError(f"ptr of {len(ptr)} ending at {ptr[-1]}, idx of {len(idx)} and w of {w.shape} do not make {p} columns in tiles "
-                         f"of {DEEP} by {ACROSS}")
-    depth = -(-n // DEEP) * DEEP
+                         f"of {TILE_INPUTS} by {TILE_OUTPUTS}")
+    depth = -(-n // TILE_INPUTS) * TILE_INPUTS
     span = depth + 64
-    weight = filled(address(w), address(scale), depth, DEEP, depth // DEEP, span, address(ptr), address(idx), address(BLANK))
+    weight = filled(address(w), address(scale), depth, TILE_INPUTS, depth // TILE_INPUTS, span, address(ptr), address(idx), address(BLANK))
     after, workers = epilogue_record(epilogue, out, rough=True), threads()
-    rows, _ = split(T, p, workers, PANEL)
+    rows, _ = split_work(T, p, workers, PANEL)
     tall = -(-rows // 16) * 16
     with POOL.lock:
-        room = ROOM.reserve((rows + HIGH) * span + 4 * PANEL * (BAND + 2) + 4 * tall * (3 + 2 * depth // DEEP) + 64, workers)
+        room = ROOM.reserve((rows + HIGH) * span + 4 * PANEL * (BAND + 2) + 4 * tall * (3 + 2 * depth // TILE_INPUTS) + 64, workers)
         launch(workers, *linear_stages(byte_blocks, x, address(weight), out, after, workers, room, unit=PANEL))
     return out
 
 
-BLANK = np.append(np.full(SIZE, 128, np.uint8), np.zeros(4, np.uint8))       # a tile of zeros, and an index
+BLANK = np.append(np.full(TILE_BYTES, 128, np.uint8), np.zeros(4, np.uint8))  # a tile of zeros, and an index

@@ -6,13 +6,13 @@ from formats.core.layout import PANEL
 from formats.kernels.engine.amx import MATRIX, matrix_fours, matrix_pairs, release_registers, shape_registers
 from formats.kernels.engine.arithmetic import get, keep
 from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.memory import bytes_at, floats, record, whole
+from formats.kernels.engine.memory import bytes_at, floats, ints_at, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.words import as_numbers
 from formats.kernels.rows.following import finish_rows, move_block
 
 from .linear import LINEAR, tile
-from .narrow_vectors import NARROW, halves, lifted, nibbled, quantised
+from .narrow_vectors import NARROW, halves, lift_rows, nibbled, quantised
 from .rounding import ONE, round_bytes, round_halves
 
 BAND = 32                                                    # rows of a pair of registers, whose sums lie in room
@@ -27,11 +27,11 @@ def settle(found, less, factor, scale, to, fresh, lanes):
 
 
 @njit(forceinline=True, **HELPER)
-def settled(sums, rows, columns, totals, groups, g, scales, scale, to):
+def settle_rows(sums, rows, columns, totals, groups, g, scales, scale, to):
     """Whole sums of a group as float32, added to those of the groups before; `to` may be sums where there is one group."""
     full = columns // 16 * 16
     for i in range(rows):
-        less, factor = whole(totals + 4 * (i * groups + g), 1)[0], floats(scales + 4 * i, 1)[0]
+        less, factor = ints_at(totals + 4 * (i * groups + g), 1)[0], floats(scales + 4 * i, 1)[0]
         found, kept = sums + 4 * PANEL * i, to + 4 * PANEL * i
         for j in range(0, full, 16): settle(found + 4 * j, less, factor, scale + 4 * j, kept + 4 * j, g == 0, None)
         if full < columns: settle(found + 4 * full, less, factor, scale + 4 * full, kept + 4 * full, g == 0, columns - full)
@@ -124,9 +124,9 @@ if MATRIX:                                                   # others could not 
                     matrix_fours(rows, stored, x + i * w.span + g * w.group * 16, w.span,
                              panel + g * w.group * 64 // packed, 64, w.depth * 64 // packed, length // 4, sums, 4 * PANEL,
                              ahead + 2 * i * lines, lines if g == 0 else 0)
-                    settled(sums, rows, columns, totals + 4 * i * groups, groups, g, scales + 4 * i,
-                            w.scale + 4 * (g * c.p + start), block)
-                if far: lifted(block, rows, lifts + 4 * i)
+                    settle_rows(sums, rows, columns, totals + 4 * i * groups, groups, g, scales + 4 * i,
+                                w.scale + 4 * (g * c.p + start), block)
+                if far: lift_rows(block, rows, lifts + 4 * i)
                 move_block(c.after, low + i, low + i + rows, start, start + columns, block, 4 * PANEL, out, 4 * c.step)
         release_registers()
         if right - left == c.p: finish_rows(c.after, low, high)

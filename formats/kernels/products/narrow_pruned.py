@@ -10,50 +10,50 @@ from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import WORD, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import AHEAD, FEATURES, LANE, VECTOR, WIDE, ask_line, function, place, put, read
-from formats.kernels.engine.words import BYTE, SHORT, WORDS, add_fours, constant, everywhere
+from formats.kernels.engine.vectors import AHEAD, FEATURES, LANE, LANES, VECTOR, ask_line, llvm_function, load_vector, pointer_at, put
+from formats.kernels.engine.words import BYTE, SHORT, WORDS, add_fours, everywhere, words_of
 from formats.kernels.rows.following import epilogue_record
 from formats.machine.threads import threads
 
-from .linear import LINEAR, check_product, linear_stages, split, tile, typed
+from .linear import LINEAR, check_product, linear_stages, split_work, tile, typed
 from .narrow_vectors import BAND, by_panels, round_rows, scales_at
-from .tiles import at, repeated, settled, vector_fours
+from .tiles import emit_loop, offset_by, settle_sums, vector_fours
 
 # idx: bits of the places; depth, group, groups, span: as for dense bytes; kept: numbers of every four
 PRUNED = np.dtype(words("w scale depth group groups span idx kept"))
 EXPANDS = "+avx512vbmi2" in FEATURES                         # an instruction that puts bytes where bits are set
-BITS, LINE = 8, 64                                           # bytes of the places of a vector, and of the vector
+PLACE_BYTES, LINE_BYTES = 8, 64                              # bytes of the places of a vector, and of the vector
 FEW = 1, 2                                                   # numbers of every four that are kept
-MIDDLE = 128                                                 # what was added to W: the byte of what is not kept
+OFFSET = 128                                                 # what was added to W: the byte of what is not kept
 
 
 def expanded(builder, bits, numbers, kept):
     """16 words of which so many bytes each are at an address, by the 64 bits at another; the other bytes are MIDDLE."""
     if EXPANDS:
-        bytes_, mask = ir.VectorType(BYTE, 4 * WIDE), ir.VectorType(ir.IntType(1), 4 * WIDE)
-        packed = ir.VectorType(BYTE, kept * WIDE)
-        found = builder.load(place(builder, numbers, 0, packed))
+        bytes_, mask = ir.VectorType(BYTE, 4 * LANES), ir.VectorType(ir.IntType(1), 4 * LANES)
+        packed = ir.VectorType(BYTE, kept * LANES)
+        found = builder.load(pointer_at(builder, numbers, 0, packed))
         found.align = 1
-        lanes = [i if i < kept * WIDE else kept * WIDE for i in range(4 * WIDE)]
-        found = builder.shuffle_vector(found, ir.Constant(packed, None), ir.Constant(ir.VectorType(LANE, 4 * WIDE), lanes))
-        where = builder.load(place(builder, bits, 0, ir.IntType(64)))
+        lanes = [i if i < kept * LANES else kept * LANES for i in range(4 * LANES)]
+        found = builder.shuffle_vector(found, ir.Constant(packed, None), ir.Constant(ir.VectorType(LANE, 4 * LANES), lanes))
+        where = builder.load(pointer_at(builder, bits, 0, ir.IntType(64)))
         where.align = 1
-        expand = function(builder, "llvm.x86.avx512.mask.expand.v64i8", bytes_, bytes_, bytes_, mask)
-        middle = ir.Constant(bytes_, [MIDDLE] * 4 * WIDE)
+        expand = llvm_function(builder, "llvm.x86.avx512.mask.expand.v64i8", bytes_, bytes_, bytes_, mask)
+        middle = ir.Constant(bytes_, [OFFSET] * 4 * LANES)
         return builder.bitcast(builder.call(expand, [found, middle, builder.bitcast(where, mask)]), WORDS)
-    each = ir.VectorType((BYTE, SHORT)[kept - 1], WIDE)
-    found = builder.load(place(builder, numbers, 0, each))
+    each = ir.VectorType((BYTE, SHORT)[kept - 1], LANES)
+    found = builder.load(pointer_at(builder, numbers, 0, each))
     found.align = 1
     found = builder.zext(found, WORDS)
-    halves = [everywhere(builder, builder.load(place(builder, bits, offset, LANE))) for offset in (0, 4)]
-    where = builder.shuffle_vector(*halves, ir.Constant(WORDS, [i if i < 8 else WIDE + i for i in range(WIDE)]))
-    where = builder.and_(builder.lshr(where, ir.Constant(WORDS, [4 * (i % 8) for i in range(WIDE)])), constant(15))
-    all_ = constant(MIDDLE * 0x01010101)
+    halves = [everywhere(builder, builder.load(pointer_at(builder, bits, offset, LANE))) for offset in (0, 4)]
+    where = builder.shuffle_vector(*halves, ir.Constant(WORDS, [i if i < 8 else LANES + i for i in range(LANES)]))
+    where = builder.and_(builder.lshr(where, ir.Constant(WORDS, [4 * (i % 8) for i in range(LANES)])), words_of(15))
+    all_ = words_of(OFFSET * 0x01010101)
     for k in range(kept):
         places = sum(([i for i in range(4) if four >> i & 1] + [0, 0])[k] << 2 * four for four in range(16))
-        to = builder.and_(builder.lshr(constant(places), builder.mul(where, constant(2))), constant(3))
-        byte = builder.xor(builder.and_(builder.lshr(found, constant(8 * k)), constant(255)), constant(MIDDLE))
-        all_ = builder.xor(all_, builder.shl(byte, builder.mul(to, constant(8))))
+        to = builder.and_(builder.lshr(words_of(places), builder.mul(where, words_of(2))), words_of(3))
+        byte = builder.xor(builder.and_(builder.lshr(found, words_of(8 * k)), words_of(255)), words_of(OFFSET))
+        all_ = builder.xor(all_, builder.shl(byte, builder.mul(to, words_of(8))))
     return all_
 
 
@@ -66,16 +66,16 @@ def one_row(kept: int, across: int) -> Any:
             x, w, idx, words, y, bias, residual, less, factors, scales = values
             def step(_, values):
                 x, w, idx, *totals = values
-                factor = everywhere(builder, builder.load(place(builder, x, 0, LANE)))
+                factor = everywhere(builder, builder.load(pointer_at(builder, x, 0, LANE)))
                 for v in range(across):
-                    bits = at(builder, idx, builder.mul(words, WORD(BITS)), v)
-                    numbers = at(builder, w, builder.mul(words, WORD(WIDE * kept)), v)
+                    bits = offset_by(builder, idx, builder.mul(words, WORD(PLACE_BYTES)), v)
+                    numbers = offset_by(builder, w, builder.mul(words, WORD(LANES * kept)), v)
                     for each in (bits, numbers): ask_line(builder, builder.add(each, WORD(AHEAD)))
                     totals[v] = add_fours(builder, totals[v], factor, expanded(builder, bits, numbers, kept))
-                return [builder.add(x, WORD(4)), builder.add(w, WORD(WIDE * kept)), builder.add(idx, WORD(BITS)), *totals]
-            _, _, _, *found = repeated(builder, words, [x, w, idx, *[ir.Constant(VECTOR, None)] * across], step)
-            for v, number in enumerate(settled(builder, found, None, across, less, WORD(4), factors, scales)):
-                for more in (bias, residual): number = builder.fadd(number, read(builder, more, 64 * v))
+                return [builder.add(x, WORD(4)), builder.add(w, WORD(LANES * kept)), builder.add(idx, WORD(PLACE_BYTES)), *totals]
+            _, _, _, *found = emit_loop(builder, words, [x, w, idx, *[ir.Constant(VECTOR, None)] * across], step)
+            for v, number in enumerate(settle_sums(builder, found, None, across, less, WORD(4), factors, scales)):
+                for more in (bias, residual): number = builder.fadd(number, load_vector(builder, more, 64 * v))
                 put(builder, number, y, 64 * v)
             return context.get_dummy_value()
         return types.void(*[types.int64] * 10), code
@@ -91,8 +91,8 @@ def expanding(kept: int) -> Any:
             def step(_, values):
                 w, idx, to = values
                 put(builder, builder.bitcast(expanded(builder, idx, w, kept), VECTOR), to)
-                return [builder.add(w, WORD(WIDE * kept)), builder.add(idx, WORD(BITS)), builder.add(to, WORD(LINE))]
-            repeated(builder, count, [w, idx, to], step)
+                return [builder.add(w, WORD(LANES * kept)), builder.add(idx, WORD(PLACE_BYTES)), builder.add(to, WORD(LINE_BYTES))]
+            emit_loop(builder, count, [w, idx, to], step)
             return context.get_dummy_value()
         return types.void(*[types.int64] * 4), code
     return expand
@@ -100,13 +100,13 @@ def expanding(kept: int) -> Any:
 
 def by_kept(kept: int) -> Any:
     """Functions: a row against a panel, and the panel to scratch."""
-    wide, narrow, expand = one_row(kept, PANEL // WIDE), one_row(kept, 1), expanding(kept)
+    wide, narrow, expand = one_row(kept, PANEL // LANES), one_row(kept, 1), expanding(kept)
 
     @njit(**HELPER)
     def single(x, val, idx, words, columns, y, bias, residual, less, factors, scales):
         if columns == PANEL: wide(x, val, idx, words, y, bias, residual, less, factors, scales)
         else:
-            for j in range(0, columns, WIDE):
+            for j in range(0, columns, LANES):
                 narrow(x, val + kept * words * j, idx + words * j // 2, words, y + 4 * j, bias + 4 * j, residual + 4 * j, less, factors,
                        scales + 4 * j)
     return single, expand
@@ -116,7 +116,7 @@ def by_kept(kept: int) -> Any:
 
 
 @njit(**HELPER)
-def multiply(row, rows, columns, x, along, first, apart, beside, weights, y, step, after, how):
+def multiply_pruned(row, rows, columns, x, along, first, apart, beside, weights, y, step, after, how):
     """Rows against a panel, as `by_panels` asks for it, which adds the outputs before to where W begins."""
     bias, residual, _ = after
     less, factors, scales, _, _, scratch = how
@@ -128,9 +128,9 @@ def multiply(row, rows, columns, x, along, first, apart, beside, weights, y, ste
         else: single_two(x, val, idx, words, columns, y, bias, residual, less, factors, scales)
         return
     if row == 0:
-        if w.kept == 1: expand_one(val, idx, words * columns // WIDE, scratch)
-        else: expand_two(val, idx, words * columns // WIDE, scratch)
-    vector_fours(row, rows, columns, x, along, scratch, LINE, LINE * words, words, y, step, after, how)
+        if w.kept == 1: expand_one(val, idx, words * columns // LANES, scratch)
+        else: expand_two(val, idx, words * columns // LANES, scratch)
+    vector_fours(row, rows, columns, x, along, scratch, LINE_BYTES, LINE_BYTES * words, words, y, step, after, how)
 
 
 @Kernel
@@ -146,8 +146,8 @@ def pruned_bytes(item, worker, arguments):
     scales = x + rows * w.span
     lifts = scales + 4 * rows
     totals = lifts + 4 * rows
-    far = round_rows(c, w, low, rows, x, scales, lifts, totals, MIDDLE, 1)
-    by_panels(multiply, scales_at, c, w, item, x, 1, c.w, (totals, scales, w.scale, 4 * c.p, 1, scratch), far, lifts, block, edge)
+    far = round_rows(c, w, low, rows, x, scales, lifts, totals, OFFSET, 1)
+    by_panels(multiply_pruned, scales_at, c, w, item, x, 1, c.w, (totals, scales, w.scale, 4 * c.p, 1, scratch), far, lifts, block, edge)
 
 
 def product_pruned_bytes(x: np.ndarray, bits: np.ndarray, w: np.ndarray, scale: np.ndarray, kept: int, out: np.ndarray,
@@ -160,12 +160,12 @@ def product_pruned_bytes(x: np.ndarray, bits: np.ndarray, w: np.ndarray, scale: 
     arrays = {"bits": typed("bits", bits, np.uint8), "w": typed("w", w, np.uint8), "scale": typed("scale", scale, np.float32)}
     check_product(x, None, len(scale), out, **arrays)
     (T, n), p = x.shape, len(scale)
-    depth, columns = -(-n // 64) * 64, -(-p // WIDE) * WIDE
+    depth, columns = -(-n // 64) * 64, -(-p // LANES) * LANES
     if kept not in FEW or (8 * bits.size, 4 * w.size) != (depth * columns, kept * depth * columns):
         raise ValueError(f"bits of {bits.size} and w of {w.size} do not make panels of {depth} by {columns} with {kept} of every four")
     weight = filled(address(w), address(scale), depth, depth, 1, span := depth + 64, address(bits), kept)
     after, workers = epilogue_record(epilogue, out, rough=True), threads()
-    rows, _ = split(T, p, workers, PANEL)
+    rows, _ = split_work(T, p, workers, PANEL)
     with POOL.lock:
         room = ROOM.reserve(rows * (span + 12) + 4 * PANEL * (BAND + 2) + PANEL * depth + 64, workers)
         launch(workers, *linear_stages(pruned_bytes, x, address(weight), out, after, workers, room, unit=PANEL))

@@ -12,16 +12,16 @@ from formats.kernels.rows.following import finish_rows, finish_sums, move_block,
 
 from .linear import LINEAR, tile
 from .rounding import ONE, round_bytes, round_halves
-from .tiles import ROWS, grouped_eights, grouped_fours, vector_fours, vector_pairs
+from .tiles import TALLEST_TILE, grouped_eights, grouped_fours, vector_fours, vector_pairs
 
 # depth: numbers of a row of W, whole steps of 64 bytes; group: those that share a scale, of which there are groups; span:
 # bytes of a converted row
 NARROW = np.dtype(words("w scale depth group groups span"))
-BAND = 4 * ROWS                                              # rows that meet a panel one after another, while it is in cache
+BAND = 4 * TALLEST_TILE                                      # rows that meet a panel one after another, while it is in cache
 
 
 @njit(**HELPER)
-def lifted(block, rows, lifts):
+def lift_rows(block, rows, lifts):
     """Rows of sums times what their scales leave out (see LIFT)."""
     for i in range(rows):
         lift, row = floats(lifts + 4 * i, 1)[0], floats(block + 4 * PANEL * i, PANEL)
@@ -61,7 +61,7 @@ def by_panels(multiply, scaled, c, w, item, x, size, words, how, far, lifts, blo
             rows, out = min(BAND, most - i), c.out + 4 * (low * c.step + start)
             to, step = (block - 4 * PANEL * i, 4 * PANEL) if aside else (out, 4 * c.step)
             multiply(i, i + rows, stored, x, w.span, w.w + size * start, 64, 16 * size, words, to, step, after, here)
-            if far: lifted(block, rows, lifts + 4 * i)
+            if far: lift_rows(block, rows, lifts + 4 * i)
             if aside:
                 move_block(c.after, low + i, low + i + rows, start, start + columns, block, 4 * PANEL, out + 4 * i * c.step, 4 * c.step)
             elif not simple: finish_sums(c.after, low + i, low + i + rows, start, start + columns, 1)

@@ -10,15 +10,15 @@ from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import address, launch
 from formats.kernels.engine.memory import record
 from formats.kernels.engine.native import njit
-from formats.kernels.engine.vectors import AHEAD, MANY_REGISTERS, add_outer, ask, fetch, span, write, zeros
+from formats.kernels.engine.vectors import AHEAD, MANY_REGISTERS, add_outer, ask, fetch, span, store_tile, zeros
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.machine.threads import threads
 
 from .gemm import strip
 from .linear import LINEAR, check_product, linear_stages, tile, typed
 
-FEW = 48                                                     # rows that have little time to ask for what follows
-DEEP = 384                                                   # depths of a block: 96 KiB of a panel
+FEW_ROWS = 48                                                # rows that have little time to ask for what follows
+BLOCK_DEPTH = 384                                            # depths of a block: 96 KiB of a panel
 
 
 @njit(**HELPER)
@@ -29,7 +29,7 @@ def one_row(none, x, w, across, depth, y):
         sums = add_outer(sums, x, 0, w, None)
         x += 4
         w += across
-    write(sums, y, 0, None)
+    store_tile(sums, y, 0, None)
 
 
 @njit(**HELPER)
@@ -43,7 +43,7 @@ def deep(none, fresh, x, along, w, depth, y, step, this, following, lines):
             ask(none, this, 4 * PANEL * k)
             sums = add_outer(sums, x + 4 * k, along, w + 4 * PANEL * k, None)
     for k in range(depth // 4 * 4, depth): sums = add_outer(sums, x + 4 * k, along, w + 4 * PANEL * k, None)
-    write(sums, y, step, None)
+    store_tile(sums, y, step, None)
 
 
 @njit(**HELPER)
@@ -76,11 +76,11 @@ def whole_panel(rows, depth, x, along, w, y, step):
     if rows == 1:
         one_row(zeros(1, 4), x, w, 4 * PANEL, depth, y)
         return
-    blocks = (depth + DEEP - 1) // DEEP
+    blocks = (depth + BLOCK_DEPTH - 1) // BLOCK_DEPTH
     block = ((depth + blocks - 1) // blocks + 3) // 4 * 4
     for top in range(0, depth, block):
         at, to, less = x + 4 * top, w + 4 * PANEL * top, min(block, depth - top)
-        if rows < FEW: block_of_panel(rows, top == 0, less, at, along, to, y, step, zeros(1, 4))
+        if rows < FEW_ROWS: block_of_panel(rows, top == 0, less, at, along, to, y, step, zeros(1, 4))
         else: block_of_panel(rows, top == 0, less, at, along, to, y, step, zeros(1, 1))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from formats.kernels.engine.compiled import FAST, HELPER, Function
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import njit
-from formats.kernels.engine.vectors import add_outer, fetch, write, zeros
+from formats.kernels.engine.vectors import add_outer, fetch, store_tile, zeros
 
 from .linear import check_product, typed
 from .sparse import SPARSE, STRIP, csr_column, launch_sparse
@@ -15,7 +15,7 @@ f4, i8 = np.float32, np.int64
 
 
 @njit(**HELPER)
-def at(address, size, k):
+def read_unsigned(address, size, k):
     """The k-th of the unsigned numbers of so many bytes."""
     return i8(pointer(address, np.uint16)[k]) if size == 2 else i8(pointer(address, np.uint32)[k])
 
@@ -25,7 +25,7 @@ def first(address, size, low, high, least):
     """The first of the ascending numbers low..high that is at least this."""
     while low < high:
         middle = (low + high) // 2
-        if at(address, size, middle) < least: low = middle + 1
+        if read_unsigned(address, size, middle) < least: low = middle + 1
         else: high = middle
     return low
 
@@ -36,9 +36,9 @@ def first(address, size, low, high, least):
 def scatter(none, w, k, end, start, width, along, x, y):
     """The numbers of one input, times its tokens, added to the columns that they name."""
     while k < end:
-        j = at(w.idx, w.r, k) - start
+        j = read_unsigned(w.idx, w.r, k) - start
         if j >= width: break
-        write(add_outer(fetch(none, y + j * along, 0, None), w.val + 4 * k, 0, x, None), y + j * along, 0, None)
+        store_tile(add_outer(fetch(none, y + j * along, 0, None), w.val + 4 * k, 0, x, None), y + j * along, 0, None)
         k += 1
 
 
@@ -84,7 +84,7 @@ def csc_single(weight, start, width, x, y):
 def coo_run(w, k, column):
     """Where the numbers of a column end that begin at k: by steps that double, then by halves."""
     step, low = 1, k
-    while low + step <= w.r and at(w.ptr, w.c % 8, low + step - 1) == column:
+    while low + step <= w.r and read_unsigned(w.ptr, w.c % 8, low + step - 1) == column:
         low += step
         step *= 2
     return first(w.ptr, w.c % 8, low, min(low + step, w.r), column + 1)

@@ -2,21 +2,22 @@
 arXiv:2208.07339, section 2.1), 64 numbers at a time."""
 import numpy as np
 
-from formats.bf16 import BEYOND
+from formats.bf16 import BF16_OVERFLOW
 from formats.kernels.engine.arithmetic import VECTOR16, folded, get
 from formats.kernels.engine.compiled import HELPER
-from formats.kernels.engine.memory import whole
+from formats.kernels.engine.maths import ONE as ONE
+from formats.kernels.engine.memory import ints_at
 from formats.kernels.engine.native import intrinsic, ir, njit, types
-from formats.kernels.engine.vectors import FEATURES, LANE, VECTOR, WIDE, closed, function, place, read, zeros
-from formats.kernels.engine.words import BYTE, SHORT, WORDS, BFloat, add_fours, constant, stored
+from formats.kernels.engine.vectors import FEATURES, LANE, LANES, VECTOR, closed, llvm_function, load_vector, pointer_at, zeros
+from formats.kernels.engine.words import BYTE, SHORT, WORDS, BFloat, add_fours, store_words, words_of
 
 PACKS = "+avx512bw" in FEATURES                              # instructions that narrow two vectors into one
 HALVES = "+avx512bf16" in FEATURES
 f4, i4 = np.float32, np.int32
-FINITE, ONE = f4(np.finfo(f4).max), f4(1)
+FINITE = f4(np.finfo(f4).max)
 # rows whose largest number is below or above these are taken times or by LIFT, so that their scale, one over it, and what it
 # makes with a scale of W, are float32
-LEAST, MOST, LIFT = f4(127 * 2.0 ** -126), f4(2.0 ** 60), f4(2.0 ** 64)
+LIFT_BELOW, LIFT_ABOVE, LIFT = f4(127 * 2.0 ** -126), f4(2.0 ** 60), f4(2.0 ** 64)
 
 
 def as_words(builder, vector): return builder.bitcast(vector, WORDS)
@@ -27,7 +28,7 @@ def larger_magnitude(typing, most, x):
     """The larger magnitude of each lane; what is not a number is larger than all that are."""
     def code(context, builder, signature, values):
         most, x = (as_words(builder, builder.extract_value(value, 0)) for value in values)
-        x = builder.and_(x, constant(0x7FFFFFFF))
+        x = builder.and_(x, words_of(0x7FFFFFFF))
         found = builder.select(builder.icmp_unsigned("<", most, x), x, most)
         return closed(builder, [builder.bitcast(found, VECTOR)])
     return VECTOR16(VECTOR16, VECTOR16), code
@@ -51,9 +52,9 @@ def bits(typing, number):
 
 def nearest_words(builder, vector):
     """Whole numbers, to nearest."""
-    if not PACKS: return builder.fptosi(builder.call(function(builder, f"llvm.rint.v{WIDE}f32", VECTOR, VECTOR), [vector]), WORDS)
-    convert = function(builder, "llvm.x86.avx512.mask.cvtps2dq.512", WORDS, VECTOR, WORDS, SHORT, LANE)
-    return builder.call(convert, [vector, constant(0), SHORT(0xFFFF), LANE(4)])
+    if not PACKS: return builder.fptosi(builder.call(llvm_function(builder, f"llvm.rint.v{LANES}f32", VECTOR, VECTOR), [vector]), WORDS)
+    convert = llvm_function(builder, "llvm.x86.avx512.mask.cvtps2dq.512", WORDS, VECTOR, WORDS, SHORT, LANE)
+    return builder.call(convert, [vector, words_of(0), SHORT(0xFFFF), LANE(4)])
 
 
 @intrinsic
@@ -63,15 +64,15 @@ def keep_bytes(typing, a, b, c, d, address):
         *vectors, address = values
         numbers = [nearest_words(builder, builder.extract_value(vector, 0)) for vector in vectors]
         if not PACKS:
-            for i, each in enumerate(numbers): stored(builder, each, builder.add(address, address.type(16 * i)), BYTE)
+            for i, each in enumerate(numbers): store_words(builder, each, builder.add(address, address.type(16 * i)), BYTE)
             return context.get_dummy_value()
-        shorts, bytes_ = ir.VectorType(SHORT, 2 * WIDE), ir.VectorType(BYTE, 4 * WIDE)
-        pairs = function(builder, "llvm.x86.avx512.packssdw.512", shorts, WORDS, WORDS)
-        fours = function(builder, "llvm.x86.avx512.packsswb.512", bytes_, shorts, shorts)
+        shorts, bytes_ = ir.VectorType(SHORT, 2 * LANES), ir.VectorType(BYTE, 4 * LANES)
+        pairs = llvm_function(builder, "llvm.x86.avx512.packssdw.512", shorts, WORDS, WORDS)
+        fours = llvm_function(builder, "llvm.x86.avx512.packsswb.512", bytes_, shorts, shorts)
         halves = [builder.call(pairs, numbers[i:i + 2]) for i in (0, 2)]
         mixed = as_words(builder, builder.call(fours, halves))
-        order = ir.Constant(WORDS, [4 * (i % 4) + i // 4 for i in range(WIDE)])
-        builder.store(builder.shuffle_vector(mixed, mixed, order), place(builder, address, 0, WORDS)).align = 1
+        order = ir.Constant(WORDS, [4 * (i % 4) + i // 4 for i in range(LANES)])
+        builder.store(builder.shuffle_vector(mixed, mixed, order), pointer_at(builder, address, 0, WORDS)).align = 1
         return context.get_dummy_value()
     return types.void(a, b, c, d, types.int64), code
 
@@ -80,8 +81,8 @@ def keep_bytes(typing, a, b, c, d, address):
 def add_bytes(typing, sums, address):
     """Lanes of sums, as their bits, and 64 bytes with signs."""
     def code(context, builder, signature, values):
-        found = as_words(builder, read(builder, values[1]))
-        return closed(builder, [add_fours(builder, builder.extract_value(values[0], 0), found, constant(0x01010101))])
+        found = as_words(builder, load_vector(builder, values[1]))
+        return closed(builder, [add_fours(builder, builder.extract_value(values[0], 0), found, words_of(0x01010101))])
     return VECTOR16(VECTOR16, types.int64), code
 
 
@@ -90,11 +91,11 @@ def kept_finite(typing, vector):
     """What is finite, but would be rounded to an infinite bfloat16, becomes the largest one; NaN as one that no rounding moves."""
     def code(context, builder, signature, values):
         word = as_words(builder, builder.extract_value(values[0], 0))
-        size = builder.and_(word, constant(0x7FFFFFFF))
-        cut = builder.and_(word, constant(0xFFFF0000))
-        nan = builder.icmp_unsigned(">", size, constant(0x7F800000))
-        cut = builder.select(nan, builder.or_(cut, constant(1 << 22)), cut)
-        found = builder.select(builder.icmp_unsigned("<", size, constant(BEYOND)), word, cut)
+        size = builder.and_(word, words_of(0x7FFFFFFF))
+        cut = builder.and_(word, words_of(0xFFFF0000))
+        nan = builder.icmp_unsigned(">", size, words_of(0x7F800000))
+        cut = builder.select(nan, builder.or_(cut, words_of(1 << 22)), cut)
+        found = builder.select(builder.icmp_unsigned("<", size, words_of(BF16_OVERFLOW)), word, cut)
         return closed(builder, [builder.bitcast(found, VECTOR)])
     return VECTOR16(VECTOR16), code
 
@@ -105,20 +106,20 @@ def keep_halves(typing, vector, address):
     def code(context, builder, signature, values):
         value = builder.extract_value(values[0], 0)
         word = as_words(builder, value)
-        size = builder.and_(word, constant(0x7FFFFFFF))
-        beyond = builder.icmp_unsigned("<", builder.sub(size, constant(BEYOND)), constant(0x7F800000 - BEYOND))
+        size = builder.and_(word, words_of(0x7FFFFFFF))
+        beyond = builder.icmp_unsigned("<", builder.sub(size, words_of(BF16_OVERFLOW)), words_of(0x7F800000 - BF16_OVERFLOW))
         if HALVES:
-            value = builder.bitcast(builder.select(beyond, builder.and_(word, constant(0xFFFF0000)), word), VECTOR)
-            narrow = ir.VectorType(BFloat(), WIDE)
-            convert = function(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", narrow, VECTOR)
-            builder.store(builder.call(convert, [value]), place(builder, values[1], 0, narrow)).align = 1
+            value = builder.bitcast(builder.select(beyond, builder.and_(word, words_of(0xFFFF0000)), word), VECTOR)
+            narrow = ir.VectorType(BFloat(), LANES)
+            convert = llvm_function(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", narrow, VECTOR)
+            builder.store(builder.call(convert, [value]), pointer_at(builder, values[1], 0, narrow)).align = 1
             return context.get_dummy_value()
-        odd = builder.and_(builder.lshr(word, constant(16)), constant(1))
-        usual = builder.add(builder.add(word, constant(0x7FFF)), odd)
-        nan = builder.icmp_unsigned(">", size, constant(0x7F800000))
-        usual = builder.select(nan, builder.or_(word, constant(1 << 22)), usual)
-        kept = builder.lshr(builder.select(beyond, word, usual), constant(16))
-        stored(builder, kept, values[1], SHORT)
+        odd = builder.and_(builder.lshr(word, words_of(16)), words_of(1))
+        usual = builder.add(builder.add(word, words_of(0x7FFF)), odd)
+        nan = builder.icmp_unsigned(">", size, words_of(0x7F800000))
+        usual = builder.select(nan, builder.or_(word, words_of(1 << 22)), usual)
+        kept = builder.lshr(builder.select(beyond, word, usual), words_of(16))
+        store_words(builder, kept, values[1], SHORT)
         return context.get_dummy_value()
     return types.void(vector, types.int64), code
 
@@ -167,15 +168,15 @@ def round_bytes(x, n, target, depth, piece, group, groups, sums, middle):
     """n float32 at x as whole numbers up to 127 times the two scales that are given back: the second is 1 but for rows seldom met
     (see LIFT), the first NaN for rows that are not finite; zeros up to depth, a multiple of 64; what each group adds up to,
     times middle, as int32 at sums. Every 64 bytes begin `piece` after those before."""
-    full, totals = n // 64 * 64, whole(sums, groups)
+    full, totals = n // 64 * 64, ints_at(sums, groups)
     a, b = zeros(1, 1), zeros(1, 1)
     for k in range(0, full, 64):
         a = larger_magnitude(larger_magnitude(a, get(x + 4 * k, None)), get(x + 4 * k + 64, None))
         b = larger_magnitude(larger_magnitude(b, get(x + 4 * k + 128, None)), get(x + 4 * k + 192, None))
     for k in range(full, n, 16): a = larger_magnitude(a, get(x + 4 * k, n - k))
     largest = largest_magnitude(larger_magnitude(a, b))
-    if f4(0) < largest < LEAST or MOST < largest <= FINITE:
-        lift = LIFT if largest < LEAST else ONE / LIFT
+    if f4(0) < largest < LIFT_BELOW or LIFT_ABOVE < largest <= FINITE:
+        lift = LIFT if largest < LIFT_BELOW else ONE / LIFT
         keep_far_row(x, n, target, depth, piece, group, groups, totals, middle, lift, f4(127) / (largest * lift))
         return largest * lift / f4(127), ONE / lift
     turns = f4(127) / largest if f4(0) < largest <= FINITE else f4(0)

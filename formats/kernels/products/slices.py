@@ -12,21 +12,21 @@ from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.vectors import (
     LANE,
+    LANES,
     MASK,
     VECTOR,
-    WIDE,
     add_outer,
-    function,
+    llvm_function,
+    load_vector,
     multiply_add,
-    place,
     plus,
-    read,
-    write,
+    pointer_at,
+    store_tile,
     zeros,
 )
 
 from .linear import check_product, typed
-from .places import at
+from .places import read_unsigned
 from .sparse import SPARSE, STRIP, launch_sparse
 
 # chunk: columns of a slice; bytes: of an index; named: bytes of an output in order
@@ -37,19 +37,19 @@ f4, i8 = np.float32, np.int64
 @intrinsic
 def add_gathered(typing, sums, val, idx, kind, x):
     """sums + the 16 numbers at val times the entries of x that the 16 indices of this kind at idx name (addresses)."""
-    names = ir.VectorType(ir.IntType(kind.instance_type.bitwidth), WIDE)
-    far, lanes = ir.VectorType(ir.IntType(64), WIDE), ir.VectorType(LANE, WIDE)
+    names = ir.VectorType(ir.IntType(kind.instance_type.bitwidth), LANES)
+    far, lanes = ir.VectorType(ir.IntType(64), LANES), ir.VectorType(LANE, LANES)
     def code(context, builder, signature, values):
         tile, val, idx, _, x = values
-        found = builder.load(place(builder, idx, 0, names))
+        found = builder.load(pointer_at(builder, idx, 0, names))
         found.align = kind.instance_type.bitwidth // 8
         start = builder.insert_element(ir.Constant(far, ir.Undefined), x, LANE(0))
-        start = builder.shuffle_vector(start, start, ir.Constant(lanes, [0] * WIDE))
-        apart = builder.mul(builder.zext(found, far), ir.Constant(far, [4] * WIDE))
-        at = builder.inttoptr(builder.add(start, apart), ir.VectorType(ir.FloatType().as_pointer(), WIDE))
-        gather = function(builder, f"llvm.masked.gather.v{WIDE}f32.v{WIDE}p0", VECTOR, at.type, LANE, MASK, VECTOR)
-        entries = builder.call(gather, [at, LANE(4), ir.Constant(MASK, [1] * WIDE), ir.Constant(VECTOR, None)])
-        new = multiply_add(builder, entries, read(builder, val), builder.extract_value(tile, 0))
+        start = builder.shuffle_vector(start, start, ir.Constant(lanes, [0] * LANES))
+        apart = builder.mul(builder.zext(found, far), ir.Constant(far, [4] * LANES))
+        at = builder.inttoptr(builder.add(start, apart), ir.VectorType(ir.FloatType().as_pointer(), LANES))
+        gather = llvm_function(builder, f"llvm.masked.gather.v{LANES}f32.v{LANES}p0", VECTOR, at.type, LANE, MASK, VECTOR)
+        entries = builder.call(gather, [at, LANE(4), ir.Constant(MASK, [1] * LANES), ir.Constant(VECTOR, None)])
+        new = multiply_add(builder, entries, load_vector(builder, val), builder.extract_value(tile, 0))
         return builder.insert_value(tile, new, 0)
     return sums(sums, types.int64, types.int64, kind, types.int64), code
 
@@ -78,7 +78,7 @@ def slot_column(none, idx, val, k, end, chunk, x, along, y):
     while k < end:
         one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along, None)
         k += chunk
-    write(plus(plus(one, two), plus(three, four)), y, 0, None)
+    store_tile(plus(plus(one, two), plus(three, four)), y, 0, None)
 
 
 @njit(**HELPER)
@@ -88,7 +88,7 @@ def sell_range(w, s, idx, start, width, tokens, x, y):
     for slot in range(start, start + width):
         k, end = i8(ptr[slot // chunk]) * chunk + slot % chunk, i8(ptr[slot // chunk + 1]) * chunk + slot % chunk
         while end > k and val[end - chunk] == 0: end -= chunk
-        to = y + (at(s.order, s.named, slot) - start) * along
+        to = y + (read_unsigned(s.order, s.named, slot) - start) * along
         if tokens == STRIP: slot_column(zeros(1, 2), idx, w.val, k, end, chunk, x, along, to)
         else: slot_column(zeros(1, 1), idx, w.val, k, end, chunk, x, along, to)
 
@@ -124,7 +124,7 @@ def slot_dot(w, s, k, end, row):
     """One column of a narrow slice for one token."""
     total, val = f4(0), pointer(w.val, np.float32)
     while k < end:
-        total += val[k] * row[at(w.idx, s.bytes, k)]
+        total += val[k] * row[read_unsigned(w.idx, s.bytes, k)]
         k += s.chunk
     return total
 
@@ -139,11 +139,11 @@ def sell_single(weight, start, width, x, y):
         k, end = i8(ptr[slot // s.chunk]), i8(ptr[slot // s.chunk + 1])
         k, end = k * s.chunk + slot % s.chunk, end * s.chunk + slot % s.chunk
         if together == 1:
-            out[at(s.order, s.named, slot) - start] = slot_dot(w, s, k, end, row)
+            out[read_unsigned(s.order, s.named, slot) - start] = slot_dot(w, s, k, end, row)
             continue
         if s.bytes == 2: sums = slice_sums(zeros(1, 1), w, s, np.uint16, k, end, x)
         else: sums = slice_sums(zeros(1, 1), w, s, np.uint32, k, end, x)
-        for i in range(min(16, start + width - slot)): out[at(s.order, s.named, slot + i) - start] = lane(sums, i)
+        for i in range(min(16, start + width - slot)): out[read_unsigned(s.order, s.named, slot + i) - start] = lane(sums, i)
 
 
 def product_sell(x: np.ndarray, order: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,

@@ -12,7 +12,7 @@ from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import carray, njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import AHEAD, add_outer, plus, prefetch, write, zeros
+from formats.kernels.engine.vectors import AHEAD, add_outer, plus, prefetch, store_tile, zeros
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.machine.threads import threads
 
@@ -25,7 +25,7 @@ SPARSE = np.dtype(words("columns single ptr idx val r c chunk depth p once"))
 ROOMY = 1 << 20                                              # bytes for turned tokens: a half of an L2
 NEAR = 1 << 19                                               # bytes of a weight that stay in cache
 STRIP = 32                                                   # tokens of a strip; 16 where that is enough
-COLUMNS = 64                                                 # columns computed before they are turned back
+BLOCK_COLUMNS = 64                                           # columns computed before they are turned back
 f4, i8 = np.float32, np.int64
 columns, single = calling(6), calling(5)
 
@@ -51,18 +51,18 @@ def multiply_chunk(c, w, first, count, left, right, x, y):
     """Columns left..right of so many rows of out; a column's numbers are read from a near cache for all but one strip."""
     for t in range(0, count, STRIP):
         here = min(STRIP, count - t)
-        turn_in(c.x + 4 * (first + t) * c.along, 4 * c.along, here, c.n, x + 4 * t * w.depth, wide(here), w.depth)
+        turn_in(c.x + 4 * (first + t) * c.along, 4 * c.along, here, c.n, x + 4 * t * w.depth, strip_width(here), w.depth)
     for start in range(left, right, w.once):
         width = min(w.once, right - start)
         for t in range(0, count, STRIP):
             here, out = min(STRIP, count - t), c.out + 4 * ((first + t) * c.step + start)
             for row in range(here): prefetch(zeros(1, 4), out + 4 * row * c.step)
-            columns(w.columns, c.w, start, width, wide(here), x + 4 * t * w.depth, y)
-            turn_out(y, wide(here), width, out, 4 * c.step, here)
+            columns(w.columns, c.w, start, width, strip_width(here), x + 4 * t * w.depth, y)
+            turn_out(y, strip_width(here), width, out, 4 * c.step, here)
 
 
 @njit(**HELPER)
-def wide(count):
+def strip_width(count):
     """Tokens of the strip that holds so many."""
     return STRIP if count > 16 else 16
 
@@ -82,7 +82,7 @@ def csr_column(none, idx, val, k, end, x, along, y):
     while k < end:
         one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along, None)
         k += 1
-    write(plus(plus(one, two), plus(three, four)), y, 0, None)
+    store_tile(plus(plus(one, two), plus(three, four)), y, 0, None)
 
 
 @njit(**HELPER)
@@ -150,7 +150,7 @@ def nm_column(none, idx, val, kept, group, x, along, y):
             odd = add_outer(odd, val + 4 * (k + i) + 4, 0, x + i8(idx[k + i + 1]) * along, None)
         if kept % 2: even = add_outer(even, val + 4 * (k + kept - 1), 0, x + i8(idx[k + kept - 1]) * along, None)
         x += group * along
-    write(plus(even, odd), y, 0, None)
+    store_tile(plus(even, odd), y, 0, None)
 
 
 @Function.of(6)
@@ -190,13 +190,13 @@ def nm_single(weight, start, width, x, y):
 
 def launch_sparse(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], out: np.ndarray, epilogue: Any,
                   functions: tuple[Function, Function | None], sizes: tuple[int, int] = (1, 1), group: int = 1,
-                  inputs: int = 1, columns: int = COLUMNS) -> np.ndarray:
+                  inputs: int = 1, columns: int = BLOCK_COLUMNS) -> np.ndarray:
     """weights: ptr (or a number), idx, val; functions: compute columns for a strip of tokens, and for one token; sizes: r
     and c, as those functions read them; group: columns that belong together, inputs: inputs that do; columns: so many at once."""
     ptr, idx, val = weights
     (T, n), (many, one) = x.shape, functions
     depth = -(-(-(-n // inputs) * inputs) // 16) * 16
-    chunk = together(idx.nbytes + val.nbytes, depth, STRIP)
+    chunk = choose_tokens(idx.nbytes + val.nbytes, depth, STRIP)
     once = max(columns // group, 1) * group
     fields = (many.address, one.address if one else 0, ptr if isinstance(ptr, int) else address(ptr), address(idx), address(val),
               *sizes, chunk, depth, out.shape[1], once)
@@ -207,7 +207,7 @@ def launch_sparse(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], ou
     return out
 
 
-def together(size: int, depth: int, strip: int) -> int:
+def choose_tokens(size: int, depth: int, strip: int) -> int:
     """Tokens that are turned at once: a strip where all of the weight stays in cache from strip to strip, otherwise as many as
     share one reading of it."""
     return strip if size <= NEAR else max(ROOMY // (4 * depth) // strip, 1) * strip

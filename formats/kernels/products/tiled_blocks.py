@@ -11,12 +11,12 @@ from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import floats, pointer, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import AHEAD, MANY_REGISTERS, add_outer, plus, prefetch, write, zeros
+from formats.kernels.engine.vectors import AHEAD, MANY_REGISTERS, add_outer, plus, prefetch, store_tile, zeros
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.machine.threads import threads
 
 from .linear import LINEAR, check_product, linear_stages, tile, typed
-from .sparse import NEAR, SPARSE, launch_sparse, together
+from .sparse import NEAR, SPARSE, choose_tokens, launch_sparse
 from .turning import turn_in
 
 # ptr: 0 where every column of tiles has `held` of them; chunk: tokens that are turned at once; depth: lines of a turned
@@ -37,7 +37,7 @@ def tile_sums(none, c, idx, val, low, high, r, x, tokens, out, step):
             sums = add_outer(sums, factors, 4, row, None)
             factors += 4 * tokens
             row += 4 * c
-    write(sums, out, step, None)
+    store_tile(sums, out, step, None)
 
 
 @njit(**HELPER)
@@ -54,7 +54,7 @@ def row_sums(none, c, idx, val, low, high, r, x, out):
             factors += 8
             row += 8 * c
         if r % 2: even = add_outer(even, factors, 4, row, None)
-    write(plus(even, odd), out, 0, None)
+    store_tile(plus(even, odd), out, 0, None)
 
 
 @njit(**HELPER)
@@ -80,7 +80,7 @@ def tile_column(w, idx, low, high, x, tokens, out, step):
 
 
 @Kernel
-def blocks(item, worker, arguments):
+def block_strips(item, worker, arguments):
     """Strips of tokens: turn, multiply a column of tiles at a time; then the epilogue."""
     c = record(arguments, LINEAR)
     w = record(c.w, BLOCKS)
@@ -133,7 +133,7 @@ def block_strip(none, w, ptr, idx, column, j, tokens, x, y):
             sums = add_outer(sums, factors, 4, at, None)
             factors += 4 * w.c
             at += along
-    write(sums, y + j * along, along, None)
+    store_tile(sums, y + j * along, along, None)
 
 
 @Function.of(6)
@@ -178,13 +178,13 @@ def launch_blocks(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], ou
     ptr, idx, val = weights
     (T, n), (r, c), counted = x.shape, tile, isinstance(ptr, int)
     depth = -(-(-(-n // r) * r) // 16) * 16
-    chunk = together(val.nbytes, depth, TALL)
+    chunk = choose_tokens(val.nbytes, depth, TALL)
     once = max(NEAR * out.shape[1] // (val.nbytes * c + 1), 1) * c
     fields = 0 if counted else address(ptr), ptr if counted else 0, address(idx), address(val), r, c, chunk, depth, once
     weight, after, workers = filled(*fields), epilogue_record(epilogue, out), threads()
     with POOL.lock:
         room = ROOM.reserve(4 * (min(chunk, -(-T // TALL) * TALL) * depth + TALL * c), workers)
-        launch(workers, *linear_stages(blocks, x, address(weight), out, after, workers, room, unit=c))
+        launch(workers, *linear_stages(block_strips, x, address(weight), out, after, workers, room, unit=c))
     return out
 
 

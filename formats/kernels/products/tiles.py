@@ -16,11 +16,11 @@ from formats.kernels.engine.vectors import (
     MANY_REGISTERS,
     VECTOR,
     ask_line,
+    load_vector,
     multiply_add,
-    place,
+    pointer_at,
     put,
-    read,
-    spread,
+    splat,
 )
 from formats.kernels.engine.words import WORDS, add_fours, add_pairs, everywhere, nibbles
 
@@ -28,11 +28,11 @@ from formats.kernels.engine.words import WORDS, add_fours, add_pairs, everywhere
 # half as wide, a vector takes two, and widening takes some. Groups of depths keep whole sums and what they add up to
 TILES = ((12, 2), (4, 4), (2, 4), (1, 4)) if MANY_REGISTERS else ((4, 1), (2, 1), (1, 2), (1, 1))
 GROUPED = ((6, 2), (3, 4), (2, 4), (1, 4)) if MANY_REGISTERS else ((3, 1), (2, 1), (1, 2), (1, 1))
-ROWS = TILES[0][0]
+TALLEST_TILE = TILES[0][0]
 ARGUMENTS = 17
 
 
-class Kind(NamedTuple):
+class TileKind(NamedTuple):
     """What tiles multiply: `add` a product of words; a vector of W holds `deep` words along the depth, which `split` takes apart;
     whole sums are settled, once for each group of depths where there are groups; bias and residual are added."""
 
@@ -44,17 +44,17 @@ class Kind(NamedTuple):
     sums: bool = True
 
 
-ATTENDED, PAIRS = Kind(add_pairs, sums=False), Kind(add_pairs)
-FOURS, GROUPED_FOURS = Kind(add_fours, whole=True), Kind(add_fours, whole=True, groups=True)
-GROUPED_EIGHTS = Kind(add_fours, 2, nibbles, whole=True, groups=True)
+ATTENDED, PAIRS = TileKind(add_pairs, sums=False), TileKind(add_pairs)
+FOURS, GROUPED_FOURS = TileKind(add_fours, whole=True), TileKind(add_fours, whole=True, groups=True)
+GROUPED_EIGHTS = TileKind(add_fours, 2, nibbles, whole=True, groups=True)
 
 
-def at(builder, base, apart, count):
+def offset_by(builder, base, apart, count):
     """An address, count times apart bytes after another."""
     return builder.add(base, builder.mul(apart, WORD(count)))
 
 
-def repeated(builder, count, values, body):
+def emit_loop(builder, count, values, body):
     """The values after count rounds, one at least, of values = body(index, values)."""
     before, loop, done = builder.basic_block, builder.append_basic_block("loop"), builder.append_basic_block("done")
     builder.branch(loop)
@@ -69,41 +69,41 @@ def repeated(builder, count, values, body):
     return after[1:]
 
 
-def multiplied(builder, kind, rows, across, x, along, w, apart, beside, steps):
+def accumulate(builder, kind, rows, across, x, along, w, apart, beside, steps):
     """(x and w after so many words of depth, sums by rows). A tile of one row waits for memory, so it asks ahead."""
     def step(_, values):
         x, w, *sums = values
-        starts = [at(builder, w, beside, v) for v in range(across)]
+        starts = [offset_by(builder, w, beside, v) for v in range(across)]
         if rows == 1:
             for start in starts: ask_line(builder, builder.add(start, WORD(AHEAD)))
-        found = [builder.bitcast(read(builder, start), WORDS) for start in starts]
+        found = [builder.bitcast(load_vector(builder, start), WORDS) for start in starts]
         for i, vectors in enumerate(zip(*(kind.split(builder, v) for v in found), strict=True)):
             for r in range(rows):
-                factor = everywhere(builder, builder.load(place(builder, at(builder, x, along, r), 4 * i, LANE)))
+                factor = everywhere(builder, builder.load(pointer_at(builder, offset_by(builder, x, along, r), 4 * i, LANE)))
                 for v, vector in enumerate(vectors):
                     sums[r * across + v] = kind.add(builder, sums[r * across + v], factor, vector)
         return [builder.add(x, WORD(4 * kind.deep)), builder.add(w, apart), *sums]
-    x, w, *sums = repeated(builder, builder.udiv(steps, WORD(kind.deep)), [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)], step)
+    x, w, *sums = emit_loop(builder, builder.udiv(steps, WORD(kind.deep)), [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)], step)
     return x, w, sums
 
 
-def settled(builder, sums, numbers, across, less, apart, factors, scales):
+def settle_sums(builder, sums, numbers, across, less, apart, factors, scales):
     """Whole sums, less an int32 of each row, apart bytes from each other, times a factor of the row and scales of the columns, as
     float32; plus numbers, unless there are none."""
-    scale, new = [read(builder, scales, 64 * v) for v in range(across)], []
+    scale, new = [load_vector(builder, scales, 64 * v) for v in range(across)], []
     for i, each in enumerate(sums):
-        off = everywhere(builder, builder.load(place(builder, at(builder, less, apart, i // across), 0, LANE)))
-        factor = spread(builder, builder.load(place(builder, factors, 4 * (i // across), FLOAT)))
+        off = everywhere(builder, builder.load(pointer_at(builder, offset_by(builder, less, apart, i // across), 0, LANE)))
+        factor = splat(builder, builder.load(pointer_at(builder, factors, 4 * (i // across), FLOAT)))
         number = builder.sitofp(builder.sub(builder.bitcast(each, WORDS), off), VECTOR)
         by = builder.fmul(scale[i % across], factor)
         new.append(multiply_add(builder, number, by, numbers[i]) if numbers else builder.fmul(number, by))
     return new
 
 
-def tiled(kind: Kind, rows: int, across: int) -> Any:
+def make_tile(kind: TileKind, rows: int, across: int) -> Any:
     """An intrinsic: a tile of sums. Rows of x lie along bytes apart; 16 columns of W at each depth, the next depth apart, the next 16
     columns beside; so many words of depth; sums go to y, step bytes a row, plus a bias, plus a residual, further bytes a row.
-    Whole sums are settled: see `settled`, scales of groups lie pitch bytes apart, a group has so many words."""
+    Whole sums are settled: see `settle_sums`, scales of groups lie pitch bytes apart, a group has so many words."""
     @intrinsic
     def tile(typing, x, along, w, apart, beside, steps, y, step, bias, residual, further, less, factors, scales, pitch, groups, group):
         def code(context, builder, signature, values):
@@ -112,29 +112,29 @@ def tiled(kind: Kind, rows: int, across: int) -> Any:
                 x, w, *numbers = values
                 left = builder.sub(steps, builder.mul(g, group))
                 words = builder.select(builder.icmp_signed("<", left, group), left, group)
-                x, w, sums = multiplied(builder, kind, rows, across, x, along, w, apart, beside, words)
+                x, w, sums = accumulate(builder, kind, rows, across, x, along, w, apart, beside, words)
                 off, apart_rows = builder.add(less, builder.mul(g, WORD(4))), builder.mul(groups, WORD(4))
                 scale = builder.add(scales, builder.mul(g, pitch))
-                return [x, w, *settled(builder, sums, numbers, across, off, apart_rows, factors, scale)]
-            if kind.groups: _, _, *sums = repeated(builder, groups, [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)], one_group)
-            else: _, _, sums = multiplied(builder, kind, rows, across, x, along, w, apart, beside, steps)
-            if kind.whole and not kind.groups: sums = settled(builder, sums, None, across, less, WORD(4), factors, scales)
+                return [x, w, *settle_sums(builder, sums, numbers, across, off, apart_rows, factors, scale)]
+            if kind.groups: _, _, *sums = emit_loop(builder, groups, [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)], one_group)
+            else: _, _, sums = accumulate(builder, kind, rows, across, x, along, w, apart, beside, steps)
+            if kind.whole and not kind.groups: sums = settle_sums(builder, sums, None, across, less, WORD(4), factors, scales)
             for i, each in enumerate(sums):
                 r, v = divmod(i, across)
                 if kind.sums:
-                    each = builder.fadd(each, read(builder, bias, 64 * v))
-                    each = builder.fadd(each, read(builder, at(builder, residual, further, r), 64 * v))
-                put(builder, each, at(builder, y, step, r), 64 * v)
+                    each = builder.fadd(each, load_vector(builder, bias, 64 * v))
+                    each = builder.fadd(each, load_vector(builder, offset_by(builder, residual, further, r), 64 * v))
+                put(builder, each, offset_by(builder, y, step, r), 64 * v)
             return context.get_dummy_value()
         return types.void(*[types.int64] * ARGUMENTS), code
     return tile
 
 
-def by_bands(kind: Kind, high: int, across: int) -> Any:
+def by_bands(kind: TileKind, high: int, across: int) -> Any:
     """A function: as many tiles as fit, rows by vectors, from a row on, and single vectors where a tile is wider than what is left
     of a panel of so many columns, a multiple of 16; the first row that is left. after: bias, residual, bytes between its rows;
     how: what to take off sums, factors of rows, scales of columns, bytes between those of groups, groups, words of one."""
-    wide, single, width = tiled(kind, high, across), tiled(kind, high, 1), 16 * across
+    wide, single, width = make_tile(kind, high, across), make_tile(kind, high, 1), 16 * across
 
     @njit(**HELPER)
     def bands(row, rows, columns, x, along, w, apart, beside, steps, y, step, after, how):
@@ -154,7 +154,7 @@ def by_bands(kind: Kind, high: int, across: int) -> Any:
     return bands
 
 
-def by_vectors(kind: Kind, tiles: tuple[tuple[int, int], ...] = TILES) -> Any:
+def by_vectors(kind: TileKind, tiles: tuple[tuple[int, int], ...] = TILES) -> Any:
     """A function: the rows from `row` on against a panel, by tiles from large to small."""
     first, second, third, last = (by_bands(kind, *tile) for tile in tiles)
 

@@ -4,11 +4,8 @@ import numpy as np
 
 from formats.kernels.engine.arithmetic import get, keep
 from formats.kernels.engine.compiled import HELPER, Function
-from formats.kernels.engine.maths import gelu as gelu_of
+from formats.kernels.engine.maths import gelu_of, gelu_tanh_of, silu_of, tanh_of
 from formats.kernels.engine.maths import gelu_rough as gelu_rough_of
-from formats.kernels.engine.maths import gelu_tanh as gelu_tanh_of
-from formats.kernels.engine.maths import silu as silu_of
-from formats.kernels.engine.maths import tanh as tanh_of
 from formats.kernels.engine.memory import floats
 from formats.kernels.engine.native import njit
 
@@ -55,5 +52,5 @@ gelu, gelu_rough = passing("gelu", gelu_of, rare=False), passing("gelu_rough", g
 gelu_tanh, silu, tanh = passing("gelu_tanh", gelu_tanh_of), passing("silu", silu_of), passing("tanh", tanh_of)
 relu, square, rsqrt = (passing(name, of, each_number) for name, of in
                        (("relu", relu_of), ("square", square_of), ("rsqrt", rsqrt_of)))
-ACTIVATIONS = {each.name: each for each in (gelu, gelu_tanh, silu, tanh, relu, square, rsqrt)}
-ROUGH = ACTIVATIONS | {"gelu": gelu_rough}                   # after products of narrow numbers, which are no more exact
+PASSES = {each.name: each for each in (gelu, gelu_tanh, silu, tanh, relu, square, rsqrt)}
+ROUGH = PASSES | {"gelu": gelu_rough}                   # after products of narrow numbers, which are no more exact

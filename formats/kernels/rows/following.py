@@ -5,25 +5,26 @@ import numpy as np
 from formats.core.epilogue import NOTHING, TINY, Epilogue
 from formats.kernels.engine.arithmetic import get, keep
 from formats.kernels.engine.compiled import FAST, HELPER, Function, calling
-from formats.kernels.engine.launch import address, step, words, written
+from formats.kernels.engine.launch import address, make_record, step, words
+from formats.kernels.engine.maths import ONE
 from formats.kernels.engine.memory import floats, record
 from formats.kernels.engine.native import njit
 
-from .activations import ACTIVATIONS, ROUGH
+from .activations import PASSES, ROUGH
 
 # addresses (0: absent) of the two functions below, of the output, of a function of a row, and of the parts; beside,
 # across: the steps of times and residual; normal: 1 after the mean, 2 without it
 EPILOGUE = np.dtype([*words("on_block on_rows out step p bias activation times beside residual across normal gain shift"),
                      ("eps", "f8")])
-ONE, LARGEST = np.float32(1), np.finfo(np.float32).max
-FAR = 2.0 ** -100                                            # brings numbers up to the largest near 1
+FLOAT32_MAX = np.finfo(np.float32).max
+DOWNSCALE = 2.0 ** -100                                      # brings numbers up to the largest near 1
 apply, apply_rows, activate = calling(8), calling(3), calling(4)
 TOGETHER = 4096                                              # numbers of rows that lie in the first cache from one stage to the next
-PARTS = ("bias", "activation", "times", "residual", "eps", "norm", "gain", "shift")
+EPILOGUE_FIELDS = ("bias", "activation", "times", "residual", "eps", "norm", "gain", "shift")
 
 
 @njit(forceinline=True, fastmath=FAST, **HELPER)
-def normalised(y, centred, eps, unit):
+def try_normalise(y, centred, eps, unit):
     """Rows times unit: subtract the mean if asked to, divide by the root of the mean square (Ba et al. 2016, eq. 4). Whether the
     squares are finite; if not, y is as it was."""
     total = np.float32(0)
@@ -34,7 +35,7 @@ def normalised(y, centred, eps, unit):
     for j in range(y.size):
         apart = y[j] * unit - mean
         square += apart * apart
-    if unit == ONE and not square <= LARGEST: return False
+    if unit == ONE and not square <= FLOAT32_MAX: return False
     scale = ONE / np.sqrt(square / np.float32(y.size) + eps)
     for j in range(y.size): y[j] = (y[j] * unit - mean) * scale
     return True
@@ -43,13 +44,13 @@ def normalised(y, centred, eps, unit):
 @njit(**HELPER)
 def normalise_far(y, centred, eps):
     """normalise where squares or sums are no float32; equal numbers still become zeros."""
-    normalised(y, centred, np.float32(max(eps * FAR * FAR, TINY)), np.float32(FAR))
+    try_normalise(y, centred, np.float32(max(eps * DOWNSCALE * DOWNSCALE, TINY)), np.float32(DOWNSCALE))
 
 
 @njit(**HELPER)
 def normalise(y, centred, eps):
     """Normalise a row, whatever its size; one with what is no number, or infinite, becomes what these operations make of it."""
-    if not normalised(y, centred, np.float32(eps), ONE): normalise_far(y, centred, eps)
+    if not try_normalise(y, centred, np.float32(eps), ONE): normalise_far(y, centred, eps)
 
 
 @njit(forceinline=True, **HELPER)
@@ -173,9 +174,9 @@ def epilogue_record(epilogue: Epilogue | None, out: np.ndarray, rough: bool = Fa
     more exact than ROUGH_ERROR, so activations need not be."""
     if epilogue is None or epilogue is NOTHING: return None
     epilogue.check(*out.shape, "out", out)
-    bias, activation, times, residual, eps, norm, gain, shift = (getattr(epilogue, part) for part in PARTS)
+    bias, activation, times, residual, eps, norm, gain, shift = (getattr(epilogue, part) for part in EPILOGUE_FIELDS)
     beside, across = (0 if rows is None else step(rows) for rows in (times, residual))
     normal = 0 if eps is None else 1 if norm == "layer" else 2
-    return written([(on_block.address, on_rows.address, address(out), step(out), out.shape[1], address(bias),
-                      (ROUGH if rough else ACTIVATIONS)[activation].address if activation else 0, address(times), beside,
+    return make_record([(on_block.address, on_rows.address, address(out), step(out), out.shape[1], address(bias),
+                      (ROUGH if rough else PASSES)[activation].address if activation else 0, address(times), beside,
                       address(residual), across, normal, address(gain), address(shift), eps or 0.0)], EPILOGUE)

@@ -12,9 +12,9 @@ from formats.kernels.engine.native import njit
 # ids (int64), bytes between ids, table; bytes of a number; 0 words: rows of p numbers. Of panels: their width, inputs side by side and
 # in all, N columns; scales (groups, N), and inputs of a group
 SOURCE = np.dtype(words("ids apart table bytes width words deep N scale group"))
-BYTES = SOURCE.itemsize
+SOURCE_BYTES = SOURCE.itemsize
 f4 = np.float32
-NUMBERS = np.float32, np.uint16, np.uint8                    # in panels: float32, bfloat16, bytes with scales
+PANEL_TYPES = np.float32, np.uint16, np.uint8                # in panels: float32, bfloat16, bytes with scales
 
 
 class Columns(NamedTuple):
@@ -33,20 +33,20 @@ class Columns(NamedTuple):
     def told(self) -> tuple[int, ...]:
         """What the kernel is told. ValueError for arrays of other sizes or kinds."""
         (n, N), (width, side, _), deep = self.shape, self.panelled, self.panelled.filled(self.shape[0])
-        if self.w.dtype not in NUMBERS or self.w.shape != (deep * -(-N // VECTOR) * VECTOR,) or not whole(self.w):
+        if self.w.dtype not in PANEL_TYPES or self.w.shape != (deep * -(-N // VECTOR) * VECTOR,) or not is_contiguous(self.w):
             raise ValueError(f"table: {self.w.dtype} of {self.w.shape} are no panels of {n} by {N} numbers")
         groups = -(-n // self.group) if self.group else 0
         if (self.w.itemsize == 1) != bool(groups) or (self.scale is not None) != bool(groups):
             raise ValueError(f"table: panels of {self.w.dtype} with {'no' if self.scale is None else 'given'} scales")
-        if self.scale is not None and (self.scale.shape != (groups, N) or self.scale.dtype != f4 or not whole(self.scale)):
+        if self.scale is not None and (self.scale.shape != (groups, N) or self.scale.dtype != f4 or not is_contiguous(self.scale)):
             raise ValueError(f"table: scales {self.scale.dtype} of {self.scale.shape}, where float32 of {(groups, N)} are needed")
         return address(self.w), self.w.itemsize, width, side, deep, N, address(self.scale), self.group
 
 
-def whole(array: np.ndarray) -> bool: return bool(array.flags.c_contiguous and array.flags.aligned)
+def is_contiguous(array: np.ndarray) -> bool: return bool(array.flags.c_contiguous and array.flags.aligned)
 
 
-def told(table: np.ndarray | Columns) -> tuple[int, ...]:
+def describe_table(table: np.ndarray | Columns) -> tuple[int, ...]:
     """What the kernel is told of rows, or of columns. ValueError as of these."""
     return table.told() if isinstance(table, Columns) else (address(table), table.itemsize, *[0] * 6)
 

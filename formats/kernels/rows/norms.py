@@ -1,10 +1,10 @@
 """Each head of each row by itself: its norm, its gain and its shift, as queries and keys have them before they are rotated."""
 import numpy as np
 
-from formats.core.arrays import plain, separate, writable
+from formats.core.arrays import as_contiguous, separate, writable
 from formats.core.epilogue import EPS, NORMS
 from formats.kernels.engine.compiled import Kernel
-from formats.kernels.engine.launch import address, launch, words, written
+from formats.kernels.engine.launch import address, launch, make_record, words
 from formats.kernels.engine.memory import floats, record
 from formats.kernels.mixing.heads import heads_of
 from formats.machine.threads import threads
@@ -37,7 +37,7 @@ def pointwise_heads(x: np.ndarray, out: np.ndarray, gain: np.ndarray | None = No
     T, h, d = x.shape
     writable("out", out)
     separate(out, over=True, x=x)
-    rows = {name: plain(name, row, np.float32) for name, row in (("gain", gain), ("shift", shift)) if row is not None}
+    rows = {name: as_contiguous(name, row, np.float32) for name, row in (("gain", gain), ("shift", shift)) if row is not None}
     for name, row in rows.items():
         if row.shape != (d,): raise ValueError(f"{name}: {row.shape}, where ({d},) is needed")
     separate(out, **rows)
@@ -46,5 +46,5 @@ def pointwise_heads(x: np.ndarray, out: np.ndarray, gain: np.ndarray | None = No
     normal = 0 if eps is None else 1 if norm == "layer" else 2
     each = max(1, -(-T // (4 * (workers := threads()))))
     values = *source, *target, address(rows.get("gain")), address(rows.get("shift")), normal, T, h, d, each, eps or 0.0
-    launch(workers, (normed, written([values], NORMED), -(-T // each)))
+    launch(workers, (normed, make_record([values], NORMED), -(-T // each)))
     return out

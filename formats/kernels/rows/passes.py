@@ -4,15 +4,15 @@ from typing import Any
 
 import numpy as np
 
-from formats.core.arrays import places, plain, readable, separate, writable
+from formats.core.arrays import as_contiguous, places, readable, separate, writable
 from formats.core.epilogue import HUGE, TINY
 from formats.kernels.engine.compiled import Kernel
-from formats.kernels.engine.launch import address, launch, step, words, written
+from formats.kernels.engine.launch import address, launch, make_record, step, words
 from formats.kernels.engine.memory import floats, longs, record
 from formats.machine.threads import threads
 
 from .following import epilogue_record, finish_block, finish_rows
-from .gathering import BYTES, SOURCE, Columns, add_column, add_row, told
+from .gathering import SOURCE, SOURCE_BYTES, Columns, add_column, add_row, describe_table
 
 # out (T, p) from rows of x, or from rows of tables that ids name; fields: see SOURCE
 PASS = np.dtype([*words("x along out step T p rows fields count after"), ("factor", "f8")])
@@ -40,7 +40,7 @@ def gathered(item, worker, arguments):
     for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):
         y = floats(c.out + 4 * row * c.step, c.p)
         for k in range(c.count):
-            f = record(c.fields + BYTES * k, SOURCE)
+            f = record(c.fields + SOURCE_BYTES * k, SOURCE)
             index = longs(f.ids + row * f.apart, 1)[0]
             if f.words: add_column(y, f, index, k == 0)
             else: add_row(y, f, index, k == 0)
@@ -58,7 +58,7 @@ def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: An
     count, after = 0 if fields is None else len(fields), epilogue_record(epilogue, out)
     values = (*source, address(out), step(out), T, p, rows, address(fields), count,
               address(after), factor)
-    launch(workers, (kernel, written([values], PASS), -(-T // rows)))
+    launch(workers, (kernel, make_record([values], PASS), -(-T // rows)))
     return out
 
 
@@ -113,9 +113,9 @@ def embed(fields: Sequence[tuple[np.ndarray, Table]], out: np.ndarray, epilogue:
             raise ValueError(f"table: expected {wanted}, got {numbers.dtype} of {shape}")
         places("ids", ids, T, shape[0], of="the table")
         ids = np.asarray(ids, np.int64)
-        if not ids.flags.aligned: ids = plain("ids", ids)
-        if numbers is table: table = numbers = plain("table", table)
+        if not ids.flags.aligned: ids = as_contiguous("ids", ids)
+        if numbers is table: table = numbers = as_contiguous("table", table)
         separate(out, ids=ids, table=numbers)
         held.append((ids, table))
-    sources = [(address(ids), ids.strides[0], *told(table)) for ids, table in held]
-    return run_pass(gathered, None, out, epilogue, fields=written(sources, SOURCE))
+    sources = [(address(ids), ids.strides[0], *describe_table(table)) for ids, table in held]
+    return run_pass(gathered, None, out, epilogue, fields=make_record(sources, SOURCE))

@@ -1,10 +1,10 @@
 """Rotation by positions (Su et al. 2021, RoPE): pairs of columns of every head, turned by angles of the row's position."""
 import numpy as np
 
-from formats.core.arrays import places, plain, separate, writable
+from formats.core.arrays import as_contiguous, places, separate, writable
 from formats.kernels.engine.arithmetic import get, keep
 from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.launch import address, launch, words, written
+from formats.kernels.engine.launch import address, launch, make_record, words
 from formats.kernels.engine.memory import longs, record
 from formats.kernels.engine.native import njit
 from formats.kernels.mixing.heads import Layout, heads_of, sequences
@@ -60,7 +60,8 @@ def rotate(x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarra
     if batch and len(batch.starts) <= T: raise ValueError(f"rotate: {len(batch.starts) - 1} sequences, but {T} rows of x")
     tokens = int(batch.starts[-1]) if batch else T
     places("positions", positions, tokens, len(cos), of="cos")
-    positions, cos, sin = plain("positions", positions, np.int64), plain("cos", cos, np.float32), plain("sin", sin, np.float32)
+    positions, cos, sin = (as_contiguous("positions", positions, np.int64), as_contiguous("cos", cos, np.float32),
+                           as_contiguous("sin", sin, np.float32))
     writable("out", out)
     separate(out, over=True, x=x)
     separate(out, positions=positions, cos=cos, sin=sin)
@@ -69,5 +70,5 @@ def rotate(x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarra
     rows = max(1, -(-T // (4 * (workers := threads()))))
     tables = address(positions), address(batch and batch.starts), last, address(cos), address(sin)
     values = (*source, *target, *tables, T, h, d, cos.shape[1], rows)
-    launch(workers, (rotated, written([values], ROTATED), -(-T // rows)))
+    launch(workers, (rotated, make_record([values], ROTATED), -(-T // rows)))
     return out

@@ -2,15 +2,15 @@
 attention of one query a sequence."""
 import numpy as np
 
-from formats.core.arrays import plain, readable, separate, writable
+from formats.core.arrays import as_contiguous, readable, separate, writable
 from formats.core.reductions import HOW
 from formats.kernels.engine.compiled import HELPER, Kernel
-from formats.kernels.engine.launch import ROOM, address, launch, step, words, written
+from formats.kernels.engine.launch import ROOM, address, launch, make_record, step, words
 from formats.kernels.engine.maths import exponentials, largest
-from formats.kernels.engine.memory import floats, longs, numbers, record
+from formats.kernels.engine.memory import floats, longs, record, view_as
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.mixing.heads import EVERY, Layout, Reach, check_heads, clipped, finite, heads_of, sequences, served
+from formats.kernels.mixing.heads import EVERY, Layout, Reach, check_heads, check_scale, clipped, heads_of, sequences, served
 from formats.machine.threads import threads
 
 from .following import combine
@@ -23,7 +23,7 @@ LINKED = np.dtype(words("x along out step starts at numbers R p how each"))
 # as in heads.py; q and out have a row a sequence, whose query is its first or last token
 ONCE = np.dtype([*words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head starts S h d e last behind ahead "
                         "q_of k_of v_of room apart"), ("scale", "f8")])
-doubles = numbers(np.float64)
+doubles = view_as(np.float64)
 f4 = np.float32
 
 
@@ -140,7 +140,7 @@ def pool_rows(x: np.ndarray, starts: np.ndarray | Layout | None, out: np.ndarray
         room = ROOM.reserve(8 * p, workers)
         values = (address(x), step(x), address(out), step(out), address(batch and batch.starts), S, p, HOW.index(how), unit is not None,
                   each, *room, unit or 0.0)
-        launch(workers, (pooled, written([values], POOLED), -(-S // each)))
+        launch(workers, (pooled, make_record([values], POOLED), -(-S // each)))
     return out
 
 
@@ -152,7 +152,7 @@ def hand_rows(x: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray) -> np
     if len(x) != S or len(batch.starts) <= S: raise ValueError(f"hand: {len(batch.starts) - 1} sequences, x {x.shape}, out {out.shape}")
     each, workers = max(1, -(-S // (4 * threads()))), threads()
     values = address(x), step(x), address(out), step(out), address(batch.starts), S, p, 0, 0, each, 0, 0, 0.0
-    launch(workers, (handed, written([values], POOLED), -(-S // each)))
+    launch(workers, (handed, make_record([values], POOLED), -(-S // each)))
     return out
 
 
@@ -165,14 +165,15 @@ def link_rows(x: np.ndarray, starts: np.ndarray, at: np.ndarray, weights: np.nda
         raise ValueError(f"link: starts and at are whole numbers, not {starts.dtype} and {at.dtype}; at {at.shape} and weights "
                          f"{weights.shape} have one axis")
     separate(out, starts=starts, at=at, weights=weights)
-    starts, at, weights = plain("starts", starts, np.int64), plain("at", at, np.int64), plain("weights", weights, np.float32)
+    starts, at, weights = (as_contiguous("starts", starts, np.int64), as_contiguous("at", at, np.int64),
+                           as_contiguous("weights", weights, np.float32))
     if starts.shape != (len(out) + 1,) or starts[0] != 0 or (np.diff(starts) < 0).any() or not starts[-1] == len(at) == len(weights):
         raise ValueError(f"link: starts {starts.shape}, at {at.shape} and weights {weights.shape} are not those of {len(out)} rows")
     if len(at) and not 0 <= (low := at.min()) <= (high := at.max()) < len(x):
         raise IndexError(f"at: {low if low < 0 else high} is outside 0 to {len(x) - 1}, the rows of x")
     each, workers = max(1, -(-len(out) // (8 * threads()))), threads()
     values = address(x), step(x), address(out), step(out), address(starts), address(at), address(weights), len(out), p, HOW.index(how), each
-    launch(workers, (linked, written([values], LINKED), -(-len(out) // each)))
+    launch(workers, (linked, make_record([values], LINKED), -(-len(out) // each)))
     return out
 
 
@@ -193,8 +194,8 @@ def attend_once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray 
     with POOL.lock:
         room = ROOM.reserve(4 * T + 64, workers)
         values = (*(each for place in places for each in place), address(batch.starts), S, heads, q.shape[2], v.shape[2], last,
-                  *clipped(reach), *serves, *room, finite(scale))
-        launch(workers, (attended_once, written([values], ONCE), S * heads))
+                  *clipped(reach), *serves, *room, check_scale(scale))
+        launch(workers, (attended_once, make_record([values], ONCE), S * heads))
     return out
 
 

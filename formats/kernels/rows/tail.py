@@ -11,7 +11,7 @@ import numpy as np
 from formats.kernels.engine.arithmetic import VECTOR16, WHOLE, fused
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.native import intrinsic, ir, njit
-from formats.kernels.engine.vectors import FEATURES, FLOAT, LANE, VECTOR, WIDE, closed, function
+from formats.kernels.engine.vectors import FEATURES, FLOAT, LANE, LANES, VECTOR, closed, llvm_function
 
 DEGREE, ONE = 6, np.float32(1)
 EDGE = np.float32(13.2625)                                   # from there on, e^(-a²/2) is 0
@@ -19,7 +19,7 @@ SHIFT = 21                                                   # of the bits of a 
 EDGES = [2.0 ** octave * (1 + quarter / 4) - 1 for octave in range(4) for quarter in range(4)] + [15.0]
 
 
-def ratio(a: float) -> float:
+def scaled_tail(a: float) -> float:
     """R(a) in float64."""
     return math.exp(a * a / 2) * math.erfc(a / math.sqrt(2)) / 2
 
@@ -27,14 +27,14 @@ def ratio(a: float) -> float:
 def polynomial(low: float, high: float) -> list[float]:
     """(centre, coefficients) on an interval: R is nearly a float32 at the centre, and met at the zeros of a Chebyshev polynomial."""
     near = (low + high) / 2 + (high - low) * np.arange(-32, 32) / 1024
-    centre = min(near.tolist(), key=lambda a: abs(float(np.float32(ratio(a))) / ratio(a) - 1))
+    centre = min(near.tolist(), key=lambda a: abs(float(np.float32(scaled_tail(a))) / scaled_tail(a) - 1))
     at = (low + high) / 2 + (high - low) / 2 * np.cos(np.pi * (np.arange(DEGREE) + 0.5) / DEGREE)
-    rises = [(ratio(a) - ratio(centre)) / (a - centre) for a in at.tolist()]
-    return [centre, ratio(centre), *np.linalg.solve(np.vander(at - centre, increasing=True), rises).tolist()]
+    rises = [(scaled_tail(a) - scaled_tail(centre)) / (a - centre) for a in at.tolist()]
+    return [centre, scaled_tail(centre), *np.linalg.solve(np.vander(at - centre, increasing=True), rises).tolist()]
 
 
 @cache
-def tables() -> np.ndarray:
+def fit_tables() -> np.ndarray:
     """(2 + DEGREE, 16): centres, then coefficients; an interval is where the bits of what it begins with, plus one, say."""
     codes = (np.array(EDGES[:-1], np.float32) + ONE).view(np.uint32) >> SHIFT & 15
     found = np.empty((2 + DEGREE, 16), np.float32)
@@ -42,42 +42,42 @@ def tables() -> np.ndarray:
     return found
 
 
-def chosen(builder, values, codes):
+def permute(builder, values, codes):
     """Of 16 values those that the low 4 bits of each lane name."""
     if "+avx512f" in FEATURES:
-        return builder.call(function(builder, "llvm.x86.avx512.permvar.sf.512", VECTOR, VECTOR, WHOLE),
+        return builder.call(llvm_function(builder, "llvm.x86.avx512.permvar.sf.512", VECTOR, VECTOR, WHOLE),
                             [ir.Constant(VECTOR, values), codes])
     nothing, parts = ir.Constant(VECTOR, ir.Undefined), []
     if "+avx2" in FEATURES:
         half, lanes = ir.VectorType(FLOAT, 8), ir.VectorType(LANE, 8)
-        permute = function(builder, "llvm.x86.avx2.permps", half, half, lanes)
+        permute = llvm_function(builder, "llvm.x86.avx2.permps", half, half, lanes)
         for first in (0, 8):
             order = ir.Constant(lanes, list(range(first, first + 8)))
             some = builder.shuffle_vector(codes, ir.Constant(WHOLE, ir.Undefined), order)
             low, high = (builder.call(permute, [ir.Constant(half, values[at:at + 8]), some]) for at in (0, 8))
             upper = builder.icmp_unsigned("!=", builder.and_(some, ir.Constant(lanes, [8] * 8)), ir.Constant(lanes, [0] * 8))
             parts.append(builder.select(upper, high, low))
-        return builder.shuffle_vector(*parts, ir.Constant(WHOLE, list(range(WIDE))))
-    for lane in range(WIDE):
+        return builder.shuffle_vector(*parts, ir.Constant(WHOLE, list(range(LANES))))
+    for lane in range(LANES):
         code = builder.and_(builder.extract_element(codes, LANE(lane)), LANE(15))
         found = builder.extract_element(ir.Constant(VECTOR, values), code)
         nothing = builder.insert_element(nothing, found, LANE(lane))
     return nothing
 
 
-def table(row):
+def make_lookup(row):
     """An intrinsic: of 16 values, which are a row of the tables, those for a vector of a + 1."""
     @intrinsic
     def look_up(typing, sums):
         def code(context, builder, signature, given):
             bits = builder.bitcast(builder.extract_value(given[0], 0), WHOLE)
-            codes = builder.lshr(bits, ir.Constant(WHOLE, [SHIFT] * WIDE))
-            return closed(builder, [chosen(builder, tables()[row].tolist(), codes)])
+            codes = builder.lshr(bits, ir.Constant(WHOLE, [SHIFT] * LANES))
+            return closed(builder, [permute(builder, fit_tables()[row].tolist(), codes)])
         return VECTOR16(VECTOR16), code
     return look_up
 
 
-centre, r0, r1, r2, r3, r4, r5, r6 = map(table, range(2 + DEGREE))
+centre, r0, r1, r2, r3, r4, r5, r6 = map(make_lookup, range(2 + DEGREE))
 
 
 @njit(forceinline=True, **HELPER)
