@@ -2,9 +2,9 @@
 
     python benchmarks/ablation.py DIR [--time-limit S] [--generated] [--csv OUT]
 
-Graphs are those of a folder of egraph-serialize JSON files, generated ones, and those that the exact search of BERT-base
-asks for. `cost` is the geometric mean of costs over those with nothing left out, at equal time limits; `proved` says how
-many answers are proved optimal within it.
+Graphs are those of a folder of egraph-serialize JSON files, generated ones, and those that the exact search of
+BERT-base asks for. `cost` is the geometric mean of costs over those with nothing left out, at equal time limits;
+`proved` says how many answers are proved optimal within it.
 """
 from contextlib import ExitStack
 from math import exp, log
@@ -49,9 +49,11 @@ def main() -> None:
     lines = [compared(part, answers, found["nothing"]) for part, answers in found.items()]
     print(table(lines, ["left out", "cost", "worst", "better", "worse", "proved", "seconds"]))
     tabled(given.csv, [["part", "graph", "cost", "bound", "seconds"], *(
-        [part, name, each.cost, each.bound, each.seconds] for part, answers in found.items() for name, each in answers.items())])
+        [part, name, each.cost, each.bound, each.seconds] for part, answers in found.items() for name,
+        each in answers.items())])
     left = [answers for part, answers in found.items() if PARTS[part]]
-    concluded(given, [Figure(f"parts of {len(left)} without which an answer is dearer, unproved, or all take a tenth longer",
+    concluded(given, [Figure(f"parts of {len(left)} without which an answer is dearer, unproved, or all take a tenth "
+                             "longer",
                              float(sum(pays(answers, found["nothing"]) for answers in left)))])
 
 

@@ -2,9 +2,10 @@
 
     python benchmarks/all.py [--quick] [--only gain,search] [--list] [--out DIR]
 
---quick takes ten minutes at most on two cores: a benchmark that is over its time is ended, and one that would begin too late
-is left out. DIR (benchmark-results) has page.md, and beside it NAME.csv, NAME.json with all figures and NAME.txt with what was
-printed. What fails, is over its time or was left out is named there, and the status is 1; a missed bar is no failure."""
+--quick takes ten minutes at most on two cores: a benchmark that is over its time is ended, and one that would begin too
+late is left out. DIR (benchmark-results) has page.md, and beside it NAME.csv, NAME.json with all figures and NAME.txt
+with what was printed. What fails, is over its time or was left out is named there, and the status is 1; a missed bar is
+no failure."""
 import argparse
 import os
 import shlex
@@ -25,14 +26,15 @@ from formats.machine.quiet import watched
 
 DATA = Path(os.environ.get("OPMATRIX_DATA") or command.ROOT.parent / "shared" / "data")
 WHOLE = 600.0                                               # seconds of a quick run
-PATIENCE, START = 2.0, 20.0                                 # a benchmark may take so many times its own seconds, and so many more
+PATIENCE, START = 2.0, 20.0                                 # a benchmark may take so many times its own seconds, and so
+                                                            # many more
 ROWS = 4                                                    # of the page, for each benchmark
 PAGE, BUSY = "page.md", "busy machine: "
 
 
 class Benchmark(NamedTuple):
-    """Its arguments, quick and in full, with the seconds that they take on two quiet cores; the question that it answers; what
-    it reads. `{data}` is the directory of OPMATRIX_DATA."""
+    """Its arguments, quick and in full, with the seconds that they take on two quiet cores; the question that it
+    answers; what it reads. `{data}` is the directory of OPMATRIX_DATA."""
     quick: str
     seconds: float
     full: str
@@ -42,31 +44,40 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = {
-    "gain": Benchmark("--workloads 1x128 --rounds 15 --no-peers", 40, "", 300, "What do fusion, laws, approximations save?"),
-    "models": Benchmark("--models minilm --types float32 --workloads 1x128 --engines opmatrix,torch,openvino --rounds 5 "
-                        "--no-spearman", 120, "", 7200, "How fast is a whole model beside torch, ONNX Runtime and OpenVINO?"),
+    "gain": Benchmark("--workloads 1x128 --rounds 15 --no-peers", 40, "", 300, "What do fusion, laws, approximations "
+                                                                               "save?"),
+    "models": Benchmark("--models minilm --types float32 --workloads 1x128 --engines opmatrix,torch,openvino --rounds "
+                        "5 --no-spearman", 120, "", 7200, "How fast is a whole model beside torch, ONNX Runtime and "
+                                                          "OpenVINO?"),
     "ranking": Benchmark("--rounds 7", 35, "", 60, "Do prices order programs as the clock does?"),
     "whole": Benchmark("--models minilm --workloads 1x128 --rounds 9", 45, "", 900,
                        "How far off are predicted seconds of whole programs?"),
     "prediction": Benchmark("--matrices 2", 30, "--full", 180, "How far off are predicted seconds of products?"),
-    "crossovers": Benchmark("--quick --rounds 5 --threads 1", 40, "", 1800, "Which format is fastest, from which density on?"),
-    "selection": Benchmark("{data}/dlmc --quick --processes 1 --rows 16", 40, "", 1500, "Is the chosen format the fastest?",
+    "crossovers": Benchmark("--quick --rounds 5 --threads 1", 40, "", 1800, "Which format is fastest, from which "
+                                                                            "density on?"),
+    "selection": Benchmark("{data}/dlmc --quick --processes 1 --rows 16", 40, "", 1500, "Is the chosen format the "
+                                                                                        "fastest?",
                            "{data}/dlmc"),
     "sparse": Benchmark("--densities 0.1 --pattern csr --rounds 4", 20, "", 120, "What gains a pruned model?"),
-    "products": Benchmark("--shapes 384x1536 --rows 1,128 --rounds 9", 10, "", 60, "How fast are products, on one core?"),
-    "structured": Benchmark("--shapes 384x1536 --rows 128 --rounds 15", 8, "", 20, "What do blocks, N:M and low rank of int8 save?"),
+    "products": Benchmark("--shapes 384x1536 --rows 1,128 --rounds 9", 10, "", 60,
+                          "How fast are products, on one core?"),
+    "structured": Benchmark("--shapes 384x1536 --rows 128 --rounds 15", 8, "", 20, "What do blocks, N:M and low rank "
+                                                                                   "of int8 save?"),
     "attention": Benchmark("--rounds 5 --widths 32", 8, "", 60, "How near is attention to a product?"),
     "masks": Benchmark("--lengths 1024 --rounds 5", 10, "", 45, "What do masks save, and are they priced so?"),
-    "search": Benchmark("--layers 12 48 --rounds 3 --brief", 12, "", 90, "How long is the search, and how does it grow?"),
+    "search": Benchmark("--layers 12 48 --rounds 3 --brief", 12, "", 90,
+                        "How long is the search, and how does it grow?"),
     "extraction": Benchmark("{data}/extraction_gym --time-limit 1", 5, "{data}/extraction_gym --generated", 400,
                             "Is the extraction exact?", "{data}/extraction_gym"),
-    "ablation": Benchmark("{data}/extraction_gym --time-limit 1", 15, "{data}/extraction_gym --generated --time-limit 2", 700,
+    "ablation": Benchmark("{data}/extraction_gym --time-limit 1", 15,
+                          "{data}/extraction_gym --generated --time-limit 2", 700,
                           "What is each part of extraction worth?", "{data}/extraction_gym"),
     "peer_laws": Benchmark("{data}/peer_laws/rules.csv", 6, "{data}/peer_laws/rules.csv", 60,
                            "What do the laws of values prove?", "{data}/peer_laws/rules.csv"),
     "segments": Benchmark("--rows 512 --rounds 9", 5, "", 15, "What does a step cost that no kernel computes?"),
     "planned": Benchmark("", 5, "", 5, "What does a configuration of 70 billion weights take to plan?"),
-    "last_row": Benchmark("--layers 4 --words 0 --rounds 5", 20, "", 240, "What is saved where one token alone is read?"),
+    "last_row": Benchmark("--layers 4 --words 0 --rounds 5", 20, "", 240,
+                          "What is saved where one token alone is read?"),
     "graph": Benchmark("--nodes 2000 --edges 20000 --rounds 15", 10, "", 40, "How fast is a product with a relation?"),
     "budgets": Benchmark("--models 2", 15, "", 800, "Do planned memory and stated errors hold?"),
     "memory": Benchmark("--megabytes 32", 30, "", 120, "How much memory does a process with a program take?"),
@@ -214,7 +225,8 @@ def page(found: list[Outcome], machine: dict[str, str], given: argparse.Namespac
     if bad := [one.name for one in found if one.wrong]: lines += ["", f"**Failed: {', '.join(bad)}.**"]
     if busy := [said for said in (watched().seen(), *(one.busy for one in found)) if said]:
         lines += ["", f"Busy machine, so that times are too long where the last column says so: {busy[0]}."]
-    return "\n".join([*lines, "", "All figures are in NAME.json, what was printed in NAME.txt, rows in NAME.csv."]) + "\n"
+    return "\n".join([*lines, "",
+                      "All figures are in NAME.json, what was printed in NAME.txt, rows in NAME.csv."]) + "\n"
 
 
 def written(file: Path, text: str) -> None:

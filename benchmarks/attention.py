@@ -1,9 +1,11 @@
-"""Attention alone, in float32 and in bfloat16, against the product that comes nearest to what a core can do, and against torch.
+"""Attention alone, in float32 and in bfloat16, against the product that comes nearest to what a core can do, and
+against torch.
 
     python benchmarks/attention.py [--heads 12] [--widths 32 64] [--rounds 15] [--threads 1] [--csv OUT]
 
-q, k and v are columns of one array, as a joined projection leaves them. Rates are in Gflop/s: four flops for each pair of
-tokens of a sentence and number of a head, counted once. `share` is of the rate of the best product of packed float32."""
+q, k and v are columns of one array, as a joined projection leaves them. Rates are in Gflop/s: four flops for each pair
+of tokens of a sentence and number of a head, counted once. `share` is of the rate of the best product of packed
+float32."""
 import argparse
 from importlib.util import find_spec
 from itertools import pairwise
@@ -18,7 +20,8 @@ from formats.core.layout import panels
 from formats.machine.threads import limit
 from opmatrix.measure import measure, medians
 
-COLUMNS = ("sentences", "tokens", "width", "float32_ms", "float32", "share", "bfloat16_ms", "bfloat16", "torch_ms", "error",
+COLUMNS = ("sentences", "tokens", "width", "float32_ms", "float32", "share", "bfloat16_ms", "bfloat16", "torch_ms",
+           "error",
            "error_bfloat16", "spread")
 MIXED = np.random.default_rng(0).integers(8, 41, 32).tolist()
 LONG = 128, 256, 512
@@ -60,7 +63,8 @@ def raced(lengths: list[int], width: int, given: argparse.Namespace) -> tuple:
     """One row: all take turns."""
     rng, starts, h = np.random.default_rng(1), np.concatenate([[0], np.cumsum(lengths)]), given.heads
     T, scale = int(starts[-1]), width ** -0.5
-    q, k, v = (part.reshape(T, h, width) for part in np.split(rng.standard_normal((T, 3 * h * width), np.float32), 3, axis=1))
+    q, k, v = (part.reshape(T, h, width)
+               for part in np.split(rng.standard_normal((T, 3 * h * width), np.float32), 3, axis=1))
     x, w = rng.standard_normal((256, 384), np.float32), panels(rng.standard_normal((384, 384), np.float32))
     outs, y = [np.empty((T, h, width), np.float32) for _ in range(2)], np.empty((256, 384), np.float32)
     calls = {"float32": lambda: kernels.attention(q, k, v, starts, outs[0], scale),
@@ -69,11 +73,13 @@ def raced(lengths: list[int], width: int, given: argparse.Namespace) -> tuple:
     if (peer := by_torch(q, k, v, starts, scale, given.threads)) is not None: calls["torch"] = peer
     taken = measure({each: lambda _, call=call: call() for each, call in calls.items()}, [None], given.rounds)
     ms = {each: 1e3 * seconds for each, seconds in medians(taken).items()}
-    flops, best = 4e-6 * h * width * sum(length ** 2 for length in lengths), 2e-9 * 256 * 384 * 384 / min(taken["product"])
+    flops, best = 4e-6 * h * width * sum(length ** 2
+                                         for length in lengths), 2e-9 * 256 * 384 * 384 / min(taken["product"])
     rate = {each: flops / ms[each] for each in ("float32", "bfloat16")}
     errors = (off(out, q, k, v, starts, scale) for out in outs)
     tokens = lengths[0] if len(set(lengths)) == 1 else f"{min(lengths)} to {max(lengths)}"
-    return (len(lengths), tokens, width, ms["float32"], rate["float32"], rate["float32"] / best, ms["bfloat16"], rate["bfloat16"],
+    return (len(lengths), tokens, width, ms["float32"], rate["float32"], rate["float32"] / best, ms["bfloat16"],
+            rate["bfloat16"],
             ms.get("torch", ""), *errors, spread(taken["float32"]))
 
 
@@ -82,7 +88,8 @@ def by_torch(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, sc
     if len(set(np.diff(starts).tolist())) > 1 or not find_spec("torch"): return None
     import torch
     torch.set_num_threads(threads)
-    parts = [torch.from_numpy(part.reshape(len(starts) - 1, -1, *part.shape[1:]).swapaxes(1, 2).copy()) for part in (q, k, v)]
+    parts = [torch.from_numpy(part.reshape(len(starts) - 1, -1, *part.shape[1:]).swapaxes(1, 2).copy())
+             for part in (q, k, v)]
     return lambda: torch.nn.functional.scaled_dot_product_attention(*parts, scale=scale)
 
 

@@ -29,14 +29,16 @@ class Table:
         """The fastest dense product of the same race: numpy's in float32, anybody's in bf16."""
         same = {name: row[name] for name in ("shape", "rows", "structure", "density", "threads")}
         if provider: return self.best(**same, provider=provider, format="dense")
-        return self.best(**same, provider="numpy", format="dense") if kind == "float32" else self.best(**same, format="bf16")
+        return self.best(**same, provider="numpy",
+                         format="dense") if kind == "float32" else self.best(**same, format="bf16")
 
     def ratio(self, row, kind="float32", provider=None):
         reference = row and self.reference(row, kind, provider)
         return paired(reference, row) if reference else None
 
     def curves(self, kind="float32"):
-        """{(shape, structure, rows, threads, format, provider): [(density, times faster than dense)]}, densities ascending."""
+        """{(shape, structure, rows, threads, format, provider): [(density, times faster than dense)]}, densities
+        ascending."""
         found = defaultdict(list)
         for row in self.rows:
             if (ratio := self.ratio(row, kind)) is not None:
@@ -46,8 +48,8 @@ class Table:
 
 
 def crossover(points):
-    """The density up to which the format wins, between two measured ones by the logarithm of the ratio; 0: it never does, inf:
-    everywhere."""
+    """The density up to which the format wins, between two measured ones by the logarithm of the ratio; 0: it never
+    does, inf: everywhere."""
     wins = [at for at, (_, ratio) in enumerate(points) if ratio >= 1]
     if not wins: return 0.0
     if wins[-1] == len(points) - 1: return inf
@@ -116,8 +118,8 @@ def least(pairs):
 
 
 def plot(table, file, threads=1):
-    """Times faster than dense float32 over density, a panel for each structure and number of rows. A circle is where a format
-    crosses dense float32, a square where it crosses the fastest bf16. The figure, or None without curves."""
+    """Times faster than dense float32 over density, a panel for each structure and number of rows. A circle is where a
+    format crosses dense float32, a square where it crosses the fastest bf16. The figure, or None without curves."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -134,7 +136,8 @@ def plot(table, file, threads=1):
     colour = {name: plt.colormaps["tab20"](i % 20) for i, name in enumerate(names)}
     for i, structure in enumerate(structures):
         for j, count in enumerate(rows):
-            here = {key: (points, against.get(key, [])) for key, points in curves.items() if key[1:3] == (structure, count)}
+            here = {key: (points, against.get(key, [])) for key,
+                    points in curves.items() if key[1:3] == (structure, count)}
             panel(axes[i][j], here, colour)
             axes[i][j].set_title(f"{structure}, {count} rows", fontsize=9)
     lines = [plt.Line2D([], [], color=colour[name], ls="-" if name[0] == "ours" else "--", label=" ".join(name))

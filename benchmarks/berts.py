@@ -4,9 +4,9 @@
 
 Sizes, heads, activations, number types, biases (zeros and gains of one as a library initialises them, or random),
 shards, heads on top, with and without a pooler. Every fourth is searched within the default error, the others exactly.
-`exact` is the relative change (Frobenius) of the exact program's output on sentences of several lengths, `chosen` that of
-the program that `optimize` answers with; an exact program further off than 1e-5, or a chosen one further off than twice
-what was asked for on other sentences, ends with status 1.
+`exact` is the relative change (Frobenius) of the exact program's output on sentences of several lengths, `chosen` that
+of the program that `optimize` answers with; an exact program further off than 1e-5, or a chosen one further off than
+twice what was asked for on other sentences, ends with status 1.
 """
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def change(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def compared(number: int, directory: Path, error: float = 0.0) -> tuple[Case, Result, float, float]:
-    """One model optimised: what it is, what was found, how far its exact and its chosen program are from transformers."""
+    """One model optimised: what it is, what was found, how far its exact and its chosen program are from
+    transformers."""
     made = case(number)
     write(made, directory, number)
     result = optimize(str(directory), error=error, tokens=16, rounds=3, output="rows")
@@ -112,7 +113,8 @@ def compared(number: int, directory: Path, error: float = 0.0) -> tuple[Case, Re
 def row(number: int, made: Case, result: Result, exact: float, chosen: float, seconds: float) -> tuple[Any, ...]:
     c = made.config
     return (number, made.saved, f"{c['num_hidden_layers']} x {c['hidden_size']}", c["num_attention_heads"],
-            c["intermediate_size"], c["vocab_size"], c["hidden_act"], f"{c['layer_norm_eps']:g}", made.number, made.filled,
+            c["intermediate_size"], c["vocab_size"], c["hidden_act"], f"{c['layer_norm_eps']:g}", made.number,
+            made.filled,
             made.files, f"{exact:.1e}", f"{chosen:.1e}", result.best.name, f"{seconds:.1f}")
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/budgets.py [--models 200] [--seed 0] [--csv OUT]
 
-For every model an error is drawn between the ends of the front, then a memory between the ends of what keeps this error, and
-the best program within both is found, as `optimize` does. Planned peaks are held against tracemalloc's, stated errors against those
-on held-out rows that nothing was fitted to or chosen by."""
+For every model an error is drawn between the ends of the front, then a memory between the ends of what keeps this
+error, and the best program within both is found, as `optimize` does. Planned peaks are held against tracemalloc's,
+stated errors against those on held-out rows that nothing was fitted to or chosen by."""
 import time
 from statistics import median
 
@@ -25,7 +25,8 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.run import RUNS, Run
 
 PLANNED = 0.01                                              # what a planned peak may be off by
-COLUMNS = ("seed", "layers", "width", "heads", "kv_heads", "norm", "act", "mask", "rows", "error_budget", "memory_budget", "program",
+COLUMNS = ("seed", "layers", "width", "heads", "kv_heads", "norm", "act", "mask", "rows", "error_budget",
+           "memory_budget", "program",
            "planned_peak", "measured_peak", "stored", "stated_error", "held_out_error", "original", "seconds")
 
 
@@ -67,10 +68,12 @@ def tried(seed, sentences, machine):
     except Infeasible: return [seed, *[""] * 8, error, memory, "refused", *[""] * 6, time.perf_counter() - begun]
     fresh = Batch(random_sentences(config, rng, 48))
     found = best.program.run(batch), best.program.run(fresh)
-    return [seed, config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"],
+    return [seed, config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"],
+            config["num_key_value_heads"],
             config["norm"], config["hidden_act"], config["mask"], batch.rows, error, memory, best.name,
             best.program.peak_bytes(batch), peak(best.program, batch), best.program.stored_bytes, best.stated_error,
-            difference(found[1], dense(model, fresh)), best.program.steps == run.programs["imported"].steps and not best.methods,
+            difference(found[1], dense(model, fresh)),
+            best.program.steps == run.programs["imported"].steps and not best.methods,
             time.perf_counter() - begun]
 
 

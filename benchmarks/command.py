@@ -1,5 +1,5 @@
-"""What the commands of this folder share. Imported first, it finds the packages of this tree, and keeps BLAS to one thread
-where a benchmark runs. Options are refused in a line, seconds are foretold, figures are judged by their bars."""
+"""What the commands of this folder share. Imported first, it finds the packages of this tree, and keeps BLAS to one
+thread where a benchmark runs. Options are refused in a line, seconds are foretold, figures are judged by their bars."""
 import argparse
 import csv
 import io
@@ -144,8 +144,8 @@ def tabled(file, rows):
 
 @dataclass(frozen=True)
 class Figure:
-    """One number that a benchmark comes to, None where it was not measured, and `why`. It is to be at least `least` or at
-    most `most`, if there is a bar; above `ceiling` no such number can be. `spread` as above."""
+    """One number that a benchmark comes to, None where it was not measured, and `why`. It is to be at least `least` or
+    at most `most`, if there is a bar; above `ceiling` no such number can be. `spread` as above."""
     what: str
     value: float | None
     unit: str = ""
@@ -171,7 +171,8 @@ class Figure:
         low, high = (-inf if self.least is None else self.least), (inf if self.most is None else self.most)
         half = (self.spread or 0.0) / 2
         found = {low <= value <= high for value in (self.value * (1 - half), self.value, self.value * (1 + half))}
-        return ("met" if found == {True} else "missed") if len(found) == 1 else "not measured here: the bar lies within the spread"
+        return ("met" if found == {True}
+                else "missed") if len(found) == 1 else "not measured here: the bar lies within the spread"
 
     def cells(self) -> list[str]:
         value = "" if self.value is None else f"{self.value:.3g} {self.unit}".strip()

@@ -61,7 +61,8 @@ def main() -> None:
         rows = [row(run, technique, point, judges) for technique, point in techniques.items()]
         lost = [] if given.quick else [*quality(run, text, judges)]
     print(table([[*r[:2], ms(r[2]), megabytes(r[3]), *(f"{each:.2f}" for each in r[4:6]), f"{r[6]:.3g}"] for r in rows],
-                ["technique", "its fastest that keeps the correlation", "ms", "MB", "chosen by", "kept apart", "error"]))
+                ["technique", "its fastest that keeps the correlation", "ms", "MB", "chosen by", "kept apart",
+                 "error"]))
     if lost: print(table([[name, f"{fall:.2f}", f"{cosine:.4f}"] for name, fall, cosine in lost],
                          [f"{HALF} removed by", "Spearman lost", "mean cosine"]))
     tabled(given.csv, [COLUMNS, *rows])
@@ -118,7 +119,8 @@ def alone(run):
 
 def within(run, form):
     measured = run.choices.measured.items()
-    choices = replace(run.choices, measured={at: [each for each in found if each.format == form] for at, found in measured})
+    choices = replace(run.choices,
+                      measured={at: [each for each in found if each.format == form] for at, found in measured})
     front = fronted(run, choices)
     seen = set()
     for error in LADDER:
@@ -129,7 +131,8 @@ def within(run, form):
             seen.add(structure.error)
             program = choices.program(structure, run.meta)
             joint, stated = front.errors(program, np.inf)
-            point = run.point(describe_methods(structure), program, structure.time, joint, None, count_methods(structure), structure)
+            point = run.point(describe_methods(structure), program, structure.time, joint, None,
+                              count_methods(structure), structure)
             point.stated_error = stated
             yield point
 
@@ -163,7 +166,8 @@ def quality(run, text, judges):
     """By metric, what half of the hidden units costs of the correlation, and the mean cosine of embeddings."""
     exact = run.programs["exact"]
     batch = calibration(text, exact.tokenizer, run.workload, judges.texts)
-    whole, wanted = score_pairs("exact", exact, judges).spearman, normalise_rows(exact.embed(judges.texts, progress=False))
+    whole, wanted = score_pairs("exact", exact,
+                                judges).spearman, normalise_rows(exact.embed(judges.texts, progress=False))
     for metric in METRICS:
         program = less(run, removed(run.operator, HALF, batch, metric)).program
         found = normalise_rows(program.embed(judges.texts, progress=False))

@@ -1,12 +1,14 @@
 """How long x @ W takes: shape x structure x density x rows x format x provider, and what that says.
 
     python benchmarks/crossovers.py [--quick | --bars] [--shapes 384x1536 …] [--structures random …] [--densities 0.1 …]
-                                 [--rows 1 16 …] [--formats csr …] [--threads 1 2] [--rounds 9] [--csv OUT] [--plot OUT.png]
+                                 [--rows 1 16 …] [--formats csr …] [--threads 1 2] [--rounds 9] [--csv OUT] [--plot
+                                 OUT.png]
 
-Providers: ours; numpy with the fastest kernels that its BLAS has here; scipy.sparse; MKL by sparse-dot-mkl; torch. Each runs in
-a process of its own and they take turns (benchmarks/race.py); times are medians over rounds, ratios medians of the ratios
-within a round. Then: the density up to which each format beats dense float32, and dense bf16; and the bars. The whole grid
-takes about half an hour, --bars four minutes. A figure against peers counts only where torch, scipy and MKL are in the table."""
+Providers: ours; numpy with the fastest kernels that its BLAS has here; scipy.sparse; MKL by sparse-dot-mkl; torch. Each
+runs in a process of its own and they take turns (benchmarks/race.py); times are medians over rounds, ratios medians of
+the ratios within a round. Then: the density up to which each format beats dense float32, and dense bf16; and the bars.
+The whole grid takes about half an hour, --bars four minutes. A figure against peers counts only where torch, scipy and
+MKL are in the table."""
 from itertools import product
 from math import isinf
 from pathlib import Path
@@ -39,12 +41,14 @@ from opmatrix.display.tables import table as aligned
 
 PROVIDERS = ("ours", "numpy", "scipy", "mkl", "torch")
 PEERS = ("scipy", "mkl", "torch")
-COLUMNS = ("shape", "rows", "structure", "density", "format", "provider", "threads", "median_s", "min_s", "bytes", "error",
+COLUMNS = ("shape", "rows", "structure", "density", "format", "provider", "threads", "median_s", "min_s", "bytes",
+           "error",
            "spread")
 GRID = {"shapes": (["384x1536"], ["384x1536", "1024x1024"]), "structures": (["random"], [*STRUCTURES]),
         "densities": ([0.1, 0.3, 0.38, 0.5], [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7]),
         "rows": ([1, 128], [1, 16, 128, 512]), "decode": (0.0, float(MEMORY_CACHES))}  # quick, and all
-BARS = [(shape, "random", d, (16, 128, 512)) for shape in ("384x1536", "1536x384") for d in (0.1, 0.3, 0.38, 0.45, 0.55)]
+BARS = [(shape, "random", d, (16, 128, 512)) for shape in ("384x1536", "1536x384")
+        for d in (0.1, 0.3, 0.38, 0.45, 0.55)]
 BARS += [(shape, "blocks", d, (16, 128, 512)) for shape in ("384x1536", "1536x384") for d in (0.1, 0.5)]
 BARS += [("4096x4096", "blocks", 0.5, (128,))]
 JUDGED = ("dense", "packed", "bf16", "csr", "block")
@@ -90,7 +94,8 @@ def arguments():
     parser.add_argument("--structures", nargs="+", choices=[*STRUCTURES])
     parser.add_argument("--densities", type=share, nargs="+")
     parser.add_argument("--rows", type=command.count, nargs="+")
-    parser.add_argument("--formats", nargs="+", default=[], help="ours, by the beginning of their names; all by default")
+    parser.add_argument("--formats", nargs="+", default=[],
+                        help="ours, by the beginning of their names; all by default")
     parser.add_argument("--providers", nargs="+", choices=PROVIDERS, default=PROVIDERS)
     parser.add_argument("--threads", type=command.count, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=command.count, default=9)
@@ -98,7 +103,8 @@ def arguments():
     parser.add_argument("--plot", type=Path, help="draw the curves there (PNG; needs matplotlib)")
     parser.add_argument("--bars", action="store_true", help="only what the bars need")
     parser.add_argument("--quick", action="store_true",
-                        help="where nothing else is given: a shape, a structure, few densities and rows, no one-row products")
+                        help="where nothing else is given: a shape, a structure, few densities and rows, no one-row "
+                             "products")
     parser.add_argument("--decode", type=number(float, 0, 100, "from 0 to 100"), metavar="N",
                         help=f"one-row products on matrices of N last caches, by itself {MEMORY_CACHES}; 0: leave out")
     given = parser.parse_args()
@@ -116,18 +122,20 @@ def sized(text):
 
 
 def tasks(given):
-    """((shape, structure, density, rows), formats, threads): the grid, on the first number of threads, then what the bars
-    still need, on all."""
+    """((shape, structure, density, rows), formats, threads): the grid, on the first number of threads, then what the
+    bars still need, on all."""
     if given.bars: return [(task, JUDGED, given.threads) for task in BARS]
     grid = [(shape, structure, d, tuple(given.rows))
             for shape, structure, d in product(given.shapes, given.structures, given.densities)]
     bars = BARS if given.whole else []
     return [(task, tuple(given.formats), given.threads[:1] if bars else given.threads) for task in grid] + [
-        (task, JUDGED, given.threads if task[:3] not in {each[:3] for each in grid} else given.threads[1:]) for task in bars]
+        (task, JUDGED, given.threads if task[:3] not in {each[:3] for each in grid} else given.threads[1:])
+        for task in bars]
 
 
 def started(threads, providers):
-    """A process for each provider that is here and each number of threads, and lines that say which, and which are not."""
+    """A process for each provider that is here and each number of threads, and lines that say which, and which are
+    not."""
     setting = blas.fastest()
     said = ", ".join(f"{core or 'its own choice'} {rate / 1e9:.0f}" for core, rate in setting.rates.items())
     told, riders = [f"numpy's BLAS: fastest with {setting.core or 'its own choice'} (Gflop/s: {said})"], []
@@ -140,14 +148,16 @@ def started(threads, providers):
         riders.append(rider)
         if count == threads[0]: told.append(f"{provider}: {version}")
     if missing := [name for name in PEERS if name not in {rider.provider for rider in riders}]:
-        told.append(f"WITHOUT {', '.join(missing)}: a figure against peers counts only with torch, scipy and MKL in the table")
+        told.append(f"WITHOUT {', '.join(missing)}: a figure against peers counts only with torch, scipy and MKL in "
+                    "the table")
     return riders, told
 
 
 def lines(shape, count, structure, density, riders, found):
     """The rows of the table for one race."""
     for (i, _), ((form, size, error), medians, minima) in found.items():
-        yield dict(shape=shape, rows=count, structure=structure, density=density, format=form, provider=riders[i].provider,
+        yield dict(shape=shape, rows=count, structure=structure, density=density, format=form,
+                   provider=riders[i].provider,
                    threads=riders[i].threads, median_s=median(medians), min_s=min(minima), bytes=size, error=error,
                    rounds=medians, spread=spread(medians))
 
@@ -155,7 +165,8 @@ def lines(shape, count, structure, density, riders, found):
 def show(rows):
     """One race, the fastest first."""
     first, here = rows[0], Table(rows)
-    print(f"\n{first['shape']} {first['structure']} {first['density']:g}, {first['rows']} rows, {first['threads']} thread(s)")
+    print(f"\n{first['shape']} {first['structure']} {first['density']:g}, {first['rows']} rows, {first['threads']} "
+          "thread(s)")
     def line(row):
         ratio = here.ratio(row)
         return [f"{row['provider']} {row['format']}", f"{1e6 * row['median_s']:.1f}",
@@ -201,9 +212,11 @@ def decoded(riders, given):
     for rider in (rider for rider in riders if rider.provider == "ours"):
         for name in DECODED:
             stored, speed, reading, shares = rider.ask("decode", name=name, size=size)
-            figure = Figure(f"{name}, one row: share of the bandwidth", None if small else median(shares), spread=spread(shares),
+            figure = Figure(f"{name}, one row: share of the bandwidth", None if small else median(shares),
+                            spread=spread(shares),
                             least=SHARE, ceiling=1, why=small)
-            table.append([name, str(rider.threads), f"{stored / 1e6:.0f} MB", f"{speed / 1e9:.1f} of {reading / 1e9:.1f} GB/s",
+            table.append([name, str(rider.threads), f"{stored / 1e6:.0f} MB", f"{speed / 1e9:.1f} of "
+                                                                              f"{reading / 1e9:.1f} GB/s",
                           f"{median(shares):.2f}", figure.verdict])
             if rider.threads == given.threads[0]: yield figure
     print(aligned(table, ["format", "threads", "stored", "reached", "share", f"bar {SHARE:g}"]))

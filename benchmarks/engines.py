@@ -1,8 +1,8 @@
 """The engines that benchmarks/models.py compares: how each prepares a model, and how it runs what it prepared.
 
-`prepare(job)` and `tune(job)` work in processes that are thrown away; they write into job.place, tune what depends on the
-workload and say to what. `serve(job)` imports only what running needs. Every engine gets the settings with which it was fastest when
-they were tried in turn."""
+`prepare(job)` and `tune(job)` work in processes that are thrown away; they write into job.place, tune what depends on
+the workload and say to what. `serve(job)` imports only what running needs. Every engine gets the settings with which it
+was fastest when they were tried in turn."""
 import itertools
 import json
 import os
@@ -14,13 +14,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-SEARCH = {"float32": ("--error", "0"), "bf16": ("--number-type", "bf16", "--error", "0.02"),      # how `opmatrix optimize` is asked
+# how `opmatrix optimize` is asked
+SEARCH = {"float32": ("--error", "0"), "bf16": ("--number-type", "bf16", "--error", "0.02"),
           "int8": ("--number-type", "int8", "--error", "0.1")}
 ROWS = "--output", "rows"                                   # as peers give them: a row a token
 
 
 class Padded:
-    """A peer at work: run(ids, mask) -> (B, L, n). Batches of one length have no mask; others are padded with token 0."""
+    """A peer at work: run(ids, mask) -> (B, L, n). Batches of one length have no mask; others are padded with token
+    0."""
 
     def __init__(self, run, masked): self.call, self.masked = run, masked
 
@@ -42,8 +44,8 @@ class Padded:
 
 
 class Streams(Padded):
-    """A peer that works on several pieces of a batch at a time; each is padded to its own longest sentence. `begin(ids, mask)` starts
-    the next piece and returns what waits for its result."""
+    """A peer that works on several pieces of a batch at a time; each is padded to its own longest sentence. `begin(ids,
+    mask)` starts the next piece and returns what waits for its result."""
 
     def __init__(self, begin, masked, pieces): self.begin, self.masked, self.pieces = begin, masked, pieces
 
@@ -55,7 +57,8 @@ class Streams(Padded):
         waiting = [self.begin(i, *piece[:2]) for i, piece in enumerate(batch)]
         return [wait() for wait in waiting]
 
-    def rows(self, out, batch): return [row for pair in zip(out, batch, strict=True) for row in Padded.rows(self, *pair)]
+    def rows(self, out, batch):
+        return [row for pair in zip(out, batch, strict=True) for row in Padded.rows(self, *pair)]
 
 
 class Ragged:
@@ -74,7 +77,8 @@ class Ragged:
 
 
 class Engine:
-    """`packages` must be there, the first names the version; number types that are not in `types` are refused because of `lacks`."""
+    """`packages` must be there, the first names the version; number types that are not in `types` are refused because
+    of `lacks`."""
     packages, types, lacks = (), ("float32", "bf16", "int8"), ""
 
     def needs(self, number_type):
@@ -107,9 +111,11 @@ class Opmatrix(Engine):
     name, packages = "opmatrix", ("opmatrix",)
 
     def prepare(self, job):
-        command = [sys.executable, "-m", "rewrites.cli", "optimize", job.model, *SEARCH[job.number_type], *ROWS, "--out", job.place]
+        command = [sys.executable, "-m", "rewrites.cli", "optimize", job.model, *SEARCH[job.number_type], *ROWS,
+                   "--out", job.place]
         with tempfile.TemporaryDirectory() as room:
-            done = subprocess.run([*command, *self.workload(job, Path(room) / "texts.txt")], cwd=ROOT, capture_output=True, text=True)
+            done = subprocess.run([*command, *self.workload(job, Path(room) / "texts.txt")], cwd=ROOT,
+                                  capture_output=True, text=True)
         if done.returncode: raise RuntimeError((done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1])
 
     def workload(self, job, file):
@@ -124,8 +130,9 @@ class Opmatrix(Engine):
 
 
 class Torch(Engine):
-    """transformers' BertModel with torch's own fused attention. bf16 is the model in bfloat16, which is saved so; int8 is torch's dynamic
-    quantisation of the linear layers, weights by output channel, made when it is loaded, as it cannot be saved without pickle."""
+    """transformers' BertModel with torch's own fused attention. bf16 is the model in bfloat16, which is saved so; int8
+    is torch's dynamic quantisation of the linear layers, weights by output channel, made when it is loaded, as it
+    cannot be saved without pickle."""
     name, packages = "torch", ("torch", "transformers")
     compiled = False
 
@@ -151,14 +158,15 @@ class Torch(Engine):
 
     def padded(self, torch, call, job):
         def run(ids, mask):
-            with torch.inference_mode(): return call(*(None if array is None else torch.from_numpy(array) for array in (ids, mask)))
+            with torch.inference_mode():
+                return call(*(None if array is None else torch.from_numpy(array) for array in (ids, mask)))
         return Padded(run, job.masked)
 
 
 class Compiled(Torch):
-    """The same through torch.compile, weights frozen; the second start finds its code in the cache. int8 is torchao's quantisation of the
-    exported graph (PT2E) as inductor's quantiser for x86 asks: weights by output channel, activations as they come. With activations
-    calibrated beforehand it took 1.06 times as long."""
+    """The same through torch.compile, weights frozen; the second start finds its code in the cache. int8 is torchao's
+    quantisation of the exported graph (PT2E) as inductor's quantiser for x86 asks: weights by output channel,
+    activations as they come. With activations calibrated beforehand it took 1.06 times as long."""
     name = "torch.compile"
 
     def needs(self, number_type): return (*self.packages, *["torchao"] * (number_type == "int8"))
@@ -173,16 +181,19 @@ class Compiled(Torch):
         if job.shape: inputs, sizes = (torch.ones(job.shape, dtype=torch.int64),), {}
         with torch.no_grad():
             graph = torch.export.export(model, inputs, dynamic_shapes=[sizes] * len(inputs)).module()
-            quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=True))
+            quantizer = x86.X86InductorQuantizer(
+                ).set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=True))
             prepared = prepare_pt2e(graph, quantizer)
             prepared(*inputs)
-            torch.export.save(torch.export.export(convert_pt2e(prepared), inputs, dynamic_shapes=[sizes] * len(inputs)), self.file(job))
+            torch.export.save(torch.export.export(convert_pt2e(prepared), inputs, dynamic_shapes=[sizes] * len(inputs)),
+                              self.file(job))
         return "weights frozen, quantised by PT2E: weights by channel, activations as they come"
 
     def file(self, job): return Path(job.place) / f"{job.workload}.pt2"
 
     def serve(self, job):
-        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(Path(job.place) / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(Path(job.place) / "inductor"),
+                       "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         import torch
         torch.set_num_threads(job.threads)
         torch._inductor.config.freezing = True              # weights in oneDNN's own layout: a fifth faster
@@ -214,8 +225,8 @@ NAMES = "ids", "mask"
 
 
 class OnnxRuntime(Engine):
-    """The exported graph as ONNX Runtime itself optimises it, which was as fast as its transformer optimiser's. Threads spin
-    while it runs, its default: without, a sentence of 16 tokens takes 1.5 times as long."""
+    """The exported graph as ONNX Runtime itself optimises it, which was as fast as its transformer optimiser's. Threads
+    spin while it runs, its default: without, a sentence of 16 tokens takes 1.5 times as long."""
     name, packages, types = "onnxruntime", ("onnxruntime", "onnx", "torch", "transformers"), ("float32", "int8")
     lacks = "its CPU provider has no kernels for bf16"
 
@@ -225,7 +236,8 @@ class OnnxRuntime(Engine):
         axes = {name: {0: "sentences", 1: "tokens"} for name in (*NAMES[:len(inputs)], "hidden")}
         exported, target = Path(job.place) / "exported.onnx", Path(job.place) / "model.onnx"
         with torch.inference_mode():
-            torch.onnx.export(example, inputs, str(exported), input_names=list(NAMES[:len(inputs)]), dynamic_axes=axes, dynamo=False,
+            torch.onnx.export(example, inputs, str(exported), input_names=list(NAMES[:len(inputs)]), dynamic_axes=axes,
+                              dynamo=False,
                               output_names=["hidden"], opset_version=17)
         if job.number_type == "float32": exported.rename(target)
         else:
@@ -237,14 +249,17 @@ class OnnxRuntime(Engine):
         import onnxruntime as runtime
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = job.threads, 1
-        session = runtime.InferenceSession(str(Path(job.place) / "model.onnx"), options, providers=["CPUExecutionProvider"])
-        return Padded(lambda ids, mask: session.run(None, {"ids": ids} if mask is None else {"ids": ids, "mask": mask})[0], job.masked)
+        session = runtime.InferenceSession(str(Path(job.place) / "model.onnx"), options,
+                                           providers=["CPUExecutionProvider"])
+        return Padded(lambda ids, mask: session.run(None, {"ids": ids} if mask is None
+                                                    else {"ids": ids, "mask": mask})[0], job.masked)
 
 
 class OpenVino(Engine):
-    """Its own form, saved for the shape where there is one, compiled into its model cache. float32 keeps its weights; where numbers
-    are narrower they are stored in float16, which takes less memory. int8 is NNCF's quantisation after training, calibrated on texts,
-    and runs the rest in bf16 where that was faster when it was tuned. It runs in latency mode or in streams, whichever was faster."""
+    """Its own form, saved for the shape where there is one, compiled into its model cache. float32 keeps its weights;
+    where numbers are narrower they are stored in float16, which takes less memory. int8 is NNCF's quantisation after
+    training, calibrated on texts, and runs the rest in bf16 where that was faster when it was tuned. It runs in latency
+    mode or in streams, whichever was faster."""
     name, packages = "openvino", ("openvino", "nncf", "torch", "transformers")
 
     def prepare(self, job):
@@ -267,10 +282,12 @@ class OpenVino(Engine):
                              subset_size=len(job.calibration))
 
     def tune(self, job):
-        """Precision and streams with which the largest batch takes least time, called in turn; saves the model in the shape for them."""
+        """Precision and streams with which the largest batch takes least time, called in turn; saves the model in the
+        shape for them."""
         import openvino as runtime
         core = runtime.Core()
-        works = {setting: self.work(job, core.compile_model(self.shaped(core, job, setting[2]), "CPU", options(job, *setting)), setting[2])
+        works = {setting: self.work(job, core.compile_model(self.shaped(core, job, setting[2]), "CPU",
+                                                            options(job, *setting)), setting[2])
                  for setting in self.settings(job)}
         chosen = fastest(job, works)
         xml, file = self.files(job)
@@ -282,7 +299,8 @@ class OpenVino(Engine):
         """(precision, streams, pieces of a batch) that are tried: one stream is its latency mode."""
         precisions = {"float32": ("f32",), "bf16": ("bf16",)}.get(job.number_type, ("f32", "bf16"))
         least, streams = min(map(len, job.batches)), job.threads
-        pieces = [n for n in (streams, 2 * streams) if 1 < n <= least and not (job.shape and least % n)] if streams > 1 else []
+        pieces = [n for n in (streams, 2 * streams) if 1 < n <= least
+                  and not (job.shape and least % n)] if streams > 1 else []
         return [(precision, *mode) for precision in precisions for mode in [(1, 1), *((streams, n) for n in pieces)]]
 
     def shaped(self, core, job, pieces):
@@ -310,13 +328,16 @@ class OpenVino(Engine):
             return lambda: requests[i].wait() or requests[i].get_output_tensor(0).data
 
         if pieces > 1: return Streams(begin, job.masked, pieces)
-        return Padded(lambda ids, mask: requests[0].infer(given(ids, mask), share_inputs=True, share_outputs=True)[0], job.masked)
+        return Padded(lambda ids, mask: requests[0].infer(given(ids, mask), share_inputs=True, share_outputs=True)[0],
+                      job.masked)
 
 
 def options(job, precision, streams, pieces):
     """What OpenVINO compiles a model with."""
-    return {"INFERENCE_NUM_THREADS": job.threads, "INFERENCE_PRECISION_HINT": precision, "CACHE_DIR": str(Path(job.place) / "cache"),
-            **({"PERFORMANCE_HINT": "LATENCY"} if streams == 1 else {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": streams})}
+    return {"INFERENCE_NUM_THREADS": job.threads, "INFERENCE_PRECISION_HINT": precision,
+            "CACHE_DIR": str(Path(job.place) / "cache"),
+            **({"PERFORMANCE_HINT": "LATENCY"} if streams == 1
+               else {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": streams})}
 
 
 ENGINES = {engine.name: engine for engine in (Opmatrix(), Torch(), Compiled(), OnnxRuntime(), OpenVino())}

@@ -2,8 +2,9 @@
 
     python benchmarks/extraction.py DIR [--csv OUT] [--time-limit S] [--generated]
 
-Beside a file `optima.csv` (columns file, optimum) the costs are compared with the optima. Every answer is checked against the
-definition. `closed` is the part of the gap between greedy and bound that is closed; 1 where there is no gap.
+Beside a file `optima.csv` (columns file, optimum) the costs are compared with the optima. Every answer is checked
+against the definition. `closed` is the part of the gap between greedy and bound that is closed; 1 where there is no
+gap.
 """
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def diamonds(random: Random, c: int, classes: int) -> Iterable[int]:
 
 def deep(random: Random, c: int, classes: int) -> Iterable[int]:
     """A tree with short cuts: many programs of equal cost."""
-    return (c // 2, c // 3) if random.random() < 0.2 else (max(0, c - random.randint(1, 30)) for _ in range(random.randint(1, 2)))
+    return (c // 2, c // 3) if random.random() < 0.2 else (max(0, c - random.randint(1, 30))
+                                                           for _ in range(random.randint(1, 2)))
 
 
 def cover(random: Random, c: int, classes: int) -> Iterable[int]:
@@ -58,7 +60,8 @@ PRICES = lambda random: float(random.randint(1, 10)), lambda random: 10 * random
 
 
 def generated(nodes: int, structure: Callable[[Random, int, int], Iterable[int]], cyclic: bool, seed: int) -> Problem:
-    """A random problem: four nodes a class; if cyclic, one child in ten is any class, so that most of it is one component."""
+    """A random problem: four nodes a class; if cyclic, one child in ten is any class, so that most of it is one
+    component."""
     random = Random(seed)
     classes = nodes // 4
     leaves = max(1, classes // 50)

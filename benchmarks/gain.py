@@ -3,9 +3,9 @@
     python benchmarks/gain.py [--model minilm] [--workloads 1x16 1x128 8x128] [--rounds 25] [--error 0.02]
                               [--no-peers] [--csv OUT]
 
-All programs and all peers run once in every round, in an order that turns; figures are medians of rounds, ratios medians
-of the rounds' ratios. `chosen` is what `opmatrix optimize --error` would return. Peers run in processes of their own,
-with as many threads (benchmarks/peers.py)."""
+All programs and all peers run once in every round, in an order that turns; figures are medians of rounds, ratios
+medians of the rounds' ratios. `chosen` is what `opmatrix optimize --error` would return. Peers run in processes of
+their own, with as many threads (benchmarks/peers.py)."""
 from dataclasses import replace
 from statistics import median
 

@@ -1,5 +1,6 @@
-"""A layer of a graph, by mean and by maximum over neighbours (Hamilton et al. 2017, GraphSAGE), found by the search from a term over
-nodes of a space of their own, whose features enter as a matrix; and its product with the relation against scipy's, each on two threads.
+"""A layer of a graph, by mean and by maximum over neighbours (Hamilton et al. 2017, GraphSAGE), found by the search
+from a term over nodes of a space of their own, whose features enter as a matrix; and its product with the relation
+against scipy's, each on two threads.
 
     python benchmarks/graph.py [--nodes 5000] [--edges 50000] [--width 128] [--rounds 41] [--csv OUT]"""
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +40,8 @@ def main() -> None:
     from scipy.sparse import random_array
     rng = np.random.default_rng(0)
     links = random_array((sizes.nodes, sizes.nodes), density=sizes.edges / sizes.nodes ** 2, rng=rng, format="csr")
-    features, W = rng.normal(size=(sizes.nodes, sizes.width)), rng.normal(size=(2 * sizes.width, sizes.width)) * sizes.width ** -0.5
+    features, W = rng.normal(size=(sizes.nodes,
+                                   sizes.width)), rng.normal(size=(2 * sizes.width, sizes.width)) * sizes.width ** -0.5
     batch, machine = Batch(relations={"edges": links}, inputs={"features": features}), this_machine()
     table, figures = [COLUMNS], list[Figure]()
     for over in (mean, largest):
@@ -47,7 +49,8 @@ def main() -> None:
         table.append(line)
         figures.append(Figure(f"a layer over {over.__name__}: off in float64", off, most=1e-12))
     ratios = raced(links, features.astype(np.float32), sizes.rounds)
-    figures.append(Figure(f"product with the relation over scipy's, {THREADS} threads", median(ratios), "x", spread(ratios), most=1.2))
+    figures.append(Figure(f"product with the relation over scipy's, {THREADS} threads", median(ratios), "x",
+                          spread(ratios), most=1.2))
     for line in table: print(" ".join(cell(each, 12) for each in line))
     tabled(sizes.csv, table)
     concluded(sizes, figures)

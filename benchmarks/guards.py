@@ -1,9 +1,10 @@
-"""Arrays of every step, alignment, overlap and flag before pages that nobody may touch, at the door of every format and kernel.
+"""Arrays of every step, alignment, overlap and flag before pages that nobody may touch, at the door of every format and
+kernel.
 
     python benchmarks/guards.py [--share 1.0] [--doors int8 attention] [--workers 2] [--csv OUT]
 
-Each result is right to the bit of plain arrays, which are near float64, or refused in words; anything else is printed, and ends
-with status 1."""
+Each result is right to the bit of plain arrays, which are near float64, or refused in words; anything else is printed,
+and ends with status 1."""
 import os
 import random
 import sys

@@ -2,12 +2,13 @@
 
     python benchmarks/hostile.py [--files 100000] [--processes 2] [--seed 0] [--csv OUT]
 
-Each child process reads a share of them, as tests/hostile.py says: structured mutations first (entries dropped, doubled, of
-another type, huge, negative, nested, renamed, exchanged; code wherever a number or a name stands), and damage that knows of
-nothing. A program whose hash no longer fits is given the hash that it has and read again. `refused`: in one line that names the
-file. `same`: read, with the same result. `other`: read with other numbers, where no hash spoke against it or a fitting one was
-made. What must not be: `changed` (other numbers though the hash did not fit), `error` (anything but such a line), `memory`
-(3 GB), `crash`, `hang` (two minutes), `code` (run, compiled, imported, started, or a file written elsewhere)."""
+Each child process reads a share of them, as tests/hostile.py says: structured mutations first (entries dropped,
+doubled, of another type, huge, negative, nested, renamed, exchanged; code wherever a number or a name stands), and
+damage that knows of nothing. A program whose hash no longer fits is given the hash that it has and read again.
+`refused`: in one line that names the file. `same`: read, with the same result. `other`: read with other numbers, where
+no hash spoke against it or a fitting one was made. What must not be: `changed` (other numbers though the hash did not
+fit), `error` (anything but such a line), `memory` (3 GB), `crash`, `hang` (two minutes), `code` (run, compiled,
+imported, started, or a file written elsewhere)."""
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -41,15 +41,16 @@ def unusable(file):
 
 
 def calibrate():
-    """Takes a quick calibration, and says where it is kept. It is not marked as taken while busy, or one side would take it anew."""
+    """Takes a quick calibration, and says where it is kept. It is not marked as taken while busy, or one side would
+    take it anew."""
     model = module("formats.machine.model")
     if getattr(machine := model.this_machine(), "busy", ""): replace(machine, busy="").save(model.machine_file())
     return str(model.machine_file())
 
 
 def adopt(file):
-    """Takes a calibration of other kernels for one of its own, as prices decide which programs are found. Why it cannot,
-    where the features that are priced, the machine or the packages are others."""
+    """Takes a calibration of other kernels for one of its own, as prices decide which programs are found. Why it
+    cannot, where the features that are priced, the machine or the packages are others."""
     from formats.kernels import digest
     given = json.loads(Path(file).read_text())
     given["versions"]["kernels"] = digest()

@@ -1,10 +1,12 @@
-"""Runs of a program interrupted at random moments, beside busy processes: the next run must end, and give the same bits.
+"""Runs of a program interrupted at random moments, beside busy processes: the next run must end, and give the same
+bits.
 
     python benchmarks/interrupts.py [--count 1000] [--neighbours 2] [--seed 0] [--csv OUT]
 
-An interruption is one to three signals within microseconds of each other, each of which raises KeyboardInterrupt wherever the
-main thread is in these packages, also while the one before it unwinds. Another thread runs the same program all the time.
-Runs are of one sentence (all threads together), of many (a group each), on one thread, of one kernel, and first runs, which record."""
+An interruption is one to three signals within microseconds of each other, each of which raises KeyboardInterrupt
+wherever the main thread is in these packages, also while the one before it unwinds. Another thread runs the same
+program all the time. Runs are of one sentence (all threads together), of many (a group each), on one thread, of one
+kernel, and first runs, which record."""
 import faulthandler
 import json
 import linecache
@@ -28,7 +30,8 @@ sys.path.append(str(TESTS))
 PHASES = "recording", "preparing", "waiting", "launch", "result"
 HANG = 30                                                   # seconds without an end, of a run that takes milliseconds
 RECORDING = {"record", "walk", "together", "keep", "script", "relocate"}
-MISSED = 100                                                # signals in a row that strike nothing: then something is wrong here
+MISSED = 100                                                # signals in a row that strike nothing: then something is
+                                                            # wrong here
 BUSY = [sys.executable, "-c", "while True: pass"]
 
 
@@ -55,7 +58,8 @@ def table(said: list[tuple[str, str]]) -> list[tuple]:
     counted = Counter(said)
     rows = [(phase, *(counted[phase, end] for end in ("right", "hang", "wrong", "died"))) for phase in PHASES]
     rows = [(phase, sum(ends), *ends[1:]) for phase, *ends in rows]
-    return [("phase", "interruptions", "hangs", "wrong", "died"), *rows, ("all", *map(sum, list(zip(*rows, strict=True))[1:]))]
+    return [("phase", "interruptions", "hangs", "wrong", "died"), *rows,
+            ("all", *map(sum, list(zip(*rows, strict=True))[1:]))]
 
 
 def told(count: int, neighbours: int, seed: int) -> list[tuple[str, str]]:
@@ -64,7 +68,8 @@ def told(count: int, neighbours: int, seed: int) -> list[tuple[str, str]]:
     said: list[tuple[str, str]] = []
     try:
         while len(said) < count:
-            command = [sys.executable, __file__, "--child", "--count", str(count - len(said)), "--seed", str(seed + len(said))]
+            command = [sys.executable, __file__, "--child", "--count", str(count - len(said)), "--seed",
+                       str(seed + len(said))]
             child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             out, errors = child.communicate()
             lines = [json.loads(line) for line in out.splitlines()]
@@ -128,7 +133,8 @@ class Interrupts:
         if found: raise KeyboardInterrupt
 
     def during(self, call, moment: float, gap: float, signals: int) -> str:
-        """Where the call was interrupted, so many seconds after its beginning, so many times with gaps between; '' if not."""
+        """Where the call was interrupted, so many seconds after its beginning, so many times with gaps between; '' if
+        not."""
         self.struck, self.left = "", signals
         with suppress(KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, moment, gap)
@@ -146,18 +152,21 @@ def calls() -> dict:
 
     from formats import FORMATS, kernels
     from formats.machine.threads import limit
-    config = checkpoints.CONFIG | {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "max_position_embeddings": 256}
+    config = checkpoints.CONFIG | {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4,
+                                   "max_position_embeddings": 256}
     made = lambda: bert_program(config, arrays, fused_layer, FORMATS["int8"].approximate)
     arrays, rng = checkpoints.arrays(config), np.random.default_rng(0)
     program, x, w = made(), rng.standard_normal((300, 256), np.float32), rng.standard_normal((256, 200), np.float32)
-    one, many = [[5] * 250], [rng.integers(0, config["vocab_size"], length).tolist() for length in rng.integers(1, 60, 40)]
+    one, many = [[5] * 250], [rng.integers(0, config["vocab_size"], length).tolist()
+                              for length in rng.integers(1, 60, 40)]
     def alone():
         with limit(1): return program.run(many)
     def first():
         fresh = made()
         return lambda: fresh.run(one)
     kernel = lambda: kernels.product_dense(x, w, np.empty((300, 200), np.float32))
-    return {"together": lambda: lambda: program.run(one), "groups": lambda: lambda: program.run(many), "alone": lambda: alone,
+    return {"together": lambda: lambda: program.run(one), "groups": lambda: lambda: program.run(many),
+            "alone": lambda: alone,
             "kernel": lambda: kernel, "first": first}
 
 
@@ -168,7 +177,8 @@ def interrupted(count: int, seed: int) -> None:
     rng, made, interrupts, over = np.random.default_rng(seed), calls(), Interrupts(), Event()
     faulthandler.dump_traceback_later(10 * HANG, exit=True)
     wanted = {name: call()() for name, call in made.items()}
-    for each in enumerate_threads():                        # they are held up in the middle of items, by the busy processes
+    for each in enumerate_threads():                        # they are held up in the middle of items, by the busy
+                                                            # processes
         if each.name == "opmatrix" and sys.platform == "linux": os.setpriority(os.PRIO_PROCESS, each.native_id, 19)
     taken = {name: min(seconds(call()) for _ in range(5)) for name, call in made.items()}
     wrong: list[str] = []
@@ -184,7 +194,8 @@ def interrupted(count: int, seed: int) -> None:
         while count:
             faulthandler.dump_traceback_later(HANG, exit=True)
             name = rng.choice([*made], p=[0.4, *[0.15] * 4])
-            at = interrupts.during(made[name](), rng.uniform(1e-6, 1.2 * taken[name]), rng.uniform(1e-5, 1e-4), rng.integers(1, 4))
+            at = interrupts.during(made[name](), rng.uniform(1e-6, 1.2 * taken[name]), rng.uniform(1e-5, 1e-4),
+                                   rng.integers(1, 4))
             wrong += [each for each in {name, "together", "kernel"} if not np.array_equal(made[each]()(), wanted[each])]
             missed = 0 if at else missed + 1
             if missed > MISSED: raise SystemExit(f"{missed} signals in a row struck none of {', '.join(packages())}")

@@ -1,7 +1,9 @@
-"""A causal model of which the last token alone is read, against the same model with all rows: no law knows a layer, so the saving is
-found. Weights are random; both programs are found on this machine's prices, and take turns in one process.
+"""A causal model of which the last token alone is read, against the same model with all rows: no law knows a layer, so
+the saving is found. Weights are random; both programs are found on this machine's prices, and take turns in one
+process.
 
-    python benchmarks/last_row.py [--layers 4 12] [--words 0 50000] [--tokens 512] [--width 768] [--rounds 15] [--csv OUT]"""
+    python benchmarks/last_row.py [--layers 4 12] [--words 0 50000] [--tokens 512] [--width 768] [--rounds 15] [--csv
+    OUT]"""
 from statistics import median
 
 import command
@@ -33,7 +35,8 @@ def main() -> None:
     parser.add_argument("--width", type=count, default=768)
     parser.add_argument("--rounds", type=count, default=15)
     given = parser.parse_args()
-    cases = [(layers, words) for layers in given.layers for words in given.words if not words or layers == max(given.layers)]
+    cases = [(layers, words) for layers in given.layers for words in given.words if not words
+             or layers == max(given.layers)]
     work = [given.tokens * given.width * (24 * layers * given.width + 2 * words) for layers, words in cases]
     takes(sum(20 + 2 * given.rounds * each / 5e10 for each in work))
     machine, table, figures = this_machine(), [COLUMNS], list[Figure]()

@@ -1,14 +1,16 @@
-"""Attention over masks by blocks against attention that computes all scores, or those within reach; and in programs, as priced.
+"""Attention over masks by blocks against attention that computes all scores, or those within reach; and in programs, as
+priced.
 
-    python benchmarks/masks.py [--lengths 512 2048] [--heads 8] [--width 64] [--blocks 32 64 128] [--rounds 9] [--programs 512 4096]
+    python benchmarks/masks.py [--lengths 512 2048] [--heads 8] [--width 64] [--blocks 32 64 128] [--rounds 9]
+    [--programs 512 4096]
                                [--csv OUT]
 
 All take turns in one process; `whole` is attention without a mask, `reach` leaves out what is beyond a causal or
 a window's reach, and is empty where a pattern is no range of keys; `pass` is the kernel of programs, by the same mask.
 
-In programs a model of one attention is searched for each pattern, and its sentence of 512 or 4096 tokens is run beside one of
-the embeddings alone: what the program takes more is the attention's. It is predicted from the machine's calibration by the
-scores that the pattern holds."""
+In programs a model of one attention is searched for each pattern, and its sentence of 512 or 4096 tokens is run beside
+one of the embeddings alone: what the program takes more is the attention's. It is predicted from the machine's
+calibration by the scores that the pattern holds."""
 import argparse
 from dataclasses import dataclass
 from functools import partial
@@ -40,14 +42,15 @@ PATTERNS = {
     "causal": (Mask.causal, (FAR, 0)),
     "window 64": (lambda length, block: Mask.window(length, 64, block=block), (64, 64)),
     "bigbird": (lambda length, block: Mask.bigbird(length, block=block), None),
-    "sentences of 100": (lambda length, block: Mask.sentences([100] * (length // 100) + [length % 100], block=block), None),
+    "sentences of 100": (lambda length, block: Mask.sentences([100] * (length // 100) + [length % 100], block=block),
+                         None),
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """A pattern in programs: the length of its sentence, and the most and the least of what it may take of full attention;
-    `off`: how far its price may be from what is measured."""
+    """A pattern in programs: the length of its sentence, and the most and the least of what it may take of full
+    attention; `off`: how far its price may be from what is measured."""
     name: str
     length: int
     where: object
@@ -72,9 +75,12 @@ def main() -> None:
     parser.add_argument("--width", type=count, default=64)
     parser.add_argument("--blocks", type=count, nargs="+", default=[32, 64, 128])
     parser.add_argument("--rounds", type=count, default=9)
-    parser.add_argument("--programs", type=count, nargs="*", default=[512, 4096], help="sentences that programs are run on")
+    parser.add_argument("--programs", type=count, nargs="*", default=[512, 4096], help="sentences that programs are "
+                                                                                       "run on")
     given = parser.parse_args()
-    scores = 4e-8 * len(PATTERNS) * sum(length ** 2 for length in given.lengths) + 2e-8 * sum(length ** 2 for length in given.programs)
+    scores = 4e-8 * len(PATTERNS) * sum(length ** 2
+                                        for length in given.lengths) + 2e-8 * sum(length ** 2
+                                                                                  for length in given.programs)
     takes(3 + scores * given.rounds * given.heads / 8)
     rows = []
     for length in given.lengths:
@@ -105,7 +111,8 @@ def raced(name: str, length: int, given: argparse.Namespace) -> list[tuple]:
     out, scale = np.empty(shape, np.float32), given.width ** -0.5
     masks = {block: make(length, block=block) for block in given.blocks}
     calls = {block: lambda mask=mask: mask.attention(q, k, v, out, scale) for block, mask in masks.items()}
-    calls |= {f"{block} in a pass": partial(kernels.attention, q, k, v, starts, out, scale, mask=each) for block, each in masks.items()}
+    calls |= {f"{block} in a pass": partial(kernels.attention, q, k, v, starts, out, scale, mask=each) for block,
+              each in masks.items()}
     calls["whole"] = lambda: kernels.attention(q, k, v, starts, out, scale)
     if reach: calls["reach"] = lambda: kernels.attention(q, k, v, starts, out, scale, reach)
     taken = measure({each: lambda _, call=call: call() for each, call in calls.items()}, [None], given.rounds)
@@ -121,22 +128,26 @@ def priced(length: int, given: argparse.Namespace) -> list[Figure]:
     batch, machine = Batch([np.arange(length)]), this_machine()
     made = {case.name: program(sequence & case.where, batch, machine, given) for case in cases}
     made |= {"full": program(sequence, batch, machine, given), "embeddings": program(None, batch, machine, given)}
-    taken = measure({name: each for name, (each, _) in made.items()}, [batch], max(given.rounds, 2 * given.rounds * 512 // length))
+    taken = measure({name: each for name, (each, _) in made.items()}, [batch],
+                    max(given.rounds, 2 * given.rounds * 512 // length))
     rounds = {name: [a - b for a, b in zip(taken[name], taken["embeddings"], strict=True)] for name in made}
     found = []
     for case in cases:
         ratios = [a / b for a, b in zip(rounds[case.name], rounds["full"], strict=True)]
         price, said = made[case.name][1], f"{case.name} at {length} tokens"
-        found += [Figure(f"{said}: of full attention, measured", median(ratios), "", spread(ratios), case.least, case.most),
-                  Figure(f"{said}: of full attention, predicted", price / made["full"][1], "", None, case.least, case.most)]
+        found += [Figure(f"{said}: of full attention, measured", median(ratios), "", spread(ratios), case.least,
+                         case.most),
+                  Figure(f"{said}: of full attention, predicted", price / made["full"][1], "", None, case.least,
+                         case.most)]
         bars = {} if case.off is None else {"least": 1 - case.off, "most": 1 + case.off}
-        found.append(Figure(f"{said}: predicted of measured", price / median(rounds[case.name]), "", spread(rounds[case.name]), **bars))
+        found.append(Figure(f"{said}: predicted of measured", price / median(rounds[case.name]), "",
+                            spread(rounds[case.name]), **bars))
     return found
 
 
 def program(where: object, batch: Batch, machine: object, given: argparse.Namespace) -> tuple[object, float]:
-    """The cheapest program of embeddings, and attention over them where there is a pattern; the seconds that its attention is
-    predicted to take."""
+    """The cheapest program of embeddings, and attention over them where there is a pattern; the seconds that its
+    attention is predicted to take."""
     rng = np.random.default_rng(0)
     model = weight(Data(rng.standard_normal((batch.rows, given.heads * given.width), np.float32)))
     if where is not None: model = model @ attention(given.heads, given.width, where)

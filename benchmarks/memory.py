@@ -1,4 +1,5 @@
-"""Resident memory of saved programs: what a fresh process grows by when it loads and runs one, against what was predicted.
+"""Resident memory of saved programs: what a fresh process grows by when it loads and runs one, against what was
+predicted.
 
     python benchmarks/memory.py [--megabytes 64 128 256] [--rows 512] [--csv OUT]
 
@@ -47,11 +48,13 @@ def main() -> None:
                 stored, planned = program.stored_bytes, program.peak_bytes(batch)
                 del program
                 grew = child(tiny, place, batch)
-                rows.append([768, layers, form, batch.rows, stored / 1e6, planned / 1e6, (stored + planned) / 1e6, grew / 1e6,
+                rows.append([768, layers, form, batch.rows, stored / 1e6, planned / 1e6, (stored + planned) / 1e6,
+                             grew / 1e6,
                              grew / (stored + planned) - 1])
                 shutil.rmtree(place)
                 say(f"{form}, {size} MB")
-    print(table([[str(c) if not isinstance(c, float) else f"{c:.1f}" for c in row[:-1]] + [f"{100 * row[-1]:+.1f} %"] for row in rows],
+    print(table([[str(c) if not isinstance(c, float) else f"{c:.1f}" for c in row[:-1]] + [f"{100 * row[-1]:+.1f} %"]
+                 for row in rows],
                 list(COLUMNS)))
     tabled(given.csv, [COLUMNS, *rows])
     ratios = [1 + row[-1] for row in rows]
@@ -62,8 +65,10 @@ def main() -> None:
 def made(width, layers, rows, method, machine):
     """A program of random weights, every weight in one format, and a batch for it."""
     rng = np.random.default_rng(0)
-    config = dict(vocab_size=100, max_position_embeddings=128, hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers,
-                  num_attention_heads=8, num_key_value_heads=8, head_dim=width // 8, norm="layer", norm_eps=1e-6, pre_norm=False,
+    config = dict(vocab_size=100, max_position_embeddings=128, hidden_size=width, intermediate_size=4 * width,
+                  num_hidden_layers=layers,
+                  num_attention_heads=8, num_key_value_heads=8, head_dim=width // 8, norm="layer", norm_eps=1e-6,
+                  pre_norm=False,
                   hidden_act="gelu", gated=False, bias=True, mask="sequence")
     model = transformer(config, random_weights(config, rng))
     batch = Batch([rng.integers(0, 100, min(64, rows - at)) for at in range(0, rows, 64)])
@@ -80,7 +85,8 @@ def child(tiny, place, batch):
     script = ("import sys; sys.path.insert(0, sys.argv[1]); sys.path.insert(0, sys.argv[2]); import memory; "
               "memory.grown(*sys.argv[3:])")
     batches = json.dumps([sentence.tolist() for sentence in np.split(batch.tokens, batch.starts[1:-1])])
-    done = subprocess.run([sys.executable, "-c", script, str(Path(__file__).parent), str(Path(__file__).parents[1]), str(tiny), str(place)],
+    done = subprocess.run([sys.executable, "-c", script, str(Path(__file__).parent), str(Path(__file__).parents[1]),
+                           str(tiny), str(place)],
                           input=batches, capture_output=True, text=True, check=True)
     return int(done.stdout)
 

@@ -9,8 +9,10 @@ from opmatrix.display.tables import table
 
 WITHIN = 0.3                                                # of 100 times Spearman's correlation: equal quality
 PEERS = "torch", "torch.compile", "onnxruntime", "openvino"
-GRIDS = {"milliseconds": lambda row: f"{1e3 * row.median_s:.2f}", "first result, seconds": lambda row: f"{row.first_s:.2f}",
-         "resident, MB": lambda row: f"{row.resident_mb:.0f}", "error": lambda row: "" if row.error is None else f"{row.error:.1e}"}
+GRIDS = {"milliseconds": lambda row: f"{1e3 * row.median_s:.2f}",
+         "first result, seconds": lambda row: f"{row.first_s:.2f}",
+         "resident, MB": lambda row: f"{row.resident_mb:.0f}",
+         "error": lambda row: "" if row.error is None else f"{row.error:.1e}"}
 
 
 def show(model, rows, given):
@@ -25,12 +27,14 @@ def show(model, rows, given):
 
 
 def typed(model, number, every, rows, given):
-    """Prints the tables of one number type, and how opmatrix stands to the fastest, leanest, first peer of equal quality."""
+    """Prints the tables of one number type, and how opmatrix stands to the fastest, leanest, first peer of equal
+    quality."""
     names = [name for name in given.workloads if any(row.workload == name for row in rows)]
     engines = list(dict.fromkeys(row.engine for row in rows))
     at = {(row.engine, row.workload): row for row in rows}
     for title, cell in GRIDS.items():
-        body = [[label(engine, rows, every), *(cell(at[engine, name]) if (engine, name) in at else "" for name in names)]
+        body = [[label(engine, rows, every),
+                 *(cell(at[engine, name]) if (engine, name) in at else "" for name in names)]
                 for engine in engines]
         print(f"\n{model} {number}, {title}\n" + table(body, ["", *names]))
     for line in stands(number, every, rows, names): print(line)
@@ -55,15 +59,18 @@ def stands(number, every, rows, names):
     peers = [row for row in rows if row.engine != "opmatrix" and equal(row, every)]
     shapes = [name for name in names if name not in (*TEXTS, FRESH) and name in ours]
     against = {"fastest peer": peers}
-    if number == "int8": against["openvino bf16"] = [row for row in every if (row.engine, row.number_type) == ("openvino", "bf16")]
+    if number == "int8":
+        against["openvino bf16"] = [row for row in every if (row.engine, row.number_type) == ("openvino", "bf16")]
     for whom, others in against.items():
-        ratios = {name: compared(ours[name], [row for row in others if row.workload == name], paired, seconds) for name in shapes}
+        ratios = {name: compared(ours[name], [row for row in others if row.workload == name], paired, seconds)
+                  for name in shapes}
         if said := [f"{name} {ratio:.3f} ({who})" for name, found in ratios.items() if found for ratio, who in [found]]:
             yield f"seconds / {whom}: {'   '.join(said)}   geometric mean {geometric_mean([r[0] for r in ratios.values() if r]):.3f}"
     for name in [name for name in names if name in TEXTS[1:]] if "file" in ours else ():
         if found := compared(ours["file"], [row for row in peers if row.workload == name], paired, seconds):
             yield f"seconds, file / fastest peer {name}: {found[0]:.3f} ({found[1]})"
-    if FRESH in ours and (found := compared(ours[FRESH], [row for row in peers if row.workload == FRESH], paired, seconds)):
+    if FRESH in ours and (found := compared(ours[FRESH], [row for row in peers if row.workload == FRESH], paired,
+                                            seconds)):
         yield f"seconds, fresh sizes / fastest peer: {found[0]:.3f} ({found[1]})"
     for what, value in (("resident", lambda row: row.resident_mb), ("first result", lambda row: row.first_s)):
         like = {name: [row for row in peers if row.workload in ([name] if name != "file" else TEXTS)] for name in ours}
@@ -103,7 +110,8 @@ def plot(rows, file):
             points = [(names.index(row.workload) + 0.8 * (i + 0.5) / len(engines) - 0.4, 1e3 * row.median_s)
                       for row in mine if row.engine == engine]
             axis.bar([at for at, _ in points], [ms for _, ms in points], 0.8 / len(engines), label=engine)
-        axis.set(yscale="log", ylabel="milliseconds", title=" ".join(panel), xticks=range(len(names)), xticklabels=names)
+        axis.set(yscale="log", ylabel="milliseconds", title=" ".join(panel), xticks=range(len(names)),
+                 xticklabels=names)
     axes[0, 0].legend(ncols=5, fontsize="small")
     figure.savefig(file)
     pyplot.close(figure)

@@ -1,19 +1,23 @@
-"""opmatrix beside torch, torch.compile, ONNX Runtime and OpenVINO: the same weights, the same inputs, equal number types.
+"""opmatrix beside torch, torch.compile, ONNX Runtime and OpenVINO: the same weights, the same inputs, equal number
+types.
 
-    python benchmarks/models.py [--models minilm,base] [--types float32,bf16,int8] [--engines ...] [--threads N] [--rounds 9]
+    python benchmarks/models.py [--models minilm,base] [--types float32,bf16,int8] [--engines ...] [--threads N]
+    [--rounds 9]
                                 [--workloads 1x16,1x128,8x128,32x128,file,padded,sorted] [--sentences 512] [--pairs CSV]
                                 [--no-spearman] [--peers-tune] [--csv OUT] [--plot PNG] [--programs DIR]
 
-SENTENCESxTOKENS are batches of one length; `fresh` (not by default) are batches of 1 to 8 sentences, each of another size and run once, so
-that what an engine keeps for a size helps nobody. The last three are the sentence pairs of a file in batches of 32: `file` as they are, for
-opmatrix; for peers `padded` in the order of the file, and `sorted` by length, padded as well. opmatrix has one program for each
-model, number type and workload, found by `opmatrix optimize`; they are kept in --programs and taken from there.
+SENTENCESxTOKENS are batches of one length; `fresh` (not by default) are batches of 1 to 8 sentences, each of another
+size and run once, so that what an engine keeps for a size helps nobody. The last three are the sentence pairs of a file
+in batches of 32: `file` as they are, for opmatrix; for peers `padded` in the order of the file, and `sorted` by length,
+padded as well. opmatrix has one program for each model, number type and workload, found by `opmatrix optimize`; they
+are kept in --programs and taken from there.
 
-Each engine and number type has a process of its own, on the same processors with as many threads. In every round each takes a turn, in
-an order that turns, while the others sleep. Seconds are medians of rounds, of calls of a turn; a ratio is the median of the rounds' ratios.
-`first_s` runs from the start of the process to the first result, everything that can be saved or cached being so; resident memory
-is the most that such a process held. The error is that of the hidden states of real tokens against float64, in the Frobenius norm.
-A figure counts only with all four peers in the table; an engine's, ours too, only where its Spearman is within 0.3 of float32's."""
+Each engine and number type has a process of its own, on the same processors with as many threads. In every round each
+takes a turn, in an order that turns, while the others sleep. Seconds are medians of rounds, of calls of a turn; a ratio
+is the median of the rounds' ratios. `first_s` runs from the start of the process to the first result, everything that
+can be saved or cached being so; resident memory is the most that such a process held. The error is that of the hidden
+states of real tokens against float64, in the Frobenius norm. A figure counts only with all four peers in the table; an
+engine's, ours too, only where its Spearman is within 0.3 of float32's."""
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -73,7 +77,8 @@ class Row:
 
     def csv(self):
         name = self.workload if self.model == "minilm" else f"{self.model} {self.workload}"
-        return [self.engine, self.version, self.number_type, name, self.median_s, self.min_s, self.first_s, self.resident_mb,
+        return [self.engine, self.version, self.number_type, name, self.median_s, self.min_s, self.first_s,
+                self.resident_mb,
                 "" if self.error is None else self.error]
 
 
@@ -88,7 +93,8 @@ def main():
         for group in groups(given, found):
             rows += raced(group, checkpoint, given)
             tabled(given.csv, [COLUMNS, *(row.csv() for row in rows)])
-        if given.spearman and name != "base": quality([row for row in rows if row.model == checkpoint.name], checkpoint, given)
+        if given.spearman and name != "base":
+            quality([row for row in rows if row.model == checkpoint.name], checkpoint, given)
         model_tables.show(checkpoint.name, rows, given)
     if given.plot: model_tables.plot(rows, given.plot)
     concluded(given, figures(rows))
@@ -98,17 +104,20 @@ def figures(rows):
     """What opmatrix takes of what the fastest peer of equal quality takes, by model, number type and workload."""
     for ours in (row for row in rows if row.engine == "opmatrix"):
         same = [row for row in rows if row.race == ours.race]
-        peers, what = [row for row in same if row.engine != "opmatrix" and model_tables.equal(row, rows)], " ".join(ours.race)
+        peers, what = [row for row in same if row.engine != "opmatrix"
+                       and model_tables.equal(row, rows)], " ".join(ours.race)
         yield Figure(f"{what}: opmatrix", 1e3 * ours.median_s, "ms", spread(ours.rounds))
         if ours.workload in workloads.TEXTS: continue       # peers have others: benchmarks/model_tables.py
         found = model_tables.compared(ours, peers, model_tables.paired, model_tables.seconds)
         ratio, who = found or (None, "none")
-        yield Figure(f"{what}: of the fastest peer's ({who})", ratio, "x", most=1, why="no peer of equal quality is here")
+        yield Figure(f"{what}: of the fastest peer's ({who})", ratio, "x", most=1, why="no peer of equal quality is "
+                                                                                       "here")
 
 
 def options():
     parser = Parser(__doc__)
-    parser.add_argument("--models", type=listed, default=["minilm", "base"], help="minilm, base, or directories of checkpoints")
+    parser.add_argument("--models", type=listed, default=["minilm", "base"], help="minilm, base, or directories of "
+                                                                                  "checkpoints")
     parser.add_argument("--types", type=listed, default=[*TYPES])
     parser.add_argument("--workloads", type=listed, default=[*SHAPES, *workloads.TEXTS])
     parser.add_argument("--engines", type=listed, default=[*ALL])
@@ -119,10 +128,12 @@ def options():
     parser.add_argument("--no-spearman", dest="spearman", action="store_false", help="of the pairs: half of the time")
     parser.add_argument("--peers-tune", action="store_true", help="say what each peer was tuned to")
     parser.add_argument("--plot", type=Path, help="draw them there (needs matplotlib)")
-    parser.add_argument("--programs", type=Path, help="where opmatrix's programs are kept; the cache directory by default")
+    parser.add_argument("--programs", type=Path, help="where opmatrix's programs are kept; the cache directory by "
+                                                      "default")
     given = parser.parse_args()
     for option, known in (("types", TYPES), ("engines", ALL)): named(option, getattr(given, option), known)
-    for option, most in (("threads", cores()), ("rounds", 10**6), ("sentences", 10**6)): within(option, getattr(given, option), most)
+    for option, most in (("threads", cores()), ("rounds", 10**6), ("sentences", 10**6)):
+        within(option, getattr(given, option), most)
     tablefile("plot", given.plot)
     return given
 
@@ -139,7 +150,8 @@ def groups(given, found):
 
 def raced(group, checkpoint, given):
     """The rows of what races together."""
-    entered = [(row, process) for entry in group if (one := entrant(*entry, checkpoint, given)) for row, process in [one]]
+    entered = [(row, process) for entry in group if (one := entrant(*entry, checkpoint, given)) for row,
+               process in [one]]
     say(f"{checkpoint.name}: {given.rounds} rounds of {len(entered)}")
     with undisturbed():
         for turn in range(given.rounds):
@@ -169,14 +181,17 @@ def entrant(engine, number, workload, checkpoint, given):
         process = Process(ready := made(job(engine, number, workload, checkpoint, given), given.programs))
         if given.peers_tune and engine != "opmatrix": say(f"{engine} {number} {workload.name} was tuned: {ready.tuned}")
         time.sleep(SETTLE)
-        return Row(checkpoint.name, engine, version_of(engine), number, workload.name, process.first, job=ready), process
+        return Row(checkpoint.name, engine, version_of(engine), number, workload.name, process.first,
+                   job=ready), process
     except Absent as error: say(f"absent  {engine} {number} {workload.name}: {error}")
 
 
 def job(engine, number, workload, checkpoint, given):
     """A workload's job; its texts are written only where a program must be found for them."""
-    return Job(engine, number, str(checkpoint.directory), workload.name, workload.sentences, workload.batches, workload.shape,
-               workload.shape is None, workload.fresh, workloads.calibration(checkpoint), workloads.text(workload, checkpoint),
+    return Job(engine, number, str(checkpoint.directory), workload.name, workload.sentences, workload.batches,
+               workload.shape,
+               workload.shape is None, workload.fresh, workloads.calibration(checkpoint),
+               workloads.text(workload, checkpoint),
                threads=given.threads)
 
 
@@ -191,7 +206,8 @@ def judged(entered, workload, checkpoint):
 
 
 def quality(rows, checkpoint, given):
-    """Writes Spearman's correlation into the rows: one an engine and number type for peers, one a program for opmatrix."""
+    """Writes Spearman's correlation into the rows: one an engine and number type for peers, one a program for
+    opmatrix."""
     if not given.pairs.is_file(): return say(f"no Spearman: {given.pairs} is not there")
     scores, kept = workloads.Pairs.read(given.pairs).scores, {}
     every = workloads.made("sorted", checkpoint, given.pairs, None)

@@ -2,11 +2,11 @@
 
     python benchmarks/mutants.py [--csv OUT] [--only exact|kernels] [--list] [--processes 2] [--every 1]
 
-A mutant is a law with one thing changed: a guard dropped, operands exchanged, a transpose, sign or scale put in or left out,
-the order of a composition, an index, a term. `law` is how many fail alone on random operators, `e-class` how many are named in
-a graph that starts from their own left side, `equal` how many no check names because both sides are proved to be one, `tried` how
-many of the kernels lack a guard without which their term was still computed, with numbers. All 7,865 of the kernels take about
-four minutes on two cores; --every 10 judges each tenth.
+A mutant is a law with one thing changed: a guard dropped, operands exchanged, a transpose, sign or scale put in or left
+out, the order of a composition, an index, a term. `law` is how many fail alone on random operators, `e-class` how many
+are named in a graph that starts from their own left side, `equal` how many no check names because both sides are proved
+to be one, `tried` how many of the kernels lack a guard without which their term was still computed, with numbers. All
+7,865 of the kernels take about four minutes on two cores; --every 10 judges each tenth.
 """
 from __future__ import annotations
 

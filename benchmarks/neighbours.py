@@ -1,9 +1,11 @@
-"""Whether neighbours change what is chosen: `optimize` on a quiet machine, and with other work on every processor, by one calibration.
+"""Whether neighbours change what is chosen: `optimize` on a quiet machine, and with other work on every processor, by
+one calibration.
 
     python benchmarks/neighbours.py [MODEL] [--error 0.02] [--csv OUT]
 
-Both choices are priced by the calibration that is there, which should have been taken when quiet (`opmatrix calibrate`). The second
-run has to notice its neighbours, and its choice may be predicted 5 % slower than the first one's."""
+Both choices are priced by the calibration that is there, which should have been taken when quiet (`opmatrix
+calibrate`). The second run has to notice its neighbours, and its choice may be predicted 5 % slower than the first
+one's."""
 import os
 import subprocess
 import sys
@@ -28,7 +30,8 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="minilm")
     parser.add_argument("--error", type=positive, default=0.02)
     given = parser.parse_args()
-    if not machine_file().exists(): raise InputError("there is no calibration that both runs could share: opmatrix calibrate")
+    if not machine_file().exists():
+        raise InputError("there is no calibration that both runs could share: opmatrix calibrate")
     takes(140)
     before = machine_file().read_bytes()
     quiet = found(given, "quiet")
@@ -48,9 +51,11 @@ def found(given, which):
     say(f"optimize {given.model}, {which}")
     with tempfile.TemporaryDirectory() as room:
         place = Path(room) / "found.opmatrix"
-        done = subprocess.run([sys.executable, "-m", "rewrites.cli", "optimize", given.model, "--error", str(given.error), "--out", place],
+        done = subprocess.run([sys.executable, "-m", "rewrites.cli", "optimize", given.model, "--error",
+                               str(given.error), "--out", place],
                               cwd=command.ROOT, capture_output=True, text=True)
-        if done.returncode: raise InputError(f"optimize {given.model}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
+        if done.returncode:
+            raise InputError(f"optimize {given.model}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
         report = read_json(place / "report.json")
     chosen = report["front"][report["chosen"]]
     return chosen["name"], 1e3 * chosen["predicted_s"], 1e3 * chosen["measured_s"], report["busy"]["timing"]

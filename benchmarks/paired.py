@@ -39,14 +39,16 @@ TEXTS = "texts"
 WORKLOADS = ["1x16", "1x128", "8x128", TEXTS]
 QUICK = "exact", "int8"
 STARTS, LINES = 10, 12                                      # pairs of processes of a row; lines shown of a difference
-TRIES = 2                                                   # of a row that lies wholly outside; the rounds of both count
+TRIES = 2                                                   # of a row that lies wholly outside; the rounds of both
+                                                            # count
 FIND, ROW, START = 40, 10, 1                                # seconds, about: a search, 30 rounds, a pair of starts
 
 
 def main():
     given = options()
     first, second = commit(given.commit), given.other and commit(given.other)
-    models = [(one := workloads.model(name), [worked(word, one, given.rounds) for word in given.workloads]) for name in given.models]
+    models = [(one := workloads.model(name), [worked(word, one, given.rounds) for word in given.workloads])
+              for name in given.models]
     pinned(given.threads)
     rows = []
     with nullcontext(given.keep) if given.keep else tempfile.TemporaryDirectory(prefix="paired-") as room:
@@ -72,7 +74,8 @@ def options():
     parser.add_argument("commit", metavar="COMMIT", help="what this tree is held against")
     parser.add_argument("other", metavar="OTHER", nargs="?", help="a commit in the place of this tree")
     parser.add_argument("--only", type=listed, default=[*PROGRAMS], help=", ".join(PROGRAMS))
-    parser.add_argument("--workloads", type=listed, default=WORKLOADS, help="SENTENCESxTOKENS, 64 texts that ship, or fresh ones")
+    parser.add_argument("--workloads", type=listed, default=WORKLOADS, help="SENTENCESxTOKENS, 64 texts that ship, or "
+                                                                            "fresh ones")
     parser.add_argument("--models", type=listed, default=["minilm"], help="minilm, base, or directories of checkpoints")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--quick", action="store_true", help="5 rounds of exact and int8")
@@ -127,8 +130,8 @@ def worked(word, checkpoint, rounds):
 
 
 def compared(program, checkpoint, works, trees, given):
-    """The rows of a program: both trees find it, then run it on every workload. Where they find different ones, the second
-    tree also runs what the first found, so that what the search changed is told from what a run changed."""
+    """The rows of a program: both trees find it, then run it on every workload. Where they find different ones, the
+    second tree also runs what the first found, so that what the search changed is told from what a run changed."""
     model, found = str(checkpoint.directory), []
     for tree in trees:
         say(f"{checkpoint.name} {program}: {tree.name} searches")
@@ -149,7 +152,8 @@ def served(program, checkpoint, works, found, trees, given):
     with tempfile.TemporaryDirectory(dir=trees[0].place.parent) as room:
         places = [copied(place, Path(room) / f"{side}") for side, place in enumerate(found)]
         job = lambda tree, place, work: Job(
-            "opmatrix", program, model, work.name, work.sentences, work.batches, work.shape, fresh=work.fresh, place=place,
+            "opmatrix", program, model, work.name, work.sentences, work.batches, work.shape, fresh=work.fresh,
+            place=place,
             threads=given.threads, python=tree.python, tree="", environment=tree.environment)
         each = lambda work: [job(tree, place, work) for tree, place in zip(trees, places, strict=True)]
         for work in works:
@@ -173,8 +177,8 @@ def copied(place, target):
 
 
 def alike(program, found, trees):
-    """Where the second tree has the program that the first chose: its choice, or a point of its front, as which of two that
-    are nearly as fast is chosen is a matter of noise. Otherwise what differs is printed."""
+    """Where the second tree has the program that the first chose: its choice, or a point of its front, as which of two
+    that are nearly as fast is chosen is a matter of noise. Otherwise what differs is printed."""
     [chosen] = trees[0].ask("shown", directories=[str(found[0])])
     places = [found[1], *sorted((found[1] / "front").glob("*"))]
     own, *front = trees[1].ask("shown", directories=[*map(str, places)])

@@ -25,9 +25,9 @@ def rounds(pair, count, first=0, seconds=TURN):
 
 def interval(starts, seed=0):
     """The median over all rounds of the second side's figure over the first's, and the bounds of its bootstrap interval
-    (Efron 1979). `starts` has the rounds of each pair of processes. Starts are drawn again, and rounds of each, for where
-    a process happens to lie in memory changes its speed by per cents as long as it lives. What slows both sides of a
-    round changes nothing."""
+    (Efron 1979). `starts` has the rounds of each pair of processes. Starts are drawn again, and rounds of each, for
+    where a process happens to lie in memory changes its speed by per cents as long as it lives. What slows both sides
+    of a round changes nothing."""
     ratios = [np.array([second / first for first, second in taken]) for taken in starts]
     known, rng = np.full((len(ratios), max(map(len, ratios))), np.nan), np.random.default_rng(seed)
     for at, each in enumerate(ratios): known[at, :len(each)] = each

@@ -1,11 +1,10 @@
 """Others' equations, proved by the laws of this project: `python benchmarks/peer_laws.py FILE --csv OUT`.
 
 FILE has the columns truth, lhs, rhs. Sides are s-expressions over matrices of any sizes that fit: MM product, Add and
-Mul entry by entry, S times a number, T transpose, Cat0 and Cat1 rows above rows and columns beside columns, Sp<part><axis>
-a part of a concatenation, Relu, Imm the identity matrix, In an input. Proved: both sides end in one class of the e-graph
-(rewrites/proofs/equations.py). What is not proved is tried with numbers. OUT
-has the columns truth, lhs, rhs, proved, seconds (of one equation,
-read and proved), refuted."""
+Mul entry by entry, S times a number, T transpose, Cat0 and Cat1 rows above rows and columns beside columns,
+Sp<part><axis> a part of a concatenation, Relu, Imm the identity matrix, In an input. Proved: both sides end in one
+class of the e-graph (rewrites/proofs/equations.py). What is not proved is tried with numbers. OUT has the columns
+truth, lhs, rhs, proved, seconds (of one equation, read and proved), refuted."""
 import csv
 import re
 import time
@@ -197,7 +196,8 @@ def equations(file: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def judged(prover: Prover, lhs: str, rhs: str) -> tuple[bool, float, bool, str]:
-    """Whether it is proved, the seconds of reading and proving, whether numbers refute it, and why nothing can be said if so."""
+    """Whether it is proved, the seconds of reading and proving, whether numbers refute it, and why nothing can be said
+    if so."""
     start = time.perf_counter()
     try:
         sides = Reader().sides(lhs, rhs)
@@ -225,7 +225,8 @@ def main() -> None:
     print(f"{'truth':20} {'equations':>9} {'proved':>6} {'refuted':>7} {'longest, ms':>11} {'in all, ms':>10}")
     for truth in dict.fromkeys(line[0] for line in rows):
         proved, seconds, refuted = zip(*(line[3:] for line in rows if line[0] == truth), strict=True)
-        print(f"{truth:20} {len(proved):9} {sum(proved):6} {sum(refuted):7} {1e3 * max(seconds):11.1f} {1e3 * sum(seconds):10.1f}")
+        print(f"{truth:20} {len(proved):9} {sum(proved):6} {sum(refuted):7} {1e3 * max(seconds):11.1f} "
+              f"{1e3 * sum(seconds):10.1f}")
     print(f"{time.perf_counter() - start:.2f} s in all, {ready:.2f} s of it to read the laws")
     tabled(options.csv, [("truth", "lhs", "rhs", "proved", "seconds", "refuted"), *rows])
     true, other = [row[3] for row in rows if row[0] == "true"], [row[3] for row in rows if row[0] != "true"]

@@ -1,7 +1,8 @@
-"""Engines in processes of their own, on the same processors with as many threads (what runs there: serve.py, engines.py).
+"""Engines in processes of their own, on the same processors with as many threads (what runs there: serve.py,
+engines.py).
 
-`made(job)` prepares what a job needs and warms the engine's caches, in processes that are thrown away; `Process(job)` starts the
-engine once more. An engine that cannot be had says why: `Absent`."""
+`made(job)` prepares what a job needs and warms the engine's caches, in processes that are thrown away; `Process(job)`
+starts the engine once more. An engine that cannot be had says why: `Absent`."""
 import hashlib
 import json
 import os
@@ -23,10 +24,12 @@ from formats.disk.cache import cache_directory
 from opmatrix.files.storage import VERSION
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "OPENBLAS_THREAD_TIMEOUT": "4",
+QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore",
+         "OPENBLAS_THREAD_TIMEOUT": "4",
          "PYTHONDONTWRITEBYTECODE": ""}                     # byte code is kept of all: installed peers come with it
 SILENT = 3600                                               # seconds after which a process is taken to hang
-SETTLE = 0.04                                               # seconds after which no engine spins any more (ONNX Runtime: 0.025)
+SETTLE = 0.04                                               # seconds after which no engine spins any more (ONNX
+                                                            # Runtime: 0.025)
 
 
 class Absent(RuntimeError):
@@ -35,9 +38,9 @@ class Absent(RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """What a process is to do: an engine with a model (a checkpoint's directory) in a number type, as prepared in `place`.
-    `batches` are numbers of `sentences` (rows of token ids); `shape` is that of all batches, if they have one, and `masked`
-    says whether some are padded. It runs with that `python`, and what `environment` adds."""
+    """What a process is to do: an engine with a model (a checkpoint's directory) in a number type, as prepared in
+    `place`. `batches` are numbers of `sentences` (rows of token ids); `shape` is that of all batches, if they have one,
+    and `masked` says whether some are padded. It runs with that `python`, and what `environment` adds."""
     engine: str
     number_type: str
     model: str
@@ -46,7 +49,8 @@ class Job:
     batches: list = field(default_factory=list)
     shape: list | None = None
     masked: bool = False
-    fresh: int = 0                                          # batches of a turn, each run once; 0: all of them, again and again
+    fresh: int = 0                                          # batches of a turn, each run once; 0: all of them, again
+                                                            # and again
     calibration: list = field(default_factory=list)
     text: str = ""
     tuned: str = ""                                         # what the engine was tuned to, in a few words
@@ -58,8 +62,8 @@ class Job:
 
 
 class Process:
-    """An engine at work. `said` is its first answer, `first` how many seconds it took from its start to its first result. Raises
-    Absent."""
+    """An engine at work. `said` is its first answer, `first` how many seconds it took from its start to its first
+    result. Raises Absent."""
 
     def __init__(self, job, what="serve"):
         self.job, self.errors = job, tempfile.TemporaryFile("w+")
@@ -106,7 +110,8 @@ class Process:
 def version_of(engine, number_type="float32"):
     """The engine's version; Absent where a package that it needs is not installed."""
     try: own, *_ = [version(package) for package in ENGINES[engine].needs(number_type)]
-    except PackageNotFoundError as error: raise Absent(f"{error.name} is not installed: pip install '.[peers]'") from None
+    except PackageNotFoundError as error:
+        raise Absent(f"{error.name} is not installed: pip install '.[peers]'") from None
     return own
 
 
@@ -129,13 +134,15 @@ def made(job, programs=None):
 
 
 def home(job, release, programs):
-    """Where what a job needs is kept: a program for its workload, in the directory that the user names; for a peer one model for all
-    shapes, and one that knows padding."""
+    """Where what a job needs is kept: a program for its workload, in the directory that the user names; for a peer one
+    model for all shapes, and one that knows padding."""
     model = Path(job.model).name
     if job.engine == "opmatrix" and programs: return Path(programs) / f"{model}-{job.number_type}-{job.workload}"
-    kind, form = ("programs", job.workload) if job.engine == "opmatrix" else ("peers", "masked" if job.masked else "plain")
+    kind, form = ("programs",
+                  job.workload) if job.engine == "opmatrix" else ("peers", "masked" if job.masked else "plain")
     release = f"{release}-{VERSION}" if job.engine == "opmatrix" else release
-    return cache_directory() / kind / f"{job.engine}-{release}-{digest(job.model)}" / f"{model}-{job.number_type}-{form}"
+    return cache_directory(
+        ) / kind / f"{job.engine}-{release}-{digest(job.model)}" / f"{model}-{job.number_type}-{form}"
 
 
 def replaced(job, **changed): return Job(**(vars(job) | changed))
@@ -143,7 +150,8 @@ def replaced(job, **changed): return Job(**(vars(job) | changed))
 
 def digest(directory):
     """What tells weights apart."""
-    with open(Path(directory) / "model.safetensors", "rb") as file: return hashlib.file_digest(file, "blake2b").hexdigest()[:12]
+    with open(Path(directory) / "model.safetensors", "rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:12]
 
 
 class Peer(Process):

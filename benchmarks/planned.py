@@ -2,8 +2,9 @@
 
     python benchmarks/planned.py [--layers 80] [--machine H100] [--tokens 512] [--csv OUT]
 
-Sizes are those of LLaMA-2 70B (Touvron et al. 2023): 8,192 wide, 64 heads, 8 of keys and values, 28,672 in between, 32,000 words. No weight
-is loaded or allocated. Seconds are of everything behind the imports: building the model, saturation, extraction, planning, printing."""
+Sizes are those of LLaMA-2 70B (Touvron et al. 2023): 8,192 wide, 64 heads, 8 of keys and values, 28,672 in between,
+32,000 words. No weight is loaded or allocated. Seconds are of everything behind the imports: building the model,
+saturation, extraction, planning, printing."""
 import json
 import subprocess
 import sys
@@ -11,8 +12,10 @@ import sys
 import command
 from command import Figure, Parser, cell, concluded, count, tabled, takes
 
-SIZES = dict(model_type="transformer", vocab_size=32000, max_position_embeddings=4096, hidden_size=8192, intermediate_size=28672,
-             num_attention_heads=64, num_key_value_heads=8, head_dim=128, norm="rms", norm_eps=1e-5, pre_norm=True, hidden_act="silu",
+SIZES = dict(model_type="transformer", vocab_size=32000, max_position_embeddings=4096, hidden_size=8192,
+             intermediate_size=28672,
+             num_attention_heads=64, num_key_value_heads=8, head_dim=128, norm="rms", norm_eps=1e-5, pre_norm=True,
+             hidden_act="silu",
              gated=True, bias=False, mask="sequence & causal", positions="rotary", head="own")
 CODE = """
 import json, resource, sys, time

@@ -1,10 +1,12 @@
-"""How far predicted seconds of products are off, in every format, on shapes, densities, patterns and rows not calibrated.
+"""How far predicted seconds of products are off, in every format, on shapes, densities, patterns and rows not
+calibrated.
 
     python benchmarks/prediction.py [--full] [--threads 1] [--matrices 24] [--machine FILE] [--csv OUT]
 
-The machine is calibrated in one process and asked in another, on matrices whose columns differ in size as well as on even
-ones. Errors are relative to the lower quartile of the measured times; `again` is how far a second measurement is from the
-first: no prediction is nearer. `held` is the share of times within the predicted interval, which should hold 80 %."""
+The machine is calibrated in one process and asked in another, on matrices whose columns differ in size as well as on
+even ones. Errors are relative to the lower quartile of the measured times; `again` is how far a second measurement is
+from the first: no prediction is nearer. `held` is the share of times within the predicted interval, which should hold
+80 %."""
 import argparse
 import os
 import subprocess
@@ -15,7 +17,8 @@ from pathlib import Path
 import command
 from command import Figure, InputError, Parser, concluded, count, readable, say, tabled, takes
 
-COLUMNS = ("format", "inputs", "outputs", "rows", "bytes", "skewed", "seconds", "closed_s", "predicted_s", "low_s", "high_s",
+COLUMNS = ("format", "inputs", "outputs", "rows", "bytes", "skewed", "seconds", "closed_s", "predicted_s", "low_s",
+           "high_s",
            "again_s")
 LARGEST, ARITHMETIC = 4096, 6e8
 ALLOWED = 0.10, 0.25                                         # median and 90th percentile of errors
@@ -69,7 +72,8 @@ def measured(file, count):
             cases = [*calibration.products([name], plan, numbers, start=5000 + count * (skew > 0), skew=skew)]
             first, again = (calibration.measured(cases, most=1e9) for _ in range(2))
             for (kernel, sizes, seconds), (*_, other) in zip(first, again, strict=True):
-                prices = machine.closed(kernel, **sizes), machine.seconds(kernel, **sizes), *machine.between(kernel, **sizes)
+                prices = machine.closed(kernel,
+                                        **sizes), machine.seconds(kernel, **sizes), *machine.between(kernel, **sizes)
                 shape = (int(sizes[each]) for each in ("n", "p", "T"))
                 table.append((name, *shape, int(weigh_format(name, sizes)[0]), skew, seconds, *prices, other))
         say(name)
@@ -87,22 +91,24 @@ def show(table):
         errors = [abs(each / taken - 1) for each in (closed, found, again)]
         held = np.mean((low <= taken) & (taken <= high))
         numbers = [np.quantile(error, share) for error in errors for share in (0.5, 0.9)]
-        print(f"{name:16s} {which:>6s} {len(rows):5d} {numbers[0]:14.1%} {numbers[1]:6.1%} {numbers[2]:17.1%} {numbers[3]:6.1%} "
-              f"{held:6.0%} {numbers[4]:13.1%} {numbers[5]:6.1%}")
+        print(f"{name:16s} {which:>6s} {len(rows):5d} {numbers[0]:14.1%} {numbers[1]:6.1%} {numbers[2]:17.1%} "
+              f"{numbers[3]:6.1%} {held:6.0%} {numbers[4]:13.1%} {numbers[5]:6.1%}")
         return numbers[2:4]
     failed, names = [], [*dict.fromkeys(row[0] for row in table)]
     for name in names:
         rows = [row for row in table if row[0] == name]
         line(name, "one", [row for row in rows if row[3] == 1])
         line("", "more", [row for row in rows if row[3] > 1])
-        if any(found >= allowed for found, allowed in zip(line("", "all", rows), ALLOWED, strict=True)): failed.append(name)
+        if any(found >= allowed for found, allowed in zip(line("", "all", rows), ALLOWED, strict=True)):
+            failed.append(name)
     middle, most = line("all", "all", table)
     off = np.array([abs(row[11] / row[6] - 1) for row in table])
     print(f"median under {ALLOWED[0]:.0%} and 90th percentile under {ALLOWED[1]:.0%}: "
           f"{'every format' if not failed else 'not ' + ', '.join(failed)}")
     again, far = (float(np.quantile(off, share)) for share in (0.5, 0.9))
     bars = [100 * allowed for allowed in ALLOWED]
-    return [Figure(f"predicted seconds of {len(table)} products off by, median", 100 * middle, "%", again, most=bars[0]),
+    return [Figure(f"predicted seconds of {len(table)} products off by, median", 100 * middle, "%", again,
+                   most=bars[0]),
             Figure("90th percentile", 100 * most, "%", far, most=bars[1]),
             Figure(f"formats of {len(names)} that keep both bars", len(names) - len(failed), least=len(names))]
 

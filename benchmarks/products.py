@@ -1,12 +1,14 @@
-"""Products on one core: Gflop/s of float32, bf16, int8 and int4, beside a generator of kernels that the project does not hold.
+"""Products on one core: Gflop/s of float32, bf16, int8 and int4, beside a generator of kernels that the project does
+not hold.
 
-    python benchmarks/products.py [--trial FILE] [--rows 1,4,16,61,128] [--shapes 384x1536,1536x384,768x3072] [--types ...]
+    python benchmarks/products.py [--trial FILE] [--rows 1,4,16,61,128] [--shapes 384x1536,1536x384,768x3072] [--types
+    ...]
         [--rounds 15] [--csv OUT]
 
-Calls are those of a recorded program: a kernel and its arguments, without Python's part of a step; all add a bias. Ours round rows
-of x on the way, the trial is given rounded ones. All take turns; figures are medians, `share` is ours over the trial's.
-FILE is a module, which is run, with `make_gemm(kind, epilogue)`, `pack`, `bf16` and `keep`. One processor is used, the last that is
-allowed."""
+Calls are those of a recorded program: a kernel and its arguments, without Python's part of a step; all add a bias. Ours
+round rows of x on the way, the trial is given rounded ones. All take turns; figures are medians, `share` is ours over
+the trial's. FILE is a module, which is run, with `make_gemm(kind, epilogue)`, `pack`, `bf16` and `keep`. One processor
+is used, the last that is allowed."""
 import argparse
 import os
 import time
@@ -49,7 +51,8 @@ def main() -> None:
         for kind in given.types:
             for each in shapes:
                 rows = raced(kind, each, sizes, trial, given.rounds)
-                for row in rows: print(" ".join(f"{cell:>13.4g}" if isinstance(cell, float) else f"{cell!s:>13}" for cell in row))
+                for row in rows:
+                    print(" ".join(f"{cell:>13.4g}" if isinstance(cell, float) else f"{cell!s:>13}" for cell in row))
                 table += rows
     tabled(given.csv, [COLUMNS, *table])
     concluded(given, figures(given.types, table))
@@ -71,7 +74,8 @@ def checked(given):
     except argparse.ArgumentTypeError as error: raise InputError(f"--rows, --shapes: {error}") from None
     if max(*sizes, *map(max, shapes)) > MOST: raise InputError(f"--rows, --shapes: {MOST} at most")
     for n, p in shapes if given.trial else ():
-        if n % 32 or p % WIDTH: raise InputError(f"--shapes {n}x{p}: the trial takes inputs by 32 and outputs by {WIDTH}")
+        if n % 32 or p % WIDTH:
+            raise InputError(f"--shapes {n}x{p}: the trial takes inputs by 32 and outputs by {WIDTH}")
     return sizes, shapes, imported(given.trial) if given.trial else None
 
 
@@ -130,16 +134,19 @@ def ours(weight, x, out, epilogue, alive):
 
 
 def theirs(kind, trial, w, bias):
-    """A function of (x, out): a call of the trial's kernel. None where there is no trial; int4 is measured by its int8."""
+    """A function of (x, out): a call of the trial's kernel. None where there is no trial; int4 is measured by its
+    int8."""
     if trial is None: return None
     at, (n, p), blocks = address, w.shape, w.shape[1] // WIDTH
     panels = {"float32": lambda: trial.pack(w, WIDTH), "bf16": lambda: layered(trial.bf16(w), 2, trial)}
     if kind in panels:
-        gemm, packed, bias = generated(trial, "f32" if kind == "float32" else kind, "bias"), panels[kind](), trial.keep(bias)
+        gemm, packed, bias = generated(trial, "f32" if kind == "float32" else kind,
+                                       "bias"), panels[kind](), trial.keep(bias)
         size, words = (4, n) if kind == "float32" else (2, n // 2)
         def prepared(x, out):
             given = trial.keep(x if kind == "float32" else trial.bf16(x))
-            return lambda: gemm(at(given), size * n, at(packed), words, at(out), 4 * p, at(bias), 0, 0, 0, len(x), 0, blocks)
+            return lambda: gemm(at(given), size * n, at(packed), words, at(out), 4 * p, at(bias), 0, 0, 0, len(x), 0,
+                                blocks)
         return prepared
     gemm, scale = generated(trial, "int8", "none"), abs(w).max(0) / 127
     whole = np.rint(w / scale).astype(np.int8)
@@ -148,7 +155,8 @@ def theirs(kind, trial, w, bias):
     def rounded(x, out):
         factors = trial.keep(abs(x).max(1) / 127)
         given = trial.keep((np.rint(x / factors[:, None]) + 128).astype(np.uint8))
-        return lambda: gemm(at(given), n, at(packed), n // 4, at(out), 4 * p, at(ends), at(factors), 4, 0, len(x), 0, blocks)
+        return lambda: gemm(at(given), n, at(packed), n // 4, at(out), 4 * p, at(ends), at(factors), 4, 0, len(x), 0,
+                            blocks)
     return rounded
 
 

@@ -16,9 +16,11 @@ from formats.core.arrays import room
 
 F4 = np.dtype(np.float32)
 WORST = 0.2                                                  # error of W beyond which a format does not hold it
-SPARSE = 0.75                                                # of dense bytes: libraries' sparse formats above are left out
+SPARSE = 0.75                                                # of dense bytes: libraries' sparse formats above are left
+                                                             # out
 TILE = 16, 16
-ENOUGH = 1.1                                                 # of the bytes asked for: whole tiles may be fewer than a density says
+ENOUGH = 1.1                                                 # of the bytes asked for: whole tiles may be fewer than a
+                                                             # density says
 
 
 def relative(held, W): return float(np.linalg.norm(held - W) / np.linalg.norm(W))
@@ -84,8 +86,8 @@ def scipy_sparse(W, only):
 
 
 def two_ways(name, A, multiply, copied=False, wrap=lambda x: x, contiguous=np.ascontiguousarray):
-    """The same job as ours, rows of tokens in and out (`copied`: the library wants x turned for it), and as the library likes it
-    best, tokens contiguous in and out."""
+    """The same job as ours, rows of tokens in and out (`copied`: the library wants x turned for it), and as the library
+    likes it best, tokens contiguous in and out."""
     size, inputs = A.data.nbytes + A.indices.nbytes + A.indptr.nbytes, A.shape[1]
     def by_rows(rows):
         x, turned = rows_of(rows, inputs), room((inputs, rows), F4)
@@ -155,7 +157,8 @@ def torch_sparse(torch, name, A):
 # ---- one row, from memory
 
 def decode(name, size):
-    """(bytes, bytes a second of x @ W with one row, bytes a second of reading as much, the share of every turn): nine turns."""
+    """(bytes, bytes a second of x @ W with one row, bytes a second of reading as much, the share of every turn): nine
+    turns."""
     from formats.machine import peaks
     packed = filled(FORMATS[name], size)
     call, memory = our_call(packed, 1), peaks.filled(packed.nbytes)
@@ -172,9 +175,10 @@ def timed(call):
 
 
 def filled(form, size, n=4096, tile=TILE, density=0.1):
-    """A matrix of more than so many bytes, its arrays made as the format declares them: any numbers will do, but indices
-    must ascend."""
-    options = {**next(iter(form.choices(n, 1024)), {}), **({"density": density} if "density" in form.parameters else {})}
+    """A matrix of more than so many bytes, its arrays made as the format declares them: any numbers will do, but
+    indices must ascend."""
+    options = {**next(iter(form.choices(n, 1024)), {}),
+               **({"density": density} if "density" in form.parameters else {})}
     width = 1024
     while True:
         known = form.expected(n, width, **{k: v for k, v in options.items() if k in form.parameters})
@@ -202,7 +206,8 @@ def compressed(form, n, width, tile, density):
     rng, step = np.random.default_rng(0), n // r // round(density * n / r)
     idx = np.arange(each) * step + rng.integers(0, step, (1024, each))
     idx = np.resize(idx, (owners, each)).reshape(-1)
-    val = np.resize(rng.standard_normal(1 << 16).astype(np.float32), (owners * each, r, c) if form.name == "block" else owners * each)
+    val = np.resize(rng.standard_normal(1 << 16).astype(np.float32),
+                    (owners * each, r, c) if form.name == "block" else owners * each)
     return np.arange(owners + 1) * each, idx.astype(np.uint32), val
 
 

@@ -13,7 +13,8 @@ import command  # noqa: F401
 
 HERE = Path(__file__).parent
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-LINGER = {"OPENBLAS_THREAD_TIMEOUT": "22", "KMP_BLOCKTIME": "2"}         # idle pools stop spinning within two milliseconds
+LINGER = {"OPENBLAS_THREAD_TIMEOUT": "22", "KMP_BLOCKTIME": "2"}         # idle pools stop spinning within two
+                                                                         # milliseconds
 SETTLE = 0.003
 MOST, LEAST = 200, 3                                         # calls of a turn
 
@@ -68,8 +69,8 @@ class Server:
         self.calls = [make(rows) for *_, make in self.candidates]
 
     def turn(self, index, seconds):
-        """The median and the least seconds of one candidate's calls within some time, after one that warms it up; of calls that
-        lost the processor only if all did."""
+        """The median and the least seconds of one candidate's calls within some time, after one that warms it up; of
+        calls that lost the processor only if all did."""
         call, taken, clean = self.calls[index], [], []
         call()
         end = time.perf_counter() + seconds
@@ -82,7 +83,8 @@ class Server:
         return taken[len(taken) // 2], taken[0]
 
     def decode(self, name, size):
-        """One row times a matrix of more than so many bytes, and reading as many, in turn: bytes, bytes a second of each."""
+        """One row times a matrix of more than so many bytes, and reading as many, in turn: bytes, bytes a second of
+        each."""
         return self.providers.decode(name, size)
 
     def answers(self):

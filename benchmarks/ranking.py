@@ -49,7 +49,8 @@ def main() -> None:
     wide = [row[4] for row in rows if row[4] is not None]
     what = f"Kendall's tau of {len(rows)} programs, each {given.apart:g} times as slow as the next"
     off = median(abs(1 - 1 / row[3]) for row in rows)
-    concluded(given, [Figure(what, tau, spread=median(wide) if wide else None, ceiling=1, why="one program is no order"),
+    concluded(given, [Figure(what, tau, spread=median(wide) if wide else None, ceiling=1,
+                             why="one program is no order"),
                       Figure("predicted seconds off by, median", 100 * off, "%")])
 
 

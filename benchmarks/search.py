@@ -1,5 +1,5 @@
-"""How long the search takes on a BERT: for the exact program, by layers and by laws, and for an approximate one where each
-weight may be stored in eight ways.
+"""How long the search takes on a BERT: for the exact program, by layers and by laws, and for an approximate one where
+each weight may be stored in eight ways.
 
     python benchmarks/search.py [--layers 1 2 6 12 24 48] [--tokens 128] [--rounds 3] [--width 768] [--brief]
                                 [--csv OUT]
@@ -36,7 +36,8 @@ HEADER = "seconds", "spread", "of processor", "nodes", "classes", "ms predicted"
 OFFERED = [(Method(), 0.0), (Method("half"), 1e-4), (Method("csr", (("density", 0.3),)), 0.02),
            (Method("csr", (("density", 0.15),)), 0.06), (Method("nm", (("n", 2), ("m", 4))), 0.01),
            (Method("block", (("density", 0.3), ("tile", (16, 16)))), 0.04), (Method("lowrank", (("rank", 64),)), 0.05),
-           (Method("lowrank", (("rank", 192),)), 0.012)]    # methods, and the size of the errors that are drawn for them
+           (Method("lowrank", (("rank", 192),)), 0.012)]    # methods, and the size of the errors that are drawn for
+                                                            # them
 PUBLISHED = {"Tensat": 1.4, "TASO": 13.6}                   # seconds on BERT (Yang et al. 2021, MLSys, table 2)
 
 
@@ -124,7 +125,8 @@ def offered(lowering, use):
     """Eight methods for a weight, each with an error that is drawn for its leaf and the method."""
     if use.layout == "stack" or use.x in lowering.graph.facts["given"]: return EXACT
     leaves = [t.args[0].label for t in lowering.terms[use.weight].walk() if t.kind.name == "weight"]
-    return [method._replace(error=sum((size * (0.3 + crc32(f"{leaf}{method}".encode()) % 1000 / 500)) ** 2 for leaf in leaves))
+    return [method._replace(error=sum((size * (0.3 + crc32(f"{leaf}{method}".encode()) % 1000 / 500)) ** 2
+                                      for leaf in leaves))
             for method, size in OFFERED]
 
 
@@ -132,7 +134,8 @@ def approximate(model, layers, error, machine, tokens):
     """A line of the table of searches within an error."""
     begun = time.perf_counter()
     found = within(Space(model, EXACT_LAWS, machine, counted([tokens], patterns(model))), offered, error=error ** 2)
-    return [str(layers), f"{100 * error:g} %", f"{time.perf_counter() - begun:.2f}", f"{1e3 * found.time:.3f}", f"{1e3 * found.bound:.3f}",
+    return [str(layers), f"{100 * error:g} %", f"{time.perf_counter() - begun:.2f}", f"{1e3 * found.time:.3f}",
+            f"{1e3 * found.bound:.3f}",
             f"{100 * found.gap:.2f} %", f"{found.memory / 1e6:.1f}"]
 
 
@@ -184,7 +187,8 @@ def row(label, taken):
     found = taken.search
     phases = sorted(((second, name) for name, second in taken.seconds.items() if second > 5e-4), reverse=True)
     return [str(label), f"{median(taken.totals):.3f}", shown(spread(taken.totals)), f"{median(taken.processor):.3f}",
-            str(found.nodes), str(found.classes), *(f"{1e3 * figure:.3f}" for figure in (found.time, found.bound, found.greedy)),
+            str(found.nodes), str(found.classes),
+            *(f"{1e3 * figure:.3f}" for figure in (found.time, found.bound, found.greedy)),
             f"{100 * found.gap:.2g} %", "  ".join(f"{name} {second:.3f}" for second, name in phases)]
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/segments.py [--rows 1024] [--layers 6] [--rounds 30] [--csv OUT]
 
-Encoders of random weights, written by hand, 384 wide, on sentences of 128 tokens. Behind half of the layers of one of them stands a
-term that is read in float64; all its other steps are recorded, in two segments. The step alone is its kernel, called on
-rows that lie ready. All three take turns in one process, and a ratio is of one round."""
+Encoders of random weights, written by hand, 384 wide, on sentences of 128 tokens. Behind half of the layers of one of
+them stands a term that is read in float64; all its other steps are recorded, in two segments. The step alone is its
+kernel, called on rows that lie ready. All three take turns in one process, and a ratio is of one round."""
 import sys
 from statistics import median
 
@@ -41,12 +41,16 @@ def main() -> None:
     term, _ = write_term(symbol("y", None, WIDTH) @ relu, {symbol("y", None, WIDTH): 0})
     x, out = rng.standard_normal((batch.rows, WIDTH), np.float32), np.empty((batch.rows, WIDTH), np.float32)
     taken = measure({"without": encoder(arrays, given.layers), "with": encoder(arrays, given.layers, term),
-                     "step": lambda batch: KERNELS["interpret"].function(out, batch, x, term=term)}, [batch], given.rounds)
-    ratios = [both / (alone + step) for both, alone, step in zip(taken["with"], taken["without"], taken["step"], strict=True)]
-    row = (batch.rows, given.layers, *(1e3 * median(taken[name]) for name in ("without", "step", "with")), median(ratios))
+                     "step": lambda batch: KERNELS["interpret"].function(out, batch, x, term=term)}, [batch],
+                     given.rounds)
+    ratios = [both / (alone + step) for both, alone,
+              step in zip(taken["with"], taken["without"], taken["step"], strict=True)]
+    row = (batch.rows, given.layers, *(1e3 * median(taken[name]) for name in ("without", "step", "with")),
+           median(ratios))
     for line in (COLUMNS, row): print(" ".join(cell(each, 11) for each in line))
     tabled(given.csv, [COLUMNS, row])
-    concluded(given, [Figure("with the step over without it plus the step", median(ratios), "x", spread(ratios), most=1.1)])
+    concluded(given, [Figure("with the step over without it plus the step", median(ratios), "x", spread(ratios),
+                             most=1.1)])
 
 
 def encoder(arrays, layers, term=None):
@@ -63,12 +67,14 @@ def weights(layers, rng):
     """Arrays of a checkpoint, by name."""
     made = lambda *shape: rng.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)
     def affine(name, inputs, outputs): return {f"{name}.weight": made(outputs, inputs), f"{name}.bias": made(outputs)}
-    def norm(name): return {f"{name}.LayerNorm.weight": np.ones(WIDTH, np.float32), f"{name}.LayerNorm.bias": made(WIDTH)}
+    def norm(name):
+        return {f"{name}.LayerNorm.weight": np.ones(WIDTH, np.float32), f"{name}.LayerNorm.bias": made(WIDTH)}
     found = norm("embeddings") | {f"embeddings.{name}_embeddings.weight": made(size, WIDTH) for name, size in
                                   (("word", WORDS), ("position", SENTENCE), ("token_type", 2))}
     for layer in (f"encoder.layer.{i}" for i in range(layers)):
         for part in PARTS: found |= affine(f"{layer}.{part}", WIDTH, WIDTH)
-        found |= affine(f"{layer}.intermediate.dense", WIDTH, 4 * WIDTH) | affine(f"{layer}.output.dense", 4 * WIDTH, WIDTH)
+        found |= affine(f"{layer}.intermediate.dense", WIDTH,
+                        4 * WIDTH) | affine(f"{layer}.output.dense", 4 * WIDTH, WIDTH)
         found |= norm(f"{layer}.attention.output") | norm(f"{layer}.output")
     return found
 

@@ -2,17 +2,18 @@
 
     python benchmarks/selection.py [DIR] [--quick [--part 0]] [--processes 3] [--rows 1 16 128 512] [--csv OUT]
 
-DIR holds patterns (default: dlmc in OPMATRIX_DATA; where there is none, patterns of the same kinds are generated). Each case
-is a pattern, a number of rows and an error allowance (0: float32; 0.004: bf16 is let in; 0.015: int8).
+DIR holds patterns (default: dlmc in OPMATRIX_DATA; where there is none, patterns of the same kinds are generated). Each
+case is a pattern, a number of rows and an error allowance (0: float32; 0.004: bf16 is let in; 0.015: int8).
 
-1. One process calibrates the machine, as `opmatrix calibrate` does. 2. The oracle, another, times every candidate that holds
-the matrix and is predicted to take at most 6 times the fastest, and numpy's BLAS under its fastest setting. 3. A third chooses:
-by prediction alone, and, where predictions lie too near, by timing those few briefly. 4. Three others pay: each times what was
-chosen and whatever took at most 1.6 times the fastest in the oracle. A time is the median of the three.
+1. One process calibrates the machine, as `opmatrix calibrate` does. 2. The oracle, another, times every candidate that
+holds the matrix and is predicted to take at most 6 times the fastest, and numpy's BLAS under its fastest setting. 3. A
+third chooses: by prediction alone, and, where predictions lie too near, by timing those few briefly. 4. Three others
+pay: each times what was chosen and whatever took at most 1.6 times the fastest in the oracle. A time is the median of
+the three.
 
-Printed: kept performance (geometric mean of best / chosen), how often the choice is within 5 % of the best, regret (chosen /
-best - 1), and excess regret against the better of two rules with hindsight: always one format, and one format below a density
-and one above it (where either does not hold the matrix: packed float32)."""
+Printed: kept performance (geometric mean of best / chosen), how often the choice is within 5 % of the best, regret
+(chosen / best - 1), and excess regret against the better of two rules with hindsight: always one format, and one format
+below a density and one above it (where either does not hold the matrix: packed float32)."""
 import argparse
 import gzip
 import json
@@ -30,9 +31,11 @@ DATA = Path(os.environ.get("OPMATRIX_DATA", ROOT.parent / "shared" / "data")) / 
 COLUMNS = "pattern", "structure", "rows", "chosen", "best", "chosen_s", "best_s", "constant_s", "threshold_s"
 ERRORS = 0.0, 0.004, 0.0, 0.015                              # of the cases in turn
 SHAPES = ((384, 384), (384, 1536), (1536, 384), (512, 2048), (1024, 1024), (2048, 1024), (4096, 4096))
-MADE = [("blocks", shape, density) for shape, density in zip(SHAPES, (0.3, 0.1, 0.5, 0.2, 0.35, 0.1, 0.2), strict=True)] + [
+MADE = [("blocks", shape, density) for shape,
+        density in zip(SHAPES, (0.3, 0.1, 0.5, 0.2, 0.35, 0.1, 0.2), strict=True)] + [
     ("2:4", shape, 0.5) for shape in SHAPES] + [
-    ("shared", shape, density) for shape, density in zip(SHAPES, (0.5, 0.25, 0.5, 0.1, 0.25, 0.5, 0.25), strict=True)] + [
+    ("shared", shape, density) for shape,
+    density in zip(SHAPES, (0.5, 0.25, 0.5, 0.1, 0.25, 0.5, 0.25), strict=True)] + [
     ("dense", shape, 1.0) for shape in SHAPES]
 KINDS = [(kind, shape, density) for kind in ("random", "uneven") for shape in ((512, 512), (512, 2048), (2048, 512))
          for density in (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)]
@@ -66,7 +69,8 @@ def raced(given, room):
     blas, start = fastest(), time.time()
     pools = dict.fromkeys(("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(given.threads))
     def stage(name):
-        done = subprocess.run([sys.executable, *sys.argv, "--stage", name, str(room)], env=os.environ | pools | blas.environment)
+        done = subprocess.run([sys.executable, *sys.argv, "--stage", name, str(room)],
+                              env=os.environ | pools | blas.environment)
         if done.returncode: sys.exit(done.returncode)
         say(name)
     for name in ("calibrate", "oracle", "choose", *["pay"] * given.processes): stage(name)
@@ -176,7 +180,8 @@ def choose(given, room):
             ranked = select(W, rows, error, known)
             predicted, middle = ranked[0], time.perf_counter()
             measured = race_candidates(W, rows, ranked)
-            found[f"{name} | {rows}"] = {"predicted": str(predicted), "measured": str(measured), "predicted_took": middle - start,
+            found[f"{name} | {rows}"] = {"predicted": str(predicted), "measured": str(measured),
+                                         "predicted_took": middle - start,
                                          "measured_took": time.perf_counter() - middle, "expected": predicted.seconds}
     (room / "choose.json").write_text(json.dumps(found))
 
@@ -195,7 +200,8 @@ def pay(given, room):
             wanted |= {chosen[case]["predicted"], chosen[case]["measured"]}
             for label in wanted - {"blas"} - set(packed):
                 name_of, options = known["options"][label]
-                packed[label] = Candidate(name_of, tuple((key, plain(value)) for key, value in options), 0, 0, 0, 0).pack(W)
+                packed[label] = Candidate(name_of, tuple((key, plain(value)) for key, value in options), 0, 0, 0,
+                                          0).pack(W)
             entries = {label: packed[label].matmul if label != "blas" else Blas(W).matmul for label in sorted(wanted)}
             found[case] = timed(entries, W.shape, rows, 1e9, TURNS)
     (room / f"pay{len([*room.glob('pay*.json')])}.json").write_text(json.dumps(found))
@@ -245,10 +251,12 @@ def outcome(read, way, processes):
         chosen = read["choose"][case][way]
         found = min(read["pay0"][case], key=lambda label, case=case: seconds(case, label))
         guess = min(read["pay0"][case], key=lambda label, case=case: first[case].get(label, 1e9))
-        rows.append((pattern, read["oracle"][case]["structure"], int(number), chosen, found, seconds(case, chosen), best[case],
+        rows.append((pattern, read["oracle"][case]["structure"], int(number), chosen, found, seconds(case, chosen),
+                     best[case],
                      paid[case][constant], paid[case][below if density[case] < limit else above],
                      density[case], seconds(case, guess), read["choose"][case]["expected"]))
-    if way == "predicted": print(f"best constant: {constant}; threshold: {below} below density {limit:.3g}, else {above}")
+    if way == "predicted":
+        print(f"best constant: {constant}; threshold: {below} below density {limit:.3g}, else {above}")
     return rows
 
 

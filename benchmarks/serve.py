@@ -1,11 +1,12 @@
 """An engine at work in a process of its own.
 
     python benchmarks/serve.py prepare JOB      makes what the engine loads, and ends
-    python benchmarks/serve.py tune JOB         decides what depends on the workload, fills the engine's caches, and ends
+    python benchmarks/serve.py tune JOB         decides what depends on the workload, fills the engine's caches, and
+                                                ends
     python benchmarks/serve.py serve JOB        loads it, runs the first batch, then answers lines of JSON
 
-A job is a file of JSON (see peers.Job). Nothing is imported here that the engine does not need itself, so that the time to
-the first result and the resident memory are the engine's own."""
+A job is a file of JSON (see peers.Job). Nothing is imported here that the engine does not need itself, so that the time
+to the first result and the resident memory are the engine's own."""
 import hashlib
 import json
 import os
@@ -39,8 +40,8 @@ class Server:
         for batch in self.ready: self.work.run(batch)
 
     def turn(self, seconds):
-        """The seconds of each call within some time, at least one; short ones are run once before. Of a job with fresh batches: those of
-        its next few, which it has never seen."""
+        """The seconds of each call within some time, at least one; short ones are run once before. Of a job with fresh
+        batches: those of its next few, which it has never seen."""
         if self.fresh: return self.never_seen()
         if self.last < LONG: self.whole()
         taken, end = [], time.perf_counter() + seconds
@@ -74,13 +75,15 @@ class Server:
 
     def origins(self):
         """Where the packages come from that this process has imported."""
-        return [str(Path(sys.modules[name].__file__).parent) for name in ("formats", "opmatrix", "rewrites") if name in sys.modules]
+        return [str(Path(sys.modules[name].__file__).parent) for name in ("formats", "opmatrix", "rewrites")
+                if name in sys.modules]
 
     def resident(self):
-        """The most bytes that this process ever held in memory. Linux's ru_maxrss would count what the process that started it
-        held, if that was more."""
+        """The most bytes that this process ever held in memory. Linux's ru_maxrss would count what the process that
+        started it held, if that was more."""
         if (status := Path("/proc/self/status")).exists():
-            return 1024 * int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1])
+            return 1024 * int(next(line for line in status.read_text().splitlines()
+                                   if line.startswith("VmHWM")).split()[1])
         import resource
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 

@@ -86,7 +86,8 @@ def main() -> None:
             restarts, products = (median(getattr(each, name) for each in found) for name in ("restarts", "products"))
             met, wide = sum(right(each, wanted) for each in found), spread([each.products for each in found])
             rows.append((name, label, restarts, products, restarts * largest, met, wide))
-            print(f"{name:<16}{label:<22}{restarts:>9g}{products:>10g}{restarts * largest:>13g}{met:>5}/{given.seeds}", flush=True)
+            print(f"{name:<16}{label:<22}{restarts:>9g}{products:>10g}{restarts * largest:>13g}{met:>5}/{given.seeds}",
+                  flush=True)
         say(name)
     tabled(given.csv, [COLUMNS, *rows])
     concluded(given, [*figures(rows, given.seeds)])

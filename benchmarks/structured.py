@@ -1,9 +1,11 @@
 """Structures of int8 beside dense int8: how long a product takes, as a share.
 
-    python benchmarks/structured.py [--shapes 384x1536,768x3072] [--rows 1,16,128] [--caches 2] [--rounds 25] [--csv OUT]
+    python benchmarks/structured.py [--shapes 384x1536,768x3072] [--rows 1,16,128] [--caches 2] [--rounds 25] [--csv
+    OUT]
 
-Calls are those of a recorded program (see products.py) on one processor, the last that is allowed; candidates take turns, shares are
-medians of the shares within a round. N of M is judged at one row, on a square matrix of so many last caches."""
+Calls are those of a recorded program (see products.py) on one processor, the last that is allowed; candidates take
+turns, shares are medians of the shares within a round. N of M is judged at one row, on a square matrix of so many last
+caches."""
 import os
 from statistics import median
 
@@ -35,7 +37,8 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"): os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     table = []
     with limit(1):
-        for n, p in shapes: table += raced(stored(np.random.default_rng(0).standard_normal((n, p), np.float32)), rows, given.rounds)
+        for n, p in shapes:
+            table += raced(stored(np.random.default_rng(0).standard_normal((n, p), np.float32)), rows, given.rounds)
         if given.caches: table += raced(large(given.caches), [1], given.rounds)
     for line in (COLUMNS, *table): print(" ".join(cell(each, 12) for each in line))
     tabled(given.csv, [COLUMNS, *table])
@@ -64,10 +67,12 @@ def raced(forms, sizes, rounds):
     rng = np.random.default_rng(1)
     for rows in sizes:
         x, bias = rng.standard_normal((rows, n), np.float32), Epilogue(bias=rng.standard_normal(p, np.float32))
-        taken = rounds_of({name: ours(each, x, np.empty((rows, p), np.float32), bias, alive) for name, each in forms.items()}, rounds)
+        taken = rounds_of({name: ours(each, x, np.empty((rows, p), np.float32), bias, alive) for name,
+                           each in forms.items()}, rounds)
         for name, each in forms.items():
             shares = [mine / dense for mine, dense in zip(taken[name], taken[DENSE], strict=True)]
-            found.append((name, n, p, rows, 1e6 * median(taken[name]), median(shares), spread(shares) or 0.0, each.nbytes / 1e6))
+            found.append((name, n, p, rows, 1e6 * median(taken[name]), median(shares), spread(shares) or 0.0,
+                          each.nbytes / 1e6))
     return found
 
 

@@ -106,7 +106,8 @@ class Tree:
         if not target.exists():
             shutil.rmtree(fresh, ignore_errors=True)
             if name == SCHEDULE: self.ask("schedule", model=model, target=str(fresh))
-            else: told(self, ["-m", "rewrites.cli", "optimize", model, *PROGRAMS[name], *self.rows, "--out", str(fresh)])
+            else:
+                told(self, ["-m", "rewrites.cli", "optimize", model, *PROGRAMS[name], *self.rows, "--out", str(fresh)])
             fresh.rename(target)
         return target
 

@@ -1,13 +1,15 @@
-"""How far predicted seconds of whole programs are off: over all points of fronts, each at the workload that it was found for.
+"""How far predicted seconds of whole programs are off: over all points of fronts, each at the workload that it was
+found for.
 
-    python benchmarks/whole.py [--models minilm,base] [--workloads 1x16,1x128,8x128] [--rounds 15] [--programs DIR] [--csv OUT]
+    python benchmarks/whole.py [--models minilm,base] [--workloads 1x16,1x128,8x128] [--rounds 15] [--programs DIR]
+    [--csv OUT]
 
-One process for each model and workload finds the programs: the import, the fused and the exact one, and the front within
-the default error; they are kept in --programs and taken from there. Another loads them and times them in turns: medians, and `wide`, the
-middle half of the rounds as a share of the median; where that is more than 5 % they are timed again, and each keeps the rounds
-that agree best. What calibrated the machine was another process. `as calls` are the same kernels priced as calls from Python, with
-weights in the cache. Printed: errors, median and worst, and Kendall's tau over the pairs of programs of a workload that differ
-by 10 % or more as measured."""
+One process for each model and workload finds the programs: the import, the fused and the exact one, and the front
+within the default error; they are kept in --programs and taken from there. Another loads them and times them in turns:
+medians, and `wide`, the middle half of the rounds as a share of the median; where that is more than 5 % they are timed
+again, and each keeps the rounds that agree best. What calibrated the machine was another process. `as calls` are the
+same kernels priced as calls from Python, with weights in the cache. Printed: errors, median and worst, and Kendall's
+tau over the pairs of programs of a workload that differ by 10 % or more as measured."""
 import argparse
 import json
 import subprocess
@@ -37,7 +39,8 @@ NAMES = "names.json"
 WIDE, AGAIN = 0.05, 3                                       # of rounds; how often they are taken again at most
 APART = 1.1                                                 # programs that tau is of
 MEDIAN, WORST, TAU = 10, 30, 0.85                           # bars: errors in %, and order
-ROWS = 512                                                  # that methods are judged by: what programs take is what counts here
+ROWS = 512                                                  # that methods are judged by: what programs take is what
+                                                            # counts here
 ERROR = 0.02
 
 
@@ -85,14 +88,16 @@ def find(model, workload, given):
     run.explore()
     run.approximate(ERROR, lambda *_: None)
     run.front(ERROR, None)
-    found = {name: run.programs[name] for name in ("imported", "fused")} | {point.name: point.program for point in run.points}
+    found = {name: run.programs[name]
+             for name in ("imported", "fused")} | {point.name: point.program for point in run.points}
     place = given.programs / f"{model}-{workload}"
     for at, program in enumerate(found.values()): program.save(place / str(at))
     (place / NAMES).write_text(json.dumps([*found]))
 
 
 def timed(model, workload, given):
-    """Prints name, predicted and measured milliseconds, how wide rounds are, and milliseconds as calls, of each program."""
+    """Prints name, predicted and measured milliseconds, how wide rounds are, and milliseconds as calls, of each
+    program."""
     place = given.programs / f"{model}-{workload}"
     programs = {name: Program.load(place / str(at)) for at, name in enumerate(json.loads((place / NAMES).read_text()))}
     on, machine = batch(workloads.model(model), workload), this_machine()
@@ -122,11 +127,13 @@ def show(rows):
                   f"{calls / found - 1:+.0%}"] for model, workload, name, ahead, found, wide, calls in rows],
                 ["", "", "program", "ms predicted", "ms measured", "off", "spread", "off as calls"]))
     groups = {key: [row for row in rows if row[:2] == key] for key in dict.fromkeys(row[:2] for row in rows)}
-    print("\n" + table([[*key, str(len(each)), *said(errors(each)), f"{tau(each):.3f}"] for key, each in groups.items()],
+    print("\n" + table([[*key, str(len(each)), *said(errors(each)), f"{tau(each):.3f}"] for key,
+                        each in groups.items()],
                        ["", "", "programs", "off, median", "off, worst", "tau"]))
     wide = median(row[5] or 0.0 for row in rows)
     off, calls = errors(rows), [abs(row[6] / row[4] - 1) for row in rows]
-    return [Figure(f"predicted seconds of {len(rows)} programs off by, median", 100 * median(off), "%", wide, most=MEDIAN),
+    return [Figure(f"predicted seconds of {len(rows)} programs off by, median", 100 * median(off), "%", wide,
+                   most=MEDIAN),
             Figure("predicted seconds off by, worst", 100 * max(off), "%", wide, most=WORST),
             Figure(f"Kendall's tau of pairs {APART:g} times apart", tau(rows), "", wide, least=TAU, ceiling=1),
             Figure("priced as calls off by, median", 100 * median(calls), "%", wide)]
@@ -138,7 +145,8 @@ def said(off): return f"{median(off):.1%}", f"{max(off):.1%}"
 
 def tau(rows):
     """Kendall's, over pairs of programs of one workload that differ by so much as measured."""
-    pairs = [(a, b) for at, a in enumerate(rows) for b in rows[:at] if a[:2] == b[:2] and max(a[4] / b[4], b[4] / a[4]) >= APART]
+    pairs = [(a, b) for at,
+             a in enumerate(rows) for b in rows[:at] if a[:2] == b[:2] and max(a[4] / b[4], b[4] / a[4]) >= APART]
     signs = [1 if (a[3] - b[3]) * (a[4] - b[4]) > 0 else -1 for a, b in pairs]
     return sum(signs) / len(signs) if signs else 1.0
 

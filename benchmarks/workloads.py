@@ -19,18 +19,21 @@ from rewrites.command.pairs import Pairs
 
 DATA = Path(os.environ.get("OPMATRIX_DATA") or Path(__file__).parents[2] / "shared" / "data")
 PAIRS = DATA / "sts" / "stsb-en-dev.csv"
-TEXTS = "file", "padded", "sorted"                           # the sentence pairs: as they are, for peers by file, for peers by length
+TEXTS = "file", "padded", "sorted"                           # the sentence pairs: as they are, for peers by file, for
+                                                             # peers by length
 FRESH = "fresh"                                             # batches of which no two have as many sentences and tokens
 BATCH, REFERENCE = 32, 1024                                 # sentences of a batch; tokens that errors are measured on
 TURN = 8                                                    # fresh batches of a turn
-BASE = {"model_type": "bert", "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+BASE = {"model_type": "bert", "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12,
+        "num_attention_heads": 12,
         "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
         "hidden_act": "gelu", "position_embedding_type": "absolute", "architectures": ["BertModel"]}
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Sentences (rows of token ids) and how peers get them in batches; `shape` is that of all batches, None where they differ."""
+    """Sentences (rows of token ids) and how peers get them in batches; `shape` is that of all batches, None where they
+    differ."""
     name: str
     sentences: list
     batches: list
@@ -44,7 +47,8 @@ class Workload:
 
 
 def made(name, checkpoint, pairs, count, rounds=1):
-    """The workload of that name; InputError where there is none. `count` sentences of the pairs are used, fresh batches for `rounds`."""
+    """The workload of that name; InputError where there is none. `count` sentences of the pairs are used, fresh batches
+    for `rounds`."""
     tokenizer = checkpoint.tokenizer()
     if name in TEXTS:
         rows = ids(tokenizer.encode(Pairs.read(pairs).texts[:count]))
@@ -55,13 +59,14 @@ def made(name, checkpoint, pairs, count, rounds=1):
     try: count, length = map(int, name.split("x"))
     except ValueError: count = length = 0
     if count < 1 or not 3 <= length <= limit:
-        raise InputError(f"--workloads {name}: SENTENCESxTOKENS (of 3 to {limit} tokens) or one of {', '.join((*TEXTS, FRESH))}")
+        raise InputError(f"--workloads {name}: SENTENCESxTOKENS (of 3 to {limit} tokens) or one of "
+                         f"{', '.join((*TEXTS, FRESH))}")
     return Workload(name, cut(tokenizer, count, length), [list(range(count))], [count, length])
 
 
 def fresh(row, count):
-    """So many batches of 1 to 8 sentences cut from a row of token ids; the sentences and longest one of a batch are those of no other, and
-    so are its tokens. InputError where there are not so many."""
+    """So many batches of 1 to 8 sentences cut from a row of token ids; the sentences and longest one of a batch are
+    those of no other, and so are its tokens. InputError where there are not so many."""
     rng, lengths = np.random.default_rng(0), {}             # tokens of a batch: its sentences' lengths
     for size in rng.permutation([(n, longest) for n in range(1, 9) for longest in range(3, len(row) + 1)]):
         found = [int(size[1]), *rng.integers(3, size[1] + 1, size[0] - 1).tolist()]
@@ -85,10 +90,12 @@ def ids(batch):
 
 
 def cut(tokenizer, count, length):
-    """So many sentences of so many tokens, cut out of the text that ships, each between the tokens that begin and end one."""
+    """So many sentences of so many tokens, cut out of the text that ships, each between the tokens that begin and end
+    one."""
     rows = ids(tokenizer.encode(sentences()))
     inner = [token for row in rows for token in row[1:-1]]
-    return [[rows[0][0], *np.resize(np.roll(inner, -at * length), length - 2).tolist(), rows[0][-1]] for at in range(count)]
+    return [[rows[0][0], *np.resize(np.roll(inner, -at * length), length - 2).tolist(), rows[0][-1]]
+            for at in range(count)]
 
 
 def calibration(checkpoint):
@@ -122,15 +129,16 @@ def model(name):
 
 
 def write_base(home):
-    """A BERT-base of random weights with minilm's tokenizer, whole or not at all: normal with deviation 0.02 (Devlin et al. 2018),
-    gains around one."""
+    """A BERT-base of random weights with minilm's tokenizer, whole or not at all: normal with deviation 0.02 (Devlin et
+    al. 2018), gains around one."""
     from safetensors.numpy import save_file
 
     from opmatrix.models import tensors
     rng, fresh = np.random.default_rng(0), home.with_name(f"{home.name}.{uuid.uuid4().hex[:8]}")
     fresh.mkdir(parents=True)
     try:
-        save_file({name: (0.02 * rng.standard_normal(shape, np.float32) + name.endswith("LayerNorm.weight")).astype(np.float32)
+        save_file({name: (0.02 * rng.standard_normal(shape, np.float32)
+                          + name.endswith("LayerNorm.weight")).astype(np.float32)
                    for name, shape in tensors(BASE).items()}, fresh / "model.safetensors", {"format": "pt"})
         (fresh / "config.json").write_text(json.dumps(BASE, indent=1))
         shutil.copy(open_model("minilm").directory / "tokenizer.json", fresh)

@@ -1,8 +1,8 @@
 """The ground floor: sizes, storage formats, kernels, machines. It knows no monoid and no operator.
 
-`FORMATS` are the formats by name; `from_arrays(meta, arrays)` is whichever of them was stored. `Mask` holds which scores of
-attention are there. These names are looked up in the catalogue when they are first asked for: what the command line does before
-numpy may be imported needs other modules of this package."""
+`FORMATS` are the formats by name; `from_arrays(meta, arrays)` is whichever of them was stored. `Mask` holds which
+scores of attention are there. These names are looked up in the catalogue when they are first asked for: what the
+command line does before numpy may be imported needs other modules of this package."""
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any

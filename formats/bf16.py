@@ -10,7 +10,8 @@ from .format import Format
 
 FLUSHED = 2.0 ** -126                                        # what is smaller may count as 0
 STEP_INPUTS = 32                                             # inputs of a step: 64 bytes
-BF16_OVERFLOW = 0x7F7F8000                                   # bits of the first float32 that is nearer to infinity than to a bfloat16
+BF16_OVERFLOW = 0x7F7F8000                                   # bits of the first float32 that is nearer to infinity than
+                                                             # to a bfloat16
 
 
 class BF16(Format):
@@ -25,7 +26,8 @@ class BF16(Format):
 
     def fit(W): return widen_bits(round_weights(W))
     def pack(W): return panels(deepened(round_weights(W), STEP_INPUTS), 2, TILE)
-    def unpack(shape, w): return widen_bits(unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 2, TILE)[:shape[0]])
+    def unpack(shape, w):
+        return widen_bits(unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 2, TILE)[:shape[0]])
 
     def kernel(x, w, out, epilogue):
         from .kernels import product_bf16

@@ -10,8 +10,9 @@ from .format import Format
 class Bitmap(Format):
     """One bit an entry, and the nonzero numbers of each output: indices of two bytes cost more above density 1/16.
 
-    Bit i % 16 of bits[j, i // 16] says whether input i is there; output j owns the range ptr[j] to ptr[j + 1] of val. One
-    row of x is multiplied 16 inputs at a time, which spreads as many numbers as there are bits over their places."""
+    Bit i % 16 of bits[j, i // 16] says whether input i is there; output j owns the range ptr[j] to ptr[j + 1] of val.
+    One row of x is multiplied 16 inputs at a time, which spreads as many numbers as there are bits over their
+    places."""
     ptr: u4[p + 1]
     bits: u2[p, ceiling(n / 16)]
     val: f4[nnz]

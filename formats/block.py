@@ -71,10 +71,13 @@ class Block(Format):
 
 
 def check_tile(tile):
-    """The two sides of a tile; FormatError if it has not two, or if one is so large that a kernel has no room for it."""
+    """The two sides of a tile; FormatError if it has not two, or if one is so large that a kernel has no room for
+    it."""
     match tile:
-        case [int(rows), int(columns)] if 0 < rows <= MAX_TILE_SIDE and 0 < columns <= MAX_TILE_SIDE: return rows, columns
-    raise FormatError(f"block: tile = {tile!r} is not a pair of positive integers up to {MAX_TILE_SIDE:,}, (inputs, outputs)")
+        case [int(rows), int(columns)] if 0 < rows <= MAX_TILE_SIDE and 0 < columns <= MAX_TILE_SIDE:
+            return rows, columns
+    raise FormatError(f"block: tile = {tile!r} is not a pair of positive integers up to {MAX_TILE_SIDE:,}, (inputs, "
+                      "outputs)")
 
 
 def tiles(W, tile):

@@ -10,11 +10,11 @@ BLOCKS = 4
 
 
 class BlockDiagonal(Format):
-    """So many dense blocks along the diagonal, all of one size: a product for each group (grouped products: Krizhevsky et
-    al. 2012, section 3.2; butterfly factors are made of them: Dao et al. 2022, arXiv:2204.00595).
+    """So many dense blocks along the diagonal, all of one size: a product for each group (grouped products: Krizhevsky
+    et al. 2012, section 3.2; butterfly factors are made of them: Dao et al. 2022, arXiv:2204.00595).
 
-    Block b takes the inputs from b ceil(n / blocks) on to the outputs from b ceil(p / blocks) on; what reaches over the edge
-    is zero."""
+    Block b takes the inputs from b ceil(n / blocks) on to the outputs from b ceil(p / blocks) on; what reaches over the
+    edge is zero."""
     val: f4[blocks, ceiling(n / blocks), ceiling(p / blocks)]
     work = T * n * p / blocks, n * p / blocks, T * (n + p), blocks * ceiling(T / 16)
     proposed = False

@@ -31,12 +31,15 @@ from .pairs.nmint8 import NMInt8
 from .sell import SELL
 from .vectorwise import VectorWise
 
-__all__ = ["BF16", "COO", "CSC", "CSR", "FORMATS", "NM", "SELL", "Bitmap", "Block", "BlockDiagonal", "BlockInt8", "Dense", "Epilogue",
-           "Format", "FormatError", "Half", "Int4", "Int8", "Kronecker", "LowRank", "LowRankInt8", "LowRankSparse", "Mask", "NMInt8",
+__all__ = ["BF16", "COO", "CSC", "CSR", "FORMATS", "NM", "SELL", "Bitmap", "Block", "BlockDiagonal", "BlockInt8",
+           "Dense", "Epilogue",
+           "Format", "FormatError", "Half", "Int4", "Int8", "Kronecker", "LowRank", "LowRankInt8", "LowRankSparse",
+           "Mask", "NMInt8",
            "Packed", "VectorWise", "from_arrays"]
 
 FORMATS: dict[str, type[Format]] = {format.name: format for format in (
-    Dense, Packed, Half, BF16, Int8, Int4, CSR, Block, NM, VectorWise, LowRank, BlockInt8, NMInt8, LowRankInt8, CSC, COO,
+    Dense, Packed, Half, BF16, Int8, Int4, CSR, Block, NM, VectorWise, LowRank, BlockInt8, NMInt8, LowRankInt8, CSC,
+    COO,
     SELL, Bitmap, LowRankSparse, Kronecker, BlockDiagonal)}
 
 

@@ -10,8 +10,8 @@ from .format import Format
 class COO(Format):
     """Every nonzero number with its input and its output, by ascending outputs, then inputs.
 
-    No pointers: nothing is stored for an output that nothing adds to, so it is the smallest where most outputs are empty
-    (coordinates: Saad 2003, section 3.4)."""
+    No pointers: nothing is stored for an output that nothing adds to, so it is the smallest where most outputs are
+    empty (coordinates: Saad 2003, section 3.4)."""
     inputs: unsigned(n)[nnz]
     outputs: unsigned(p)[nnz]
     val: f4[nnz]

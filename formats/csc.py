@@ -11,8 +11,8 @@ from .format import Format
 class CSC(Format):
     """The nonzero numbers of each input, with the outputs that they are added to in ascending order.
 
-    Input i owns the range ptr[i] to ptr[i + 1] of idx and val: compressed columns of Wᵀ (Saad 2003, section 3.4). What an
-    input says is added to many sums, so it is left out at once where x is zero; many rows of x are read once."""
+    Input i owns the range ptr[i] to ptr[i + 1] of idx and val: compressed columns of Wᵀ (Saad 2003, section 3.4). What
+    an input says is added to many sums, so it is left out at once where x is zero; many rows of x are read once."""
     ptr: u4[n + 1]
     idx: unsigned(p)[nnz]
     val: f4[nnz]

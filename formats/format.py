@@ -66,7 +66,9 @@ def operations(cls: "type[Format]", declared: Any) -> "sympy.Expr":
     """The operations of a product, by default two a row and floating-point number."""
     import sympy
     if declared is not None: return sympy.sympify(declared)
-    return sympy.expand(2 * T * sympy.Add(*(array.count for array in cls.fields.values() if array.number.name.startswith("f"))))
+    return sympy.expand(2 * T
+                        * sympy.Add(*(array.count for array in cls.fields.values()
+                                      if array.number.name.startswith("f"))))
 
 
 def features(cls: "type[Format]", declared: Any) -> "tuple[sympy.Expr, ...]":
@@ -75,7 +77,8 @@ def features(cls: "type[Format]", declared: Any) -> "tuple[sympy.Expr, ...]":
     return tuple(map(sympy.sympify, declared or (cls.flops / 2, cls.bytes, T * (n + p))))
 
 
-READ: dict[str, Callable[[Any, Any], Any]] = {"bytes": lambda cls, _: total_bytes(cls.fields), "flops": operations, "work": features}
+READ: dict[str, Callable[[Any, Any], Any]] = {"bytes": lambda cls, _: total_bytes(cls.fields), "flops": operations,
+                                              "work": features}
 
 
 class Format:
@@ -85,24 +88,28 @@ class Format:
     (FormatError, in words, for any other), `F.approximate(W, **options)` does both. Every function takes the options of
     both and ignores those of the other; TypeError names an option that neither has.
 
-    A class has `name`, `fields` (its arrays), `bytes` and `flops` (sympy), `work` (features that the time of its product
-    is a sum of, see formats/machine/model.py; unless declared, arithmetic, bytes, rows read and written), `parameters` (its
-    options with their defaults); an instance also `shape`, `sizes` (the value of every size) and its arrays by name."""
+    A class has `name`, `fields` (its arrays), `bytes` and `flops` (sympy), `work` (features that the time of its
+    product is a sum of, see formats/machine/model.py; unless declared, arithmetic, bytes, rows read and written),
+    `parameters` (its options with their defaults); an instance also `shape`, `sizes` (the value of every size) and its
+    arrays by name."""
     name: ClassVar[str] = ""
     fields: ClassVar[dict[str, Array]] = {}
     bytes: ClassVar["sympy.Expr"]
     flops: ClassVar["sympy.Expr"]
     work: ClassVar["tuple[sympy.Expr, ...]"]
-    rounds: ClassVar[bool] = False                           # whether its kernel rounds x, too: whether `reads` is its own
+    rounds: ClassVar[bool] = False                           # whether its kernel rounds x, too: whether `reads` is its
+                                                             # own
     parameters: ClassVar[dict[str, Any]] = {}
     together: ClassVar[int] = 1                              # weights in one of its narrowest numbers
     proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
     plain: ClassVar[bool] = False                            # whether it holds any matrix in float32, number by number
     rowwise: ClassVar[bool] = False                          # whether rows of it can be gathered
     panelled: ClassVar[Panelled | None] = None               # panels of which columns can be gathered
-    unit: ClassVar[str] = ""                                 # the number type that its product computes in, if it has one of its own
+    unit: ClassVar[str] = ""                                 # the number type that its product computes in, if it has
+                                                             # one of its own
     rough: ClassVar[bool] = False                            # whether torch rounds what its product gives to bfloat16
-    projected: ClassVar[bool] = False                        # whether all of its fits project outputs on the same directions
+    projected: ClassVar[bool] = False                        # whether all of its fits project outputs on the same
+                                                             # directions
     projects: ClassVar[bool] = True                          # whether fit leaves every matrix that it made where it is
     named: ClassVar[Mapping[str, Any]] = MappingProxyType({})      # remembered options that are sizes
     declared: ClassVar[SimpleNamespace]
@@ -183,8 +190,8 @@ class Format:
 
     @classmethod
     def metric(cls) -> str:
-        """What `fit` may be told of its inputs: their norms, by an option `scale` (wanda), their Gram matrix, by `weight`
-        (whitened), or nothing (plain)."""
+        """What `fit` may be told of its inputs: their norms, by an option `scale` (wanda), their Gram matrix, by
+        `weight` (whitened), or nothing (plain)."""
         return "wanda" if "scale" in cls.parameters else "whitened" if "weight" in cls.parameters else "plain"
 
     @classmethod
@@ -194,9 +201,11 @@ class Format:
 
     @classmethod
     def layouts(cls, inputs: int, outputs: int) -> list[dict[str, Any]]:
-        """Options worth trying for a matrix of this shape that is stored as it is: of the choices, what `pack` takes."""
+        """Options worth trying for a matrix of this shape that is stored as it is: of the choices, what `pack`
+        takes."""
         storing = options(cls.declared.pack)
-        found = [{name: value for name, value in given.items() if name in storing} for given in cls.choices(inputs, outputs)]
+        found = [{name: value for name, value in given.items() if name in storing}
+                 for given in cls.choices(inputs, outputs)]
         return [given for i, given in enumerate(found) if given not in found[:i]]
 
     @classmethod
@@ -211,8 +220,9 @@ class Format:
 
     @classmethod
     def promised(cls, inputs: int, outputs: int, **given: Any) -> Self:
-        """One whose sizes and bytes are those of `expected`, and whose numbers nobody knows yet: what programs are planned and priced
-        with. Each of its arrays is one zero in memory, so it may be of any size; it multiplies nothing."""
+        """One whose sizes and bytes are those of `expected`, and whose numbers nobody knows yet: what programs are
+        planned and priced with. Each of its arrays is one zero in memory, so it may be of any size; it multiplies
+        nothing."""
         made = cls.__new__(cls)
         made.shape, made.sizes = (inputs, outputs), cls.expected(inputs, outputs, **given)
         made.remembered = {name: made.sizes[size] for name, size in cls.named.items()}
@@ -224,8 +234,8 @@ class Format:
 
     @classmethod
     def narrowest(cls) -> int:
-        """Bits of the narrowest numbers that a weight is stored by: those of its floating-point arrays, or of all where x is
-        rounded to such numbers too."""
+        """Bits of the narrowest numbers that a weight is stored by: those of its floating-point arrays, or of all where
+        x is rounded to such numbers too."""
         numbers = [array.number for array in cls.fields.values()]
         floating = [] if cls.rounds else [number for number in numbers if number.name.startswith("f")]
         return min(8 * int(number.bytes) for number in floating or numbers) // cls.together
@@ -252,15 +262,16 @@ class Format:
     @classmethod
     def from_arrays(cls, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], numbers: bool = True) -> Self:
         """The inverse of meta() and arrays(). Files are not trusted: FormatError names the first name, number type,
-        shape, number or index that is not what the format declares. Whether floating-point numbers are finite is not looked
-        at without `numbers`."""
+        shape, number or index that is not what the format declares. Whether floating-point numbers are finite is not
+        looked at without `numbers`."""
         remembered = dict(meta)
         name, shape = remembered.pop("format", None), remembered.pop("shape", None)
         if name != cls.name: raise FormatError(f"{cls.name}: given what the format {name!r} stored")
         if not (isinstance(shape, list | tuple) and len(shape) == 2 and all(map(is_size, shape))):
             raise FormatError(f"{cls.name}: the shape {shape!r:.80} is not two positive integers up to {MAX_SIZE:,}")
         if set(remembered) != set(cls.named) or not all(map(is_size, remembered.values())):
-            raise FormatError(f"{cls.name}: it remembers {list(cls.named)} (positive integers), given {remembered!r:.80}")
+            raise FormatError(f"{cls.name}: it remembers {list(cls.named)} (positive integers), given "
+                              f"{remembered!r:.80}")
         if set(arrays) != set(cls.fields):
             raise FormatError(f"{cls.name}: it stores {', '.join(cls.fields)}, given {', '.join(arrays) or 'nothing'}")
         packed = cls((shape[0], shape[1]), tuple(arrays[name] for name in cls.fields), **remembered)
@@ -290,17 +301,17 @@ class Format:
         return 0
 
     def matmul(self, x: ArrayLike, out: Floats | None = None, epilogue: Epilogue | None = None) -> Floats:
-        """x @ W, then the epilogue: x (T, n) -> (T, p), in float32 (other numbers are cast, what lies otherwise than in rows is
-        copied), written to `out` if given: float32, its rows contiguous, apart from all that is read. ValueError says what
-        does not fit."""
+        """x @ W, then the epilogue: x (T, n) -> (T, p), in float32 (other numbers are cast, what lies otherwise than in
+        rows is copied), written to `out` if given: float32, its rows contiguous, apart from all that is read.
+        ValueError says what does not fit."""
         x = by_rows(x)
         wanted = x.shape[0] if x.ndim else 0, self.shape[1]
         if x.ndim != 2 or x.shape[1] != self.shape[0]:
             raise ValueError(f"x @ {self!r}: x has shape {x.shape}, it must be (rows, {self.shape[0]})")
         if out is None: out = np.empty(wanted, np.float32)
         elif out.shape != wanted or by_rows(out) is not out:
-            raise ValueError(f"x @ {self!r}: out is {out.dtype} {out.shape} with strides of {out.strides} bytes, it must be float32 "
-                             f"{wanted} by rows at multiples of 4 bytes")
+            raise ValueError(f"x @ {self!r}: out is {out.dtype} {out.shape} with strides of {out.strides} bytes, it "
+                             f"must be float32 {wanted} by rows at multiples of 4 bytes")
         else:
             writable("out", out)
             separate(out, x=x)
@@ -315,18 +326,18 @@ class Format:
 
     @staticmethod
     def reads(x: ArrayLike) -> NDArray[np.float64]:
-        """(T, n) in float64: the numbers that the kernel multiplies in place of x. A format whose kernel rounds x says how, bit by
-        bit; others multiply x as it is."""
+        """(T, n) in float64: the numbers that the kernel multiplies in place of x. A format whose kernel rounds x says
+        how, bit by bit; others multiply x as it is."""
         return np.asarray(x, np.float64)
 
     def operands(self, x: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Two matrices in float64 whose product is what the kernel computes but for the roundings of its sums: what it reads, and W. A
-        format whose kernel also rounds what lies between two products says what is multiplied last."""
+        """Two matrices in float64 whose product is what the kernel computes but for the roundings of its sums: what it
+        reads, and W. A format whose kernel also rounds what lies between two products says what is multiplied last."""
         return self.reads(x), self.unpack().astype(np.float64)
 
     def bound(self, x: ArrayLike) -> NDArray[np.float64]:
-        """Entrywise bound on how far matmul(x) is from the product of `operands(x)`, for any order of summation: γ_n |x| |W| (Higham
-        2002, eq. 3.5), and what n products lose that underflow (eq. 2.8)."""
+        """Entrywise bound on how far matmul(x) is from the product of `operands(x)`, for any order of summation: γ_n
+        |x| |W| (Higham 2002, eq. 3.5), and what n products lose that underflow (eq. 2.8)."""
         read, W = self.operands(x)
         size: NDArray[np.float64] = abs(read) @ abs(W)
         return gamma(self.shape[0]) * size + self.shape[0] * SMALLEST

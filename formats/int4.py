@@ -15,8 +15,9 @@ GROUP = 64
 
 
 class Int4(Format):
-    """W / scale rounded to whole numbers up to 7, stored as halves of bytes with 8 added, in panels of 64 outputs, eights of
-    inputs together (scales of groups: Frantar et al. 2022, arXiv:2210.17323, section 4); x is rounded as for int8.
+    """W / scale rounded to whole numbers up to 7, stored as halves of bytes with 8 added, in panels of 64 outputs,
+    eights of inputs together (scales of groups: Frantar et al. 2022, arXiv:2210.17323, section 4); x is rounded as for
+    int8.
 
     `group`: so many inputs of an output share a scale, a multiple of 64."""
     w: u1[32 * ceiling(n / 64) * 16 * ceiling(p / 16)]
@@ -55,7 +56,8 @@ class Int4(Format):
     def reads(x): return by_row(x)
 
     @classmethod
-    def choices(cls, inputs, outputs): return [{"group": GROUP}, *([{"group": 2 * GROUP}] if inputs > 2 * GROUP else [])]
+    def choices(cls, inputs, outputs):
+        return [{"group": GROUP}, *([{"group": 2 * GROUP}] if inputs > 2 * GROUP else [])]
 
     @classmethod
     def counts(cls, inputs, outputs, *, group=GROUP): return {size: check_group("int4", group)}

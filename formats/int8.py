@@ -19,11 +19,12 @@ MAX_WEIGHT = 2.0 ** 70                                       # the scale of a we
 
 
 class Int8(Format):
-    """W / scale rounded to whole numbers up to 127, stored as bytes with 128 added, in panels of 64 outputs, fours of inputs
-    together; x is rounded row by row on the way, to its own largest number / 127 (Dettmers et al. 2022, arXiv:2208.07339,
-    section 2.1).
+    """W / scale rounded to whole numbers up to 127, stored as bytes with 128 added, in panels of 64 outputs, fours of
+    inputs together; x is rounded row by row on the way, to its own largest number / 127 (Dettmers et al. 2022,
+    arXiv:2208.07339, section 2.1).
 
-    `group`: so many inputs of an output share a scale, a multiple of 64; the default is all of them, one scale an output."""
+    `group`: so many inputs of an output share a scale, a multiple of 64; the default is all of them, one scale an
+    output."""
     w: u1[64 * ceiling(n / 64) * 16 * ceiling(p / 16)]
     scale: f4[ceiling(n / size), p]
     unit = "int8"
@@ -58,7 +59,8 @@ class Int8(Format):
     def reads(x): return by_row(x)
 
     @classmethod
-    def choices(cls, inputs, outputs): return [{"group": COLUMN}, *([{"group": STEP_INPUTS}] if inputs > STEP_INPUTS else [])]
+    def choices(cls, inputs, outputs):
+        return [{"group": COLUMN}, *([{"group": STEP_INPUTS}] if inputs > STEP_INPUTS else [])]
 
     @classmethod
     def counts(cls, inputs, outputs, *, group=COLUMN): return {size: check_group("int8", group)}
@@ -99,12 +101,13 @@ def unsound(where, scale, group):
 
 
 def row_bytes(x):
-    """x (T, n) as whole multiples, up to 127, of each row's largest number / 127, times a lift of the row: these three, by the float32
-    operations of kernels/rounding.py, one by one."""
+    """x (T, n) as whole multiples, up to 127, of each row's largest number / 127, times a lift of the row: these three,
+    by the float32 operations of kernels/rounding.py, one by one."""
     from formats.kernels.products.rounding import LIFT, LIFT_ABOVE, LIFT_BELOW
     x = np.asarray(x, np.float32)
     largest = abs(x).max(1, keepdims=True)
-    lift = np.where((0 < largest) & (largest < LIFT_BELOW), LIFT, np.where(largest > LIFT_ABOVE, 1 / LIFT, np.float32(1)))
+    lift = np.where((0 < largest) & (largest < LIFT_BELOW), LIFT,
+                    np.where(largest > LIFT_ABOVE, 1 / LIFT, np.float32(1)))
     largest = largest * lift
     turns = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     return np.rint(x * lift * turns), largest / np.float32(127), lift
@@ -117,8 +120,9 @@ def by_row(x):
 
 
 def bound_error(x, W, groups):
-    """What is rounded of whole sums, which are exact: unpack() once, each group's sum, scale and product, and their sum. What a
-    product of two scales loses that underflows, every whole number of a sum loses; rows beyond MOST are multiplied back."""
+    """What is rounded of whole sums, which are exact: unpack() once, each group's sum, scale and product, and their
+    sum. What a product of two scales loses that underflows, every whole number of a sum loses; rows beyond MOST are
+    multiplied back."""
     from formats.kernels.products.rounding import LIFT, LIFT_ABOVE
     lost = np.where(abs(np.asarray(x, np.float32)).max(1, keepdims=True) > LIFT_ABOVE, float(LIFT), 1.0)
     return gamma(groups + 5) * (abs(by_row(x)) @ abs(W.astype(np.float64))) + SMALLEST * (1 + 127 * 127 * len(W)) * lost

@@ -15,8 +15,8 @@ class Kronecker(Format):
     """A sum of k products A ⊗ B of A (r, c) and B (n / r, p / c), mostly of one: row (T, n) of x as X (r, n / r) gives
     AᵀXB, which is row (T, p) of x @ W.
 
-    a holds Aᵀ. The nearest sum is the truncated singular value decomposition of the matrix whose rows are the blocks of W
-    (Van Loan and Pitsianis 1993, theorem 2.1)."""
+    a holds Aᵀ. The nearest sum is the truncated singular value decomposition of the matrix whose rows are the blocks of
+    W (Van Loan and Pitsianis 1993, theorem 2.1)."""
     a: f4[k, c, r]
     b: f4[k, n / r, p / c]
     flops = 2 * T * k * (n * p / c + r * p)
@@ -24,8 +24,8 @@ class Kronecker(Format):
     proposed = False
 
     def fit(W, *, outer=None, terms=1):
-        """The sum of `terms` products that is nearest in Frobenius norm; `outer` is the shape (r, c) of A, by default the
-        divisors of n and p next below their roots."""
+        """The sum of `terms` products that is nearest in Frobenius norm; `outer` is the shape (r, c) of A, by default
+        the divisors of n and p next below their roots."""
         outer = choose_outer(outer, W.shape)
         a, b = fit_factors(W, outer, terms)
         return gathered(a.T @ b, outer, W.shape)

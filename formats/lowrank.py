@@ -68,7 +68,8 @@ class LowRank(Format):
     def scratch(self): return len(self.v)
 
     def bound(self, x):
-        """Two products and the rounding of unpack(): γ_{n+r+1} |x| |u| |v|, and what underflows in each of the three."""
+        """Two products and the rounding of unpack(): γ_{n+r+1} |x| |u| |v|, and what underflows in each of the
+        three."""
         x, u, v = (abs(np.asarray(each, np.float64)) for each in (x, self.u, self.v))
         lost = len(u) * v.sum(0) + len(v) * (1 + x.sum(1, keepdims=True))
         return gamma(len(u) + len(v) + 1) * (x @ u @ v) + SMALLEST * lost

@@ -16,8 +16,8 @@ STEPS, REFINED, STALLED, DAMPING = 100, 40, 1e-3, 1e-10
 class LowRankSparse(Format):
     """u (n, r), v (r, p) and a sparse remainder stored as in csr: x @ W is (x @ u) @ v + x @ S.
 
-    The factors hold what outputs have in common, the remainder holds outliers (robust principal components: Candès et al.
-    2011; of weights: Zhang and Papyan 2024, arXiv:2409.13652)."""
+    The factors hold what outputs have in common, the remainder holds outliers (robust principal components: Candès et
+    al. 2011; of weights: Zhang and Papyan 2024, arXiv:2409.13652)."""
     u: f4[n, r]
     v: f4[r, p]
     ptr: u4[p + 1]
@@ -33,8 +33,9 @@ class LowRankSparse(Format):
         return sum_parts(W.shape, *alternate(W, rank, density, scale))
 
     def pack(W, *, rank=None, density=0.05):
-        """What `alternate` finds, refined, and in the remainder whatever else is more than rounding: any matrix can be held.
-        Where factors are so thin and outliers so few that they determine each other, they are mostly found again."""
+        """What `alternate` finds, refined, and in the remainder whatever else is more than rounding: any matrix can be
+        held. Where factors are so thin and outliers so few that they determine each other, they are mostly found
+        again."""
         u, v, *remainder = alternate(W, rank, density)
         u, v = refined(W.astype(np.float64), v, CSR.declared.unpack(W.shape, *remainder) == 0)
         mean = np.linalg.norm(W.astype(np.float64)) / W.size ** 0.5
@@ -55,10 +56,12 @@ class LowRankSparse(Format):
 
     @classmethod
     def pack_factors(cls, u, v, remainder=None):
-        """Store u (n, r) v (r, p) + remainder (n, p, mostly zeros; by default all), as float32, without a decomposition."""
+        """Store u (n, r) v (r, p) + remainder (n, p, mostly zeros; by default all), as float32, without a
+        decomposition."""
         factors = LowRank.pack_factors(u, v)
         S = CSR.pack(np.zeros(factors.shape) if remainder is None else remainder)
-        if S.shape != factors.shape: raise FormatError(f"{cls.name}.pack_factors: {factors!r} and a remainder of {S.shape}")
+        if S.shape != factors.shape:
+            raise FormatError(f"{cls.name}.pack_factors: {factors!r} and a remainder of {S.shape}")
         return cls(S.shape, (factors.u, factors.v, *S.arrays().values()))
 
     def transpose(self):
@@ -83,7 +86,8 @@ class LowRankSparse(Format):
     @classmethod
     def choices(cls, inputs, outputs):
         even = inputs * outputs / (inputs + outputs)                    # the rank that stores as much as dense
-        return [{"rank": max(1, int(even * share)), "density": density} for share, density in ((0.25, 0.05), (0.1, 0.02))]
+        return [{"rank": max(1, int(even * share)), "density": density} for share,
+                density in ((0.25, 0.05), (0.1, 0.02))]
 
     @classmethod
     def counts(cls, inputs, outputs, *, rank=None, density=0.05, scale=None):
@@ -99,7 +103,8 @@ def alternate(W, rank, density, scale=None):
     """u, v, ptr, idx, val: by turns the highest numbers of what the factors miss, and the factors of what the remainder
     leaves, each from the last by one step of a subspace iteration (Zhou and Tao 2011, algorithm 1).
 
-    It begins with the best factors or the highest numbers, whichever err less; no step loses; it ends when one hardly gains."""
+    It begins with the best factors or the highest numbers, whichever err less; no step loses; it ends when one hardly
+    gains."""
     rank, kept = choose_rank(rank, W.shape), count_kept(density, W.size, "lowranksparse")
     weight = importance(np.ones_like(W), scale, "lowranksparse.fit")[:, :1]
     A = W * weight
@@ -119,8 +124,9 @@ def alternate(W, rank, density, scale=None):
 
 
 def refined(A, v, kept):
-    """u and v in float32 after steps that are exact where `alternate` takes small ones: the factors with the least error on
-    what is kept, one after the other (alternating least squares: Ruhe and Wedin 1980), then the highest numbers anew."""
+    """u and v in float32 after steps that are exact where `alternate` takes small ones: the factors with the least
+    error on what is kept, one after the other (alternating least squares: Ruhe and Wedin 1980), then the highest
+    numbers anew."""
     right, removed, before = np.linalg.qr(v.T.astype(np.float64))[0], A.size - kept.sum(), np.inf
     for _ in range(REFINED):
         left = np.linalg.qr(solved(A, kept, right))[0]

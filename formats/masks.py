@@ -1,4 +1,5 @@
-"""Masks of attention scores, by blocks: which blocks of scores are there, and which scores of a block that is there in part."""
+"""Masks of attention scores, by blocks: which blocks of scores are there, and which scores of a block that is there in
+part."""
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -22,9 +23,9 @@ edges = size("edges", 0)                                     # blocks that are t
 class Mask:
     """Which of n keys each of m queries sees, in blocks of r by r.
 
-    Block row i (queries i r to (i + 1) r) owns the range ptr[i] to ptr[i + 1] of idx (blocks of keys of which somebody sees
-    some, ascending) and of edge: 0 where all is seen, otherwise 1 + the place in `bits` that says what is, a bit for each
-    score. So a kernel passes by what is empty, and looks at bits at the edges alone. r is a multiple of 16."""
+    Block row i (queries i r to (i + 1) r) owns the range ptr[i] to ptr[i + 1] of idx (blocks of keys of which somebody
+    sees some, ascending) and of edge: 0 where all is seen, otherwise 1 + the place in `bits` that says what is, a bit
+    for each score. So a kernel passes by what is empty, and looks at bits at the edges alone. r is a multiple of 16."""
     name: ClassVar[str] = "mask"
     ptr: u4[ceiling(m / r) + 1]                              # type: ignore[valid-type]
     idx: u4[blocks]                                          # type: ignore[valid-type]
@@ -44,12 +45,12 @@ class Mask:
 
     @classmethod
     def of(cls, sees: Sees, queries: int, keys: int | None = None, block: int = BLOCK) -> Self:
-        """By a predicate of whole numbers, read on arrays that spread: a column of queries, a row of keys. It is asked about
-        one block row at a time, so never about all pairs at once."""
+        """By a predicate of whole numbers, read on arrays that spread: a column of queries, a row of keys. It is asked
+        about one block row at a time, so never about all pairs at once."""
         keys = queries if keys is None else keys
         if min(queries, keys) < 1 or not blocked(block):
-            raise FormatError(f"mask: {queries} queries and {keys} keys in blocks of {block!r}; blocks are multiples of 16 up to "
-                              f"{MAX_BLOCK_SIDE}")
+            raise FormatError(f"mask: {queries} queries and {keys} keys in blocks of {block!r}; blocks are multiples "
+                              f"of 16 up to {MAX_BLOCK_SIDE}")
         idx, edge, bits, counts = [], [], [np.zeros((0, block, block // 16), np.int64)], [0]
         for low in range(0, queries, block):
             there, whole, words = block_row(sees, low, min(low + block, queries), keys, block)
@@ -57,7 +58,8 @@ class Mask:
             edge.append(np.where(whole, 0, sum(map(len, bits)) + np.cumsum(~whole)))
             bits.append(words[~whole])
             counts.append(len(there))
-        return cls((queries, keys), (np.cumsum(counts), np.concatenate(idx), np.concatenate(edge), np.concatenate(bits)), block)
+        return cls((queries, keys),
+                   (np.cumsum(counts), np.concatenate(idx), np.concatenate(edge), np.concatenate(bits)), block)
 
     @classmethod
     def pack(cls, pattern: ArrayLike, block: int = BLOCK) -> Self:
@@ -85,8 +87,8 @@ class Mask:
     @classmethod
     def bigbird(cls, length: int, window: int = 1, everywhere: int = 1, random: int = 3, seed: int = 0,
                 block: int = BLOCK) -> Self:
-        """By blocks: neighbours at most `window` apart, the first ones that see all and that all see, and for each block row
-        so many more at random (Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D)."""
+        """By blocks: neighbours at most `window` apart, the first ones that see all and that all see, and for each
+        block row so many more at random (Zaheer et al. 2020, arXiv:2007.14062, section 2 and appendix D)."""
         rng, count = np.random.default_rng(seed), -(-length // block)
         drawn = np.argsort(rng.random((count, count)), axis=1) < random
 
@@ -120,12 +122,14 @@ class Mask:
             case {"format": cls.name, "shape": [int(queries), int(keys)], "block": int(block), **more} if not more and (
                     min(queries, keys) >= 1 and blocked(block)): pass
             case _: raise FormatError(f"mask: {dict(meta)} are not the format, the shape and the block of a mask")
-        if set(arrays) != set(cls.fields): raise FormatError(f"mask: it stores {', '.join(cls.fields)}, given {', '.join(arrays)}")
+        if set(arrays) != set(cls.fields):
+            raise FormatError(f"mask: it stores {', '.join(cls.fields)}, given {', '.join(arrays)}")
         for name, declared in cls.fields.items():
             if arrays[name].dtype != (wanted := declared.number.dtype({})):
                 raise FormatError(f"mask.{name}: declared {declared}, given {arrays[name].dtype}, not {wanted}")
         mask = cls((queries, keys), tuple(arrays[name] for name in cls.fields), block)
-        if complaint := mask.unsound(): raise FormatError(f"mask: {complaint}: the file is damaged, or not written by opmatrix")
+        if complaint := mask.unsound():
+            raise FormatError(f"mask: {complaint}: the file is damaged, or not written by opmatrix")
         return mask
 
     def unsound(self) -> str:
@@ -169,10 +173,11 @@ class Mask:
 
     def attention(self, q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32],
                   out: NDArray[np.float32] | None = None, scale: float = 1.0) -> NDArray[np.float32]:
-        """softmax(scale q kᵀ) v over what is seen: q (m, ·, d), k (n, ·, d), v (n, ·, e) -> (m, h, e), heads shared as in
-        `kernels.attention`; a query that sees nothing gives zeros. Blocks that are not there are never computed."""
+        """softmax(scale q kᵀ) v over what is seen: q (m, ·, d), k (n, ·, d), v (n, ·, e) -> (m, h, e), heads shared as
+        in `kernels.attention`; a query that sees nothing gives zeros. Blocks that are not there are never computed."""
         from .kernels import attention_blocks
-        if (found := (len(q), len(k))) != self.shape: raise ValueError(f"{self!r}: given {found[0]} queries and {found[1]} keys")
+        if (found := (len(q), len(k))) != self.shape:
+            raise ValueError(f"{self!r}: given {found[0]} queries and {found[1]} keys")
         if out is None: out = np.empty((len(q), max(q.shape[1], k.shape[1], v.shape[1]), v.shape[2]), np.float32)
         attention_blocks(q, k, v, *self.arrays().values(), out, self.block, scale)
         return out
@@ -183,8 +188,9 @@ Mask.bytes = Later(lambda: total_bytes(Mask.fields))
 
 
 def attended(length: int, behind: int, ahead: int) -> int:
-    """How many scores attention computes for a sequence where a query sees so many keys behind it and ahead: of each unit
-    of queries (formats/kernels/mixing/attending.py) those with the keys from the first that one of them sees to the last."""
+    """How many scores attention computes for a sequence where a query sees so many keys behind it and ahead: of each
+    unit of queries (formats/kernels/mixing/attending.py) those with the keys from the first that one of them sees to
+    the last."""
     from formats.kernels.mixing.attending import units
     low = np.arange(0, length, side := units(length, 0)[1])
     high = np.minimum(low + side, length)
@@ -197,8 +203,10 @@ def blocked(block: object) -> bool:
     return isinstance(block, int) and 16 <= block <= MAX_BLOCK_SIDE and block % 16 == 0
 
 
-def block_row(sees: Sees, low: int, high: int, keys: int, block: int) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]:
-    """Of the queries low..high: blocks of keys of which something is seen, whether all of it is, and the bits of each."""
+def block_row(sees: Sees, low: int, high: int, keys: int,
+              block: int) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]:
+    """Of the queries low..high: blocks of keys of which something is seen, whether all of it is, and the bits of
+    each."""
     queries, columns = np.arange(low, high)[:, None], np.arange(keys)[None]
     seen = np.broadcast_to(np.asarray(sees(queries, columns), bool), (high - low, keys))
     seen, beyond = cut_row(seen, block, False), cut_row(seen, block, True)

@@ -1,6 +1,6 @@
-"""Which format: every one that holds a matrix within an allowed error, ranked by what a machine predicts; where predictions
-lie too near to tell, the few in question may be timed (as FFTW plans: Frigo and Johnson 2005; as OSKI tunes: Vuduc, Demmel and
-Yelick 2005).
+"""Which format: every one that holds a matrix within an allowed error, ranked by what a machine predicts; where
+predictions lie too near to tell, the few in question may be timed (as FFTW plans: Frigo and Johnson 2005; as OSKI
+tunes: Vuduc, Demmel and Yelick 2005).
 
 >>> select(W, rows=128)                                      # exactly W, in float32                 # doctest: +SKIP
 >>> choose(W, rows=128, error=4e-3).pack(W)  # bfloat16 is near enough               # doctest: +SKIP"""
@@ -21,16 +21,21 @@ from formats.machine.features import quantile, weigh_format
 from formats.machine.prices import price
 from formats.machine.quiet import timed
 
-INPUT_GROUPS, OUTPUT_GROUPS, GROUPS = 64, 64, (8, 2)         # a sample: so many groups of inputs and of outputs, of so many
+INPUT_GROUPS, OUTPUT_GROUPS, GROUPS = 64, 64, (8, 2)         # a sample: so many groups of inputs and of outputs, of so
+                                                             # many
 PROBES = 16                                                  # rows that a sample is multiplied by
 HOPEFUL = 4.0                                                # times the fastest: beyond, counts are not even looked at
 TIMED_CANDIDATES = 6                                         # candidates that are timed
 TURN_SECONDS, MAX_TURNS = 0.003, 20                          # of one candidate in one turn; turns at most
-TURN_NOISE, TOLD = 0.05, 2                                   # of turns of one candidate, as logarithms, before any is timed; what that
+TURN_NOISE, TOLD = 0.05, 2                                   # of turns of one candidate, as logarithms, before any is
+                                                             # timed; what that
                                                             # counts for, in turns
-BUSY, MOST_BUSY = 0.3, 2.0                                   # of a machine with others on it, as a logarithm, and times at most
-PROCESS_NOISE = 0.01                                         # of a process: its times are off by so much from those of another one
-WITHIN, SURE = 1.2816, 2.0                                   # standard deviations that hold 80 %, and that are as good as all
+BUSY, MOST_BUSY = 0.3, 2.0                                   # of a machine with others on it, as a logarithm, and times
+                                                             # at most
+PROCESS_NOISE = 0.01                                         # of a process: its times are off by so much from those of
+                                                             # another one
+WITHIN, SURE = 1.2816, 2.0                                   # standard deviations that hold 80 %, and that are as good
+                                                             # as all
 
 
 class Prices(Protocol):
@@ -81,14 +86,16 @@ class Blas:
 
 def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None = None, formats: Sequence[str] = (),
            products: float = 0) -> list[Candidate]:
-    """The formats that hold W (n, p), or a matrix with this pattern of booleans, so that x @ W for x of so many rows is off by
-    at most `error` (relative, Frobenius norm, for normal x; 0: exactly what float32 gives), the cheapest first.
+    """The formats that hold W (n, p), or a matrix with this pattern of booleans, so that x @ W for x of so many rows is
+    off by at most `error` (relative, Frobenius norm, for normal x; 0: exactly what float32 gives), the cheapest first.
 
     Counts are estimated from a sample first, and taken of the whole matrix for those that may be the cheapest. With
-    `products`, each pays its share of one conversion from dense, which is done and timed. FormatError where nothing holds W, ValueError for
-    rows or an error that are none."""
-    if not (rows >= 1 and rows % 1 == 0): raise ValueError(f"select: rows={rows}: a whole number of rows of x, 1 at least")
-    if not 0 <= error < 1: raise ValueError(f"select: error={error}: a relative error from 0 to 1, such as 4e-3; 0 is exactly float32")
+    `products`, each pays its share of one conversion from dense, which is done and timed. FormatError where nothing
+    holds W, ValueError for rows or an error that are none."""
+    if not (rows >= 1 and rows % 1 == 0):
+        raise ValueError(f"select: rows={rows}: a whole number of rows of x, 1 at least")
+    if not 0 <= error < 1:
+        raise ValueError(f"select: error={error}: a relative error from 0 to 1, such as 4e-3; 0 is exactly float32")
     machine, W = machine or load_prices(), as_weights(W)
     found = candidates(W, rows, error, machine, formats)
     hopeful = HOPEFUL * min(each.cost for each in found)
@@ -110,23 +117,26 @@ def candidates(W: Floats, rows: int, error: float, machine: Prices, formats: Seq
         found.append(priced(machine, name, given, scale_sizes(packed, shape, thinner, given), rows, off))
     if not formats and "linear.blas" in getattr(machine, "coefficients", ()):
         found.append(priced(machine, "blas", {}, {"n": float(shape[0]), "p": float(shape[1])}, rows, 0.0))
-    if not found: raise FormatError(f"select: none of {', '.join(names)} holds this matrix within an error of {error:g}")
+    if not found:
+        raise FormatError(f"select: none of {', '.join(names)} holds this matrix within an error of {error:g}")
     return found
 
 
 def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Prices | None = None, measured: bool = True,
            products: float = 0, seconds: float = 0.25) -> Candidate:
-    """The cheapest. `measured`: those whose interval reaches below the upper end of the cheapest one's are packed and timed
-    for so many seconds in all, in turn; then prediction and timing decide together, each for what it is worth."""
+    """The cheapest. `measured`: those whose interval reaches below the upper end of the cheapest one's are packed and
+    timed for so many seconds in all, in turn; then prediction and timing decide together, each for what it is worth."""
     W = as_weights(W)
     found = select(W, rows, error, machine, (), products)
     return race_candidates(W, rows, found, seconds) if measured else found[0]
 
 
 def race_candidates(W: Floats, rows: int, found: Sequence[Candidate], seconds: float = 0.25) -> Candidate:
-    """Of ranked candidates, the one that prediction and timing together find fastest (`believed`). Those are timed, in turn, whose
-    interval reaches below the upper end of the first one's; who is surely slower drops out, and who may be faster than all joins."""
-    left = [each for each in found if each.low + each.conversion <= found[0].high + found[0].conversion][:TIMED_CANDIDATES]
+    """Of ranked candidates, the one that prediction and timing together find fastest (`believed`). Those are timed, in
+    turn, whose interval reaches below the upper end of the first one's; who is surely slower drops out, and who may be
+    faster than all joins."""
+    left = [each for each in found
+            if each.low + each.conversion <= found[0].high + found[0].conversion][:TIMED_CANDIDATES]
     x, out = (room((rows, side), np.dtype(np.float32)) for side in W.shape)
     x[:] = np.random.default_rng(0).standard_normal(x.shape, np.float32)
     packed: dict[Candidate, Any] = {}
@@ -161,15 +171,16 @@ class Belief(NamedTuple):
 
 
 def believed(runs: Mapping[Candidate, Sequence[float]]) -> dict[Candidate, Belief]:
-    """What candidates take, from predictions and timings (logarithms of seconds, one a turn), each with its variance (Gelman et al.
-    2013, Bayesian Data Analysis, section 2.5). What the machine does besides slows all of them alike, by one factor more; how far turns
-    are apart is one variance of all, which a few turns tell together."""
+    """What candidates take, from predictions and timings (logarithms of seconds, one a turn), each with its variance
+    (Gelman et al. 2013, Bayesian Data Analysis, section 2.5). What the machine does besides slows all of them alike, by
+    one factor more; how far turns are apart is one variance of all, which a few turns tell together."""
     counts = {each: len(logs) for each, logs in runs.items()}
     middle = {each: median(logs) for each, logs in runs.items()}
     off = sum((one - middle[each]) ** 2 for each, logs in runs.items() for one in logs)
     apart = (TOLD * TURN_NOISE ** 2 + off) / (TOLD + sum(counts.values()) - len(counts))
     noise = {each: apart / count + PROCESS_NOISE ** 2 for each, count in counts.items()}
-    prior = {each: (log(each.seconds), max((log(each.high) - log(each.low)) / (2 * WITHIN), PROCESS_NOISE) ** 2) for each in runs}
+    prior = {each: (log(each.seconds), max((log(each.high) - log(each.low)) / (2 * WITHIN), PROCESS_NOISE) ** 2)
+             for each in runs}
     weight = {each: 1 / (noise[each] + prior[each][1]) for each in runs}
     slower = sum(weight[each] * (middle[each] - prior[each][0]) for each in runs) / (sum(weight.values()) + BUSY ** -2)
     slower = min(slower, log(MOST_BUSY))                    # beyond, predictions are wrong
@@ -213,13 +224,14 @@ def approximates(form: type[Format]) -> bool:
 
 
 def fit_within(form: type[Format], given: dict[str, Any], sample: Floats, error: float) -> tuple[Format, float] | None:
-    """The sample in this format and the error that it makes; None where that is too much, or it cannot be held. A format that
-    rounds x holds nothing exactly."""
+    """The sample in this format and the error that it makes; None where that is too much, or it cannot be held. A
+    format that rounds x holds nothing exactly."""
     if error == 0 and (form.rounds or form.tolerance is not Format.tolerance): return None
     try:
         if not approximates(form): return form.pack(sample, **given), 0.0
         sizes = form.expected(*sample.shape, **given)
-        if form.flops.subs(sizes).subs(T, 1) > 2 * sample.size: return None              # factors as large as the sample
+        # factors as large as the sample
+        if form.flops.subs(sizes).subs(T, 1) > 2 * sample.size: return None
         packed = form.approximate(sample, **given) if error else form.pack(sample, **given)
     except FormatError: return None
     off = deviation(packed, sample)
@@ -251,7 +263,8 @@ def pick_groups(size: int, step: int, count: int) -> np.ndarray:
 
 
 def scale_sizes(packed: Format, shape: tuple[int, int], thinner: float, given: dict[str, Any]) -> dict[str, float]:
-    """The sizes of a sample as the whole matrix may have them: counts grow with the area, and with how dense the rest is."""
+    """The sizes of a sample as the whole matrix may have them: counts grow with the area, and with how dense the rest
+    is."""
     larger = shape[0] * shape[1] / (packed.shape[0] * packed.shape[1]) * thinner
     sizes = {str(size): float(value) if size.is_positive or str(size) in given else value * larger
              for size, value in packed.sizes.items()}

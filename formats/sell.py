@@ -34,7 +34,8 @@ class SELL(Format):
     def pack(W, *, chunk=CHUNK, sigma=SIGMA):
         sliced(chunk, sigma)
         lengths = (W != 0).sum(0)
-        order = np.concatenate([at + np.argsort(-lengths[at:at + sigma], kind="stable") for at in range(0, W.shape[1], sigma)])
+        order = np.concatenate([at + np.argsort(-lengths[at:at + sigma], kind="stable")
+                                for at in range(0, W.shape[1], sigma)])
         ends = np.append(0, lengths[order].cumsum())
         ptr = np.append(0, np.pad(np.diff(ends), (0, -len(order) % chunk)).reshape(-1, chunk).max(1).cumsum())
         slots, inputs = (W.T[order] != 0).nonzero()

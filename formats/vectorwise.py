@@ -15,17 +15,19 @@ WIDTH = 32
 
 
 class VectorWise(Format):
-    """N of every M consecutive inputs, the same for a tile of `width` outputs, a multiple of 16 (as in V:N:M: Castro et al.
-    2023, arXiv:2310.02065).
+    """N of every M consecutive inputs, the same for a tile of `width` outputs, a multiple of 16 (as in V:N:M: Castro et
+    al. 2023, arXiv:2310.02065).
 
-    Tile i has the inputs idx[i], ascending, and their numbers for its outputs; a group with fewer is filled up with zeros."""
+    Tile i has the inputs idx[i], ascending, and their numbers for its outputs; a group with fewer is filled up with
+    zeros."""
     idx: u4[ceiling(p / c), n / group * kept]
     val: f4[ceiling(p / c), n / group * kept, c]
     named = MappingProxyType({"n": kept, "m": group, "width": c})
     work = T * n / group * kept * p, n / group * kept * p, T * (n + p)
 
     def fit(W, *, n=2, m=4, width=WIDTH, scale=None):
-        """Keep the n inputs of every m whose numbers in a tile have the largest norms (of W times scale: see `importance`)."""
+        """Keep the n inputs of every m whose numbers in a tile have the largest norms (of W times scale: see
+        `importance`)."""
         score = np.square(split_tiles(importance(W, scale, "vectorwise.fit"), m, n, width)).sum(3)
         best = np.argsort(-score, axis=2, kind="stable")[..., :n]
         mask = np.zeros(score.shape, bool)
@@ -55,7 +57,8 @@ class VectorWise(Format):
     def unsound(self):
         try: sound(self.shape[0], self.remembered["n"], self.remembered["m"])
         except FormatError as error: return str(error)
-        if self.remembered["width"] % 16: return f"a tile is {self.remembered['width']} wide, which is no multiple of 16"
+        if self.remembered["width"] % 16:
+            return f"a tile is {self.remembered['width']} wide, which is no multiple of 16"
         groups = self.idx.reshape(len(self.idx), -1, self.remembered["n"]) // self.remembered["m"]
         if (groups != np.arange(groups.shape[1])[:, None]).any(): return "idx leaves its group"
         return "" if (np.diff(self.idx.astype(np.int64), axis=1) > 0).all() else "idx does not ascend"

@@ -83,8 +83,8 @@ def check_package(name: str) -> None:
     if found is None:
         raise ImportError(f"opmatrix needs its package {name} at {wanted}, where there is none: install opmatrix again")
     if os.path.realpath(found) != wanted:
-        raise ImportError(f"opmatrix needs its package {name} at {wanted}, but Python finds {found} first: rename that one, "
-                          "or take its folder off sys.path")
+        raise ImportError(f"opmatrix needs its package {name} at {wanted}, but Python finds {found} first: rename that "
+                          "one, or take its folder off sys.path")
 
 
 for _ in ("formats", "rewrites"): check_package(_)
@@ -93,7 +93,8 @@ for _ in ("formats", "rewrites"): check_package(_)
 def __getattr__(name: str) -> Any:
     """What people use, by name; a module of the package; or the first public thing of that name in one of MODULES."""
     if name == "__all__":
-        return sorted({"monoids", *DOOR, *(each for module in MODULES for each in import_module(f"opmatrix.{module}").__all__)})
+        return sorted({"monoids", *DOOR,
+                       *(each for module in MODULES for each in import_module(f"opmatrix.{module}").__all__)})
     if not name.startswith("_"):
         if name in DOOR: return attrgetter(DOOR[name][1])(import_module(DOOR[name][0]))
         if find_spec(f"opmatrix.{name}"): return import_module(f"opmatrix.{name}")

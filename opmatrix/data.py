@@ -19,7 +19,8 @@ class Data:
 
     def __init__(self, array: Any, name: str | None = None) -> None:
         array = np.atleast_1d(np.asarray(array))
-        if array.dtype.kind not in "fiub":                  # imported here: it needs sympy, and programs that run do not
+        if array.dtype.kind not in "fiub":                  # imported here: it needs sympy, and programs that run do
+                                                            # not
             from opmatrix.shapes import brief
             raise TypeError(f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (a size that "
                             "is not known yet is none: put a matrix of known size before it)")
@@ -73,7 +74,8 @@ class Data:
 
 
 def check_numbers(numbers: Any) -> NDArray[Any]:
-    """Numbers that somebody wrote down, as an array. Raises TypeError for rows of different lengths, ValueError for NaN."""
+    """Numbers that somebody wrote down, as an array. Raises TypeError for rows of different lengths, ValueError for
+    NaN."""
     try: array = np.asarray(numbers)
     except ValueError:
         from opmatrix.shapes import brief
@@ -84,8 +86,9 @@ def check_numbers(numbers: Any) -> NDArray[Any]:
 
 
 class Promised(Data):
-    """An array of which only the name and the shape are known yet; it is equal to itself by its name. It is taken to have no special
-    numbers: no zeros that a sparse format leaves out, none that a narrower type holds, no gain of ones."""
+    """An array of which only the name and the shape are known yet; it is equal to itself by its name. It is taken to
+    have no special numbers: no zeros that a sparse format leaves out, none that a narrower type holds, no gain of
+    ones."""
 
     def __init__(self, name: str, shape: tuple[int, ...], turned: bool = False) -> None:
         self.name, self.promise, self.turned = name, (name, shape), turned

@@ -2,8 +2,9 @@
 
     Extents({T: 512, S: 4, pairs[sequence & causal]: 143_360})
 
-A live size (T: the rows, S: the sequences) has a number, and so has each pattern: the scores of one head that attention computes for it,
-which leaves out tiles that nobody sees. In place of numbers may stand symbols: what is priced with them is a formula."""
+A live size (T: the rows, S: the sequences) has a number, and so has each pattern: the scores of one head that attention
+computes for it, which leaves out tiles that nobody sees. In place of numbers may stand symbols: what is priced with
+them is a formula."""
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -63,9 +64,9 @@ class Missing(KeyError, ValueError):
 
 
 class Extents(Mapping[Any, Any]):
-    """A frozen mapping of live sizes, `pairs[pattern]` and `entries[relation]` to whole numbers from 0 on, or to expressions of symbols.
-    A size is known by its name. Raises TypeError for what is no entry or no number, ValueError for a number that is negative or
-    no whole one."""
+    """A frozen mapping of live sizes, `pairs[pattern]` and `entries[relation]` to whole numbers from 0 on, or to
+    expressions of symbols. A size is known by its name. Raises TypeError for what is no entry or no number, ValueError
+    for a number that is negative or no whole one."""
 
     __slots__ = ("numbers",)
 
@@ -97,18 +98,20 @@ class Extents(Mapping[Any, Any]):
         return tuple(key.pattern for key in self.numbers if isinstance(key, Pairs))
 
     def mean(self, of: Iterable[int], parts: int) -> "Extents":
-        """Those of one of so many parts, on average, that have sentences of these lengths together. What lengths do not say
-        grows with the rows."""
+        """Those of one of so many parts, on average, that have sentences of these lengths together. What lengths do not
+        say grows with the rows."""
         whole = counted([*of], [each for each in self.patterns if each.relation is None])
         share = whole[T] / self[T]
-        return Extents.made({key: (whole[key] if key in whole else value * share) / parts for key, value in self.numbers.items()})
+        return Extents.made({key: (whole[key] if key in whole else value * share) / parts for key,
+                             value in self.numbers.items()})
 
 
 def as_entry(key: Any) -> ExtentName:
     """The entry that is meant. A size may come as that of formats.core.sizes, of opmatrix.shapes, or as its name."""
     if isinstance(key, Pairs | Entries): return key
     if (getattr(key, "is_Symbol", False) or isinstance(key, str)) and str(key).isidentifier(): return size(str(key))
-    raise TypeError(f"extents: {key!r:.80} is no entry: give a live size, such as T, pairs[pattern] or entries[relation]")
+    raise TypeError(f"extents: {key!r:.80} is no entry: give a live size, such as T, pairs[pattern] or "
+                    "entries[relation]")
 
 
 def as_count(name: ExtentName, value: Any) -> Any:
@@ -144,9 +147,10 @@ def count_attended(pattern: Pattern, length: int) -> int:
     return attended(length, *pattern.reach) if pattern.reach else pattern.mask(length).attended(length)
 
 
-def measure_spaces(found: Extents, batch: Batch, held: Iterable[Pattern], ports: Iterable[Port], relations: Iterable[Relation]) -> Extents:
-    """With the rows of other spaces, as inputs and relations of a batch have them, and the entries of relations. Raises ValueError
-    where two differ about a space."""
+def measure_spaces(found: Extents, batch: Batch, held: Iterable[Pattern], ports: Iterable[Port],
+                   relations: Iterable[Relation]) -> Extents:
+    """With the rows of other spaces, as inputs and relations of a batch have them, and the entries of relations. Raises
+    ValueError where two differ about a space."""
     numbers, known = dict(found), dict[str, tuple[int, object]]()
 
     def told(space: str, rows: int, what: object) -> None:
@@ -157,7 +161,8 @@ def measure_spaces(found: Extents, batch: Batch, held: Iterable[Pattern], ports:
     seen = {each: each.relation for each in held if each.relation is not None}
     for relation in dict.fromkeys([*relations, *seen.values()]):
         sparse = batch.relation(relation)
-        for space, rows in zip((relation.rows, relation.cols), sparse.shape, strict=True): told(space, rows, f"relation {relation}")
+        for space, rows in zip((relation.rows, relation.cols), sparse.shape, strict=True):
+            told(space, rows, f"relation {relation}")
         numbers[entries[relation]] = len(sparse.at)
     return Extents.made(numbers | {pairs[each]: numbers[entries[relation]] for each, relation in seen.items()})
 
@@ -169,7 +174,9 @@ def patterns(term: Any) -> tuple[Pattern, ...]:
 
 
 def collect_needs(*terms: Any) -> tuple[tuple[Pattern, ...], tuple[Port, ...], tuple[Relation, ...]]:
-    """The patterns of models, the matrices that they are given, and the relations of spaces whose rows a batch does not tell."""
+    """The patterns of models, the matrices that they are given, and the relations of spaces whose rows a batch does not
+    tell."""
     args = dict.fromkeys(each for term in terms for node in term.walk() for each in node.args)
-    return (tuple(dict.fromkeys(each for term in terms for each in patterns(term))), tuple(each for each in args if isinstance(each, Port)),
+    return (tuple(dict.fromkeys(each for term in terms for each in patterns(term))),
+            tuple(each for each in args if isinstance(each, Port)),
             tuple(each for each in args if isinstance(each, Relation) and each.custom))

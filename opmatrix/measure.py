@@ -11,9 +11,10 @@ Seconds = dict[str, list[float]]
 
 
 def measure(programs: Mapping[str, Any], batches: Sequence[Any], rounds: int = 20, warm: int = 2,
-            progress: Callable[[int, int], None] = lambda done, of: None, shares: Sequence[float] | None = None) -> Seconds:
-    """Seconds that each program takes for all batches, or for the mean of batches with these shares, one number a round. A program
-    has `run(batch)`, or is called.
+            progress: Callable[[int, int], None] = lambda done, of: None,
+            shares: Sequence[float] | None = None) -> Seconds:
+    """Seconds that each program takes for all batches, or for the mean of batches with these shares, one number a
+    round. A program has `run(batch)`, or is called.
 
     In every round each program runs each batch once, one after the other, in an order that turns from round to round;
     `warm` rounds before are not counted. progress(done, of) is called after each round."""
@@ -58,8 +59,8 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def collected() -> Iterator[None]:
-    """Garbage is gone, and what is left is not looked through again meanwhile: after a search there is so much of it that looking
-    takes longer than a program's runs. What somebody froze stays as it is."""
+    """Garbage is gone, and what is left is not looked through again meanwhile: after a search there is so much of it
+    that looking takes longer than a program's runs. What somebody froze stays as it is."""
     gc.collect()
     frozen = gc.get_freeze_count()
     if not frozen: gc.freeze()
@@ -80,8 +81,8 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def noisy(repeats: Sequence[Sequence[float]]) -> bool:
-    """Whether differences in seconds between two programs, by repeat and round, do not say which is faster: quartiles of all
-    rounds lie on both sides of 0, or medians of repeats do."""
+    """Whether differences in seconds between two programs, by repeat and round, do not say which is faster: quartiles
+    of all rounds lie on both sides of 0, or medians of repeats do."""
     ends = *quartiles([each for rounds in repeats for each in rounds]), *map(median, repeats)
     return min(ends) <= 0 <= max(ends)
 
@@ -92,11 +93,11 @@ def ratio(taken: Seconds, name: str, base: str) -> float:
 
 
 def peak(program: Any, batch: Any, runs: int = 1) -> int:
-    """The most bytes that a call holds at a time beyond what was held before, as tracemalloc counts (numpy tells it); of so
-    many runs the most.
+    """The most bytes that a call holds at a time beyond what was held before, as tracemalloc counts (numpy tells it);
+    of so many runs the most.
 
-    The program runs once before, so that compiling, first imports and what Python itself keeps are not counted; buffers that
-    calls hand on to one another are given back before each."""
+    The program runs once before, so that compiling, first imports and what Python itself keeps are not counted; buffers
+    that calls hand on to one another are given back before each."""
     from formats.kernels.engine.launch import ARENA
     running = tracemalloc.is_tracing()
     if not running: tracemalloc.start()

@@ -42,8 +42,8 @@ class Monoid:
 
     def __new__(cls, *args: Any, **named: Any) -> Any:
         """Nobody makes one: the class itself is the monoid."""
-        raise TypeError(f"{cls.__name__}(..): a monoid is a way of summing, not a function: product(scores, values, over={cls.__name__}), "
-                        f"or x @ {cls.__name__} for one sum of each row")
+        raise TypeError(f"{cls.__name__}(..): a monoid is a way of summing, not a function: product(scores, values, "
+                        f"over={cls.__name__}), or x @ {cls.__name__} for one sum of each row")
 
     @staticmethod
     def distributes(w: float) -> bool:

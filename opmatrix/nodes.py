@@ -60,8 +60,8 @@ def ones(i, j):
 
 def weight_shape(n, w):
     if len(w.shape) not in (2, 3):
-        raise ShapeError(f"weight: an array of shape {w.shape}: a matrix is (rows, columns), one for each head (heads, rows, columns); "
-                         "one row is const(..)")
+        raise ShapeError(f"weight: an array of shape {w.shape}: a matrix is (rows, columns), one for each head (heads, "
+                         "rows, columns); one row is const(..)")
     return w.shape
 
 @matrix(weight_shape, lambda x, w: x @ w, adjoint=lambda n, w: weight(w.T))
@@ -95,8 +95,8 @@ def const_shape(n, b):
 
 @matrix(const_shape, lambda x, b: np.broadcast_to(b, broadcast_shape(x, b)), linear=False, constant=True)
 def const(i, j, b: Data):
-    """The row b whatever x is: constant functions in the first row of the matrix. One number stands for any width. Zeros
-    are a row like any other: no property is read from numbers."""
+    """The row b whatever x is: constant functions in the first row of the matrix. One number stands for any width.
+    Zeros are a row like any other: no property is read from numbers."""
     return (lambda u: b[(0, j)[-len(b.shape):]]) if i == 0 else None
 
 def over_shape(n, a, m):
@@ -178,7 +178,8 @@ def every(*names: str) -> dict[str, Callable[..., bool]]:
     def holds(name): return lambda *args: all(getattr(a, name) for a in args if isinstance(a, Operator))
     return {name: holds(name) for name in names}
 
-PRESERVED = every("linear", "storable", "single", "row_linear", "additive", "row_wise", "uniform", "positively_homogeneous",
+PRESERVED = every("linear", "storable", "single", "row_linear", "additive", "row_wise", "uniform",
+                  "positively_homogeneous",
                   "maps_zero_to_zero")
 
 def is_one_row(a: Operator) -> bool:
@@ -227,9 +228,11 @@ def sum_adjoint(a, n, p):
 
 def scaling(n, a, b, p):
     """The adjoint of a times a constant row: times the row first."""
-    return (I() * b) @ sum_adjoint(a, n, p) if is_one_row(b) else (I() * a) @ sum_adjoint(b, n, p) if is_one_row(a) else None
+    return (I() * b) @ sum_adjoint(a, n,
+                                   p) if is_one_row(b) else (I() * a) @ sum_adjoint(b, n, p) if is_one_row(a) else None
 
-@combinator(at_x=1, **PRESERVED, **every("diagonal", "entrywise", "selective"), constant=lambda a, b: a.constant or b.constant,
+@combinator(at_x=1, **PRESERVED, **every("diagonal", "entrywise", "selective"), constant=lambda a,
+            b: a.constant or b.constant,
             stacked=lambda a, b: (a.storable and (b.splits or b.stacked)) or (a.stacked and b.storable),
             column=lambda a, b: b.column or (a.column and b.entrywise), level=lambda a, b: a.level and b.entrywise,
             adjoint=lambda n, a, b: adjoint(b, a(Shape(cols=n)).cols) @ adjoint(a, n))
@@ -248,7 +251,8 @@ def add(x, a: Operator, b: Operator):
 @combinator(at_x=2, **every("row_wise", "uniform", "constant", "column", "level"),
             diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
             linear=by_constant("linear"), storable=by_constant("storable"),
-            row_linear=lambda a, b: holds_scaled(a, b, "row_linear"), additive=lambda a, b: holds_scaled(a, b, "additive"),
+            row_linear=lambda a, b: holds_scaled(a, b, "row_linear"), additive=lambda a,
+            b: holds_scaled(a, b, "additive"),
             positively_homogeneous=lambda a, b: holds_scaled(a, b, "positively_homogeneous"),
             maps_zero_to_zero=lambda a, b: a.maps_zero_to_zero or b.maps_zero_to_zero,
             adjoint=lambda n, a, b: scaling(n, a, b, (a(x := Shape(cols=n)) * b(x)).cols))
@@ -311,11 +315,12 @@ def total(x):
 
 @combinator(row_linear=True)
 def rotate(x, cos: Data, sin: Data, rest: int = 0):
-    """Each column of the first half and its fellow in the second, turned by an angle of the row's position: those of position p
-    by the cosines and sines in row p of the tables (Su et al. 2021, RoPE, by halves as LLaMA has it). So many columns behind, the
-    rest, stay as they are."""
+    """Each column of the first half and its fellow in the second, turned by an angle of the row's position: those of
+    position p by the cosines and sines in row p of the tables (Su et al. 2021, RoPE, by halves as LLaMA has it). So
+    many columns behind, the rest, stay as they are."""
     if len(cos.shape) != 2 or cos.shape != sin.shape:
-        raise ShapeError(f"rotate: tables of cosines {cos.shape} and sines {sin.shape}: both are positions × half the columns")
+        raise ShapeError(f"rotate: tables of cosines {cos.shape} and sines {sin.shape}: both are positions × half the "
+                         "columns")
     positions, k = cos.shape
     n = 2 * k + rest
     a, b = x.act(cols(0, k, n)), x.act(cols(k, 2 * k, n))
@@ -340,8 +345,8 @@ def entered(x, port: Port):
 
 @combinator(additive=True, selective=True)
 def pick(x, relation: Relation):
-    """The row of x that a relation has as its only entry, for each row of the relation: `x @ pick("last")` are the last rows of the
-    sequences. They keep their positions and sequences."""
+    """The row of x that a relation has as its only entry, for each row of the relation: `x @ pick("last")` are the last
+    rows of the sequences. They keep their positions and sequences."""
     return x.pick(relation)
 
 @combinator(**{name: lambda _, into, out, facts, name=name: name in facts for name in PROPERTIES})

@@ -64,12 +64,13 @@ class ById(Mapping[int, Any]):
 
 
 class Program:
-    """Steps over constants: float32 rows out of a batch of sentences, any number of them of any length: one a token, or, where it
-    pools them, one a sentence, or one of a space of the batch's own.
+    """Steps over constants: float32 rows out of a batch of sentences, any number of them of any length: one a token,
+    or, where it pools them, one a sentence, or one of a space of the batch's own.
 
-    `outputs` names the value that it gives, or several by name, of which the first is what a run gives. `inputs` are matrices that
-    enter beside what every batch has; `state` has for an input in space C the value that is its next one: such a program is run by a
-    session (`start`). `signature` says all of them with space, columns, heads and number type.
+    `outputs` names the value that it gives, or several by name, of which the first is what a run gives. `inputs` are
+    matrices that enter beside what every batch has; `state` has for an input in space C the value that is its next one:
+    such a program is run by a session (`start`). `signature` says all of them with space, columns, heads and number
+    type.
 
     It cannot be changed; it keeps nothing of a call, so threads may share it; the same batch gives the same bits.
     `meta` is JSON: model, config, tokenizer (the text of a tokenizer.json), pooling (see opmatrix.pipelines.pooling),
@@ -77,7 +78,8 @@ class Program:
     attribute or shape that does not fit."""
 
     def __init__(self, steps: Iterable[Step], constants: Mapping[str, Constant], outputs: str | Mapping[str, str],
-                 meta: Mapping[str, Any] | None = None, *, inputs: Iterable[Port] = (), state: Mapping[str, str] = MappingProxyType({})):
+                 meta: Mapping[str, Any] | None = None, *, inputs: Iterable[Port] = (),
+                 state: Mapping[str, str] = MappingProxyType({})):
         held = {name: self.held(constant) for name, constant in constants.items()}
         self.steps, self.constants = tuple(steps), MappingProxyType(held)
         self.outputs = MappingProxyType({OUTPUT: outputs} if isinstance(outputs, str) else dict(outputs))
@@ -100,7 +102,8 @@ class Program:
             limits |= call.kernel.fields(call.bound)
             relations |= dict.fromkeys(map(str, call.kernel.relations(call.bound)))
         fields = [Port(name, "T", 1, 1, INTEGER) for name in limits]
-        return Signature({port.name: port for port in (*self.inputs, *fields)}, tuple(relations), self.schedule.outputs, self.state)
+        return Signature({port.name: port for port in (*self.inputs, *fields)}, tuple(relations), self.schedule.outputs,
+                         self.state)
 
     @staticmethod
     def held(constant: Constant) -> Constant:
@@ -108,9 +111,9 @@ class Program:
         return constant if isinstance(constant, Format) else np.ascontiguousarray(constant)
 
     def run(self, batch: Given) -> Floats:
-        """(T, n): one row a token, sentences one after another; (S, n): one a sentence, where the program is `pooled`. Takes a
-        Batch or a list of rows of token ids; raises
-        ValueError where there is no sentence, one is empty, or an id is outside its table."""
+        """(T, n): one row a token, sentences one after another; (S, n): one a sentence, where the program is `pooled`.
+        Takes a Batch or a list of rows of token ids; raises ValueError where there is no sentence, one is empty, or an
+        id is outside its table."""
         return self.schedule.run(batched(batch))[0]
 
     __call__ = run
@@ -120,12 +123,13 @@ class Program:
         return dict(zip(self.outputs, self.schedule.run(batched(batch)), strict=True))
 
     def exact(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None, rounded: bool = True) -> Exact:
-        """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. A kernel that rounds
-        its operands means the rounded ones, unless `rounded` is False. Constants may be replaced by name, a weight by its
-        (n, p) matrix: those of a program made before any rounding, say."""
+        """(T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the oracle of `run`. A kernel
+        that rounds its operands means the rounded ones, unless `rounded` is False. Constants may be replaced by name, a
+        weight by its (n, p) matrix: those of a program made before any rounding, say."""
         return self.schedule.exact(batched(batch), ById(self.constants, constants or {}), rounded)
 
-    def exact_all(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None, rounded: bool = True) -> dict[str, Exact]:
+    def exact_all(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None,
+                  rounded: bool = True) -> dict[str, Exact]:
         """The same of every output by name, and of the next value of every piece of state by the name of its input."""
         instead = {id(self.constants[name]): array for name, array in (constants or {}).items()}
         found, schedule = self.schedule.meanings(batched(batch), instead, rounded), self.schedule
@@ -144,7 +148,8 @@ class Program:
         from opmatrix.pipelines.session import Session
         return Session(self, capacity, exact)
 
-    def embed(self, texts: Texts, rows: int = BATCH_ROWS, progress: Progress | bool = True, *, truncate: bool | None = None,
+    def embed(self, texts: Texts, rows: int = BATCH_ROWS, progress: Progress | bool = True, *,
+              truncate: bool | None = None,
               skip_bad: bool = False) -> Floats:
         """(S, n): an embedding for each text, about `rows` rows at a time, pooled as the checkpoint says; where it says
         nothing, the mean of a text's rows, of length one. Texts are one string, any iterable of strings, or the Path of
@@ -171,7 +176,8 @@ class Program:
         return self.space == str(S)
 
     def starts(self, batch: Batch) -> NDArray[np.int64]:
-        """Where the rows of each sentence begin in what it gives, and the end of all; of rows of another space each stands for itself."""
+        """Where the rows of each sentence begin in what it gives, and the end of all; of rows of another space each
+        stands for itself."""
         if self.space == str(T): return batch.starts
         return np.arange(self.schedule.extents(batch)[self.space] + 1)
 
@@ -200,19 +206,19 @@ class Program:
         return sum(constant.nbytes for constant in self.constants.values())
 
     def peak_bytes(self, batch: Given | Extents) -> int:
-        """Bytes that a call needs for its result and buffers; of a batch, or of extents. Buffers are kept for the next call, of any
-        program. Raises as `extents` does."""
+        """Bytes that a call needs for its result and buffers; of a batch, or of extents. Buffers are kept for the next
+        call, of any program. Raises as `extents` does."""
         extents = self.extents(batch)
         return self.schedule.peak(extents, None if isinstance(batch, Extents) else batched(batch).starts)
 
     def cost(self, batch: Given | Extents) -> Costs:
-        """The machine's kernels that a run calls, in order, each with its sizes: formulas where extents are symbols. Raises as
-        `extents` does."""
+        """The machine's kernels that a run calls, in order, each with its sizes: formulas where extents are symbols.
+        Raises as `extents` does."""
         return self.schedule.cost(self.extents(batch))
 
     def extents(self, batch: Given | Extents) -> Extents:
-        """Those of a batch, with the patterns of this program; given ones as they are, of which a step may lack one (ValueError).
-        Raises TypeError for two numbers."""
+        """Those of a batch, with the patterns of this program; given ones as they are, of which a step may lack one
+        (ValueError). Raises TypeError for two numbers."""
         if isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(each, int | float) for each in batch):
             raise TypeError(f"extents: {batch} does not say what each pattern holds: give a batch, or "
                             f"Extents({{T: {batch[0]}, pairs[sequence]: {batch[1]}}})")
@@ -231,11 +237,12 @@ class Program:
         return type(self)(steps, held, self.outputs, self.meta, inputs=self.inputs, state=self.state)
 
     def replace(self, **meta: Any) -> "Program":
-        """The same program with other entries of meta; constants are shared. A certificate is of one program: what makes it another
-        one takes the certificate away."""
+        """The same program with other entries of meta; constants are shared. A certificate is of one program: what
+        makes it another one takes the certificate away."""
         same = meta.keys() <= {"certificate"}
         kept = self.meta if same else {name: e for name, e in self.meta.items() if name != "certificate"}
-        found = Program(self.steps, self.constants, self.outputs, {**kept, **meta}, inputs=self.inputs, state=self.state)
+        found = Program(self.steps, self.constants, self.outputs, {**kept, **meta}, inputs=self.inputs,
+                        state=self.state)
         if same and "hash" in vars(self): found.hash = self.hash
         return found
 
@@ -247,8 +254,8 @@ class Program:
                       ((name, array.dtype.str, array.shape, pieces(array)) for name, array in self.arrays()))
 
     def described(self) -> dict[str, Any]:
-        """Everything but the arrays and the certificate, as JSON. Of a program with one output and nothing that enters as such programs
-        always had it, so its hash is what it was."""
+        """Everything but the arrays and the certificate, as JSON. Of a program with one output and nothing that enters
+        as such programs always had it, so its hash is what it was."""
         return {"meta": {name: entry for name, entry in self.meta.items() if name != "certificate"},
                 "constants": {name: c.meta() if isinstance(c, Format) else ARRAY for name, c in self.constants.items()},
                 "steps": [[s.kernel, dict(s.operands), dict(s.attributes), s.output] for s in self.steps],
@@ -276,9 +283,9 @@ class Program:
     def load(directory: str | Path, copy: bool = False) -> "Program":
         """Reads a saved program, bit for bit. Raises InputError, which names the file and the field.
 
-        Its weights stay mapped: whoever changes the file in place changes the program's numbers, though never what memory it
-        reads; whoever cuts the file short ends the process when it next reads there (SIGBUS). Files that are replaced by
-        renaming, as `save` does, harm nobody. `copy` reads all weights into memory instead."""
+        Its weights stay mapped: whoever changes the file in place changes the program's numbers, though never what
+        memory it reads; whoever cuts the file short ends the process when it next reads there (SIGBUS). Files that are
+        replaced by renaming, as `save` does, harm nobody. `copy` reads all weights into memory instead."""
         from opmatrix.files.storage import load
         return load(directory, copy)
 
@@ -287,7 +294,8 @@ class Program:
         header = f"# {self.meta.get('model', 'program')}: {low} to {high} rows, {self.stored_bytes:,} bytes stored"
         if self.schedule.state: header += f", {self.schedule.cached:,} bytes a row of space C"
         said = [] if self.plain else self.signature.lines()
-        return "\n".join([header, *said, *(step.show(self.constants) for step in self.steps), f"return {', '.join(self.outputs.values())}"])
+        return "\n".join([header, *said, *(step.show(self.constants) for step in self.steps),
+                          f"return {', '.join(self.outputs.values())}"])
 
     def __repr__(self) -> str:
         gives = ", ".join(map(str, self.schedule.outputs.values()))

@@ -1,5 +1,5 @@
-"""What may be true of an operator, each property declared once, by two arrays that are equal where it holds. Kinds say in nodes.py
-which they have; laws ask for them by name, and what a graph knows of its classes is derived from them."""
+"""What may be true of an operator, each property declared once, by two arrays that are equal where it holds. Kinds say
+in nodes.py which they have; laws ask for them by name, and what a graph knows of its classes is derived from them."""
 import numpy as np
 
 from opmatrix.shapes import H
@@ -48,7 +48,8 @@ def stacked(f, x, y):
 
 @holding("stacked", measured=lambda a: a.linear and (isinstance(a.into.cols, int) or not isinstance(a.out.cols, int)))
 def storable(f, x, y):
-    """is x @ W with numbers W of known sizes, one matrix or one for each head that comes out, which can be stored and turned"""
+    """is x @ W with numbers W of known sizes, one matrix or one for each head that comes out, which can be stored and
+    turned"""
     return linear.sides(f, x, y)
 
 @holding(measured=lambda a: a.storable and a.out.heads in (1, H))
@@ -58,7 +59,8 @@ def single(f, x, y):
 
 @holding("linear", "storable")
 def row_linear(f, x, y):
-    """acts on each row of a head by a matrix of its own, which may depend on the row's position; numbers of rows pass it"""
+    """acts on each row of a head by a matrix of its own, which may depend on the row's position; numbers of rows pass
+    it"""
     r, s = weights(x), -weights(x) ** 2
     return f(r * x + s * y), r * f(x) + s * f(y)
 
@@ -76,7 +78,8 @@ def row_wise(f, x, y):
 def selective(f, x, y):
     """each row of the output depends on one row of the input at most"""
     found, own, other = f(splice_halves(x, y, -2)), f(x), f(y)
-    near, far = (np.nan_to_num(abs(found - each), nan=0.0, posinf=np.inf).max(-1, keepdims=True) for each in (own, other))
+    near, far = (np.nan_to_num(abs(found - each), nan=0.0, posinf=np.inf).max(-1, keepdims=True)
+                 for each in (own, other))
     return found, np.where(near <= far, own, other)
 
 @holding("linear", "storable", "entrywise")

@@ -1,5 +1,5 @@
-"""Relations: sparse matrices that a batch gives, from the rows of one space to the rows of another. What is no entry is absent, not
-zero: a product over any monoid leaves it out."""
+"""Relations: sparse matrices that a batch gives, from the rows of one space to the rows of another. What is no entry is
+absent, not zero: a product over any monoid leaves it out."""
 from __future__ import annotations
 
 import re
@@ -41,8 +41,8 @@ NAMED = GIVEN | {each.name: each for each in (SLOTS, HELD)}
 
 
 def relation(name: str, rows: Any, cols: Any) -> Relation:
-    """A relation by its name and its two spaces, of which T are the tokens and S the sequences of a batch. Raises ValueError for a
-    name that every batch gives, between other spaces."""
+    """A relation by its name and its two spaces, of which T are the tokens and S the sequences of a batch. Raises
+    ValueError for a name that every batch gives, between other spaces."""
     made = Relation(str(name), str(rows), str(cols))
     if GIVEN.get(made.name, made) != made: raise ValueError(f"relation {made}: every batch gives {GIVEN[made.name]}")
     return made
@@ -56,7 +56,8 @@ def parse_relation(text: str) -> Relation:
 
 
 def as_relation(given: Any, where: str) -> Any:
-    """A relation, or the one of that name that every batch gives; what stands for one in a law stays. Raises TypeError."""
+    """A relation, or the one of that name that every batch gives; what stands for one in a law stays. Raises
+    TypeError."""
     if hasattr(given, "rows") and hasattr(given, "cols"): return given
     if isinstance(given, str) and given in NAMED: return NAMED[given]
     raise TypeError(f"{where}: {given!r:.80} is no relation: {', '.join(NAMED)}, or relation(name, rows, columns)")
@@ -74,26 +75,30 @@ class Sparse(NamedTuple):
         """Raises ValueError unless its columns are so many rows."""
         if self.shape[1] != rows:
             what = f"relation {self.relation}" if self.relation else "a relation"
-            raise ValueError(f"{what}: it is {self.shape[0]} × {self.shape[1]} in this batch, but the value has {rows} rows"
+            raise ValueError(f"{what}: it is {self.shape[0]} × {self.shape[1]} in this batch, but the value has {rows} "
+                             "rows"
                              + (f" of space {self.relation.cols}" if self.relation else ""))
 
     @classmethod
     def of(cls, given: Any, where: str) -> Sparse:
-        """From a scipy matrix or an array, whose zeros are absent. Raises ValueError for what is no matrix of finite numbers, and for
-        entries beyond its shape, which scipy does not look for."""
+        """From a scipy matrix or an array, whose zeros are absent. Raises ValueError for what is no matrix of finite
+        numbers, and for entries beyond its shape, which scipy does not look for."""
         if isinstance(given, Sparse): made = given
         elif hasattr(given, "tocsr"):
             check_bounds(given, where)
             found = given.tocsr().copy()
             found.sum_duplicates()
             height, width = map(int, found.shape)
-            made = cls(np.asarray(found.indptr, np.int64), np.asarray(found.indices, np.int64), np.asarray(found.data, np.float64),
+            made = cls(np.asarray(found.indptr, np.int64), np.asarray(found.indices, np.int64),
+                       np.asarray(found.data, np.float64),
                        (height, width))
         else:
-            if (array := np.asarray(given)).ndim != 2: raise ValueError(f"{where} has shape {array.shape}: a relation is a matrix")
+            if (array := np.asarray(given)).ndim != 2:
+                raise ValueError(f"{where} has shape {array.shape}: a relation is a matrix")
             rows, at = np.nonzero(array)
             starts = np.searchsorted(rows, np.arange(len(array) + 1))
-            made = cls(starts.astype(np.int64), at.astype(np.int64), np.asarray(array[rows, at], np.float64), array.shape)
+            made = cls(starts.astype(np.int64), at.astype(np.int64), np.asarray(array[rows, at], np.float64),
+                       array.shape)
         made.check(where)
         if not np.isfinite(made.numbers).all(): raise ValueError(f"{where} has an entry that is no finite number")
         return made
@@ -103,18 +108,20 @@ class Sparse(NamedTuple):
         height, width = self.shape
         if self.starts.shape != (height + 1,) or self.starts[0] != 0 or (np.diff(self.starts) < 0).any() \
                 or not self.starts[-1] == len(self.at) == len(self.numbers):
-            raise ValueError(f"{where} is {height} × {width}, but its rows begin at {self.starts.tolist()!s:.60} of {len(self.at)} entries")
+            raise ValueError(f"{where} is {height} × {width}, but its rows begin at {self.starts.tolist()!s:.60} of "
+                             f"{len(self.at)} entries")
         if len(wrong := np.flatnonzero((self.at < 0) | (self.at >= width))):
             row = int(np.searchsorted(self.starts, wrong[0], "right")) - 1
             raise ValueError(f"{where} is {height} × {width}, but has an entry in row {row}, column {self.at[wrong[0]]}")
 
     def single(self) -> NDArray[np.int64]:
-        """The column of each row, where a row has exactly one entry. Raises ValueError that names the first that has not."""
+        """The column of each row, where a row has exactly one entry. Raises ValueError that names the first that has
+        not."""
         counts = np.diff(self.starts)
         if len(wrong := np.flatnonzero(counts != 1)):
             space = f" in space {self.relation.rows}" if self.relation else ""
-            raise ValueError(f"pick of relation {self.relation}: row {wrong[0]} of {self.shape[0]}{space} has {counts[wrong[0]]} "
-                             "entries: a pick takes relations with exactly one entry a row")
+            raise ValueError(f"pick of relation {self.relation}: row {wrong[0]} of {self.shape[0]}{space} has "
+                             f"{counts[wrong[0]]} entries: a pick takes relations with exactly one entry a row")
         return self.at
 
     def dense(self, dtype: Any = np.float64) -> NDArray[Any]:
@@ -133,14 +140,18 @@ class Sparse(NamedTuple):
 
 
 def check_bounds(given: Any, where: str) -> None:
-    """Raises ValueError where a scipy matrix has entries beyond its shape, by which converting it would write elsewhere."""
+    """Raises ValueError where a scipy matrix has entries beyond its shape, by which converting it would write
+    elsewhere."""
     height, width = given.shape
     if hasattr(given, "check_format"):
         try: given.check_format()
-        except ValueError as error: raise ValueError(f"{where} is {height} × {width}, but has entries beyond that: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{where} is {height} × {width}, but has entries beyond that: {error}") from None
     for name, size in (("row", height), ("col", width)):
-        if isinstance(found := getattr(given, name, None), np.ndarray) and len(wrong := found[(found < 0) | (found >= size)]):
-            raise ValueError(f"{where} is {height} × {width}, but has an entry in {'row' if name == 'row' else 'column'} {wrong[0]}")
+        if isinstance(found := getattr(given, name, None),
+                      np.ndarray) and len(wrong := found[(found < 0) | (found >= size)]):
+            raise ValueError(f"{where} is {height} × {width}, but has an entry in "
+                             f"{'row' if name == 'row' else 'column'} {wrong[0]}")
 
 
 def of_sentences(name: str, starts: NDArray[np.int64]) -> Sparse:
@@ -151,5 +162,6 @@ def of_sentences(name: str, starts: NDArray[np.int64]) -> Sparse:
         return Sparse(np.arange(s + 1), at, np.ones(s), (s, t))
     counts = np.repeat(lengths, lengths).astype(np.float64)
     places = np.arange(1, t + 1) - np.repeat(starts[:-1], lengths)
-    numbers = {"members": np.ones(t), "members_by_root": counts ** -0.5, "members_by_place": places * 2 / (counts * (counts + 1))}
+    numbers = {"members": np.ones(t), "members_by_root": counts ** -0.5,
+               "members_by_place": places * 2 / (counts * (counts + 1))}
     return Sparse(starts, np.arange(t), numbers[name], (s, t))

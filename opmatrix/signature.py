@@ -1,9 +1,10 @@
-"""What crosses the border of a program, by name. A port is a value: the space of its rows, its columns and heads, its number type.
+"""What crosses the border of a program, by name. A port is a value: the space of its rows, its columns and heads, its
+number type.
 
     Signature(inputs={"features": V × 128 float32, "tokens": T × 1 int64}, outputs=.., state=..)
 
-An input matrix is given with the batch, fields and relations are read of it; a piece of state is an input whose next value is an
-output, in the same buffer."""
+An input matrix is given with the batch, fields and relations are read of it; a piece of state is an input whose next
+value is an output, in the same buffer."""
 from __future__ import annotations
 
 import re
@@ -44,28 +45,31 @@ class Port:
         if not (isinstance(name, str) and NAME.fullmatch(name)):
             raise ValueError(f"{name!r:.60} is no name of up to 40 letters, digits and _")
         match said:
-            case [str(space), int(columns), int(heads), str(number)] if NAME.fullmatch(space) and {type(columns), type(heads)} == {int}:
-                if number not in numbers: raise ValueError(f"{name}: number type {number!r:.40}: it may be {', '.join(numbers)}")
+            case [str(space), int(columns), int(heads),
+                  str(number)] if NAME.fullmatch(space) and {type(columns), type(heads)} == {int}:
+                if number not in numbers:
+                    raise ValueError(f"{name}: number type {number!r:.40}: it may be {', '.join(numbers)}")
                 if min(columns, heads) < 1 or columns * heads > WIDEST:
                     raise ValueError(f"{name}: {heads} heads of {columns} columns: a row has 1 to {WIDEST:,} numbers")
                 return cls(name, space, columns, heads, number)
         raise ValueError(f"{name}: {said!r:.80}, not [space, columns, heads, number type]")
 
     def matrix(self, given: Any, where: str) -> np.ndarray:
-        """The float64 numbers of a matrix, rows × columns or rows × heads × columns. Raises ValueError for another shape, or what is no
-        finite number."""
+        """The float64 numbers of a matrix, rows × columns or rows × heads × columns. Raises ValueError for another
+        shape, or what is no finite number."""
         found = np.asarray(given)
         wanted = (self.columns,) if self.heads == 1 else (self.heads, self.columns)
         if found.dtype.kind not in "fiu" or found.ndim != 1 + len(wanted) or found.shape[1:] != wanted:
             raise ValueError(f"{where} {self}: the batch gives {found.dtype}{list(found.shape)}")
-        if not np.isfinite(found).all(): raise ValueError(f"{where} {self}: the batch gives an entry that is no finite number")
+        if not np.isfinite(found).all():
+            raise ValueError(f"{where} {self}: the batch gives an entry that is no finite number")
         return found
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a program reads and gives: matrices and fields, relations as texts, outputs, and of each piece of state the value that is its
-    next one."""
+    """What a program reads and gives: matrices and fields, relations as texts, outputs, and of each piece of state the
+    value that is its next one."""
     inputs: Mapping[str, Port]
     relations: tuple[str, ...]
     outputs: Mapping[str, Port]
@@ -85,7 +89,9 @@ class Signature:
             if name not in own: return f"{name!r:.40} is no part of one"
             if name not in said: return f"{name!r} is missing"
             if own[name] == said[name]: continue
-            for each in sorted({*own[name], *map(str, said[name])}) if isinstance(own[name], dict) and isinstance(said[name], dict) else ():
+            for each in sorted({*own[name],
+                                *map(str, said[name])}) if isinstance(own[name],
+                                                                      dict) and isinstance(said[name], dict) else ():
                 here, there = own[name].get(each), said[name].get(each)
                 if here != there: return f"{name}: {each!r:.60} is {there!r:.80}, but the steps have {here!r:.80}"
             return f"{name} are {said[name]!r:.80}, but the steps have {own[name]!r:.80}"

@@ -1,4 +1,5 @@
-"""Programs of promised weights: planned, priced and printed like any other, but there are no numbers that they could run on."""
+"""Programs of promised weights: planned, priced and printed like any other, but there are no numbers that they could
+run on."""
 from typing import Any, NoReturn
 
 from formats.core.errors import InputError
@@ -6,15 +7,17 @@ from opmatrix.program import Constant, Program
 
 
 class Planned(Program):
-    """A program whose weights are promised: `cost`, `peak_bytes`, `stored_bytes` and printing are those of the program with numbers;
-    whatever needs numbers raises InputError."""
+    """A program whose weights are promised: `cost`, `peak_bytes`, `stored_bytes` and printing are those of the program
+    with numbers; whatever needs numbers raises InputError."""
 
     @staticmethod
-    def held(constant: Constant) -> Constant: return constant           # one zero, seen everywhere: a copy would be as large as the weight
+    def held(constant: Constant) -> Constant: return constant           # one zero, seen everywhere: a copy would be as
+                                                                        # large as the weight
 
     def refuse(self, *_: Any, **__: Any) -> NoReturn:
         name = self.meta.get("model", "this program")
-        raise InputError(f"{name} was planned from a configuration: its weights have no numbers; load a checkpoint to run or to save it")
+        raise InputError(f"{name} was planned from a configuration: its weights have no numbers; load a checkpoint to "
+                         "run or to save it")
 
     run = __call__ = exact = trace = embed = stream = save = refuse
 

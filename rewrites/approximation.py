@@ -1,5 +1,5 @@
-"""An approximation declared by a function: a weight and parameters in, the nearest matrix that it stands for out. Every format
-that holds the result exactly may store it, so nothing else has to be said."""
+"""An approximation declared by a function: a weight and parameters in, the nearest matrix that it stands for out. Every
+format that holds the result exactly may store it, so nothing else has to be said."""
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
@@ -15,8 +15,8 @@ from rewrites.law import APPROXIMATE, Declared
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Approximation(Declared):
-    """`body(W, **parameters)` gives an array shaped as W (in x out, float64), or two factors whose product is. `grid` holds
-    the values worth trying for each parameter."""
+    """`body(W, **parameters)` gives an array shaped as W (in x out, float64), or two factors whose product is. `grid`
+    holds the values worth trying for each parameter."""
 
     body: Callable[..., Any]
     grid: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -38,10 +38,11 @@ class Approximation(Declared):
         factors = tuple(np.asarray(each, np.float64) for each in (found if isinstance(found, tuple) else (found,)))
         shapes = [each.shape for each in factors]
         whole = shapes[0] if len(shapes) == 1 else (*shapes[0][:1], *shapes[-1][1:])
-        inner = len(shapes) == 1 or (len(shapes) == 2 and all(len(s) == 2 for s in shapes) and shapes[0][1] == shapes[1][0])
+        inner = len(shapes) == 1 or (len(shapes) == 2 and all(len(s) == 2 for s in shapes)
+                                     and shapes[0][1] == shapes[1][0])
         if whole != weight.shape or not inner:
-            raise TypeError(f"{self.label(parameters)} of a {weight.shape} matrix gave {' and '.join(map(str, shapes))}: it "
-                            "gives a matrix of that shape, or two factors of one")
+            raise TypeError(f"{self.label(parameters)} of a {weight.shape} matrix gave "
+                            f"{' and '.join(map(str, shapes))}: it gives a matrix of that shape, or two factors of one")
         if not all(np.isfinite(each).all() for each in factors):
             raise TypeError(f"{self.label(parameters)} gave what is not finite")
         return factors

@@ -6,12 +6,14 @@ from typing import Any, NoReturn
 
 from rewrites.command.environment import prepare
 
-OBJECTS = 50_000, 10, 10                                    # made before garbage is looked for: graphs are large and hold no cycles
+OBJECTS = 50_000, 10, 10                                    # made before garbage is looked for: graphs are large and
+                                                            # hold no cycles
 
 
 def main() -> None:
-    """Runs a command. Exit status: 2 and one line on stderr for bad input; 70 for a fault in opmatrix, whose line names the file
-    that keeps it; 130 where it was interrupted; 1 where what was verified does not hold, or nobody reads what is printed."""
+    """Runs a command. Exit status: 2 and one line on stderr for bad input; 70 for a fault in opmatrix, whose line names
+    the file that keeps it; 130 where it was interrupted; 1 where what was verified does not hold, or nobody reads what
+    is printed."""
     try: run_command()
     except KeyboardInterrupt: exit_with("interrupted", 130)
 

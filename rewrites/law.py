@@ -1,8 +1,9 @@
 """A law is a function that returns both sides. Symbols in: a rewrite. Operators in: a check. The annotation of a
 variable is its guard: `W: matrix[n, p]` promises a linear operator, `A: operator[n, p]` promises nothing.
 
-What directs laws (rewrites/laws/facts.py) is never what makes one true: `act`, it depends on the input, keeps rules from
-rewriting what is only stored. Every other fact is, unless the law's docstring says so; then the law has a counterexample in `without`."""
+What directs laws (rewrites/laws/facts.py) is never what makes one true: `act`, it depends on the input, keeps rules
+from rewriting what is only stored. Every other fact is, unless the law's docstring says so; then the law has a
+counterexample in `without`."""
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +47,8 @@ bent = I + tanh                                              # neither linear no
 @dataclass(frozen=True)
 class Sort:
     """What a variable may stand for: facts that its class must have, and the sizes, heads first if it has several.
-    `spread`: to a kernel one head will do for several; its rows are of this `space`, of one and the same where none is named."""
+    `spread`: to a kernel one head will do for several; its rows are of this `space`, of one and the same where none is
+    named."""
 
     name: str
     facts: tuple[str, ...] = ()
@@ -63,7 +65,8 @@ class Sort:
 
 value = Sort("value", ("act",))                             # what some input gives: [columns] or [heads, columns]
 matrix = Sort("matrix", ("storable",))                      # a linear operator: [in, out] or [heads, in, out]
-choice = Sort("choice")                                     # a matrix with one 1 in each column, no two in one row: [in, out]
+choice = Sort("choice")                                     # a matrix with one 1 in each column, no two in one row:
+                                                            # [in, out]
 constant = Sort("constant", ("constant", "uniform"))        # the same row whatever the input
 placed = Sort("placed", ("constant",))                      # a row of numbers for each position
 column = Sort("column", ("act", "column"))                  # a value with one column
@@ -78,14 +81,16 @@ entrywise = Sort("entrywise", ("entrywise",))
 count = Sort("count")                                       # a number of heads, h or the one that is named
 by_rows = Sort("operator", ("row_wise",))                   # what goes through each row by itself, at its position
 mixing = Sort("mixing")                                     # what does not
-relation = Sort("relation")                                 # a relation with exactly one entry a row; relation[square] within a space
+relation = Sort("relation")                                 # a relation with exactly one entry a row; relation[square]
+                                                            # within a space
 over = Sort("over")                                         # a monoid; over[normalised] names a flag it must have
 where = Sort("where")                                       # a pattern; where[reflexive]
 
 
 @dataclass(frozen=True)
 class Name:
-    """An attribute variable of a law: a monoid, a pattern or a relation that nobody has chosen yet, from tokens to rows R."""
+    """An attribute variable of a law: a monoid, a pattern or a relation that nobody has chosen yet, from tokens to rows
+    R."""
 
     name: str
     rows, cols = "R", "T"
@@ -183,14 +188,17 @@ def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
 
 
 SWAPPED = made_relation("swapped", "T", "T")                # the tokens of a batch backwards
-RELATED = {SWAPPED.name: np.eye(sum(ROWS))[::-1], HELD.name: np.tri(sum(ROWS))[::-1]}      # matrices of relations, in a check
+# matrices of relations, in a check
+RELATED = {SWAPPED.name: np.eye(sum(ROWS))[::-1], HELD.name: np.tri(sum(ROWS))[::-1]}
 SCATTERED = np.random.default_rng(0).integers(0, 2, (max(ROWS), max(ROWS)))
 ALL: list[Any] = [*monoids.MONOIDS, sharp]
 CHOICES: dict[str, list[Any]] = dict(
     entrywise=[gelu, gelu_tanh, relu, silu, square, tanh],
     over=[each for each in ALL if each.width == 1 and not each.indexed],
-    where=[earlier, patterns.causal, patterns.sequence, patterns.everyone, patterns.window(1), patterns.causal & patterns.sequence,
-           patterns.among(HELD), patterns.mask(SCATTERED), patterns.mask(SCATTERED | np.eye(max(ROWS), dtype=int)) & patterns.sequence],
+    where=[earlier, patterns.causal, patterns.sequence, patterns.everyone, patterns.window(1),
+           patterns.causal & patterns.sequence,
+           patterns.among(HELD), patterns.mask(SCATTERED),
+           patterns.mask(SCATTERED | np.eye(max(ROWS), dtype=int)) & patterns.sequence],
     relation=[GIVEN["last"], GIVEN["first"], SWAPPED])
 
 
@@ -200,7 +208,8 @@ def ragged() -> Batch:
 
 
 def choices(sort: Sort) -> list[Any]:
-    """Every monoid, pattern or function that a variable of this sort may be: those that have its flags; none of other sorts."""
+    """Every monoid, pattern or function that a variable of this sort may be: those that have its flags; none of other
+    sorts."""
     flags = sort.sizes if sort.name != "entrywise" else ()
     return [each for each in CHOICES.get(sort.name, ()) if all(getattr(each, flag) for flag in flags)]
 
@@ -266,7 +275,8 @@ class Law(Declared):
 
     def combinations(self, without: Collection[str] = ()) -> Iterator[dict[str, Any]]:
         """Every choice of monoids, patterns and functions that its variables allow, those named left out."""
-        able = {name: found for name, sort in self.variables.items() if name not in without and (found := choices(sort))}
+        able = {name: found for name,
+                sort in self.variables.items() if name not in without and (found := choices(sort))}
         for each in cartesian(*able.values()):
             yield dict(zip(able, each, strict=True))
 
@@ -285,7 +295,8 @@ class Law(Declared):
     def holds(self, rng: np.random.Generator, tolerance: float = 1e-9, **other: Sort) -> bool:
         """Whether both sides agree, with every choice of monoids, patterns and functions."""
         try:
-            return all(self.difference_of(rng, self.drawn(rng, **other) | each) <= tolerance for each in self.combinations(other))
+            return all(self.difference_of(rng, self.drawn(rng, **other) | each) <= tolerance
+                       for each in self.combinations(other))
         except TypeError:
             return False
 
@@ -294,7 +305,8 @@ class Law(Declared):
         assert self.holds(rng), f"{self.name}: the two sides differ"
         for other in self.without:
             said = ", ".join(f"{name}: {sort}" for name, sort in other.items())
-            assert any(self.difference(rng, **other) > 1e-3 for _ in range(40)), f"{self.name}: it holds with {said} too"
+            assert any(self.difference(rng, **other) > 1e-3
+                       for _ in range(40)), f"{self.name}: it holds with {said} too"
 
     def statement(self, notation: Callable[[Operator], str] = str) -> str:
         left, right = self.sides()
@@ -319,11 +331,14 @@ def apart(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def law(**declared: Any) -> Callable[[Callable[..., Any]], Law]:
-    """Declares a law by a function of its variables that returns both sides. Raises TypeError where a variable is not annotated."""
+    """Declares a law by a function of its variables that returns both sides. Raises TypeError where a variable is not
+    annotated."""
     def declare(body: Callable[..., Any]) -> Law:
         found = Law(body, **declared)
-        if bare := [name for name in inspect.signature(body).parameters if not isinstance(found.variables.get(name), Sort)]:
-            raise TypeError(f"law {found.name}: {bare[0]} does not say what it stands for: annotate it, such as {bare[0]}: value[n]")
+        if bare := [name for name in inspect.signature(body).parameters
+                    if not isinstance(found.variables.get(name), Sort)]:
+            raise TypeError(f"law {found.name}: {bare[0]} does not say what it stands for: annotate it, such as "
+                            f"{bare[0]}: value[n]")
         return found
     return declare
 

@@ -1,4 +1,5 @@
-"""The main job: a model in; out come the cheapest equal program, and a verified front of cheaper ones with their errors."""
+"""The main job: a model in; out come the cheapest equal program, and a verified front of cheaper ones with their
+errors."""
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -46,7 +47,8 @@ from rewrites.verify.levels import Announce
 
 JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 RUNS = 3                                                    # of which the most memory counts
-ROUNDING = 4.0                                              # an exact program may round so many times as much as the import
+ROUNDING = 4.0                                              # an exact program may round so many times as much as the
+                                                            # import
 ORACLE_ROWS = 256                                           # rows that the float64 oracle reads at a time
 CHECKED_ROWS = 64                                           # rows that every step is checked on
 
@@ -68,23 +70,29 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
              remove: Sequence[str] = (), calibrate: str | Path | None = None, leave_out: Sequence[str] = (),
              laws: Sequence[Law] | None = None, approximations: Sequence[Approximation] = (), machine: Any = None,
              rounds: int = 11, report: Report | None = None) -> Result:
-    """The fastest verified program of a model on this machine that stays within the budgets; `best.program` of the result runs.
+    """The fastest verified program of a model on this machine that stays within the budgets; `best.program` of the
+    result runs.
 
-    model            name or directory of a checkpoint, or an operator on tokens, or on matrices that a batch gives; or several by
-                     name, the outputs of one model, of which the first is what a run gives and one that is called as an input is its
-                     next value (state)
-    error            the output changes by at most this, relative (Frobenius norm), on rows that nothing was fitted to; 0: exact.
-                     0.02 where nothing else is asked for
-    keep             goals: "error<=2%", "spearman>=-0.3" with `pairs`, "perplexity<=1.02x" with `text` and output="rows"
+    model            name or directory of a checkpoint, or an operator on tokens, or on matrices that a batch gives; or
+                     several by name, the outputs of one model, of which the first is what a run gives and one that is
+                     called as an input is its next value (state)
+    error            the output changes by at most this, relative (Frobenius norm), on rows that nothing was fitted to;
+                     0: exact. 0.02 where nothing else is asked for
+    keep             goals: "error<=2%", "spearman>=-0.3" with `pairs`, "perplexity<=1.02x" with `text` and
+                     output="rows"
     memory           bytes, stored and working, at most
-    text, tokens     the workload: a file of lines, of which some fit and some judge; so many tokens of one sentence (128)
-    workload         instead: a file of texts; of an operator a Batch; or several batches with shares that add to 1, each a Batch or
-                     sentences x tokens, [(0.7, "1x16"), (0.3, "8x128")]: what is predicted and measured is their mean
+    text, tokens     the workload: a file of lines, of which some fit and some judge; so many tokens of one sentence
+                     (128)
+    workload         instead: a file of texts; of an operator a Batch; or several batches with shares that add to 1,
+                     each a Batch or sentences x tokens, [(0.7, "1x16"), (0.3, "8x128")]: what is predicted and measured
+                     is their mean
     number_type      the narrowest that weights are stored by: float32, bf16, int8 or int4
-    pairs, drop      a CSV of sentence pairs with scores, with which the rank correlation of cosines falls by at most `drop`
-                     hundredths (0.3)
-    remove           what smaller models are tried: without "units", hidden ones of a feed-forward, "heads" of attention, or both
-    calibrate        a file of lines, with no labels, that what is left of those is fitted to (the first part of the text)
+    pairs, drop      a CSV of sentence pairs with scores, with which the rank correlation of cosines falls by at most
+                     `drop` hundredths (0.3)
+    remove           what smaller models are tried: without "units", hidden ones of a feed-forward, "heads" of
+                     attention, or both
+    calibrate        a file of lines, with no labels, that what is left of those is fitted to (the first part of the
+                     text)
     output           pooled: one row a text, as the checkpoint says; rows: one a token
     laws, leave_out  what may be used (None: all of `opmatrix.laws`), and the names of what may not
     approximations   of one's own, beside number types, sparsity and rank
@@ -97,11 +105,12 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
     asked = goals(keep, error, pairs, drop, text)
     check_removal(remove, calibrate)
     error, asked = asked[0].threshold, loosened(asked, keep) if remove and error is None else asked
-    report, laws = Report(quiet=True) if report is None else report, without(EXACT_LAWS if laws is None else laws, leave_out)
+    report, laws = Report(quiet=True) if report is None else report, without(EXACT_LAWS if laws is None else laws,
+                                                                             leave_out)
     with report.phase("model"): operator, workload, meta = open_arguments(model, workload, text, tokens, output)
     if remove and not isinstance(operator, Operator):
-        raise InputError(f"remove: {', '.join(remove)}: a model of several outputs, {', '.join(outputs(operator))}, has no smaller ones: "
-                         "leave it out, or give one operator")
+        raise InputError(f"remove: {', '.join(remove)}: a model of several outputs, {', '.join(outputs(operator))}, "
+                         "has no smaller ones: leave it out, or give one operator")
     if machine is None:
         with report.phase("machine") as progress: machine = calibrated(progress)
     run = Run(operator, workload, machine, laws, report, meta, approximations=approximations, number_type=number_type)
@@ -126,7 +135,8 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
 
 @contextmanager
 def own_laws(run: "Run") -> Iterator[None]:
-    """What fails by a law that is not the engine's is bad input; everything else that fails is a fault of the engine."""
+    """What fails by a law that is not the engine's is bad input; everything else that fails is a fault of the
+    engine."""
     try: yield
     except VerificationError as error:
         guilty = error.laws or run.structures["exact"].fired
@@ -160,7 +170,8 @@ class Run:
     number_type: str = "int8"
     busy: str = ""
     bound: float | None = None
-    exactly: dict[str, float] = field(default_factory=dict)         # of what judges programs: the figures of the exact one
+    exactly: dict[str, float] = field(default_factory=dict)         # of what judges programs: the figures of the exact
+                                                                    # one
     variants: Sequence[Variant] = ()                        # smaller models
     quality: Quality | None = None                          # what their programs have to keep
 
@@ -189,8 +200,8 @@ class Run:
         return self.workload.running(self.machine)
 
     def searched(self, laws: Sequence[Law], fusion: bool = True) -> tuple[Space, Structure]:
-        """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms need one
-        another: where a law that makes one is left out, the others keep both their sides."""
+        """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms
+        need one another: where a law that makes one is left out, the others keep both their sides."""
         def found(laws: Sequence[Law], time_limit: float) -> tuple[Space, Structure]:
             space = Space(self.model, laws, self.running, self.workload.extents(self.model), fusion, found=self.parts)
             return space, cheapest(space, self.representable if laws else plainly, time_limit)
@@ -219,11 +230,14 @@ class Run:
         check_precision(self.operator, programs, next(self.workload.verify.pieces(CHECKED_ROWS)))
 
     def approximate(self, error: float, progress: Any) -> None:
-        """Measures what each proposed method does to the output, on rows that it is not fitted to; none where no error is allowed."""
+        """Measures what each proposed method does to the output, on rows that it is not fitted to; none where no error
+        is allowed."""
         from opmatrix.spectra import Limits
-        self.choices = propose_methods(self.space, self.structures["exact"], self.programs["exact"], self.emitter, self.representable,
+        self.choices = propose_methods(self.space, self.structures["exact"], self.programs["exact"], self.emitter,
+                                       self.representable,
                                        self.workload.fit, self.workload.probe,
-                                       Limits(error=max(0.5, error) if error else 0.0, most=6, narrowest=self.representable.narrowest),
+                                       Limits(error=max(0.5, error) if error else 0.0, most=6,
+                                              narrowest=self.representable.narrowest),
                                        progress,
                                        self.approximations)
         for each in self.variants: each.choices = carried(self.choices, self.operator, each)
@@ -232,7 +246,8 @@ class Run:
         """The exact optimum, and the undominated programs over a ladder of errors."""
         assert self.choices is not None
         exact, program = self.structures["exact"], self.programs["exact"]
-        front = Front(self.choices, program, (self.workload.probe, self.workload.choose), self.workload.timed, self.meta)
+        front = Front(self.choices, program, (self.workload.probe, self.workload.choose), self.workload.timed,
+                      self.meta)
         self.points = [self.point("exact", program, exact.time, 0.0, exact.gap, structure=exact)]
         for structure in front.points(error, memory):
             found, joint, stated = front.found[id(structure)]
@@ -240,9 +255,11 @@ class Run:
                                           count_methods(structure),
                                           structure))
             self.points[-1].stated_error = stated
-        self.bound = None if self.variants else front.bound if error else exact.bound      # it is of the whole model's programs
+        # it is of the whole model's programs
+        self.bound = None if self.variants else front.bound if error else exact.bound
         self.points += smaller_points(self, front)
-        if memory is not None and not any((p.variant or p.stated_error <= error) and p.predicted_bytes <= memory for p in self.points):
+        if memory is not None and not any((p.variant or p.stated_error <= error) and p.predicted_bytes <= memory
+                                          for p in self.points):
             raise Infeasible(front.nearest(error, memory))
 
     def point(self, name: str, program: Program, seconds: float, error: float, gap: float | None,
@@ -251,14 +268,16 @@ class Run:
         return Point(name, program, seconds, size, error, gap, methods=methods or {}, structure=structure)
 
     def judged_laws(self, announce: Announce) -> list[Any]:
-        """Laws and graphs verified (levels 1 and 2), what laws save, and the predicted seconds of the exact program that all of it is
-        about: it needs nothing of what else is done, so it may be done beside that, from a search of its own."""
+        """Laws and graphs verified (levels 1 and 2), what laws save, and the predicted seconds of the exact program
+        that all of it is about: it needs nothing of what else is done, so it may be done beside that, from a search of
+        its own."""
         from rewrites.verify import verify_graphs, verify_laws
         if "exact" not in self.structures: self.structures["exact"] = self.structure(self.laws)
         exact = self.structures["exact"]
         own = [law.name for law in self.laws if law not in EXACT_LAWS]
         return [{"laws": verify_laws(self.laws, announce=announce) | {"own": own},
-                 "graphs": verify_graphs([p.template for p in exact.parts], self.laws, announce=announce)}, self.saved(), exact.time]
+                 "graphs": verify_graphs([p.template for p in exact.parts], self.laws, announce=announce)},
+                 self.saved(), exact.time]
 
     def judgement(self, aside: Aside) -> tuple[dict[str, Any], list[tuple[tuple[str, ...], float]]]:
         """Laws and graphs as verified, and what laws save, of this run's exact program."""
@@ -268,20 +287,24 @@ class Run:
         return verified, [(tuple(names), seconds) for names, seconds in saved]
 
     def verify(self, laws_verified: dict[str, Any]) -> None:
-        """Programs (level 3), then errors on held-out rows against the float64 oracle. An exact program that fails ends the run; an
-        approximate one that is further off than was planned is dropped; of the others the error is stated, on rows that took
-        no part in the plan."""
+        """Programs (level 3), then errors on held-out rows against the float64 oracle. An exact program that fails ends
+        the run; an approximate one that is further off than was planned is dropped; of the others the error is stated,
+        on rows that took no part in the plan."""
         from rewrites.verify import reading, unrounded, verify_exact, verify_outputs, verify_steps, verify_structure
         exact, imported = self.programs["exact"], self.programs["imported"]
         groups, few = list(self.workload.verify.pieces(ORACLE_ROWS)), [next(self.workload.verify.pieces(CHECKED_ROWS))]
-        wanted = {name: np.concatenate([dense(self.outputs[name], group) for group in groups]) for name in exact.outputs}
+        wanted = {name: np.concatenate([dense(self.outputs[name], group) for group in groups])
+                  for name in exact.outputs}
         whole = next(iter(wanted.values()))
         results: dict[str, Any] = laws_verified | {
-            "exact": verify_exact(exact, self.operator, few, imported, unrounded(self.structures["exact"], self.emitter))}
+            "exact": verify_exact(exact, self.operator, few, imported,
+                                  unrounded(self.structures["exact"], self.emitter))}
         if len(self.outputs) > 1:
-            results["outputs"] = verify_outputs(exact, self.outputs, few, unrounded(self.structures["exact"], self.emitter))
+            results["outputs"] = verify_outputs(exact, self.outputs, few,
+                                                unrounded(self.structures["exact"], self.emitter))
         self.imported = self.point("imported", imported, self.structures["imported"].time, 0.0, 0.0)
-        self.imported.measured_error = self.imported.predicted_error = difference(imported.run(self.workload.verify), whole)
+        self.imported.measured_error = self.imported.predicted_error = difference(imported.run(self.workload.verify),
+                                                                                  whole)
         near, state = dense(self.operator, few[0]), self.workload.state
         reference = np.asarray(imported.run(state), np.float64)
         rounding, known = ROUNDING * self.imported.measured_error, dict[Any, Any]()
@@ -292,10 +315,12 @@ class Run:
             point.measured_error = max(difference(given[name], each) for name, each in wanted.items())
             point.verified = bool(point.measured_error <= planned)
             checked = max(point.measured_error, difference(point.program.run(few[0]), near))
-            point.stated = Stated.of(point.program.run(state), reference, point.program.starts(state), point.program.pooling, rounding,
+            point.stated = Stated.of(point.program.run(state), reference, point.program.starts(state),
+                                     point.program.pooling, rounding,
                                      checked)
             point.stated_error = point.stated.error
-            point.checks = results | {"error": {"relative": point.measured_error, "stated": point.stated_error, "rows": len(whole),
+            point.checks = results | {"error": {"relative": point.measured_error, "stated": point.stated_error,
+                                                "rows": len(whole),
                                                 "like": self.workload.like, **point.stated.described()}}
             if point.methods:
                 assert self.choices is not None and point.structure is not None
@@ -304,12 +329,14 @@ class Run:
                 model, removal = own.verified(few[0]) if own else (near, {})
                 if (same := (own and own.operator, reading(point.program, point.structure, emitter))) not in known:
                     known[same] = verify_structure(point.program, few, unrounded(point.structure, emitter), [model])
-                point.checks |= removal | {"exact": None, "steps": verify_steps(point.program, few), "structure": known[same]}
+                point.checks |= removal | {"exact": None, "steps": verify_steps(point.program, few),
+                                           "structure": known[same]}
         self.dropped = [point for point in self.points if not point.verified]
         self.points = [point for point in self.points if point.verified]
 
     def begin(self, asked: Sequence[Goal]) -> None:
-        """The figures of the exact program, which others are compared with: what has none is refused before hours are spent."""
+        """The figures of the exact program, which others are compared with: what has none is refused before hours are
+        spent."""
         self.exactly = {goal.measure.name: goal.figure("the model", self.programs["exact"]) for goal in asked[1:]}
 
     def judge(self, asked: Sequence[Goal], progress: Any) -> None:
@@ -317,7 +344,8 @@ class Run:
         points = [self.imported, *self.points]
         for at, point in enumerate(points):
             exact = point.program is self.programs["exact"]
-            point.judged = self.exactly if exact else {goal.measure.name: goal.figure(point.name, point.program) for goal in asked[1:]}
+            point.judged = self.exactly if exact else {goal.measure.name: goal.figure(point.name, point.program)
+                                                       for goal in asked[1:]}
             progress(at + 1, len(points))
 
     def certify(self, asked: Sequence[Goal]) -> None:
@@ -343,8 +371,8 @@ class Run:
                 point.measured_bytes = point.program.stored_bytes + peak(point.program, self.workload.timed, RUNS)
 
     def leaving(self, exact: Structure) -> Iterator[tuple[str, Structure]]:
-        """The optimum without each law that fired, along the same border states. A law whose canonical form the others rest
-        on cannot be left out alone."""
+        """The optimum without each law that fired, along the same border states. A law whose canonical form the others
+        rest on cannot be left out alone."""
         for law in self.laws:
             if law.name in exact.fired:
                 with suppress(Infeasible): yield law.name, self.lacking([law.name], exact)
@@ -361,7 +389,8 @@ class Run:
     def saved(self) -> list[tuple[tuple[str, ...], float]]:
         """Predicted seconds that laws save, by leaving one out, as in `groups`; the most first."""
         exact = self.structures["exact"]
-        return sorted(((names, left.time - exact.time) for names, left in self.groups(exact)), key=lambda pair: -pair[1])
+        return sorted(((names, left.time - exact.time) for names, left in self.groups(exact)),
+                      key=lambda pair: -pair[1])
 
     def result(self, asked: Sequence[Goal], memory: float | None, saved: list[tuple[tuple[str, ...], float]]) -> Result:
         """The best point within the budgets (rewrites/front/choice.py); Infeasible says how close the closest came."""
@@ -372,19 +401,24 @@ class Run:
         best = choose(within)
         steps = added(self.imported, self.fused, self.points, best, within)
         left_out = tuple({law.name for law in EXACT_LAWS} - {law.name for law in self.laws})
-        return Result(model=self.meta.get("model", ""), machine=self.machine, workload=self.workload, structures=self.structures,
-                      points=self.points, imported=self.imported, chosen=self.points.index(best), saved=saved, report=self.report,
-                      fused=self.fused, steps=steps, goals=tuple(asked), bound=self.bound, choices=self.choices, left_out=left_out,
+        return Result(model=self.meta.get("model", ""), machine=self.machine, workload=self.workload,
+                      structures=self.structures,
+                      points=self.points, imported=self.imported, chosen=self.points.index(best), saved=saved,
+                      report=self.report,
+                      fused=self.fused, steps=steps, goals=tuple(asked), bound=self.bound, choices=self.choices,
+                      left_out=left_out,
                       laws=self.laws, dropped=self.dropped, number_type=self.number_type, busy=self.busy)
 
     def within(self, asked: Sequence[Goal], memory: float | None) -> list[Point]:
-        """The verified points that keep the goals and, as measured, the memory; Infeasible says how close the closest came."""
+        """The verified points that keep the goals and, as measured, the memory; Infeasible says how close the closest
+        came."""
         exact = self.points[0]
         keep = [p for p in self.points if all(goal.kept(p, exact) for goal in asked)]
         small = [p for p in self.points if memory is None or (p.measured_bytes or 0.0) + JITTER <= memory]
         if not (allowed := [p for p in keep if any(p is each for each in small)]):
             least = f"{min(p.stated_error for p in small):.3g}" if small else "none that any program has"
-            raise Infeasible(f"no program within --memory {(memory or 0) / 1e6:g} and {' and '.join(map(str, asked))}: as measured, the "
-                             f"smallest that keeps them needs {min(p.measured_bytes or 0.0 for p in keep) / 1e6:.3g} MB, the least error "
-                             f"within the memory is {least}")
+            raise Infeasible(f"no program within --memory {(memory or 0) / 1e6:g} and {' and '.join(map(str, asked))}: "
+                             "as measured, the smallest that keeps them needs "
+                             f"{min(p.measured_bytes or 0.0 for p in keep) / 1e6:.3g} MB, the least error within the "
+                             f"memory is {least}")
         return allowed

@@ -75,9 +75,10 @@ def small(weights):
 
 @pytest.fixture
 def laws_known(monkeypatch):
-    """Laws and their graphs, which tests/test_verify.py verifies, are not verified once more by a whole run, nor is asked what each
-    saves."""
+    """Laws and their graphs, which tests/test_verify.py verifies, are not verified once more by a whole run, nor is
+    asked what each saves."""
     found = {"draws": 2, "seed": 0}
     monkeypatch.setattr("rewrites.run.Run.saved", lambda run: [])
     monkeypatch.setattr("rewrites.verify.verify_laws", lambda laws, **options: {"laws": len(laws), **found})
-    monkeypatch.setattr("rewrites.verify.verify_graphs", lambda templates, laws, **options: {"graphs": len(templates), **found})
+    monkeypatch.setattr("rewrites.verify.verify_graphs", lambda templates, laws,
+                        **options: {"graphs": len(templates), **found})

@@ -10,9 +10,9 @@ SHAPES = (20, 35), (64, 18), (100, 130)                      # of weights
 
 
 class Door(NamedTuple):
-    """A kernel: what it reads (one makes them for so many rows), the shape of out, how it is called, and what it means in float64
-    with a bound. over: what out may be; flat: out is so many numbers, of any shape; exempt: (operand, layout) that it cannot know to
-    be wrong."""
+    """A kernel: what it reads (one makes them for so many rows), the shape of out, how it is called, and what it means
+    in float64 with a bound. over: what out may be; flat: out is so many numbers, of any shape; exempt: (operand,
+    layout) that it cannot know to be wrong."""
     operands: Callable[[np.random.Generator, int], dict[str, np.ndarray]]
     out: Callable[..., tuple[int, ...]]
     call: Callable[..., Any]
@@ -52,11 +52,14 @@ def column_doors() -> Iterator[tuple[str, Door]]:
     """Rows gathered from the panels of every format that declares them."""
     from formats import FORMATS, kernels
     for name, F in FORMATS.items():
-        if (stored := F.approximate(np.random.default_rng(7).standard_normal((64, 90), np.float32), **F.choices(64, 90)[0])).panelled:
+        if (stored := F.approximate(np.random.default_rng(7).standard_normal((64, 90), np.float32),
+                                    **F.choices(64, 90)[0])).panelled:
             def embedded(out: np.ndarray, ids: np.ndarray, stored: Any = stored, **arrays: np.ndarray) -> Any:
-                return kernels.embed([(ids, kernels.Columns(stored.shape, stored.panelled, *arrays.values(), **stored.remembered))], out)
+                return kernels.embed([(ids, kernels.Columns(stored.shape, stored.panelled, *arrays.values(),
+                                                            **stored.remembered))], out)
             yield f"Columns {name}", Door(
-                lambda rng, rows, stored=stored: {"ids": rng.integers(0, 90, rows), **stored.arrays()}, lambda ids, **_: (len(ids), 64),
+                lambda rng, rows, stored=stored: {"ids": rng.integers(0, 90, rows), **stored.arrays()}, lambda ids,
+                **_: (len(ids), 64),
                 embedded, lambda ids, stored=stored, **_: (stored.unpack().T[ids].astype(np.float64), 0))
 
 
@@ -90,7 +93,8 @@ def starts(rows: int) -> np.ndarray: return np.array([0, rows // 3, rows // 3, r
 
 
 def softly(s: np.ndarray, v: np.ndarray, seen: Any = True) -> tuple[np.ndarray, np.ndarray]:
-    """softmax(s) v over what is seen, and what a relative error of p as of float32 sums may make of it: s (h, q, k), v (h, k, e)."""
+    """softmax(s) v over what is seen, and what a relative error of p as of float32 sums may make of it: s (h, q, k), v
+    (h, k, e)."""
     from formats.core.epilogue import gamma
     p = np.where(seen, np.exp(s - np.where(seen, s, -1e9).max(-1, keepdims=True)), 0)
     p /= np.maximum(p.sum(-1, keepdims=True), 1e-300)
@@ -98,7 +102,8 @@ def softly(s: np.ndarray, v: np.ndarray, seen: Any = True) -> tuple[np.ndarray, 
     return (p @ v).swapaxes(0, 1), (wrong * (p @ abs(v))).swapaxes(0, 1)
 
 
-def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, at: np.ndarray, rough: float = 0) -> tuple[np.ndarray, np.ndarray]:
+def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, at: np.ndarray,
+             rough: float = 0) -> tuple[np.ndarray, np.ndarray]:
     """Attention sequence by sequence; rough: what rounding q, k, p and v costs besides, of float32's own error 1."""
     most = max(each.shape[1] for each in (q, k, v))
     q, k, v = (each.astype(np.float64).repeat(most // each.shape[1], 1).swapaxes(0, 1) for each in (q, k, v))
@@ -112,10 +117,13 @@ def pass_doors() -> Iterator[tuple[str, Door]]:
     from formats import Epilogue, kernels
     from formats.core.epilogue import gamma
 
-    def alone(out: np.ndarray, x: np.ndarray, **given: np.ndarray) -> Any: return kernels.pointwise(x, out, after(given))
-    def finished(x: np.ndarray, **given: np.ndarray) -> Any: return after(given).reference(x), after(given).bound(x, np.zeros(x.shape))
+    def alone(out: np.ndarray, x: np.ndarray, **given: np.ndarray) -> Any:
+        return kernels.pointwise(x, out, after(given))
+    def finished(x: np.ndarray, **given: np.ndarray) -> Any:
+        return after(given).reference(x), after(given).bound(x, np.zeros(x.shape))
     for columns in (18, 35):
-        yield f"pointwise {columns}", Door(lambda rng, rows, c=columns: {"x": normal(rng, rows, c), **parts(rng, rows, c)},
+        yield f"pointwise {columns}", Door(lambda rng, rows,
+                                           c=columns: {"x": normal(rng, rows, c), **parts(rng, rows, c)},
                                            lambda x, **_: x.shape, alone, finished, ("x",))
     for shape in (35,), (3, 5), ():
         yield f"scale {len(shape) + 1} axes", Door(
@@ -126,8 +134,10 @@ def pass_doors() -> Iterator[tuple[str, Door]]:
         one, two = table[ids].astype(np.float64), few[ids * 0]
         return one + two, gamma(2) * (abs(one) + abs(two))
     yield "embed", Door(
-        lambda rng, rows: {"ids": rng.integers(0, 9, rows), "table": normal(rng, 9, 35), "few": normal(rng, 3, 35).astype(np.float16)},
-        lambda ids, **_: (len(ids), 35), lambda out, ids, table, few: kernels.embed([(ids, table), (ids * 0, few)], out), summed)
+        lambda rng, rows: {"ids": rng.integers(0, 9, rows), "table": normal(rng, 9, 35),
+                           "few": normal(rng, 3, 35).astype(np.float16)},
+        lambda ids, **_: (len(ids), 35), lambda out, ids, table,
+        few: kernels.embed([(ids, table), (ids * 0, few)], out), summed)
 
     def turned(x: np.ndarray, at: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> Any:
         k = cos.shape[1]
@@ -136,7 +146,8 @@ def pass_doors() -> Iterator[tuple[str, Door]]:
         return np.concatenate([a * c - b * s, a * s + b * c, rest], -1), gamma(2) * size
     for k, d in (10, 20), (18, 37):
         yield f"rotate {k} {d}", Door(
-            lambda rng, rows, k=k, d=d: {"x": normal(rng, rows, 3, d), "at": rng.integers(0, 9, rows), "cos": normal(rng, 9, k),
+            lambda rng, rows, k=k,
+            d=d: {"x": normal(rng, rows, 3, d), "at": rng.integers(0, 9, rows), "cos": normal(rng, 9, k),
                                          "sin": normal(rng, 9, k)},
             lambda x, **_: x.shape, lambda out, x, at, cos, sin: kernels.rotate(x, at, cos, sin, out), turned, ("x",))
 
@@ -151,11 +162,13 @@ def pass_doors() -> Iterator[tuple[str, Door]]:
             lambda norm=norm, **given: normed(norm=norm, **given), ("x",))
     for last in (True, False):
         yield f"rotate of {'last' if last else 'first'} rows", Door(
-            lambda rng, _: {"x": normal(rng, 4, 3, 20), "at": rng.integers(0, 9, 9), "cos": normal(rng, 9, 10), "sin": normal(rng, 9, 10),
+            lambda rng, _: {"x": normal(rng, 4, 3, 20), "at": rng.integers(0, 9, 9), "cos": normal(rng, 9, 10),
+                            "sin": normal(rng, 9, 10),
                             "starts": np.array([0, 3, 4, 5, 9])},
             lambda x, **_: x.shape,
             lambda out, x, at, cos, sin, starts, last=last: kernels.rotate(x, at, cos, sin, out, starts, last),
-            lambda x, at, cos, sin, starts, last=last: turned(x, at[starts[1:] - 1 if last else starts[:-1]], cos, sin), ("x",))
+            lambda x, at, cos, sin, starts, last=last: turned(x, at[starts[1:] - 1 if last else starts[:-1]], cos, sin),
+            ("x",))
 
 
 def head_doors() -> Iterator[tuple[str, Door]]:
@@ -165,7 +178,8 @@ def head_doors() -> Iterator[tuple[str, Door]]:
     for name, rough in ("attention", 0), ("attention_halves", 2.0 ** -5):
         for many in (4, 4, 4), (4, 2, 1):
             yield f"{name} {many}", Door(
-                lambda rng, rows, many=many: heads(rng, rows, **dict(zip("qkv", many, strict=True))) | {"starts": starts(rows)}, width,
+                lambda rng, rows,
+                many=many: heads(rng, rows, **dict(zip("qkv", many, strict=True))) | {"starts": starts(rows)}, width,
                 lambda out, q, k, v, starts, name=name: getattr(kernels, name)(q, k, v, starts, out, 0.3),
                 lambda q, k, v, starts, rough=rough: attended(q, k, v, starts, rough))
 
@@ -174,14 +188,16 @@ def head_doors() -> Iterator[tuple[str, Door]]:
         s = 0.3 * q @ k.swapaxes(1, 2)
         return s.ravel(), gamma(q.shape[2] + 4) * 0.3 * (abs(q) @ abs(k).swapaxes(1, 2)).ravel()
     yield "scores", Door(lambda rng, rows: heads(rng, rows, q=4, k=4), lambda q, **_: (4 * len(q) ** 2,),
-                         lambda out, q, k: kernels.scores(q, k, np.array([0, q.size // 80]), out, 0.3), scored, flat=True)
+                         lambda out, q, k: kernels.scores(q, k, np.array([0, q.size // 80]), out, 0.3), scored,
+                         flat=True)
 
     def shared(x: np.ndarray) -> Any:
         s = x.astype(np.float64).reshape(4, -1, int((x.size // 4) ** 0.5))
         p, bound = softly(s, np.broadcast_to(np.eye(s.shape[-1]), (4, s.shape[-1], s.shape[-1])))
         return p.swapaxes(0, 1).ravel(), bound.swapaxes(0, 1).ravel()
     yield "softmax", Door(lambda rng, rows: {"x": normal(rng, 4 * rows ** 2)}, lambda x: x.shape,
-                          lambda out, x: kernels.softmax(x, np.array([0, int((x.size // 4) ** 0.5)]), 4, out), shared, ("x",), True)
+                          lambda out, x: kernels.softmax(x, np.array([0, int((x.size // 4) ** 0.5)]), 4, out), shared,
+                          ("x",), True)
 
     def weighed(p: np.ndarray, v: np.ndarray) -> Any:
         s, v = p.astype(np.float64).reshape(4, len(v), len(v)), v.astype(np.float64).swapaxes(0, 1)
@@ -212,16 +228,19 @@ def cache_doors() -> Iterator[tuple[str, Door]]:
         return x[np.argsort(slots)].astype(np.float64), 0
     yield "append", Door(lambda rng, rows: {"x": normal(rng, rows, 2, 20), "slots": rng.permutation(rows)},
                          lambda x, **_: x.shape, lambda out, x, slots: kernels.append(x, slots, out), kept,
-                         exempt=(("out", "a row more"), ("slots", "rows all the same"), ("slots", "numbers all the same")))
+                         exempt=(("out", "a row more"), ("slots", "rows all the same"),
+                                 ("slots", "numbers all the same")))
 
     def recalled(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndarray, before: np.ndarray) -> Any:
         k, v = (each.astype(np.float64).repeat(2, 1).swapaxes(0, 1) for each in (k, v))
-        return softly(0.3 * q.astype(np.float64).swapaxes(0, 1) @ k.swapaxes(1, 2), v, np.arange(k.shape[1]) <= slots[:, None])
+        return softly(0.3 * q.astype(np.float64).swapaxes(0, 1) @ k.swapaxes(1, 2), v,
+                      np.arange(k.shape[1]) <= slots[:, None])
 
     def cached(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
         """One sequence, whose pages follow one another."""
         pages = rows // PAGE + 1
-        return {"q": normal(rng, rows, 4, 20), "k": normal(rng, pages * PAGE, 2, 20), "v": normal(rng, pages * PAGE, 2, 24),
+        return {"q": normal(rng, rows, 4, 20), "k": normal(rng, pages * PAGE, 2, 20),
+                "v": normal(rng, pages * PAGE, 2, 24),
                 "slots": np.arange(rows), "before": np.arange(pages) - 1}
     def few(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
         """The last rows of what are two sequences, or one; to a cache their rows follow one another."""
@@ -231,7 +250,8 @@ def cache_doors() -> Iterator[tuple[str, Door]]:
         few, lambda q, v, **_: (len(q), 4, v.shape[2]),
         lambda out, q, k, v, slots, before, starts: kernels.attention_cached(q, k, v, slots, before, out, 0.3, starts),
         lambda q, k, v, slots, before, starts: recalled(q, k, v, slots[starts[1:] - 1], before))
-    yield "attention_cached", Door(cached, lambda q, v, **_: (len(q), 4, v.shape[2]), lambda out, q, k, v, slots, before:
+    yield "attention_cached", Door(cached, lambda q, v, **_: (len(q), 4, v.shape[2]), lambda out, q, k, v, slots,
+                                   before:
                                    kernels.attention_cached(q, k, v, slots, before, out, 0.3), recalled)
 
 
@@ -241,26 +261,32 @@ def space_doors() -> Iterator[tuple[str, Door]]:
 
     def mean(x: np.ndarray, **_: np.ndarray) -> Any:
         return x.astype(np.float64).sum(0, keepdims=True) / max(1, len(x)), gamma(2) * abs(x).max(0, initial=0)
-    yield "pool_rows", Door(lambda rng, rows: {"x": normal(rng, rows, 35), "starts": np.array([0, rows])}, lambda **_: (1, 35),
+    yield "pool_rows", Door(lambda rng, rows: {"x": normal(rng, rows, 35), "starts": np.array([0, rows])},
+                            lambda **_: (1, 35),
                             lambda out, x, starts: kernels.pool_rows(x, starts, out, "mean"), mean)
 
-    yield "hand_rows", Door(lambda rng, rows: {"x": normal(rng, rows, 35), "starts": np.arange(rows + 1)}, lambda x, **_: x.shape,
-                            lambda out, x, starts: kernels.hand_rows(x, starts, out), lambda x, starts: (x.astype(np.float64), 0))
+    yield "hand_rows", Door(lambda rng, rows: {"x": normal(rng, rows, 35), "starts": np.arange(rows + 1)}, lambda x,
+                            **_: x.shape,
+                            lambda out, x, starts: kernels.hand_rows(x, starts, out), lambda x,
+                            starts: (x.astype(np.float64), 0))
 
     def linked(x: np.ndarray, starts: np.ndarray, at: np.ndarray, weights: np.ndarray) -> Any:
         every = weights.astype(np.float64)[:, None] * x[at]
-        return (np.stack([each[a:b].sum(0) for each in (every, abs(every)) for a, b in pairwise(starts)]).reshape(2, len(starts) - 1, -1)
+        return (np.stack([each[a:b].sum(0) for each in (every, abs(every)) for a,
+                          b in pairwise(starts)]).reshape(2, len(starts) - 1, -1)
                 * np.array([1, gamma(len(at) + 2)])[:, None, None])
     yield "link_rows", Door(
         lambda rng, rows: {"x": normal(rng, rows, 35), "starts": np.array([0, rows, rows, 2 * rows]),
-                           "at": rng.integers(0, max(rows, 1), 2 * rows), "weights": normal(rng, 2 * rows)}, lambda **_: (3, 35),
+                           "at": rng.integers(0, max(rows, 1), 2 * rows), "weights": normal(rng, 2 * rows)},
+                           lambda **_: (3, 35),
         lambda out, x, starts, at, weights: kernels.link_rows(x, starts, at, weights, out, "sum"), linked)
 
     def once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray) -> Any:
         q, k, v = (each.astype(np.float64).repeat(4 // each.shape[1], 1).swapaxes(0, 1) for each in (q, k, v))
         return softly(0.3 * q @ k.swapaxes(1, 2), v)
     yield "attend_once", Door(
-        lambda rng, rows: heads(rng, 1, q=4) | heads(rng, rows, k=2, v=2) | {"starts": np.array([0, rows])}, lambda **_: (1, 4, 24),
+        lambda rng, rows: heads(rng, 1, q=4) | heads(rng, rows, k=2, v=2) | {"starts": np.array([0, rows])},
+        lambda **_: (1, 4, 24),
         lambda out, q, k, v, starts: kernels.attend_once(q, k, v, starts, out, 0.3), once)
 
 

@@ -1,5 +1,6 @@
-"""Scripts, each in a fork of one process that has third-party packages in memory already: as they are started by hand, without the
-seconds that imports take. As a program it reads lines of JSON [folder, script, words] and answers [status, output, errors]."""
+"""Scripts, each in a fork of one process that has third-party packages in memory already: as they are started by hand,
+without the seconds that imports take. As a program it reads lines of JSON [folder, script, words] and answers [status,
+output, errors]."""
 import json
 import os
 import runpy

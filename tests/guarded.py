@@ -1,7 +1,9 @@
-"""Arrays of every step, alignment, overlap and flag, each before or behind a page that nobody may touch, at the door of every
-kernel: the result is right, or the arrays are refused in words. A child runs the cases, so that a crash has a name.
+"""Arrays of every step, alignment, overlap and flag, each before or behind a page that nobody may touch, at the door of
+every kernel: the result is right, or the arrays are refused in words. A child runs the cases, so that a crash has a
+name.
 
-    python tests/guarded.py < cases        one JSON case a line; says each before it runs, and what became of it after"""
+    python tests/guarded.py < cases        one JSON case a line; says each before it runs, and what became of it
+                                           after"""
 import ctypes
 import json
 import mmap
@@ -16,7 +18,8 @@ from doors import Door, doors
 
 PAGE, FORBIDDEN = mmap.PAGESIZE, 0
 ROWS = 1, 2, 5, 17, 61
-Case = tuple[str, int, str, str, bool]                       # door, rows, operand, what is done to it, before a guard page
+Case = tuple[str, int, str, str, bool]                       # door, rows, operand, what is done to it, before a guard
+                                                             # page
 
 # ---- memory
 
@@ -70,7 +73,8 @@ def lastwise(change: Callable[[int, int], tuple[int, int]]) -> Callable[..., Lay
 
 def plainly(kind: str | None = None, offset: int = 0, writable: bool = True) -> Callable[..., Layout]:
     """Contiguous, of another kind of number or not where it should begin."""
-    return lambda given, shape: Layout(kind or given, shape, (*steps(shape, np.dtype(kind or given).itemsize),), offset, writable)
+    return lambda given, shape: Layout(kind or given, shape, (*steps(shape, np.dtype(kind or given).itemsize),), offset,
+                                       writable)
 
 
 def reshaped(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Callable[..., Layout]:
@@ -80,17 +84,23 @@ def reshaped(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Callable[.
 LAYOUTS: dict[str, Callable[[str, tuple[int, ...]], Layout]] = {
     "plain": plainly(), "read-only": plainly(writable=False),
     "at 1": plainly(offset=1), "at 2": plainly(offset=2),
-    "wide rows": rowwise(lambda step, _: (step + 12, 0)), "rows of a record, 2 more": rowwise(lambda step, _: (step + 2, 0)),
-    "rows of a record, 1 more": rowwise(lambda step, _: (step + 1, 0)), "rows of a record, at 3": rowwise(lambda step, _: (step + 5, 3)),
-    "rows backwards": rowwise(lambda step, rows: (-step, max(rows - 1, 0) * step)), "rows all the same": rowwise(lambda step, _: (0, 0)),
+    "wide rows": rowwise(lambda step, _: (step + 12, 0)),
+    "rows of a record, 2 more": rowwise(lambda step, _: (step + 2, 0)),
+    "rows of a record, 1 more": rowwise(lambda step, _: (step + 1, 0)),
+    "rows of a record, at 3": rowwise(lambda step, _: (step + 5, 3)),
+    "rows backwards": rowwise(lambda step, rows: (-step, max(rows - 1, 0) * step)),
+    "rows all the same": rowwise(lambda step, _: (0, 0)),
     "rows that slide": rowwise(lambda step, _: (4, 0)), "rows that lap": rowwise(lambda step, _: (max(step - 4, 4), 0)),
     "numbers backwards": lastwise(lambda size, count: (-size, (count - 1) * size)),
     "numbers apart": lastwise(lambda size, _: (2 * size, 0)),
-    "numbers all the same": lastwise(lambda size, _: (0, 0)), "numbers of a record": lastwise(lambda size, _: (size + 1, 0)),
+    "numbers all the same": lastwise(lambda size, _: (0, 0)),
+    "numbers of a record": lastwise(lambda size, _: (size + 1, 0)),
     "turned": lambda kind, shape: Layout(kind, shape, (*steps(shape[::-1], np.dtype(kind).itemsize)[::-1],)),
     "swapped bytes": lambda kind, shape: plainly(">" + np.dtype(kind).str[1:])(kind, shape),
-    "float64": plainly("f8"), "float16": plainly("f2"), "int32": plainly("i4"), "complex": plainly("c8"), "bytes": plainly("u1"),
-    "a row more": reshaped(lambda shape: (shape[0] + 1, *shape[1:])), "a number more": reshaped(lambda shape: (*shape[:-1], shape[-1] + 1)),
+    "float64": plainly("f8"), "float16": plainly("f2"), "int32": plainly("i4"), "complex": plainly("c8"),
+    "bytes": plainly("u1"),
+    "a row more": reshaped(lambda shape: (shape[0] + 1, *shape[1:])),
+    "a number more": reshaped(lambda shape: (*shape[:-1], shape[-1] + 1)),
     "flat": reshaped(lambda shape: (int(np.prod(shape)),)), "an axis more": reshaped(lambda shape: (*shape, 1)),
     "no axis": reshaped(lambda shape: ()), "no rows": reshaped(lambda shape: (0, *shape[1:])),
 }
@@ -124,7 +134,8 @@ def memory_of(array: np.ndarray) -> np.ndarray:
 # ---- cases
 
 def cases() -> Iterator[Case]:
-    """Every layout of every operand and of out, and every overlap of out with an operand, for every door and number of rows."""
+    """Every layout of every operand and of out, and every overlap of out with an operand, for every door and number of
+    rows."""
     for name, door in doors().items():
         names = [*door.operands(np.random.default_rng(0), 2)]
         for rows in ROWS:
@@ -139,7 +150,8 @@ def run(case: Case) -> str:
     name, rows, operand, done, before = case
     door, rng = doors()[name], np.random.default_rng(rows)
     given = door.operands(rng, rows)
-    arrays = {each: laid(array, done if each == operand and done in LAYOUTS else "plain", before) for each, array in given.items()}
+    arrays = {each: laid(array, done if each == operand and done in LAYOUTS else "plain", before) for each,
+              array in given.items()}
     shape = door.out(**given)
     if done in OVERLAPS: out, arrays[operand] = overlapping(arrays[operand], shape, done, before)
     else: out = laid(np.zeros(shape, np.float32), done if operand == "out" else "plain", before)
@@ -167,11 +179,13 @@ def overlapping(array: np.ndarray, shape: tuple[int, ...], done: str, before: bo
     return out, moved
 
 
-def check(door: Door, operand: str, kept: dict[str, np.ndarray], arrays: dict[str, np.ndarray], out: np.ndarray, around: np.ndarray,
+def check(door: Door, operand: str, kept: dict[str, np.ndarray], arrays: dict[str, np.ndarray], out: np.ndarray,
+          around: np.ndarray,
           done: str) -> None:
     """out holds the bits that plain arrays give, which are near those in float64; nothing beside it was written."""
     for each, array in arrays.items():
-        assert (each in door.over and done == "out is it") or np.array_equal(array, kept[each], equal_nan=True), f"{each} was changed"
+        assert (each in door.over
+                and done == "out is it") or np.array_equal(array, kept[each], equal_nan=True), f"{each} was changed"
     halves = {each for each, array in kept.items() if array.dtype == np.float16}
     plain = {each: np.ascontiguousarray(array, np.float32 if array.dtype.kind == "f" and each not in halves else None)
              for each, array in kept.items()}

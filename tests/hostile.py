@@ -1,5 +1,5 @@
-"""Reads mutated files of every kind in child processes, and says what became of each: refused in a line, the same, other
-numbers, or what must not be: another error, memory beyond a limit, a crash, a hang, code that ran.
+"""Reads mutated files of every kind in child processes, and says what became of each: refused in a line, the same,
+other numbers, or what must not be: another error, memory beyond a limit, a crash, a hang, code that ran.
 
     python tests/hostile.py SEED FIRST LAST    (a child: a line of JSON before and after each file)"""
 import json
@@ -18,7 +18,8 @@ HERE = Path(__file__).parent
 SPARE = 3 << 30                                             # bytes of address space that reading a small file may take
 GOOD, BAD = ("refused", "same", "other"), ("changed", "error", "memory", "crash", "hang", "code")
 OUTCOMES = (*GOOD, *BAD)
-SILENT, FIRST = 120, 1800                                   # seconds without a word after which a child hangs; before its
+SILENT, FIRST = 120, 1800                                   # seconds without a word after which a child hangs; before
+                                                            # its
                                                             # first file kernels may have to be compiled
 
 
@@ -34,7 +35,8 @@ class Outcome:
 # ---- the parent
 
 def judged(seed, first, last, silent=SILENT):
-    """The outcomes of the files from `first` to `last`, last excluded. A child that dies or falls silent is replaced."""
+    """The outcomes of the files from `first` to `last`, last excluded. A child that dies or falls silent is
+    replaced."""
     while first < last:
         child = subprocess.Popen([sys.executable, __file__, str(seed), str(first), str(last)], stdout=subprocess.PIPE,
                                  stderr=subprocess.PIPE, text=True, cwd=HERE.parent,
@@ -75,7 +77,8 @@ def table(outcomes):
 
 # ---- the child
 
-WATCHED = {"exec", "compile", "import", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.spawn",
+WATCHED = {"exec", "compile", "import", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork",
+           "os.spawn",
            "pty.spawn", "socket.connect", "ctypes.dlopen", "marshal.loads", "pickle.find_class", "code.__new__",
            "shutil.rmtree", "os.remove", "os.rename"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -92,7 +95,8 @@ class Watch:
 
     def hook(self, event, arguments):
         if not self.on: return
-        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING and not self.own(arguments[0])
+        writes = event == "open" and isinstance(arguments[2],
+                                                int) and arguments[2] & WRITING and not self.own(arguments[0])
         if event not in WATCHED and not writes: return
         self.caught.append(f"{event} {str(arguments)[:200]}")
         raise PermissionError(f"refused: {event}")
@@ -126,7 +130,8 @@ def read_all(seed, first, last):
                 finally: watch.on = False
             if watch.caught or canary.exists(): outcome, said = "code", f"{watch.caught[:1]} {said}"
             canary.unlink(missing_ok=True)
-            print(json.dumps({"at": at, "kind": kind.name, "outcome": outcome, "said": said[:300]}), file=out, flush=True)
+            print(json.dumps({"at": at, "kind": kind.name, "outcome": outcome, "said": said[:300]}), file=out,
+                  flush=True)
 
 
 if __name__ == "__main__": read_all(*map(int, sys.argv[1:]))

@@ -35,7 +35,8 @@ KINDS = []
 
 
 class Kind:
-    """A file in a directory of its own; `good` makes it and what lies beside it, `read` gives bytes for what it says."""
+    """A file in a directory of its own; `good` makes it and what lies beside it, `read` gives bytes for what it
+    says."""
     file, part, refusals = "", "", (InputError,)
 
     def __init_subclass__(cls):
@@ -76,8 +77,8 @@ class Kind:
 # ---- programs
 
 class Saved(Kind):
-    """A program of every format, and of every kernel that recordings know. A file that does not fit the hash is given the hash
-    that it has, and read again: anybody can do so."""
+    """A program of every format, and of every kernel that recordings know. A file that does not fit the hash is given
+    the hash that it has, and read again: anybody can do so."""
     file = ""
 
     def good(self):
@@ -97,7 +98,8 @@ class Saved(Kind):
         k = write.step("repeat", {"heads": 4}, x=k)
         y = write.step("attention", {"scale": 0.3, "where": "sequence & causal", "tile": 64}, q=h, k=k, v=h)
         y = write.step("join", x=write.step("headwise", x=y, weight="stack"))
-        last = write.step("pointwise", {"norm": "rms", "eps": 1e-5}, x=write.step("scale", {"factor": 0.5}, x=y), gain="g")
+        last = write.step("pointwise", {"norm": "rms", "eps": 1e-5}, x=write.step("scale", {"factor": 0.5}, x=y),
+                          gain="g")
         self.save(Program(write.steps, write.constants, last))
 
     def save(self, program):
@@ -154,7 +156,8 @@ class Attributes(Saved):
     file, part = PROGRAM, "attributes"
     def spoil(self, mutator):
         found = json.loads(self.content)
-        return mutator.document(found, ("steps", mutator.pick([k for k, step in enumerate(found["steps"]) if step[2]]), 2))
+        return mutator.document(found,
+                                ("steps", mutator.pick([k for k, step in enumerate(found["steps"]) if step[2]]), 2))
 
 
 class Header(Saved):
@@ -189,13 +192,15 @@ class Terms(Saved):
         y, where = symbol("y", None, 8), sequence & (causal | mask(seen))
         term = formula(lambda x: x @ y + product(x @ y @ weight(W) @ (x @ y).T, x @ y, over=softmax, where=where) * 0.5)
         text, held = write_term(term + given("tokens", 9) @ weight(table), {y: 0})
-        constants = {"table": Dense.pack(rng.normal(size=(9, 8))), **{f"c{k}": data.array.astype("f4") for k, data in enumerate(held)}}
+        constants = {"table": Dense.pack(rng.normal(size=(9, 8))),
+                     **{f"c{k}": data.array.astype("f4") for k, data in enumerate(held)}}
         self.save(Program([
             Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x"), Step("heads", {"x": "x"}, {"heads": 2}, "h"),
             Step("scores", {"q": "h", "k": "h"}, {"scale": 0.5}, "s"),
             Step("softmax", {"x": "s"}, {"where": "sequence & window(2)"}, "p"),
             Step("values", {"p": "p", "v": "h"}, {}, "v"), Step("join", {"x": "v"}, {}, "j"),
-            Step("interpret", {"x0": "j", **{f"c{k}": f"c{k}" for k in range(len(held))}}, {"term": text}, "z")], constants, "z"))
+            Step("interpret", {"x0": "j", **{f"c{k}": f"c{k}" for k in range(len(held))}}, {"term": text}, "z")],
+            constants, "z"))
 
     def spoil(self, mutator):
         found = json.loads(self.content)
@@ -245,7 +250,8 @@ class Border(Saved):
             Step("linear", {"x": "features", "weight": "w"}, {}, "a"),
             Step("link", {"x": "a"}, {"relation": "edges: V × V", "over": "max"}, "b"),
             Step("embed", {"table0": "t"}, {"fields": "tokens"}, "c")],
-            {"w": Dense.pack(rows(8, 4)), "t": Dense.pack(rows(9, 4))}, {"c": "c", "b": "b", "a": "a"}, inputs=[Port("features", "V", 8)]))
+            {"w": Dense.pack(rows(8, 4)), "t": Dense.pack(rows(9, 4))}, {"c": "c", "b": "b", "a": "a"},
+            inputs=[Port("features", "V", 8)]))
 
     def spoil(self, mutator):
         return mutator.document(json.loads(self.content), (mutator.pick(["inputs", "outputs", "state", "signature"]),))
@@ -261,7 +267,8 @@ class Border(Saved):
 class Model(Kind):
     shards = 1
 
-    def good(self): checkpoints.write(self.room, shards=self.shards, num_hidden_layers=1, hidden_size=6, intermediate_size=8)
+    def good(self):
+        checkpoints.write(self.room, shards=self.shards, num_hidden_layers=1, hidden_size=6, intermediate_size=8)
 
     def read(self):
         opened = Checkpoint.open(self.room)
@@ -303,7 +310,8 @@ class Gguf(Kind):
         end = len(self.content) - sum(array.nbytes for array in ggufs.arrays().values())
         if mutator.below(3) == 0: return mutator.text(self.content[:end]) + self.content[end:]          # moved, or cut
         spoilt = bytearray(self.content)
-        for _ in range(1 + mutator.below(3)): spoilt[mutator.below(end)] = mutator.pick([0, 1, 127, 128, 255, mutator.below(256)])
+        for _ in range(1 + mutator.below(3)):
+            spoilt[mutator.below(end)] = mutator.pick([0, 1, 127, 128, 255, mutator.below(256)])
         return bytes(spoilt)
 
 
@@ -357,9 +365,11 @@ class Report(Kind):
     file = "report.json"
 
     def good(self):
-        front = [{"name": name, "measured_s": 0.5, "measured_bytes": 9, "predicted_error": 0.25, "measured_error": None} for name in "ab"]
+        front = [{"name": name, "measured_s": 0.5, "measured_bytes": 9, "predicted_error": 0.25, "measured_error": None}
+                 for name in "ab"]
         laws = {"file": "/some/laws.py", "sha256": "0" * 64}
-        self.path.write_text(json.dumps({"tokens": 128, "number_type": "float32", "without": ["fusion"], "laws": laws, "text": None,
+        self.path.write_text(json.dumps({"tokens": 128, "number_type": "float32", "without": ["fusion"], "laws": laws,
+                                         "text": None,
                                          "front": front, "chosen": 1}))
 
     def read(self): return repr(Reported.read(self.path))
@@ -388,7 +398,8 @@ class Egraph(Kind):
     file = "egraph.json"
 
     def good(self):
-        nodes = {f"n{k}": {"op": "f", "cost": 1.5, "eclass": f"c{k // 2}", "children": [f"n{k // 2 - 2}"] if k > 3 else []}
+        nodes = {f"n{k}": {"op": "f", "cost": 1.5, "eclass": f"c{k // 2}",
+                           "children": [f"n{k // 2 - 2}"] if k > 3 else []}
                  for k in range(12)}
         self.path.write_text(json.dumps({"nodes": nodes, "root_eclasses": ["c5"]}))
 

@@ -9,16 +9,20 @@ CODE = [f"__import__('os').system('touch {CANARY}')", f"__import__('pathlib').Pa
         f"open('{CANARY}', 'w').close() or 8", f"$(touch {CANARY})", f"; touch {CANARY};",
         f"eval(\"open('{CANARY}', 'w')\")", "lambda: 0", "{0.__class__.__mro__}", "%n%s%x", "__class__",
         "numpy.core.multiarray._reconstruct", "cos\nsystem\n(S'id'\ntR."]
-STRANGE = [None, True, False, -1, 0, 1, 2, 3, 7, 255, 256, 65536, 2 ** 24, 2 ** 31 - 1, 2 ** 31, 2 ** 32, 2 ** 40, 2 ** 63,
-           -2 ** 63, 2 ** 64, 10 ** 9, 10 ** 30, -10 ** 30, 0.5, -0.5, 1e-300, 1e-45, 1e38, 1e39, 1e308, "", "0", "1e3", "x",
+STRANGE = [None, True, False, -1, 0, 1, 2, 3, 7, 255, 256, 65536, 2 ** 24, 2 ** 31 - 1, 2 ** 31, 2 ** 32, 2 ** 40,
+           2 ** 63,
+           -2 ** 63, 2 ** 64, 10 ** 9, 10 ** 30, -10 ** 30, 0.5, -0.5, 1e-300, 1e-45, 1e38, 1e39, 1e308, "", "0", "1e3",
+           "x",
            "\0", "a\0b", "n" * 300, "é" * 50, "\ud800", "two\nlines", "../../etc/passwd", "/dev/zero", ".", "..", "nan",
-           "F64", "U32", "BF16", "I8", "gelu", "tokens", "word", [], [[]], [0], [1, 2], [None], {}, {"a": 1}, {"array": 0},
+           "F64", "U32", "BF16", "I8", "gelu", "tokens", "word", [], [[]], [0], [1, 2], [None], {}, {"a": 1},
+           {"array": 0},
            {"array": -1}, {"over": "softmax"}, {"over": "topk(999)"}, {"pattern": "mask({})", "arrays": [0]}, "(" * 900,
            "causal & " * 90 + "causal", "window(999999999)", "window(-3)"]
 RAW = ["[" * 100_000, "[" * 100_000 + "]" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000, "[" * 900 + "]" * 900,
        "1" + "0" * 400, "NaN", "Infinity", "-Infinity", "1e999", "-0", "1e-999", '{"a": 1, "a": 2}', "True", "'x'",
        '"\\ud800"', '"\\u0000"', "01", "[1,]"]
-WORDS = ["causal", "sequence", "everyone", "window(3)", "window(-3)", "window(999999999)", "mask({})", " & ", " | ", "(", ")",
+WORDS = ["causal", "sequence", "everyone", "window(3)", "window(-3)", "window(999999999)", "mask({})", " & ", " | ",
+         "(", ")",
          "&", "often", "window(", "mask(x)", "\0"]
 MARKS, OTHERS = [b",", b":", b'"', b"\n", b" ", b"0"], [b"", b",", b"\0", b"\r\n", b'"']
 WHOLE = [b"", b"\0", b"\xff\xfe", b"{}", b"[]", b"null", bytes(100)]
@@ -57,7 +61,8 @@ class Mutator:
             case 2: return f"@raw{self.below(len(RAW))}@"
             case 3 if isinstance(old, int | float):
                 return self.pick([old + 1, old - 1, -old, old * 2, old / 2, float(old), str(old), [old]])
-            case 3 if isinstance(old, str): return self.pick([old + "x", old[1:], old.upper(), [old], {old: old}, old * 100])
+            case 3 if isinstance(old, str):
+                return self.pick([old + "x", old[1:], old.upper(), [old], {old: old}, old * 100])
             case 4 if isinstance(old, str): return self.pattern()
             case _: return deepcopy(self.pick(STRANGE))
 
@@ -128,7 +133,8 @@ class Mutator:
         same = [entry for entry in entries if entry[2] - entry[1] == high - low]
         numbers = np.frombuffer(memoryview(raw)[start + low:start + high], TYPES[kind])
         at = self.below(len(numbers))
-        strange = [np.nan, np.inf, -np.inf, 0, 1e4, -1e-5] if kind[0] == "F" else [0, 1, 3, 16, 63, 255, 65535, 2 ** 31, 2 ** 32 - 1]
+        strange = [np.nan, np.inf, -np.inf, 0, 1e4,
+                   -1e-5] if kind[0] == "F" else [0, 1, 3, 16, 63, 255, 65535, 2 ** 31, 2 ** 32 - 1]
         if len(numbers):
             value = np.array(self.pick(strange)).astype(numbers.dtype, casting="unsafe")
             match self.below(9):
@@ -138,7 +144,8 @@ class Mutator:
                 case 3: numbers[...] = numbers[::-1].copy()
                 case 4: numbers[at] = numbers[at] + numbers.dtype.type(1)
                 case 5: self.rng.shuffle(numbers)
-                case 6: numbers[...] = np.frombuffer(raw, numbers.dtype, len(numbers), start + self.pick(same)[1]).copy()
+                case 6:
+                    numbers[...] = np.frombuffer(raw, numbers.dtype, len(numbers), start + self.pick(same)[1]).copy()
                 case 7: raw[start + low + self.below(high - low)] ^= 1 << self.below(8)
                 case _: return self.text(bytes(raw))
         return bytes(raw)

@@ -21,7 +21,8 @@ def small(directory, **changed):
 
 
 class Optimized(NamedTuple):
-    """The checkpoint, the lines that it was fitted to, what was saved, its report as it is read back, and the result itself."""
+    """The checkpoint, the lines that it was fitted to, what was saved, its report as it is read back, and the result
+    itself."""
     model: Path
     lines: Path
     out: Path

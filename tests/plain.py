@@ -1,4 +1,5 @@
-"""Families of transformers in plain numpy, one sentence at a time, as their papers write them: `w` gives arrays by name."""
+"""Families of transformers in plain numpy, one sentence at a time, as their papers write them: `w` gives arrays by
+name."""
 import numpy as np
 from scipy.special import erf
 
@@ -60,7 +61,8 @@ def distilbert(c, w, tokens):
     for l in (f"transformer.layer.{i}" for i in range(c["n_layers"])):
         q, k, v = (linear(x, w, f"{l}.attention.{part}_lin").reshape(n, h, -1) for part in "qkv")
         x = layernorm(x + linear(attend(q, k, v, True), w, f"{l}.attention.out_lin"), w, f"{l}.sa_layer_norm", 1e-12)
-        x = layernorm(x + linear(GELU(linear(x, w, f"{l}.ffn.lin1")), w, f"{l}.ffn.lin2"), w, f"{l}.output_layer_norm", 1e-12)
+        x = layernorm(x + linear(GELU(linear(x, w, f"{l}.ffn.lin1")), w, f"{l}.ffn.lin2"), w, f"{l}.output_layer_norm",
+                      1e-12)
     return x
 
 
@@ -96,7 +98,8 @@ def pangu_alpha(c, w, tokens):
 
 
 def llama(c, w, tokens, windows=None, frequencies=None, scale=1.0):
-    """Touvron et al. 2023, section 2.2, with biases and query-key norms where there are some; layer l sees `windows[l]` tokens."""
+    """Touvron et al. 2023, section 2.2, with biases and query-key norms where there are some; layer l sees `windows[l]`
+    tokens."""
     n, h, g, eps = len(tokens), c["num_attention_heads"], c["num_key_value_heads"], c["rms_norm_eps"]
     d = c.get("head_dim") or c["hidden_size"] // h
     at = np.arange(n)

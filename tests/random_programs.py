@@ -1,4 +1,5 @@
-"""Random well-typed programs over all that the algebra declares, for hypothesis; and what must be true of each of them."""
+"""Random well-typed programs over all that the algebra declares, for hypothesis; and what must be true of each of
+them."""
 import tempfile
 from pathlib import Path
 
@@ -36,7 +37,8 @@ STORED = "weight", "const", "given", "diag"                 # leaves that hold n
 
 
 class Grower:
-    """Grows values out of one another. `draw` chooses, `rng` gives the numbers; `plain` keeps to what kernels compute."""
+    """Grows values out of one another. `draw` chooses, `rng` gives the numbers; `plain` keeps to what kernels
+    compute."""
 
     def __init__(self, draw, rng, x, plain):
         self.draw, self.rng, self.plain = draw, rng, plain
@@ -66,8 +68,10 @@ class Grower:
     def gate(self, v): return (v @ self.function()) * self.to(self.any(), v.cols)
     def residual(self, v): return v + self.to(self.any(), v.cols)
     def gain(self, v): return v * const(self.numbers(v.cols))
-    def normed(self, v): return v @ self.pick(layernorm(0.25), rmsnorm(0.25)) * const(self.numbers(v.cols)) + const(self.numbers(v.cols))
-    def block(self, v): return v @ (I + weight(self.numbers(v.cols, 4)) @ self.function() @ weight(self.numbers(4, v.cols)))
+    def normed(self, v):
+        return v @ self.pick(layernorm(0.25), rmsnorm(0.25)) * const(self.numbers(v.cols)) + const(self.numbers(v.cols))
+    def block(self, v):
+        return v @ (I + weight(self.numbers(v.cols, 4)) @ self.function() @ weight(self.numbers(4, v.cols)))
     def positions(self, v): return v + given("positions", LONGEST) @ weight(self.numbers(LONGEST, v.cols))
     def kinds(self, v): return v + given("kinds", TYPES) @ weight(self.numbers(TYPES, v.cols))
     def shifted(self, v): return (v + const(self.numbers(v.cols))) @ weight(self.numbers(v.cols, self.width()))
@@ -83,7 +87,8 @@ class Grower:
         q, k, u = (v @ self.projection(v.cols, many * d) @ operators.heads(many) for many in (h, groups, groups))
         if groups != h: k, u = k @ operators.repeat(h), u @ operators.repeat(h)
         s = q @ k.T * self.pick(0.5, 1.25) if self.draw(st.booleans()) else q @ k.T
-        m, where = (monoids.softmax, self.pick(*WITHIN)) if self.plain else (self.monoid(tokens=True), self.pick(*PATTERNS))
+        m, where = (monoids.softmax,
+                    self.pick(*WITHIN)) if self.plain else (self.monoid(tokens=True), self.pick(*PATTERNS))
         y = product(s, u, over=m, where=where)
         return y @ operators.heads(h).T
 
@@ -104,7 +109,9 @@ class Grower:
     def picked(self, v): return v @ operators.pick(BACKWARDS)
     def linked(self, v): return product(operators.given(LINKS), v, over=self.monoid(tokens=True))
     def rotated(self, v): return self.to(v, 4) @ operators.rotary(LONGEST, *self.pick((4, 1e4, 0), (2, 50.0, 2)))
-    def by_head(self, v): return v @ weight(self.numbers(2, v.cols, 3)) @ self.function() @ weight(self.numbers(2, 3, self.width())) @ total
+    def by_head(self, v):
+        return v @ weight(self.numbers(2, v.cols,
+                                       3)) @ self.function() @ weight(self.numbers(2, 3, self.width())) @ total
 
     def through_heads(self, v):
         v = self.to(v, 6)
@@ -117,7 +124,8 @@ class Grower:
 
 PLAIN = ("linear", "bias", "activate", "gate", "residual", "gain", "normed", "block", "attend", "shifted", "attend")
 OTHERS = ("affine", "positions", "kinds", "reduced", "summed", "rooted", "centred", "scaled", "negated", "times_row",
-          "beside", "cut", "placed", "turned", "rotated", "entering", "picked", "linked", "by_head", "through_heads", "mixed")
+          "beside", "cut", "placed", "turned", "rotated", "entering", "picked", "linked", "by_head", "through_heads",
+          "mixed")
 
 
 def size(term):
@@ -144,7 +152,8 @@ def programs(draw, plain=None):
 def ragged(rng, lengths):
     """A batch with relations and matrices that the programs may read."""
     tokens, types = ([rng.integers(0, limit, n) for n in lengths] for limit in (VOCABULARY, TYPES))
-    links = rng.normal(size=(sum(lengths), sum(lengths))) * (rng.random((sum(lengths), sum(lengths))) < 0.5) + np.eye(sum(lengths))
+    links = rng.normal(size=(sum(lengths),
+                             sum(lengths))) * (rng.random((sum(lengths), sum(lengths))) < 0.5) + np.eye(sum(lengths))
     more = {f"more{width}": rng.normal(size=(sum(lengths), width)).astype(np.float32) for width in range(1, 13)}
     return Batch(tokens, types, {"backwards": np.eye(sum(lengths))[::-1], "links": links}, more)
 
@@ -182,7 +191,9 @@ def check_logical(model, batch, rng, small=True):
     """Both oracles, every class of the graph that the laws make, and random programs out of it."""
     with np.errstate(all="ignore"):
         wanted = dense(model, batch)
-        if small: assert apart(wanted, entrywise(model, batch).reshape(wanted.shape).astype(float)) < 1e-9, "the oracles differ"
+        if small:
+            assert apart(wanted, entrywise(model,
+                                           batch).reshape(wanted.shape).astype(float)) < 1e-9, "the oracles differ"
         if not np.isfinite(wanted).all() or abs(wanted).max() > 1e6: return None
         template = Template.of({"full": flat(model, given("tokens", VOCABULARY))})
         graph = saturate(template, EXACT_LAWS, rounds=6, budget=1500)
@@ -197,13 +208,15 @@ def check_logical(model, batch, rng, small=True):
 
 
 def check_lowered(model, batch, rng, wanted):
-    """The cheapest programs on random machines: exact, in float32, step by step, saved and loaded. How many there were."""
+    """The cheapest programs on random machines: exact, in float32, step by step, saved and loaded. How many there
+    were."""
     count = 0
     for laws, fusion in (((), False), (EXACT_LAWS, True), (EXACT_LAWS, True)):
         try: structure = search(model, laws, Anything(rng), batch.extents(*collect_needs(model)), fusion=fusion)
         except Infeasible: return count
         program, emitter = structure.program({})
-        assert apart(program.exact(batch, unrounded(structure, emitter)), wanted) < 1e-7, f"lowered, not the model\n{program}"
+        assert apart(program.exact(batch, unrounded(structure, emitter)),
+                     wanted) < 1e-7, f"lowered, not the model\n{program}"
         verify_steps(program, [batch])
         rough = apart(dense(model, batch, dtype=np.float32).astype(float), wanted)
         ran = program.run(batch)

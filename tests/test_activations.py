@@ -22,14 +22,16 @@ def floats_of(low, high, count, rng):
 
 def whole_range(rng):
     """float32 of all exponents, more where functions bend, and the neighbours of where they are put together."""
-    borders = np.array([*tail.EDGES, tail.EDGE, 0.625, 1, 10, 12, 50, 86.6, 87.34, 87.68, 88, 91.8, 104, 110], np.float32)
+    borders = np.array([*tail.EDGES, tail.EDGE, 0.625, 1, 10, 12, 50, 86.6, 87.34, 87.68, 88, 91.8, 104, 110],
+                       np.float32)
     near = (borders.view(np.uint32)[:, None] + np.arange(-50, 50).astype(np.uint32)).view(np.float32).ravel()
     return np.concatenate([floats_of(-126, 128, 300, rng), floats_of(-8, 7, 40000, rng), near, -near, [0.0, -0.0],
                            rng.uniform(-14, 14, 300000), rng.uniform(-110, 110, 100000)]).astype(np.float32)
 
 
 def units_off(got, want):
-    """The largest error in units in the last place of float32 among normal numbers; below those, what is allowed is one of them."""
+    """The largest error in units in the last place of float32 among normal numbers; below those, what is allowed is one
+    of them."""
     size = abs(want)
     normal = (size >= 2.0 ** -126) & (size < 2.0 ** 128)
     assert (abs(got - want)[size < 2.0 ** -126] <= 2.0 ** -126).all()
@@ -66,7 +68,8 @@ def exp2_of_all(y, count, rows, step):
     each_vector(maths.exp2, y, count, rows, step)
 
 
-@pytest.mark.parametrize("function, exact, low, high", [(exp_of_all, np.exp, -200, 88), (exp2_of_all, np.exp2, -300, 126)])
+@pytest.mark.parametrize("function, exact, low, high",
+                         [(exp_of_all, np.exp, -200, 88), (exp2_of_all, np.exp2, -300, 126)])
 def test_exponentials_within_two_units(rng, function, exact, low, high):
     x = whole_range(rng)
     x = x[(x >= low) & (x <= high)]
@@ -91,7 +94,8 @@ def test_rough_activations_are_as_near_as_bounds_allow():
 
 @pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name])
 def test_activations_over_their_whole_range(activation):
-    """Each keeps within 2e-7, relative to 1 and to itself; what is no number stays none, infinities have their limits."""
+    """Each keeps within 2e-7, relative to 1 and to itself; what is no number stays none, infinities have their
+    limits."""
     x = np.concatenate([np.linspace(-12, 12, 20001), np.linspace(-0.7, 0.7, 5001), [-1e15, -90, -88, 88, 1e15, 0.0]])
     x = (abs(x) + 1e-3 if activation == "rsqrt" else x).astype(np.float32)[None]
     alone = Epilogue(activation=activation)

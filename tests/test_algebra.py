@@ -68,7 +68,8 @@ def test_a_power_is_depth(rng):
     assert relu**0 is I and relu**1 is relu and relu ** np.int64(2) is relu @ relu
 
 
-@pytest.mark.parametrize("power, error", [(-1, ValueError), (np.int32(-2), ValueError), (1.5, TypeError), (2.0, TypeError),
+@pytest.mark.parametrize("power, error",
+                         [(-1, ValueError), (np.int32(-2), ValueError), (1.5, TypeError), (2.0, TypeError),
                                           (True, TypeError), (np.True_, TypeError), ("2", TypeError), (I, TypeError)])
 def test_a_power_is_a_whole_number_from_0(power, error):
     with pytest.raises(error, match=r"relu\) \*\* .*a power is"): relu**power
@@ -77,7 +78,8 @@ def test_a_power_is_a_whole_number_from_0(power, error):
 def test_numbers_before_an_operator_go_through_it(rng):
     x, W = rng.normal(size=(3, 4)), rng.normal(size=(4, 5))
     A, wanted = weight(W) @ relu, np.maximum(x @ W, 0)
-    for rows in (x, x.tolist(), x.astype(np.float32).astype(float), [*x]): np.testing.assert_allclose(rows @ A, A(rows), rtol=0)
+    for rows in (x, x.tolist(), x.astype(np.float32).astype(float), [*x]):
+        np.testing.assert_allclose(rows @ A, A(rows), rtol=0)
     np.testing.assert_allclose(x @ A, wanted)
     np.testing.assert_allclose(x[0] @ A, wanted[0])
     np.testing.assert_allclose(tuple(x[0]) @ A, wanted[0])
@@ -89,7 +91,8 @@ def test_numbers_before_an_operator_go_through_it(rng):
 
 @pytest.mark.parametrize("x, error, words", [
     (np.ones((3, 5)), ShapeError, "5"), (np.ones(5), ShapeError, "5"), (2.0, ShapeError, r"shape \(\)"),
-    (np.ones((1, 1, 1, 4)), ShapeError, r"shape \(1, 1, 1, 4\)"), (Data(np.ones((4, 4)), "W"), TypeError, r"weight\(W\)")])
+    (np.ones((1, 1, 1, 4)), ShapeError, r"shape \(1, 1, 1, 4\)"),
+    (Data(np.ones((4, 4)), "W"), TypeError, r"weight\(W\)")])
 def test_what_does_not_fit_before_an_operator_is_named(rng, x, error, words):
     with pytest.raises(error, match=words): x @ weight(rng.normal(size=(4, 5)))
 

@@ -108,7 +108,8 @@ def test_derived_properties_hold(seed, p, name):
             assert holds(A, name, x, batch, rng), f"{A} is not {name}"
 
 
-@pytest.mark.parametrize("name", sorted(PROPERTIES.keys() - {"splits", "stacked", "column", "level"}))  # not of 5 columns of a head
+# not of 5 columns of a head
+@pytest.mark.parametrize("name", sorted(PROPERTIES.keys() - {"splits", "stacked", "column", "level"}))
 def test_random_terms_do_have_each_property_and_not(name):
     """So the test before this one is not empty; and what is not claimed is mostly not so."""
     rng = np.random.default_rng(1)

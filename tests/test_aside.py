@@ -34,7 +34,8 @@ def test_the_answer_comes_from_another_process():
 
 
 def test_a_failure_of_verification_is_raised_whole():
-    wrong = VerificationError(2, "graph 1 of 3", "x is not y", "assert False", ["drops"], difference=float("inf"), seed=0)
+    wrong = VerificationError(2, "graph 1 of 3", "x is not y", "assert False", ["drops"], difference=float("inf"),
+                              seed=0)
     def work(announce): raise wrong
     here, _ = begun(work)
     with pytest.raises(VerificationError) as caught, here: here.answer()

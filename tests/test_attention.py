@@ -114,14 +114,16 @@ def seen_by(n, reach):
 
 
 def masked(q, k, v, starts, scale, reach):
-    """(attention, a bound on its error) over what is seen, sequence by sequence; heads are shared where there are fewer."""
+    """(attention, a bound on its error) over what is seen, sequence by sequence; heads are shared where there are
+    fewer."""
     heads = max(part.shape[1] for part in (q, k, v))
     q, k, v = (part.astype(np.float64).repeat(heads // part.shape[1], 1).swapaxes(0, 1) for part in (q, k, v))
     found, off = [np.zeros((heads, 0, v.shape[2]))] * 2
     for a, b in pairwise(starts):
         s, sees = scale * q[:, a:b] @ k[:, a:b].swapaxes(1, 2), seen_by(b - a, reach)
         size = np.where(sees, abs(scale) * (abs(q[:, a:b]) @ abs(k[:, a:b]).swapaxes(1, 2)), 0)
-        p = np.where(sees, np.exp(s - np.where(sees, s, -1e9).max(-1, keepdims=True, initial=-1e9)), 0) if sees.any() else 0 * s
+        p = np.where(sees, np.exp(s - np.where(sees, s, -1e9).max(-1, keepdims=True, initial=-1e9)),
+                     0) if sees.any() else 0 * s
         p /= np.maximum(p.sum(-1, keepdims=True), 1e-300)
         wrong = gamma(2 * q.shape[2] + b - a + 16) * (1 + 2 * size.max(-1, keepdims=True, initial=0))
         found = np.concatenate([found, p @ v[:, a:b]], 1)
@@ -156,20 +158,24 @@ def in_halves(q, k, v, starts, scale, reach):
     """(attention, a bound on its error in bfloat16): two roundings of a score's factors, of exponentials and of v."""
     found, off = [], []
     for a, b in pairwise(starts):
-        s, size = (abs(scale) * np.einsum("qhd,khd->hqk", *parts) for parts in ((q[a:b], k[a:b]), (abs(q[a:b]), abs(k[a:b]))))
+        s, size = (abs(scale) * np.einsum("qhd,khd->hqk", *parts)
+                   for parts in ((q[a:b], k[a:b]), (abs(q[a:b]), abs(k[a:b]))))
         s, sees = s * np.sign(scale), seen_by(b - a, reach)
         top = np.where(sees, s, -np.inf).max(-1, keepdims=True, initial=-1e9)
         p = np.where(sees, np.exp(np.minimum(s - top, 0)), 0)
         p /= np.maximum(p.sum(-1, keepdims=True), 1e-300)
-        wrong = (2.1 * HALF + gamma(q.shape[2] + 4)) * np.where(sees, size, 0).max(-1, keepdims=True, initial=0) + 1.5 * HALF
+        wrong = (2.1 * HALF + gamma(q.shape[2] + 4)) * np.where(sees, size,
+                                                                0).max(-1, keepdims=True, initial=0) + 1.5 * HALF
         found.append(np.einsum("hqk,khd->qhd", p, v[a:b]))
         off.append(np.einsum("hqk,khd->qhd", (np.expm1(2 * wrong) + 2 * HALF) * p, abs(v[a:b])))
     return np.concatenate(found), np.concatenate(off)
 
 
-@pytest.mark.parametrize("kernel", sorted({kernel.name for kernel in (halves.attend_halves, halves.attend_halves_matrix)}))
+@pytest.mark.parametrize("kernel",
+                         sorted({kernel.name for kernel in (halves.attend_halves, halves.attend_halves_matrix)}))
 @pytest.mark.parametrize("reach", [(2 ** 40, 2 ** 40), (2 ** 40, 0), (40, 3), (-1, -1)])
-@pytest.mark.parametrize("lengths, h, d, e, tile", [([1, 0, 13, 31], 3, 32, 32, 256), ([300, 77], 2, 40, 50, 96), ([65], 1, 1, 1, 1)])
+@pytest.mark.parametrize("lengths, h, d, e, tile",
+                         [([1, 0, 13, 31], 3, 32, 32, 256), ([300, 77], 2, 40, 50, 96), ([65], 1, 1, 1, 1)])
 def test_attention_in_halves(rng, kernel, reach, lengths, h, d, e, tile, monkeypatch):
     """By vectors and by matrix registers; nothing beside out is written."""
     monkeypatch.setattr(halves, "attend_halves_matrix", FUNCTIONS[kernel])

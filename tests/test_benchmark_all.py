@@ -1,4 +1,5 @@
-"""benchmarks/all.py: its table, its page, and what becomes of a benchmark that fails or does not end. What runs here are stand-ins."""
+"""benchmarks/all.py: its table, its page, and what becomes of a benchmark that fails or does not end. What runs here
+are stand-ins."""
 import argparse
 import os
 import shlex
@@ -29,7 +30,8 @@ print("printed")
 FIGURE = '{"what": "speed | rate", "value": 2.0, "unit": "x", "least": 1}, {"what": "beside", "value": 6.26, "ceiling": 1, "least": 0.7}'
 STANDINS = {
     "good": WRITES.replace("{figures}", FIGURE),
-    "loud": WRITES.replace("{figures}", FIGURE) + 'print("busy machine: the load was 9: times are too long", file=sys.stderr)',
+    "loud": WRITES.replace("{figures}", FIGURE) + 'print("busy machine: the load was 9: times are too long", '
+                                                  'file=sys.stderr)',
     "fails": WRITES.replace("{figures}", FIGURE) + 'sys.exit("a wrong turn")',
     "hangs": "import os, sys, time\nfrom pathlib import Path\n"
              'Path(sys.argv[-1]).with_name("pid").write_text(str(os.fork() or os.getpid()))\ntime.sleep(600)\n',
@@ -59,7 +61,8 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def gone(pid, patience=10.0):
-    """Whether a process is over; whoever adopted it may not have noticed yet, and what was killed takes a moment to end."""
+    """Whether a process is over; whoever adopted it may not have noticed yet, and what was killed takes a moment to
+    end."""
     end = time.monotonic() + patience
     with suppress(ProcessLookupError, FileNotFoundError):
         while time.monotonic() < end:
@@ -70,14 +73,16 @@ def gone(pid, patience=10.0):
     return True
 
 
-def rows(page): return [[cell.strip() for cell in line.split(" | ")] for line in page.splitlines() if line.startswith("| ")][1:]
+def rows(page):
+    return [[cell.strip() for cell in line.split(" | ")] for line in page.splitlines() if line.startswith("| ")][1:]
 
 
 def test_a_row_for_each(run):
     status, page = run("--quick", "--only", "good,loud,silent,absent")
     assert status == 0 and "4 of 4 benchmarks" in page and "bars: 2 met, 0 missed, 2 not measured" in page
     found = rows(page)
-    assert [row[0].strip("| *").split(":")[0] for row in found if row[0].strip("| ")] == ["good**", "loud**", "silent**", "absent**"]
+    assert [row[0].strip("| *").split(":")[0] for row in found
+            if row[0].strip("| ")] == ["good**", "loud**", "silent**", "absent**"]
     assert found[0][1:6] == ["speed / rate", "2 x", "", "≥ 1", "met"] and "Is good so?" in found[0][0]
     assert found[1][5] == "impossible: beyond 1, so it was measured wrongly"
     assert [row[6].strip(" |").endswith("s, busy") for row in found] == [False, False, True, False, False, False]
@@ -157,7 +162,8 @@ def test_its_arguments_are_options_that_there_are(name, monkeypatch):
     for text in (BENCHMARKS[name].quick, BENCHMARKS[name].full):
         if not every.DATA.is_dir() and "{data}" in text: continue
         words = [*shlex.split(text.replace("{data}", str(every.DATA))), "--csv", "x.csv", "--figures", "x.json"]
-        with pytest.raises(Read): (getattr(module, "arguments", None) or getattr(module, "options", None) or module.main)()
+        with pytest.raises(Read):
+            (getattr(module, "arguments", None) or getattr(module, "options", None) or module.main)()
 
 
 def loaded(file):
@@ -177,7 +183,8 @@ def test_the_list_runs_nothing(monkeypatch, capsys):
     assert all(name in said for name in BENCHMARKS) and "paired.py stands apart" in said
 
 
-@pytest.mark.parametrize("words, said", [(["--only", "god"], "--only god: gain"), (["--out", __file__], f"--out {__file__}: it is no")])
+@pytest.mark.parametrize("words, said", [(["--only", "god"], "--only god: gain"),
+                                         (["--out", __file__], f"--out {__file__}: it is no")])
 def test_bad_options_are_refused(words, said, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["all.py", *words])
     with pytest.raises(InputError, match=said): every.main()

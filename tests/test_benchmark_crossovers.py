@@ -42,14 +42,17 @@ def test_bars_are_judged_where_they_are_worst():
     rows = []
     for count, times in ((16, 4.0), (128, 2.0)):
         for at in (0.1, 0.4, 0.8):
-            rows += [row("dense", "numpy", at, (8.0,) * 3, count), row("csr", "ours", at, (8.0 * at / 0.1 / times,) * 3, count),
+            rows += [row("dense", "numpy", at, (8.0,) * 3, count),
+                     row("csr", "ours", at, (8.0 * at / 0.1 / times,) * 3, count),
                      row("csr", "scipy", at, (9.0,) * 3, count), row("csr turned", "mkl", at, (2.0,) * 3, count)]
     found = {what: (value, beside) for what, _, value, _, beside in bars.sparse_bars(Table(rows), 1)}
     reached, beside = found["CSR: density up to which it beats dense float32"]
     assert reached == pytest.approx(0.2) and "128 rows" in beside
     assert found["CSR at 0.1 against dense"][0] == 2.0
     value, beside = found["CSR at 0.1 against the best library's CSR"]
-    assert value == pytest.approx(9 / 4) and beside.endswith("0.50"), "the same job; with tokens contiguous it is said apart"
+    assert value == pytest.approx(9
+                                  / 4) and beside.endswith(
+        "0.50"), "the same job; with tokens contiguous it is said apart"
     assert not [*bars.sparse_bars(Table(rows), 2)]
 
 
@@ -82,7 +85,8 @@ def test_ours_holds_a_matrix_or_says_its_error(monkeypatch):
     W = matrix(32, 48, "blocks", 0.25)
     found = {name: error for name, _, error, _ in providers.ours(W, [])}
     assert found["dense"] == found["csr"] == found["block tile=16x16"] == 0 < found["half"] < 0.001
-    assert max(found.values()) <= providers.WORST and all(name.startswith("csr") for name, *_ in providers.ours(W, ["csr"]))
+    assert max(found.values()) <= providers.WORST and all(name.startswith("csr") for name,
+                                                          *_ in providers.ours(W, ["csr"]))
 
 
 @pytest.mark.parametrize("name", ["csr", "block", "int8", "int4"])

@@ -48,7 +48,8 @@ def place(tmp_path_factory):
 
 def run(place, *arguments):
     """The benchmark as a command, on one processor."""
-    shared = ["--models", place / "small", "--types", "float32", "--threads", "1", "--rounds", "2", "--pairs", place / "pairs.csv",
+    shared = ["--models", place / "small", "--types", "float32", "--threads", "1", "--rounds", "2", "--pairs",
+              place / "pairs.csv",
               "--programs", place / "programs", "--csv", place / "out.csv"]
     return subprocess.run([sys.executable, models.__file__, *map(str, [*shared, *arguments])], text=True,
                           capture_output=True, env=os.environ | {"OPMATRIX_CACHE": str(place / "cache")})
@@ -71,7 +72,8 @@ def test_opmatrix_alone(place):
 
 def test_a_peer_runs_the_same_model(place):
     """Also where it is fed padded batches, in another order."""
-    for package in ("torch", "transformers", "onnx", "onnxruntime"): pytest.importorskip(package, reason=f"needs peers: {package}")
+    for package in ("torch", "transformers", "onnx", "onnxruntime"):
+        pytest.importorskip(package, reason=f"needs peers: {package}")
     done = run(place, "--workloads", "file,sorted", "--engines", "onnxruntime", "--no-spearman")
     assert not done.returncode, done.stderr
     (found,) = written(place)
@@ -79,7 +81,8 @@ def test_a_peer_runs_the_same_model(place):
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["--types", "float8"], "--types float8: float32, bf16, int8"), (["--engines", "numpy"], "--engines numpy: opmatrix, torch"),
+    (["--types", "float8"], "--types float8: float32, bf16, int8"),
+    (["--engines", "numpy"], "--engines numpy: opmatrix, torch"),
     (["--workloads", "1x"], "--workloads 1x: SENTENCESxTOKENS (of 3 to 160 tokens) or one of file"),
     (["--workloads", "file", "--pairs", "nowhere.csv"], "nowhere.csv: No such file"),
     (["--rounds", "0"], "--rounds 0: 1 to"), (["--models", "nowhere"], "nowhere: neither")])
@@ -106,7 +109,9 @@ def test_an_absent_package_is_said(monkeypatch):
 def test_workloads_are_sentences_of_real_tokens(place):
     checkpoint = Checkpoint.open(place / "small")
     cut = workloads.made("3x7", checkpoint, None, 0)
-    assert [len(row) for row in cut.sentences] == [7] * 3 and cut.shape == [3, 7] and len({tuple(row) for row in cut.sentences}) == 3
+    assert [len(row) for row in cut.sentences] == [7] * 3 and cut.shape == [3,
+                                                                            7] and len({tuple(row)
+                                                                                        for row in cut.sentences}) == 3
     assert all((row[0], row[-1]) == (2, 3) for row in cut.sentences)
     found = workloads.made("sorted", checkpoint, place / "pairs.csv", 5)
     lengths = [len(found.sentences[i]) for i in found.batches[0]]
@@ -119,7 +124,8 @@ def test_fresh_batches_are_all_different(place):
     lengths = [[len(found.sentences[i]) for i in batch] for batch in found.batches]
     assert len(lengths) == 1 + 6 * found.fresh and found.shape is None and min(map(min, lengths)) >= 3
     assert len({(len(each), max(each)) for each in lengths}) == len({sum(each) for each in lengths}) == len(lengths)
-    with pytest.raises(InputError, match="ask for fewer --rounds"): workloads.made("fresh", Checkpoint.open(place / "small"), None, 0, 9000)
+    with pytest.raises(InputError, match="ask for fewer --rounds"):
+        workloads.made("fresh", Checkpoint.open(place / "small"), None, 0, 9000)
 
 
 def test_each_fresh_batch_runs_once():
@@ -148,7 +154,8 @@ def test_pieces_of_a_batch_come_back_in_order():
 
 
 @pytest.mark.parametrize("number, count, tokens, tried", [
-    ("float32", 1, 16, [("f32", 1, 1)]), ("bf16", 2, 16, [("bf16", 1, 1), ("bf16", 2, 2)]), ("float32", 3, 16, [("f32", 1, 1)]),
+    ("float32", 1, 16, [("f32", 1, 1)]), ("bf16", 2, 16, [("bf16", 1, 1), ("bf16", 2, 2)]),
+    ("float32", 3, 16, [("f32", 1, 1)]),
     ("int8", 4, 16, [(p, s, n) for p in ("f32", "bf16") for s, n in ((1, 1), (2, 2), (2, 4))])])
 def test_streams_are_tried_where_a_batch_can_be_cut(number, count, tokens, tried):
     job = peers.Job("openvino", number, ".", batches=[[*range(count)]], shape=[count, tokens], threads=2)
@@ -158,7 +165,8 @@ def test_streams_are_tried_where_a_batch_can_be_cut(number, count, tokens, tried
 def test_the_fastest_of_turns_is_kept(monkeypatch):
     clock = iter(range(10**6))
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    works = {name: SimpleNamespace(ready=lambda rows: rows, run=lambda rows, cost=cost: [next(clock) for _ in range(cost)])
+    works = {name: SimpleNamespace(ready=lambda rows: rows, run=lambda rows,
+                                   cost=cost: [next(clock) for _ in range(cost)])
              for name, cost in (("slow", 3), ("fast", 1), ("slower", 5))}
     assert engines.fastest(SimpleNamespace(batches=[[0], [0, 0]], sentences=[[1, 2]]), works, 3) == "fast"
 
@@ -174,7 +182,8 @@ def row(engine, rounds, number="float32", workload="1x16", spearman=86.7):
 
 
 def test_our_program_counts_only_with_equal_quality(capsys):
-    rows = [row("opmatrix", [1.0]), row("openvino", [2.0]), row("opmatrix", [0.1], "int8", spearman=86.3), row("openvino", [2.0], "int8")]
+    rows = [row("opmatrix", [1.0]), row("openvino", [2.0]), row("opmatrix", [0.1], "int8", spearman=86.3),
+            row("openvino", [2.0], "int8")]
     given = SimpleNamespace(types=["int8"], workloads=["1x16"], threads=1, rounds=1)
     model_tables.show("minilm", rows, given)
     said = capsys.readouterr().out
@@ -183,7 +192,8 @@ def test_our_program_counts_only_with_equal_quality(capsys):
 
 def test_what_counts_is_the_fastest_peer_of_equal_quality(capsys):
     rows = [row("opmatrix", [1.0, 9.0]), row("openvino", [2.0, 18.0]), row("torch", [4.0, 40.0]),
-            row("opmatrix", [1.0, 1.0], "int8"), row("openvino", [0.5, 0.5], "int8", spearman=86.3), row("torch", [4.0, 4.0], "int8"),
+            row("opmatrix", [1.0, 1.0], "int8"), row("openvino", [0.5, 0.5], "int8", spearman=86.3),
+            row("torch", [4.0, 4.0], "int8"),
             row("openvino", [2.0, 2.0], "bf16")]
     given = SimpleNamespace(types=["float32", "bf16", "int8"], workloads=["1x16"], threads=1, rounds=2)
     model_tables.show("minilm", rows, given)

@@ -42,8 +42,8 @@ Program.run = run
 
 
 def series(ratio, seed, rounds=3, starts=10, noise=0.015, lies=0.01):
-    """Rounds of pairs of processes: both sides of a round are disturbed alike, each by a per cent or two alone, and each
-    process is faster or slower as long as it lives."""
+    """Rounds of pairs of processes: both sides of a round are disturbed alike, each by a per cent or two alone, and
+    each process is faster or slower as long as it lives."""
     rng, made = np.random.default_rng(seed), []
     for _ in range(starts):
         first, second = 1 + lies * rng.normal(size=2)
@@ -178,7 +178,8 @@ def test_another_point_of_the_same_front_is_taken(tmp_path, capsys):
 
 def test_other_programs_are_also_run_as_the_first_found_them(monkeypatch):
     tree = lambda name: SimpleNamespace(name=name, cache=Path(name), find=lambda program, model: Path(name) / program)
-    monkeypatch.setattr(paired, "served", lambda name, checkpoint, works, found, trees, given: [(name, *map(str, found))])
+    monkeypatch.setattr(paired, "served", lambda name, checkpoint, works, found, trees,
+                        given: [(name, *map(str, found))])
     trees, checkpoint = [tree("a"), tree("b")], SimpleNamespace(name="m", directory="m")
     for same, rows in ((Path("b/front/1"), [("int8", "a/int8", "b/front/1")]),
                        (None, [("int8", "a/int8", "b/int8"), ("int8 of a", "a/int8", "a/int8")])):
@@ -210,7 +211,8 @@ def test_a_process_that_hangs_is_ended(tmp_path, monkeypatch):
     (script := tmp_path / "python").write_text("#!/bin/sh\nexec sleep 3600\n")
     script.chmod(0o700)
     monkeypatch.setattr(peers, "SILENT", 0.1)
-    with pytest.raises(Absent, match="ended with status -9"): peers.Process(peers.Job("opmatrix", "any", "m", python=str(script)))
+    with pytest.raises(Absent, match="ended with status -9"):
+        peers.Process(peers.Job("opmatrix", "any", "m", python=str(script)))
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +265,8 @@ def test_a_commit_is_the_same_as_itself(run, capsys):
     status, [row] = run("HEAD", "HEAD")
     assert status == 0 and float(row["ratio"]) == 1
     assert (row["verdict"], row["bits"], row["saved"]) == ("same", "equal", "equal")
-    assert "no change: equal bits and narrow intervals that reach into 1.00 ± 0.02 in 1 of 1 rows" in capsys.readouterr().out
+    assert "no change: equal bits and narrow intervals that reach into 1.00 ± 0.02 in 1 of 1 rows" in capsys.readouterr(
+        ).out
 
 
 @pytest.mark.parametrize("words, said", [

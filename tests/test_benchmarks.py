@@ -1,4 +1,5 @@
-"""What all benchmarks share: they start from anywhere, refuse in a line, and judge their figures. Nothing is timed here."""
+"""What all benchmarks share: they start from anywhere, refuse in a line, and judge their figures. Nothing is timed
+here."""
 import json
 import os
 import sys
@@ -55,11 +56,14 @@ REFUSED = [
     ("selection.py", ["nowhere"], "directory: nowhere: it is no directory"),
     ("selection.py", ["{folder}"], "it holds no patterns"), ("stated.py", ["{folder}"], "report.json: No such file"),
     ("gain.py", ["--model", "nowhere"], "nowhere: neither"), ("ranking.py", ["--model", "nowhere"], "nowhere: neither"),
-    ("sparse.py", ["--model", "{folder}"], "config.json"), ("whole.py", ["--rounds", "0"], "--rounds: 0: a whole number from 1 on"),
+    ("sparse.py", ["--model", "{folder}"], "config.json"),
+    ("whole.py", ["--rounds", "0"], "--rounds: 0: a whole number from 1 on"),
     ("spectra.py", ["--subspaces", "3,9"], "--subspaces 3: more than --count 4"),
     ("masks.py", ["--csv", "nowhere/out.csv"], "--csv nowhere/out.csv: it is to be a file"),
-    ("crossovers.py", ["--formats", "zip"], "--formats zip: dense"), ("guards.py", ["--doors", "back"], "--doors back: "),
-    ("hostile.py", ["--files", "0"], "--files: 0: a whole number from 1 on"), ("paired.py", ["no-such"], "no-such: no commit of"),
+    ("crossovers.py", ["--formats", "zip"], "--formats zip: dense"),
+    ("guards.py", ["--doors", "back"], "--doors back: "),
+    ("hostile.py", ["--files", "0"], "--files: 0: a whole number from 1 on"),
+    ("paired.py", ["no-such"], "no-such: no commit of"),
     ("models.py", ["--types", "float8"], "--types float8: float32")]
 
 
@@ -80,8 +84,10 @@ def test_what_is_refused_is_one_line(ran, folder):
 
 
 @pytest.mark.parametrize("kind, text, value", [
-    ("count", "7", 7), ("count", "0", None), ("count", "x", None), ("whole", "0", 0), ("whole", "-1", None), ("whole", "1.5", None),
-    ("share", "0.5", 0.5), ("share", "0", None), ("share", "6.26", None), ("share", "nan", None), ("positive", "inf", None),
+    ("count", "7", 7), ("count", "0", None), ("count", "x", None), ("whole", "0", 0), ("whole", "-1", None),
+    ("whole", "1.5", None),
+    ("share", "0.5", 0.5), ("share", "0", None), ("share", "6.26", None), ("share", "nan", None),
+    ("positive", "inf", None),
     ("shape", "8x128", (8, 128)), ("shape", "8", None), ("shape", "0x3", None)])
 def test_an_option_out_of_range_is_refused(kind, text, value):
     parser = command.Parser("What it does.", table=False)
@@ -98,7 +104,8 @@ def test_an_option_out_of_range_is_refused(kind, text, value):
     (dict(value=0.72, least=0.7, spread=0.05), "met"), (dict(value=1.2, most=1, spread=0.2), "missed"),
     (dict(value=6.26, least=0.7, ceiling=1), "impossible: beyond 1, so it was measured wrongly"),
     (dict(value=-0.1, most=0.7, ceiling=1), "impossible: beyond 1, so it was measured wrongly"),
-    (dict(value=1.03, least=0.7, ceiling=1), "met"), (dict(value=None, least=1, why="no torch"), "not measured here: no torch"),
+    (dict(value=1.03, least=0.7, ceiling=1), "met"),
+    (dict(value=None, least=1, why="no torch"), "not measured here: no torch"),
     (dict(value=nan, least=1), "not measured here: no number came out"),
     (dict(value=inf, least=1), "not measured here: no number came out")])
 def test_a_figure_is_judged_by_its_bar(given, verdict): assert Figure("speed", **given).verdict == verdict
@@ -128,7 +135,8 @@ def test_a_quick_run_keeps_the_options_that_are_given(monkeypatch):
     given = asked(monkeypatch, "--quick", "--shapes", "64x128", "--densities", "0.25", "--decode", "1")
     assert (given.shapes, given.densities, given.decode) == (["64x128"], [0.25], 1.0)
     assert {task for task, *_ in crossovers.tasks(given)} == {("64x128", "random", 0.25, (1, 128))}
-    assert len(crossovers.tasks(asked(monkeypatch, "--quick"))) < len(crossovers.tasks(asked(monkeypatch, "--shapes", "64x128")))
+    assert len(crossovers.tasks(asked(monkeypatch,
+                                      "--quick"))) < len(crossovers.tasks(asked(monkeypatch, "--shapes", "64x128")))
     assert not asked(monkeypatch, "--quick").decode and asked(monkeypatch).decode
 
 
@@ -139,7 +147,8 @@ def test_the_whole_grid_alone_holds_the_bars(monkeypatch):
 
 
 def row(form, provider, at, seconds, structure="random", rows=128):
-    return dict(shape="64x128", rows=rows, structure=structure, density=at, format=form, provider=provider, threads=1, median_s=seconds,
+    return dict(shape="64x128", rows=rows, structure=structure, density=at, format=form, provider=provider, threads=1,
+                median_s=seconds,
                 min_s=seconds, bytes=1, error=0.0, rounds=[seconds] * 5, spread=0.0)
 
 
@@ -161,7 +170,8 @@ def test_no_product_reads_faster_than_memory(share, size, said, monkeypatch):
 
 
 def test_bars_are_figures_of_the_first_number_of_threads(capsys):
-    rows = [row(form, who, at, seconds) for at in (0.1, 0.4, 0.8) for form, who, seconds in (("dense", "numpy", 8.0), ("csr", "ours", 2.0))]
+    rows = [row(form, who, at, seconds) for at in (0.1, 0.4, 0.8) for form, who,
+            seconds in (("dense", "numpy", 8.0), ("csr", "ours", 2.0))]
     figures = {each.what: each for each in crossovers.report(Table(rows), [1])}
     assert figures["CSR at 0.1 against dense"].verdict == "met" and figures["CSR at 0.1 against dense"].value == 4.0
     assert figures["CSR: density up to which it beats dense float32"].value == 0.8, "it wins as far as was measured"
@@ -187,7 +197,8 @@ def test_one_matrix_of_each_format_is_enough(monkeypatch, tmp_path, capsys):
     from formats.machine import calibration
     from formats.machine.model import Machine
     monkeypatch.setattr(Machine, "load", lambda file: standin.machine())
-    monkeypatch.setattr(calibration, "measured", lambda cases, most: [(kernel, sizes, 1e-4) for kernel, sizes, _ in cases])
+    monkeypatch.setattr(calibration, "measured", lambda cases,
+                        most: [(kernel, sizes, 1e-4) for kernel, sizes, _ in cases])
     monkeypatch.setattr("formats.FORMATS", {name: FORMATS[name] for name in ("dense", "csr")})
     table = prediction.measured(tmp_path, 1)
     assert {row[0] for row in table} == {"dense", "csr"} and {row[5] for row in table} == {0.0}, "the even matrix"

@@ -30,7 +30,8 @@ def start(rng): return weight(numbers(rng, 10, WIDE)) @ gelu
 
 def made(rng, function, **known):
     """What a declaration gives, of drawn operators where nothing else is known."""
-    return function(**{name: known.get(name) or drawn(rng, sort, name) for name, sort in function.__annotations__.items()})
+    return function(**{name: known.get(name) or drawn(rng, sort, name) for name,
+                       sort in function.__annotations__.items()})
 
 
 @pytest.mark.parametrize("form, full", PENDING, ids=[f"{form.name}-{full.__name__}" for form, full in PENDING])
@@ -46,7 +47,8 @@ def test_a_value_taken_apart_and_put_together_is_itself(form, full):
     assert relative(dense(term, np.zeros((BATCH.rows, 1)), BATCH), dense(whole, BATCH)) < 1e-12
 
 
-@pytest.mark.parametrize("term", [layernorm(0.25), rmsnorm(0.25), relu, I * const(np.arange(1.0, 7)), gelu + const(np.ones(6)),
+@pytest.mark.parametrize("term",
+                         [layernorm(0.25), rmsnorm(0.25), relu, I * const(np.arange(1.0, 7)), gelu + const(np.ones(6)),
                                   gelu @ (I * const(np.arange(1.0, 7))) + const(np.ones(6))], ids=str)
 def test_what_is_of_no_form_is_handed_on_whole(term):
     """A norm without gain and shift is full already; a gain or a shift of what is no norm is not pending."""

@@ -33,7 +33,8 @@ def offered(lowering, use):
     """Errors that belong to leaf and method, whatever the variant that is stored."""
     if use.layout == "stack" or use.x in lowering.graph.facts["given"]: return EXACT
     leaves = [t.args[0].key for t in lowering.terms[use.weight].walk() if t.kind.name == "weight"]
-    return *EXACT, *(method._replace(error=sum((1 + crc32(f"{leaf}{method.format}".encode()) % 97) / 1e4 for leaf in leaves))
+    return *EXACT, *(method._replace(error=sum((1 + crc32(f"{leaf}{method.format}".encode()) % 97) / 1e4
+                                               for leaf in leaves))
                      for method in OFFERED)
 
 
@@ -43,9 +44,11 @@ def whole(found, error, memory):
     for path in product(*({stage.pair for stage in found if stage.number == n} for n in range(last + 1))):
         if path[0][0] == path[-1][1] == FULL and all(a[1] == b[0] for a, b in pairwise(path)):
             chosen = [next(s for s in found if (s.number, s.pair) == at) for at in enumerate(path)]
-            nodes = [Node((s.number, n.cls), tuple((s.number, c) for c in n.children), *n[2:]) for s in chosen for n in s.problem.nodes]
+            nodes = [Node((s.number, n.cls), tuple((s.number, c) for c in n.children), *n[2:]) for s in chosen
+                     for n in s.problem.nodes]
             roots = tuple((s.number, root) for s in chosen for root in s.problem.roots)
-            try: costs.append(extract(Problem(nodes, roots), error=error, memory=memory, time_limit=20.0, gap=1e-9).cost)
+            try:
+                costs.append(extract(Problem(nodes, roots), error=error, memory=memory, time_limit=20.0, gap=1e-9).cost)
             except Infeasible: pass
     return min(costs)
 

@@ -1,4 +1,5 @@
-"""The cache: believed where only its user and the system can write, never in the way where it cannot be used, and bounded."""
+"""The cache: believed where only its user and the system can write, never in the way where it cannot be used, and
+bounded."""
 import json
 import os
 import subprocess
@@ -66,7 +67,8 @@ def test_what_others_can_only_read_is_believed(home, mode):
     assert cache.recall(kept(home)) == b"kept"
 
 
-WRITTEN = {"a directory above": lambda home: home.parent, "the cache": lambda home: home, "a kind": lambda home: home / "machines",
+WRITTEN = {"a directory above": lambda home: home.parent, "the cache": lambda home: home,
+           "a kind": lambda home: home / "machines",
            "the file": kept}
 
 
@@ -77,7 +79,8 @@ def test_what_others_may_write_is_refused_in_words(home, where, mode):
     """Alone, in the middle of the way, and although its content is what it was."""
     place = WRITTEN[where](home)
     place.chmod(mode)
-    with pytest.raises(Distrusted, match=rf"{place}: others may write.*mode {mode:o}") as caught: cache.recall(kept(home))
+    with pytest.raises(Distrusted, match=rf"{place}: others may write.*mode {mode:o}") as caught:
+        cache.recall(kept(home))
     if where != "the file":
         assert "`chmod " in str(caught.value) and "OPMATRIX_CACHE" in str(caught.value)
         with pytest.raises(Distrusted): cache.put(kept(home), b"more")
@@ -89,7 +92,8 @@ def test_what_others_may_write_is_refused_in_words(home, where, mode):
 @pytest.mark.parametrize("where", WRITTEN)
 def test_what_belongs_to_another_is_refused_in_words(home, where):
     os.chown(place := WRITTEN[where](home), OTHER, -1)
-    with pytest.raises(Distrusted, match=rf"{place}: it belongs to user {OTHER}: set OPMATRIX_CACHE"): cache.recall(kept(home))
+    with pytest.raises(Distrusted, match=rf"{place}: it belongs to user {OTHER}: set OPMATRIX_CACHE"):
+        cache.recall(kept(home))
 
 
 @owned
@@ -111,7 +115,8 @@ def test_links_are_followed_that_only_we_could_have_made(home, tmp_path, monkeyp
     for name in ("straight", "around", "relative"): assert cache.recall(kept(tmp_path / name)) == b"kept"
     os.chown(tmp_path / "straight", OTHER, -1, follow_symlinks=False)
     for name in ("straight", "around"):
-        with pytest.raises(Distrusted, match=f"straight: it belongs to user {OTHER}"): cache.recall(kept(tmp_path / name))
+        with pytest.raises(Distrusted, match=f"straight: it belongs to user {OTHER}"):
+            cache.recall(kept(tmp_path / name))
     home.parent.chmod(0o777)                                 # the way that a link leads is looked at, too
     with pytest.raises(Distrusted, match="mine: others may write there"): cache.recall(kept(tmp_path / "relative"))
     (tmp_path / "endless").symlink_to("endless")
@@ -120,7 +125,8 @@ def test_links_are_followed_that_only_we_could_have_made(home, tmp_path, monkeyp
 
 @posix
 def test_a_file_is_what_was_opened_and_no_pipe(home, monkeypatch):
-    """A file that is exchanged after its directory was looked at is judged by its descriptor; nobody waits for a writer."""
+    """A file that is exchanged after its directory was looked at is judged by its descriptor; nobody waits for a
+    writer."""
     (other := home / "other").write_bytes(b"other")
     other.chmod(0o666)
     real = cache.open_regular
@@ -164,7 +170,8 @@ def test_another_user_reads_what_is_the_systems_and_writes_only_what_is_his(owne
         Path(place).chmod(0o755)
         for path in (file, *list(file.parents)[:2]): os.chown(path, owner, -1)
         for path in list(file.parents)[:2]: path.chmod(mode)
-        done = subprocess.run([sys.executable, "-c", CHILD, str(file.parents[1]), str(OTHER)], capture_output=True, text=True,
+        done = subprocess.run([sys.executable, "-c", CHILD, str(file.parents[1]), str(OTHER)], capture_output=True,
+                              text=True,
                               env=os.environ | {"PYTHONPATH": str(ROOT)})
         assert done.stdout.split() == said, done.stderr
         assert done.stderr.count("\n") == said.count("False") == done.stderr.count("opmatrix: numbers: not kept: ")
@@ -221,7 +228,8 @@ def test_a_full_disk_keeps_what_was_there(home, monkeypatch, caplog):
 
 # ---- errors that were measured
 
-METHODS = {"a": [Method("half", (), "plain", 1e-9), Method("block", (("density", 0.5), ("tile", (16, 16))), "wanda", 0.0)],
+METHODS = {"a": [Method("half", (), "plain", 1e-9),
+                 Method("block", (("density", 0.5), ("tile", (16, 16))), "wanda", 0.0)],
            "b": [Method("lowrank", (("rank", 8),), "whitened", 2.0)], "c": []}
 
 
@@ -232,9 +240,12 @@ def test_measured_errors_are_recalled(home):
 
 
 @pytest.mark.parametrize("change", [
-    lambda kept: kept[:40], lambda kept: "[]", lambda kept: "[" * 100_000, lambda kept: kept.replace('"half"', '"none"'),
-    lambda kept: kept.replace("1e-09", "-1e-09"), lambda kept: kept.replace("1e-09", "NaN"), lambda kept: kept.replace("1e-09", '"1"'),
-    lambda kept: kept.replace("1e-09", "true"), lambda kept: kept.replace('"plain"', '"fancy"'), lambda kept: kept.replace("0.5", "null"),
+    lambda kept: kept[:40], lambda kept: "[]", lambda kept: "[" * 100_000,
+    lambda kept: kept.replace('"half"', '"none"'),
+    lambda kept: kept.replace("1e-09", "-1e-09"), lambda kept: kept.replace("1e-09", "NaN"),
+    lambda kept: kept.replace("1e-09", '"1"'),
+    lambda kept: kept.replace("1e-09", "true"), lambda kept: kept.replace('"plain"', '"fancy"'),
+    lambda kept: kept.replace("0.5", "null"),
     lambda kept: kept.replace('"density"', '"rank"'), lambda kept: kept.replace('["density", 0.5]', '"density"'),
     lambda kept: kept.replace('"rank", 8', '"rank", -8'), lambda kept: kept.replace('"a": [', '"a": [7, '),
     lambda kept: kept.replace('"c": []', '"c": 0')])
@@ -321,11 +332,13 @@ def test_the_doctor_says_what_there_is_and_cleans(home, monkeypatch, capsys):
     known().save(mine := machines.machine_file())
     fewer, peaks, foreign, beside = (home / "machines" / f"{i * 16}{end}" for i, end in
                                      (("1", ".json"), ("1", ".peaks.json"), ("2", ".json"), ("2", ".peaks.json")))
-    for file, given in ((fewer, {"threads": 99}), (foreign, {"versions": {}})): file.write_text(json.dumps(vars(known()) | given))
+    for file, given in ((fewer, {"threads": 99}), (foreign, {"versions": {}})):
+        file.write_text(json.dumps(vars(known()) | given))
     for file in (peaks, beside): file.write_text("{}")
     recent, forgotten = (entry(home / "errors" / f"{i * 24}.json", age) for i, age in (("1", DAY), ("2", 2 * MONTH)))
     peer, running, strange = (entry(home / "peers" / name, age, 2_000_000) for name, age in
-                              (("engine-1.0-0123456789ab", 2 * DAY), ("engine-1.1-0123456789ab", 60), ("mine", 2 * DAY)))
+                              (("engine-1.0-0123456789ab", 2 * DAY), ("engine-1.1-0123456789ab", 60),
+                               ("mine", 2 * DAY)))
     base = entry(home / "base", 2 * DAY).parent / "base"
     (base / "code.o").rename(base / "config.json")
     os.utime(base, (0, 0))
@@ -352,7 +365,8 @@ def test_nothing_is_cleaned_where_others_could_exchange_it(home, monkeypatch, ca
 
 # ---- names
 
-@pytest.mark.parametrize("name", ["../square", "/square", "a/b", "", ".", "..", "a\0b", "square.o", "a-b", "square-0123456789abcdeF",
+@pytest.mark.parametrize("name", ["../square", "/square", "a/b", "", ".", "..", "a\0b", "square.o", "a-b",
+                                  "square-0123456789abcdeF",
                                   "a\n", "x" * 10 + "/../y"])
 def test_a_symbol_does_not_lead_out_of_its_directory(name, tmp_path):
     with pytest.raises(ValueError, match="a kernel is named by letters"): objects.file(tmp_path, name)

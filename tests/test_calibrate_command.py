@@ -63,7 +63,8 @@ def test_a_command_measures_keeps_and_tells(kept, measured, capsys):
     with pytest.raises(SystemExit) as end: cli.main()
     said = capsys.readouterr().out
     assert end.value.code in (None, 0) and measured == [True]
-    for words in ("vector", "200  400", "L1 (32 KiB)", "300  600", "12.0", "* ZEN", "150", "linear.dense", str(machine_file())):
+    for words in ("vector", "200  400", "L1 (32 KiB)", "300  600", "12.0", "* ZEN", "150", "linear.dense",
+                  str(machine_file())):
         assert words in said
     assert this_machine() == machine(), "later commands read what was measured"
     again = json.loads(machine_file().with_suffix(".peaks.json").read_text())
@@ -86,9 +87,11 @@ def test_commands_run_with_the_setting_unless_the_user_set_one(kept):
 
 @pytest.mark.parametrize("spoiled", [
     lambda text: text[:20], lambda text: "[]", lambda text: json.dumps(json.loads(text) | {"processor": "another"}),
-    lambda text: json.dumps(json.loads(text) | {"core": 3}), lambda text: json.dumps(json.loads(text) | {"core": "a b;c"}),
+    lambda text: json.dumps(json.loads(text) | {"core": 3}),
+    lambda text: json.dumps(json.loads(text) | {"core": "a b;c"}),
     lambda text: json.dumps(json.loads(text) | {"core": ["ZEN"]}), lambda text: text.replace("ZEN", "UNHEARD"),
-    lambda text: "[" * 100_000, lambda text: '{"processor": 1' + "0" * 400 + "}", lambda text: text.replace("150000000000.0", "NaN"),
+    lambda text: "[" * 100_000, lambda text: '{"processor": 1' + "0" * 400 + "}",
+    lambda text: text.replace("150000000000.0", "NaN"),
     lambda text: text + " " * (1 << 20), lambda text: "\0\udcff"])
 def test_a_setting_of_another_processor_or_damaged_is_not_used(kept, spoiled):
     environment.remember("ZEN", RATES)
@@ -120,7 +123,8 @@ def test_numpy_comes_after_the_environment():
 
 
 @pytest.mark.parametrize("rates, best", [
-    ({"": 1.0, "HASWELL": 1.5, "ZEN": 1.2}, "HASWELL"), ({"": 1.0, "HASWELL": 1.01}, ""), ({"": 1.0}, ""), ({}, ""), ({"ZEN": 1.0}, "ZEN")])
+    ({"": 1.0, "HASWELL": 1.5, "ZEN": 1.2}, "HASWELL"), ({"": 1.0, "HASWELL": 1.01}, ""), ({"": 1.0}, ""), ({}, ""),
+    ({"ZEN": 1.0}, "ZEN")])
 def test_the_fastest_setting_must_win_clearly_and_run(monkeypatch, rates, best):
     monkeypatch.setattr(blas, "adjustable", lambda: True)
     monkeypatch.setattr(blas.platform, "machine", lambda: "AMD64")

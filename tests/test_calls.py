@@ -1,5 +1,5 @@
-"""Many calls of one program: memory stays flat, threads that share it disturb nothing, the same batch gives the same bits, in this
-process and in another."""
+"""Many calls of one program: memory stays flat, threads that share it disturb nothing, the same batch gives the same
+bits, in this process and in another."""
 import gc
 import os
 import subprocess
@@ -17,7 +17,8 @@ from programs import bert_program, fused_layer, unfused_layer
 from formats import FORMATS
 from opmatrix.program import Program
 
-CONFIG = checkpoints.CONFIG | {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 3, "max_position_embeddings": 64}
+CONFIG = checkpoints.CONFIG | {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 3,
+                               "max_position_embeddings": 64}
 STATUS = Path("/proc/self/statm")
 FLAT = 2 ** 19                                              # bytes: 50 a call would be seen
 PACKED = ["packed", "bf16", "int8"]
@@ -30,7 +31,8 @@ def program(pack="packed", layer=fused_layer):
 def batches(count, seed=0, longest=64):
     """Of one to six sentences, of one token to the longest."""
     rng = np.random.default_rng(seed)
-    return [[rng.integers(0, CONFIG["vocab_size"], length).tolist() for length in rng.integers(1, longest + 1, rng.integers(1, 7))]
+    return [[rng.integers(0, CONFIG["vocab_size"], length).tolist()
+             for length in rng.integers(1, longest + 1, rng.integers(1, 7))]
             for _ in range(count)]
 
 
@@ -51,7 +53,8 @@ def grown(call, given, count):
 # ---- memory
 
 @pytest.mark.skipif(not STATUS.exists(), reason="this system does not tell how much is resident")
-@pytest.mark.parametrize("layer, count", [(fused_layer, 10_000), (unfused_layer, 300)], ids=["recorded", "step by step"])
+@pytest.mark.parametrize("layer, count", [(fused_layer, 10_000), (unfused_layer, 300)],
+                         ids=["recorded", "step by step"])
 def test_thousands_of_calls_leave_memory_flat(layer, count):
     assert grown(program(layer=layer).run, batches(40, longest=6), count) < FLAT
 
@@ -91,7 +94,8 @@ def test_threads_that_use_different_programs_get_what_one_gets():
 
     def work(at):
         mine = program(PACKED[at])
-        return all(np.array_equal(mine.run(batch), right) for _ in range(20) for batch, right in zip(given, wanted[at], strict=True))
+        return all(np.array_equal(mine.run(batch), right) for _ in range(20) for batch,
+                   right in zip(given, wanted[at], strict=True))
     with ThreadPoolExecutor(len(PACKED)) as pool: assert all(pool.map(work, range(len(PACKED))))
 
 
@@ -103,7 +107,8 @@ def test_an_error_in_one_thread_is_its_own():
         for _ in range(60):
             if spoils:
                 with pytest.raises(ValueError, match="outside"): shared.run([[CONFIG["vocab_size"]]])
-            elif not all(np.array_equal(shared.run(batch), right) for batch, right in zip(given, wanted, strict=True)): return False
+            elif not all(np.array_equal(shared.run(batch), right) for batch, right in zip(given, wanted, strict=True)):
+                return False
         return True
     with ThreadPoolExecutor(2) as pool: assert all(pool.map(work, (True, False)))
 
@@ -128,5 +133,6 @@ def test_the_same_bits_from_run_to_run(pack, tmp_path):
     code = f"import test_calls\nprint(test_calls.digest(test_calls.Program.load({str(tmp_path / 'program')!r})))"
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
     for _ in range(2 if pack == "packed" else 0):
-        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths})
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                             env=os.environ | {"PYTHONPATH": paths})
         assert ran.stdout.strip() == wanted, ran.stderr

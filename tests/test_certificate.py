@@ -57,9 +57,11 @@ def test_a_certificate_survives_the_disk_and_holds(kept, tmp_path):
     back = Program.load(tmp_path / "program")
     assert back.meta["certificate"] == kept.meta["certificate"]
     for model_ in (None, found()[0]): assert not failing(back, model_)
-    assert {check.what for check in checks(back) if check.verdict == CLAIMED} >= {"error against the model", "graphs of the laws"}
+    assert {check.what for check in checks(back)
+            if check.verdict == CLAIMED} >= {"error against the model", "graphs of the laws"}
     done = {check.what for check in checks(back, found()[0]) if check.verdict == HOLDS}
-    assert done >= {"program", "inputs", "steps within bounds", "own rounding", "laws", "error against the model", "error on 64 other rows",
+    assert done >= {"program", "inputs", "steps within bounds", "own rounding", "laws", "error against the model",
+                    "error on 64 other rows",
                     "graphs of the laws"}
 
 
@@ -77,7 +79,8 @@ def test_an_approximate_certificate_is_checked_against_what_was_stated():
 def said(kept, **changed): return kept.replace(certificate=dict(kept.meta["certificate"]) | changed)
 def inputs(kept, **changed): return [{**kept.meta["certificate"]["inputs"][0], **changed}]
 def foreign(rows): return {"tokens": rows, "kinds": rows, "hash": hash_rows({"tokens": rows, "kinds": rows})}
-def without_a_stated(kept): return {name: entry for name, entry in kept.meta["certificate"]["verified"].items() if name != "program"}
+def without_a_stated(kept):
+    return {name: entry for name, entry in kept.meta["certificate"]["verified"].items() if name != "program"}
 
 
 @pytest.mark.parametrize("change, named", [
@@ -88,9 +91,11 @@ def without_a_stated(kept): return {name: entry for name, entry in kept.meta["ce
     (lambda kept: {"inputs": inputs(kept, **foreign([[1] * 1000]))}, "steps within bounds"),
     (lambda kept: {"own": 1e-12}, "own rounding"), (lambda kept: {"own": 1e9}, "own rounding"),
     (lambda kept: {"bounds": {"float64": 1e9, "rounding": 4.0}}, "limit of float64"),
-    (lambda kept: {"bounds": {"float64": 1e-10, "rounding": 1e9}}, "limit of rounding"), (lambda kept: {"bounds": {}}, "limit of float64"),
+    (lambda kept: {"bounds": {"float64": 1e-10, "rounding": 1e9}}, "limit of rounding"),
+    (lambda kept: {"bounds": {}}, "limit of float64"),
     (lambda kept: {"verified": without_a_stated(kept)}, "stated error"),
-    (lambda kept: {"verified": {"stated": 1e9}}, "stated error"), (lambda kept: {"verified": {"stated": "small"}}, "stated error"),
+    (lambda kept: {"verified": {"stated": 1e9}}, "stated error"),
+    (lambda kept: {"verified": {"stated": "small"}}, "stated error"),
     (lambda kept: {"verified": {"error": {"stated": 0.1, "relative": 0.2}}}, "error on held-out rows, as it was found"),
     (lambda kept: {"verified": {"stated": 0.1, "float64": {"worst_row": 1e-3}}}, "float64 error, as it was found")])
 def test_what_a_certificate_says_wrong_is_named(kept, change, named):
@@ -103,10 +108,12 @@ def test_an_error_that_is_stated_too_large_hides_nothing(kept):
                  for name, c in kept.constants.items()}
     spoilt = Program(kept.steps, constants, kept.output, {**kept.meta, "certificate": None})
     verified = dict(kept.meta["certificate"]["verified"]) | {"error": {"relative": 0.1, "stated": 0.99}}
-    assert failing(certified(spoilt, verified, [RAGGED]), found()[0]) == {"error against the model", "error on 64 other rows"}
+    assert failing(certified(spoilt, verified, [RAGGED]),
+                   found()[0]) == {"error against the model", "error on 64 other rows"}
 
 
-def test_a_program_that_was_never_verified_fails(kept): assert failing(kept.replace(certificate=None)) == {"certificate"}
+def test_a_program_that_was_never_verified_fails(kept):
+    assert failing(kept.replace(certificate=None)) == {"certificate"}
 
 
 def test_a_certificate_of_another_model_is_refused(kept):

@@ -54,7 +54,8 @@ def test_one_whole_file_goes_before_an_index(tmp_path):
 
 def test_tensors_of_a_head_are_left_alone(tmp_path):
     extra = {"pooler.dense.weight": np.ones((24, 24), np.float32), "embeddings.position_ids": np.arange(20.0)[None],
-             "cls.predictions.decoder.weight": np.ones((41, 24)), "classifier.bias": np.ones(2), "qa_outputs.bias": np.ones(2)}
+             "cls.predictions.decoder.weight": np.ones((41, 24)), "classifier.bias": np.ones(2),
+             "qa_outputs.bias": np.ones(2)}
     checkpoint = Checkpoint.open(checkpoints.write(tmp_path, tensors=extra))
     assert run(checkpoint).shape == (7, 24)
 
@@ -92,30 +93,37 @@ DAMAGE = {                                                  # what is done to a 
     "no family at all": (lambda d: (d / "config.json").write_text("{}"), r"config\.json: 'model_type' is missing"),
     "a size in words": (config(hidden_size="24"), "hidden_size is '24': it must be a whole number from 1 to"),
     "a size of nothing": (config(hidden_size=0), "hidden_size is 0"),
-    "a size below nothing": (config(num_hidden_layers=-1), "num_hidden_layers is -1: it must be a whole number from 0 to 1000"),
+    "a size below nothing": (config(num_hidden_layers=-1), "num_hidden_layers is -1: it must be a whole number from 0 "
+                                                           "to 1000"),
     "a size of too much": (config(vocab_size=2 ** 31), "vocab_size is 2147483648"),
     "a size with a point": (config(vocab_size=41.0), r"vocab_size is 41\.0"),
     "a size that is null": (config(intermediate_size=None), "intermediate_size is null: it must be a whole"),
     "a size that is true": (config(type_vocab_size=True), "type_vocab_size is true"),
-    "an eps in words": (config(layer_norm_eps="1e-12"), "layer_norm_eps is '1e-12': it must be a number from 1e-20 to 1"),
+    "an eps in words": (config(layer_norm_eps="1e-12"),
+                        "layer_norm_eps is '1e-12': it must be a number from 1e-20 to 1"),
     "an eps that is no number": (config(layer_norm_eps=float("nan")), r"config\.json: no JSON: NaN is no finite"),
     "an eps of nothing": (config(layer_norm_eps=0), "layer_norm_eps is 0"),
     "an eps that float32 lacks": (config(layer_norm_eps=1e-300), "layer_norm_eps is 1e-300"),
     "a flag in words": (config(is_decoder="false"), "is_decoder is 'false': it must be true or false"),
     "a flag as a number": (config(is_decoder=0), "is_decoder is 0"),
-    "another model's keys": (config(is_decoder=True, add_cross_attention=True), "add_cross_attention is true: it must be false or"),
-    "positions in pairs": (config(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key': .* absolute"),
+    "another model's keys": (config(is_decoder=True, add_cross_attention=True), "add_cross_attention is true: it must "
+                                                                                "be false or"),
+    "positions in pairs": (config(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key': "
+                                                                           ".* absolute"),
     "an activation of its own": (config(hidden_act="swish9"), "hidden_act is 'swish9': it must be one of gelu, "),
     "an activation in a list": (config(hidden_act=["gelu"]), r"hidden_act is \['gelu'\]"),
-    "heads taken out": (config(pruned_heads={"0": [1]}), "pruned_heads is {'0': .* it must be {} or left out: every layer"),
+    "heads taken out": (config(pruned_heads={"0": [1]}), "pruned_heads is {'0': .* it must be {} or left out: every "
+                                                         "layer"),
     "quantised": (config(quantization_config={"bits": 4}), "quantization_config is .* left out: weights are read"),
-    "pickled weights": (lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"), r"model\.bin: .*save_pretrained"),
+    "pickled weights": (lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"),
+                        r"model\.bin: .*save_pretrained"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "neither model.safetensors nor model.saf"),
     "no bytes": (weights(0), r"model\.safetensors: 0 bytes that are no whole"),
     "cut in the header": (weights(100), r"model\.safetensors: 100 bytes that are no whole"),
     "cut in a tensor": (weights(-5), r"model\.safetensors: \d+ bytes that are no whole"),
     "another format": (lambda d: (d / "model.safetensors").write_bytes(b"\x80\x02}q." * 50), "250 bytes that are no"),
-    "a directory": (lambda d: [(d / "model.safetensors").unlink(), (d / "model.safetensors").mkdir()], "it is a directory"),
+    "a directory": (lambda d: [(d / "model.safetensors").unlink(), (d / "model.safetensors").mkdir()],
+                    "it is a directory"),
 }
 
 
@@ -147,7 +155,8 @@ def test_damaged_shards_are_named_in_one_line(tmp_path, damage):
 
 
 def test_names_that_are_no_model(tmp_path):
-    with pytest.raises(InputError, match=r"no-such-model: neither a model that opmatrix fetches \(minilm, smollm2\) nor"):
+    with pytest.raises(InputError,
+                       match=r"no-such-model: neither a model that opmatrix fetches \(minilm, smollm2\) nor"):
         open_model("no-such-model")
     with pytest.raises(InputError, match="no such directory"): Checkpoint.open(tmp_path / "absent")
     with pytest.raises(InputError, match=r"config\.json: neither a model"):
@@ -180,7 +189,8 @@ def test_a_key_that_the_config_lacks_is_named(tmp_path):
     with pytest.raises(InputError, match=r"config\.json: 'num_attention_heads' is missing"): checkpoint.operator()
 
 
-@pytest.mark.parametrize("silent", ["hidden_act", "is_decoder", "position_embedding_type", "add_cross_attention", "pruned_heads"])
+@pytest.mark.parametrize("silent", ["hidden_act", "is_decoder", "position_embedding_type", "add_cross_attention",
+                                    "pruned_heads"])
 def test_null_is_the_default(tmp_path, silent):
     plain = Checkpoint.open(checkpoints.write(tmp_path / "plain"))
     checkpoints.write(tmp_path / "null")
@@ -209,13 +219,15 @@ def test_weights_that_are_no_numbers_are_named(tmp_path, bad, number):
 
 def test_a_number_type_that_is_not_read_is_named(tmp_path):
     checkpoint = Checkpoint.open(checkpoints.write(tmp_path, number="I32"))
-    with pytest.raises(InputError, match="number type I32: convert it to one of F32, F16, BF16, F64"): checkpoint.at(NAME)
+    with pytest.raises(InputError, match="number type I32: convert it to one of F32, F16, BF16, F64"):
+        checkpoint.at(NAME)
 
 
 def test_doubles_are_rounded_once_and_those_beyond_float32_are_named(tmp_path):
     array = checkpoints.arrays(checkpoints.CONFIG)[NAME].astype(np.float64) * (1 + 1e-12)
     checkpoint = Checkpoint.open(checkpoints.write(tmp_path / "good", number="F64", tensors={NAME: array}))
-    assert np.array_equal(checkpoint.at(NAME).array, array.astype(np.float32)) and checkpoint.at(NAME).array.dtype == np.float32
+    assert np.array_equal(checkpoint.at(NAME).array,
+                          array.astype(np.float32)) and checkpoint.at(NAME).array.dtype == np.float32
     array[3, 5] = -1e39
     checkpoint = Checkpoint.open(checkpoints.write(tmp_path / "large", number="F64", tensors={NAME: array}))
     with pytest.raises(InputError, match=rf"'{NAME}' has -1e\+39 at \[3, 5\]: .* of float32, at most 3\.4e38"):

@@ -26,15 +26,18 @@ class Made:
     def measured_s(self): return median(self.rounds_s)
 
 
-FRONT = [Made("exact", 3.5, 3.52, 95e6), Made("bf16", 2.05, 2.0, 50e6), Made("int8 wide", 1.40, 1.40, 36e6), Made("int8", 1.40, 1.41, 20e6),
+FRONT = [Made("exact", 3.5, 3.52, 95e6), Made("bf16", 2.05, 2.0, 50e6), Made("int8 wide", 1.40, 1.40, 36e6),
+         Made("int8", 1.40, 1.41, 20e6),
          Made("pruned", 2.3, 2.4, 18e6)]
 
 
 def timed(points, noise, seed, rounds=ROUNDS):
-    """The points with seconds of rounds: `noise` is what another program takes from each run, as a share of its time, and of rounds."""
+    """The points with seconds of rounds: `noise` is what another program takes from each run, as a share of its time,
+    and of rounds."""
     rng = np.random.default_rng(seed)
     whole = 1 + rng.exponential(noise, rounds)
-    return [replace(p, rounds_s=tuple(p.true_s * whole * (1 + 0.01 * rng.standard_normal(rounds) ** 2 + rng.exponential(noise, rounds))))
+    return [replace(p, rounds_s=tuple(p.true_s * whole * (1 + 0.01 * rng.standard_normal(rounds) ** 2
+                                                          + rng.exponential(noise, rounds))))
             for p in points]
 
 
@@ -72,14 +75,18 @@ def test_equal_measurements_count_more_than_a_prediction():
 
 
 def test_without_rounds_predictions_decide_and_then_bytes():
-    points = [Made("a", 0, 1.0, 3.0, (5.0,)), Made("b", 0, 1 + 0.9 * ALIKE, 2.0, (4.0,)), Made("c", 0, 1 + 2 * ALIKE, 1.0, (3.0,))]
+    points = [Made("a", 0, 1.0, 3.0, (5.0,)), Made("b", 0, 1 + 0.9 * ALIKE, 2.0, (4.0,)),
+              Made("c", 0, 1 + 2 * ALIKE, 1.0, (3.0,))]
     assert choose(points).name == "b" and choose(points[:1]).name == "a"
 
 
 def test_the_interval_of_a_median():
     """Eleven values: less than a twentieth of cases has three or more on a wrong side, and few values say nothing."""
-    assert middle(range(11)) == (2, 8) and middle([]) == (0.0, inf) == middle([1.0]) == middle(range(4)) and middle(range(5)) == (0, 4)
-    assert sum(comb(11, k) for k in range(3)) / 2 ** 11 <= (1 - LEVEL) / 2 < sum(comb(11, k) for k in range(4)) / 2 ** 11
+    assert middle(range(11)) == (2, 8) and middle([]) == (0.0,
+                                                          inf) == middle(
+        [1.0]) == middle(range(4)) and middle(range(5)) == (0, 4)
+    assert sum(comb(11, k)
+               for k in range(3)) / 2 ** 11 <= (1 - LEVEL) / 2 < sum(comb(11, k) for k in range(4)) / 2 ** 11
     rng = np.random.default_rng(0)
     inside = [low <= 0 <= high for low, high in (middle(rng.standard_cauchy(25)) for _ in range(2000))]
     assert np.mean(inside) > LEVEL - 0.01

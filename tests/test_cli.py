@@ -139,7 +139,8 @@ def test_no_tokenizer(command, tmp_path):
 
 @pytest.mark.parametrize("option, value", [
     ("--error", "-0.1"), ("--error", "1"), ("--error", "nan"), ("--error", "some"), ("--memory", "0"),
-    ("--number-type", "fp8"), ("--memory", "-3"), ("--memory", "nan"), ("--tokens", "0"), ("--tokens", "-1"), ("--tokens", "21"),
+    ("--number-type", "fp8"), ("--memory", "-3"), ("--memory", "nan"), ("--tokens", "0"), ("--tokens", "-1"),
+    ("--tokens", "21"),
     ("--tokens", "2.5"), ("--without", "gravity"), ("--json", "absent/found.json"), ("--json", "."),
     ("--drop", "-1")])
 def test_options_out_of_range(command, tmp_path, option, value):
@@ -153,7 +154,8 @@ def test_a_law_that_there_is_not(command):
 
 
 @pytest.mark.parametrize("words, said", [
-    (("optimize",), "Missing argument 'model'. (Usage: opmatrix optimize [OPTIONS] {model}; opmatrix optimize -h says more)"),
+    (("optimize",), "Missing argument 'model'. (Usage: opmatrix optimize [OPTIONS] {model}; opmatrix optimize -h says "
+                    "more)"),
     (("optimise",), "Did you mean 'optimize'? (Usage: opmatrix [OPTIONS] COMMAND"),
     (("laws", "--sort"), "No such option: --sort (Usage: opmatrix laws")])
 def test_a_command_that_is_not_understood_says_how_it_is_written(command, words, said):
@@ -218,7 +220,8 @@ def test_the_results_hold_all_that_is_promised(optimized):
     assert not exact["methods"] and exact["measured_error"] < 1e-5
     chosen = found["front"][found["chosen"]]
     assert exact["verified"] and chosen["verified"] and chosen["measured_error"] <= 0.2
-    assert {law for entry in found["saved"] for law in entry["laws"]} <= {law.name for law in EXACT_LAWS} and found["saved"]
+    assert {law for entry in found["saved"]
+            for law in entry["laws"]} <= {law.name for law in EXACT_LAWS} and found["saved"]
 
 
 def test_every_program_of_the_front_runs(optimized):
@@ -245,8 +248,10 @@ def test_without_an_error_or_a_law(command, optimized, tmp_path, monkeypatch):
     assert not any(step.kernel == "columns" for step in Program.load("model.opmatrix").steps)
     assert found["front"][0]["predicted_s"] >= before["front"][0]["predicted_s"]
     program = Program.load(tmp_path / "model.opmatrix")
-    assert all(constant.name in ("dense", "packed") for constant in program.constants.values() if hasattr(constant, "pack"))
-    for word in ("phases", "imported", "exact", "chosen", "laws of the exact program", "verified", "saved", "opmatrix run"):
+    assert all(constant.name in ("dense", "packed") for constant in program.constants.values()
+               if hasattr(constant, "pack"))
+    for word in ("phases", "imported", "exact", "chosen", "laws of the exact program", "verified", "saved",
+                 "opmatrix run"):
         assert word in ran.out, word
     for phase in found["phases"]: assert f"{phase} " in ran.err
 
@@ -254,7 +259,8 @@ def test_without_an_error_or_a_law(command, optimized, tmp_path, monkeypatch):
 def test_a_workload_of_texts_is_timed_and_kept(command, optimized, tmp_path, monkeypatch):
     model, lines, texts = *optimized[:2], ["the river", "", "banks of rivers runs dry"]
     monkeypatch.setattr(Run, "saved", lambda run: [])
-    refused(command("optimize", model, "--text", lines, "--workload", "absent.txt", "--out", "o"), "absent.txt", "No such file")
+    refused(command("optimize", model, "--text", lines, "--workload", "absent.txt", "--out", "o"), "absent.txt",
+            "No such file")
     (tmp_path / "mix.txt").write_text("\n".join(texts))
     ran = command("optimize", model, "--error", "0", "--text", lines, "--workload", "mix.txt", "--json", "found.json")
     assert ran.status == 0 and "3 texts" in ran.out, ran.err
@@ -290,7 +296,8 @@ def test_laws_of_a_kind(command):
         f"---- exact, {len(module.LAWS)}" for module in (ring, attention, joining, spaces)]
     assert exact.out.splitlines()[-1] == f"{len(EXACT_LAWS)} exact laws" and "(implementation)" not in exact.out
     assert f"---- implementation, {len(IMPLEMENTATIONS)}" in every.out and "---- value, " in every.out
-    refused(command("laws", "--kind", "exakt"), "--kind exakt", "did you mean exact? there are exact, value, implementation, own")
+    refused(command("laws", "--kind", "exakt"), "--kind exakt", "did you mean exact? there are exact, value, "
+                                                                "implementation, own")
 
 
 def test_spectrum_prints_every_weight(command, optimized, tmp_path):
@@ -306,7 +313,8 @@ def test_spectrum_prints_every_weight(command, optimized, tmp_path):
 def test_a_picture_asks_for_matplotlib_before_the_work(command, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("opmatrix.files.checkpoint.open_model", lambda name: 1 / 0)
-    refused(command("spectrum", "minilm", "--out", "found.png"), "--out drawing needs matplotlib", "pip install '.[plot]'")
+    refused(command("spectrum", "minilm", "--out", "found.png"), "--out drawing needs matplotlib",
+            "pip install '.[plot]'")
 
 
 def test_phases_say_in_a_pipe_what_runs_and_for_how_long(capsys, monkeypatch):

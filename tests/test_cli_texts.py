@@ -67,9 +67,11 @@ def test_run_gives_what_embed_gives(command, optimized, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["absent.txt", "--out", "o.npy"], ["absent.txt", "No such file"]), (["lines.txt", "--out", "diary.txt"], ["diary.txt"]),
+    (["absent.txt", "--out", "o.npy"], ["absent.txt", "No such file"]),
+    (["lines.txt", "--out", "diary.txt"], ["diary.txt"]),
     (["lines.txt"], ["--out"]), (["lines.txt", "--out", "absent/o.npy"], ["absent/o.npy"]),
-    (["lines.txt", "--out", "o.npy", "--rows", "0"], ["rows 0"]), (["long.txt", "--out", "o.npy"], ["long.txt: line 2", "42 tokens"])])
+    (["lines.txt", "--out", "o.npy", "--rows", "0"], ["rows 0"]),
+    (["long.txt", "--out", "o.npy"], ["long.txt: line 2", "42 tokens"])])
 def test_embed_refuses(command, optimized, tmp_path, arguments, words):
     (tmp_path / "lines.txt").write_text("the bank")
     (tmp_path / "long.txt").write_text("the bank\n" + "the " * 40)
@@ -91,8 +93,11 @@ def test_evaluate_compares_programs(command, optimized, tmp_path):
 
 @pytest.mark.parametrize("arguments, words", [
     (["{out}", "--pairs", "absent.csv"], ["absent.csv", "No such file"]), (["{out}"], ["--pairs"]),
-    (["{out}", "--pairs", "bad.csv"], ["bad.csv: line 2", "'high'"]), (["{out}", "--pairs", "same.csv"], ["every score is 2"]),
-    (["absent", "--pairs", "good.csv"], ["absent"]), (["{out}", "--pairs", "good.csv", "--json", "no/o.json"], ["--json no/o.json"])])
+    (["{out}", "--pairs", "bad.csv"], ["bad.csv: line 2", "'high'"]),
+    (["{out}", "--pairs", "same.csv"], ["every score is 2"]),
+    (["absent", "--pairs", "good.csv"], ["absent"]),
+    (["{out}", "--pairs", "good.csv", "--json", "no/o.json"], ["--json no/o.json"])])
 def test_evaluate_refuses(command, optimized, tmp_path, arguments, words):
-    for name, last in (("good", "3"), ("bad", "high"), ("same", "2")): (tmp_path / f"{name}.csv").write_text(f"a,b,2\nc,d,{last}\n")
+    for name, last in (("good", "3"), ("bad", "high"), ("same", "2")):
+        (tmp_path / f"{name}.csv").write_text(f"a,b,2\nc,d,{last}\n")
     refused(command("evaluate", *(each.format(out=optimized.out) for each in arguments)), *words)

@@ -83,7 +83,8 @@ def test_any_change_of_a_source_changes_the_name(cache, tmp_path):
     assert same == cache[1] != changed
 
 
-@pytest.mark.parametrize("setting", [("CPU_FEATURES", "+sse2"), ("CPU_NAME", "generic"), ("ENABLE_AVX", "0"), ("OPT", "1")])
+@pytest.mark.parametrize("setting",
+                         [("CPU_FEATURES", "+sse2"), ("CPU_NAME", "generic"), ("ENABLE_AVX", "0"), ("OPT", "1")])
 def test_other_settings_have_other_names(cache, setting):
     name, value = setting
     code = "from formats.kernels.engine import native, objects; print(objects.key(), '+avx' in native.FEATURES)"
@@ -96,8 +97,11 @@ def test_a_cache_that_cannot_be_written_to(tmp_path, place):
     (tmp_path / "kernels").write_text("in the way")
     found = done(SQUARE, OPMATRIX_CACHE=place.format(tmp_path))
     assert found.returncode == 0 and found.stdout.startswith("compiled ")
-    assert found.stderr.startswith("opmatrix: compiled kernels: not kept: ") and found.stderr.count("\n") == 1, found.stderr
-    assert (tmp_path / "kernels").read_text() == "in the way" and {path.name for path in tmp_path.iterdir()} <= {"kernels", "processors"}
+    assert found.stderr.startswith(
+        "opmatrix: compiled kernels: not kept: ") and found.stderr.count("\n") == 1, found.stderr
+    assert (tmp_path / "kernels").read_text() == "in the way" and {path.name
+                                                                   for path in tmp_path.iterdir()} <= {
+            "kernels", "processors"}
 
 
 FULL = """
@@ -113,7 +117,8 @@ kernels.warm(["relu"])
 def test_a_disk_that_is_full_everywhere_is_an_error_in_words(tmp_path):
     """Nothing half is left, and nothing half is called."""
     found = done(FULL.format(SQUARE), OPMATRIX_CACHE=str(tmp_path))
-    assert "not compiled: relu" in found.stderr and "File too large" in found.stderr and found.stdout.startswith("compiled ")
+    assert "not compiled: relu" in found.stderr and "File too large" in found.stderr and found.stdout.startswith(
+        "compiled ")
     assert [file.name for file in (tmp_path / "kernels").rglob("*") if file.is_file()] == ["square.o"]
 
 
@@ -128,7 +133,8 @@ def test_object_code_that_others_could_have_written_is_not_called(cache, tmp_pat
     theirs(found := next(mine.rglob(place)))
     ran = done(SQUARE, OPMATRIX_CACHE=str(mine))
     assert ran.returncode == 0 and ran.stdout.split() == ["compiled", cache[1]]
-    assert ran.stderr.count("\n") == 1 and str(found) in ran.stderr and ("54321" in ran.stderr or "others may write" in ran.stderr)
+    assert ran.stderr.count("\n") == 1 and str(found) in ran.stderr and ("54321" in ran.stderr
+                                                                         or "others may write" in ran.stderr)
     again = done(SQUARE, OPMATRIX_CACHE=str(mine))
     if place == "square.o": assert again.stdout.split()[0] == "found" and not again.stderr, "ours took its place"
     else: assert again.stdout.split()[0] == "compiled" and again.stderr == ran.stderr
@@ -169,9 +175,11 @@ print(known, found.tobytes().hex())
 
 
 def test_what_cannot_be_compiled_says_why():
-    with pytest.raises(RuntimeError, match=r"(?s)not compiled: impossible .*TypingError.*nowhere"): provide([impossible])
+    with pytest.raises(RuntimeError, match=r"(?s)not compiled: impossible .*TypingError.*nowhere"):
+        provide([impossible])
     with pytest.raises(ValueError, match=r"kernels: no such_one; .*gemm"): kernels.warm(["such_one"])
-    here = done("from formats.kernels.engine.compiled import Kernel\ndef local(item, worker, arguments): pass\nKernel(local).call(1, 1, 1)")
+    here = done("from formats.kernels.engine.compiled import Kernel\ndef local(item, worker, arguments): "
+                "pass\nKernel(local).call(1, 1, 1)")
     assert "local: a kernel of __main__ cannot be compiled" in here.stderr
 
 
@@ -179,7 +187,8 @@ def test_a_kernel_must_be_declared_where_it_says(monkeypatch):
     def hidden(number): pass
     function = Function(hidden, 1, rare=True)
     monkeypatch.delitem(FUNCTIONS, "hidden")
-    with pytest.raises(RuntimeError, match="test_compiling: importing it declares no kernel hidden"): provide([function])
+    with pytest.raises(RuntimeError, match="test_compiling: importing it declares no kernel hidden"):
+        provide([function])
 
 
 def test_without_a_python_there_is_no_compiling(monkeypatch):

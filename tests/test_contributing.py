@@ -1,4 +1,5 @@
-"""What CONTRIBUTING.md says is so: its commands are those of CI, its recipes run, and what is declared lies where it says."""
+"""What CONTRIBUTING.md says is so: its commands are those of CI, its recipes run, and what is declared lies where it
+says."""
 import re
 import subprocess
 import sys
@@ -25,10 +26,12 @@ def source(thing):
     return Path(sys.modules[thing.__module__].__file__).relative_to(ROOT)
 
 
-DECLARED = {"law": [source(each.body) for each in EXACT_LAWS], "storage format": [source(each) for each in FORMATS.values()],
+DECLARED = {"law": [source(each.body) for each in EXACT_LAWS],
+            "storage format": [source(each) for each in FORMATS.values()],
             "property": [source(each.sides) for each in PROPERTIES.values()],
             "family of models": [source(each) for each in FAMILIES.values()],
-            "kernel": [source(each.function) for each in KERNELS.values()], "machine": [FILE.relative_to(ROOT)] * len(datasheets())}
+            "kernel": [source(each.function) for each in KERNELS.values()],
+            "machine": [FILE.relative_to(ROOT)] * len(datasheets())}
 
 
 def test_every_recipe_is_listed():
@@ -39,7 +42,8 @@ def test_every_recipe_is_listed():
 def test_what_there_is_lies_where_it_says(what):
     """From the listing of folders alone: the place has the thing's name, and holds all that there are of it."""
     place, page = ROWS[what]
-    assert any(word[:6] in place for word in what.split() if len(word) > 2) and place in (ROOT / page).read_text("utf-8")
+    assert any(word[:6] in place for word in what.split()
+               if len(word) > 2) and place in (ROOT / page).read_text("utf-8")
     assert DECLARED[what] and all(file.is_relative_to(place.rstrip("/")) for file in DECLARED[what])
 
 
@@ -57,7 +61,8 @@ def test_commands_are_those_of_ci():
     commands = [line.split("#")[0].split() for line in re.search(r"```\n(.*?)```", TEXT, re.S)[1].splitlines()]
     ci = (ROOT / ".ci" / "run").read_text("utf-8")
     assert len(commands) == 3 and commands[0][0] == "pip" and "'.[test]'" in commands[0] and "'.[test]'" in ci
-    assert commands[1] == ["pytest"] and commands[2] == ["ruff", "check", ".", "&&", "mypy"] and "ruff check . && mypy" in ci
+    assert commands[1] == ["pytest"] and commands[2] == ["ruff", "check", ".", "&&",
+                                                         "mypy"] and "ruff check . && mypy" in ci
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", TEXT))

@@ -1,5 +1,5 @@
-"""The chain of laws from an import to what was extracted: applied again it gives that program, every step holds in numbers,
-and what is no instance of a law is refused."""
+"""The chain of laws from an import to what was extracted: applied again it gives that program, every step holds in
+numbers, and what is no instance of a law is refused."""
 import random
 from dataclasses import replace
 from functools import cache
@@ -71,7 +71,8 @@ def drawn(forest, cls, rng):
 
 def test_the_steps_lead_from_the_import_to_the_kernels_that_were_chosen():
     exact, steps = whole()
-    for derivation, part, extraction, (_, after) in zip(steps.parts, exact.parts, exact.extractions, exact.path, strict=True):
+    for derivation, part, extraction, (_, after) in zip(steps.parts, exact.parts, exact.extractions, exact.path,
+                                                        strict=True):
         calls = {node.cls: node.label for node in extraction.nodes if isinstance(node.label, Call)}
 
         def same(tree, cls, calls=calls):
@@ -103,7 +104,9 @@ def test_equal_layers_are_derived_once():
     repeated = next(number for number, first in enumerate(steps.like) if number != first)
     first, again = steps.parts[steps.like[repeated]], steps.parts[repeated]
     assert again.steps == first.steps and again.check(EXACT_LAWS) < 1e-12
-    assert wording.spell_out(again, EXACT_LAWS) == wording.spell_out(first, EXACT_LAWS) or "layer" in wording.spell_out(again, EXACT_LAWS)
+    assert wording.spell_out(again, EXACT_LAWS) == wording.spell_out(first,
+                                                                     EXACT_LAWS) or "layer" in wording.spell_out(
+        again, EXACT_LAWS)
 
 
 @pytest.mark.parametrize("config", [{}, {"hidden_act": "relu"}, {"num_attention_heads": 4, "intermediate_size": 12},
@@ -169,7 +172,8 @@ def test_a_law_whose_right_side_is_a_variable():
 
 def test_what_no_kernel_computes_is_a_step_that_reads_a_term():
     rng = np.random.default_rng(0)
-    E, A, B = (weight(Data(rng.normal(size=shape), name)) for name, shape in (("E", (41, 24)), ("A", (24, 16)), ("B", (16, 8))))
+    E, A, B = (weight(Data(rng.normal(size=shape), name)) for name,
+               shape in (("E", (41, 24)), ("A", (24, 16)), ("B", (16, 8))))
     exact = structure(E @ (A + const(Data(rng.normal(size=16), "b"))) @ (I * over(I, logsumexp)) @ B)
     steps = chain(exact, EXACT_LAWS)
     assert any(step.law == READ for part in steps.parts for step in part.steps) and steps.checked < 1e-12
@@ -194,8 +198,10 @@ def test_a_step_that_is_no_instance_is_named():
     _, steps = whole()
     derivation = steps.parts[1]
     number, step = next((i, s) for i, s in enumerate(derivation.steps) if s.law == "spread")
-    wrong = replace(derivation, steps=(*derivation.steps[:number], replace(step, law="factor"), *derivation.steps[number + 1:]))
-    with pytest.raises(VerificationError, match=rf"step {number + 1}, factor: it is no instance"): wrong.check(EXACT_LAWS)
+    wrong = replace(derivation,
+                    steps=(*derivation.steps[:number], replace(step, law="factor"), *derivation.steps[number + 1:]))
+    with pytest.raises(VerificationError, match=rf"step {number + 1}, factor: it is no instance"):
+        wrong.check(EXACT_LAWS)
 
 
 def test_steps_out_of_order_do_not_apply():
@@ -205,7 +211,8 @@ def test_steps_out_of_order_do_not_apply():
         _ = replace(derivation, steps=derivation.steps[::-1]).end
     first = derivation.steps[0]
     with pytest.raises(ValueError, match="is not at"):
-        first.__class__(first.law, first.kind, False, first.before, first.after, ((),)).apply(derivation.forest, derivation.start)
+        first.__class__(first.law, first.kind, False, first.before, first.after,
+                        ((),)).apply(derivation.forest, derivation.start)
 
 
 def test_without_the_law_there_is_no_chain():
@@ -227,7 +234,8 @@ def test_it_reads_step_by_step_and_folds():
     assert "every one checked in float64" in said and "attention_self_key_weight" in said
     distinct = [part for number, part in enumerate(steps.parts) if steps.like[number] == number]
     assert said.count("\n      = ") == sum(len(part.steps) for part in distinct)
-    assert page.count("<details>") == page.count("</details>") == len(steps.parts) + sum(len(part.steps) for part in steps.parts)
+    assert page.count("<details>") == page.count(
+        "</details>") == len(steps.parts) + sum(len(part.steps) for part in steps.parts)
 
 
 def test_a_weight_stored_otherwise_is_a_step_with_its_error():

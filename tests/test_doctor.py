@@ -1,4 +1,5 @@
-"""What a machine is found to be, and settings that hurt: each is switched on, named, and mended by the line that is said."""
+"""What a machine is found to be, and settings that hurt: each is switched on, named, and mended by the line that is
+said."""
 import json
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from formats.machine.threads import BLAS_VARIABLES, asked, most
 from rewrites.command.doctor import CHECKS, POOLS, facts_as_json, findings, format_facts
 from rewrites.command.examine import Facts, Pool, examined
 
-FOUR = Host(4, frozenset(range(4)), tuple(frozenset({cpu}) for cpu in range(4)), memory=8 * 10 ** 9, free=10 ** 9, load=0.5)
+FOUR = Host(4, frozenset(range(4)), tuple(frozenset({cpu}) for cpu in range(4)), memory=8 * 10 ** 9, free=10 ** 9,
+            load=0.5)
 
 
 def facts(environment=None, host=FOUR, **given):
@@ -23,8 +25,10 @@ def host(**changed): return Host(**{**vars(FOUR), **changed})
 
 
 HURTING = {
-    "more threads than cores": [facts({"OMP_NUM_THREADS": "8"}), facts({"NUMBA_NUM_THREADS": "6", "OMP_NUM_THREADS": "2"}),
-                                facts(host=host(quota=1.5)), facts({"OMP_NUM_THREADS": "16,2"}), facts({"OMP_NUM_THREADS": "100000"}),
+    "more threads than cores": [facts({"OMP_NUM_THREADS": "8"}),
+                                facts({"NUMBA_NUM_THREADS": "6", "OMP_NUM_THREADS": "2"}),
+                                facts(host=host(quota=1.5)), facts({"OMP_NUM_THREADS": "16,2"}),
+                                facts({"OMP_NUM_THREADS": "100000"}),
                                 facts({"NUMBA_NUM_THREADS": "9" * 30})],
     "threads that share a core": [facts(host=host(siblings=(frozenset({0, 2}), frozenset({1, 3})) * 2))],
     "cores left idle": [facts({"OMP_NUM_THREADS": "1"}), facts({"NUMBA_NUM_THREADS": "3"})],
@@ -66,7 +70,8 @@ def test_what_hurts_is_named_alone_with_its_values(name, given):
     assert found.check == name and "{" not in found.says + found.remedy
     assert found.says in format_facts(given) and found.remedy in format_facts(given)
     for variable in set(given.environment) & set(found.says.replace("=", " ").split()):
-        assert given.environment[variable].split(",")[0].lower() in found.says.lower() or name in ("cores left idle", "a second pool")
+        assert given.environment[
+            variable].split(",")[0].lower() in found.says.lower() or name in ("cores left idle", "a second pool")
 
 
 @pytest.mark.parametrize("given", [each for cases in HURTING.values() for each in cases])
@@ -77,7 +82,8 @@ def test_the_line_that_is_said_mends_it(given):
         case ["export", setting] if "=" in setting: environment |= [setting.split("=")]
         case ["unset", variable]: environment.pop(variable)
         case _: return
-    pools = tuple(pool._replace(threads=int(environment.get(POOLS[pool.library], pool.threads))) for pool in given.pools)
+    pools = tuple(pool._replace(threads=int(environment.get(POOLS[pool.library], pool.threads)))
+                  for pool in given.pools)
     assert not findings(facts(environment, given.host, pools=pools))
 
 
@@ -88,7 +94,8 @@ def test_the_same_as_json():
     given = facts({"OMP_NUM_THREADS": "9"}, pools=(Pool("openblas", "0.3", "Zen", 1),), cache=Path("somewhere"))
     found = json.loads(json.dumps(facts_as_json(given)))
     assert found["host"]["allowed"] == [0, 1, 2, 3] and found["threads"] == 9 and found["cache"] == "somewhere"
-    assert [each["check"] for each in found["hurts"]] == ["more threads than cores"] and found["pools"][0]["library"] == "openblas"
+    assert [each["check"]
+            for each in found["hurts"]] == ["more threads than cores"] and found["pools"][0]["library"] == "openblas"
     assert "environment" not in found                       # it may hold what is nobody's business
 
 
@@ -125,7 +132,8 @@ def test_quotas_of_both_kinds_of_control_groups(tmp_path, files, quota):
 def test_memory_is_that_of_the_group_where_it_has_less(tmp_path):
     tree(tmp_path, proc__meminfo="MemTotal: 4000 kB\nMemAvailable: 3000 kB\n", proc__self__cgroup="0::/a\n")
     assert Host.here(tmp_path).memory == 4000 * 1024 and Host.here(tmp_path).free == 3000 * 1024
-    tree(tmp_path, **{"sys__fs__cgroup__a__memory.max": str(2 ** 20), "sys__fs__cgroup__a__memory.current": str(2 ** 19)})
+    tree(tmp_path, **{"sys__fs__cgroup__a__memory.max": str(2 ** 20),
+                      "sys__fs__cgroup__a__memory.current": str(2 ** 19)})
     assert (Host.here(tmp_path).memory, Host.here(tmp_path).free) == (2 ** 20, 2 ** 19)
 
 
@@ -133,10 +141,12 @@ def test_siblings_governors_and_flags_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 5}, raising=False)
     cpu = "sys__devices__system__cpu__cpu{}__{}"
     tree(tmp_path, proc__cpuinfo="processor : 0\nflags : avx2 amx_tile\n", **{
-        cpu.format(number, "topology__thread_siblings_list"): text for number, text in ((0, "0-1\n"), (1, "0-1\n"), (5, "4,5\n"))})
+        cpu.format(number, "topology__thread_siblings_list"): text for number,
+        text in ((0, "0-1\n"), (1, "0-1\n"), (5, "4,5\n"))})
     tree(tmp_path, **{cpu.format(number, "cpufreq__scaling_governor"): "powersave\n" for number in (0, 1, 2)})
     found = Host.here(tmp_path)
-    assert found.cores == 2 and found.usable == 3 and found.governors == {"powersave"} and found.flags == {"avx2", "amx_tile"}
+    assert found.cores == 2 and found.usable == 3 and found.governors == {
+        "powersave"} and found.flags == {"avx2", "amx_tile"}
 
 
 def test_this_machine_can_be_looked_at(tmp_path, monkeypatch):

@@ -228,7 +228,8 @@ def calls(term, width=6):
 
 def test_kernels_of_a_product_with_its_epilogue():
     (A,), b = matrices(6, 5), const(numbers(5))
-    assert {name for name, root in calls((A + b) @ gelu) if root} == {"linear_bias_activate", "bias_activate", "activate"}
+    assert {name for name, root in calls((A + b) @ gelu) if root} == {"linear_bias_activate", "bias_activate",
+                                                                      "activate"}
 
 
 def test_a_sum_is_matched_in_both_orders():
@@ -241,7 +242,8 @@ def test_what_is_entrywise_is_no_matrix():
     for term in (I * 3.0, centre, gelu): assert not any(name.startswith("linear") for name, _ in calls(term))
 
 
-@pytest.mark.parametrize("where, kernels", [(sequence, {"attention", "weigh"}), (everyone, {"interpreted"}), (causal, {"interpreted"})])
+@pytest.mark.parametrize("where, kernels",
+                         [(sequence, {"attention", "weigh"}), (everyone, {"interpreted"}), (causal, {"interpreted"})])
 def test_attention_is_matched_within_sentences_alone(where, kernels):
     q, k, v = (weight(numbers(2, 6, 3, seed=s)) for s in range(3))
     term = product(q, turn(k), where=everyone)
@@ -262,7 +264,8 @@ def test_heads_tell_one_matrix_from_several():
 
 def test_a_table_is_gathered_from_and_not_multiplied():
     graph = saturate(template := Template.of({"full": given("tokens", 6) @ weight(numbers(6, 4))}), ())
-    names = [call.implementation.name for _, call in Lowering(graph, template, Prices(Round(), counted([1, 3, 4]))).calls]
+    names = [call.implementation.name for _,
+             call in Lowering(graph, template, Prices(Round(), counted([1, 3, 4]))).calls]
     assert names == ["embed1"]
 
 

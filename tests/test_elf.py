@@ -16,7 +16,8 @@ from formats.kernels.mixing import attending
 
 pytestmark = pytest.mark.skipif(not elf.HERE, reason="LLVM loads object code here")
 BASE = 0x7F12_3456_7000
-NAMES = "square", replay.conduct.name, attending.attend.name   # small; with what is written to; with constants, and calls of C's
+NAMES = "square", replay.conduct.name, attending.attend.name   # small; with what is written to; with constants, and
+                                                               # calls of C's
 SECTION, SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
 WIDTHS = {1: 8, 2: 4, 4: 4, 10: 4, 11: 4, 24: 8}             # bytes that relocations write, of the table of the ABI
 FIELDS = "name kind flags address offset size link info align each".split()
@@ -71,7 +72,8 @@ def test_an_image_is_its_sections_with_addresses_written_in(code):
                 assert info & 0xFFFFFFFF == 1, "LLVM writes whole addresses"
                 place, symbol = found.starts[table.info] + offset, found.symbols[info >> 32]
                 fields |= set(range(place, place + 8))
-                wanted = code[2][found.name(symbol)] if not symbol.section else BASE + found.starts[symbol.section] + symbol.value
+                wanted = code[2][found.name(symbol)] if not symbol.section else BASE + found.starts[
+                    symbol.section] + symbol.value
                 assert int.from_bytes(image[place:place + 8], "little") == wanted + addend
     assert set(differ) <= fields
     for i, start in found.starts.items():
@@ -157,10 +159,12 @@ def symbol(code, wanted, **fields):
 
 def relocation(code, **fields):
     """The object whose first relocation of code is another one."""
-    found = next(each for each in elf.sections(code) if each.kind == elf.ADDENDS and elf.sections(code)[each.info].rights == elf.EXECUTED)
+    found = next(each for each in elf.sections(code) if each.kind == elf.ADDENDS
+                 and elf.sections(code)[each.info].rights == elf.EXECUTED)
     offset, info, addend = elf.RELA.unpack_from(code, found.offset)
     info = fields.get("number", info >> 32) << 32 | fields.get("kind", info & 0xFFFFFFFF)
-    return code[:found.offset] + elf.RELA.pack(fields.get("offset", offset), info, fields.get("addend", addend)) + code[found.offset + 24:]
+    return code[:found.offset] + elf.RELA.pack(fields.get("offset", offset), info,
+                                               fields.get("addend", addend)) + code[found.offset + 24:]
 
 
 def text(each): return each.rights == elf.EXECUTED and each.size
@@ -187,31 +191,37 @@ WRONG = {
     "odd multiples": (lambda c: table(c, text, align=24), "Foreign: a section on multiples of 24"),
     "large multiples": (lambda c: table(c, text, align=1 << 40), "Foreign: a section on multiples"),
     "much room": (lambda c: table(c, lambda s: s.kind == elf.NOBITS, size=1 << 62), "a section takes"),
-    "too much room": (lambda c: table(c, lambda s: s.kind == elf.NOBITS, size=elf.MAX_OBJECT_BYTES), "its sections take"),
+    "too much room": (lambda c: table(c, lambda s: s.kind == elf.NOBITS, size=elf.MAX_OBJECT_BYTES),
+                      "its sections take"),
     "no symbols": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, kind=7), "0 tables of symbols"),
     "symbols without names": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, link=3), "symbols have no names"),
     "names beyond": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, link=99), "symbols have no names"),
     "odd symbols": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, each=16), "entries have another size"),
-    "half a symbol": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, size=lambda s: s - 1), "entries have another size"),
+    "half a symbol": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, size=lambda s: s - 1),
+                      "entries have another size"),
     "odd relocations": (lambda c: table(c, lambda s: s.kind == elf.ADDENDS, each=16), "entries have another size"),
     "no addends": (lambda c: table(c, lambda s: s.kind == elf.ADDENDS, kind=9), "Foreign: relocations without addends"),
     "an unknown relocation": (lambda c: relocation(c, kind=9), "Foreign: relocation 9"),
     "one beyond its section": (lambda c: relocation(c, offset=1 << 62), "a relocation lies outside"),
-    "one across its end": (lambda c: relocation(c, offset=next(filter(text, elf.sections(c))).size - 7), "a relocation lies outside"),
+    "one across its end": (lambda c: relocation(c, offset=next(filter(text, elf.sections(c))).size - 7),
+                           "a relocation lies outside"),
     "one of no symbol": (lambda c: relocation(c, number=0), "no symbol 0"),
     "one of none there is": (lambda c: relocation(c, number=1 << 20), "no symbol 1048576"),
     "one that is far": (lambda c: relocation(c, kind=2, addend=1 << 40), "Foreign: relocation 2 of what is too far"),
     "one below nothing": (lambda c: relocation(c, addend=-1 << 62), "Foreign: relocation 1 of what is too far"),
     "a function beyond": (lambda c: symbol(c, own, value=1 << 40), "defines no function conduct"),
-    "data beyond": (lambda c: symbol(c, lambda o, s: s.kind == 3 and text(o.sections[s.section]), value=1 << 40), "a symbol lies outside"),
-    "data that is not there": (lambda c: symbol(c, lambda o, s: s.kind == 3 and text(o.sections[s.section]), section=0xFFF1),
+    "data beyond": (lambda c: symbol(c, lambda o, s: s.kind == 3 and text(o.sections[s.section]), value=1 << 40),
+                    "a symbol lies outside"),
+    "data that is not there": (lambda c: symbol(c, lambda o, s: s.kind == 3 and text(o.sections[s.section]),
+                                                section=0xFFF1),
                                "Foreign: symbol ''"),
     "a function of data": (lambda c: symbol(c, own, section=lambda _: next(
         i for i, s in enumerate(elf.sections(c)) if s.kind == elf.NOBITS)), "defines no function conduct"),
     "no function": (lambda c: symbol(c, own, kind=0x11), "defines no function conduct"),
     "of no section": (lambda c: symbol(c, own, section=0x7000), "a symbol is of no section"),
     "an absolute function": (lambda c: symbol(c, own, section=0xFFF1), "defines no function conduct"),
-    "a function at the end": (lambda c: symbol(c, own, value=next(filter(text, elf.sections(c))).size), "defines no function conduct"),
+    "a function at the end": (lambda c: symbol(c, own, value=next(filter(text, elf.sections(c))).size),
+                              "defines no function conduct"),
     "a name beyond": (lambda c: symbol(c, own, name=1 << 30), "name of a symbol has no end"),
 }
 
@@ -244,14 +254,16 @@ def test_what_is_refused_is_compiled_again(tmp_path):
 
 # ---- anything at all
 
-EDGES = [0, 1, 2, 3, 7, 8, 24, 63, 64, 255, 4096, 0xFF00, 0xFFF1, 0xFFFF, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1, (1 << 64) - 1]
+EDGES = [0, 1, 2, 3, 7, 8, 24, 63, 64, 255, 4096, 0xFF00, 0xFFF1, 0xFFFF, 1 << 31, (1 << 32) - 1, 1 << 62,
+         (1 << 63) - 1, (1 << 64) - 1]
 
 
 def mutants(code, count, seed):
     """Objects with some bytes changed, fields of tables at their edges, ends cut, parts moved."""
     rng = random.Random(seed)
     start, = struct.unpack_from("<Q", code, 40)
-    tables = [range(64), range(start, len(code)), *(range(each.offset, each.offset + each.size) for each in elf.sections(code)
+    tables = [range(64), range(start, len(code)),
+              *(range(each.offset, each.offset + each.size) for each in elf.sections(code)
                                                     if each.kind in (elf.SYMTAB, elf.ADDENDS))]
     edges = [*EDGES, len(code), start, *(abs(each.size - less) for each in elf.sections(code) for less in (0, 1, 7))]
     for _ in range(count):

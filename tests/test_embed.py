@@ -1,4 +1,5 @@
-"""Embeddings of streams of texts: the same in batches of any size, from any source, in bounded memory, whole or not at all."""
+"""Embeddings of streams of texts: the same in batches of any size, from any source, in bounded memory, whole or not at
+all."""
 import io
 import sys
 import tracemalloc
@@ -218,5 +219,6 @@ def test_only_an_array_is_replaced(tmp_path):
     for name, words in (("diary.txt", r"no \.npy file"), (".", "it is a directory")):
         with pytest.raises(InputError, match=words): write_npy([block], tmp_path / name)
     assert (tmp_path / "diary.txt").read_text() == "dear"
-    with pytest.raises(InputError, match="not writable: No such file"): write_npy([block], tmp_path / "absent" / "out.npy")
+    with pytest.raises(InputError, match="not writable: No such file"):
+        write_npy([block], tmp_path / "absent" / "out.npy")
     for _ in range(2): assert write_npy([block], tmp_path / "out.npy") == (2, 3)

@@ -44,7 +44,8 @@ def test_declared(each, seed): each.check(np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("each", [law for law in LAWS if "relu" not in law.name
-                                  and all(sort.name != "entrywise" for sort in law.variables.values())], ids=lambda law: law.name)
+                                  and all(sort.name != "entrywise" for sort in law.variables.values())],
+                                  ids=lambda law: law.name)
 def test_polynomial_laws_hold_exactly(each):
     """In rationals, without any tolerance."""
     rng = Whole(3)
@@ -68,7 +69,9 @@ def test_a_guard_without_a_counterexample_is_none_of_truth(each):
 @pytest.mark.parametrize("each", [law for law in LAWS if "Hardly another fits" in law.doc], ids=lambda law: law.name)
 def test_what_is_no_function_of_single_entries_fails(each):
     """Taking off a row's mean fits any number of columns too."""
-    x, sides = np.random.default_rng(0).normal(size=(sum(ROWS), INPUT)), each.of(each.drawn(np.random.default_rng(1)) | {"f": centre})
+    x, sides = np.random.default_rng(0).normal(size=(sum(ROWS),
+                                                     INPUT)), each.of(each.drawn(np.random.default_rng(1))
+                                                                      | {"f": centre})
     a, b = (dense(side[0], x) for side in sides)
     assert a.shape == b.shape and abs(a - b).max() > 1e-3
 
@@ -138,10 +141,13 @@ EQUAL = [
     (product(A, D, over=softmax), product(turn(turn(A)), D, over=softmax)),
 ]
 DIFFERENT = [
-    (A, B), (A + A, A), (A * A, A), (Q, turn(Q)), (product(Q, turn(Q)), product(turn(Q), Q)), (scaled(A, s), scaled(A, t)),
-    (compose(A + B, gelu), compose(A, gelu) + compose(B, gelu)), (compose(scaled(A, s), relu), scaled(compose(A, relu), s)),
+    (A, B), (A + A, A), (A * A, A), (Q, turn(Q)), (product(Q, turn(Q)), product(turn(Q), Q)),
+    (scaled(A, s), scaled(A, t)),
+    (compose(A + B, gelu), compose(A, gelu) + compose(B, gelu)),
+    (compose(scaled(A, s), relu), scaled(compose(A, relu), s)),
     (row(A, B), row(B, A)), (left(row(A, B), C), B), ((A + B) * C, A * C + B), (product(A, D), product(A, E)),
-    (product(A, D, over=softmax), product(A, D)), (turn(product(A, D, over=softmax)), product(turn(D), turn(A), over=softmax)),
+    (product(A, D, over=softmax), product(A, D)),
+    (turn(product(A, D, over=softmax)), product(turn(D), turn(A), over=softmax)),
     (compose(A, gelu), compose(A, relu)), (unit(A), Q),
 ]
 
@@ -200,7 +206,8 @@ def test_other_laws_may_be_asked():
 def test_different_shapes_refute():
     a, b = symbol("a", 4, 6), symbol("b", 4, 5)
     proof = prove(product(turn(a), b), product(turn(b), a))
-    assert proof.verdict == "refuted" and proof.at.left == proof.at.right[::-1] and str(proof).endswith(f"{proof.at.right}")
+    assert proof.verdict == "refuted" and proof.at.left == proof.at.right[
+        ::-1] and str(proof).endswith(f"{proof.at.right}")
 
 
 def test_what_is_no_operator_is_named():
@@ -334,7 +341,8 @@ def test_equations_are_read_and_judged(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("text, said", [
-    ("(Foo (In a))", "token 1 stands ( Foo"), ("(MM (In a))", "MM takes 2 operands, not 1"), ("(T (In a)", "T takes 1 operand"),
+    ("(Foo (In a))", "token 1 stands ( Foo"), ("(MM (In a))", "MM takes 2 operands, not 1"),
+    ("(T (In a)", "T takes 1 operand"),
     ("(In a) (In b)", "( In b ) stands behind its end"), ("", "nothing"), ("In a", "token 1 stands In a"),
     ("(T a)", "T was given ['a']"), ("(In (In a))", "In takes a name"),
     ("(S (In a) (MM (In s) (In t)))", "the second operand of S is a number"),

@@ -13,7 +13,8 @@ from rewrites.command.evaluate import evaluate_all, format_scores, open_program
 from rewrites.command.pairs import Pairs, score_pairs
 from rewrites.command.report import Report
 
-ROWS = [("the bank", "a bank", 4.5), ("the river, dry", "river", 3.0), ("a", "of", 0.25), ("runs", "the river runs", 3.0)]
+ROWS = [("the bank", "a bank", 4.5), ("the river, dry", "river", 3.0), ("a", "of", 0.25),
+        ("runs", "the river runs", 3.0)]
 PLAIN = "".join(f'"{a}","{b}",{c}\n' for a, b, c in ROWS)
 
 
@@ -38,7 +39,8 @@ def written(directory, text, encoding="utf-8"):
 # ---- what is read
 
 @pytest.mark.parametrize("text", [
-    PLAIN, "\ufeff" + PLAIN, PLAIN.replace("\n", "\r\n"), PLAIN.replace("\n", "\n\n"), "sentence1,sentence2,score\n" + PLAIN,
+    PLAIN, "\ufeff" + PLAIN, PLAIN.replace("\n", "\r\n"), PLAIN.replace("\n", "\n\n"),
+    "sentence1,sentence2,score\n" + PLAIN,
     "Sentence1 , SENTENCE2,score\n" + PLAIN, PLAIN.replace(",4.5\n", ",4.5,more,columns\n"),
     "score,genre,sentence2,sentence1\n" + "".join(f'{c},news,"{b}","{a}"\n' for a, b, c in ROWS)])
 def test_pairs_are_read_with_or_without_a_header(tmp_path, text):
@@ -52,7 +54,8 @@ def test_pairs_are_read_with_or_without_a_header(tmp_path, text):
     ("text_a,text_b,label\n" + PLAIN, "line 1: the score 'label' .* sentence1, sentence2, score"),
     (PLAIN + "a,b\n", "line 5: 2 columns"), (PLAIN + '"a,b,1\n', "line 5: unexpected end"),
     ("sentence1,sentence2,score\na,b,1\nc,2\n", "line 3: 2 columns"),
-    ("a,b,2\nc,d,2.0\n", "every score is 2"), ("a,b,2\n", "1 pairs"), ("", "0 pairs"), ("sentence1,sentence2,score\n", "0 pairs")])
+    ("a,b,2\nc,d,2.0\n", "every score is 2"), ("a,b,2\n", "1 pairs"), ("", "0 pairs"),
+    ("sentence1,sentence2,score\n", "0 pairs")])
 def test_bad_pairs_are_named_by_the_line(tmp_path, text, words):
     with pytest.raises(InputError, match=rf"pairs\.csv: {words}"): Pairs.read(written(tmp_path, text))
 
@@ -80,7 +83,8 @@ def test_the_correlation_is_that_of_ranks_with_ties(place):
 
 
 def test_scores_of_a_program_s_own_cosines_are_perfect(place):
-    program, texts = Program.load(place / "exact"), ("the bank", "a river", "dry", "of the bank", "runs", "river runs dry")
+    program, texts = Program.load(place / "exact"), ("the bank", "a river", "dry", "of the bank", "runs",
+                                                     "river runs dry")
     vectors = program.embed(texts)
     cosines = (vectors[::2] * vectors[1::2]).sum(1)
     assert score_pairs("", program, Pairs(texts, cosines)).spearman == pytest.approx(100)

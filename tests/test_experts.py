@@ -27,7 +27,8 @@ def test_rows_meet_the_weight_of_their_expert(choice, seed):
 
 def test_what_does_not_fit_is_named():
     W = Dense.pack(np.ones((4, 3), np.float32))
-    with pytest.raises(ValueError, match="do not divide 5 rows among 2 experts"): multiply_grouped(np.ones((5, 4)), [0, 2, 4], [W, W])
+    with pytest.raises(ValueError, match="do not divide 5 rows among 2 experts"):
+        multiply_grouped(np.ones((5, 4)), [0, 2, 4], [W, W])
     with pytest.raises(ValueError, match="weights of one shape"):
         multiply_grouped(np.ones((5, 4)), [0, 2, 5], [W, Dense.pack(np.ones((4, 2)))])
     with pytest.raises(ValueError, match="row 1 chooses 7; there are 2"): by_expert([0, 7], 2)

@@ -70,7 +70,8 @@ def test_what_is_within_its_spread_is_below_noise():
     """Microseconds of five rounds, measured three times."""
     def told(*repeats):
         base = [1.0, 2.0, 1.5, 1.0, 3.0]                    # what both have in common disturbs nothing
-        taken = [{"with": base, "without": [b + 1e-6 * each for b, each in zip(base, rounds, strict=True)]} for rounds in repeats]
+        taken = [{"with": base, "without": [b + 1e-6 * each for b, each in zip(base, rounds, strict=True)]}
+                 for rounds in repeats]
         return explain.saving(taken, "without", "with")
     assert told([5, 6, 7, 6, 5], [6, 6, 5, 7, 900], [6, 5, 5, 7, 6]) == ["6.0", "5.0 to 6.5"]
     assert told([-8, -9, -7, -8, -8], [-8] * 5, [-7] * 5)[0] == "-8.0"     # a law that costs time is no noise
@@ -97,14 +98,16 @@ def test_the_derivation_is_told(saved, told):
 
 
 def test_approximations_are_steps_with_errors(saved):
-    """A structure whose weights are stored by methods that have errors: what each states, and what held-out rows say."""
+    """A structure whose weights are stored by methods that have errors: what each states, and what held-out rows
+    say."""
     _, found = saved
     exact, batch = found.structures["exact"], found.workload.verify
 
     def pruned(node):
         method = Method("csr", (("density", 0.5),), error=1e-6)
         return node._replace(label=method) if isinstance(node.cls, Use) and node.cls.layout == "rows" else node
-    coarser = replace(exact, extractions=[replace(each, nodes=tuple(map(pruned, each.nodes))) for each in exact.extractions])
+    coarser = replace(exact,
+                      extractions=[replace(each, nodes=tuple(map(pruned, each.nodes))) for each in exact.extractions])
     program, _ = coarser.program({})
     changes = explain.otherwise(coarser, program, batch)
     assert [len(each) for each in changes.values()] == [0, 1, 0]         # embeddings, a layer, pooling
@@ -120,7 +123,8 @@ def test_the_steps_are_kept_beside_each_program(saved, tmp_path, monkeypatch):
     shutil.copytree(place / "out", tmp_path / "copy")
     explain.tell(found, tmp_path / "copy", sorted((tmp_path / "copy" / "front").iterdir()))
     kept = (tmp_path / "copy" / DERIVATION).read_text()
-    assert kept == explain.derive(found.structures["exact"], found.laws) and (tmp_path / "copy" / "front" / "0" / DERIVATION).exists()
+    assert kept == explain.derive(found.structures["exact"],
+                                  found.laws) and (tmp_path / "copy" / "front" / "0" / DERIVATION).exists()
     monkeypatch.setattr(explain, "calibrated", lambda progress: standin.machine())
     monkeypatch.setattr(explain.Run, "leaving", lambda run, exact: iter(()))
     given = {"rounds": 1, "text": place / "lines.txt"}
@@ -155,9 +159,11 @@ def test_a_damaged_report_is_named(saved, change, tmp_path, monkeypatch):
     shutil.copytree(saved[0] / "out", copy)
     whole = json.loads((copy / "report.json").read_text())
     (copy / "report.json").write_text(change if isinstance(change, str) else json.dumps(whole | change))
-    with pytest.raises(explain.InputError, match=r"report\.json"): explain.explain(copy, Report(quiet=True), text=saved[0] / "lines.txt")
+    with pytest.raises(explain.InputError, match=r"report\.json"):
+        explain.explain(copy, Report(quiet=True), text=saved[0] / "lines.txt")
     (copy / "report.json").unlink()
-    with pytest.raises(explain.InputError, match=r"report\.json: No such file"): explain.explain(copy, Report(quiet=True))
+    with pytest.raises(explain.InputError, match=r"report\.json: No such file"):
+        explain.explain(copy, Report(quiet=True))
 
 
 def test_a_model_that_is_gone_is_named(saved, tmp_path, monkeypatch):

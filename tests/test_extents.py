@@ -76,7 +76,8 @@ def test_what_lacks_is_named():
         program.cost(Extents({T: 5}))
     with pytest.raises(Missing, match="there is no T, only nothing"): Prices(Round(), Extents({})).linear("dense", 4, 4)
     for take in (program.cost, program.peak_bytes):
-        with pytest.raises(TypeError, match=r"\(23, 315\) does not say .* Extents\(\{T: 23, pairs\[sequence\]: 315\}\)"):
+        with pytest.raises(TypeError,
+                           match=r"\(23, 315\) does not say .* Extents\(\{T: 23, pairs\[sequence\]: 315\}\)"):
             take((23, 315))
     with pytest.raises(ValueError, match="'gaussian' of 'gaussian' is no pattern"): pairs["gaussian"]
 
@@ -114,5 +115,6 @@ def test_causal_attention_costs_less_than_full():
 
 
 def test_patterns_of_a_term_are_those_of_its_products():
-    assert patterns(product(turn(I), I, where=causal)) == (causal,) and not patterns(product(turn(I), I)) and not patterns(I)
+    assert patterns(product(turn(I), I, where=causal)) == (causal,
+                                                           ) and not patterns(product(turn(I), I)) and not patterns(I)
     assert set(patterns(model())) == {sequence} and RAGGED.extents(patterns(model())) == RAGGED.extents()

@@ -1,4 +1,5 @@
-"""Extraction against the definition: brute force on small problems, the gym's proved optima, and an independent checker."""
+"""Extraction against the definition: brute force on small problems, the gym's proved optima, and an independent
+checker."""
 from __future__ import annotations
 
 import csv
@@ -38,7 +39,8 @@ from rewrites.extraction.problem import order
 
 
 def random_problem(seed: int) -> Problem:
-    """Up to 7 classes, cycles, empty classes, repeated children and members, zero and equal costs, one to three roots."""
+    """Up to 7 classes, cycles, empty classes, repeated children and members, zero and equal costs, one to three
+    roots."""
     random = Random(seed)
     classes = random.randint(1, 7)
     cost = random.choice((lambda: float(random.randint(0, 3)), lambda: random.choice((0.0, 0.0, 1.0)), random.random))
@@ -59,7 +61,8 @@ def programs(problem: Problem) -> Iterator[tuple[Node, ...]]:
         choice, needed = todo.pop()
         missing = [cls for cls in needed if cls not in choice]
         if missing:
-            todo += [({**choice, node.cls: node}, (*missing[1:], *node.children)) for node in members.get(missing[0], ())]
+            todo += [({**choice, node.cls: node}, (*missing[1:], *node.children))
+                     for node in members.get(missing[0], ())]
             continue
         try:
             yield order(choice, problem.roots)
@@ -82,7 +85,8 @@ def indexed(problem: Problem) -> Graph:
 
 
 @settings(max_examples=300, deadline=None)
-@given(small_problems, st.none() | st.integers(0, 9), st.none() | st.integers(0, 9), st.sampled_from([(1, 0, 0), (1, 2, 0.5)]))
+@given(small_problems, st.none() | st.integers(0, 9), st.none() | st.integers(0, 9),
+       st.sampled_from([(1, 0, 0), (1, 2, 0.5)]))
 def test_equals_brute_force(problem, memory, error, weights):
     """Optimum, bounds in order, budgets, infeasibility: all as the definition says."""
     optimum = brute(problem, inf if memory is None else memory, inf if error is None else error, weights)
@@ -160,7 +164,8 @@ def shared() -> Problem:
 
 
 def test_sharing_cycles_and_budgets():
-    """The free cycle p, q is no program; sharing s beats two private nodes; budgets and forbidden nodes change the choice."""
+    """The free cycle p, q is no program; sharing s beats two private nodes; budgets and forbidden nodes change the
+    choice."""
     assert extract(shared()).cost == 2.0
     answer = extract(shared(), error=0.0)
     assert answer.cost == 3.0 and [n.label for n in answer.nodes] == ["s", "a shared", "b shared"]
@@ -208,7 +213,8 @@ def test_what_is_infinite_is_no_choice():
 
 def test_roots_repeated_free_and_on_a_cycle():
     """Roots may repeat, need each other, cost nothing; children may repeat."""
-    problem = Problem([Node("a", ("b", "b"), 0.0), Node("a", ("c",), 1.0), Node("b", ("a",), 0.5), Node("b", ("c", "c"), 2.0),
+    problem = Problem([Node("a", ("b", "b"), 0.0), Node("a", ("c",), 1.0), Node("b", ("a",), 0.5),
+                       Node("b", ("c", "c"), 2.0),
                        Node("c", ("a", "b"), 0.0), Node("c", (), 0.0)], ["b", "a", "b"])
     answer = extract(problem)
     verify(problem, answer)
@@ -218,7 +224,8 @@ def test_roots_repeated_free_and_on_a_cycle():
 
 
 def test_a_deep_chain_is_no_matter():
-    """Ten thousand classes in a row, each with a choice: no recursion, no overflow of tree costs that double with depth."""
+    """Ten thousand classes in a row, each with a choice: no recursion, no overflow of tree costs that double with
+    depth."""
     nodes = [Node(0, (), 1.0)]
     for c in range(1, 10_000):
         nodes += [Node(c, (c - 1, max(0, c - 2)), 2.0), Node(c, (c - 1,), 2.0 if c % 2 else 1.0)]
@@ -231,7 +238,8 @@ def test_a_deep_chain_is_no_matter():
 @settings(max_examples=60, deadline=None)
 @given(small_problems, st.integers(0, 9))
 def test_annealing_walks_among_programs(problem, seed):
-    """After any number of steps the chosen nodes are a program without cycles, and its cost and uses are what is counted."""
+    """After any number of steps the chosen nodes are a program without cycles, and its cost and uses are what is
+    counted."""
     graph = prune(indexed(problem))
     if graph is None:
         return
@@ -250,7 +258,8 @@ def test_checker_refuses():
     problem = shared()
     good = extract(problem, error=0.0)
     verify(problem, good)
-    for bad in (replace(good, time=good.time + 1), replace(good, nodes=good.nodes[1:]), replace(good, bound=good.cost + 1),
+    for bad in (replace(good, time=good.time + 1), replace(good, nodes=good.nodes[1:]),
+                replace(good, bound=good.cost + 1),
                 replace(good, nodes=(*good.nodes, problem.nodes[5])), replace(good, greedy=good.cost - 1),
                 replace(good, nodes=good.nodes[::-1])):
         with pytest.raises(AssertionError):
@@ -278,7 +287,8 @@ def test_a_time_limit_returns_the_best_so_far(limit):
 
 
 def test_stages_agree():
-    """Each stage alone finds or bounds the same optimum: the 0/1 program with order variables, without, and the search."""
+    """Each stage alone finds or bounds the same optimum: the 0/1 program with order variables, without, and the
+    search."""
     problem = tangled(150, 3)
     graph = presolve(prune(indexed(problem)))
     whole = Program(graph)
@@ -338,11 +348,15 @@ def test_files(tmp_path):
     write_problem(shared(), path)
     assert extract(read_problem(path)).cost == extract(shared()).cost
     node = '{"nodes": {"n": {"eclass": "c", "children": [%s], "cost": %s}}, "root_eclasses": [%s]}'
-    for text, words in (("{", "no JSON"), ("[" * 100_000, "nested too deeply"), ("[]", "'nodes' is missing"), ("{}", "'nodes' is missing"),
+    for text, words in (("{", "no JSON"), ("[" * 100_000, "nested too deeply"), ("[]", "'nodes' is missing"),
+                        ("{}", "'nodes' is missing"),
                         ('{"nodes": [], "root_eclasses": []}', r"'nodes' is '\[\]', must be an object"),
-                        ('{"nodes": {"n": 3}, "root_eclasses": []}', "node 'n' is no egraph-serialize JSON: 'eclass' is missing"),
-                        (node % ('"m"', 1, '"c"'), "node 'n' has the child 'm'"), (node % ("[]", 1, '"c"'), r"the child \[\]"),
-                        (node % ("", 1, '"d"'), "class 'd' has no node"), (node % ("", 1, "{}"), "class {} has no node"),
+                        ('{"nodes": {"n": 3}, "root_eclasses": []}', "node 'n' is no egraph-serialize JSON: 'eclass' "
+                                                                     "is missing"),
+                        (node % ('"m"', 1, '"c"'), "node 'n' has the child 'm'"),
+                        (node % ("[]", 1, '"c"'), r"the child \[\]"),
+                        (node % ("", 1, '"d"'), "class 'd' has no node"),
+                        (node % ("", 1, "{}"), "class {} has no node"),
                         (node % ("", '"x"', '"c"'), "node 'n': cost is 'x', must be a number"),
                         (node % ("", -1, '"c"'), "cost is '-1'"), (node % ("", "NaN", '"c"'), "cost is 'nan'")):
         path.write_text(text)
@@ -364,7 +378,8 @@ def methods(uses: int = 5) -> Problem:
     """`uses` products with three methods each: exact, half the bytes, a quarter of the bytes at a larger error."""
     nodes = [Node("out", tuple(f"use{u}" for u in range(uses)))]
     for u in range(uses):
-        for name, time, memory, error in (("f32", 4.0, 4.0, 0.0), ("f16", 3.0, 2.0, 0.1 * u), ("csr", 1.0, 1.0, 1.0 + u)):
+        for name, time, memory, error in (("f32", 4.0, 4.0, 0.0), ("f16", 3.0, 2.0, 0.1 * u),
+                                          ("csr", 1.0, 1.0, 1.0 + u)):
             nodes += [Node(f"use{u}", (f"{name}{u}",), time + u, 0.0, error, name), Node(f"{name}{u}", (), 0.0, memory)]
     return Problem(nodes, ["out"])
 
@@ -387,5 +402,6 @@ def test_families_are_hints_only():
     problem = methods()
     families = lambda cls: [cls] if str(cls).startswith("use") else ()
     for memory, error in ((12.0, 3.0), (9.0, None), (None, 2.0)):
-        plain, hinted = extract(problem, memory=memory, error=error), extract(problem, memory=memory, error=error, families=families)
+        plain, hinted = extract(problem, memory=memory,
+                                error=error), extract(problem, memory=memory, error=error, families=families)
         assert plain.cost == hinted.cost == brute(problem, memory or inf, inf if error is None else error)

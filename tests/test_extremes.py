@@ -26,13 +26,15 @@ def rows(rng, kind, size, shape=(5, 100)):
 @pytest.mark.parametrize("kind", ["any", "equal", "one", "opposite", "zeros"])
 @pytest.mark.parametrize("name, options", ROUNDING, ids=str)
 def test_rounding_kernels_on_rows_of_any_size(rng, name, options, kind):
-    """Where no partial sum exceeds float32: as near to the rounded numbers as sums are, and these as near to x as their type is."""
+    """Where no partial sum exceeds float32: as near to the rounded numbers as sums are, and these as near to x as their
+    type is."""
     for unit in (1e-30, 1e-5, 1.0, 1e5, 1e18):
         W = FORMATS[name].approximate(rng.standard_normal((100, 35)) * unit, **options)
         for size in SIZES:
             x = rows(rng, kind, size)
             read, wide = W.operands(x)
-            assert (abs(W.reads(x) - x) <= np.maximum(abs(x).max(1, keepdims=True) / 253, 2.0 ** -133)).all(), (unit, size)
+            assert (abs(W.reads(x) - x) <= np.maximum(abs(x).max(1, keepdims=True) / 253,
+                                                      2.0 ** -133)).all(), (unit, size)
             small = abs(read) @ abs(wide) < HUGE / 2
             for some in (x, x[:1]):
                 off = abs(W.matmul(some) - (read @ wide)[:len(some)]) - W.bound(some)
@@ -41,7 +43,8 @@ def test_rounding_kernels_on_rows_of_any_size(rng, name, options, kind):
 
 @pytest.mark.parametrize("name, options", ROUNDING, ids=str)
 def test_what_is_no_number_stays_in_its_row(rng, name, options):
-    W, x = FORMATS[name].approximate(rng.standard_normal((100, 35)), **options), rng.standard_normal((5, 100), np.float32)
+    W, x = FORMATS[name].approximate(rng.standard_normal((100, 35)),
+                                     **options), rng.standard_normal((5, 100), np.float32)
     exact = W.matmul(x)
     for bad in (np.nan, np.inf, -np.inf, np.array(0x7FFFFFFF, np.uint32).view(np.float32)):
         worse = x.copy()

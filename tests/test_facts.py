@@ -89,11 +89,14 @@ def test_the_least_premises_say_when_a_property_holds(kind, name):
     """Whatever is known of the operands: the predicate holds where a premise is known, and nowhere else."""
     rng, predicate = np.random.default_rng(0), kind.properties[name]
     found, names = facts.premises(kind, predicate), facts.variables(kind)
-    about = [(variable, each) for variable in names for each in (*PROPERTIES, "linear_over", "right_linear", "homogeneous_over")]
+    about = [(variable, each) for variable in names
+             for each in (*PROPERTIES, "linear_over", "right_linear", "homogeneous_over")]
     for _ in range(60):
-        known = frozenset(one for one in about if rng.random() < 0.6) | (found[rng.integers(len(found))] if found and rng.random() < 0.3
+        known = frozenset(one for one in about
+                          if rng.random() < 0.6) | (found[rng.integers(len(found))] if found and rng.random() < 0.3
                                                                          else frozenset())
-        arguments = [(facts.Asked if k < kind.arity else facts.AskedFlags)(each, known, set()) for k, each in enumerate(names)]
+        arguments = [(facts.Asked if k < kind.arity else facts.AskedFlags)(each, known, set()) for k,
+                     each in enumerate(names)]
         assert bool(predicate(*arguments)) == any(least <= known for least in found)
 
 
@@ -115,7 +118,8 @@ def graph_of(term, laws=EXACT_LAWS, width=6, **options):
 R = rotary(5, 4)
 
 
-@pytest.mark.parametrize("position", [R, I * (KINDS["given"]("positions", 5) @ weight(numbers(5, 4)))], ids=["rotary", "times a table"])
+@pytest.mark.parametrize("position", [R, I * (KINDS["given"]("positions", 5) @ weight(numbers(5, 4)))],
+                         ids=["rotary", "times a table"])
 def test_a_kind_that_depends_on_the_position_makes_no_row_of_constants(position):
     """It is additive, so what is the same row before it is constant behind it, but another row at each position."""
     assert position.row_linear and position.additive and not position.uniform and not position.linear
@@ -156,7 +160,8 @@ def test_a_bias_of_keys_stays_behind_rope_and_drops_without():
 
 
 def test_the_rule_that_dropped_it_is_found(monkeypatch):
-    """Additive alone does not make a constant one row: with that rule the bias goes, and the check of classes says so."""
+    """Additive alone does not make a constant one row: with that rule the bias goes, and the check of classes says
+    so."""
     monkeypatch.setattr(facts, "MARKERS", facts.MARKERS + ADDITIVE)
     monkeypatch.setattr(facts, "ALWAYS", (*facts.ALWAYS, "additive"))
     template = rotated_attention(R)

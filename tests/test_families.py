@@ -1,4 +1,5 @@
-"""Families of checkpoints: the float64 reading is plain numpy, programs are the reading, and what is none is refused in a line."""
+"""Families of checkpoints: the float64 reading is plain numpy, programs are the reading, and what is none is refused in
+a line."""
 from functools import partial
 
 import numpy as np
@@ -16,16 +17,20 @@ from rewrites.verify import unrounded, verify_exact
 
 WORDS = 50
 RAGGED = Batch([[3, 4, 5, 6, 7, 9, 30, 2, 11], [8], [9, 2, 10, 11, 4, 4, 0, 2, 3]])
-BERT = dict(vocab_size=WORDS, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=3, max_position_embeddings=20,
+BERT = dict(vocab_size=WORDS, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=3,
+            max_position_embeddings=20,
             type_vocab_size=1, layer_norm_eps=1e-5)
-LLAMA = dict(vocab_size=WORDS, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+LLAMA = dict(vocab_size=WORDS, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2,
              max_position_embeddings=20, rms_norm_eps=1e-5, rope_theta=300.0)
 GPT2 = dict(vocab_size=WORDS, n_embd=24, n_layer=2, n_head=3, n_positions=20, n_inner=None, layer_norm_epsilon=1e-5)
-PANGU = dict(vocab_size=WORDS, hidden_size=24, num_layers=3, num_heads=3, max_position_embeddings=20, layer_norm_epsilon=1e-5)
+PANGU = dict(vocab_size=WORDS, hidden_size=24, num_layers=3, num_heads=3, max_position_embeddings=20,
+             layer_norm_epsilon=1e-5)
 TURNS = 300.0 ** (-np.arange(0, 6, 2) / 6)                  # of heads of 6 columns
 
 
-def scaled(kind, factor=4.0, **more): return dict(rope_type=kind, factor=factor, original_max_position_embeddings=8, **more)
+def scaled(kind, factor=4.0, **more):
+    return dict(rope_type=kind, factor=factor, original_max_position_embeddings=8, **more)
 
 
 def llama3():
@@ -45,7 +50,8 @@ def yarn():
 
 CASES = {                                                   # a family, its config, and the same in numpy
     "roberta": ("roberta", BERT, plain.roberta),
-    "distilbert": ("distilbert", dict(vocab_size=WORDS, dim=24, hidden_dim=20, n_heads=3, n_layers=2, max_position_embeddings=20),
+    "distilbert": ("distilbert",
+                   dict(vocab_size=WORDS, dim=24, hidden_dim=20, n_heads=3, n_layers=2, max_position_embeddings=20),
                    plain.distilbert),
     "gpt2": ("gpt2", GPT2, plain.gpt2),
     "pangu-alpha": ("gpt_pangu", PANGU, plain.pangu_alpha),
@@ -53,8 +59,10 @@ CASES = {                                                   # a family, its conf
     "llama, biases": ("llama", LLAMA | dict(attention_bias=True, mlp_bias=True, num_key_value_heads=1), plain.llama),
     "llama, partial": ("llama", LLAMA | dict(partial_rotary_factor=0.7),
                        partial(plain.llama, frequencies=300.0 ** (-np.arange(0, 4, 2) / 4))),
-    "llama, linear": ("llama", LLAMA | dict(rope_scaling=dict(type="linear", factor=4.0)), partial(plain.llama, frequencies=TURNS / 4)),
-    "llama, llama3": ("llama", LLAMA | dict(rope_parameters=scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
+    "llama, linear": ("llama", LLAMA | dict(rope_scaling=dict(type="linear", factor=4.0)),
+                      partial(plain.llama, frequencies=TURNS / 4)),
+    "llama, llama3": ("llama",
+                      LLAMA | dict(rope_parameters=scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
                       partial(plain.llama, frequencies=llama3())),
     "llama, yarn": ("llama", LLAMA | dict(rope_parameters=scaled("yarn")),
                     partial(plain.llama, frequencies=yarn(), scale=0.1 * np.log(4) + 1)),
@@ -70,7 +78,8 @@ VERIFIED = "roberta", "distilbert", "gpt2", "pangu-alpha", "llama, yarn", "mistr
 
 
 def made(config, seed=0):
-    """`at` for a config: matrices three times the size that training starts from, gains 1 ± 0.3, shifts that are not zero."""
+    """`at` for a config: matrices three times the size that training starts from, gains 1 ± 0.3, shifts that are not
+    zero."""
     rng, found = np.random.default_rng(seed), {}
 
     def at(name, *shape):
@@ -105,7 +114,8 @@ def test_its_programs_are_the_reading(case): verified(model(case)[1])
 
 @pytest.mark.parametrize("case", ["gpt2", "pangu-alpha", "llama", "mistral"])
 def test_programs_of_the_last_row_score_what_comes_next(case):
-    """Queries that are rotated are so before the last is picked; all rows behind the last attention are those of texts."""
+    """Queries that are rotated are so before the last is picked; all rows behind the last attention are those of
+    texts."""
     config, operator, at, _ = model(case)
     exact = verified(operator @ pick("last") @ head(config, at))["exact"]
     attends = max(i for i, step in enumerate(exact.steps) if step.kernel in ("attention", "attend_once"))
@@ -169,13 +179,19 @@ def test_settings_have_one_name_in_all_families():
 
 @pytest.mark.parametrize("family, config, words", [
     ("mistral", LLAMA | dict(sliding_window=0), "sliding_window is 0: it must be a whole number from 1"),
-    ("llama", LLAMA | dict(num_attention_heads=5), "num_attention_heads is 5: it must be a divisor of hidden_size, 24, where"),
-    ("llama", LLAMA | dict(num_key_value_heads=3), "num_key_value_heads is 3: it must be a divisor of num_attention_heads, 4"),
-    ("llama", LLAMA | dict(head_dim=5), "head_dim is 5: it must be such that an even number of its columns turn, not 5"),
-    ("llama", LLAMA | dict(partial_rotary_factor=0.1), "head_dim is 6: it must be such that an even number of its columns turn, not 0"),
-    ("llama", LLAMA | dict(max_position_embeddings=2 ** 30), "max_position_embeddings is 1073741824: it must be at most 5,592,405 for"),
+    ("llama", LLAMA | dict(num_attention_heads=5), "num_attention_heads is 5: it must be a divisor of hidden_size, 24, "
+                                                   "where"),
+    ("llama", LLAMA | dict(num_key_value_heads=3), "num_key_value_heads is 3: it must be a divisor of "
+                                                   "num_attention_heads, 4"),
+    ("llama", LLAMA | dict(head_dim=5),
+     "head_dim is 5: it must be such that an even number of its columns turn, not 5"),
+    ("llama", LLAMA | dict(partial_rotary_factor=0.1), "head_dim is 6: it must be such that an even number of its "
+                                                       "columns turn, not 0"),
+    ("llama", LLAMA | dict(max_position_embeddings=2 ** 30), "max_position_embeddings is 1073741824: it must be at "
+                                                             "most 5,592,405 for"),
     ("llama", LLAMA | dict(rope_parameters=[1]), r"rope_parameters is \[1\]: it must be an object, or left out"),
-    ("llama", LLAMA | dict(rope_scaling=dict(type="su")), "rope_type is 'su': it must be one of default, linear, llama3, yarn"),
+    ("llama", LLAMA | dict(rope_scaling=dict(type="su")), "rope_type is 'su': it must be one of default, linear, "
+                                                          "llama3, yarn"),
     ("llama", LLAMA | dict(rope_scaling=dict(type="linear")), "'factor' is missing"),
     ("llama", LLAMA | dict(rope_scaling=scaled("llama3", low_freq_factor=4.0, high_freq_factor=4.0)),
      "high_freq_factor is 4.0: it must be more than low_freq_factor, 4.0"),
@@ -183,12 +199,15 @@ def test_settings_have_one_name_in_all_families():
     ("llama", LLAMA | dict(quantization_config={"bits": 4}), "quantization_config is .* dequantised"),
     ("qwen2", LLAMA | dict(layer_types=["full_attention"]), "layer_types is .* as long as there are layers, 2"),
     ("qwen2", LLAMA | dict(layer_types=["half"]), "layer_types is .* a list of full_attention and sliding_attention"),
-    ("qwen2", LLAMA | dict(layer_types=["sliding_attention"] * 2), "sliding_window is null: it must be a whole number, as"),
+    ("qwen2", LLAMA | dict(layer_types=["sliding_attention"] * 2), "sliding_window is null: it must be a whole number, "
+                                                                   "as"),
     ("gpt2", GPT2 | dict(n_head=5), "n_head is 5: it must be a divisor of n_embd, 24"),
     ("gpt2", GPT2 | dict(n_embd=None), "n_embd is null: it must be a whole number"),
-    ("gpt2", GPT2 | dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is true: it must be false or left out"),
+    ("gpt2", GPT2 | dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is true: it must be "
+                                                                "false or left out"),
     ("gpt_pangu", PANGU | dict(num_layers=0), "num_layers is 0: it must be a whole number from 1"),
-    ("roberta", BERT | dict(max_position_embeddings=2), r"max_position_embeddings is 2: it must be more than pad_token_id \+ 1, 2"),
+    ("roberta", BERT | dict(max_position_embeddings=2),
+     r"max_position_embeddings is 2: it must be more than pad_token_id \+ 1, 2"),
 ])
 def test_what_is_none_of_a_family_is_named(family, config, words):
     config = config | dict(model_type=family)

@@ -38,7 +38,8 @@ def failing(monkeypatch, error):
 
 def faulted(ran):
     """The file that a fault's one line names."""
-    assert ran.status == 70 and not ran.out and len(ran.err.splitlines()) == 1 and ran.err.startswith("opmatrix: a fault in opmatrix: ")
+    assert ran.status == 70 and not ran.out and len(
+        ran.err.splitlines()) == 1 and ran.err.startswith("opmatrix: a fault in opmatrix: ")
     return Path(re.search(r"see (\S+), and report it", ran.err)[1])
 
 
@@ -84,17 +85,20 @@ def test_too_little_memory_is_no_fault(command, monkeypatch):  # noqa: F811
 
 
 def test_a_law_of_the_user_s_own_is_the_user_s(tmp_path):
-    run = SimpleNamespace(laws=[*EXACT_LAWS, drops_a_product], structures={"exact": SimpleNamespace(fired={"drops_a_product"})})
+    run = SimpleNamespace(laws=[*EXACT_LAWS, drops_a_product],
+                          structures={"exact": SimpleNamespace(fired={"drops_a_product"})})
     for level, laws in ((2, ["associate", "drops_a_product"]), (3, [])):
         with pytest.raises(InputError, match=r"--laws: law drops_a_product: .*a is not b"), own_laws(run):
             raise VerificationError(level, "a graph", "a is not b", laws=laws)
-    with pytest.raises(VerificationError), own_laws(run): raise VerificationError(2, "a graph", "a is not b", laws=["associate"])
+    with pytest.raises(VerificationError), own_laws(run):
+        raise VerificationError(2, "a graph", "a is not b", laws=["associate"])
 
 
 def test_a_wrong_law_names_tensors_and_is_announced():
     templates = [part.template for by_state in parts(model())[1:2] for part in by_state.values()]
     announced = []
-    with pytest.raises(VerificationError) as error: verify_graphs(templates, [*EXACT_LAWS, drops_a_product], announce=announced.append)
+    with pytest.raises(VerificationError) as error:
+        verify_graphs(templates, [*EXACT_LAWS, drops_a_product], announce=announced.append)
     assert error.value.laws == ("drops_a_product",) and len(announced) == 1 and "20 s at most" in announced[0]
     assert not re.search(r"_[0-9a-f]{12}", error.value.said) and "encoder_layer_0" in error.value.said, error.value.said
 
@@ -117,7 +121,8 @@ def test_a_reproducer_takes_no_longer_than_it_may(monkeypatch):
 # ---- as a process
 
 def test_nobody_reads_to_the_end(tmp_path):
-    ran = subprocess.run(["bash", "-c", f"{sys.executable} -m rewrites.cli laws | head -1"], capture_output=True, text=True, cwd=tmp_path,
+    ran = subprocess.run(["bash", "-c", f"{sys.executable} -m rewrites.cli laws | head -1"], capture_output=True,
+                         text=True, cwd=tmp_path,
                          env=ENVIRONMENT)
     assert len(ran.stdout.splitlines()) == 1 and not ran.stderr and not [*tmp_path.iterdir()]
 
@@ -130,9 +135,11 @@ def test_an_interruption_leaves_nothing(tmp_path):
     text = (tmp_path / "tokenizer.json").read_text()
     bert_program(checkpoints.CONFIG, checkpoints.arrays(checkpoints.CONFIG), tokenizer=text).save(tmp_path / "program")
     before = sorted(tmp_path.iterdir())
-    ran = subprocess.Popen([sys.executable, "-m", "rewrites.cli", "embed", "program", "-", "--out", "o.npy"], cwd=tmp_path, env=ENVIRONMENT,
+    ran = subprocess.Popen([sys.executable, "-m", "rewrites.cli", "embed", "program", "-", "--out", "o.npy"],
+                           cwd=tmp_path, env=ENVIRONMENT,
                            stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))         # jobs in the background ignore it
+                           # jobs in the background ignore it
+                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     while len([*tmp_path.iterdir()]) == len(before): time.sleep(0.05)
     time.sleep(0.5)
     ran.send_signal(signal.SIGINT)

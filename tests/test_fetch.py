@@ -225,7 +225,8 @@ def test_a_model_is_found_in_a_cache_that_cannot_be_written_to(model, shop, monk
         found = subprocess.run(read, capture_output=True, text=True, env=environment)
         assert found.stdout.split() == [str(home)] and not found.stderr, found.stderr
         (home / "config.json").unlink()
-        assert "Permission denied: mend that, or set OPMATRIX_CACHE" in subprocess.run(read, capture_output=True, text=True,
+        assert "Permission denied: mend that, or set OPMATRIX_CACHE" in subprocess.run(read, capture_output=True,
+                                                                                       text=True,
                                                                                        env=environment).stderr
 
 

@@ -246,7 +246,8 @@ def test_the_oracle_of_epilogues():
     normed = Epilogue(eps=1e-30, gain=[2, 2, 2], shift=[1, 1, 1]).reference(y)
     assert np.allclose(normed.mean(), 1) and np.allclose(normed.std(), 2)
     order = Epilogue([1, 0, 0], "gelu", [[0, 1, 0]], None, [1, 1, 2], [0, 0, 1]).reference(y)
-    assert np.allclose(order, [[exact_gelu(np.array(2.0)), exact_gelu(np.array(-2.0)) + 1, 2 * exact_gelu(np.array(4.0)) + 1]])
+    assert np.allclose(order,
+                       [[exact_gelu(np.array(2.0)), exact_gelu(np.array(-2.0)) + 1, 2 * exact_gelu(np.array(4.0)) + 1]])
 
 
 def test_the_bound_of_an_epilogue_is_no_wider_than_it_need_be():

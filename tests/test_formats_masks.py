@@ -1,4 +1,5 @@
-"""Masks of attention scores: patterns in and out, bytes, files that are not trusted, and attention over what is there."""
+"""Masks of attention scores: patterns in and out, bytes, files that are not trusted, and attention over what is
+there."""
 import json
 
 import numpy as np
@@ -65,7 +66,8 @@ def test_any_pattern_comes_back_and_is_saved(rng, m, n, block, density):
     mask = Mask.pack(seen, block=block)
     assert np.array_equal(mask.unpack(), seen) and mask.nbytes == Mask.bytes.subs(mask.sizes)
     again = Mask.from_arrays(json.loads(json.dumps(mask.meta())), load(save(mask.arrays())))
-    assert repr(again) == repr(mask) and all(np.array_equal(again.arrays()[name], array) for name, array in mask.arrays().items())
+    assert repr(again) == repr(mask) and all(np.array_equal(again.arrays()[name], array) for name,
+                                             array in mask.arrays().items())
     first, *lines = mask.show().splitlines()
     assert first == repr(mask) and len(lines) == min(m, 32) and {len(line) for line in lines} == {min(n, 64)}
 
@@ -86,7 +88,8 @@ def attended(q, k, v, seen, scale):
 
 def compare(mask, rng, heads=(2, 2, 2), width=8, depth=5, scale=0.4):
     (m, n), seen = mask.shape, mask.unpack()
-    q, k, v = (rng.standard_normal(shape, np.float32) for shape in ((m, heads[0], width), (n, heads[1], width), (n, heads[2], depth)))
+    q, k, v = (rng.standard_normal(shape, np.float32)
+               for shape in ((m, heads[0], width), (n, heads[1], width), (n, heads[2], depth)))
     out = np.full((m, max(heads), depth), np.nan, np.float32)
     want, bound = attended(q, k, v, seen, scale)
     assert mask.attention(q, k, v, out, scale) is out and (abs(out - want) <= bound).all()
@@ -100,7 +103,8 @@ def test_attention_over_blocks(name, length):
 
 
 @settings(max_examples=25, deadline=None)
-@given(seeds, sides, sides, st.sampled_from((16, 32, 64)), st.floats(0, 1), st.sampled_from(((1, 1, 1), (4, 2, 1), (2, 2, 4))),
+@given(seeds, sides, sides, st.sampled_from((16, 32, 64)), st.floats(0, 1),
+       st.sampled_from(((1, 1, 1), (4, 2, 1), (2, 2, 4))),
        st.sampled_from((0.3, -0.7, 0.0)))
 def test_attention_over_any_pattern(rng, m, n, block, density, heads, scale):
     """Also where rows see nothing, or nothing of a block that others see."""
@@ -129,7 +133,8 @@ def test_what_no_block_holds_is_never_read():
 # ---- what is refused
 
 WRONG = {
-    "block": (lambda: Mask.causal(100, block=20), "100 queries and 100 keys in blocks of 20; blocks are multiples of 16"),
+    "block": (lambda: Mask.causal(100, block=20),
+              "100 queries and 100 keys in blocks of 20; blocks are multiples of 16"),
     "axes": (lambda: Mask.pack(np.ones(5)), r"mask.pack: the pattern has shape \(5,\)"),
     "empty": (lambda: Mask.pack(np.ones((0, 3))), "0 queries and 3 keys"),
 }
@@ -143,7 +148,8 @@ def test_wrong_patterns_are_named(name):
 
 def test_attention_of_other_sizes_is_named():
     q, k = np.zeros((100, 2, 4), np.float32), np.zeros((90, 2, 4), np.float32)
-    with pytest.raises(ValueError, match=r"mask\(100×100.*: given 100 queries and 90 keys"): Mask.causal(100).attention(q, k, k)
+    with pytest.raises(ValueError, match=r"mask\(100×100.*: given 100 queries and 90 keys"):
+        Mask.causal(100).attention(q, k, k)
     with pytest.raises(ValueError, match="v: expected float32 of shape"): Mask.causal(100).attention(q, q, k)
     with pytest.raises(ValueError, match="q and k: widths 4 and 3 differ"): Mask.causal(90).attention(k, k[:, :, :3], k)
 

@@ -1,4 +1,5 @@
-"""Every format, by being in FORMATS: any matrix, any rows; what is saved comes back bit for bit; files are not trusted."""
+"""Every format, by being in FORMATS: any matrix, any rows; what is saved comes back bit for bit; files are not
+trusted."""
 import itertools
 import json
 
@@ -11,12 +12,15 @@ from formats import FORMATS, FormatError, from_arrays
 from formats.core.check import check_product, saved
 
 every = pytest.mark.parametrize("F", FORMATS.values(), ids=FORMATS)
-some = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+some = settings(max_examples=20, deadline=None,
+                suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 few = settings(some, max_examples=10)
 seeds = st.integers(0, 2 ** 32 - 1).map(np.random.default_rng)
-edges = st.integers(1, 20) | st.sampled_from((24, 31, 33, 48, 63, 64, 65, 80, 130))     # strips, slices and tiles end here
+# strips, slices and tiles end here
+edges = st.integers(1, 20) | st.sampled_from((24, 31, 33, 48, 63, 64, 65, 80, 130))
 rows = st.sampled_from((1, 2, 7, 15, 16, 17, 31, 32, 33, 70))
-kinds = st.sampled_from(("random", "sparse", "empty inputs", "empty outputs", "one output", "zero", "dense", "huge", "tiny"))
+kinds = st.sampled_from(("random", "sparse", "empty inputs", "empty outputs", "one output", "zero", "dense", "huge",
+                         "tiny"))
 
 
 def matrix(rng, n, p, kind):
@@ -31,14 +35,17 @@ def matrix(rng, n, p, kind):
 
 
 def few_inputs(rng, T, n):
-    """Rows that are 0 but in their first and last inputs, and beside 2^16: little rounds, so little is allowed to be off."""
-    x, places = np.zeros((T, n), np.float32), np.array([0, 1, n - 2, n - 1, *(at for at in (63, 65535, 65536) if at < n)])
+    """Rows that are 0 but in their first and last inputs, and beside 2^16: little rounds, so little is allowed to be
+    off."""
+    x, places = np.zeros((T, n),
+                         np.float32), np.array([0, 1, n - 2, n - 1, *(at for at in (63, 65535, 65536) if at < n)])
     x[:, places] = rng.standard_normal((T, len(places)))
     return x
 
 
 def stored(F, W, chosen=0):
-    """W as near as F can hold it, by one of its choices, or as it is by default; None where F has nothing for the shape."""
+    """W as near as F can hold it, by one of its choices, or as it is by default; None where F has nothing for the
+    shape."""
     options = [*F.choices(*W.shape), {}]
     try: return F.approximate(W, **options[chosen % len(options)])
     except FormatError: return None
@@ -121,7 +128,8 @@ def test_arrays_of_another_kind_or_shape_are_refused(F):
         meta, arrays = plain(F)
         wrong = {"f": np.float64, "u": np.int64, "i": np.int64}[arrays[name].dtype.kind]
         assert refused(meta, arrays | {name: arrays[name].astype(wrong)})
-        assert refused(meta, arrays | {name: arrays[name][None]}) and refused(meta, arrays | {name: arrays[name].reshape(-1)[0]})
+        assert refused(meta, arrays
+                       | {name: arrays[name][None]}) and refused(meta, arrays | {name: arrays[name].reshape(-1)[0]})
         assert refused(meta, {other: array for other, array in arrays.items() if other != name})
         assert refused(meta, arrays | {"more": arrays[name]})
         if arrays[name].dtype.kind == "f": assert refused(meta, arrays | {name: np.full_like(arrays[name], np.nan)})
@@ -152,14 +160,15 @@ def test_words_about_the_arrays_that_are_wrong_are_refused(F):
 @some
 @given(seeds, st.data())
 def test_flipped_bits_are_refused_or_harmless(F, rng, data):
-    """Where indices, shape or options are not what was written, either a FormatError, or a matrix: its product is that of what
-    it unpacks, so nothing is read from or written to where it should not be."""
+    """Where indices, shape or options are not what was written, either a FormatError, or a matrix: its product is that
+    of what it unpacks, so nothing is read from or written to where it should not be."""
     meta, arrays = plain(F, rng, *data.draw(st.sampled_from(((48, 40), (16, 16), (24, 70)))))
     whole = [name for name, array in arrays.items() if array.dtype.kind in "ui" and array.size]
     what = data.draw(st.sampled_from([*whole, "shape", *(set(meta) - {"format", "shape"})]))
     if what in whole:
         raw = arrays[what].reshape(-1).view(np.uint8)
-        for at in data.draw(st.lists(st.integers(0, raw.size - 1), min_size=1, max_size=3)): raw[at] ^= data.draw(st.integers(1, 255))
+        for at in data.draw(st.lists(st.integers(0, raw.size - 1), min_size=1, max_size=3)):
+            raw[at] ^= data.draw(st.integers(1, 255))
     elif what == "shape": meta["shape"][data.draw(st.integers(0, 1))] += data.draw(st.integers(-9, 9))
     else: meta[what] = data.draw(st.integers(1, 99))
     try: packed = from_arrays(meta, arrays)

@@ -36,13 +36,15 @@ def test_slices_are_as_long_as_their_longest_and_sorted_within_windows():
     assert sorted_.order.tolist() == [1, 3, 2, 0, 5, 4] and np.diff(sorted_.ptr).tolist() == [5, 2, 3]
     assert unsorted.order.tolist() == [1, 0, 3, 2, 5, 4] and np.diff(unsorted.ptr).tolist() == [5, 4, 3]
     assert ell.ptr.tolist() == [0, 5] and ell.sizes[nnz] == 30
-    assert SELL.approximate(normal(np.random.default_rng(0), 40, 64), density=0.3).sizes[nnz] == 64 * 12    # nothing padded
+    # nothing padded
+    assert SELL.approximate(normal(np.random.default_rng(0), 40, 64), density=0.3).sizes[nnz] == 64 * 12
 
 
 def test_which_format_of_places_is_smallest_depends_on_the_pattern():
     rng = np.random.default_rng(1)
     few_outputs = normal(rng, 300, 400) * (np.arange(400) < 2) * (rng.random((300, 400)) < 0.1)
-    sizes = {density: {F: F.pack(pruned(rng, (300, 400), density)).nbytes for F in (CSR, COO, Bitmap)} for density in (0.01, 0.5)}
+    sizes = {density: {F: F.pack(pruned(rng, (300, 400), density)).nbytes for F in (CSR, COO, Bitmap)}
+             for density in (0.01, 0.5)}
     assert COO.pack(few_outputs).nbytes < CSR.pack(few_outputs).nbytes
     assert min(sizes[0.01], key=sizes[0.01].get) is CSR and min(sizes[0.5], key=sizes[0.5].get) is Bitmap
 
@@ -87,7 +89,8 @@ def test_the_nearest_kronecker_product():
     blocks = np.array([W[3 * i:3 * i + 3, 5 * j:5 * j + 5].ravel() for i in range(4) for j in range(4)])
     for terms in (1, 3):
         left = np.linalg.svd(blocks.astype(float), compute_uv=False)[terms:]
-        assert np.linalg.norm(Kronecker.fit(W, outer=(4, 4), terms=terms) - W) == pytest.approx(np.linalg.norm(left), rel=1e-5)
+        assert np.linalg.norm(Kronecker.fit(W, outer=(4, 4), terms=terms)
+                              - W) == pytest.approx(np.linalg.norm(left), rel=1e-5)
 
 
 @few
@@ -102,8 +105,8 @@ def test_blocks_along_the_diagonal(rng, blocks, n, p):
 
 @pytest.mark.parametrize("shape", ((40, 60), (64, 32), (30, 90)))
 def test_planted_factors_and_outliers_are_found(shape):
-    """Where few outliers stand out of what is of low rank both parts are mostly found, and nothing more is stored; always
-    the matrix is held."""
+    """Where few outliers stand out of what is of low rank both parts are mostly found, and nothing more is stored;
+    always the matrix is held."""
     found = 0
     for seed in range(12):
         rng, rank, density = np.random.default_rng(seed), 1 + seed % 4, (0.005, 0.01, 0.02)[seed % 3]
@@ -122,7 +125,8 @@ def test_parts_that_are_known_need_no_decomposition():
     assert np.allclose(packed.unpack(), u @ v + S, atol=1e-5) and packed.sizes[nnz] == np.count_nonzero(S)
     assert np.array_equal(alone.unpack(), LowRank.pack_factors(u, v).unpack()) and not alone.sizes[nnz]
     check_product(alone, normal(rng, 3, 30), rng)
-    with pytest.raises(FormatError, match=r"lowrank\(30×20, r=4\) and a remainder of \(20, 30\)"): LowRankSparse.pack_factors(u, v, S.T)
+    with pytest.raises(FormatError, match=r"lowrank\(30×20, r=4\) and a remainder of \(20, 30\)"):
+        LowRankSparse.pack_factors(u, v, S.T)
 
 
 @few
@@ -142,11 +146,13 @@ W = np.arange(12, dtype=np.float32).reshape(4, 3)
 WRONG = {
     "slices": (lambda: SELL.pack(W, chunk=3, sigma=4), "sell: chunk = 3 does not divide sigma = 4"),
     "no slices": (lambda: SELL.fit(W, density=-1), "sell: density = -1 is not between 0 and 1"),
-    "factor": (lambda: Kronecker.fit(W, outer=(3, 1)), r"kronecker: outer = \(3, 1\) is not a pair of divisors of the shape \(4, 3\)"),
+    "factor": (lambda: Kronecker.fit(W, outer=(3, 1)),
+               r"kronecker: outer = \(3, 1\) is not a pair of divisors of the shape \(4, 3\)"),
     "terms": (lambda: Kronecker.fit(W, outer=(2, 1), terms=3), "kronecker: terms = 3 is not between 1 and 2"),
     "no product": (lambda: Kronecker.pack(W, outer=(2, 1)), r"kronecker\(4×3, k=1, c=1, r=2\) cannot hold this matrix"),
     "blocks": (lambda: BlockDiagonal.fit(W, blocks=0), "blockdiagonal: blocks = 0 is not a positive integer"),
-    "beside": (lambda: BlockDiagonal.pack(W, blocks=2), r"blockdiagonal\(4×3, blocks=2\) cannot hold this matrix: W\[3, 1\] = 10"),
+    "beside": (lambda: BlockDiagonal.pack(W, blocks=2),
+               r"blockdiagonal\(4×3, blocks=2\) cannot hold this matrix: W\[3, 1\] = 10"),
     "rank": (lambda: LowRankSparse.fit(W, rank=4), "rank = 4 is not between 1 and 3"),
     "no rank": (lambda: LowRankSparse.fit(W, rank=0), "rank = 0 is not between 1 and 3"),
     "outliers": (lambda: LowRankSparse.fit(W, density=2), "lowranksparse: density = 2 is not between 0 and 1"),

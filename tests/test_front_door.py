@@ -1,4 +1,5 @@
-"""`import opmatrix as om` is all that a first program needs: what it shows, what it costs, and that its help is enough."""
+"""`import opmatrix as om` is all that a first program needs: what it shows, what it costs, and that its help is
+enough."""
 import doctest
 import os
 import pydoc
@@ -17,12 +18,14 @@ from rewrites import run
 
 ROOT = Path(__file__).parents[1]
 TABLE = re.findall(r"^    (\w+)  +(\w+(?:, \w+)*)$", om.__doc__, re.M)
-WANTED = ("optimize", "load", "Program", "Batch", "open_model", "select", "laws", "prove", "schedule", "weight", "relu", "product",
+WANTED = ("optimize", "load", "Program", "Batch", "open_model", "select", "laws", "prove", "schedule", "weight", "relu",
+          "product",
           "transpose", "sum_heads")
 
 
 def python(script, *paths, status=0):
-    """What a script prints in a process of its own, which finds modules in these folders first; its errors where it ends so."""
+    """What a script prints in a process of its own, which finds modules in these folders first; its errors where it
+    ends so."""
     path = [*paths, ROOT]                                   # -c looks where it runs first
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=path[0], timeout=120,
                           env={"PYTHONPATH": os.pathsep.join(map(str, path))})
@@ -44,7 +47,8 @@ def test_names_are_the_things_themselves():
     from rewrites.derivations.schedules import schedule
     from rewrites.laws import EXACT_LAWS
     from rewrites.proofs.equations import prove
-    assert (om.optimize, om.Program, om.prove, om.schedule, om.select) == (run.optimize, Program, prove, schedule, select)
+    assert (om.optimize, om.Program, om.prove, om.schedule,
+            om.select) == (run.optimize, Program, prove, schedule, select)
     assert om.laws is EXACT_LAWS and om.load is Program.load and om.transpose is om.turn and om.sum_heads is om.total
 
 
@@ -65,7 +69,8 @@ def test_importing_is_nearly_free():
 
 def test_the_floor_above_is_imported_by_name_alone():
     for used, above in (("relu, om.product, om.Program, om.open_model, om.load", False), ("laws", True)):
-        assert ("rewrites" in {name.split(".")[0] for name in python(COUNT.format(f"import opmatrix as om; om.{used}")).split()}) == above
+        assert ("rewrites" in {name.split(".")[0]
+                               for name in python(COUNT.format(f"import opmatrix as om; om.{used}")).split()}) == above
 
 
 # ---- packages of somebody else's
@@ -78,12 +83,14 @@ def test_a_foreign_package_of_that_name_is_named(tmp_path, name, file, script):
     foreign.parent.mkdir(exist_ok=True)
     foreign.write_text("")
     said = python(script.format(name), tmp_path, status=1).splitlines()[-1]
-    assert said.startswith("ImportError: opmatrix") and str(foreign) in said and str(ROOT / name / "__init__.py") in said
+    assert said.startswith("ImportError: opmatrix") and str(foreign) in said and str(ROOT / name
+                                                                                     / "__init__.py") in said
 
 
 def test_the_command_names_it_too(tmp_path):
     (tmp_path / "formats.py").write_text("")
-    assert str(tmp_path / "formats.py") in python("from rewrites.cli import main; main()", tmp_path, status=1).splitlines()[-1]
+    assert str(tmp_path / "formats.py") in python("from rewrites.cli import main; main()", tmp_path,
+                                                  status=1).splitlines()[-1]
 
 
 def test_a_folder_of_that_name_without_python_in_it_harms_nobody(tmp_path):
@@ -126,4 +133,5 @@ def test_help_says_what_every_option_of_optimize_is():
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(InputError, match="absent/model: neither a model that opmatrix fetches"): om.optimize("absent/model")
+    with pytest.raises(InputError, match="absent/model: neither a model that opmatrix fetches"):
+        om.optimize("absent/model")

@@ -1,4 +1,5 @@
-"""GGUF files: what is read of a small one, and a line for everything that is wrong with others, however they were cut or changed."""
+"""GGUF files: what is read of a small one, and a line for everything that is wrong with others, however they were cut
+or changed."""
 import struct
 from functools import partial
 
@@ -24,10 +25,13 @@ def permuted(array, heads):
 
 def ours(name):
     """A tensor's name in transformers' files."""
-    parts = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-             "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
+    parts = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+             "attn_output": "self_attn.o_proj",
+             "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+             "attn_norm": "input_layernorm",
              "ffn_norm": "post_attention_layernorm"}
-    if not name.startswith("blk."): return {"token_embd.weight": "embed_tokens.weight", "output_norm.weight": "norm.weight"}[name]
+    if not name.startswith("blk."):
+        return {"token_embd.weight": "embed_tokens.weight", "output_norm.weight": "norm.weight"}[name]
     _, layer, part, end = name.split(".")
     return f"layers.{layer}.{parts[part]}.{end}"
 
@@ -39,9 +43,11 @@ def test_a_file_is_the_model_that_it_was_made_of(tmp_path):
               for l in range(2) for part, heads in (("q", 4), ("k", 2))}
     checkpoint = open_model(write(tmp_path / "small.gguf", tensors=turned))
     assert (checkpoint.name, checkpoint.speaks, checkpoint.positions) == ("small", True, 16)
-    config = dict(num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5, hidden_size=32, rope_theta=300.0, num_hidden_layers=2)
+    config = dict(num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5, hidden_size=32, rope_theta=300.0,
+                  num_hidden_layers=2)
     hidden = np.concatenate([plain.llama(config, w, one.tokens) for one in BATCH])
-    np.testing.assert_allclose(dense(checkpoint.operator(), BATCH), hidden @ w["embed_tokens.weight"].T, rtol=1e-10, atol=1e-11)
+    np.testing.assert_allclose(dense(checkpoint.operator(), BATCH), hidden @ w["embed_tokens.weight"].T, rtol=1e-10,
+                               atol=1e-11)
 
 
 def test_a_directory_with_one_file_is_that_file(tmp_path):
@@ -89,15 +95,18 @@ def test_the_tokenizer_merges_as_the_file_says(tmp_path):
     tokenizer = open_model(write(tmp_path / "small.gguf")).tokenizer()
     index = ggufs.TOKENS.index
     assert tokenizer.limit == 16
-    assert tokenizer.encode("the the12</s>").tokens.tolist() == [index("the"), index("Ġthe"), index("1"), index("2"), 1]      # digits apart
-    plainer = open_model(write(tmp_path / "other.gguf", {"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.add_bos_token": True})).tokenizer()
+    # digits apart
+    assert tokenizer.encode("the the12</s>").tokens.tolist() == [index("the"), index("Ġthe"), index("1"), index("2"), 1]
+    plainer = open_model(write(tmp_path / "other.gguf",
+                               {"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.add_bos_token": True})).tokenizer()
     assert plainer.encode("the12").tokens.tolist() == [0, index("the"), index("12")]
 
 
 VOCABULARIES = {
     "another model": ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model is 'llama': what is read is gpt2"),
     "no model": ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model is None"),
-    "other rules": ({"tokenizer.ggml.pre": "tekken"}, "tokenizer.ggml.pre is 'tekken': what is read is gpt-2, default, smollm"),
+    "other rules": ({"tokenizer.ggml.pre": "tekken"}, "tokenizer.ggml.pre is 'tekken': what is read is gpt-2, default, "
+                                                      "smollm"),
     "too few": ({"tokenizer.ggml.tokens": ggufs.TOKENS[:-1]}, "39 tokens, but the model has 40"),
     "twice": ({"tokenizer.ggml.tokens": ["a", *ggufs.TOKENS[1:]]}, "a token is in the vocabulary twice"),
     "no types": ({"tokenizer.ggml.token_type": None}, "tokenizer.ggml.token_type is None: a list is needed"),
@@ -105,7 +114,8 @@ VOCABULARIES = {
     "merges of numbers": ({"tokenizer.ggml.merges": [1, 2]}, r"tokenizer.ggml.merges is \[1, 2\]: a list is needed"),
     "a merge of nothing": ({"tokenizer.ggml.merges": ["x"]}, "its vocabulary is no tokenizer"),
     "a merge of strangers": ({"tokenizer.ggml.merges": ["é é"]}, "its vocabulary is no tokenizer"),
-    "no first": ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 99}, "its vocabulary is no tokenizer"),
+    "no first": ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 99},
+                 "its vocabulary is no tokenizer"),
 }
 
 
@@ -132,7 +142,8 @@ DAMAGE = {
     "old": (partial(write, version=1), "it is of version 1, not 2 or 3"),
     "the other way round": (partial(write, version=3 << 24), "it is of version 50331648"),
     "empty": (lambda f: f.write_bytes(b""), "0 bytes that are no whole GGUF file"),
-    "a list without end": (bytes_of(struct.pack("<IQQ", 3, 1, 1), ggufs.text("a"), struct.pack("<IIQ", 9, 0, 2 ** 60), bytes(99)),
+    "a list without end": (bytes_of(struct.pack("<IQQ", 3, 1, 1), ggufs.text("a"), struct.pack("<IIQ", 9, 0, 2 ** 60),
+                                    bytes(99)),
                            "1152921504606846976 values at byte"),
     "keys without end": (bytes_of(struct.pack("<IQQ", 3, 1, 2 ** 63)), "it has 9223372036854775808 keys"),
     "a text without end": (bytes_of(struct.pack("<IQQQ", 3, 1, 1, 2 ** 62)), "a text of 4611686018427387904 bytes"),
@@ -143,20 +154,27 @@ DAMAGE = {
     "beyond the end": (placing((32,), 0, 2 ** 40), "it ends within tensor 'output_norm.weight'"),
     "larger than memory": (placing((2 ** 20, 2 ** 30), 0, 0), r"'output_norm.weight' is \(1048576, 1073741824\)"),
     "no numbers": (placing((0,), 0, 0), r"'output_norm.weight' is \(0,\)"),
-    "another model": (saying("general.architecture", "mamba"), "general.architecture is 'mamba': it must be one of llama, qwen2"),
+    "another model": (saying("general.architecture", "mamba"), "general.architecture is 'mamba': it must be one of "
+                                                               "llama, qwen2"),
     "no architecture": (saying("general.architecture", None), "general.architecture is None"),
-    "a key that nobody reads": (saying("llama.expert_count", 8), "llama.expert_count is 8: the model would be computed without"),
-    "a window of 0": (saying("llama.attention.sliding_window", 0), "sliding_window is 0: it must be a whole number from 1"),
+    "a key that nobody reads": (saying("llama.expert_count", 8), "llama.expert_count is 8: the model would be computed "
+                                                                 "without"),
+    "a window of 0": (saying("llama.attention.sliding_window", 0), "sliding_window is 0: it must be a whole number "
+                                                                   "from 1"),
     "layers without end": (saying("llama.block_count", 2 ** 31), "num_hidden_layers is 2147483648"),
     "heads of nothing": (saying("llama.attention.head_count", 0), "num_attention_heads is 0"),
     "a size in words": (saying("llama.embedding_length", "wide"), "hidden_size is 'wide'"),
     "a size that is missing": (saying("llama.embedding_length", None), "'hidden_size' is missing"),
-    "angles of their own": (partial(write, tensors={"rope_freqs.weight": np.ones(4)}), "'rope_freqs.weight' is none that the model"),
+    "angles of their own": (partial(write, tensors={"rope_freqs.weight": np.ones(4)}), "'rope_freqs.weight' is none "
+                                                                                       "that the model"),
     "a layer too many": (saying("llama.block_count", 1), r"the weights hold 'layers\.1\..*', which .* leaves out"),
     "a layer too few": (saying("llama.block_count", 3), r"tensor 'layers\.2\..*' is missing"),
-    "another width": (saying("llama.embedding_length", 64), "tensor 'token_embd.weight' is 40 × 32, but .* leads to 40 × 64"),
-    "heads that share badly": (saying("llama.attention.head_count_kv", 3), "num_key_value_heads is 3: it must be a divisor"),
-    "no finite numbers": (partial(write, tensors={NORM: np.full(32, np.nan)}), r"tensor 'output_norm.weight' has nan at \[0\]"),
+    "another width": (saying("llama.embedding_length", 64), "tensor 'token_embd.weight' is 40 × 32, but .* leads to 40 "
+                                                            "× 64"),
+    "heads that share badly": (saying("llama.attention.head_count_kv", 3), "num_key_value_heads is 3: it must be a "
+                                                                           "divisor"),
+    "no finite numbers": (partial(write, tensors={NORM: np.full(32, np.nan)}),
+                          r"tensor 'output_norm.weight' has nan at \[0\]"),
     "an infinite scale": (partial(write, tensors={NORM: (8, (32,), b"\0\x7c" + b"\1" * 32)}),
                           r"tensor 'output_norm.weight' has inf at \[0\]"),
 }

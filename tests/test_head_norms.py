@@ -50,14 +50,16 @@ def test_nothing_of_such_a_model_is_interpreted(rng, norm, apart, kind, tmp_path
 
 def test_a_gain_of_all_heads_alike_is_stored_once(rng):
     """Of a head's columns, not of all."""
-    made, _ = structure(weight(Data(rng.normal(size=(WIDE, h * d)))) @ heads(h) @ rmsnorm(1e-3) @ diag(rng.normal(size=d))
+    made, _ = structure(weight(Data(rng.normal(size=(WIDE, h * d)))) @ heads(h) @ rmsnorm(1e-3)
+                        @ diag(rng.normal(size=d))
                         @ heads(h).T).program({})
     [step] = [step for step in made.steps if step.kernel == "pointwise_heads"]
     assert made.constants[step.operands["gain"]].shape == (d,)
 
 
 @pytest.mark.parametrize("given, words", [
-    ({"gain": np.ones(3, np.float32)}, r"gain: \(3,\), where \(4,\) is needed"), ({"eps": 0.0}, "eps = 0.0 is not from"),
+    ({"gain": np.ones(3, np.float32)}, r"gain: \(3,\), where \(4,\) is needed"),
+    ({"eps": 0.0}, "eps = 0.0 is not from"),
     ({"norm": "both"}, "'both' is none of layer, rms"), ({"shift": np.ones((3, 4), np.float32)}, r"shift: \(3, 4\)")])
 def test_what_does_not_fit_is_said(given, words):
     from formats import kernels

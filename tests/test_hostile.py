@@ -1,4 +1,5 @@
-"""A thousand mutated files of every kind that is read: no code run, no crash, no hang, nothing accepted with other numbers."""
+"""A thousand mutated files of every kind that is read: no code run, no crash, no hang, nothing accepted with other
+numbers."""
 import json
 import os
 from pathlib import Path
@@ -31,7 +32,8 @@ def test_mutations_are_of_every_kind_and_most_are_damage(outcomes):
 # ---- what would be seen, is seen
 
 def test_mutations_are_the_same_of_the_same_seed(tmp_path):
-    made = [[Mutator(np.random.default_rng([seed, k]), tmp_path).document(DOCUMENT) for k in range(300)] for seed in (1, 1, 2)]
+    made = [[Mutator(np.random.default_rng([seed, k]), tmp_path).document(DOCUMENT) for k in range(300)]
+            for seed in (1, 1, 2)]
     assert made[0] == made[1] != made[2]
     said = b"\n".join(made[0])
     assert str(tmp_path).encode() in said and b"[[[[[[[" in said and b"CANARY" not in said and b"@raw" not in said
@@ -42,7 +44,8 @@ FAULTS = {                                                  # what a reader migh
     "time.sleep(999)": ("hang", ""), "os.abort()": ("crash", "exit -6"), "bytearray(1 << 36)": ("memory", ""),
     "1 / 0": ("error", "ZeroDivision"), "float('x')": ("error", "ValueError"), "eval('1')": ("code", "compile"),
     "os.system('true')": ("code", "os.system"), "subprocess.run(['true'])": ("code", "subprocess"),
-    "open(self.room.parent / 'canary', 'w')": ("code", "open"), "self.refused('two\\nlines')": ("error", "no line that names"),
+    "open(self.room.parent / 'canary', 'w')": ("code", "open"),
+    "self.refused('two\\nlines')": ("error", "no line that names"),
     "self.wanted": ("same", ""),
 }
 PLANT = """
@@ -70,7 +73,8 @@ sys.meta_path.insert(0, Finder)
 
 
 def test_every_fault_of_a_reader_is_seen(monkeypatch, tmp_path):
-    """A file after another is read by a reader with another fault; those after a crash and a hang are read all the same."""
+    """A file after another is read by a reader with another fault; those after a crash and a hang are read all the
+    same."""
     (tmp_path / "sitecustomize.py").write_text(PLANT.format(", lambda self: ".join(FAULTS)))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])]))
     found = [*judged(3, 0, len(FAULTS), silent=10)]
@@ -84,7 +88,8 @@ def test_what_no_file_may_cause_is_refused(tmp_path):
     for code in CODE[:3]:
         watch.on = True
         try:
-            with pytest.raises(PermissionError, match="refused: "): eval(code.replace("CANARY", str(tmp_path / "canary")))
+            with pytest.raises(PermissionError, match="refused: "):
+                eval(code.replace("CANARY", str(tmp_path / "canary")))
         finally: watch.on = False
     assert len(watch.caught) == 3 and not any(tmp_path.iterdir())
 

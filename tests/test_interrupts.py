@@ -1,4 +1,5 @@
-"""Interrupts at random moments, calls within callbacks, threads whose number changes, forks: nothing hangs, results stay right."""
+"""Interrupts at random moments, calls within callbacks, threads whose number changes, forks: nothing hangs, results
+stay right."""
 import ctypes
 import mmap
 import multiprocessing
@@ -29,12 +30,14 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import interrupts
 
-CONFIG = checkpoints.CONFIG | {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 3, "max_position_embeddings": 64}
+CONFIG = checkpoints.CONFIG | {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 3,
+                               "max_position_embeddings": 64}
 MANY = [[at % 40] * (at % 60 + 1) for at in range(30)]
 POSIX = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
 
-def program(pack="packed"): return bert_program(CONFIG, checkpoints.arrays(CONFIG), fused_layer, FORMATS[pack].approximate)
+def program(pack="packed"):
+    return bert_program(CONFIG, checkpoints.arrays(CONFIG), fused_layer, FORMATS[pack].approximate)
 
 
 def child(code, **environment):
@@ -85,7 +88,8 @@ def test_an_exception_that_another_thread_sets():
     workers = [Thread(target=work) for _ in range(2)]
     for each in workers: each.start()
     for _ in range(100):
-        for each in workers: ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(each.ident), ctypes.py_object(Elapsed))
+        for each in workers:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(each.ident), ctypes.py_object(Elapsed))
         assert np.array_equal(shared.run(MANY), wanted)
     ended.set()
     for each in workers: each.join()
@@ -100,7 +104,8 @@ def test_a_recording_that_is_given_up_leaves_nothing():
     one.schedule.calls[2] = call._replace(kernel=type(call.kernel).__new__(type(call.kernel)))
     vars(one.schedule.calls[2].kernel).update(vars(call.kernel) | {"function": broken})
     with pytest.raises(Elapsed): one.run(MANY)
-    assert launch.RECORDING.get() is None and compiled.MISSING.get() is None and threads.threads() == threads.available()
+    assert launch.RECORDING.get(
+        ) is None and compiled.MISSING.get() is None and threads.threads() == threads.available()
     one.schedule.calls[2] = call
     assert np.array_equal(one.run(MANY), program().run(MANY))
 
@@ -162,7 +167,8 @@ def test_progress_may_run_programs_while_another_thread_needs_the_compiler(monke
 
 # ---- threads whose number changes
 
-OURS = *(f"mixing.{name}" for name in ("attending", "heads", "masked")), "rows.passes", *(f"products.{name}" for name in (
+OURS = *(f"mixing.{name}"
+         for name in ("attending", "heads", "masked")), "rows.passes", *(f"products.{name}" for name in (
     "tiled_blocks", "by_head", "groups", "linear", "narrow", "packed_panels", "sparse"))
 CHANGES = """
 import numpy as np
@@ -199,7 +205,8 @@ def replace_threads(function):
 
 
 def reserve_before_a_guard():
-    """Rooms that are as small as they may be, and end where pages begin that nobody may touch, for more workers than there are."""
+    """Rooms that are as small as they may be, and end where pages begin that nobody may touch, for more workers than
+    there are."""
     page, guard, libc, reserve = mmap.PAGESIZE, 1 << 26, ctypes.CDLL(None), launch.Room.reserve
 
     def guarded(size, kind):
@@ -213,7 +220,8 @@ def reserve_before_a_guard():
         return reserve(room, size, workers)
 
     launch.Room.reserve = anew
-    launch.np = SimpleNamespace(**vars(np) | {"empty": lambda shape, kind: (guarded if kind is np.uint8 else np.empty)(shape, kind)})
+    launch.np = SimpleNamespace(**vars(np) | {"empty": lambda shape,
+                                              kind: (guarded if kind is np.uint8 else np.empty)(shape, kind)})
 
 
 @POSIX
@@ -284,7 +292,8 @@ print("right")
 
 @POSIX
 def test_a_fork_may_come_at_any_time():
-    """Other threads run programs, hold the compiler's lock, change limits: the forked process has them all to itself."""
+    """Other threads run programs, hold the compiler's lock, change limits: the forked process has them all to
+    itself."""
     assert child(FORKS) == "right\n"
 
 

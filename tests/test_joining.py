@@ -1,4 +1,5 @@
-"""Products that share their input, joined by columns: behind rotations, norms and copies, with unequal numbers of heads."""
+"""Products that share their input, joined by columns: behind rotations, norms and copies, with unequal numbers of
+heads."""
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -49,12 +50,16 @@ def model(rng, h=4, g=2, d=4, rope=True, norms=True, biases=(), gated=True, wide
 
     def mix(x):
         k, v = x @ K @ shared, x @ V @ shared
-        return product((x @ Q) @ k.T * d ** -0.5, v, over=softmax, where=sequence & causal) @ heads(h).T @ weight(numbers(rng, h * d, wide))
+        return product((x @ Q) @ k.T * d ** -0.5, v, over=softmax,
+                       where=sequence & causal) @ heads(h).T @ weight(numbers(rng, h * d, wide))
 
     def feed(x):
         G, U = weight(numbers(rng, wide, 12)), weight(numbers(rng, wide, 12))
         if "g" in biases: G, U = G + const(numbers(rng, 12)), U + const(numbers(rng, 12))
-        return (x @ G @ silu) * (x @ U) @ weight(numbers(rng, 12, wide)) if gated else x @ G @ relu @ weight(numbers(rng, 12, wide))
+        return (x @ G @ silu) * (x
+                                 @ U) @ weight(numbers(rng, 12,
+                                                       wide)) if gated else x @ G @ relu @ weight(
+            numbers(rng, 12, wide))
     return weight(numbers(rng, 10, wide)) @ formula(lambda x: x + mix(x)) @ formula(lambda x: x + feed(x))
 
 
@@ -62,12 +67,15 @@ def program(operator, laws, machine=None, batch=RAGGED):
     return search(operator, laws, machine or Calls(), batch.extents(patterns(operator))).program({})[0]
 
 
-def products(made): return [made.constants[step.operands["weight"]].shape for step in made.steps if step.kernel == "linear"]
+def products(made):
+    return [made.constants[step.operands["weight"]].shape for step in made.steps if step.kernel == "linear"]
 
 
 CASES = {
-    "LLaMA": dict(norms=False), "with norms": {}, "no rotation": dict(rope=False, norms=False), "as many heads": dict(g=4),
-    "one head of keys": dict(g=1), "biases of queries and keys": dict(biases="qk", norms=False), "all biases": dict(biases="qkvg"),
+    "LLaMA": dict(norms=False), "with norms": {}, "no rotation": dict(rope=False, norms=False),
+    "as many heads": dict(g=4),
+    "one head of keys": dict(g=1), "biases of queries and keys": dict(biases="qk", norms=False),
+    "all biases": dict(biases="qkvg"),
     "a bias of queries": dict(biases="q", norms=False)}
 
 
@@ -85,8 +93,10 @@ def test_queries_keys_and_values_are_one_product(rng, changed):
     assert len(passes) <= 1, "only a bias of values is added elsewhere, behind attention"
 
 
-READ = {name: changed for name, changed in CASES.items() if "g" not in changed}     # a norm of a single head ends its product; with as
-                                                            # many heads of keys as of queries, values are projected behind attention
+# a norm of a single head ends its product; with as
+READ = {name: changed for name, changed in CASES.items() if "g" not in changed}
+                                                            # many heads of keys as of queries, values are projected
+                                                            # behind attention
 
 
 @pytest.mark.parametrize("relation", ["last", "first"])
@@ -96,7 +106,8 @@ def test_keys_and_values_are_one_product_where_few_queries_are_read(rng, changed
     operator = model(rng, **changed) @ pick(relation)
     batch = Batch([rng.integers(0, 10, 9) for _ in range(40)])
     made = program(operator, EXACT_LAWS, Round(), batch)
-    all_rows = [made.constants[step.operands["weight"]].shape for step, call in zip(made.steps, made.schedule.calls, strict=True)
+    all_rows = [made.constants[step.operands["weight"]].shape for step,
+                call in zip(made.steps, made.schedule.calls, strict=True)
                 if step.kernel == "linear" and call.shape.space == T]
     assert "attend_once" in [step.kernel for step in made.steps] and all_rows == [(10, 16)]
     assert relative(made.run(batch), dense(operator, batch)) < 1e-6

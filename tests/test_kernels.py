@@ -146,7 +146,8 @@ def test_pointwise(T, p, form, seed):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 90), st.integers(1, 5), st.integers(1, 40), st.integers(0, 20), st.booleans(), st.integers(0, 2**32 - 1))
+@given(st.integers(1, 90), st.integers(1, 5), st.integers(1, 40), st.integers(0, 20), st.booleans(),
+       st.integers(0, 2**32 - 1))
 def test_rotate(T, h, k, rest, inside, seed):
     """In place or apart, of columns of a wider value; what a row becomes depends on no other row."""
     rng, d = np.random.default_rng(seed), 2 * k + rest
@@ -187,7 +188,8 @@ def test_pointwise_in_place(rng):
 def test_gates_and_norms_behind_a_product(rng, T, n, p, norm, activation):
     """activation(x @ W + b) * times + residual, normed: all of a gated layer in one pass."""
     bias = numbers(rng, p) + (40 if activation == "rsqrt" else 0)
-    after = Epilogue(bias, activation, numbers(rng, T, p), None if norm is None else 1e-6, numbers(rng, p), numbers(rng, p),
+    after = Epilogue(bias, activation, numbers(rng, T, p), None if norm is None else 1e-6, numbers(rng, p),
+                     numbers(rng, p),
                      numbers(rng, T, p), norm or "layer")
     x, w = numbers(rng, T, n), numbers(rng, n, p)
     product_within(kernels.product_dense(x, w, room(T, p), after), x, w, after)

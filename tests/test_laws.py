@@ -223,7 +223,8 @@ def forced(implementation, rng):
     problem, at = lowering.problem([graph.named["$full"]], [], plainly), graph.named["$seed"]
     found = extract(Problem([node for node in problem.nodes if allowed(node, at, implementation)], problem.roots))
     part = Part(template, None, {FULL: "$full"})
-    return Structure([lowering], [found], [(FULL, FULL)], [part], found.time, found.cost, found.bound, found.greedy), full
+    return Structure([lowering], [found], [(FULL, FULL)], [part], found.time, found.cost, found.bound,
+                     found.greedy), full
 
 
 def allowed(node, at, implementation):
@@ -238,13 +239,15 @@ OF_CACHES = [each for each in IMPLEMENTATIONS if any(sort.space == "C" for sort 
 
 @pytest.mark.parametrize("implementation", OF_CACHES, ids=lambda each: each.name)
 def test_a_kernel_of_caches_computes_its_term(implementation):
-    """On new rows of sequences that have some already, alone and where it is matched; whole programs of them are in test_session.py."""
+    """On new rows of sequences that have some already, alone and where it is matched; whole programs of them are in
+    test_session.py."""
     assert computed.compare_kernel(implementation, np.random.default_rng(0)) < 1e-9
     matched, worst = computed.misfit(implementation, np.random.default_rng(1))
     assert matched and worst < 1e-9
 
 
-@pytest.mark.parametrize("implementation", [each for each in IMPLEMENTATIONS if each not in OF_CACHES], ids=lambda each: each.name)
+@pytest.mark.parametrize("implementation", [each for each in IMPLEMENTATIONS if each not in OF_CACHES],
+                         ids=lambda each: each.name)
 def test_a_kernel_computes_its_term(implementation):
     rng = np.random.default_rng(0)
     structure, full = forced(implementation, rng)
@@ -259,7 +262,8 @@ def test_a_kernel_computes_its_term(implementation):
 
 def test_the_table_of_implementations():
     assert {kernel for each in IMPLEMENTATIONS for kernel in each.named} == {
-        "linear", "pointwise", "pointwise_heads", "embed", "attention", "scores", "softmax", "values", "headwise", "repeat", "rotate",
+        "linear", "pointwise", "pointwise_heads", "embed", "attention", "scores", "softmax", "values", "headwise",
+        "repeat", "rotate",
         "columns", "pool", "unit", "link", "pick", "attend_once", "append", "attention_cached"}
     name, kind, statement, *_ = find(IMPLEMENTATIONS, "linear_bias_rms").row()
     assert (name, kind) == ("linear_bias_rms", "implementation")

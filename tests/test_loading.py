@@ -1,4 +1,5 @@
-"""What is read from disk: regular files alone, within bounds, and nothing that a later change of a file could make unsafe."""
+"""What is read from disk: regular files alone, within bounds, and nothing that a later change of a file could make
+unsafe."""
 import gc
 import json
 import os
@@ -24,7 +25,8 @@ RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 MAPS = Path("/proc/self/maps")
 
 
-def sparse(layer=fused_layer): return bert_program(CONFIG, arrays(CONFIG), layer, lambda W: CSR.approximate(W, density=0.4))
+def sparse(layer=fused_layer):
+    return bert_program(CONFIG, arrays(CONFIG), layer, lambda W: CSR.approximate(W, density=0.4))
 
 
 @pytest.fixture
@@ -43,7 +45,8 @@ def nowhere(path): path.symlink_to("absent")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
-@pytest.mark.parametrize("put, words", [(pipe, "it is a pipe"), (device, "it is a device"), (directory, "it is a directory")])
+@pytest.mark.parametrize("put, words",
+                         [(pipe, "it is a pipe"), (device, "it is a device"), (directory, "it is a directory")])
 @pytest.mark.parametrize("name", [PROGRAM, WEIGHTS, "tokenizer.json", "config.json"])
 def test_only_regular_files_of_a_program_are_read(saved, name, put, words):
     (saved / name).unlink()
@@ -82,7 +85,8 @@ def test_a_linked_model_is_read(tmp_path):
 # ---- JSON within bounds
 
 NAMES = ["\0", "a\0b", "n" * 300, "", "two\nlines", "\ud800"]
-TEXTS = ["[" * 100_000, '{"a":' * 100_000, '{"kind": 1' + "0" * 400 + "}", '{"kind": NaN}', '{"kind": 1e999}', "{}{}", "\xff"]
+TEXTS = ["[" * 100_000, '{"a":' * 100_000, '{"kind": 1' + "0" * 400 + "}", '{"kind": NaN}', '{"kind": 1e999}', "{}{}",
+         "\xff"]
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: text[:9])
@@ -127,7 +131,8 @@ def test_a_limit_of_positions_is_a_number(saved, limit):
 
 
 def test_a_broken_tokenizer_is_named(saved):
-    with pytest.raises(InputError, match=r"tokenizer\.json of this program: no tokenizer"): Program.load(saved).embed("a")
+    with pytest.raises(InputError, match=r"tokenizer\.json of this program: no tokenizer"):
+        Program.load(saved).embed("a")
 
 
 def test_what_is_no_json_is_not_saved():
@@ -139,10 +144,12 @@ def test_what_is_no_json_is_not_saved():
 BODY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 HEADERS = {
     "a list": [], "no entry": {"a": 3}, "nothing": {"a": {}}, "overlapping": {"a": BODY, "b": BODY},
-    "a hole": {"a": BODY | {"data_offsets": [8, 16]}}, "too long": {"a": BODY | {"shape": [3], "data_offsets": [0, 12]}},
+    "a hole": {"a": BODY | {"data_offsets": [8, 16]}},
+    "too long": {"a": BODY | {"shape": [3], "data_offsets": [0, 12]}},
     "another size": {"a": BODY | {"shape": [3]}}, "negative": {"a": BODY | {"shape": [-2], "data_offsets": [0, -8]}},
     "2 modulo 2^64": {"a": BODY | {"shape": [1 << 62, 4, 2]}}, "true": {"a": BODY | {"shape": [True, 2]}},
-    "nothing of much": {"a": BODY | {"shape": [1 << 62, 0], "data_offsets": [0, 0]}}, "half": {"a": BODY | {"shape": [2.0]}},
+    "nothing of much": {"a": BODY | {"shape": [1 << 62, 0], "data_offsets": [0, 0]}},
+    "half": {"a": BODY | {"shape": [2.0]}},
     "axes": {"a": BODY | {"shape": [2] + [1] * 70}}, "a type": {"a": BODY | {"dtype": "F999"}},
     "a name": {"n" * 300: BODY}, "NUL": {"a\0": BODY}, "more": {"a": BODY | {"run": "eval"}},
 }
@@ -151,7 +158,8 @@ HEADERS = {
 @pytest.mark.parametrize("case", HEADERS)
 def test_a_header_is_checked(tmp_path, case):
     file = tmp_path / "x.safetensors"
-    write = lambda said: file.write_bytes(len(text := json.dumps(said).encode()).to_bytes(8, "little") + text + bytes(8))
+    write = lambda said: file.write_bytes(len(text := json.dumps(said).encode()).to_bytes(8, "little") + text
+                                          + bytes(8))
     write({"a": BODY, "__metadata__": {"format": "pt"}})
     assert header(file)["a"].shape == (2,)
     write(HEADERS[case])
@@ -185,8 +193,10 @@ for directory in sys.argv[1:]:
 
 def test_a_file_that_changes_may_change_numbers_but_not_what_is_read(tmp_path):
     """Whatever is written over the weights of a loaded program, it runs to its end, in every format."""
-    for name, F in FORMATS.items(): bert_program(CONFIG, arrays(CONFIG), fused_layer, F.approximate).save(tmp_path / name)
-    run = subprocess.run([sys.executable, "-c", CHANGED, *(str(tmp_path / name) for name in FORMATS)], capture_output=True,
+    for name, F in FORMATS.items():
+        bert_program(CONFIG, arrays(CONFIG), fused_layer, F.approximate).save(tmp_path / name)
+    run = subprocess.run([sys.executable, "-c", CHANGED, *(str(tmp_path / name) for name in FORMATS)],
+                         capture_output=True,
                          text=True, cwd=Path(__file__).parents[1])
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.splitlines() == ["(4, 24) (1, 24) (180, 24)"] * 3 * len(FORMATS)

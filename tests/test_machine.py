@@ -67,7 +67,8 @@ def test_a_missing_size_and_an_unknown_kernel_are_named():
 def test_a_fit_finds_what_made_the_data(kernel):
     """Exactly without noise; within a few per cent where a fifth of the measurements were disturbed."""
     rng, machine = np.random.default_rng(5), known()
-    shapes = [SIZES | {"T": T, "n": n, "p": p, "nnz": n * p // 9, "blocks": n * p // 1024, "S2": T * s, "d": d, "h": h, "S": s}
+    shapes = [SIZES | {"T": T, "n": n, "p": p, "nnz": n * p // 9, "blocks": n * p // 1024, "S2": T * s, "d": d, "h": h,
+                       "S": s}
               for T, n, p, s, d, h in product((4, 24, 100, 400), (200, 900), (300, 1000), (10, 80), (32, 64), (3, 12))]
     rows = [(kernel, sizes, machine.seconds(kernel, **sizes)) for sizes in shapes]
     found = calibration.fit(kernel, rows)
@@ -144,7 +145,8 @@ def test_one_row_has_a_price_of_its_own():
 
 def test_a_weight_beyond_the_cache_costs_more_by_the_byte():
     machine = known(far={"linear.dense": [1e-10, 1e-11]})
-    def more(n, T): return machine.seconds("linear.dense", T=T, n=n, p=n) - known().seconds("linear.dense", T=T, n=n, p=n)
+    def more(n, T):
+        return machine.seconds("linear.dense", T=T, n=n, p=n) - known().seconds("linear.dense", T=T, n=n, p=n)
     assert more(20000, 1) == pytest.approx(1e-10 * 4 * 20000 ** 2, rel=0.3)
     assert more(20000, 1) == pytest.approx(10 * more(20000, 2))
     assert more(100, 1) < 1e-10 * 4 * 100 ** 2 / 3
@@ -185,7 +187,8 @@ def spoiled(text, **changes): return json.dumps(json.loads(text) | changes)
     (lambda text: spoiled(text, ways={"uphill": vars(Rates({}))}), "no prices of uphill"),
     (lambda text: spoiled(text, ways={"apart": vars(Rates({"scale": [-1, 1]}))}), "no prices of scale"),
     (lambda text: spoiled(text, start=-1), "no prices of start"),
-    (lambda text: spoiled(text, ways={"apart": {}}), "KeyError"), (lambda text: spoiled(text, ways=[1]), "AttributeError"),
+    (lambda text: spoiled(text, ways={"apart": {}}), "KeyError"),
+    (lambda text: spoiled(text, ways=[1]), "AttributeError"),
     (lambda text: spoiled(text, threads=99), "another machine"),
     (lambda text: spoiled(text, versions={}), "another machine"),
     (lambda text: spoiled(text, features=1), "another machine"),
@@ -209,9 +212,11 @@ def spoiled(text, **changes): return json.dumps(json.loads(text) | changes)
     (lambda text: spoiled(text, interval={"linear.dense": 1e300}), "no prices of linear.dense"),
     (lambda text: spoiled(text, interval={"linear.dense": "wide"}), "no prices of linear.dense"),
     (lambda text: spoiled(text, corrections={"linear.dense": {"noise": 1e-200}}), "no prices of linear.dense"),
-    (lambda text: spoiled(text, corrections={"linear.dense": {"left": [-1e300], "places": [[]]}}), "no prices of linear.dense"),
+    (lambda text: spoiled(text, corrections={"linear.dense": {"left": [-1e300], "places": [[]]}}),
+     "no prices of linear.dense"),
     (lambda text: spoiled(text, corrections={"linear.dense": {"amplitude": "full"}}), "no prices of linear.dense"),
-    (lambda text: spoiled(text, busy=["load"]), "a busy machine"), (lambda text: spoiled(text, busy="load\n\033[2J"), "a busy machine"),
+    (lambda text: spoiled(text, busy=["load"]), "a busy machine"),
+    (lambda text: spoiled(text, busy="load\n\033[2J"), "a busy machine"),
     (lambda text: spoiled(text, busy="load" * 1000), "a busy machine"),
     (lambda text: text.replace("2e-11,", ""), "no prices of")])
 def test_foreign_and_damaged_files_are_measured_again(cache, monkeypatch, caplog, spoil, said):
@@ -268,7 +273,8 @@ def test_kernels_are_calibrated_alone(monkeypatch):
     monkeypatch.setattr(calibration, "MORE", 0)
     found = calibration.calibrate_more(["pool", "pick"])
     assert set(found.coefficients) == {"pool", "pick"} and set(found.ways) == set(machines.WAYS)
-    assert all(set(rates.coefficients) == {"pool"} and not rates.wrong for rates in found.ways.values()) and not found.wrong
+    assert all(set(rates.coefficients) == {"pool"} and not rates.wrong
+               for rates in found.ways.values()) and not found.wrong
 
 
 def test_a_calibration_is_kept(cache, monkeypatch):

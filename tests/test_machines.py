@@ -1,4 +1,5 @@
-"""Machines from data sheets: a roofline of what their kernels do, with whole tiles; a bound, and never less for more."""
+"""Machines from data sheets: a roofline of what their kernels do, with whole tiles; a bound, and never less for
+more."""
 import json
 from dataclasses import replace
 from math import ceil, inf
@@ -11,7 +12,8 @@ from formats.machine.model import features
 from formats.machine.prices import EPILOGUE, LATER, PRICES
 from opmatrix.extents import WHOLE, Extents
 
-SIZES = {"T": 128, "n": 1024, "p": 768, "nnz": 90000, "blocks": 60, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 128 * 128,
+SIZES = {"T": 128, "n": 1024, "p": 768, "nnz": 90000, "blocks": 60, "r": 16, "c": 16, "kept": 2, "group": 4,
+         "S2": 128 * 128,
          "h": 12, "d": 64, "k": 2, "S": 5}
 MACHINES = [*load_bundled().values()]
 PLAIN = Datasheet("plain", "made up", {"bf16": 64e12, "int8": 128e12}, {"float32": 1e12}, (16, 16, 8),
@@ -27,7 +29,8 @@ def test_every_kernel_has_a_price_that_no_size_lowers(machine):
         prices = [machine.seconds(kernel, **at(T=rows, S2=rows * rows)) for rows in (1, 2, 7, 16, 17, 100, 1000, 5000)]
         assert prices == sorted(prices) and 0 < prices[0] < prices[-1] < inf, kernel
         for size in ("n", "p", "nnz", "blocks", "h", "d"):
-            if (kernel, size) == ("linear.blockdiagonal", "blocks"): continue        # more blocks of one matrix are smaller ones
+            # more blocks of one matrix are smaller ones
+            if (kernel, size) == ("linear.blockdiagonal", "blocks"): continue
             steps = [machine.seconds(kernel, **at(**{size: SIZES[size] * factor})) for factor in (1, 2, 3, 8, 64)]
             assert steps == sorted(steps), (kernel, size)
 
@@ -64,7 +67,8 @@ def test_a_product_pays_for_whole_tiles():
     assert small["matrix"] == 0, "float32 has no matrix unit here, so no tiles"
     bf16 = replace(PLAIN, activations="bf16")
     tiled = bf16.roofline("linear.block", T=16, n=512, p=512, blocks=100, r=4, c=4)["matrix"]
-    assert tiled == bf16.roofline("linear.block", T=16, n=512, p=512, blocks=100, r=16, c=8)["matrix"] == 2 * 100 * 16 * 16 * 8 / 64e12
+    assert tiled == bf16.roofline("linear.block", T=16, n=512, p=512, blocks=100, r=16,
+                                  c=8)["matrix"] == 2 * 100 * 16 * 16 * 8 / 64e12
 
 
 @pytest.mark.parametrize("tile", [(16, 16, 8), (8, 128, 128)])
@@ -78,7 +82,8 @@ def test_whole_tiles_are_at_least_the_flops_and_all_of_them_where_they_fit(tile)
         ragged = at(n=1000, p=1000, T=100, blocks=4)
         done = sum(float(part.subs({symbol: ragged[str(symbol)] for symbol in part.free_symbols}))
                    for part in work(f"linear.{name}", tile, None)[:2])
-        assert done >= float(form.flops.subs({symbol: ragged[str(symbol)] for symbol in form.flops.free_symbols})) * (1 - 1e-12), name
+        assert done >= float(form.flops.subs({symbol: ragged[str(symbol)]
+                                              for symbol in form.flops.free_symbols})) * (1 - 1e-12), name
 
 
 def test_units_are_apart():
@@ -99,7 +104,8 @@ def test_units_are_apart():
 def test_a_search_takes_one_like_a_calibrated_machine(small):
     from rewrites.compiler.search import search
     from rewrites.laws import EXACT_LAWS
-    found = {name: search(small, EXACT_LAWS, machine, Extents({"T": 40, WHOLE: 600})).time for name, machine in load_bundled().items()}
+    found = {name: search(small, EXACT_LAWS, machine, Extents({"T": 40, WHOLE: 600})).time for name,
+             machine in load_bundled().items()}
     assert 0 < found["H100"] < found["A100"] < found["TPUv5e"], "in float32 these have vector units alone"
     assert len({repr(machine) for machine in MACHINES}) == len(MACHINES), "what is remembered is of one machine"
 
@@ -116,7 +122,8 @@ def test_number_types_have_rates_of_their_own():
 
 
 def test_narrow_activations_move_fewer_bytes():
-    wide, narrow = (replace(PLAIN, activations=each).roofline("scale", T=1 << 20, p=1024)["memory"] for each in ("float32", "bf16"))
+    wide, narrow = (replace(PLAIN, activations=each).roofline("scale", T=1 << 20, p=1024)["memory"]
+                    for each in ("float32", "bf16"))
     assert wide == 2 * narrow == 8 * 1024 * (1 << 20) / 1e12 and BYTES["int4"] == 0.5
 
 
@@ -143,7 +150,8 @@ def test_tables_are_read_with_mistrust(tmp_path):
         with pytest.raises(ValueError, match=said): datasheets(file)
     with pytest.raises(ValueError, match="no data sheet of 'abacus'; there are A100, H100"): datasheet("abacus")
     with pytest.raises(KeyError, match=r"linear\.gold"): PLAIN.seconds("linear.gold", T=1)
-    with pytest.raises(ValueError, match=r"price of linear\.dense needs n; given were T, p"): PLAIN.seconds("linear.dense", T=1, p=2)
+    with pytest.raises(ValueError, match=r"price of linear\.dense needs n; given were T, p"):
+        PLAIN.seconds("linear.dense", T=1, p=2)
 
 
 def test_every_machine_says_where_its_numbers_are_from():
@@ -159,7 +167,8 @@ def test_a_prediction_compares_and_says_that_nothing_was_run(small):
     rows = {tuple(line.split()[:2]): [*line.split()[2:]] for line in said.splitlines()[-4:]}
     assert set(rows) == {(name, kind) for name in ("imported", "exact") for kind in ("float32", "bf16")}
     for kind in ("float32", "bf16"): assert float(rows["exact", kind][0]) <= float(rows["imported", kind][0])
-    assert all(sum(map(int, (row[2], row[4], row[6]))) in (99, 100, 101) for row in rows.values()), "shares of one whole"
+    assert all(sum(map(int, (row[2], row[4], row[6]))) in (99, 100, 101)
+               for row in rows.values()), "shares of one whole"
 
 
 def test_the_command_predicts_or_names_the_machines(monkeypatch, capsys):

@@ -35,20 +35,24 @@ A = weight([[1.0, -2.0], [3.0, 4.0]])
 
 
 @pytest.mark.parametrize("write, says", [
-    (lambda: softmax([[1.0]]), "softmax(..): a monoid is a way of summing, not a function: product(scores, values, over=softmax)"),
+    (lambda: softmax([[1.0]]), "softmax(..): a monoid is a way of summing, not a function: product(scores, values, "
+                               "over=softmax)"),
     (lambda: over(I, "maxx"), "over: there is no monoid 'maxx': concat,"),
     (lambda: product(A, A, over=relu), "product: relu is no monoid: give one of opmatrix.monoids"),
     (lambda: over(I, int), "over: <class 'int'> is no monoid"),
-    (lambda: formula(lambda x: None), "formula <lambda>: it gives nothing (is a `return` missing?): give a value, such as x @ relu"),
+    (lambda: formula(lambda x: None), "formula <lambda>: it gives nothing (is a `return` missing?): give a value, such "
+                                      "as x @ relu"),
     (lambda: formula(lambda x: relu), "formula <lambda>: it gives relu, a Operator: give a value"),
-    (lambda: formula(lambda x: np.maximum(x, 0)), "np.maximum of a Value: it stands for numbers that are not known yet: apply an operator"),
+    (lambda: formula(lambda x: np.maximum(x, 0)), "np.maximum of a Value: it stands for numbers that are not known "
+                                                  "yet: apply an operator"),
     (lambda: formula(lambda x: np.add.reduce(x)), "np.add of a Value"),
     (lambda: formula(lambda x: x.sum()), "a Value has no sum: it stands for numbers that are not known yet"),
     (lambda: weight([1.0, 2.0]), "weight: an array of shape (2,): a matrix is (rows, columns)"),
     (lambda: weight(np.ones((1, 2, 3, 4))), "weight: an array of shape (1, 2, 3, 4): a matrix is"),
     (lambda: weight([[1.0, np.nan]]), "an operand of shape (1, 2): NaN at [0, 1]"),
     (lambda: weight([[1, 2], [3]]), "an operand: [[1, 2], [3]]: its rows have different lengths"),
-    (lambda: symbol("a", 3, 4, linear=True).T, "(a).T: nothing is known of the symbol a but its sizes: transpose what it gives, turn(a)"),
+    (lambda: symbol("a", 3, 4, linear=True).T, "(a).T: nothing is known of the symbol a but its sizes: transpose what "
+                                               "it gives, turn(a)"),
     (lambda: [*relu], "relu is no list: A[i, j] is an entry, A.shape the sizes"),
     (lambda: formula(relu), "formula: relu is no function of x: give one, such as lambda x: x @ relu"),
     (lambda: formula(lambda x: x ** 2), "a Value ** 2: multiply it, x * x, or apply an operator, x @ square"),
@@ -62,7 +66,8 @@ def test_a_mistake_is_one_message(write, says):
 
 
 def test_a_law_says_what_its_variables_are():
-    with pytest.raises(TypeError, match=r"law bare: x does not say what it stands for: annotate it, such as x: value\[n\]"):
+    with pytest.raises(TypeError,
+                       match=r"law bare: x does not say what it stands for: annotate it, such as x: value\[n\]"):
         @law(phase=SIMPLIFY)
         def bare(x): return x, x
 
@@ -75,7 +80,8 @@ def test_a_law_returns_both_sides():
 
 
 def test_shape_is_an_attribute():
-    assert A.shape == (2, 2) and (weight(np.ones((2, 6))) @ relu).shape == (2, 6) and weight(np.ones((2, 6))).T.shape == (6, 2)
+    assert A.shape == (2, 2) and (weight(np.ones((2, 6)))
+                                  @ relu).shape == (2, 6) and weight(np.ones((2, 6))).T.shape == (6, 2)
     assert weight(np.ones((3, 2, 4))).shape == (3, 2, 4) and (weight(np.ones((2, 6))) @ heads(3)).shape == (3, 2, 2)
     assert [str(size) for size in relu.shape] == ["N", "N"], "any number of columns"
 
@@ -86,16 +92,21 @@ def test_a_function_of_a_value_applies_an_operator():
 
 def test_a_monoid_by_its_name():
     assert over(I, "max") is over(I, monoids.max) and over(I, "moments.mean") is over(I, monoids.moments.mean)
-    assert over(I, "moments.variance") is over(I, monoids.moments.variance) and over(I, "topk(5)") is over(I, monoids.topk(5))
-    assert formula(lambda x: product(x @ x.T, x, over="softmax")) is formula(lambda x: product(x @ x.T, x, over=softmax))
+    assert over(I, "moments.variance") is over(I,
+                                               monoids.moments.variance) and over(I,
+                                                                                  "topk(5)") is over(I, monoids.topk(5))
+    assert formula(lambda x: product(x @ x.T, x,
+                                     over="softmax")) is formula(lambda x: product(x @ x.T, x, over=softmax))
 
 
 def test_numpy_in_a_formula():
     """What is declared as an operator is applied; arrays and numbers of numpy's stand on either side."""
-    assert formula(lambda x: np.tanh(x) + np.exp(x) * np.abs(x)) is formula(lambda x: x @ tanh + (x @ exp) * (x @ magnitude))
+    assert formula(lambda x: np.tanh(x) + np.exp(x)
+                   * np.abs(x)) is formula(lambda x: x @ tanh + (x @ exp) * (x @ magnitude))
     row = np.arange(2.0)
     for write, means in ((lambda x: row + x, lambda x: row + x), (lambda x: row - x, lambda x: row - x),
-                         (lambda x: 1 - x, lambda x: 1 - x), (lambda x: np.float64(2) * x, lambda x: 2 * x), (abs, abs)):
+                         (lambda x: 1 - x, lambda x: 1 - x), (lambda x: np.float64(2) * x, lambda x: 2 * x),
+                         (abs, abs)):
         np.testing.assert_array_equal(formula(write)([[3.0, -4.0]]), means(np.array([[3.0, -4.0]])))
     np.testing.assert_array_equal(formula(lambda x: 3)([[1.0, 2.0]]), [[3.0]])
 
@@ -115,7 +126,8 @@ def test_a_large_operator_is_said_by_its_shape():
 
 
 def test_help_is_about_what_was_asked():
-    assert "multiply by w[i, j]" in pydoc.plain(pydoc.render_doc(weight)) and str(inspect.signature(weight)) == "(w: opmatrix.data.Data)"
+    assert "multiply by w[i, j]" in pydoc.plain(
+        pydoc.render_doc(weight)) and str(inspect.signature(weight)) == "(w: opmatrix.data.Data)"
 
 
 @pytest.mark.parametrize("call, said", [
@@ -124,7 +136,8 @@ def test_help_is_about_what_was_asked():
     (lambda: Batch("a text"), "texts are for program.embed"), (lambda: Batch(None), "None is no list of sentences"),
     (lambda: optimize(None), "a model is a name or a directory, not None"),
     (lambda: optimize(relu), "relu takes rows of any number of columns: a model begins with weight(table)"),
-    (lambda: optimize("bert-base-uncased"), r"save_pretrained(DIR)"), (lambda: Program.load(3), "a saved program is a directory, not 3"),
+    (lambda: optimize("bert-base-uncased"), r"save_pretrained(DIR)"),
+    (lambda: Program.load(3), "a saved program is a directory, not 3"),
 ])
 def test_what_is_given_in_place_of_texts_models_and_directories(call, said):
     with pytest.raises((TypeError, InputError), match=re.escape(said)): call()

@@ -1,4 +1,5 @@
-"""What a saved program says is checked before anything of it runs, whatever its hash: terms, patterns, attributes, sizes."""
+"""What a saved program says is checked before anything of it runs, whatever its hash: terms, patterns, attributes,
+sizes."""
 import json
 import resource
 
@@ -106,11 +107,13 @@ def test_what_is_read_at_one_value_is_read_once():
 
 # ---- patterns
 
-@pytest.mark.parametrize("text", ["(" * 5000, "(" * 490, "sequence & " * 200_000 + "causal", "(" * 90 + "causal", "causal " * 90],
+@pytest.mark.parametrize("text", ["(" * 5000, "(" * 490, "sequence & " * 200_000 + "causal", "(" * 90 + "causal",
+                                  "causal " * 90],
                          ids=lambda text: f"{text[:9]}{len(text)}")
 def test_a_long_pattern_is_refused(text):
     with pytest.raises(ValueError): parse(text)
-    steps = Step("heads", {"x": "x"}, {"heads": 2}, "h"), Step("attention", dict.fromkeys("qkv", "h"), {"where": text}, "o")
+    steps = Step("heads", {"x": "x"}, {"heads": 2}, "h"), Step("attention", dict.fromkeys("qkv", "h"), {"where": text},
+                                                               "o")
     with pytest.raises(ValueError, match="step 2, o = attention"): program(*steps, Step("join", {"x": "o"}, {}, "y"))
 
 
@@ -131,13 +134,15 @@ REFUSED += [("columns", {"x": "x"}, {"lo": lo, "hi": hi}) for lo, hi in ((-1, 2)
 REFUSED += [("attention", ATTEND, {"tile": tile}) for tile in (0, -1, 2 ** 40, 1.5, "256")]
 REFUSED += [("attention", ATTEND, {"scale": scale}) for scale in (np.inf, np.nan, 1e39)]
 REFUSED += [("attention", ATTEND, {"where": where}) for where in ("everyone", "", "mask({})", "__import__('os')", 3)]
-REFUSED += [("pointwise", {"x": "x"}, {name: value}) for name in ("activation", "norm") for value in ("eval", ["gelu"], 0)]
+REFUSED += [("pointwise", {"x": "x"}, {name: value}) for name in ("activation", "norm")
+            for value in ("eval", ["gelu"], 0)]
 REFUSED += [("embed", {"table0": "t"}, {"fields": fields}) for fields in ("__class__", "tokens,kinds", "", "Tokens", 0)]
 
 
 @pytest.mark.parametrize("kernel, operands, attributes", REFUSED, ids=lambda part: str(part)[:40])
 def test_attributes_beyond_what_a_kernel_declares_are_refused(kernel, operands, attributes):
-    with pytest.raises(ValueError, match=f"step 2, y = {kernel}"): program(HEADS, Step(kernel, operands, attributes, "y"))
+    with pytest.raises(ValueError, match=f"step 2, y = {kernel}"):
+        program(HEADS, Step(kernel, operands, attributes, "y"))
 
 
 def test_a_value_may_not_be_wider_than_any_file_pays_for():
@@ -183,7 +188,9 @@ def test_a_small_file_asks_for_no_more_memory_than_it_is_worth(case):
 
 def test_fields_that_say_where_numbers_lie_are_known():
     assert {F.name: F.indices() for F in FORMATS.values() if F.indices()} == {
-        "csr": ["ptr", "idx"], "block": ["ptr", "idx"], "blockint8": ["ptr", "idx"], "nm": ["idx"], "vectorwise": ["idx"],
+        "csr": ["ptr", "idx"], "block": ["ptr", "idx"], "blockint8": ["ptr", "idx"], "nm": ["idx"],
+        "vectorwise": ["idx"],
         "csc": ["ptr", "idx"],
-        "coo": ["inputs", "outputs"], "sell": ["order", "ptr", "idx"], "bitmap": ["ptr", "bits"], "lowranksparse": ["ptr", "idx"]}
+        "coo": ["inputs", "outputs"], "sell": ["order", "ptr", "idx"], "bitmap": ["ptr", "bits"],
+        "lowranksparse": ["ptr", "idx"]}
     assert NM.fields["idx"].number.name == "u1"

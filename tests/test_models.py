@@ -133,7 +133,8 @@ def test_layers_with_equal_weights_are_one_node():
         (dict(model_type="gpt9"), "model_type is 'gpt9': it must be one of bert, "),
         (dict(model_type=None), "model_type is null: it must be one of bert, "),
         (dict(hidden_act="swiglu"), "hidden_act is 'swiglu': it must be one of gelu, "),
-        (dict(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key': it must be absolute"),
+        (dict(position_embedding_type="relative_key"),
+         "position_embedding_type is 'relative_key': it must be absolute"),
         (dict(num_attention_heads=4), "num_attention_heads is 4: it must be a divisor of hidden_size, 6"),
     ],
 )

@@ -1,4 +1,5 @@
-"""Mutants: what the checks of a law are worth. Every one is named by a check, or both its sides are proved to be one."""
+"""Mutants: what the checks of a law are worth. Every one is named by a check, or both its sides are proved to be
+one."""
 from collections import Counter
 
 import numpy as np

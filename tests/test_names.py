@@ -10,7 +10,8 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("
 
 
 def statements(body):
-    """The imports that run when a module is imported: not those of functions, nor those that only type checkers read."""
+    """The imports that run when a module is imported: not those of functions, nor those that only type checkers
+    read."""
     for each in body:
         match each:
             case ast.If(test=ast.Name(id="TYPE_CHECKING")): pass
@@ -25,7 +26,8 @@ def imported(module):
     for each in statements(ast.parse(path.read_text()).body):
         if isinstance(each, ast.Import): named = [alias.name for alias in each.names]
         else:
-            source = ".".join([*package[:len(package) - each.level + 1], each.module or ""] if each.level else [each.module]).rstrip(".")
+            source = ".".join([*package[:len(package) - each.level + 1], each.module or ""] if each.level
+                              else [each.module]).rstrip(".")
             named = [inner if (inner := f"{source}.{alias.name}") in MODULES else source for alias in each.names]
         yield from {*named} & {*MODULES} - {module}
 
@@ -54,18 +56,22 @@ def defined(path):
     names = set()
     for each in ast.parse(path.read_text()).body:
         match each:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)): names.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
             case ast.Assign(targets=targets):
                 names |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
     return {name for name in names if not name.startswith("_") and len(name) > 1} - TYPES
 
 
 def test_one_word_one_meaning():
-    """No public name is defined in more than two modules. By design some functions are called as what they are a reading of:
-    in READINGS, a kernel; in modules of laws, a law, as a law's name is its function's; in properties, a property."""
+    """No public name is defined in more than two modules. By design some functions are called as what they are a
+    reading of: in READINGS, a kernel; in modules of laws, a law, as a law's name is its function's; in properties, a
+    property."""
     homes = defaultdict(list)
     for module, path in MODULES.items():
-        if module in READINGS | {"opmatrix.properties"} or (module.startswith(LAWS) and module != "rewrites.laws.facts"): continue
+        if module in READINGS | {"opmatrix.properties"} or (module.startswith(LAWS)
+                                                            and module != "rewrites.laws.facts"):
+            continue
         for name in defined(path): homes[name].append(module)
     assert not (many := {name: found for name, found in sorted(homes.items()) if len(found) > 2}), many
 
@@ -81,7 +87,8 @@ def test_files_are_short():
 
 
 def test_a_room_says_what_it_is_for():
-    assert not [path for path in FILES if path.name == "__init__.py" and not ast.get_docstring(ast.parse(Path(path).read_text()))]
+    assert not [path for path in FILES if path.name == "__init__.py"
+                and not ast.get_docstring(ast.parse(Path(path).read_text()))]
 
 
 @pytest.mark.parametrize("room, built", [("compiler", ("front", "derivations", "proofs", "verify", "command")),

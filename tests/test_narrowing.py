@@ -14,17 +14,20 @@ class Narrow(Round):
     """bfloat16 takes so many times as long."""
 
     def __init__(self, times): self.times = times
-    def seconds(self, kernel, **size): return (self.times if kernel.endswith(".bf16") else 1.0) * super().seconds(kernel, **size)
+    def seconds(self, kernel, **size):
+        return (self.times if kernel.endswith(".bf16") else 1.0) * super().seconds(kernel, **size)
 
 
 def stored(program, form):
     """The program with all weights that are multiplied by in another format."""
     names = {step.operands["weight"] for step in program.steps if step.kernel == "linear"}
-    constants = {name: form.pack(form.fit(each.unpack())) if name in names else each for name, each in program.constants.items()}
+    constants = {name: form.pack(form.fit(each.unpack())) if name in names else each for name,
+                 each in program.constants.items()}
     return Program(program.steps, constants, program.output, program.meta)
 
 
-def types(program): return {step.attributes.get("number_type", "float32") for step in program.steps if step.kernel == "attention"}
+def types(program):
+    return {step.attributes.get("number_type", "float32") for step in program.steps if step.kernel == "attention"}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,8 @@ def test_exact_products_keep_it_exact(exact):
     rounded = stored(exact, BF16)
     reads = {name for step in exact.steps if step.kernel == "linear" for name in [step.operands["weight"]]}
     mixed = {name: exact.constants[name] if name in reads else each for name, each in rounded.constants.items()}
-    assert types(narrowed(Program(exact.steps, mixed, exact.output), Prices(Narrow(0.5), RAGGED.extents()))) == {"float32"}
+    assert types(narrowed(Program(exact.steps, mixed, exact.output),
+                          Prices(Narrow(0.5), RAGGED.extents()))) == {"float32"}
 
 
 def test_it_is_saved_with_the_program(exact, tmp_path):

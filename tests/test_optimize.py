@@ -145,7 +145,8 @@ def test_layers_pruned_differently_are_stored_sparse_and_are_right():
         if array.ndim != 2 or "encoder" not in name: return array
         return array * (rng.random(array.shape) < (0.02 if "layer.0" in name else 0.2))
     operator = model(change=pruned, hidden_size=128, intermediate_size=512, num_attention_heads=4, num_hidden_layers=2)
-    sparse, stored_dense = (search(operator, EXACT_LAWS, MACHINE, counted([64]), methods=how) for how in (None, plainly))
+    sparse, stored_dense = (search(operator, EXACT_LAWS, MACHINE, counted([64]), methods=how)
+                            for how in (None, plainly))
     program, plain = sparse.program({})[0], stored_dense.program({})[0]
     kept = {constant.name for constant in program.constants.values() if hasattr(constant, "unpack")}
     assert kept & {"csr", "nm", "block"}
@@ -177,7 +178,8 @@ def test_forms_are_exact_and_priced_by_their_true_sizes(matrix, names):
 
 def width(name):
     """Bits of the numbers that a format of this name multiplies by, as people say them."""
-    return next((bits for kind, bits in {"half": 16, "bf16": 16, "int8": 8, "int4": 4}.items() if name.endswith(kind)), 32)
+    return next((bits for kind, bits in {"half": 16, "bf16": 16, "int8": 8, "int4": 4}.items() if name.endswith(kind)),
+                32)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -198,7 +200,8 @@ def test_a_half_model_is_stored_half_where_that_is_allowed(number_type, expected
     operator = model(change=lambda name, array: array.astype(np.float16).astype(np.float32), num_hidden_layers=1)
     methods = Representable(NUMBER_TYPES[number_type])
     structure = search(operator, EXACT_LAWS, MACHINE, counted([16]), methods=methods)
-    offered = {method.format for each in structure.lowerings for use in each.kernels[1] for method in methods(each, use)}
+    offered = {method.format for each in structure.lowerings for use in each.kernels[1]
+               for method in methods(each, use)}
     assert ("half" in offered) == expected
 
 
@@ -265,9 +268,11 @@ def test_budgets_that_exclude_each_other_say_what_each_allows(again, result, mon
     exact = result.points[0]
     smallest = min(point.predicted_bytes for point in result.points)
     between = (smallest + exact.predicted_bytes) / 2
-    with pytest.raises(Infeasible, match=r"within the error needs [\d.]+ MB, the least error within the memory is [\d.e-]+$") as caught:
+    with pytest.raises(Infeasible,
+                       match=r"within the error needs [\d.]+ MB, the least error within the memory is [\d.e-]+$") as caught:
         again(error=1e-6, memory=between)
-    needed, least = (float(found) for found in re.search(r"needs ([\d.]+) MB.* is ([\d.e-]+)$", str(caught.value)).groups())
+    needed, least = (float(found)
+                     for found in re.search(r"needs ([\d.]+) MB.* is ([\d.e-]+)$", str(caught.value)).groups())
     assert between < 1e6 * needed <= 1.01 * exact.predicted_bytes and least > 1e-6
     with pytest.raises(Infeasible, match="the least error within the memory is none that any program has"):
         again(error=0.9, memory=1000.0)
@@ -291,10 +296,12 @@ def test_a_run_gives_the_same_programs_again(again, result):
 
 
 def test_a_busy_machine_is_said_with_what_it_means(result, monkeypatch, tmp_path):
-    """In the report and in its figures, of the timing and of the calibration; on a quiet machine there is no such line."""
+    """In the report and in its figures, of the timing and of the calibration; on a quiet machine there is no such
+    line."""
     monkeypatch.setattr(Watch, "seen", lambda self: f"{len(self.runs)} programs were disturbed")
     run = Run(None, result.workload, MACHINE, (), result.report, points=[replace(point) for point in result.points])
-    run.imported, run.programs, run.structures = replace(result.imported), {"fused": result.imported.program}, result.structures
+    run.imported, run.programs, run.structures = replace(
+        result.imported), {"fused": result.imported.program}, result.structures
     run.measure(2, lambda *_: None)
     assert run.busy == f"{len(result.points) + 2} programs were disturbed"
     assert all(len(point.rounds_s) == 2 and point.measured_s == sum(point.rounds_s) / 2 for point in run.points)
@@ -317,7 +324,8 @@ def test_quality_decides_in_place_of_the_error(tmp_path, monkeypatch):
     checkpoints.write(tmp_path / "model")
     words = ["the bank", "a river", "dry.", "the river?", "runs of a bank", "banks", "the dry river runs", "of"]
     pairs = tmp_path / "pairs.csv"
-    pairs.write_text("".join(f"{a},{b},{(3 * i + 7 * j) % 11}\n" for i, a in enumerate(words) for j, b in enumerate(words)))
+    pairs.write_text("".join(f"{a},{b},{(3 * i + 7 * j) % 11}\n" for i, a in enumerate(words) for j,
+                             b in enumerate(words)))
     (tmp_path / "lines.txt").write_text("\n".join(LINES * 5))
     given = dict(text=str(tmp_path / "lines.txt"), pairs=pairs, tokens=8, machine=MACHINE, rounds=1)
     asked, within = [], Run.within
@@ -325,10 +333,12 @@ def test_quality_decides_in_place_of_the_error(tmp_path, monkeypatch):
     found = optimize(str(tmp_path / "model"), drop=100.0, **given)
     exact = found.points[0]
     assert exact.name == "exact" and len(found.points) > 1 and all("spearman" in point.judged for point in found.points)
-    assert [[*map(str, kept)] for kept, _ in asked] == [["error<=40%", "spearman>=-100"]] and found.best is choose(found.points)
+    assert [[*map(str, kept)] for kept,
+            _ in asked] == [["error<=40%", "spearman>=-100"]] and found.best is choose(found.points)
     keep = [point for point in found.points if point.judged["spearman"] >= exact.judged["spearman"]]
     run = Run(None, found.workload, MACHINE, (), found.report, points=found.points)
     assert within(run, goals(drop=0.0, file=pairs), None) == keep and len(keep) < len(found.points)
     kept = [point.program.meta["certificate"]["verified"]["goals"][1] for point in found.points]
-    assert [each["value"] for each in kept] == [point.judged["spearman"] - exact.judged["spearman"] for point in found.points]
+    assert [each["value"] for each in kept] == [point.judged["spearman"] - exact.judged["spearman"]
+                                                for point in found.points]
     assert all(each["of"]["sha256"] == hashlib.sha256(pairs.read_bytes()).hexdigest() for each in kept)

@@ -33,7 +33,8 @@ def every_order(program):
 def most_alive(program, steps):
     """By the planner's own reading of lives."""
     schedule, number = program.schedule, {old: new for new, old in enumerate(steps)}
-    calls = [schedule.calls[i]._replace(values={k: number[v] for k, v in schedule.calls[i].values.items()}) for i in steps]
+    calls = [schedule.calls[i]._replace(values={k: number[v] for k, v in schedule.calls[i].values.items()})
+             for i in steps]
     home, last = homes(calls, [number[schedule.result]])
     return floor([Life(calls[b].shape.size.at(EXTENTS), b, last[b]) for b in sorted(set(home))])
 
@@ -73,7 +74,8 @@ def test_no_order_needs_less(program):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs())
 def test_views_attention_and_scores_too(program):
-    """On larger programs, where all orders are too many: never worse, the floor is one, and the results are the same bits."""
+    """On larger programs, where all orders are too many: never worse, the floor is one, and the results are the same
+    bits."""
     found = least_peak(program.schedule, EXTENTS)
     given = program.schedule.plan(EXTENTS).end
     assert found.floor <= found.peak <= given and most_alive(program, found.steps) >= found.floor
@@ -138,7 +140,8 @@ def test_long_chains_are_quick():
     constants["W"] = Dense.pack(rng.standard_normal((16, 16)).astype(np.float32))
     x = write.step("embed", {"fields": "tokens"}, table0="E")
     for _ in range(40):
-        branches = [write.step("linear", {"activation": name}, x=x, weight="W") for name in ("gelu", "silu", "relu", "tanh")]
+        branches = [write.step("linear", {"activation": name}, x=x, weight="W")
+                    for name in ("gelu", "silu", "relu", "tanh")]
         for left, right in pairwise(branches): x = write.step("pointwise", x=left, residual=right)
     program = Program(write.steps, constants, x)
     assert order.least_peak(program.schedule, EXTENTS).floor > 0

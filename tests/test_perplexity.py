@@ -59,7 +59,8 @@ def test_some_tokens_of_a_text(place):
     nats, count, ids = defined(checkpoint, 16, tokens=9)
     found = score_text("it", Program.load(place / "rows"), place / "text", 9)
     read = len(checkpoint.tokenizer().tokenizer.decode(ids))
-    assert (found.count, found.bytes_a_token) == (count, read / 9) == (8, read / 9) and found.nats == pytest.approx(nats, rel=1e-5)
+    assert (found.count, found.bytes_a_token) == (count, read
+                                                  / 9) == (8, read / 9) and found.nats == pytest.approx(nats, rel=1e-5)
 
 
 def test_memory_holds_few_rows_of_scores(place, monkeypatch):
@@ -77,7 +78,8 @@ def test_what_scores_no_vocabulary_is_named(place, tmp_path):
         score_text("it", Program.load(place / "pooled"), place / "text")
     checkpoint = open_model(checkpoints.write(tmp_path / "bert"))
     encoder, _ = structure(checkpoint.operator(), *KINDS["imported"]).program(source(checkpoint))
-    with pytest.raises(InputError, match="it: its rows are no scores of a vocabulary"): score_text("it", encoder, place / "text")
+    with pytest.raises(InputError, match="it: its rows are no scores of a vocabulary"):
+        score_text("it", encoder, place / "text")
     (tmp_path / "short").write_text("a")
     with pytest.raises(InputError, match="short: 1 tokens: give a text of 2 or more"):
         score_text("it", Program.load(place / "rows"), tmp_path / "short")
@@ -98,7 +100,8 @@ def test_run_says_what_follows(place, kind):
     checkpoint = open_model(place / "small.gguf")
     scores = dense(checkpoint.operator(), checkpoint.tokenizer().encode("the bird"))[-1]
     p = np.exp(scores) / np.exp(scores).sum()
-    wanted = "  ".join(f"{checkpoint.tokenizer().tokenizer.decode([at], skip_special_tokens=False)!r} {100 * p[at]:.1f} %"
+    wanted = "  ".join(f"{checkpoint.tokenizer().tokenizer.decode([at], skip_special_tokens=False)!r} "
+                       f"{100 * p[at]:.1f} %"
                        for at in np.argsort(-p)[:5].tolist())
     told = CliRunner().invoke(commands.app, ["run", str(place / kind), "the bird"])
     assert told.output.split() == f"'the bird': {wanted}".split()
@@ -106,7 +109,8 @@ def test_run_says_what_follows(place, kind):
 
 @pytest.mark.parametrize("options, words", [
     ([], "give --pairs CSV or --text FILE"), (["--pairs", "a", "--text", "b"], "give --pairs CSV or --text FILE"),
-    (["--pairs", "a", "--tokens", "9"], "--tokens 9: it is of a text"), (["--text", "b", "--tokens", "1"], "--tokens 1: at least 2")])
+    (["--pairs", "a", "--tokens", "9"], "--tokens 9: it is of a text"),
+    (["--text", "b", "--tokens", "1"], "--tokens 1: at least 2")])
 def test_options_that_do_not_fit_are_named(place, options, words):
     caught = CliRunner().invoke(commands.app, ["evaluate", str(place / "rows"), *options]).exception
     assert isinstance(caught, InputError) and words in str(caught)
@@ -114,5 +118,6 @@ def test_options_that_do_not_fit_are_named(place, options, words):
 
 def test_the_command_says_perplexity(place, tmp_path):
     out = tmp_path / "all.json"
-    told = CliRunner().invoke(commands.app, ["evaluate", str(place / "rows"), "--text", str(place / "text"), "--json", str(out)])
+    told = CliRunner().invoke(commands.app,
+                              ["evaluate", str(place / "rows"), "--text", str(place / "text"), "--json", str(out)])
     assert told.exit_code == 0 and "perplexity" in told.output and "nats_per_byte" in out.read_text()

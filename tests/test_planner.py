@@ -47,7 +47,8 @@ def programs(draw):
     of = lambda *wanted: [name for name, shape in made.items() if shape[0] in wanted]
     for _ in range(draw(st.integers(1, 12))):
         kinds = ["pointwise", "scale", "linear", "columns", "heads"]
-        kinds += ["join", "attention", "scores", "rotate"] * bool(of("heads")) + ["softmax", "values"] * bool(of("scores"))
+        kinds += ["join", "attention", "scores",
+                  "rotate"] * bool(of("heads")) + ["softmax", "values"] * bool(of("scores"))
         match draw(st.sampled_from(kinds)):
             case "pointwise":
                 x = draw(st.sampled_from(of("rows")))

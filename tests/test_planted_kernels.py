@@ -1,4 +1,5 @@
-"""Wrong kernels of narrow numbers, planted: the format's own check sees each, and so does the check of a program's steps."""
+"""Wrong kernels of narrow numbers, planted: the format's own check sees each, and so does the check of a program's
+steps."""
 from types import SimpleNamespace
 
 import numpy as np
@@ -56,8 +57,8 @@ def wrong_scale(right, x, *given, **options):
 
 
 def shifted_group(right, x, *given, **options):
-    """Scales of the group before, or of the output before where there is one group; where there are no scales, inputs of
-    the one before."""
+    """Scales of the group before, or of the output before where there is one group; where there are no scales, inputs
+    of the one before."""
     *arrays, last, out, epilogue = given
     if last.dtype != np.float32: right(np.roll(x, 1, 1), *arrays, last, out, epilogue, **options)
     else: right(x, *arrays, np.roll(last, 1, 0 if last.ndim == 2 and len(last) > 1 else -1), out, epilogue, **options)
@@ -87,7 +88,8 @@ def test_the_check_of_a_format_sees_it(monkeypatch, name, fault):
 def mlp(F, options, rng):
     """Embeddings, a product with gelu, one with a residual and a norm."""
     table = FORMATS["dense"].pack(rng.standard_normal((17, 200), np.float32))
-    up, down = (F.approximate(rng.standard_normal(shape, np.float32) / 14, **options) for shape in ((200, 132), (132, 200)))
+    up, down = (F.approximate(rng.standard_normal(shape, np.float32) / 14, **options)
+                for shape in ((200, 132), (132, 200)))
     bias, gain = rng.standard_normal(132).astype(np.float32), 1 + rng.standard_normal(200).astype(np.float32) / 5
     steps = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"),
              Step("linear", {"x": "x", "weight": "U", "bias": "b"}, {"activation": "gelu"}, "y"),
@@ -96,12 +98,14 @@ def mlp(F, options, rng):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name, options", [(name, options) for name, F in ROUNDING.items() for options in F.choices(200, 132)])
+@pytest.mark.parametrize("name, options",
+                         [(name, options) for name, F in ROUNDING.items() for options in F.choices(200, 132)])
 def test_the_check_of_steps_sees_it(monkeypatch, rng, name, options, fault):
     program = mlp(ROUNDING[name], options, rng)
     assert verify_steps(program, [SENTENCES])["count"] == 3
     plant(monkeypatch, ROUNDING[name], fault)
-    with pytest.raises(VerificationError, match=r"= linear\(.*is not what its kernel means"): verify_steps(program, [SENTENCES])
+    with pytest.raises(VerificationError, match=r"= linear\(.*is not what its kernel means"):
+        verify_steps(program, [SENTENCES])
 
 
 @pytest.mark.parametrize("name", ROUNDING)
@@ -163,7 +167,8 @@ def test_equal_scores_give_the_mean_of_the_values_to_the_bit(rng):
 
 
 def test_a_key_far_above_the_others_gives_its_value_to_the_bit(rng):
-    """Rows of ±1 that differ from each other: a query is one of them, times 2^8, and scores fall by 2^9 or more to the next."""
+    """Rows of ±1 that differ from each other: a query is one of them, times 2^8, and scores fall by 2^9 or more to the
+    next."""
     lengths = [1, 3, 70, 200, 300]
     for n in lengths:
         signs = 1 - 2 * ((np.arange(n)[:, None] >> np.arange(16)) & 1)
@@ -186,20 +191,23 @@ def test_the_check_of_steps_sees_wrong_attention(monkeypatch, rng, fault):
     class Planted:
         def __getattr__(self, name): return wrong if name == "attention_halves" else getattr(kernels, name)
     monkeypatch.setattr(table, "compiled", Planted())
-    with pytest.raises(VerificationError, match=r"= attention\(.*is not what its kernel means"): verify_steps(program, [SENTENCES])
+    with pytest.raises(VerificationError, match=r"= attention\(.*is not what its kernel means"):
+        verify_steps(program, [SENTENCES])
 
 
 def test_a_run_that_is_not_what_its_steps_give_is_found(monkeypatch, rng):
     program = mlp(ROUNDING["bf16"], {}, rng)
     right = type(program.schedule).run
     monkeypatch.setattr(type(program.schedule), "run", lambda self, batch: np.roll(right(self, batch), 1, 0))
-    with pytest.raises(VerificationError, match="its run is not what its steps give"): verify_steps(program, [SENTENCES])
+    with pytest.raises(VerificationError, match="its run is not what its steps give"):
+        verify_steps(program, [SENTENCES])
 
 
 def test_what_attention_reads_is_within_a_unit_of_bfloat16(rng):
     """The meaning of its operands, told apart from the kernel: q, k, v are rounded to 8 bits, not left as they are."""
     q, k, v = (rng.standard_normal((16, 2, 32), np.float32) for _ in range(3))
-    call = SimpleNamespace(q=q, k=k, v=v, scale=0.25, number_type="bf16", where="sequence", tile=256, batch=Batch([range(16)]))
+    call = SimpleNamespace(q=q, k=k, v=v, scale=0.25, number_type="bf16", where="sequence", tile=256,
+                           batch=Batch([range(16)]))
     declared = table.KERNELS["attention"]
     found, exact = attended(q, k, v, [16], 0.25), meaning(declared, vars(call), call.batch)
     plain = meaning(declared, vars(call), call.batch, rounded=False)

@@ -1,5 +1,5 @@
-"""Programs that give a row a sequence: pooled as checkpoints say, or of one token alone, whose other rows vanish behind the last
-attention."""
+"""Programs that give a row a sequence: pooled as checkpoints say, or of one token alone, whose other rows vanish behind
+the last attention."""
 import numpy as np
 import pytest
 import standin
@@ -29,7 +29,8 @@ def program(operator, kind="exact", batch=RAGGED):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("modes, normalise", [*(((mode,), True) for mode in MODES), (("mean",), False), (("mean", "max"), True)], ids=str)
+@pytest.mark.parametrize("modes, normalise",
+                         [*(((mode,), True) for mode in MODES), (("mean",), False), (("mean", "max"), True)], ids=str)
 def test_a_program_pools_as_numpy_does(modes, normalise, kind, tmp_path):
     """By the pooling of rows, which programs of rows are still embedded with."""
     pooling = Pooling(modes, normalise)
@@ -66,11 +67,12 @@ def test_sentences_in_groups_are_as_if_alone():
 
 @pytest.mark.parametrize("mode", ["cls", "lasttoken"])
 def test_few_scripts_serve_a_stream_of_fresh_lengths(mode):
-    """Where kernels have a row a sequence, a script is for a power of two of them: it writes the rows of those that there are, in
-    every group, and no others."""
+    """Where kernels have a row a sequence, a script is for a power of two of them: it writes the rows of those that
+    there are, in every group, and no others."""
     made = program(ROWS_ONLY @ Pooling((mode,)).operator())[0]
     rng, recorded = np.random.default_rng(0), made.schedule.segments[0]
-    for lengths in ([1] * 40, [3, 1, 8], [3, 1, 8, 1], [6, 6], [12], *(rng.integers(1, 12, rng.integers(30, 90)) for _ in range(12))):
+    for lengths in ([1] * 40, [3, 1, 8], [3, 1, 8, 1], [6, 6], [12],
+                    *(rng.integers(1, 12, rng.integers(30, 90)) for _ in range(12))):
         batch = Batch([rng.integers(0, 40, n) for n in lengths])
         alone = np.concatenate([made.run(one) for one in batch])
         np.testing.assert_allclose(made.run(batch), alone, rtol=0, atol=2e-6)
@@ -89,7 +91,8 @@ def test_behind_the_last_attention_there_are_only_rows_that_are_read(mode):
     assert len(behind) > 3 and {call.shape.space for call in behind} == {made.schedule.calls[at].shape.space}
     assert not any(call.kernel.name == "attention" for call in calls[at:])
     assert "pick_queries" in str(chain(found, EXACT_LAWS)) and "pick_before" in found.fired
-    assert relative(made.exact(RAGGED, unrounded(found, emitter)), dense(ROWS_ONLY @ Pooling((mode,)).operator(), RAGGED)) < 1e-12
+    assert relative(made.exact(RAGGED, unrounded(found, emitter)),
+                    dense(ROWS_ONLY @ Pooling((mode,)).operator(), RAGGED)) < 1e-12
 
 
 def test_a_head_is_of_the_rows_that_are_read():
@@ -148,7 +151,8 @@ def test_a_relation_that_does_not_fit_is_said(batch, words):
 
 
 def test_a_pick_that_has_no_single_entry_is_said():
-    made = program(ROWS_ONLY @ pick(relation("seen", "T", "T")), batch=Batch([[3, 4, 5]], relations={"seen": np.eye(3)[::-1]}))[0]
+    made = program(ROWS_ONLY @ pick(relation("seen", "T", "T")),
+                   batch=Batch([[3, 4, 5]], relations={"seen": np.eye(3)[::-1]}))[0]
     found = made.run(Batch([[3, 4, 5]], relations={"seen": np.eye(3)[::-1]}))
     np.testing.assert_allclose(found, dense(ROWS_ONLY, Batch([[3, 4, 5]]))[::-1], rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="seen: T × T: row 1 of 3 in space T has 0 entries: a pick takes"):
@@ -157,7 +161,8 @@ def test_a_pick_that_has_no_single_entry_is_said():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_in_another_order_keep_their_positions(kind):
-    """Attention and rotations of kernels take row i for token i: before a pick they are computed of all rows, behind it refused."""
+    """Attention and rotations of kernels take row i for token i: before a pick they are computed of all rows, behind it
+    refused."""
     rng, swapped = np.random.default_rng(0), pick(relation("swapped", "T", "T"))
     Q, K, V = (weight(rng.normal(size=(24, 24)) / 5) for _ in range(3))
     layer = formula(lambda x: x + attention(Q, K, V, 3, sequence & causal, rotary(9, 8))(x))
@@ -167,7 +172,8 @@ def test_rows_in_another_order_keep_their_positions(kind):
     assert relative(made.exact(batch, unrounded(found, emitter)), dense(term, batch)) < 1e-12
     assert relative(made.run(batch), dense(term, batch)) < 1e-5
     for behind in (layer, formula(lambda x: x @ rotary(9, 24))):
-        with pytest.raises(InputError, match=r"it reads the positions of rows that pick.* put in another order: .* pick behind it"):
+        with pytest.raises(InputError,
+                           match=r"it reads the positions of rows that pick.* put in another order: .* pick behind it"):
             program(ROWS_ONLY @ swapped @ gelu @ behind, kind, batch)
 
 
@@ -190,7 +196,8 @@ def test_what_no_kernel_computes_of_sequences_is_read():
 
 
 def test_a_layer_of_a_graph_is_optimized():
-    """The batch with its relation stands for all, as nobody draws another; columns side by side stay so at shrunken sizes."""
+    """The batch with its relation stands for all, as nobody draws another; columns side by side stay so at shrunken
+    sizes."""
     batch = nodes(40)
     found = optimize(graph_layer(mean, 40), workload=batch, machine=standin.machine(), rounds=3)
     assert found.points[0].verified and found.workload.verify is batch and found.points[0].stated_error < 1e-5

@@ -10,7 +10,8 @@ from opmatrix.operators import pick
 from opmatrix.pipelines.pooling import Pooling
 from rewrites.compiler.search import search
 
-ENDS = {"every row": lambda rows: rows, "pooled": lambda rows: rows @ Pooling().operator(), "last": lambda rows: rows @ pick("last")}
+ENDS = {"every row": lambda rows: rows, "pooled": lambda rows: rows @ Pooling().operator(),
+        "last": lambda rows: rows @ pick("last")}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,7 +7,8 @@ import test_threads
 from formats.machine.switches import SWITCHES, VARIABLE, switched_off
 
 PAGE = (Path(__file__).parents[1] / "docs" / "processors.md").read_text()
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| ")][1:]
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines()
+        if line.startswith("| ")][1:]
 SETTINGS = [row[1].strip("`") for row in ROWS if row[1]]
 
 

@@ -1,4 +1,5 @@
-"""A row of a product has the same bits whatever rows stand beside it, on however many threads, by whatever tile of sums."""
+"""A row of a product has the same bits whatever rows stand beside it, on however many threads, by whatever tile of
+sums."""
 import numpy as np
 import pytest
 
@@ -12,7 +13,8 @@ from formats.machine import threads
 
 OTHERS = (8, 3), (6, 4), (3, 1), (1, 2)
 other_pairs = by_vectors(ATTENDED, OTHERS)
-STORED = [("dense", {}), ("half", {}), ("packed", {}), ("bf16", {}), ("int8", {}), ("int8", {"group": 64}), ("int4", {"group": 64}),
+STORED = [("dense", {}), ("half", {}), ("packed", {}), ("bf16", {}), ("int8", {}), ("int8", {"group": 64}),
+          ("int4", {"group": 64}),
           ("int4", {"group": 128}), ("csr", {})]
 
 
@@ -20,7 +22,8 @@ STORED = [("dense", {}), ("half", {}), ("packed", {}), ("bf16", {}), ("int8", {}
 def by_these(item, worker, arguments):
     """Sums of pairs by the tiles that kernels have."""
     a = longs(arguments, 7)
-    attended_pairs(0, a[0], a[1], a[2], 4 * a[3], a[4], 64, 64 * a[3], a[3], a[5], 4 * a[1], (0, 0, 0), (0, 0, 0, 0, 1, 0))
+    attended_pairs(0, a[0], a[1], a[2], 4 * a[3], a[4], 64, 64 * a[3], a[3], a[5], 4 * a[1], (0, 0, 0),
+                   (0, 0, 0, 0, 1, 0))
 
 
 @Kernel
@@ -51,8 +54,8 @@ def product(weight, x, bias, residual):
 
 
 def alone(name):
-    """The fewest rows whose sums have the order of many. Matrix registers add pairs up in an order of their own, and one row is not
-    multiplied by them; one row of csr is a dot product."""
+    """The fewest rows whose sums have the order of many. Matrix registers add pairs up in an order of their own, and
+    one row is not multiplied by them; one row of csr is a dot product."""
     return 2 if name == "csr" or (MATRIX and name == "bf16") else 1
 
 

@@ -32,7 +32,8 @@ FORMATS = {
     "dense": Dense.pack, "half": Half.approximate, "csr": lambda W: CSR.approximate(W, density=0.4),
     "block": lambda W: Block.approximate(W, density=0.5, tile=(4, 8)), "nm": NM.approximate,
     "lowrank": lambda W: LowRank.approximate(W, rank=7),
-    **{name: ALL[name].approximate for name in ("csc", "coo", "sell", "bitmap", "lowranksparse", "kronecker", "blockdiagonal")},
+    **{name: ALL[name].approximate
+       for name in ("csc", "coo", "sell", "bitmap", "lowranksparse", "kronecker", "blockdiagonal")},
 }
 FACTORS = "lowrank", "lowranksparse", "kronecker"             # read as one matrix, rounded once
 
@@ -91,14 +92,16 @@ def alone(kernel, rng):
             last = write.step("join", x=write.step("rotate", x="h", cos="cos", sin="sin"))
         case "pointwise_heads":
             constants |= {"g0": rows(rng, 8), "g1": rows(rng, 8)}
-            last = write.step("join", x=write.step("pointwise_heads", {"eps": 0.1, "norm": "rms"}, x="h", gain="g0", shift="g1"))
+            last = write.step("join", x=write.step("pointwise_heads", {"eps": 0.1, "norm": "rms"}, x="h", gain="g0",
+                                                   shift="g1"))
         case "pool": last = write.step("pool", {"how": "mean", "unit": 0.1}, x="y")
         case "unit": last = write.step("unit", {"unit": 0.1}, x="y")
         case "link": last = write.step("link", {"relation": "members_by_place: S × T", "over": "sum"}, x="y")
         case "pick": last = write.step("pick", {"relation": "last: S × T"}, x="y")
         case "attend_once":
             q = write.step("heads", {"heads": 3}, x=write.step("pool", {"how": "last"}, x="x"))
-            last = write.step("join", x=write.step("attend_once", {"scale": 0.3, "where": "sequence & causal", "query": "last"},
+            last = write.step("join", x=write.step("attend_once",
+                                                   {"scale": 0.3, "where": "sequence & causal", "query": "last"},
                                                    q=q, k="h", v="h"))
         case "headwise": last = write.step("join", x=write.step("headwise", x="h", weight="stack"))
         case "repeat": last = write.step("join", x=write.step("repeat", {"heads": 6}, x="h"))
@@ -234,7 +237,8 @@ def test_the_planned_peak_is_what_a_call_allocates(layer, pack):
     program = wide(layer, pack)
     batch = Batch([np.full(n, 3) for n in (400, 1, 390, 57, 220)])
     assert abs(peak(program, batch) / program.peak_bytes(batch) - 1) < 0.01
-    assert program.schedule.scored or program.peak_bytes(Batch([np.full(267, 3)] * 4)) >= 0.9 * program.peak_bytes(Extents({T: 1068}))
+    assert program.schedule.scored or program.peak_bytes(Batch([np.full(267, 3)]
+                                                               * 4)) >= 0.9 * program.peak_bytes(Extents({T: 1068}))
 
 
 def test_a_fused_layer_needs_no_more_than_what_is_alive(weights):
@@ -319,7 +323,8 @@ def test_every_step_has_a_price(weights, layer, format):
 
 
 def test_a_price_has_every_part(rng):
-    """The product, then what its epilogue does; the first part of a pass of its own has another name, the others ride along."""
+    """The product, then what its epilogue does; the first part of a pass of its own has another name, the others ride
+    along."""
     names = [name for name, _ in alone("linear", rng).cost(RAGGED)]
     parts = ["bias", "gelu", "residual", "norm", "affine"]
     assert names == ["gather", "gather", "norm", "affine", "linear.dense", "bias", "linear.dense", *parts]
@@ -367,7 +372,8 @@ START = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x")]
       Step("attention", {"q": "q", "k": "q", "v": "q"}, {"where": "causal"}, "y")],
      "where: 'causal' looks beyond sequences"),
     ([Step("heads", {"x": "x"}, {"heads": 2}, "q"),
-      Step("attention", {"q": "q", "k": "q", "v": "q"}, {"where": "sequence & often"}, "y")], "'often' of 'sequence & often'"),
+      Step("attention", {"q": "q", "k": "q", "v": "q"}, {"where": "sequence & often"}, "y")],
+      "'often' of 'sequence & often'"),
     ([], "output: no step gives 'y'"),
 ])
 def test_what_does_not_fit_is_refused(steps, complaint):

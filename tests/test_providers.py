@@ -94,7 +94,8 @@ def test_attention_agrees(heads, kept, causal, rng):
 
 def test_what_there_is_not_says_so(rng, monkeypatch):
     W = rng.standard_normal((16, 16), np.float32)
-    with pytest.raises(Unavailable, match=r"no product for lowrank; it has dense"): Held(FORMATS["lowrank"].approximate(W))
+    with pytest.raises(Unavailable, match=r"no product for lowrank; it has dense"):
+        Held(FORMATS["lowrank"].approximate(W))
     with pytest.raises(Unavailable, match="only on CUDA"): Held(FORMATS["nm"].approximate(W))
     with pytest.raises(Unavailable, match="square tiles"): Held(FORMATS["block"].approximate(W, tile=(8, 4)))
     with pytest.raises(ValueError, match=r"x has shape \(2, 3\), it must be \(rows, 16\)"):

@@ -31,12 +31,13 @@ def test_every_sign_is_seen_alone(monkeypatch, given, said): assert watch(monkey
 
 
 @pytest.mark.parametrize("given", [
-    {}, {"load": None}, {"load": 2.1}, {"ticks": ()}, {"ticks": ((0, 0, 0, 0), (180, 0, 200, 175))}, {"runs": [STEADY, STEADY, WILD]},
+    {}, {"load": None}, {"load": 2.1}, {"ticks": ()}, {"ticks": ((0, 0, 0, 0), (180, 0, 200, 175))},
+    {"runs": [STEADY, STEADY, WILD]},
     {"runs": [[1.0, 9.0]]}, {"speedup": 1.9}, {"speedup": 1.0}, {"ticks": ((0, 0, 0, 0), (10, 5, 20, 0))},
     {"threads": 1, "ticks": ((0, 0, 0, 0), (180, 0, 200, 90))}])
 def test_a_quiet_machine_and_one_that_tells_nothing_show_none(monkeypatch, given):
-    """Own threads are no others; few ticks say nothing; one disturbed thing of three is no spread; a free processor is left to one
-    thread."""
+    """Own threads are no others; few ticks say nothing; one disturbed thing of three is no spread; a free processor is
+    left to one thread."""
     assert watch(monkeypatch, **given) == ""
 
 
@@ -49,7 +50,8 @@ def test_every_bound_has_a_reason(): assert all(sign.why and sign.most > 0 for s
 
 
 def test_what_threads_miss():
-    assert missing(0.5, 2, 2) == 0.5 and missing(0.5, 2, 64) == 0 and missing(1.0, 1, 64) == 1 and missing(0.0, 9, 2) == 0
+    assert missing(0.5, 2, 2) == 0.5 and missing(0.5, 2,
+                                                 64) == 0 and missing(1.0, 1, 64) == 1 and missing(0.0, 9, 2) == 0
 
 
 def test_a_width_is_that_of_the_middle_half(): assert width([1.0] * 8) == 0 and width([1.0, 1.0, 2.0, 3.0, 3.0]) == 1.0

@@ -1,5 +1,5 @@
-"""Hypothesis over random well-typed programs: whatever the laws, the extraction and the kernels make of one is it still.
-OPMATRIX_EXAMPLES sets how many are tried; each run of thousands starts from a seed of its own."""
+"""Hypothesis over random well-typed programs: whatever the laws, the extraction and the kernels make of one is it
+still. OPMATRIX_EXAMPLES sets how many are tried; each run of thousands starts from a seed of its own."""
 import os
 
 import numpy as np
@@ -15,7 +15,8 @@ from opmatrix.term import KINDS, formula
 EXAMPLES = int(os.environ.get("OPMATRIX_EXAMPLES", 0))
 many = settings(max_examples=EXAMPLES or 40, derandomize=not EXAMPLES, deadline=None, database=None,
                 suppress_health_check=list(HealthCheck))
-MADE = {"adjoint", "by_head", "left", "right", "behind", "joined", "blank", "below", "unit"}        # what rewriting alone makes
+# what rewriting alone makes
+MADE = {"adjoint", "by_head", "left", "right", "behind", "joined", "blank", "below", "unit"}
 UNKNOWN = {"symbol"}                                                            # has no numbers
 
 
@@ -30,7 +31,8 @@ class Choices:
     def __init__(self, seed): self.rng = np.random.default_rng(seed)
 
     def __call__(self, strategy):
-        low, high = (0, 1) if strategy == st.booleans() else (strategy.wrapped_strategy.start, strategy.wrapped_strategy.end)
+        low, high = (0, 1) if strategy == st.booleans() else (strategy.wrapped_strategy.start,
+                                                              strategy.wrapped_strategy.end)
         found = int(self.rng.integers(low, high + 1))
         return bool(found) if strategy == st.booleans() else found
 

@@ -111,7 +111,8 @@ def small(seed, **changed):
     return transformer(config, random_weights(config, rng)), Batch(random_sentences(config, rng, 40)), config
 
 
-FAMILIES = [dict(num_attention_heads=4, num_key_value_heads=2, head_dim=8, positions="rotary", pre_norm=True, gated=True,
+FAMILIES = [dict(num_attention_heads=4, num_key_value_heads=2, head_dim=8, positions="rotary", pre_norm=True,
+                 gated=True,
                  norm="rms", bias=False),
             dict(num_attention_heads=3, num_key_value_heads=3, head_dim=5, pre_norm=False, gated=False, bias=True),
             dict(num_attention_heads=6, num_key_value_heads=2, head_dim=4, pre_norm=True, gated=True, bias=True)]
@@ -240,7 +241,8 @@ def test_units_that_are_there_twice_go_for_nothing(run_of):
     assert 1e-4 < off <= kept["error"]["stated"] <= 0.2
     assert loaded.stored_bytes < 0.8 * result.points[0].program.stored_bytes
     told = (place / "out" / "derivation.txt").read_text()
-    assert told.startswith("removal: 50 % of units") and "32 of 64 units left, off by" in told and "every one checked" in told
+    assert told.startswith(
+        "removal: 50 % of units") and "32 of 64 units left, off by" in told and "every one checked" in told
 
 
 def test_what_judges_is_not_calibrated_with(run_of):

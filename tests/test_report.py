@@ -1,4 +1,5 @@
-"""The report of a run: every number that is printed is one of its figures, what means save adds up, and a bound is of what was asked."""
+"""The report of a run: every number that is printed is one of its figures, what means save adds up, and a bound is of
+what was asked."""
 import copy
 import re
 from itertools import combinations
@@ -17,7 +18,8 @@ from rewrites.run import without
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w])")
 SAID = "int8", "float64", f"that needs {2 * MIN_SENTENCES} lines"  # words with digits, and a constant
-WAYS = (("{:.2f}", 1e3), ("{:.1f}", 1e6), ("{:.1f}", 1e-6), ("{:.3g}", 100), ("{:.2g}", 100), ("{:.2g}", 1), ("{:.0e}", 1),
+WAYS = (("{:.2f}", 1e3), ("{:.1f}", 1e6), ("{:.1f}", 1e-6), ("{:.3g}", 100), ("{:.2g}", 100), ("{:.2g}", 1),
+        ("{:.0e}", 1),
         ("{:.1f}", 1), ("{}", 1))
 
 
@@ -70,7 +72,8 @@ def test_a_number_that_is_no_figure_is_seen(ran, path):
 def test_what_means_save_adds_up(ran):
     found, kept, _ = ran
     rows = [step for step in kept["steps"] if step["program"]]
-    assert [step["name"] for step in kept["steps"]] == ["imported", "+ fusion", "+ laws", "+ number types", "+ sparsity and rank"]
+    assert [step["name"] for step in kept["steps"]] == ["imported", "+ fusion", "+ laws", "+ number types",
+                                                        "+ sparsity and rank"]
     assert rows[0]["measured_s"] == found.imported.measured_s and rows[-1]["measured_s"] == found.best.measured_s
     assert kept["saved_s"] == found.imported.measured_s - found.best.measured_s
     assert sum(step["saved_s"] for step in rows[1:]) == pytest.approx(kept["saved_s"], abs=1e-12)
@@ -81,7 +84,8 @@ def test_what_means_save_adds_up(ran):
 
 
 def test_a_means_that_nothing_has_says_so():
-    rows = [("imported", "imported", [9.0, 8.0, 10.0]), ("+ fusion", "fused", [5.0, 5.0, 6.0]), ("+ laws", "exact", [5.1, 4.8, 6.0]),
+    rows = [("imported", "imported", [9.0, 8.0, 10.0]), ("+ fusion", "fused", [5.0, 5.0, 6.0]),
+            ("+ laws", "exact", [5.1, 4.8, 6.0]),
             ("+ number types", "", None), ("+ sparsity and rank", "csr x2", [3.0, 3.0, 3.0])]
     found = [*steps(rows)]
     assert [step.saved_s for step in found] == [None, 4.0, pytest.approx(-0.1), None, pytest.approx(2.1)]
@@ -89,7 +93,8 @@ def test_a_means_that_nothing_has_says_so():
     assert results.name_step(found[3]._asdict()) == "+ number types: nothing"
 
 
-@pytest.mark.parametrize("methods, only", [({"bf16": 3, "int8": 1, "half": 2, "int4": 1}, True), ({}, True), ({"bf16": 3, "csr": 1}, False),
+@pytest.mark.parametrize("methods, only", [({"bf16": 3, "int8": 1, "half": 2, "int4": 1}, True), ({}, True),
+                                           ({"bf16": 3, "csr": 1}, False),
                                            ({"lowrank": 1}, False), ({"nm": 1}, False), ({"mine": 1}, False)], ids=str)
 def test_number_types_keep_every_weight(methods, only): assert only_narrows(methods) == only
 

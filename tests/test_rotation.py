@@ -67,7 +67,8 @@ def test_lengths_and_angles_between_equal_distances_stay(rng):
 
 def test_what_it_refuses(rng):
     table = np.ones((4, 3))
-    with pytest.raises(ShapeError, match=r"rotate: tables of cosines \(4, 3\) and sines \(4, 2\)"): rotate(table, table[:, :2])
+    with pytest.raises(ShapeError, match=r"rotate: tables of cosines \(4, 3\) and sines \(4, 2\)"):
+        rotate(table, table[:, :2])
     with pytest.raises(ShapeError, match="columns"): weight(np.ones((5, 5))) @ rotate(table, table)
     with pytest.raises(ValueError, match=r"positions: id 4 of sentence 0, token 4 .* outside 0..3"):
         dense(rotate(table, table), rng.normal(size=(8, 6)), RAGGED)
@@ -83,7 +84,8 @@ def rope_model(rng, h=4, g=2, d=4, layers=2):
     def layer():
         def mix(x):
             x = x @ (rmsnorm(1e-3) @ diag(rng.normal(size=width)))
-            q, k = (x @ (weight(numbers(rng, width, many * d)) + const(numbers(rng, many * d))) @ heads(many) @ table for many in (h, g))
+            q, k = (x @ (weight(numbers(rng, width, many * d)) + const(numbers(rng, many * d))) @ heads(many) @ table
+                    for many in (h, g))
             v = x @ weight(numbers(rng, width, g * d)) @ heads(g)
             scores = q @ (k @ repeat(h)).T * d ** -0.5
             y = product(scores, v @ repeat(h), over=softmax, where=sequence & causal) @ heads(h).T
@@ -102,7 +104,8 @@ def test_a_program_with_rope_is_the_model(rng, laws, fusion, tmp_path):
     assert relative(program.run(RAGGED), wanted) < 1e-5
     verify_steps(program, [RAGGED])
     kernels = [step.kernel for step in program.steps]
-    assert kernels.count("attention" if fusion else "softmax") == 2 and kernels.count("rotate") == 4 and "interpret" not in kernels
+    assert kernels.count("attention" if fusion
+                         else "softmax") == 2 and kernels.count("rotate") == 4 and "interpret" not in kernels
     assert (len(program.schedule.segments) == 1) == fusion
     program.save(tmp_path / "p")
     assert (Program.load(tmp_path / "p").run(RAGGED) == program.run(RAGGED)).all()
@@ -124,12 +127,14 @@ def test_bits_depend_on_the_row_alone(rng, rest):
 
 def test_a_sentence_longer_than_the_tables_is_refused(rng):
     program, _ = search(weight(numbers(rng, 10, 6)) @ rotary(4, 6), EXACT_LAWS, Round(), RAGGED.extents()).program({})
-    with pytest.raises(ValueError, match=r"positions: id 4 of sentence 1, token 4 .* is outside 0\.\.3"): program.run([[1], [1] * 5])
+    with pytest.raises(ValueError, match=r"positions: id 4 of sentence 1, token 4 .* is outside 0\.\.3"):
+        program.run([[1], [1] * 5])
     more = {"a": np.ones((4, 3), np.float32), "b": np.ones((4, 4), np.float32), "c": np.ones(4, np.float32)}
     for cos, sin in ("ab", "bb", "cc"):
         steps = [replace(step, operands={**step.operands, "cos": cos, "sin": sin}) if step.kernel == "rotate" else step
                  for step in program.steps]
-        with pytest.raises(ValueError, match=r"rotate: (sin|cos): \(4"): Program(steps, {**program.constants, **more}, program.output)
+        with pytest.raises(ValueError, match=r"rotate: (sin|cos): \(4"):
+            Program(steps, {**program.constants, **more}, program.output)
 
 
 @pytest.mark.parametrize("h, d, rest", [(4, 8, 0), (2, 6, 2), (8, 16, 0), (3, 8, 8), (4, 4, 0)])

@@ -19,7 +19,9 @@ def cases(seed=0):
     memory, inputs, outputs = allocate_both(1 << 12)
     inputs[:], outputs[:] = rng.standard_normal(inputs.size, np.float32), 0
     W = rng.standard_normal((24, 40), np.float32)
-    weight, x, product, scaled = FORMATS["packed"].pack(W), inputs[:240].reshape(10, 24), outputs[:400].reshape(10, 40), outputs[512:752]
+    weight, x, product, scaled = FORMATS["packed"].pack(W), inputs[:240].reshape(10,
+                                                                                 24), outputs[
+        :400].reshape(10, 40), outputs[512:752]
     found = [("linear.packed", {"T": 10}, lambda: weight.matmul(x, out=product)),
              ("scale", {"T": 10}, lambda: kernels.scale(x, 0.5, scaled.reshape(10, 24)))]
     return memory, found, x, x @ W
@@ -44,7 +46,8 @@ def test_every_worker_does_every_case(monkeypatch, apart, workers):
 
 
 def test_times_belong_to_their_cases(monkeypatch):
-    """The order is drawn and they are cut into scripts, but a case that does a thousand times as much takes the most."""
+    """The order is drawn and they are cut into scripts, but a case that does a thousand times as much takes the
+    most."""
     monkeypatch.setattr("formats.machine.running.SCRIPT_CASES", 3)
     memory, inputs, outputs = allocate_both(1 << 16)
     inputs[:] = 1

@@ -1,5 +1,5 @@
-"""Schedules by hand: stages apply laws and approximations, and what comes out is priced, verified and runs; what does not apply
-says where and why."""
+"""Schedules by hand: stages apply laws and approximations, and what comes out is priced, verified and runs; what does
+not apply says where and why."""
 import numpy as np
 import pytest
 import standin
@@ -34,14 +34,17 @@ from rewrites.verify import VerificationError
 
 
 @pytest.fixture(scope="module")
-def start(): return schedule(model(hidden_size=32, num_attention_heads=2, intermediate_size=64), RAGGED, machine=standin.machine())
+def start():
+    return schedule(model(hidden_size=32, num_attention_heads=2, intermediate_size=64), RAGGED,
+                    machine=standin.machine())
 
 
 @pytest.fixture(scope="module")
 def joined(start): return start | join_qkv
 
 
-def off(program, start): return np.linalg.norm(program.run(RAGGED) - (wanted := dense(start.model, RAGGED))) / np.linalg.norm(wanted)
+def off(program, start):
+    return np.linalg.norm(program.run(RAGGED) - (wanted := dense(start.model, RAGGED))) / np.linalg.norm(wanted)
 
 
 # ---- laws by hand
@@ -110,7 +113,8 @@ def test_a_wrong_law_is_named_when_it_is_verified(start):
 
 # ---- approximations by hand
 
-STORES = [(prune(0.5), "csr"), (prune_blocks(0.5), "block"), (keep(2, 4), "nm"), (low_rank(8), "lowrank"), (half(), "half"),
+STORES = [(prune(0.5), "csr"), (prune_blocks(0.5), "block"), (keep(2, 4), "nm"), (low_rank(8), "lowrank"),
+          (half(), "half"),
           (bf16(), "bf16"), (int8(), "int8")]
 
 
@@ -148,8 +152,10 @@ def test_an_approximation_of_ones_own(joined):
         return np.where(abs(W) >= np.quantile(abs(W), 1 - density), W, 0)
 
     made = joined | nearest(largest, "intermediate") | nearest(largest, "query", density=0.25)
-    stored = [c for c in made.program.constants.values() if getattr(c, "name", "dense") not in ("dense", "packed", "half")]
-    assert len(stored) == 4 and sorted({round(np.count_nonzero(c.unpack()) / c.unpack().size, 2) for c in stored}) == [0.25, 0.5]
+    stored = [c for c in made.program.constants.values()
+              if getattr(c, "name", "dense") not in ("dense", "packed", "half")]
+    assert len(stored) == 4 and sorted({round(np.count_nonzero(c.unpack()) / c.unpack().size, 2)
+                                        for c in stored}) == [0.25, 0.5]
     assert "largest(density=0.25)" in str(made) and made.verify()["program"]["float32"]["relative"] < 1
 
     @approximation()
@@ -181,12 +187,15 @@ def test_tiles_and_approximations(joined):
 # ---- what is refused
 
 REFUSED = [
-    (lambda p: p | join_qkv, "join_qkv: it applies nowhere: part 1 has x_ @ A + a, x_ @ B at 0", "not joinable_bias(A, B)"),
+    (lambda p: p | join_qkv, "join_qkv: it applies nowhere: part 1 has x_ @ A + a, x_ @ B at 0",
+     "not joinable_bias(A, B)"),
     (lambda p: p | fold_scale, "fold_scale: it applies nowhere: part 1 has no"),
     (lambda p: p | "absorb", "no law 'absorb'; there are absorb_keys"),
-    (lambda p: p | prune(0.5) | fold_norm, "fold_norm after prune(0.5): laws come first", "put fold_norm before prune(0.5)"),
+    (lambda p: p | prune(0.5) | fold_norm, "fold_norm after prune(0.5): laws come first",
+     "put fold_norm before prune(0.5)"),
     (lambda p: p | prune(0.5) | half(), "half(): encoder_layer_0", "is stored as csr[density=0.5] already"),
-    (lambda p: p | half("gate"), "half(): no weight is called gate: there are encoder_layer_0_attention_self_query_weight.T"),
+    (lambda p: p | half("gate"), "half(): no weight is called gate: there are "
+                                 "encoder_layer_0_attention_self_query_weight.T"),
     (lambda p: p | low_rank(33), "low_rank(33): encoder_layer_0", "rank = 33 is not between 1 and 32"),
     (lambda p: p | keep(2, 7), "keep(2, 7): encoder_layer_0", "32 inputs are not a multiple of m = 7"),
     (lambda p: p | prune(1.5), "prune(1.5)", "density"),
@@ -197,7 +206,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("build, words", [(build, words) for build, *words in REFUSED], ids=[words[0][:20] for _, *words in REFUSED])
+@pytest.mark.parametrize("build, words", [(build, words) for build, *words in REFUSED],
+                         ids=[words[0][:20] for _, *words in REFUSED])
 def test_what_does_not_apply_says_where_and_why(joined, build, words):
     with pytest.raises(InputError) as refusal: build(joined)
     for word in words: assert word in str(refusal.value), str(refusal.value)
@@ -206,7 +216,8 @@ def test_what_does_not_apply_says_where_and_why(joined, build, words):
 def test_a_program_that_no_kernel_computes_waits_for_more_laws(start):
     """Values with a bias of heads behind the attention: no kernel adds that; with the bias moved on, one does."""
     alone = start | rewrite("split", "split_shift")
-    with pytest.raises(InputError, match=r"no kernel computes .* of part 2, as the laws have made it"): _ = alone.program
+    with pytest.raises(InputError, match=r"no kernel computes .* of part 2, as the laws have made it"):
+        _ = alone.program
     assert "no kernel yet" in str(alone)
     after = alone | move_value_bias | drop_key_bias
     assert off(after, start) < 1e-5 and "no kernel yet" in str(after)

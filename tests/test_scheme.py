@@ -23,7 +23,8 @@ EVEN = Batch([[3, 4, 5, 6], [7, 8, 9, 10], [11, 12, 13, 14], [15, 16, 17, 18]])
 class Rate:
     """Seconds that are what was asked: the sizes, times a factor."""
 
-    def __init__(self, factor): self.factor, self.asked, self.coefficients = factor, [], {"attention": [], "linear.dense": []}
+    def __init__(self, factor):
+        self.factor, self.asked, self.coefficients = factor, [], {"attention": [], "linear.dense": []}
 
     def holding(self, kernel): return self
 
@@ -61,7 +62,8 @@ def test_uneven_groups_cost_what_the_worker_with_the_most_takes():
     parts = make_groups(starts(*lengths), 2)
     rows = max(sum(part.high - part.low for part in own) for own in assign_groups(parts, 2))
     running = Running.of(machine(), starts(*lengths))
-    assert len(parts) > 2 and running.seconds("linear.dense", T=running.group(counted(lengths))[T]) == pytest.approx(rows)
+    assert len(parts) > 2 and running.seconds("linear.dense",
+                                              T=running.group(counted(lengths))[T]) == pytest.approx(rows)
 
 
 def test_what_does_not_run_so_is_a_call_from_python():
@@ -92,9 +94,11 @@ def narrowly(lowering, use):
 @pytest.mark.parametrize("methods", (plainly, narrowly))
 @pytest.mark.parametrize("way, batch", (("together", next(iter(RAGGED))), ("apart", EVEN)))
 def test_the_search_prices_what_runs(methods, way, batch):
-    """What a structure is said to take is what its program's kernels cost, its start with them, narrow stages as narrow ones."""
+    """What a structure is said to take is what its program's kernels cost, its start with them, narrow stages as narrow
+    ones."""
     plain = standin.machine()
-    narrow = {name: [0.3 * rate for rate in rates] if name.endswith(NARROW_SUFFIX) else rates for name, rates in plain.coefficients.items()}
+    narrow = {name: [0.3 * rate for rate in rates] if name.endswith(NARROW_SUFFIX) else rates for name,
+              rates in plain.coefficients.items()}
     assert {name for name, each in PRICES.items() if each.rides} < set(narrow)
     twice = {name: [2 * rate for rate in rates] for name, rates in narrow.items()}
     ways = {"apart": Rates(narrow, start=1e-5), "together": Rates(twice, start=2e-5)}
@@ -102,7 +106,8 @@ def test_the_search_prices_what_runs(methods, way, batch):
     found = search(model(), EXACT_LAWS, running, batch.extents(), methods=methods)
     program, _ = found.program({})
     costs = program.cost(running.group(batch.extents()))
-    assert found.time == pytest.approx(running.start + sum(running.seconds(kernel, **sizes) for kernel, sizes in costs), rel=1e-6)
+    assert found.time == pytest.approx(running.start + sum(running.seconds(kernel, **sizes) for kernel, sizes in costs),
+                                       rel=1e-6)
     assert running.way == way and any(kernel.endswith(NARROW_SUFFIX) for kernel, _ in costs) == (methods is not plainly)
 
 

@@ -1,4 +1,5 @@
-"""Segments: what can be recorded is recorded around steps that cannot, in groups of sentences, and nothing changes by it."""
+"""Segments: what can be recorded is recorded around steps that cannot, in groups of sentences, and nothing changes by
+it."""
 import gc
 import os
 import signal
@@ -64,7 +65,8 @@ def test_sentences_are_cut_into_groups_in_each_segment(rng, threads, monkeypatch
     """Whatever the groups, the same bits; and there are groups."""
     program, sizes = stepped(rng), []
     script = Recorded.script
-    monkeypatch.setattr(Recorded, "script", lambda self, rows, workers: sizes.append(rows) or script(self, rows, workers))
+    monkeypatch.setattr(Recorded, "script", lambda self, rows,
+                        workers: sizes.append(rows) or script(self, rows, workers))
     with limit(threads):
         found = program.run(BATCH)
         alone = np.concatenate([program.run(sentence) for sentence in BATCH])
@@ -80,7 +82,8 @@ def test_random_programs_cut_anywhere(program, threads):
     rng = np.random.default_rng(len(program.steps))
     schedule = program.schedule
     pieces = [[step] for segment in schedule.segments for step in segment.steps]
-    schedule.segments = [Called(schedule, steps) if isinstance(segment, Called) or rng.random() < 0.3 else Recorded(schedule, steps)
+    schedule.segments = [Called(schedule, steps) if isinstance(segment, Called) or rng.random() < 0.3
+                         else Recorded(schedule, steps)
                          for segment in schedule.segments for steps in pieces if steps[0] in segment.steps]
     schedule.crossing = schedule.between()
     vars(schedule).pop("row", None)

@@ -1,4 +1,5 @@
-"""Selection: what holds a matrix within an error is offered, the cheapest by the machine first, the same on every run."""
+"""Selection: what holds a matrix within an error is offered, the cheapest by the machine first, the same on every
+run."""
 from dataclasses import replace
 
 import numpy as np
@@ -21,13 +22,16 @@ def names(found): return {each.format for each in found}
 
 
 TWO_OF_FOUR = normal(128, 96) * (np.random.default_rng(2).random((32, 4, 96)).argsort(1) < 2).reshape(128, 96)
-SHARED = normal(128, 96) * np.repeat((np.random.default_rng(3).random((32, 4, 3)).argsort(1) < 2).reshape(128, 3), 32, 1)
+SHARED = normal(128, 96) * np.repeat((np.random.default_rng(3).random((32, 4, 3)).argsort(1) < 2).reshape(128, 3), 32,
+                                     1)
 TILES = np.kron(np.eye(8, 6), normal(16, 16)).astype(np.float32)
 
 
 @pytest.mark.parametrize("W, inside, outside", [
-    (normal(128, 96), {"dense", "packed", "csr"}, {"half", "bf16", "int8", "int4", "nm", "vectorwise", "lowrank", "kronecker"}),
-    (TWO_OF_FOUR, {"packed", "nm", "csr"}, {"vectorwise", "bf16"}), (SHARED, {"packed", "nm", "vectorwise", "csr"}, {"half"}),
+    (normal(128, 96), {"dense", "packed", "csr"},
+     {"half", "bf16", "int8", "int4", "nm", "vectorwise", "lowrank", "kronecker"}),
+    (TWO_OF_FOUR, {"packed", "nm", "csr"}, {"vectorwise", "bf16"}),
+    (SHARED, {"packed", "nm", "vectorwise", "csr"}, {"half"}),
     (TILES, {"packed", "block", "csr"}, {"bf16", "int8"}),
     (normal(128, 96).astype(np.float16), {"half", "packed"}, {"bf16", "int8"}),
     (np.zeros((128, 96), np.float32), {"csr", "nm", "block", "half"}, {"bf16"})])
@@ -44,8 +48,10 @@ def test_what_is_chosen_holds_the_matrix_and_costs_what_it_says():
             assert each.low < each.seconds < each.high and each.error == 0
 
 
-@pytest.mark.parametrize("error, inside, outside", [(0.0, set(), {"bf16", "int8", "int4"}), (4e-3, {"bf16"}, {"int8", "int4"}),
-                                                    (1.5e-2, {"bf16", "int8"}, {"int4"}), (0.2, {"bf16", "int8", "int4"}, set())])
+@pytest.mark.parametrize("error, inside, outside",
+                         [(0.0, set(), {"bf16", "int8", "int4"}), (4e-3, {"bf16"}, {"int8", "int4"}),
+                                                    (1.5e-2, {"bf16", "int8"}, {"int4"}),
+                                                    (0.2, {"bf16", "int8", "int4"}, set())])
 def test_an_allowed_error_lets_number_types_in_and_is_kept(error, inside, outside):
     W = normal(512, 256)
     found = candidates(W, 16, error, MACHINE)
@@ -61,9 +67,11 @@ def test_the_same_question_has_the_same_answer_and_the_cheapest_comes_first():
 
 
 def test_sparse_numbers_are_worth_it_only_where_there_are_few():
-    """The stand-in's csr takes four times as long for a number as dense: it wins where fewer than about a quarter are left."""
+    """The stand-in's csr takes four times as long for a number as dense: it wins where fewer than about a quarter are
+    left."""
     for density, best in ((0.02, "csr"), (0.1, "csr"), (0.5, "packed"), (0.9, "packed")):
-        assert select.select(sparse(512, 512, density), 128, machine=MACHINE, formats=("packed", "csr"))[0].format == best
+        assert select.select(sparse(512, 512, density), 128, machine=MACHINE,
+                             formats=("packed", "csr"))[0].format == best
     prices = [select.candidates(sparse(256, 256, density), 64, 0.0, MACHINE, ("csr",))[0].seconds
               for density in (0.02, 0.1, 0.3, 0.6, 0.9)]
     assert prices == sorted(prices)
@@ -71,7 +79,8 @@ def test_sparse_numbers_are_worth_it_only_where_there_are_few():
 
 def test_a_pattern_alone_is_enough():
     W = sparse(192, 128, 0.1)
-    assert choose(W != 0, 32, machine=MACHINE, measured=False).format == choose(W, 32, machine=MACHINE, measured=False).format
+    assert choose(W != 0, 32, machine=MACHINE,
+                  measured=False).format == choose(W, 32, machine=MACHINE, measured=False).format
 
 
 def test_a_sample_is_whole_tiles_of_the_matrix():
@@ -85,7 +94,8 @@ def test_a_sample_is_whole_tiles_of_the_matrix():
 def test_what_holds_the_sample_but_not_the_rest_is_not_chosen():
     W = np.zeros((2048, 512), np.float32)
     W[:64, :64] = W[640:704, 256:320] = 1.0
-    W[300:304, 100] = 1 / 3                                                # outside the sample: no two of four, no float16
+    W[300:304, 100] = 1 / 3                                                # outside the sample: no two of four, no
+                                                                           # float16
     found = select.select(W, 16, machine=MACHINE)
     assert not names(found) & {"half", "nm"} and names(found) & {"csr", "block"}
     assert np.array_equal(found[0].pack(W).unpack(), W)
@@ -105,8 +115,8 @@ def test_a_conversion_is_shared_by_products():
 
 
 def test_those_that_lie_near_are_timed(monkeypatch):
-    """A clock that runs ten times as fast for one of them, which is believed for the most part; what is surely slower is not even
-    packed."""
+    """A clock that runs ten times as fast for one of them, which is believed for the most part; what is surely slower
+    is not even packed."""
     W, packed = sparse(128, 96, 0.2), []
     near = [Candidate(name, (), seconds, 0.8 * seconds, 1.2 * seconds, 1) for name, seconds in
             (("csr", 1.0), ("packed", 1.1), ("dense", 1.3), ("bitmap", 2.0))]
@@ -121,7 +131,8 @@ def test_those_that_lie_near_are_timed(monkeypatch):
 
 def test_who_was_predicted_too_fast_is_found_out(monkeypatch):
     W = sparse(128, 96, 0.2)
-    found = [Candidate(name, (), seconds, 0.8 * seconds, 1.2 * seconds, 1) for name, seconds in (("csr", 0.1), ("packed", 1.0))]
+    found = [Candidate(name, (), seconds, 0.8 * seconds, 1.2 * seconds, 1) for name,
+             seconds in (("csr", 0.1), ("packed", 1.0))]
     turns = iter([5.0, 5.0, 1.0] + [5.0] * 30)
     monkeypatch.setattr(select, "burst", lambda call: [next(turns)])
     assert race_candidates(W, 4, found).format == "packed"
@@ -145,7 +156,8 @@ def test_timings_that_are_far_apart_leave_it_to_the_prediction():
 
 
 def test_a_busy_machine_slows_all_alike():
-    quiet, busy = (believed((1.0, 1.1, [factor, factor]), (1.1, 1.1, [1.2 * factor, 1.2 * factor])) for factor in (1.0, 1.5))
+    quiet, busy = (believed((1.0, 1.1, [factor, factor]), (1.1, 1.1, [1.2 * factor, 1.2 * factor]))
+                   for factor in (1.0, 1.5))
     assert busy == pytest.approx(quiet, rel=0.12) and busy[1] / busy[0] == pytest.approx(quiet[1] / quiet[0], rel=1e-6)
 
 
@@ -157,7 +169,8 @@ def test_time_is_measured():
 
 def test_blas_is_in_the_race_where_it_was_calibrated():
     W, dense = normal(128, 96), MACHINE.coefficients["linear.dense"]
-    def blas(factor): return replace(MACHINE, coefficients=MACHINE.coefficients | {"linear.blas": [factor * each for each in dense]})
+    def blas(factor):
+        return replace(MACHINE, coefficients=MACHINE.coefficients | {"linear.blas": [factor * each for each in dense]})
     fast, slow = (select.select(W, 16, machine=blas(factor)) for factor in (0.01, 3.0))
     assert fast[0].format == "blas" and slow[0].format != "blas"
     assert "blas" not in names(select.select(W, 16, machine=MACHINE))
@@ -165,7 +178,8 @@ def test_blas_is_in_the_race_where_it_was_calibrated():
     assert np.array_equal(fast[0].pack(W).matmul(x), x @ W) and fast[0].nbytes == W.nbytes == fast[0].pack(W).nbytes
 
 
-@pytest.mark.parametrize("asked", ({"rows": -1}, {"rows": 0}, {"rows": 1.5}, {"rows": 8, "error": -1}, {"rows": 8, "error": float("nan")}))
+@pytest.mark.parametrize("asked", ({"rows": -1}, {"rows": 0}, {"rows": 1.5}, {"rows": 8, "error": -1},
+                                   {"rows": 8, "error": float("nan")}))
 def test_rows_and_errors_that_are_none(asked):
     name = [*asked][-1]
     with pytest.raises(ValueError, match=f"select: {name}={asked[name]}: a (whole number|relative error)"):

@@ -1,4 +1,5 @@
-"""Cached steps: new rows of a causal program over keys and values that a session holds, against computing all rows anew."""
+"""Cached steps: new rows of a causal program over keys and values that a session holds, against computing all rows
+anew."""
 from functools import cache
 from types import SimpleNamespace
 
@@ -43,13 +44,16 @@ def model(h=4, g=2, d=8, layers=2, where=sequence & causal):
     def layer():
         def mix(x):
             x = x @ (rmsnorm(1e-3) @ diag(numbers(width)))
-            q, k = (x @ (weight(numbers(width, many * d)) + const(numbers(many * d))) @ heads(many) @ table for many in (h, g))
+            q, k = (x @ (weight(numbers(width, many * d)) + const(numbers(many * d))) @ heads(many) @ table
+                    for many in (h, g))
             v = x @ weight(numbers(width, g * d)) @ heads(g)
             scores = q @ (k @ repeat(h)).T * 0.25
-            return product(scores, v @ repeat(h), over=softmax, where=where) @ heads(h).T @ weight(numbers(h * d, width))
+            return product(scores, v @ repeat(h), over=softmax,
+                           where=where) @ heads(h).T @ weight(numbers(h * d, width))
         def feed(x):
             x = x @ (rmsnorm(1e-3) @ diag(numbers(width)))
-            return (x @ weight(numbers(width, 48)) @ silu) * (x @ weight(numbers(width, 48))) @ weight(numbers(48, width))
+            return (x @ weight(numbers(width, 48))
+                    @ silu) * (x @ weight(numbers(width, 48))) @ weight(numbers(48, width))
         return formula(lambda x: x + mix(x)) @ formula(lambda x: x + feed(x))
     made = weight(numbers(WORDS, width))
     for _ in range(layers): made = made @ layer()
@@ -84,8 +88,8 @@ def text(count, seed=0): return np.random.default_rng(seed).integers(0, WORDS, c
 # ---- a step equals computing all rows anew
 
 def test_a_step_is_a_term():
-    """Both oracles of a step agree, and with the model on whole sequences; what is found for it is that term, caches included, and every
-    kernel of its graph computes its class."""
+    """Both oracles of a step agree, and with the model on whole sequences; what is found for it is that term, caches
+    included, and every kernel of its graph computes its class."""
     small = cached_model(model(2, 1, 4, 1))
     batch = some(small, (1, 3), (1, 2), WORDS)
     for name, term in small.items():
@@ -99,7 +103,8 @@ def test_a_step_is_a_term():
         verify_steps(program, [batch])
         assert [*program.state] == [*outputs][1:] and program.signature.relations == ("slots: C × T", "held: T × C")
     verify_graphs([part.template for part in structure.parts[1:2]], EXACT_LAWS)
-    products = [[step.operands["weight"] for step in each.steps if step.kernel == "linear"] for each in (found()[1], by_steps()[1])]
+    products = [[step.operands["weight"] for step in each.steps if step.kernel == "linear"]
+                for each in (found()[1], by_steps()[1])]
     assert len(products[0]) == len(products[1]), "queries, keys and values are one product, as without caches"
 
 
@@ -123,7 +128,8 @@ def test_a_step_over_ragged_sequences_is_the_full_recompute(exact, within, laws,
 def test_optimize_takes_a_step(tmp_path):
     """Found, verified and measured on a step of sequences that have rows already; saved, and run by a session."""
     outputs = cached_model(model(layers=1))
-    result = optimize(outputs, workload=some(outputs, (1, 7, 20), (1, 1, 3), WORDS), machine=standin.machine(), rounds=3, error=0)
+    result = optimize(outputs, workload=some(outputs, (1, 7, 20), (1, 1, 3), WORDS), machine=standin.machine(),
+                      rounds=3, error=0)
     assert all(point.verified and point.measured_error < 1e-6 for point in result.points)
     result.best.program.save(tmp_path / "p")
     loaded, whole = Program.load(tmp_path / "p"), Batch([text(20)])
@@ -146,14 +152,17 @@ def test_many_rows_and_sequences_at_a_time(threads):
         rows = session.step(rest)
     whole = Batch(texts)
     wanted = program.exact(whole)
-    kept = [i for i in range(whole.rows) if not (whole.sequence[i] == 1 or (whole.sequence[i] == 3 and whole.positions[i] < 20))]
+    kept = [i for i in range(whole.rows)
+            if not (whole.sequence[i] == 1 or (whole.sequence[i] == 3 and whole.positions[i] < 20))]
     assert relative(rows, wanted[kept]) < 1e-5
 
 
 @pytest.mark.parametrize("exact, within", [(True, 1e-12), (False, 1e-5)])
 def test_a_program_of_last_rows_steps_in_last_rows(exact, within):
-    """A row a sequence, of the last token of a prompt or of a step: nothing else is computed behind the last attention."""
-    term, batch = model() @ pick("last") @ weight(Data(np.random.default_rng(1).normal(size=(34, 50)))), Batch([text(40), text(30, 1)])
+    """A row a sequence, of the last token of a prompt or of a step: nothing else is computed behind the last
+    attention."""
+    term, batch = model() @ pick(
+        "last") @ weight(Data(np.random.default_rng(1).normal(size=(34, 50)))), Batch([text(40), text(30, 1)])
     program, _ = search(term, EXACT_LAWS, Round(), batch.extents(patterns(term))).program({})
     step = cached(program)
     used = [(each.kernel, each.attributes.get("rows")) for each in step.steps]
@@ -161,7 +170,8 @@ def test_a_program_of_last_rows_steps_in_last_rows(exact, within):
     session, texts = step.start(600, exact), [text(n, n) for n in (41, 7, 200, 1, 3, 90)]
     sequences = [session.join() for _ in texts]
     for cut in (5, 60, 500):
-        new = {each: ids[each.length:cut] for each, ids in zip(sequences, texts, strict=True) if each.length < min(cut, len(ids))}
+        new = {each: ids[each.length:cut] for each,
+               ids in zip(sequences, texts, strict=True) if each.length < min(cut, len(ids))}
         found = session.step(new)
         wanted = program.exact(Batch([ids[:cut] for ids, each in zip(texts, sequences, strict=True) if each in new]))
         assert found.shape == (len(new), 50) and relative(found, wanted) < within
@@ -181,7 +191,8 @@ def test_rows_that_are_not_new_have_no_cached_step(behind):
 
 
 class Interleaved(RuleBasedStateMachine):
-    """Any interleaving of joining, stepping, forking, going back and leaving: each new row is that of the whole sequence."""
+    """Any interleaving of joining, stepping, forking, going back and leaving: each new row is that of the whole
+    sequence."""
 
     def __init__(self):
         super().__init__()
@@ -213,7 +224,8 @@ class Interleaved(RuleBasedStateMachine):
         self.session.leave(of)
         del self.texts[of]
 
-    @rule(chosen=st.lists(sequences, min_size=1, max_size=4, unique_by=id), counts=st.lists(st.integers(1, 2 * PAGE + 3), min_size=4),
+    @rule(chosen=st.lists(sequences, min_size=1, max_size=4, unique_by=id),
+          counts=st.lists(st.integers(1, 2 * PAGE + 3), min_size=4),
           seed=st.integers(0, 99))
     def step(self, chosen, counts, seed):
         new = {each: text(count, seed + i) for i, (each, count) in enumerate(zip(chosen, counts, strict=False))}
@@ -226,12 +238,14 @@ class Interleaved(RuleBasedStateMachine):
         for each, ids in new.items(): self.texts[each] += ids.tolist()
         whole = Batch([self.texts[each] for each in new])
         wanted = self.program.exact(whole)
-        kept = np.concatenate([np.arange(stop - len(ids), stop) for stop, ids in zip(whole.starts[1:], new.values(), strict=True)])
+        kept = np.concatenate([np.arange(stop - len(ids), stop) for stop,
+                               ids in zip(whole.starts[1:], new.values(), strict=True)])
         assert relative(rows, wanted[kept]) < 1e-5
 
     @invariant()
     def pages_are_counted(self):
-        """Every page is free, or a sequence ends in it or another page follows it; no more are taken than sequences need."""
+        """Every page is free, or a sequence ends in it or another page follows it; no more are taken than sequences
+        need."""
         assert all(held.length == len(self.texts[held]) for held in self.session.sequences.values())
         counted(self.session)
 
@@ -251,7 +265,8 @@ def counted(session):
 
 TestInterleaved = Interleaved.TestCase
 TestInterleaved.settings = settings(max_examples=40, stateful_step_count=20, deadline=None,
-                                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
+                                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large,
+                                                           HealthCheck.filter_too_much])
 
 
 def test_forks_share_pages_until_they_write():
@@ -323,7 +338,8 @@ def test_the_plan_counts_the_caches():
     _, step = found()
     session = step.start(500)
     row = 2 * 2 * 2 * 8 * 4                                  # layers, keys and values, heads, columns, bytes
-    assert session.capacity == 512 and session.bytes == 512 * row == sum(cache.nbytes for cache in session.caches.values())
+    assert session.capacity == 512 and session.bytes == 512 * row == sum(cache.nbytes
+                                                                         for cache in session.caches.values())
     assert f"{row:,} bytes a row of space C" in str(step).splitlines()[0]
     held = {pairs[each]: 9 for each in step.patterns}
     peaks = [step.peak_bytes(Extents({**held, T: 3, S: 1, C: rows})) for rows in (512, 1024)]

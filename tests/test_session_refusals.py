@@ -1,4 +1,5 @@
-"""Sessions refuse what they do not hold, by the names and sizes of spaces; what is refused or interrupted leaves them as they were."""
+"""Sessions refuse what they do not hold, by the names and sizes of spaces; what is refused or interrupted leaves them
+as they were."""
 import signal
 
 import numpy as np
@@ -33,7 +34,8 @@ def test_state_that_is_read_before_it_is_written():
     at = next(i for i, step in enumerate(steps) if step.kernel == "attention_cached")
     early = next(step for step in steps if step.kernel == "append").operands["cache"]
     steps[at] = Step(steps[at].kernel, {**steps[at].operands, "k": early}, steps[at].attributes, steps[at].output)
-    with pytest.raises(ValueError, match=rf"state: '{early}', C×2×8 in space C: .* = attention_cached reads it before it is "
+    with pytest.raises(ValueError,
+                       match=rf"state: '{early}', C×2×8 in space C: .* = attention_cached reads it before it is "
                                          r"written: read 'cached "):
         broken(steps)
 
@@ -41,17 +43,21 @@ def test_state_that_is_read_before_it_is_written():
 def test_state_that_nobody_writes():
     lost, steps = Port("lost", "C", 8, 2), found()[1].steps
     last = [*found()[1].state.values()][-1]
-    with pytest.raises(ValueError, match="state: 'lost', C×2×8 in space C: no step writes it"): broken(steps, [lost], lost=last)
-    with pytest.raises(ValueError, match="state: input 'lost', C×2×8 in space C, has no next value"): broken(steps, [lost])
+    with pytest.raises(ValueError, match="state: 'lost', C×2×8 in space C: no step writes it"):
+        broken(steps, [lost], lost=last)
+    with pytest.raises(ValueError, match="state: input 'lost', C×2×8 in space C, has no next value"):
+        broken(steps, [lost])
     first = next(iter(found()[1].state))
-    with pytest.raises(ValueError, match=f"'{first}', .*: its next value is 'cached h.*', not '{last}'"): broken(steps, **{first: last})
+    with pytest.raises(ValueError, match=f"'{first}', .*: its next value is 'cached h.*', not '{last}'"):
+        broken(steps, **{first: last})
     with pytest.raises(ValueError, match="state: no input is 'else'"): broken(steps, **{"else": last})
     with pytest.raises(ValueError, match="state: 'wide' is T×8: rows that a session holds are of space C"):
         broken(steps, [Port("wide", "T", 8)], wide=last)
 
 
 def test_a_batch_in_place_of_a_session():
-    with pytest.raises(ValueError, match=r"has state in space C \(C×2×8, .*run it by a session, program.start\(capacity\)"):
+    with pytest.raises(ValueError,
+                       match=r"has state in space C \(C×2×8, .*run it by a session, program.start\(capacity\)"):
         found()[1].run([[1, 2]])
     with pytest.raises(ValueError, match="by a session"): found()[1].exact([[1, 2]])
 
@@ -61,19 +67,24 @@ def test_sequences_that_a_session_does_not_hold():
     session, other, stranger = step.start(64), step.start(64), cached(program).start(64)
     gone = session.join()
     session.leave(gone)
-    with pytest.raises(InputError, match="step: sequence 1 has left; space C holds 0 sequences"): session.step({gone: [1]})
-    with pytest.raises(InputError, match="fork: sequence 1 belongs to another session, of this program"): session.fork(other.join())
-    with pytest.raises(InputError, match="leave: sequence 1 belongs to another session, of another program"): session.leave(stranger.join())
+    with pytest.raises(InputError, match="step: sequence 1 has left; space C holds 0 sequences"):
+        session.step({gone: [1]})
+    with pytest.raises(InputError, match="fork: sequence 1 belongs to another session, of this program"):
+        session.fork(other.join())
+    with pytest.raises(InputError, match="leave: sequence 1 belongs to another session, of another program"):
+        session.leave(stranger.join())
     with pytest.raises(InputError, match="is no sequence"): session.step({3: [1]})
     held = session.join()
-    with pytest.raises(InputError, match="sequence 2 has 0 rows in space C: it cannot go back to 4"): session.rewind(held, 4)
+    with pytest.raises(InputError, match="sequence 2 has 0 rows in space C: it cannot go back to 4"):
+        session.rewind(held, 4)
 
 
 def test_a_cache_that_is_full():
     session = found()[1].start(40)
     first, second = session.join(), session.join()
     session.step({first: text(20)})
-    with pytest.raises(InputError, match=r"space C is full: 35 new rows of 2 sequences need 3 pages of 16 rows, and 1 of 3 are free"):
+    with pytest.raises(InputError,
+                       match=r"space C is full: 35 new rows of 2 sequences need 3 pages of 16 rows, and 1 of 3 are free"):
         session.step({first: text(17), second: text(18)})
     assert first.length == 20 and second.length == 0 and len(session.free) == 1
     session.step({first: text(12), second: text(3)})
@@ -143,9 +154,12 @@ def test_caches_that_terms_read_too_early_or_never_hand_on():
     new = formula(lambda x: cache + product(given(SLOTS), x))
     early = formula(lambda x: x + product(product(x, turn(cache)), cache, over=softmax, where=among(HELD)))
     late = formula(lambda x: x + product(product(x, turn(new(x))), new(x), over=softmax, where=among(HELD)))
-    for outputs, words in [({"y": table @ early, "keys": table @ new}, r"it reads keys: C × 8 float32 before it is written: append"),
-                           ({"y": table @ late}, r"keys: C × 8 float32: what is appended to it, .* is no output of this name"),
-                           ({"y": table @ late, "keys": table @ new, "more": table @ new}, "output 'more': its rows, of space C, stay")]:
+    for outputs, words in [({"y": table @ early, "keys": table @ new},
+                            r"it reads keys: C × 8 float32 before it is written: append"),
+                           ({"y": table @ late},
+                            r"keys: C × 8 float32: what is appended to it, .* is no output of this name"),
+                           ({"y": table @ late, "keys": table @ new, "more": table @ new},
+                            "output 'more': its rows, of space C, stay")]:
         with pytest.raises(InputError, match=words): parts(outputs)
     assert len(parts({"y": table @ late, "keys": table @ new})) == 2
 

@@ -1,4 +1,5 @@
-"""What programs of a front share is in files of its own: stored once, loaded bit for bit, mistrusted as all other files."""
+"""What programs of a front share is in files of its own: stored once, loaded bit for bit, mistrusted as all other
+files."""
 import json
 import shutil
 
@@ -19,9 +20,12 @@ RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 
 @pytest.fixture(scope="module")
 def programs():
-    """Three programs: the second differs from the first in its weights, the third is the first with another constant."""
-    first, second = (bert_program(CONFIG, arrays(CONFIG), unfused_layer, form) for form in (Dense.pack, Half.approximate))
-    name = next(name for name, constant in first.constants.items() if isinstance(constant, np.ndarray) and constant.dtype == np.float32)
+    """Three programs: the second differs from the first in its weights, the third is the first with another
+    constant."""
+    first, second = (bert_program(CONFIG, arrays(CONFIG), unfused_layer, form)
+                     for form in (Dense.pack, Half.approximate))
+    name = next(name for name, constant in first.constants.items() if isinstance(constant, np.ndarray)
+                and constant.dtype == np.float32)
     third = Program(first.steps, {**first.constants, name: first.constants[name] * 2}, first.output, first.meta)
     return first, second, third
 
@@ -34,7 +38,8 @@ def place(programs, tmp_path):
 
 
 def test_every_program_is_the_same_to_the_bit(place, programs):
-    for directory, program in [(place, programs[2]), *((place / f"front/{i}", each) for i, each in enumerate(programs))]:
+    for directory, program in [(place, programs[2]),
+                               *((place / f"front/{i}", each) for i, each in enumerate(programs))]:
         loaded = Program.load(directory)
         assert loaded.hash == program.hash and np.array_equal(loaded.run(RAGGED), program.run(RAGGED))
         for (name, array), (other, kept) in zip(program.arrays(), loaded.arrays(), strict=True):
@@ -76,7 +81,8 @@ def twice(place):
     """An array of one file in the other, too."""
     first, second = (load_file(file) for file in (place / SHARDS[0], place / WEIGHTS))
     name = min(name for name in first if not name.startswith("padding"))
-    save_file({**{key: array for key, array in second.items() if not key.startswith("padding")}, name: first[name]}, place / WEIGHTS)
+    save_file({**{key: array for key, array in second.items() if not key.startswith("padding")}, name: first[name]},
+              place / WEIGHTS)
 
 
 def flipped(place):
@@ -88,8 +94,10 @@ def flipped(place):
 
 @pytest.mark.parametrize("spoil, said", [
     (lambda place: (place / SHARDS[0]).unlink(), r"shared\.0\.safetensors: No such file"),
-    (lambda place: (place / SHARDS[0]).write_bytes(b"hello, world"), r"shared\.0\.safetensors: 12 bytes that are no whole"),
-    (lambda place: shutil.copy(place / SHARDS[0], place / SHARDS[1]), r"shared\.1\.safetensors: array .* lies in another file, too"),
+    (lambda place: (place / SHARDS[0]).write_bytes(b"hello, world"),
+     r"shared\.0\.safetensors: 12 bytes that are no whole"),
+    (lambda place: shutil.copy(place / SHARDS[0], place / SHARDS[1]),
+     r"shared\.1\.safetensors: array .* lies in another file, too"),
     (flipped, "hash is .* but the files have|which is not finite"), (twice, "lies in another file, too"),
     (described(shared=0), "shared is 0, not from 1 to 64"),
     (described(shared=65), "shared is 65"), (described(shared=True), "shared is True"),

@@ -1,4 +1,5 @@
-"""What crosses the border of a program: several outputs, matrices that enter, spaces of a batch's own, and what files say of them."""
+"""What crosses the border of a program: several outputs, matrices that enter, spaces of a batch's own, and what files
+say of them."""
 import json
 
 import numpy as np
@@ -59,12 +60,14 @@ def test_both_oracles_read_a_matrix_that_enters():
     heads = given("keys", 3, "C", 2)
     keys = np.random.default_rng(0).normal(size=(4, 2, 3))
     batch = Batch(inputs={"keys": keys})
-    assert np.array_equal(dense(heads, batch), keys.swapaxes(0, 1)) and np.array_equal(entrywise(heads, batch), keys.swapaxes(0, 1))
+    assert np.array_equal(dense(heads, batch),
+                          keys.swapaxes(0, 1)) and np.array_equal(entrywise(heads, batch), keys.swapaxes(0, 1))
 
 
 @pytest.mark.parametrize("laws", [(), EXACT_LAWS], ids=["fused", "laws"])
 def test_a_graph_runs_from_a_saved_directory(laws, tmp_path):
-    """Nodes of a space of their own, rows by a matrix of the batch: found, run, saved, loaded; on other graphs of other sizes."""
+    """Nodes of a space of their own, rows by a matrix of the batch: found, run, saved, loaded; on other graphs of other
+    sizes."""
     program, emitter, structure = found(MODEL, graph(), laws)
     assert {call.shape.space for call in program.schedule.calls} == {program.schedule.calls[0].shape.space}
     assert program.space == "V" and str(program.signature.outputs["output"]) == "output: V × 6 float32"
@@ -80,12 +83,16 @@ def test_a_graph_runs_from_a_saved_directory(laws, tmp_path):
 
 @pytest.mark.parametrize("batch, words", [
     (Batch(inputs={"features": np.ones((7, 6))}), "relation edges: V × V: the batch gives none of this name"),
-    (Batch([[1]], relations={"edges": np.eye(7)}), "input features: V × 6 float32: the batch gives none of this name: none at all"),
-    (Batch(inputs={"features": np.ones((7, 5))}, relations={"edges": np.eye(7)}), r"features: V × 6 float32: .* gives float64\[7, 5\]"),
-    (Batch(inputs={"features": np.full((7, 6), np.nan)}, relations={"edges": np.eye(7)}), "features: .* no finite number"),
+    (Batch([[1]], relations={"edges": np.eye(7)}), "input features: V × 6 float32: the batch gives none of this name: "
+                                                   "none at all"),
+    (Batch(inputs={"features": np.ones((7, 5))}, relations={"edges": np.eye(7)}),
+     r"features: V × 6 float32: .* gives float64\[7, 5\]"),
+    (Batch(inputs={"features": np.full((7, 6), np.nan)}, relations={"edges": np.eye(7)}),
+     "features: .* no finite number"),
     (Batch(inputs={"features": np.ones((7, 6))}, relations={"edges": np.eye(6)}),
      "space V: input features: V × 6 float32 has 7 rows of it in this batch, relation edges: V × V 6"),
-    (Batch(inputs={"features": np.ones((7, 6))}, relations={"edges": np.ones((7, 6))}), "space V: input features.* 7 .* edges: V × V 6"),
+    (Batch(inputs={"features": np.ones((7, 6))}, relations={"edges": np.ones((7, 6))}), "space V: input features.* 7 "
+                                                                                        ".* edges: V × V 6"),
 ])
 def test_a_matrix_or_relation_that_does_not_fit_is_said(batch, words):
     program = found(MODEL, graph())[0]
@@ -107,7 +114,8 @@ def test_entries_of_relations_are_extents():
     assert extents["V"] == 9 and extents[entries[EDGES]] == np.count_nonzero(batch.relations["edges"].dense())
     assert Extents({"V": 3, entries["edges: V × V"]: 5})[entries[EDGES]] == 5
     program = found(MODEL, batch)[0]
-    few, many = ([sizes["T"] for name, sizes in program.cost(Extents({"V": 10, entries[EDGES]: count})) if name == "link"]
+    few, many = ([sizes["T"] for name,
+                  sizes in program.cost(Extents({"V": 10, entries[EDGES]: count})) if name == "link"]
                  for count in (10, 90))
     assert few == [10, 10] and many == [50, 50], "what a relation joins is priced by its entries"
 
@@ -180,7 +188,8 @@ def saved(tmp_path):
     (lambda f: f["state"].update(features="h1"), "rows that a session holds are of space C"),
     (lambda f: f.update(state=[]), "'state' is a list"),
     (lambda f: f.pop("inputs"), "'inputs' is missing"),
-    (lambda f: f["signature"]["outputs"].update(out=["S", 6, 1, "float32"]), "signature: outputs: 'out' is .'S'.*but the steps have .'V'"),
+    (lambda f: f["signature"]["outputs"].update(out=["S", 6, 1, "float32"]), "signature: outputs: 'out' is .'S'.*but "
+                                                                             "the steps have .'V'"),
     (lambda f: f["signature"].update(relations=["edges: V × T"]), "signature: relations are .'edges: V × T'"),
     (lambda f: f.update(signature=7), "signature: it is 7"),
     (lambda f: f.update(version=3), "'output' is missing"),
@@ -195,18 +204,22 @@ def test_a_signature_that_is_not_the_steps_is_refused_in_a_line(spoil, words, sa
 
 
 def test_a_program_of_one_output_is_saved_as_before(tmp_path):
-    """With its hash; what is said of its border beside it is checked where it is there, and may be missing, as before."""
+    """With its hash; what is said of its border beside it is checked where it is there, and may be missing, as
+    before."""
     table = Dense.pack(np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32))
     program = Program([Step("embed", {"table0": "t"}, {"fields": "tokens"}, "h0")], {"t": table}, "h0")
     program.save(tmp_path / "p")
     file = tmp_path / "p" / "program.json"
     said = json.loads(file.read_text())
-    assert said["version"] == 3 and said["output"] == "h0" and program.described().keys() == {"meta", "constants", "steps", "output"}
-    assert said["signature"] == {"inputs": {"tokens": ["T", 1, 1, "int64"]}, "outputs": {"output": ["T", 4, 1, "float32"]},
+    assert said["version"] == 3 and said[
+        "output"] == "h0" and program.described().keys() == {"meta", "constants", "steps", "output"}
+    assert said["signature"] == {"inputs": {"tokens": ["T", 1, 1, "int64"]},
+                                 "outputs": {"output": ["T", 4, 1, "float32"]},
                                  "relations": [], "state": {}}
     del said["signature"]
     file.write_text(json.dumps(said))
     assert Program.load(tmp_path / "p").hash == program.hash
     said["steps"].insert(0, ["state", {}, {"number": 0, "heads": 1, "cols": 4}, "cache"])
     file.write_text(json.dumps(said))
-    with pytest.raises(InputError, match=r"its caches are steps, 'state': .*cached\(program\)"): Program.load(tmp_path / "p")
+    with pytest.raises(InputError, match=r"its caches are steps, 'state': .*cached\(program\)"):
+        Program.load(tmp_path / "p")

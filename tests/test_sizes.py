@@ -36,7 +36,8 @@ NAMES = n, p, T, nnz
 WHOLE = st.integers(1, 1000)
 LEAVES = st.sampled_from(NAMES) | st.integers(1, 64)
 TREES = st.recursive(LEAVES, lambda inner: st.tuples(st.sampled_from("+*/-"), inner, inner).map(lambda t: joined(*t))
-                     | inner.map(ceiling) | inner.map(floor) | st.tuples(inner, inner).map(lambda t: Max(*t)), max_leaves=8)
+                     | inner.map(ceiling) | inner.map(floor) | st.tuples(inner, inner).map(lambda t: Max(*t)),
+                     max_leaves=8)
 
 
 def joined(mark, a, b):
@@ -77,7 +78,8 @@ def test_what_is_asked_of_an_expression_is_answered():
     assert (n * p).free_symbols == {sympy.sympify(n), sympy.sympify(p)} and (2 * n).subs(n, 3) == 6
     assert n.is_positive and nnz.is_nonnegative and not nnz.is_positive and (n * p).is_positive
     other = sympy.Symbol("q", positive=True)
-    assert (n * other, other * n, n + other, other - n) == tuple(map(sympy.sympify, (n * other, n * other, other + n, other - n)))
+    assert (n * other, other * n, n + other,
+            other - n) == tuple(map(sympy.sympify, (n * other, n * other, other + n, other - n)))
     assert str(n <= 5) == "n <= 5" and sympy.expand(n * (p + 1)) == n * p + n and ceiling(other).func is sympy.ceiling
     with pytest.raises(AttributeError): _ = n.nonsense
 

@@ -1,4 +1,5 @@
-"""In CI a skip is a failure, unless its reason is one of three, or the test is run later; and what pytest is told in pyproject.toml."""
+"""In CI a skip is a failure, unless its reason is one of three, or the test is run later; and what pytest is told in
+pyproject.toml."""
 import os
 import subprocess
 import sys
@@ -21,7 +22,8 @@ def session(directory, processes="0", **environment):
     """Runs pytest with the plugin in a directory; returns its exit status and what it printed."""
     variables = {key: value for key, value in os.environ.items() if key not in ("LATER", "PYTEST_ADDOPTS")}
     variables |= {"PYTHONPATH": str(CI), "PYTEST_PLUGINS": "skips"} | environment
-    run = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", processes, str(directory)], cwd=directory,
+    run = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", processes, str(directory)],
+                         cwd=directory,
                          env=variables, capture_output=True, text=True)
     return run.returncode, run.stdout
 
@@ -32,7 +34,8 @@ def write(directory, **bodies):
 
 def test_three_reasons_are_excused_and_an_expected_failure_is_no_skip(tmp_path):
     why = ["needs a GPU", "needs Python 3.14", "torch does not build here"]
-    write(tmp_path, one="\n".join(f"@pytest.mark.skip(reason={each!r})\ndef test_{at}(): pass" for at, each in enumerate(why)),
+    write(tmp_path, one="\n".join(f"@pytest.mark.skip(reason={each!r})\ndef test_{at}(): pass" for at,
+                                  each in enumerate(why)),
           two="@pytest.mark.xfail\ndef test_it(): assert False")
     status, said = session(tmp_path)
     assert status == 0 and "3 skipped, 1 xfailed" in said
@@ -66,6 +69,7 @@ def test_failures_stay_failures(tmp_path):
 def test_a_test_that_hangs_ends_its_process(tmp_path):
     """With the stacks of all threads, by what pyproject.toml says; the session fails."""
     write(tmp_path, one="import threading\ndef test_it(): threading.Event().wait()")
-    command = [sys.executable, "-m", "pytest", "-c", str(CI.parent / "pyproject.toml"), "-o", "faulthandler_timeout=1", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-c", str(CI.parent / "pyproject.toml"), "-o", "faulthandler_timeout=1",
+               str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 1 and "Timeout" in ran.stderr and "in test_it" in ran.stderr

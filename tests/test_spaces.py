@@ -1,5 +1,5 @@
-"""Spaces and relations: rows that a batch picks and pools, in every reading; what does not fit is said with spaces, relation and
-sizes."""
+"""Spaces and relations: rows that a batch picks and pools, in every reading; what does not fit is said with spaces,
+relation and sizes."""
 from fractions import Fraction
 
 import numpy as np
@@ -38,12 +38,14 @@ def queries(x):
     return product(x @ pick("last") @ Q @ x.T, x @ W + 1.0, over=softmax, where=sequence & causal)
 
 
-TERMS = [I @ pick("last"), pick("first") @ W @ gelu, W @ pick("last") @ layernorm(1e-5), pick("last") @ heads(2) @ heads(2).T,
+TERMS = [I @ pick("last"), pick("first") @ W @ gelu, W @ pick("last") @ layernorm(1e-5),
+         pick("last") @ heads(2) @ heads(2).T,
          rotary(8, 4) @ pick("last"), pick("last") @ rotary(8, 4), formula(queries), pooled(mean) + 1.0,
          pooled(largest) @ (W + const([1.0, 2, 3])),
          formula(lambda x: row(x @ pick("last"), product(given("members"), x))), neighbours(mean), neighbours(largest),
          neighbours(softmax),
-         formula(lambda x: product(given("members_by_root"), x)), formula(lambda x: product(given("members_by_place"), x))]
+         formula(lambda x: product(given("members_by_root"), x)),
+         formula(lambda x: product(given("members_by_place"), x))]
 
 
 @pytest.mark.parametrize("term", TERMS, ids=str)
@@ -90,13 +92,16 @@ def test_pooling_is_exact_in_fractions():
     (lambda: given("tokens"), "'tokens' is no relation"),
     (lambda: relation("last", "V", "T"), "relation last: V × T: every batch gives last: S × T"),
     (lambda: dense(pick(EDGES), X, BATCH), r"rows of T, the tokens of a batch, but V are wanted"),
-    (lambda: dense(pick(NODES), X, Batch([range(6)])), "relation nodes: V × T: the batch gives none of this name: first, last"),
-    (lambda: dense(pick(NODES) @ pick(EDGES), X, BATCH), "edges: V × V: row 1 of 3 in space V has 2 entries: a pick takes"),
+    (lambda: dense(pick(NODES), X, Batch([range(6)])), "relation nodes: V × T: the batch gives none of this name: "
+                                                       "first, last"),
+    (lambda: dense(pick(NODES) @ pick(EDGES), X, BATCH), "edges: V × V: row 1 of 3 in space V has 2 entries: a pick "
+                                                         "takes"),
     (lambda: dense(pick(relation("far", "V", "T")), X, Batch([range(6)], relations=dict(far=np.eye(6, 7)))),
      "relation far: V × T: it is 6 × 7, but space T has 6 rows"),
     (lambda: dense(neighbours(mean), X, Batch([range(6)], relations=RELATIONS | dict(edges=np.eye(4)))),
      "relation edges: V × V: it is 4 × 4 in this batch, but the value has 3 rows of space V"),
-    (lambda: dense(pooled(mean) @ rotary(8, 4), X, BATCH), "positions: these 3 rows have none: they were pooled, not picked"),
+    (lambda: dense(pooled(mean) @ rotary(8, 4), X, BATCH), "positions: these 3 rows have none: they were pooled, not "
+                                                           "picked"),
     (lambda: flat(pooled(mean) @ given("positions", 4), I), "were pooled, not picked, and have no positions"),
     (lambda: Batch([[1]], relations=dict(last=np.eye(1))), "relation 'last': every batch gives one of this name"),
     (lambda: Batch([[1]], relations=dict(r=np.ones(3))), r"relation 'r' has shape \(3,\)"),
@@ -123,7 +128,8 @@ def test_graphs_of_picked_rows_hold(term):
 
 
 def layer(x):
-    mixed = product(x @ Q @ heads(2) @ (x @ Q @ heads(2)).T, x @ Q @ heads(2), over=softmax, where=sequence & causal) @ heads(2).T
+    mixed = product(x @ Q @ heads(2) @ (x @ Q @ heads(2)).T, x @ Q @ heads(2), over=softmax,
+                    where=sequence & causal) @ heads(2).T
     y = (mixed @ Q + x) @ layernorm(1e-5) * np.array([1.0, 2, 3, 4]) + np.array([1.0, 0, 0, 1])
     return (y @ W @ gelu @ W.T + y) @ pick("last")
 
@@ -135,7 +141,8 @@ def test_what_is_behind_attention_is_found_in_the_rows_that_are_read():
     terms = graph.terms(template)
     seen = {node.kind for node in graph.members[graph.named["$seed"]]}
     assert "add" in seen
-    products = [cls for cls, members in graph.members.items() if any(n.kind == "product" and n.attributes[0] == "softmax" for n in members)]
+    products = [cls for cls, members in graph.members.items()
+                if any(n.kind == "product" and n.attributes[0] == "softmax" for n in members)]
     assert {terms[cls].out.rows for cls in products} == {T, S}
 
 
@@ -151,7 +158,8 @@ def beyond(kind):
 
 @pytest.mark.parametrize("kind, words", [
     ("csr", "entries beyond that: indices must be < 4"), ("csc", "entries beyond that: indices must be < 4"),
-    ("bsr", "entries beyond that: column index values must be < 4"), ("coo", "an entry in row 7"), ("lil", "an entry in row 3, column 9")])
+    ("bsr", "entries beyond that: column index values must be < 4"), ("coo", "an entry in row 7"),
+    ("lil", "an entry in row 3, column 9")])
 def test_entries_beyond_a_relation_s_shape_are_said(kind, words):
     with pytest.raises(ValueError, match=f"relation 'edges' is 4 × 4, but has {words}"):
         Batch([range(4)], relations={"edges": beyond(kind)})

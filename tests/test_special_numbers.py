@@ -71,12 +71,14 @@ def test_a_bias_that_drops_out_of_the_exact_program_is_named_too():
     """Scores lose all that distinguishes them beside 1e30, in either number type; without the bias they do not."""
     model = bert(**{"encoder.layer.0.attention.self.key.bias": np.full(16, 1e30, np.float32)})
     imported, exact = program(model, PLAIN, fusion=False), program(model, FUSED)
-    with pytest.raises(InputError, match=r"self\.key\.bias' holds 1e\+30"): check_precision(model, [imported, exact], RAGGED)
+    with pytest.raises(InputError, match=r"self\.key\.bias' holds 1e\+30"):
+        check_precision(model, [imported, exact], RAGGED)
     check_precision(bert(), [program(bert(), PLAIN, fusion=False), program(bert(), FUSED)], RAGGED)
 
 
 def test_an_output_of_zeros_is_refused_in_words():
-    last = {name: np.zeros_like(row) for name, row in NUMBERS.items() if name.startswith("encoder.layer.0.output.LayerNorm")}
+    last = {name: np.zeros_like(row) for name,
+            row in NUMBERS.items() if name.startswith("encoder.layer.0.output.LayerNorm")}
     model = bert(**last)
     with pytest.raises(InputError, match="output on ordinary text is at most 0, so"):
         check_precision(model, [program(model, FUSED)], RAGGED)

@@ -240,14 +240,17 @@ def test_proposals_err_as_predicted_and_store_what_they_say():
         packed = each.approximate(w, gram)
         assert packed.name == each.method and packed.nbytes == each.stored_bytes
         exactly = not issubclass(FORMATS[each.method], PAIRS)
-        assert predicted_error(w, packed.unpack(), gram) == pytest.approx(each.predicted_error, rel=1e-3 if exactly else 0.1, abs=0.005)
+        assert predicted_error(w, packed.unpack(),
+                               gram) == pytest.approx(each.predicted_error, rel=1e-3 if exactly else 0.1, abs=0.005)
 
 
 @pytest.mark.parametrize("name", [F.name for F in PAIRS])
 def test_what_a_structure_of_bytes_is_predicted_to_lose_is_about_what_it_loses(name):
     """Without a fit, in the metric of the inputs' norms."""
     random = np.random.default_rng(3)
-    w, gram = random.standard_normal((128, 96)) * np.exp(random.standard_normal((128, 1))), np.diag(random.uniform(0.1, 9, 128))
+    w, gram = random.standard_normal((128,
+                                      96)) * np.exp(random.standard_normal((128,
+                                                                            1))), np.diag(random.uniform(0.1, 9, 128))
     found = propose(w, gram, Limits(most=99, error=2.0))
     mine = [each for each in (*found.kept, *found.rejected) if each.method == name]
     assert mine

@@ -1,4 +1,5 @@
-"""What is stated of texts that nobody has seen: the rate at which it is exceeded, cosines, which kinds of text it leaves out."""
+"""What is stated of texts that nobody has seen: the rate at which it is exceeded, cosines, which kinds of text it
+leaves out."""
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +13,8 @@ from rewrites.front.differences import difference
 from rewrites.front.samples import TEXT_KINDS, make_lines
 from rewrites.front.stated import MIN_SENTENCES, PLENTY, Stated, each, likely, uncovered, worst
 
-DRAWN = {"lognormal": lambda rng, n: np.exp(0.1 * rng.standard_normal(n)), "wide": lambda rng, n: np.exp(rng.standard_normal(n)),
+DRAWN = {"lognormal": lambda rng, n: np.exp(0.1 * rng.standard_normal(n)), "wide": lambda rng,
+         n: np.exp(rng.standard_normal(n)),
          "skewed": lambda rng, n: 1 + rng.gamma(2, 0.1, n), "exponential": lambda rng, n: rng.exponential(size=n),
          "texts that recur": lambda rng, n: rng.choice(np.geomspace(0.8, 1, 6), n, p=[0.1, 0.2, 0.2, 0.2, 0.28, 0.02]),
          "power law": lambda rng, n: rng.pareto(5, n) + 1}
@@ -21,8 +23,8 @@ DRAWN = {"lognormal": lambda rng, n: np.exp(0.1 * rng.standard_normal(n)), "wide
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("count", [MIN_SENTENCES, 50, 200, PLENTY])
 def test_at_most_one_in_a_hundred_exceeds_the_worst_whatever_is_drawn(name, count):
-    """400 workloads, of each the share of 4,000 fresh sentences: more than 1 % where chance has it, one time in a hundred; a power law,
-    whose threshold varies too, twice as often."""
+    """400 workloads, of each the share of 4,000 fresh sentences: more than 1 % where chance has it, one time in a
+    hundred; a power law, whose threshold varies too, twice as often."""
     rng = np.random.default_rng(0)
     shares = np.array([np.mean(DRAWN[name](rng, 4000) > worst(DRAWN[name](rng, count))) for _ in range(400)])
     assert np.mean(shares > 0.01) <= 0.03 and shares.mean() < 0.003
@@ -71,8 +73,10 @@ def test_as_many_other_sentences_together_stay_below():
 @pytest.fixture(scope="module")
 def characters():
     """A tokenizer of single characters, between two special tokens."""
-    found = tokenizers.Tokenizer(tokenizers.models.BPE({chr(at): at for at in range(0x20, 0x10000) if not 0xd800 <= at < 0xe000}, []))
-    found.post_processor = tokenizers.processors.TemplateProcessing(single="[ $A ]", special_tokens=[("[", 0x5b), ("]", 0x5d)])
+    found = tokenizers.Tokenizer(tokenizers.models.BPE({chr(at): at for at in range(0x20, 0x10000)
+                                                        if not 0xd800 <= at < 0xe000}, []))
+    found.post_processor = tokenizers.processors.TemplateProcessing(single="[ $A ]",
+                                                                    special_tokens=[("[", 0x5b), ("]", 0x5d)])
     return Tokenizer(found, 512)
 
 
@@ -87,5 +91,6 @@ def test_a_workload_covers_its_own_kind_and_lacks_others(characters, kind):
 
 
 def test_lines_of_a_kind_are_the_same_every_time():
-    assert [make_lines(kind, 3, seed=1) for kind in TEXT_KINDS] == [make_lines(kind, 5, seed=1)[:3] for kind in TEXT_KINDS]
+    assert [make_lines(kind, 3, seed=1) for kind in TEXT_KINDS] == [make_lines(kind, 5, seed=1)[:3]
+                                                                    for kind in TEXT_KINDS]
     assert len({line for line in make_lines("random ids", 100)}) == 100

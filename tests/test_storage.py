@@ -79,16 +79,20 @@ def with_front(program, other, directory):
 
 
 @pytest.fixture
-def other(tokenizer): return bert_program(CONFIG, arrays(CONFIG), unfused_layer, FORMATS["half"], tokenizer=tokenizer, rows=[1, 512])
+def other(tokenizer):
+    return bert_program(CONFIG, arrays(CONFIG), unfused_layer, FORMATS["half"], tokenizer=tokenizer, rows=[1, 512])
 
 
 def test_what_programs_of_a_front_share_is_stored_once(program, other, tmp_path):
-    """The chosen program is one of its front; every program has the tokenizer. Other files of equal length stay apart."""
+    """The chosen program is one of its front; every program has the tokenizer. Other files of equal length stay
+    apart."""
     place = with_front(program, other, tmp_path / "p")
     front = place / "front/0", place / "front/1"
-    for name in (PROGRAM, WEIGHTS, "tokenizer.json", "config.json", "certificate.json"): assert (place / name).samefile(front[1] / name)
+    for name in (PROGRAM, WEIGHTS, "tokenizer.json", "config.json", "certificate.json"):
+        assert (place / name).samefile(front[1] / name)
     assert (front[0] / "tokenizer.json").samefile(place / "tokenizer.json")
-    assert not (front[0] / WEIGHTS).samefile(place / WEIGHTS) and (front[0] / "config.json").samefile(front[1] / "config.json")
+    assert not (front[0] / WEIGHTS).samefile(place / WEIGHTS) and (front[0]
+                                                                   / "config.json").samefile(front[1] / "config.json")
     assert [path for path in place.rglob("*") if path.name.startswith(".")] == []
 
 
@@ -98,7 +102,8 @@ def test_each_program_of_a_front_stands_alone(program, other, tmp_path):
     shutil.copytree(place, tmp_path / "copy")
     (place / "front/1").rename(tmp_path / "moved")
     with_front(other, other, place)
-    for each, expected in ((tmp_path / "moved", program), (tmp_path / "copy/front/0", other), (tmp_path / "copy", program), (place, other)):
+    for each, expected in ((tmp_path / "moved", program), (tmp_path / "copy/front/0", other),
+                           (tmp_path / "copy", program), (place, other)):
         assert Program.load(each).hash == expected.hash
     assert not (tmp_path / "copy" / WEIGHTS).samefile(tmp_path / "moved" / WEIGHTS)
     shutil.rmtree(place)
@@ -197,7 +202,8 @@ def test_what_cannot_be_mapped_is_read(saved, program, monkeypatch):
 
 
 @pytest.mark.parametrize("harm", [
-    lambda saved, other: other.save(saved), lambda saved, other: shutil.rmtree(saved), lambda saved, other: (saved / WEIGHTS).unlink(),
+    lambda saved, other: other.save(saved), lambda saved, other: shutil.rmtree(saved), lambda saved,
+    other: (saved / WEIGHTS).unlink(),
 ], ids=["replaced", "removed", "weights removed"])
 def test_a_loaded_program_outlives_its_files(saved, program, harm):
     loaded = Program.load(saved)
@@ -225,7 +231,8 @@ def test_arrays_of_another_number_type_are_not_stored(program, tmp_path):
 def test_loading_imports_nothing_heavy(saved):
     heavy = "{'sympy', 'scipy', 'numba', 'llvmlite', 'egglog', 'rich', 'tokenizers', 'torch', 'matplotlib'}"
     code = (f"import sys; from opmatrix.program import Program; program = Program.load({str(saved)!r}); "
-            f"print(*{heavy} & set(sys.modules)); program.run([[3, 4], [5]]); program.cost([[3]]); print('sympy' in sys.modules)")
+            f"print(*{heavy} & set(sys.modules)); program.run([[3, 4], [5]]); program.cost([[3]]); print('sympy' in "
+            "sys.modules)")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert run.stdout.split() == ["False"], run.stdout + run.stderr
 
@@ -325,7 +332,8 @@ DAMAGE = {
     "weights are text": (lambda d: (d / WEIGHTS).write_text("hello, world"), "weights.safetensors: 12 bytes that are"),
     "an array lost": (tensors(lambda t: t.pop(WORD)), "weights.safetensors: array 'word.w' is missing"),
     "an array more": (tensors(lambda t: t.update(extra=t[WORD])), "weights.safetensors: array 'extra' belongs to no"),
-    "padding that is none": (tensors(lambda t: next(v for k, v in t.items() if k.startswith("padding")).__setitem__(0, 1)),
+    "padding that is none": (tensors(lambda t: next(v for k,
+                                                    v in t.items() if k.startswith("padding")).__setitem__(0, 1)),
                              "array 'padding[0-9]+' belongs to no constant"),
     "an array shorter": (tensors(lambda t: t.update({WORD: t[WORD][1:].copy()})), "safetensors: constant 'word'"),
     "an array in float64": (tensors(lambda t: t.update({BIAS: t[BIAS].astype("f8")})),
@@ -335,7 +343,8 @@ DAMAGE = {
     "nan": (tensors(lambda t: t[WORD].__setitem__((3, 4), np.nan)), "weights.safetensors: constant 'word': .*nan"),
     "config cut": (cut("config.json", 10), "config.json: no JSON"),
     "tokenizer changed": (lambda d: (d / "tokenizer.json").write_text("{}"), "program.json: hash is"),
-    "tokenizer is no text": (lambda d: (d / "tokenizer.json").write_bytes(b"\xff\xfe"), "tokenizer.json: byte 0 is not UTF-8"),
+    "tokenizer is no text": (lambda d: (d / "tokenizer.json").write_bytes(b"\xff\xfe"), "tokenizer.json: byte 0 is not "
+                                                                                        "UTF-8"),
 }
 
 

@@ -1,4 +1,5 @@
-"""Features of the processor that kernels leave alone: one setting, refused where it says what is none, part of every key."""
+"""Features of the processor that kernels leave alone: one setting, refused where it says what is none, part of every
+key."""
 import os
 import subprocess
 import sys
@@ -21,7 +22,9 @@ LEFT = {"amx": "64bit avx avx2 avx512bf16 avx512f avx512vnni avxvnni f16c fma ss
 def test_what_needs_a_feature_goes_with_it(name):
     left = without(ALL, (name,)).split(",")
     assert [each[1:] for each in left if each[0] == "+"] == LEFT[name].split()
-    assert [each[1:] for each in left] == [each[1:] for each in ALL.split(",")], "each is still said, or LLVM takes the processor's own"
+    assert [each[1:] for each in left] == [each[1:]
+                                           for each in ALL.split(
+            ",")], "each is still said, or LLVM takes the processor's own"
 
 
 def test_nothing_is_switched_off_unless_asked(monkeypatch):
@@ -48,7 +51,8 @@ def said(*command, off):
 @pytest.mark.parametrize("command", [["doctor"], ["optimize", "minilm"]], ids=" ".join)
 def test_the_command_line_refuses_them_too(command):
     done = said(*command, off="-avx3")
-    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(f"opmatrix: {VARIABLE}=-avx3: "), done.stderr
+    assert done.returncode == 2 and done.stderr.splitlines(
+        )[-1].startswith(f"opmatrix: {VARIABLE}=-avx3: "), done.stderr
 
 
 def test_kernels_and_calibrations_have_other_keys():

@@ -162,4 +162,5 @@ def test_a_tokenizer_that_contradicts_itself_is_refused(path):
     found = json.loads(path.read_text())
     found["post_processor"]["special_tokens"] = {}
     path.write_text(json.dumps(found))
-    with pytest.raises(InputError, match=r"tokenizer\.json contradicts itself"): Tokenizer.from_file(path).encode("a bank")
+    with pytest.raises(InputError, match=r"tokenizer\.json contradicts itself"):
+        Tokenizer.from_file(path).encode("a bank")

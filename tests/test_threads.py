@@ -113,7 +113,8 @@ def test_threads_are_capped_and_what_is_no_number_is_ignored(monkeypatch, asked)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr("formats.machine.host.quota", lambda root: None)
-    for given, count in ((asked, 64), ("64", 64), ("000007,3", 7), ("many", 2), ("-4", 2), ("0" * 5000, 2), ("1e9", 2), ("", 2)):
+    for given, count in ((asked, 64), ("64", 64), ("000007,3", 7), ("many", 2), ("-4", 2), ("0" * 5000, 2), ("1e9", 2),
+                         ("", 2)):
         monkeypatch.setenv("NUMBA_NUM_THREADS", given)
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         assert threads.available.__wrapped__() == count
@@ -143,7 +144,8 @@ def test_the_command_line_gives_blas_one_thread():
     assert run(code, **given) == "{1}\n"
 
 
-OFF = {"avx512": [], "avx512bf16,-avx512vnni,-amx": ["+avx512f"], "amx": ["+avx512f", "+avx512vnni", "+avx512bf16"]}      # what is left
+# what is left
+OFF = {"avx512": [], "avx512bf16,-avx512vnni,-amx": ["+avx512f"], "amx": ["+avx512f", "+avx512vnni", "+avx512bf16"]}
 BOTH = """
 import numpy as np
 from formats import FORMATS, kernels
@@ -165,7 +167,8 @@ for name in {formats}: check(FORMATS[name], rng)
 @pytest.mark.parametrize("off, left", [pytest.param(off, left, id=off) for off, left in OFF.items()
                                        if {*left} <= {*FEATURES.split(",")} and (off != "amx" or MATRIX)])
 def test_a_processor_with_less(off, left, tmp_path):
-    """Other tiles of sums are used there, and other instructions for narrow numbers; whole numbers have exact products."""
+    """Other tiles of sums are used there, and other instructions for narrow numbers; whole numbers have exact
+    products."""
     expected = *(feature in left for feature in ("+avx512f", "+avx512vnni", "+avx512bf16")), False
     formats = ["bf16", "int8", "int4", *(["packed", "block"] if off == "avx512" else [])]
     run(BOTH.format(expected=expected, formats=formats), OPMATRIX_CACHE=str(tmp_path), OPMATRIX_FEATURES=f"-{off}")
@@ -187,7 +190,8 @@ check(FORMATS["half"], np.random.default_rng(0))
 """
 
 
-@pytest.mark.skipif("+f16c" not in FEATURES.split(","), reason="this processor has no instruction that could be missing")
+@pytest.mark.skipif("+f16c" not in FEATURES.split(","),
+                    reason="this processor has no instruction that could be missing")
 @pytest.mark.parametrize("settings", [{}, {"OPMATRIX_FEATURES": "-avx"}], ids=["with", "without"])
 def test_every_float16_is_widened_to_the_same_bits_with_and_without_an_instruction(settings, tmp_path):
     run(HALVES.format(expected=not settings), OPMATRIX_CACHE=str(tmp_path), **settings)

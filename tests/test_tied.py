@@ -1,4 +1,5 @@
-"""A table of words that is gathered from and multiplied by: stored once where one layout serves both, priced, planned, saved so."""
+"""A table of words that is gathered from and multiplied by: stored once where one layout serves both, priced, planned,
+saved so."""
 from itertools import product
 
 import numpy as np
@@ -26,15 +27,18 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.verify.programs import unrounded, verify_exact
 
 WORDS, WIDE = 3000, 24
-CONFIG = dict(model_type="transformer", vocab_size=WORDS, max_position_embeddings=32, hidden_size=WIDE, intermediate_size=40,
-              num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=6, norm="layer", norm_eps=1e-5, pre_norm=True,
+CONFIG = dict(model_type="transformer", vocab_size=WORDS, max_position_embeddings=32, hidden_size=WIDE,
+              intermediate_size=40,
+              num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=6, norm="layer",
+              norm_eps=1e-5, pre_norm=True,
               hidden_act="silu", gated=True, bias=False, mask="sequence & causal", positions="rotary", head="tied")
 BATCH = Batch([[1, 2, 3, WORDS - 1, 5, 6, 7, 8, 9], [7, 0, 64, 2999]])
 TABLE = 4 * WIDE * 16 * -(-WORDS // 16)                     # bytes of the panels of one table
 
 
 class Stages(Round):
-    """Stages of an epilogue ride for nothing, panels are multiplied by a little faster, and gathered from a little slower."""
+    """Stages of an epilogue ride for nothing, panels are multiplied by a little faster, and gathered from a little
+    slower."""
 
     def __init__(self, gathering=0.0): self.gathering = gathering
 
@@ -61,13 +65,15 @@ def tables(program):
 def saved(program, place):
     """Bytes of the arrays of a file."""
     program.save(place)
-    return sum(array.nbytes for name, array in load_file(place / "weights.safetensors").items() if not name.startswith("padding"))
+    return sum(array.nbytes for name,
+               array in load_file(place / "weights.safetensors").items() if not name.startswith("padding"))
 
 
 # ---- the kernel
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from([("packed", {}), ("bf16", {}), ("int8", {}), ("int8", {"group": 64})]), st.integers(1, 150), st.integers(1, 150),
+@given(st.sampled_from([("packed", {}), ("bf16", {}), ("int8", {}), ("int8", {"group": 64})]), st.integers(1, 150),
+       st.integers(1, 150),
        st.integers(0, 2 ** 32))
 def test_columns_are_gathered_to_the_bit(form, n, words, seed):
     """What a format stores, and nothing that its kernel rounds besides."""
@@ -84,16 +90,19 @@ def test_panels_that_do_not_fit_are_refused():
     stored = FORMATS["int8"].approximate(np.ones((24, 40), np.float32))
     columns, out = kernels.Columns.of(stored), np.empty((1, 24), np.float32)
     ids = np.zeros(1, int)
-    for wrong, said in ((columns._replace(w=columns.w[1:]), "are no panels of 24 by 40"), (columns._replace(scale=None), "no scales"),
+    for wrong, said in ((columns._replace(w=columns.w[1:]), "are no panels of 24 by 40"),
+                        (columns._replace(scale=None), "no scales"),
                         (columns._replace(scale=columns.scale[:, 1:]), r"where float32 of \(1, 40\)"),
-                        (columns._replace(shape=(23, 40)), "shape"), (columns._replace(w=columns.w.astype(np.int64)), "int64")):
+                        (columns._replace(shape=(23, 40)), "shape"),
+                        (columns._replace(w=columns.w.astype(np.int64)), "int64")):
         with pytest.raises(ValueError, match=said): kernels.gather(ids, wrong, out)
     with pytest.raises(IndexError, match="40 is outside 0 to 39"): kernels.gather(ids + 40, columns, out)
 
 
 @pytest.mark.parametrize("turned, form, said", [
     ("", "packed", "of which no rows can be gathered"), ("0", "dense", "of which no columns can be gathered"),
-    ("1", "packed", "names no tables of 1"), ("0,0", "packed", "names no tables"), ("x" * 999, "packed", "turned: 'xxx"),
+    ("1", "packed", "names no tables of 1"), ("0,0", "packed", "names no tables"),
+    ("x" * 999, "packed", "turned: 'xxx"),
     (0, "packed", "turned is 0; it must be text"), ("0", "csr", "it must be Tables")])
 def test_steps_that_gather_what_they_cannot_are_refused(turned, form, said):
     table = FORMATS[form].approximate(np.eye(24, dtype=np.float32))
@@ -191,7 +200,8 @@ def test_a_narrow_layout_serves_both_and_its_error_is_measured_for_each(tmp_path
     program, emitter = structure.program({})
     rng = np.random.default_rng(1)
     fit, probe = (Batch([rng.integers(0, WORDS, 12) for _ in range(4)]) for _ in range(2))
-    choices = propose_methods(space, structure, program, emitter, Representable(), fit, probe, Limits(error=0.5, narrowest=8))
+    choices = propose_methods(space, structure, program, emitter, Representable(), fit, probe,
+                              Limits(error=0.5, narrowest=8))
     narrow = choices.choose(0.5, 500_000)                   # one table in half has 384,000 bytes, in bytes 204,544
     found, own = choices.emitted(narrow, {})
     table, head = tables(found)

@@ -74,12 +74,14 @@ def plain(config, w, tokens):
             x = norm(x + mixing(x, l), f"{l}.norm1")
             x = norm(x + feeding(x, l), f"{l}.norm2")
     x = norm(x, "norm") if config["pre_norm"] else x
-    return x @ {"tied": w["tokens"], "own": w.get("head")}[config["head"]].T if config.get("head", "none") != "none" else x
+    return x @ {"tied": w["tokens"],
+                "own": w.get("head")}[config["head"]].T if config.get("head", "none") != "none" else x
 
 
 LLAMA = dict(norm="rms", pre_norm=True, hidden_act="silu", gated=True, bias=False, positions="rotary", rope_theta=300.0)
 CHOICES = [dict(norm=norm, pre_norm=pre, mask=mask.format(2), num_key_value_heads=g, gated=gated, bias=bias)
-           for norm, pre, mask, g, gated, bias in product(("layer", "rms"), (True, False), MASKS, (1, 2, 4), (True, False),
+           for norm, pre, mask, g, gated,
+           bias in product(("layer", "rms"), (True, False), MASKS, (1, 2, 4), (True, False),
                                                           (True, False))][::7]
 CHOICES += [LLAMA, LLAMA | dict(num_key_value_heads=4, bias=True), LLAMA | dict(num_key_value_heads=1, head="tied"),
             dict(head="own", pre_norm=False)]
@@ -111,7 +113,8 @@ def test_a_mask_that_is_none_is_named(mask, said):
     (dict(head_dim=5, positions="rotary"), "head_dim is 5: it must be even, as pairs of columns are rotated"),
     (dict(head="both"), "head is 'both': it must be one of none, tied, own"),
     (dict(head_dim=0), "head_dim is 0: it must be a whole number from 1"), (dict(vocab_size=2.5), "vocab_size is 2.5"),
-    (dict(hidden_act="sine"), "hidden_act is 'sine': it must be one of"), (dict(norm="batch"), "norm is 'batch': it must be layer or rms")])
+    (dict(hidden_act="sine"), "hidden_act is 'sine': it must be one of"),
+    (dict(norm="batch"), "norm is 'batch': it must be layer or rms")])
 def test_a_choice_that_is_none_is_named(changed, said):
     with pytest.raises(InputError, match=said): model(BASE | changed)
 

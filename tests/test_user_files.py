@@ -1,5 +1,6 @@
-"""Files of the user: what is not ours is never deleted, what cannot be written is refused before the work, what fails or is
-interrupted leaves what was there, pipes are read once, and no file is opened or run because another file names it."""
+"""Files of the user: what is not ours is never deleted, what cannot be written is refused before the work, what fails
+or is interrupted leaves what was there, pipes are read once, and no file is opened or run because another file names
+it."""
 import errno
 import json
 import os
@@ -46,7 +47,8 @@ def unsearched(monkeypatch):
 
 def contents(directory):
     """Every path below a directory, with what it holds."""
-    return {str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None for path in directory.rglob("*")}
+    return {str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+            for path in directory.rglob("*")}
 
 
 def written(program, place):
@@ -65,18 +67,22 @@ def note(place): (place / "front" / "1" / "thesis.tex").write_text("years")
 def folder(place): (place / "front" / "drafts").mkdir()
 def linked(place): (place / "front" / "7").symlink_to(place / "front" / "1")
 def taken(place): shutil.rmtree(place / "front"); (place / "front").write_text("mine")
-def away(place): shutil.move(place / "front", place.parent / "elsewhere"); (place / "front").symlink_to(place.parent / "elsewhere")
-def named(place): (place / saving.REPORT).unlink(); (place / saving.REPORT).mkdir(); (place / saving.REPORT / "mine").write_text("x")
+def away(place):
+    shutil.move(place / "front", place.parent / "elsewhere"); (place / "front").symlink_to(place.parent / "elsewhere")
+def named(place):
+    (place / saving.REPORT).unlink(); (place / saving.REPORT).mkdir(); (place / saving.REPORT / "mine").write_text("x")
 
 
-@pytest.mark.parametrize("add, said", [(note, "front/1/thesis.tex"), (folder, "front/drafts"), (linked, "front/7"), (taken, "front"),
+@pytest.mark.parametrize("add, said", [(note, "front/1/thesis.tex"), (folder, "front/drafts"), (linked, "front/7"),
+                                       (taken, "front"),
                                        (away, "front"), (named, "report.json")])
 def test_what_is_no_program_is_never_deleted(command, unsearched, program, tmp_path, add, said):  # noqa: F811
     add(written(program, tmp_path / "place"))
     before = contents(tmp_path)
     ran = command("optimize", "minilm", "--out", "place")
     refused(ran, "--out place", f"{said} is no part of a program")
-    with pytest.raises(InputError, match="no part of a program"), saving.replacing_program("place") as fresh: (fresh / "front").mkdir()
+    with pytest.raises(InputError, match="no part of a program"), saving.replacing_program("place") as fresh:
+        (fresh / "front").mkdir()
     assert contents(tmp_path) == before
 
 
@@ -108,13 +114,15 @@ def test_a_save_that_fails_at_any_step_leaves_what_was_there(program, tmp_path, 
         return failing() if steps[0] == step else rename(*given)
     if step: monkeypatch.setattr(Path, "rename", counted)
     else: monkeypatch.setattr(saving, "flush", failing)
-    with pytest.raises(KeyboardInterrupt if failing is stopped else InputError), saving.replacing_program(place) as fresh:
+    with pytest.raises(KeyboardInterrupt if failing is stopped
+                       else InputError), saving.replacing_program(place) as fresh:
         saving.write_program(program.replace(model="other"), fresh)
     assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("out, words", [
-    (".", "working directory"), ("..", "working directory"), ("../work", "working directory"), ("link", "a link"), ("dangling", "a link"),
+    (".", "working directory"), ("..", "working directory"), ("../work", "working directory"), ("link", "a link"),
+    ("dangling", "a link"),
     ("file", "no opmatrix program"), ("file/deeper", "Not a directory"), ("/dev/full", "no opmatrix program"),
     ("/proc/absent/place", "No such file"), (LONG, "File name too long"), (f"absent/{LONG}", "File name too long"),
     ("loop/place", "")])
@@ -139,12 +147,14 @@ def test_parents_are_made_only_for_what_is_saved(program, tmp_path):
 
 @pytest.mark.parametrize("arguments", [
     ["optimize", "minilm", "--out", "place"], ["doctor", "--json", "found.json"],
-    ["evaluate", "minilm", "--pairs", "absent.csv", "--json", "found.json"], ["spectrum", "minilm", "--out", "drawn.png"],
+    ["evaluate", "minilm", "--pairs", "absent.csv", "--json", "found.json"],
+    ["spectrum", "minilm", "--out", "drawn.png"],
     ["embed", "absent", "absent.txt", "--out", "rows.npy"]])
 def test_a_full_disk_is_found_before_the_work(tmp_path, arguments):
     """A limit on what a process may write to a file refuses it as a full disk does."""
     def limited(): resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-    ran = subprocess.run([sys.executable, "-m", "rewrites.cli", *arguments], cwd=tmp_path, capture_output=True, text=True,
+    ran = subprocess.run([sys.executable, "-m", "rewrites.cli", *arguments], cwd=tmp_path, capture_output=True,
+                         text=True,
                          preexec_fn=limited, env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"})
     assert ran.returncode == 2 and ran.stderr.startswith(f"opmatrix: {arguments[-2]} {arguments[-1]}: ")
     assert "File too large" in ran.stderr and len(ran.stderr.splitlines()) == 1 and not [*tmp_path.iterdir()]
@@ -152,11 +162,15 @@ def test_a_full_disk_is_found_before_the_work(tmp_path, arguments):
 
 # ---- files that commands write
 
-@pytest.mark.parametrize("out, words", [("/dev/full", "it is a device"), ("link.json", "it is a link"), ("pipe", "it is a pipe"),
-                                        (LONG, "File name too long"), ("absent/o", "No such file"), ("dir", "it is a directory"),
+@pytest.mark.parametrize("out, words",
+                         [("/dev/full", "it is a device"), ("link.json", "it is a link"), ("pipe", "it is a pipe"),
+                                        (LONG, "File name too long"), ("absent/o", "No such file"),
+                                        ("dir", "it is a directory"),
                                         ("file/o", "Not a directory")])
-@pytest.mark.parametrize("arguments", [["optimize", "minilm", "--json"], ["evaluate", "minilm", "--pairs", "p.csv", "--json"],
-                                       ["doctor", "--json"], ["spectrum", "minilm", "--out"], ["embed", "absent", "t.txt", "--out"]])
+@pytest.mark.parametrize("arguments",
+                         [["optimize", "minilm", "--json"], ["evaluate", "minilm", "--pairs", "p.csv", "--json"],
+                                       ["doctor", "--json"], ["spectrum", "minilm", "--out"],
+                                       ["embed", "absent", "t.txt", "--out"]])
 def test_files_that_cannot_be_written(command, unsearched, tmp_path, arguments, out, words):  # noqa: F811
     (tmp_path / "dir").mkdir()
     (tmp_path / "file").write_text("mine")
@@ -191,7 +205,8 @@ def test_a_file_is_whole_or_as_it_was(tmp_path):
 def piped(program, tmp_path, *arguments, **given):
     """`opmatrix embed` as a process, its output beside it."""
     program.save(tmp_path / "program")
-    command_line = " ".join(["exec", sys.executable, "-m", "rewrites.cli", "embed", "program", *arguments, "--out", "rows.npy"])
+    command_line = " ".join(["exec", sys.executable, "-m", "rewrites.cli", "embed", "program", *arguments, "--out",
+                             "rows.npy"])
     ran = subprocess.run(["bash", "-c", command_line], cwd=tmp_path, capture_output=True, timeout=120, **given,
                          env=os.environ | {"PYTHONPATH": str(ROOT)})
     return ran.returncode, ran.stderr.decode()
@@ -222,7 +237,8 @@ def test_what_is_no_stream_of_texts(program, tmp_path, arguments, words):
 
 
 @pytest.mark.parametrize("arguments", [["optimize", "model", "--text"], ["optimize", "model", "--workload"],
-                                       ["optimize", "model", "--pairs"], ["evaluate", "model", "--pairs"], ["optimize", "model", "--laws"]])
+                                       ["optimize", "model", "--pairs"], ["evaluate", "model", "--pairs"],
+                                       ["optimize", "model", "--laws"]])
 @pytest.mark.parametrize("source, words", [("pipe.py", "it is a pipe"), ("/dev/zero", "it is a device")])
 def test_other_inputs_are_no_pipes(command, tmp_path, arguments, source, words):  # noqa: F811
     checkpoints.write(tmp_path / "model", max_position_embeddings=64)
@@ -237,14 +253,17 @@ def test_other_inputs_are_no_pipes(command, tmp_path, arguments, source, words):
 def reported(program, tmp_path, monkeypatch):
     """A saved program whose report is changed by what is given; the model is on hand."""
     model = checkpoints.write(tmp_path / "model", max_position_embeddings=64)
-    found = {"tokens": None, "number_type": "int8", "without": [], "text": None, "texts": None, "laws": None, "chosen": 0,
-             "front": [{"name": "exact", "measured_s": 1e-3, "measured_bytes": 5, "predicted_error": 0.0, "measured_error": 1e-7}]}
+    found = {"tokens": None, "number_type": "int8", "without": [], "text": None, "texts": None, "laws": None,
+             "chosen": 0,
+             "front": [{"name": "exact", "measured_s": 1e-3, "measured_bytes": 5, "predicted_error": 0.0,
+                        "measured_error": 1e-7}]}
 
     def change(**changed):
         if not (tmp_path / "place").exists(): program.replace(model="model", source=str(model)).save(tmp_path / "place")
         (tmp_path / "place" / "report.json").write_text(json.dumps(found | changed))
         return tmp_path / "place"
-    monkeypatch.setattr(explain.Run, "structure", lambda *_, **__: (_ for _ in ()).throw(InputError("the search begins")))
+    monkeypatch.setattr(explain.Run, "structure", lambda *_,
+                        **__: (_ for _ in ()).throw(InputError("the search begins")))
     return change
 
 
@@ -294,23 +313,28 @@ def test_texts_that_a_report_names_are_not_opened(command, reported, tmp_path, n
     refused(command("explain", place, option, file), "SHA-256")
 
 
-DAMAGE = [("tokens", 0), ("tokens", True), ("tokens", "9"), ("number_type", "fp8"), ("number_type", []), ("without", [3]),
-          ("without", "join"), ("text", "/etc/passwd"), ("texts", {"file": "x"}), ("laws", {"file": 3, "sha256": "0"}), ("front", []),
+DAMAGE = [("tokens", 0), ("tokens", True), ("tokens", "9"), ("number_type", "fp8"), ("number_type", []),
+          ("without", [3]),
+          ("without", "join"), ("text", "/etc/passwd"), ("texts", {"file": "x"}), ("laws", {"file": 3, "sha256": "0"}),
+          ("front", []),
           ("front", [3]),
-          ("front", [{}]), ("front", [{"name": "x", "measured_s": "fast"}]), ("front", [{"name": "x", "measured_s": -1}]),
+          ("front", [{}]), ("front", [{"name": "x", "measured_s": "fast"}]),
+          ("front", [{"name": "x", "measured_s": -1}]),
           ("front", [{"name": "x"}] * 101), ("chosen", 1), ("chosen", -1), ("chosen", False)]
 
 
 @pytest.mark.parametrize("key, value", DAMAGE, ids=str)
 def test_every_field_of_a_report_is_checked(reported, key, value):
     place = reported(**{key: value})
-    with pytest.raises(InputError, match=rf"report\.json: {key}.* which no run writes"): Reported.read(place / "report.json")
+    with pytest.raises(InputError, match=rf"report\.json: {key}.* which no run writes"):
+        Reported.read(place / "report.json")
     assert Reported.read(reported() / "report.json").front[0]["name"] == "exact"
 
 
 def test_the_model_is_the_one_that_is_given(reported, monkeypatch, tmp_path):
     opened = []
-    monkeypatch.setattr(explain, "open_model", lambda name: opened.append(name) or (_ for _ in ()).throw(InputError("seen")))
+    monkeypatch.setattr(explain, "open_model",
+                        lambda name: opened.append(name) or (_ for _ in ()).throw(InputError("seen")))
     for given in ("elsewhere", None):
         with pytest.raises(InputError, match="seen"): explain.explain(reported(), Report(quiet=True), model=given)
     assert opened == ["elsewhere", str(tmp_path / "model")]

@@ -1,5 +1,5 @@
-"""Laws and approximations from a user's file: what is wrong in it is refused with file, line and an example; what is right takes
-part in the search, the front, the list of laws and the derivation."""
+"""Laws and approximations from a user's file: what is wrong in it is refused with file, line and an example; what is
+right takes part in the search, the front, the list of laws and the derivation."""
 import json
 
 import numpy as np
@@ -80,7 +80,8 @@ def my_heads(x: value[n], A: matrix[n, h * p], H: count):
     with_mine, with_ours = structure(operator, laws), structure(operator)
     assert with_mine.time == pytest.approx(with_ours.time)
     steps = chain(with_mine, laws)
-    assert any("my_heads" in part.laws() for part in steps.parts) and "my_heads at" in str(steps) and steps.checked < 1e-12
+    assert any("my_heads" in part.laws()
+               for part in steps.parts) and "my_heads at" in str(steps) and steps.checked < 1e-12
 
 
 def test_an_approximation_is_stored_in_any_format_that_holds_it(tmp_path):
@@ -134,15 +135,19 @@ def test_an_approximation_of_ones_own_is_a_point_and_a_step(tmp_path):
 def test_laws_lists_them(command, tmp_path):  # noqa: F811
     ran = command("laws", "--laws", written(tmp_path, GOOD))
     assert ran.status == 0
-    for said in ("relu_twice (exact)", "x_ @ relu @ relu → x_ @ relu", "largest (approximate)", "density in [0.25, 0.5]",
-                 f"{len(EXACT_LAWS)} exact laws", "4 your own"): assert said in ran.out, said
+    for said in ("relu_twice (exact)", "x_ @ relu @ relu → x_ @ relu", "largest (approximate)",
+                 "density in [0.25, 0.5]",
+                 f"{len(EXACT_LAWS)} exact laws", "4 your own"):
+        assert said in ran.out, said
 
 
 # ---- what is wrong
 
 WRONG = [
-    ("drops", "x: value[n], A: operator[n, p]", "x @ A @ relu, x @ A", ["law drops", "it is wrong", "entry (", "seed 0"]),
-    ("swaps", "x: value[n], A: matrix[n, n], B: matrix[n, n]", "x @ A @ B, x @ B @ A", ["law swaps", "it is wrong", "A = "]),
+    ("drops", "x: value[n], A: operator[n, p]", "x @ A @ relu, x @ A",
+     ["law drops", "it is wrong", "entry (", "seed 0"]),
+    ("swaps", "x: value[n], A: matrix[n, n], B: matrix[n, n]", "x @ A @ B, x @ B @ A",
+     ["law swaps", "it is wrong", "A = "]),
     ("misfits", "x: value[n], A: matrix[k, p]", "x @ A, x @ A", ["law misfits", "do not fit"]),
     ("narrows", "x: value[n], A: matrix[n, p]", "x @ A, x", ["law narrows", "the left is (8, 4), the right (8, 6)"]),
     ("numbered", "x: value[n]", "x @ (I * 2.0) @ (I * 0.5), x", ["law numbered", "the number 2.0", "scalar"]),
@@ -154,7 +159,8 @@ WRONG = [
 
 @pytest.mark.parametrize("name, variables, sides, words", WRONG, ids=[name for name, *_ in WRONG])
 def test_a_wrong_law_is_refused_with_an_example(tmp_path, name, variables, sides, words):
-    file = written(tmp_path, declared(f'@law(source="nowhere")\ndef {name}({variables}):\n    """No."""\n    return {sides}\n'))
+    file = written(tmp_path, declared(f'@law(source="nowhere")\ndef {name}({variables}):\n    """No."""\n    return '
+                                      f'{sides}\n'))
     with pytest.raises(InputError) as refusal: load_laws(file)
     for word in (f"{file}:{LINE}:", *words): assert word in str(refusal.value), str(refusal.value)
 
@@ -162,7 +168,8 @@ def test_a_wrong_law_is_refused_with_an_example(tmp_path, name, variables, sides
 def test_a_guard_that_is_not_needed_is_told(tmp_path):
     text = declared('@law(source="", without=(dict(A=operator[n, p]),))\ndef same(x: value[n], A: matrix[n, p]):\n'
                     '    """A counterexample that is none."""\n    return x @ relu @ relu @ A, x @ relu @ A\n')
-    with pytest.raises(InputError, match=r"law same: same: it holds with A: operator\[n, p\] too"): load_laws(written(tmp_path, text))
+    with pytest.raises(InputError, match=r"law same: same: it holds with A: operator\[n, p\] too"):
+        load_laws(written(tmp_path, text))
 
 
 APPROXIMATIONS = [
@@ -187,8 +194,10 @@ FILES = [
     ("\n\n1 / 0\n", 3, "ZeroDivisionError"),
     ("law = 3\n", None, "declares no law"),
     (HEAD, None, "declares no law"),
-    (declared(f'def a():\n    @law(phase="later")\n    def b{TWICE}    return b\nb = a()\n'), LINE + 1, "phase 'later'"),
-    (declared(f"@law()\ndef a{TWICE}b = a\n@law()\ndef a{TWICE}"), LINE + 3, "law a: the file has another one of that name")]
+    (declared(f'def a():\n    @law(phase="later")\n    def b{TWICE}    return b\nb = a()\n'), LINE + 1,
+     "phase 'later'"),
+    (declared(f"@law()\ndef a{TWICE}b = a\n@law()\ndef a{TWICE}"), LINE + 3, "law a: the file has another one of that "
+                                                                             "name")]
 
 
 @pytest.mark.parametrize("text, number, words", FILES, ids=[words for *_, words in FILES])
@@ -209,7 +218,8 @@ def test_the_help_says_that_the_file_is_run(command):  # noqa: F811
 
 def test_an_approximation_may_not_be_called_as_a_format_is(tmp_path):
     text = declared("@approximation(size=(0.5,))\ndef half(W, size):\n    return W.astype(np.float16)\n")
-    with pytest.raises(InputError, match="approximation half: opmatrix has one of that name"): load_laws(written(tmp_path, text))
+    with pytest.raises(InputError, match="approximation half: opmatrix has one of that name"):
+        load_laws(written(tmp_path, text))
 
 
 def test_a_declared_approximation_has_a_row():

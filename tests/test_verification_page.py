@@ -11,7 +11,8 @@ ROWS = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| ")
 
 
 def functions(file):
-    return {node.name for node in ast.walk(ast.parse((ROOT / file).read_text("utf-8"))) if isinstance(node, ast.FunctionDef)}
+    return {node.name for node in ast.walk(ast.parse((ROOT / file).read_text("utf-8")))
+            if isinstance(node, ast.FunctionDef)}
 
 
 def test_every_fault_has_a_test_that_is_there():
@@ -24,7 +25,8 @@ def test_every_fault_has_a_test_that_is_there():
 
 def test_every_planted_kernel_is_on_the_page_and_none_that_is_not_planted():
     said = {name for row in ROWS for name in re.findall(r"`([^`]+)`", row[0])}
-    assert said - {"need not be act", "opmatrix verify"} == {*ATTENDING, *(fault.__name__ for fault in (*FAULTS, zeros))}
+    assert said - {"need not be act", "opmatrix verify"} == {*ATTENDING,
+                                                             *(fault.__name__ for fault in (*FAULTS, zeros))}
 
 
 def test_every_command_is_there():

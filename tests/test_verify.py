@@ -206,9 +206,11 @@ def drops_nothing(x: value[n], c: constant[n], A: matrix[n, p]):
 
 @pytest.mark.parametrize("wrong", [honest_when_asked, counts_heads_twice], ids=lambda each: each.name)
 def test_a_reproducer_fails_while_the_law_is_wrong(wrong):
-    with pytest.raises(VerificationError, match="To see it again") as caught: verify_graphs(TEMPLATES[2:], [*EXACT_LAWS, wrong])
+    with pytest.raises(VerificationError, match="To see it again") as caught:
+        verify_graphs(TEMPLATES[2:], [*EXACT_LAWS, wrong])
     lines = caught.value.reproducer
-    assert lines in str(caught.value) and f"from test_verify import {wrong.name}" in lines and len(lines.splitlines()) < 16
+    assert lines in str(caught.value) and f"from test_verify import {wrong.name}" in lines and len(
+        lines.splitlines()) < 16
     with pytest.raises(AssertionError, match=wrong.name): pasted(lines)
     pasted(lines, **{wrong.name: drops_nothing})             # and passes once it is right
 

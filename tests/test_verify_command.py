@@ -19,7 +19,8 @@ def place(tmp_path_factory):
     home = tmp_path_factory.mktemp("verified")
     model, (operator, made) = checkpoints.write(home / "model"), found()
     structure, _, emitter = made["exact"]
-    program, _ = structure.program({"model": "model", "source": str(model), "tokenizer": (model / "tokenizer.json").read_text()})
+    program, _ = structure.program({"model": "model", "source": str(model),
+                                    "tokenizer": (model / "tokenizer.json").read_text()})
     verified = verify_exact(program, operator, [RAGGED], made["imported"][1], unrounded(structure, emitter))
     certified(program, {"program": verified}, [RAGGED]).save(home / "program")
     return home
@@ -68,7 +69,8 @@ def test_the_worst_sentence_is_measured_again(command, copy, sentence, verdict):
     certificate(copy, verified=kept | {"error": {"sentence": sentence}})
     ran = command("verify", copy)
     assert ran.status == (verdict == "FAILS")
-    assert any(line.split()[:6] == ["worst", "sentence", "against", "the", "model", verdict] for line in ran.out.splitlines()), ran.out
+    assert any(line.split()[:6] == ["worst", "sentence", "against", "the", "model", verdict]
+               for line in ran.out.splitlines()), ran.out
 
 
 def flip(directory):
@@ -80,13 +82,19 @@ def flip(directory):
 @pytest.mark.parametrize("harm, said", [
     (flip, "hash"), (lambda place: certificate(place, own="small"), "own is 'small'"),
     (lambda place: certificate(place, own=-1), "own is -1"),
-    (lambda place: certificate(place, more=1), "'more'"), (lambda place: certificate(place, program="0" * 32), "lies beside"),
-    (lambda place: certificate(place, inputs=[{}]), "inputs[0]"), (lambda place: certificate(place, inputs=[3]), "inputs[0] is a int"),
-    (lambda place: certificate(place, inputs=[{"hash": "", "sentences": 1, "rows": 1, "tokens": [[]], "kinds": [[]]}]), "whole numbers"),
-    (lambda place: certificate(place, inputs=[{"hash": "", "sentences": 1, "rows": 1, "tokens": [[0] * 70000], "kinds": [[0] * 70000]}]),
+    (lambda place: certificate(place, more=1), "'more'"),
+    (lambda place: certificate(place, program="0" * 32), "lies beside"),
+    (lambda place: certificate(place, inputs=[{}]), "inputs[0]"),
+    (lambda place: certificate(place, inputs=[3]), "inputs[0] is a int"),
+    (lambda place: certificate(place, inputs=[{"hash": "", "sentences": 1, "rows": 1, "tokens": [[]], "kinds": [[]]}]),
+     "whole numbers"),
+    (lambda place: certificate(place,
+                               inputs=[{"hash": "", "sentences": 1, "rows": 1, "tokens": [[0] * 70000],
+                                        "kinds": [[0] * 70000]}]),
      "70,000 rows"), (lambda place: certificate(place, bounds={"float64": "wide"}), "bounds"),
     (lambda place: (place / "certificate.json").write_text("[]"), "certificate.json"),
-    (lambda place: certificate(place, own=1e9), "own rounding"), (lambda place: certificate(place, verified={}), "stated error"),
+    (lambda place: certificate(place, own=1e9), "own rounding"),
+    (lambda place: certificate(place, verified={}), "stated error"),
     (lambda place: (place / "certificate.json").unlink(), "certificate")])
 def test_damage_is_named_with_status_1(command, copy, harm, said):  # noqa: F811
     harm(copy)

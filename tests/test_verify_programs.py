@@ -153,10 +153,12 @@ def test_the_structure_of_an_approximate_program_is_the_model(form):
     operator, made = found()
     structure_ = made["exact"][0]
     def decide(part, use, method):
-        return method if use.layout == "stack" or use.x in structure_.lowerings[part].graph.facts["given"] else Method(form)
+        return method if use.layout == "stack" or use.x in structure_.lowerings[
+            part].graph.facts["given"] else Method(form)
     program, emitter = structure_.program({}, decide)
     at = [i for i, step in enumerate(program.steps) if step.kernel == "attention"]
-    for i in at if form != "half" else (): program = changed(program, i, attributes=program.steps[i].attributes | {"number_type": "bf16"})
+    for i in at if form != "half" else ():
+        program = changed(program, i, attributes=program.steps[i].attributes | {"number_type": "bf16"})
     constants, wanted = unrounded(structure_, emitter), [dense(operator, RAGGED)]
     assert constants.keys() == program.constants.keys()
     assert relative(program.exact(RAGGED), wanted[0]) > 1e-5
@@ -171,9 +173,11 @@ def test_a_run_of_kernels_that_sum_by_rows_is_its_steps(rng):
     """csr sums in another order for few rows, and a batch may be cut into groups of few."""
     W = rng.standard_normal((32, 64), np.float32) * (rng.random((32, 64)) < 0.25)
     constants = {"E": Dense.pack(rng.standard_normal((41, 32), np.float32)), "W": CSR.pack(W.astype(np.float32))}
-    program = Program([Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"), Step("linear", {"x": "x", "weight": "W"}, {}, "y")],
+    program = Program([Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"),
+                       Step("linear", {"x": "x", "weight": "W"}, {}, "y")],
                       constants, "y")
-    assert verify_steps(program, [RAGGED, Batch([[i % 41 for i in range(n)] for n in (7, 7, 5, 90, 200)])])["count"] == 2
+    assert verify_steps(program,
+                        [RAGGED, Batch([[i % 41 for i in range(n)] for n in (7, 7, 5, 90, 200)])])["count"] == 2
 
 
 def test_errors_are_of_the_whole_and_of_the_worst_row():

@@ -33,7 +33,8 @@ def test_a_small_file_is_one_batch_in_its_order(model, tmp_path):
     file.write_text("\n".join(LINES))
     found = Workload.of(model, file=str(file))
     assert tokens(found.timed) == tokens(model.tokenizer().encode(LINES))
-    assert found.file == str(file) and "4 texts" in found.name and str(file) in found.name and "batch 1 of" not in found.name
+    assert found.file == str(
+        file) and "4 texts" in found.name and str(file) in found.name and "batch 1 of" not in found.name
 
 
 @pytest.mark.parametrize("count", [900, 1400, 2000])
@@ -49,13 +50,16 @@ def test_of_a_large_file_a_batch_of_median_rows_is_timed(model, tmp_path, count)
 
 def test_one_line_alone_is_a_workload(model, tmp_path):
     (tmp_path / "one.txt").write_text("the river")
-    assert tokens(Workload.of(model, file=str(tmp_path / "one.txt")).timed) == tokens(model.tokenizer().encode("the river"))
+    assert tokens(Workload.of(model,
+                              file=str(tmp_path / "one.txt")).timed) == tokens(model.tokenizer().encode("the river"))
 
 
 def test_rows_are_the_workload_s_own_in_parts_that_share_no_line(model, tmp_path):
-    for name, lines in (("texts", many(60)), ("few", many(5)), ("other", LINES)): (tmp_path / name).write_text("\n".join(lines))
+    for name, lines in (("texts", many(60)), ("few", many(5)), ("other", LINES)):
+        (tmp_path / name).write_text("\n".join(lines))
     texts, few, other = (str(tmp_path / name) for name in ("texts", "few", "other"))
-    for text, file, lines, like in ((None, None, sentences(), "the shipped sentences"), (other, texts, LINES, f"the lines of {other}"),
+    for text, file, lines, like in ((None, None, sentences(), "the shipped sentences"),
+                                    (other, texts, LINES, f"the lines of {other}"),
                                     (None, texts, many(60), f"the lines of {texts}"),
                                     (None, few, sentences(), f"the shipped sentences: {few} has fewer than 32 lines")):
         found = Workload.of(model, text, file=file)
@@ -68,7 +72,8 @@ def test_rows_are_the_workload_s_own_in_parts_that_share_no_line(model, tmp_path
 def test_of_many_rows_the_oracle_reads_the_first_that_state(model, tmp_path):
     (tmp_path / "texts").write_text("\n".join(many(3000)))
     found = Workload.of(model, file=str(tmp_path / "texts"))
-    assert VERIFY / 2 < found.verify.rows <= VERIFY < found.state.rows and tokens(found.verify) == tokens(found.state)[:len(found.verify)]
+    assert VERIFY / 2 < found.verify.rows <= VERIFY < found.state.rows and tokens(
+        found.verify) == tokens(found.state)[:len(found.verify)]
     assert len(found.state) == 500 and found.fit.rows <= FIT and found.choose.rows <= CHOOSE
 
 
@@ -89,7 +94,8 @@ def test_tokens_and_texts_exclude_each_other(model, tmp_path):
 def test_in_python_a_workload_is_a_file_or_a_batch(model, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(LINES))
     for given in (tmp_path / "texts.txt", str(tmp_path / "texts.txt")):
-        assert tokens(open_arguments(str(model.directory), given, None, None)[1].timed) == tokens(model.tokenizer().encode(LINES))
+        assert tokens(open_arguments(str(model.directory), given, None,
+                                     None)[1].timed) == tokens(model.tokenizer().encode(LINES))
     batch = Batch([[1, 2, 3], [4]])
     assert open_arguments(str(model.directory), batch, None, None)[1].timed is batch
     with pytest.raises(InputError, match="no tokenizer"): open_arguments(I, "texts.txt", None, None)

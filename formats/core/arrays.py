@@ -1,4 +1,5 @@
-"""Arrays at the door: matrices that come in, what a kernel may read and write, arrays measured against their declaration, a picture."""
+"""Arrays at the door: matrices that come in, what a kernel may read and write, arrays measured against their
+declaration, a picture."""
 from collections.abc import Mapping
 from math import prod
 from typing import Any
@@ -12,7 +13,8 @@ from .sizes import Array, Size
 Floats = NDArray[np.float32]
 LINE = 64                                                    # bytes of a cache line: where stored arrays begin
 SINGLE = np.dtype(np.float32)                                # numpy compares types of numbers faster than classes
-OVERLAP_CANDIDATES = 10_000                                  # candidates that the exact test for shared memory may look at
+OVERLAP_CANDIDATES = 10_000                                  # candidates that the exact test for shared memory may look
+                                                             # at
 
 
 class FormatError(ValueError):
@@ -43,27 +45,29 @@ def storable(array: NDArray[Any]) -> Floats:
 # ---- what a kernel may read, and write
 
 def by_rows(array: ArrayLike, name: str = "x") -> Floats:
-    """The array itself if it is float32 with contiguous rows that begin at multiples of 4 bytes, otherwise a contiguous copy of
-    that kind; ValueError for what are no real numbers."""
-    if isinstance(array, np.ndarray) and array.dtype == SINGLE and array.strides[-1:] == (4,) and array.flags.aligned: return array
+    """The array itself if it is float32 with contiguous rows that begin at multiples of 4 bytes, otherwise a contiguous
+    copy of that kind; ValueError for what are no real numbers."""
+    if isinstance(array, np.ndarray) and array.dtype == SINGLE and array.strides[-1:] == (4,) and array.flags.aligned:
+        return array
     return as_contiguous(name, np.asarray(array), SINGLE)
 
 
 def as_contiguous(name: str, array: NDArray[Any], dtype: Any = None) -> NDArray[Any]:
-    """The array itself, or a copy of this kind that is contiguous and begins at a multiple of a number's size; ValueError for what
-    are no real numbers."""
+    """The array itself, or a copy of this kind that is contiguous and begins at a multiple of a number's size;
+    ValueError for what are no real numbers."""
     if array.dtype.kind not in "biuf": raise ValueError(f"{name}: given {array.dtype}; give real numbers")
     given = np.ascontiguousarray(array, dtype)
     return given if given.flags.aligned else given.copy()
 
 
 def places(name: str, array: NDArray[Any], count: int, limit: int, least: int = 0, of: str = "") -> None:
-    """ValueError unless these are so many whole numbers; IndexError for one below the least, or not below the limit, which is the number
-    `of` what they name."""
+    """ValueError unless these are so many whole numbers; IndexError for one below the least, or not below the limit,
+    which is the number `of` what they name."""
     if array.shape != (count,) or array.dtype.kind not in "iu":
         raise ValueError(f"{name}: expected {count} whole numbers, got {array.dtype} of shape {array.shape}")
     if array.size and not least <= (low := array.min()) <= (high := array.max()) < limit:
-        raise IndexError(f"{name}: {low if low < least else high} is outside {least} to {limit - 1}{f', the rows of {of}' if of else ''}")
+        raise IndexError(f"{name}: {low if low < least else high} is outside {least} to "
+                         f"{limit - 1}{f', the rows of {of}' if of else ''}")
 
 
 def readable(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
@@ -72,8 +76,8 @@ def readable(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
     if array.shape != shape or array.dtype != SINGLE:
         raise ValueError(f"{name}: expected float32 of shape {shape}, got {array.dtype} of shape {array.shape}")
     if not (flags.aligned and (flags.c_contiguous or shape[-1] < 2 or array.strides[-1] == 4)):
-        raise ValueError(f"{name}: rows must be contiguous and begin at multiples of 4 bytes, got strides of {array.strides} bytes "
-                         f"from address {array.ctypes.data:#x} on; give a copy")
+        raise ValueError(f"{name}: rows must be contiguous and begin at multiples of 4 bytes, got strides of "
+                         f"{array.strides} bytes from address {array.ctypes.data:#x} on; give a copy")
 
 
 def writable(name: str, array: NDArray[Any]) -> None:
@@ -82,9 +86,11 @@ def writable(name: str, array: NDArray[Any]) -> None:
     if flags.carray: return
     if not flags.writeable: raise ValueError(f"{name}: it is read-only")
     reach = array.itemsize
-    for apart, size in sorted((abs(stride), size) for stride, size in zip(array.strides, array.shape, strict=True) if size > 1):
+    for apart, size in sorted((abs(stride), size) for stride,
+                              size in zip(array.strides, array.shape, strict=True) if size > 1):
         if apart < reach and array.size:
-            raise ValueError(f"{name}: numbers of shape {array.shape} with strides of {array.strides} bytes lie upon each other")
+            raise ValueError(f"{name}: numbers of shape {array.shape} with strides of {array.strides} bytes lie upon "
+                             "each other")
         reach += (size - 1) * apart
 
 
@@ -96,17 +102,19 @@ def separate(out: NDArray[Any], over: bool = False, **read: NDArray[Any]) -> Non
         try: shared = np.shares_memory(array, out, max_work=OVERLAP_CANDIDATES)  # type: ignore[arg-type]
         except np.exceptions.TooHardError: shared = True
         if shared:
-            raise ValueError(f"{name} overlaps out, and is still read when out is written: {array.shape} with strides of {array.strides} "
-                             f"bytes; {out.ctypes.data - array.ctypes.data} bytes behind, {out.shape} with {out.strides}")
+            raise ValueError(f"{name} overlaps out, and is still read when out is written: {array.shape} with strides "
+                             f"of {array.strides} bytes; {out.ctypes.data - array.ctypes.data} bytes behind, "
+                             f"{out.shape} with {out.strides}")
 
 
 # ---- stored arrays
 
 
 def aligned(array: NDArray[Any], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
-    """A copy of this dtype that begins at a cache line; FormatError if an integer does not fit into it. An array that is so
-    already, and that nobody may write to, needs no copy."""
-    if dtype.kind == "u" and array.dtype != dtype and array.size and not 0 <= array.min() <= array.max() <= np.iinfo(dtype).max:
+    """A copy of this dtype that begins at a cache line; FormatError if an integer does not fit into it. An array that
+    is so already, and that nobody may write to, needs no copy."""
+    if dtype.kind == "u" and array.dtype != dtype and array.size and not 0 <= array.min(
+            ) <= array.max() <= np.iinfo(dtype).max:
         raise FormatError(f"{where}: {array.min()} to {array.max()} do not fit into {dtype}")
     flags = array.flags
     if array.dtype == dtype and flags.c_contiguous and not flags.writeable and array.base is not None and array.ctypes.data % LINE == 0:

@@ -11,15 +11,16 @@ from .arrays import by_rows, separate
 UNIT = 2.0 ** -24                                            # unit roundoff of float32 (Higham 2002, section 2.1)
 GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # what a kernel's activation may add, per max(1, |y|)
 TINY, HUGE = 2.0 ** -126, float(np.finfo(np.float32).max)    # the positive normal numbers of float32
-EPS = TINY, 2.0 ** 100                                       # with less, rows of equal numbers have no norm; with more, squares overflow
+EPS = TINY, 2.0 ** 100                                       # with less, rows of equal numbers have no norm; with more,
+                                                             # squares overflow
 VECTORS = ("bias", "gain", "shift")
 ROW_FIELDS = ("times", "residual")
 NORMS = ("layer", "rms")
 
 
 class EpilogueStage(NamedTuple):
-    """A part of an epilogue: the price that it has, the fields of `Epilogue` that ask for it, operations a number of y, and how many
-    numbers it reads for each."""
+    """A part of an epilogue: the price that it has, the fields of `Epilogue` that ask for it, operations a number of y,
+    and how many numbers it reads for each."""
     price: str
     fields: tuple[str, ...]
     operations: int
@@ -27,8 +28,10 @@ class EpilogueStage(NamedTuple):
 
 
 # in the order in which they run; any activation costs about what gelu does, a factor what a residual does
-STAGES = (EpilogueStage("bias", ("bias",), 1), EpilogueStage("gelu", ("activation",), 12), EpilogueStage("residual", ("times",), 1, 1),
-          EpilogueStage("residual", ("residual",), 1, 1), EpilogueStage("norm", ("eps",), 6), EpilogueStage("affine", ("gain", "shift"), 2))
+STAGES = (EpilogueStage("bias", ("bias",), 1), EpilogueStage("gelu", ("activation",), 12),
+          EpilogueStage("residual", ("times",), 1, 1),
+          EpilogueStage("residual", ("residual",), 1, 1), EpilogueStage("norm", ("eps",), 6),
+          EpilogueStage("affine", ("gain", "shift"), 2))
 
 
 def present(fields: Collection[str]) -> list[str]:
@@ -68,7 +71,8 @@ def steady(most: float) -> Callable[..., NDArray[Any]]:
 
 def root_spread(y: NDArray[Any], error: NDArray[Any]) -> NDArray[Any]:
     """1 / sqrt is steepest at the lower end of what y may be."""
-    with np.errstate(invalid="ignore", divide="ignore"): return np.asarray(error / (2 * np.maximum(y - error, 0) ** 1.5))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(error / (2 * np.maximum(y - error, 0) ** 1.5))
 
 
 # Each activation in float64, and how it passes an error of its input on; gelu' and silu' lie within (-0.13, 1.13).
@@ -80,14 +84,14 @@ ACTIVATIONS: dict[str, tuple[Callable[..., NDArray[Any]], Callable[..., NDArray[
 
 @dataclass(frozen=True, eq=False)
 class Epilogue:
-    """y + bias, activation, * times, + residual, normalised along the row, * gain, + shift: in this order, each optional.
+    """y + bias, activation, * times, + residual, normalised along the row, * gain, + shift: in this order, each
+    optional.
 
-    `bias`, `gain` and `shift` are (p,), `times` and `residual` are (T, p), all float32 (others are cast). `activation` is
-    a name of ACTIVATIONS. `eps`, from 2^-126 to 2^100, switches on normalisation without gain and shift: `norm` is "layer" (Ba et al. 2016,
-    eq. 4: the mean of the row is subtracted and the rest multiplied by 1 / sqrt(mean square + eps)) or "rms" (Zhang and
-    Sennrich 2019, eq. 4: the same without the mean).
-    Raises ValueError, which names the field, for another activation or norm, an eps that is no such number, a wrong number of
-    axes."""
+    `bias`, `gain` and `shift` are (p,), `times` and `residual` are (T, p), all float32 (others are cast). `activation`
+    is a name of ACTIVATIONS. `eps`, from 2^-126 to 2^100, switches on normalisation without gain and shift: `norm` is
+    "layer" (Ba et al. 2016, eq. 4: the mean of the row is subtracted and the rest multiplied by 1 / sqrt(mean square +
+    eps)) or "rms" (Zhang and Sennrich 2019, eq. 4: the same without the mean). Raises ValueError, which names the
+    field, for another activation or norm, an eps that is no such number, a wrong number of axes."""
     bias: NDArray[np.float32] | None = None
     activation: str = ""
     residual: NDArray[np.float32] | None = None
@@ -103,7 +107,8 @@ class Epilogue:
             raise ValueError(f"epilogue: activation {self.activation!r} is unknown; choose from {self.ACTIVATIONS}")
         if self.norm not in NORMS: raise ValueError(f"epilogue: norm {self.norm!r} is unknown; choose from {NORMS}")
         if self.eps is not None and not EPS[0] <= self.eps <= EPS[1]:
-            raise ValueError(f"epilogue: eps = {self.eps} is not from {EPS[0]:.3g} to {EPS[1]:.3g}, so that every row has a norm")
+            raise ValueError(f"epilogue: eps = {self.eps} is not from {EPS[0]:.3g} to {EPS[1]:.3g}, so that every row "
+                             "has a norm")
         for name in (*VECTORS, *ROW_FIELDS):
             if (value := getattr(self, name)) is None: continue
             axes = 2 if name in ROW_FIELDS else 1
@@ -118,8 +123,8 @@ class Epilogue:
         return bool(self.activation) or any(part is not None for part in parts)
 
     def check(self, rows: int, columns: int, before: object = "y", out: NDArray[Any] | None = None) -> None:
-        """Raise ValueError, which names what comes before, unless every part fits an output of (rows, columns), and lies apart from
-        `out`, to which it is written."""
+        """Raise ValueError, which names what comes before, unless every part fits an output of (rows, columns), and
+        lies apart from `out`, to which it is written."""
         for name in VECTORS:
             value = getattr(self, name)
             if value is not None and len(value) != columns:
@@ -128,7 +133,8 @@ class Epilogue:
             if (value := getattr(self, name)) is not None and value.shape != (rows, columns):
                 raise ValueError(f"after {before}: {name} is {value.shape}, the output is {(rows, columns)}")
         if out is not None:
-            separate(out, **{name: value for name in (*VECTORS, *ROW_FIELDS) if (value := getattr(self, name)) is not None})
+            separate(out, **{name: value for name in (*VECTORS, *ROW_FIELDS)
+                             if (value := getattr(self, name)) is not None})
 
     def reference(self, y: NDArray[Any]) -> NDArray[Any]:
         """The same in plain float64 numpy: y (T, p) -> (T, p). The oracle that every kernel is compared with."""
@@ -145,8 +151,8 @@ class Epilogue:
         return y
 
     def bound(self, y: NDArray[Any], error: NDArray[Any], rough: bool = False) -> NDArray[Any]:
-        """Entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`; rough: after a product
-        that rounds x, whose activation need be no more exact.
+        """Entrywise bound on |a float32 evaluation - reference(y)| where y is known to within `error`; rough: after a
+        product that rounds x, whose activation need be no more exact.
 
         A running error analysis (Higham 2002, section 3.3): every operation carries the error of its input through
         its derivative and adds its own rounding."""

@@ -4,8 +4,8 @@ MAX_MESSAGE_LETTERS = 800                                    # letters of a mess
 
 
 class InputError(ValueError):
-    """Bad input: one line that names the file, tensor or option, its value, and what to do, as letters that can be shown; the
-    middle of a long one is left out. The command line prints it and exits with status 2."""
+    """Bad input: one line that names the file, tensor or option, its value, and what to do, as letters that can be
+    shown; the middle of a long one is left out. The command line prints it and exits with status 2."""
 
     def __init__(self, message: str):
         words = " ".join(message.splitlines())

@@ -10,7 +10,8 @@ VECTOR = 16                                                  # columns of the la
 
 
 class Panelled(NamedTuple):
-    """How a matrix lies in panels: of so many columns, so many inputs of a column side by side, inputs filled up to a multiple."""
+    """How a matrix lies in panels: of so many columns, so many inputs of a column side by side, inputs filled up to a
+    multiple."""
     width: int = PANEL
     words: int = 1
     deep: int = 1
@@ -21,8 +22,8 @@ class Panelled(NamedTuple):
 
 
 def panels(W: NDArray[Any], words: int = 1, width: int = PANEL) -> NDArray[Any]:
-    """W (n, p), n a multiple of words, as one axis: panels, each (n / words, columns, words) of `width` columns; the last has as
-    many as are left, padded with zeros to whole vectors of 16."""
+    """W (n, p), n a multiple of words, as one axis: panels, each (n / words, columns, words) of `width` columns; the
+    last has as many as are left, padded with zeros to whole vectors of 16."""
     n, p = W.shape
     padded = np.pad(W, ((0, 0), (0, -p % VECTOR)))
     parts = (padded[:, at:at + width].reshape(n // words, words, -1).transpose(0, 2, 1) for at in range(0, p, width))

@@ -20,14 +20,16 @@ import numpy as np
 if TYPE_CHECKING:
     import sympy
 
-__all__ = ["Array", "Max", "Min", "Number", "Size", "SizeError", "T", "blocks", "c", "ceiling", "f2", "f4", "f8", "floor", "group",
+__all__ = ["Array", "Max", "Min", "Number", "Size", "SizeError", "T", "blocks", "c", "ceiling", "f2", "f4", "f8",
+           "floor", "group",
            "i4", "i8", "k", "kept", "m", "n", "nnz", "p", "r", "size", "u1", "u2", "u4", "unsigned"]
 
 Acts: TypeAlias = Mapping[str, Callable[..., Any]]
 PYTHON_NUMBERS = int, float, Fraction
 MARKS: Acts = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
                "**": operator.pow, "": lambda number: number}
-ON_NUMBERS: Acts = {**MARKS, "/": lambda a, b: Fraction(a) / b, "ceiling": math.ceil, "floor": math.floor, "Min": min, "Max": max}
+ON_NUMBERS: Acts = {**MARKS, "/": lambda a, b: Fraction(a) / b, "ceiling": math.ceil, "floor": math.floor, "Min": min,
+                    "Max": max}
 UINT16_MAX = 65535                                           # the largest number in two bytes
 
 
@@ -37,8 +39,8 @@ class SizeError(TypeError):
 
 @dataclass(frozen=True)
 class Size:
-    """A whole number of at least `least` that nobody has fixed yet, known by its name; or what an operation makes of such.
-    What is not found here its sympy expression answers: `size.free_symbols`, `size.subs(n, 3)`."""
+    """A whole number of at least `least` that nobody has fixed yet, known by its name; or what an operation makes of
+    such. What is not found here its sympy expression answers: `size.free_symbols`, `size.subs(n, 3)`."""
     name: str
     parts: tuple[Any, ...] = ()
     least: int = 1
@@ -63,7 +65,8 @@ class Size:
         """It, of sympy: names are integer symbols, positive or nonnegative."""
         import sympy
         functions = {name: getattr(sympy, name) for name in ("ceiling", "floor", "Min", "Max")}
-        return self.read(lambda each: sympy.Symbol(each.name, integer=True, **{"positive" if each.least else "nonnegative": True}),
+        return self.read(lambda each: sympy.Symbol(each.name, integer=True,
+                                                   **{"positive" if each.least else "nonnegative": True}),
                          {**MARKS, **functions, "/": operator.truediv, "": sympy.sympify})
 
     def _sympy_(self) -> Any: return self.expression
@@ -74,7 +77,8 @@ class Size:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, PYTHON_NUMBERS): return bool(self.expression == other)
         if not isinstance(other, Size): return NotImplemented
-        if self.is_Symbol or other.is_Symbol: return (self.name, self.parts, self.least) == (other.name, other.parts, other.least)
+        if self.is_Symbol or other.is_Symbol:
+            return (self.name, self.parts, self.least) == (other.name, other.parts, other.least)
         return bool(self.expression == other.expression)
 
     def __getattr__(self, name: str) -> Any:
@@ -123,7 +127,8 @@ def size(name: str, least: int = 1) -> Size:
     return Size(name, (), 1 if least else 0)
 
 
-T, S, m, n, k, p = map(size, "TSmnkp")                       # of a batch: rows, sequences; of a product: rows, inputs, inner axis, outputs
+T, S, m, n, k, p = map(size, "TSmnkp")                       # of a batch: rows, sequences; of a product: rows, inputs,
+                                                             # inner axis, outputs
 r, c = map(size, "rc")                                       # rows and columns of a tile; r also the rank of a product
 kept, group = map(size, ("kept", "group"))                   # N and M of an N:M pattern
 nnz, blocks = size("nnz", 0), size("blocks", 0)              # stored numbers, stored tiles
@@ -131,8 +136,8 @@ nnz, blocks = size("nnz", 0), size("blocks", 0)              # stored numbers, s
 
 @dataclass(frozen=True)
 class Number:
-    """How one number is stored: name and dtype, four bytes where it counts to a `limit` that two do not reach. `number[sizes]`
-    declares an array."""
+    """How one number is stored: name and dtype, four bytes where it counts to a `limit` that two do not reach.
+    `number[sizes]` declares an array."""
     name: str
     stored: np.dtype[Any]
     limit: Any = None
@@ -195,7 +200,8 @@ def total_bytes(fields: Mapping[str, Array]) -> "sympy.Expr":
     return sympy.expand(sympy.Add(*(array.bytes for array in fields.values())))
 
 
-f2, f4, f8, i4, i8, u1, u2, u4 = (Number(name, np.dtype(name)) for name in ("f2", "f4", "f8", "i4", "i8", "u1", "u2", "u4"))
+f2, f4, f8, i4, i8, u1, u2, u4 = (Number(name, np.dtype(name))
+                                  for name in ("f2", "f4", "f8", "i4", "i8", "u1", "u2", "u4"))
 
 
 def unsigned(limit: Any) -> Number:

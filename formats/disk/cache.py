@@ -1,7 +1,8 @@
 """Where opmatrix keeps what it fetched, measured or compiled: one directory of the user, named in one place.
 
-What lies there is believed only if nobody but the user and the system could have put it there: object code is called, and what was
-measured decides which program is chosen. What cannot be kept is said in a line, and the work goes on without it."""
+What lies there is believed only if nobody but the user and the system could have put it there: object code is called,
+and what was measured decides which program is chosen. What cannot be kept is said in a line, and the work goes on
+without it."""
 import errno
 import os
 import stat
@@ -26,8 +27,8 @@ class Distrusted(InputError):
 
 
 def location() -> Path:
-    """The directory `$OPMATRIX_CACHE`, else the platform's cache directory for opmatrix. Where that needs a home and there is none, a
-    path below what is no directory: nothing is found there, and nothing kept."""
+    """The directory `$OPMATRIX_CACHE`, else the platform's cache directory for opmatrix. Where that needs a home and
+    there is none, a path below what is no directory: nothing is found there, and nothing kept."""
     if not (named := os.environ.get(CACHE_VARIABLE)):
         from platformdirs import user_cache_dir
         named = user_cache_dir("opmatrix", appauthor=False)
@@ -53,15 +54,16 @@ def make_directory(directory: Path) -> Path:
 # ---- who could have written it
 
 def trusted() -> frozenset[int] | None:
-    """The users whose files are believed: this one, root, and whoever owns the root of all files, which in a container need not be
-    user 0. None where files do not say who owns them."""
+    """The users whose files are believed: this one, root, and whoever owns the root of all files, which in a container
+    need not be user 0. None where files do not say who owns them."""
     return frozenset({0, os.geteuid(), os.stat("/").st_uid}) if hasattr(os, "geteuid") else None
 
 
 def guarded(directory: Path) -> Path:
-    """The directory without links on its way. Raises Distrusted where others could write to it, or exchange it: OSError where it is
-    not there. From the root on, each directory belongs to whom we trust, and what lies in it is moved by them alone: nobody else
-    may write there, or only to what is his own (sticky, as /tmp is). So what was looked at stays what it was."""
+    """The directory without links on its way. Raises Distrusted where others could write to it, or exchange it: OSError
+    where it is not there. From the root on, each directory belongs to whom we trust, and what lies in it is moved by
+    them alone: nobody else may write there, or only to what is his own (sticky, as /tmp is). So what was looked at
+    stays what it was."""
     whole = directory.absolute()
     if (users := trusted()) is None: return whole
     place, left, links = Path(whole.anchor), [*reversed(whole.parts[1:])], 0
@@ -82,14 +84,14 @@ def guarded(directory: Path) -> Path:
 
 
 def check_directory(place: Path, status: os.stat_result, users: frozenset[int], last: bool) -> None:
-    """Raises Distrusted where others could exchange what lies in a directory, or, in the last one, add to it; OSError where it is
-    none."""
+    """Raises Distrusted where others could exchange what lies in a directory, or, in the last one, add to it; OSError
+    where it is none."""
     if not stat.S_ISDIR(status.st_mode): raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
     if status.st_uid not in users: raise Distrusted(foreign(place, status))
     if status.st_mode & OTHERS and (last or not status.st_mode & stat.S_ISVTX):
         better = f"chmod {'700' if last else 'go-w'} {shown(place)}"
-        raise Distrusted(f"{shown(place)}: others may write there (mode {stat.S_IMODE(status.st_mode):o}): `{better}` if you know all "
-                         f"that it holds, or set {CACHE_VARIABLE} to a directory of your own")
+        raise Distrusted(f"{shown(place)}: others may write there (mode {stat.S_IMODE(status.st_mode):o}): `{better}` "
+                         f"if you know all that it holds, or set {CACHE_VARIABLE} to a directory of your own")
 
 
 def foreign(place: Path, status: os.stat_result) -> str:
@@ -97,8 +99,8 @@ def foreign(place: Path, status: os.stat_result) -> str:
 
 
 def recall(file: Path, largest: int = MAX_FILE_BYTES) -> bytes:
-    """The content of a file of the cache. Raises InputError where there is none or it is too large, Distrusted where others could
-    have written it, as the opened file itself says."""
+    """The content of a file of the cache. Raises InputError where there is none or it is too large, Distrusted where
+    others could have written it, as the opened file itself says."""
     try: directory = guarded(file.parent)
     except OSError as error: raise InputError(f"{shown(file)}: {reason(error)}") from error
     with open_regular(directory / file.name) as raw:
@@ -118,7 +120,8 @@ def recall(file: Path, largest: int = MAX_FILE_BYTES) -> bytes:
 # ---- what is kept
 
 def put(file: Path, content: bytes) -> None:
-    """Write a file of the cache, whole or not at all, for nobody else. Raises OSError, and Distrusted where others may write too."""
+    """Write a file of the cache, whole or not at all, for nobody else. Raises OSError, and Distrusted where others may
+    write too."""
     with replacing(guarded(make_directory(file.parent)) / file.name) as out:
         if hasattr(os, "fchmod"): os.fchmod(out.fileno(), 0o600)
         out.write(content)
@@ -149,6 +152,7 @@ def why(directory: Path, error: Exception) -> str:
 
 @cache
 def say(line: str) -> None:
-    """A line for the user, once a process: on standard error, unless whoever embeds this package set up logging otherwise."""
+    """A line for the user, once a process: on standard error, unless whoever embeds this package set up logging
+    otherwise."""
     import logging
     logging.getLogger("opmatrix").warning("opmatrix: %s", line)

@@ -1,5 +1,5 @@
-"""Files that others may have written: only regular ones are opened, JSON is read within bounds, and what is written is there
-whole or not at all."""
+"""Files that others may have written: only regular ones are opened, JSON is read within bounds, and what is written is
+there whole or not at all."""
 import json
 import os
 import stat
@@ -13,7 +13,8 @@ from typing import Any
 
 from formats.core.errors import InputError
 
-MAX_TEXT_BYTES, MAX_JSON_BYTES = 1 << 28, 1 << 24            # bytes of a text; of JSON, which takes many times as many once read
+MAX_TEXT_BYTES, MAX_JSON_BYTES = 1 << 28, 1 << 24            # bytes of a text; of JSON, which takes many times as many
+                                                             # once read
 TRIAL = 1 << 20                                              # bytes that are written to see whether a disk takes any
 FILE_TYPES = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device",
               stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
@@ -22,7 +23,8 @@ FILE_TYPES = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO:
 def open_regular(path: str | Path) -> BufferedReader:
     """A regular file, to be read. Raises InputError for one that is not there, and for a directory, a pipe or a device,
     whose reading might never end."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)      # opening a pipe waits for a writer,
+    # opening a pipe waits for a writer,
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         regular(path, os.stat(path).st_mode)                 # and takes away the writer that another reader waits for
         number = os.open(path, flags)
@@ -36,7 +38,8 @@ def open_regular(path: str | Path) -> BufferedReader:
 
 def regular(path: str | Path, mode: int) -> None:
     """Raises InputError for what is no regular file."""
-    if not stat.S_ISREG(mode): raise InputError(f"{path}: it is {FILE_TYPES.get(stat.S_IFMT(mode), 'no regular file')}: give a file")
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path}: it is {FILE_TYPES.get(stat.S_IFMT(mode), 'no regular file')}: give a file")
 
 
 def open_stream(path: str | Path) -> BufferedReader:
@@ -50,7 +53,8 @@ def open_stream(path: str | Path) -> BufferedReader:
 
 
 def read_bytes(path: str | Path, largest: int = MAX_TEXT_BYTES) -> bytes:
-    """The content of a regular file. Raises InputError where there is none, or where it holds more bytes than `largest`."""
+    """The content of a regular file. Raises InputError where there is none, or where it holds more bytes than
+    `largest`."""
     with open_regular(path) as raw:
         try: content = raw.read(largest + 1)
         except OSError as error: raise InputError(f"{path}: {reason(error)}") from error
@@ -99,7 +103,8 @@ def real(digits: str) -> float:
 @contextmanager
 def replacing(path: str | Path) -> Generator[BufferedWriter]:
     """A file to write to that takes the place of `path` when the block ends, complete and on the disk; where the block
-    raises, what was there stays. Raises OSError where that cannot be, and where a link or anything but a file is there."""
+    raises, what was there stays. Raises OSError where that cannot be, and where a link or anything but a file is
+    there."""
     target = Path(path)
     irregular(target)
     fresh = target.with_name(f".{os.urandom(4).hex()}.part")
@@ -114,7 +119,8 @@ def replacing(path: str | Path) -> Generator[BufferedWriter]:
 
 
 def writable(path: str | Path) -> None:
-    """Raises InputError where `replacing` could not write a file, found out by a trial beside it that is cleared away."""
+    """Raises InputError where `replacing` could not write a file, found out by a trial beside it that is cleared
+    away."""
     from tempfile import TemporaryDirectory
     target = Path(path)
     try:

@@ -1,4 +1,5 @@
-"""What the cache holds, by kind, and what of it goes when it grows: what was not used for longest, never what a process uses."""
+"""What the cache holds, by kind, and what of it goes when it grows: what was not used for longest, never what a process
+uses."""
 import importlib
 import os
 import re
@@ -18,7 +19,8 @@ except ImportError: fcntl = None                             # as on Windows
 DAY = 86400.0                                                # seconds
 MONTH = 30 * DAY
 LEFT = re.compile(r"\.[0-9a-f]{8}\.part|[\w.-]+\.\d+")      # what an interruption left of a file that was being written
-BASE, MODEL = "base", {"config.json", "model.safetensors", "tokenizer.json"}           # a checkpoint that benchmarks make, its files
+# a checkpoint that benchmarks make, its files
+BASE, MODEL = "base", {"config.json", "model.safetensors", "tokenizer.json"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class EntryKind:
 
 ENTRY_KINDS = {"kernels": EntryKind(re.compile(r"[0-9a-f]{16}"), 32),
                "machines": EntryKind(re.compile(r"[0-9a-f]{16}(\.peaks)?\.json"), 64),
-               "errors": EntryKind(re.compile(r"[0-9a-f]{24}\.json"), 256), "processors": EntryKind(re.compile(r"[0-9a-f]{16}\.txt"), 16)}
+               "errors": EntryKind(re.compile(r"[0-9a-f]{24}\.json"), 256),
+               "processors": EntryKind(re.compile(r"[0-9a-f]{16}\.txt"), 16)}
 CODE = EntryKind(re.compile(r"\w+-[0-9a-f]{16}\.o"), 256)    # of kernels that users declare
 BENCHMARKS = {"peers": re.compile(r"[\w.+-]+-[0-9a-f]{12}"), "programs": re.compile(r"opmatrix-[\w.+-]+-[0-9a-f]{12}")}
 
@@ -46,7 +49,8 @@ class CacheEntry:
 
 
 def list_entries(directory: Path, names: re.Pattern[str] | None = None) -> list[CacheEntry]:
-    """What lies in a directory under such names, links left out, the last used first; nothing where it cannot be read."""
+    """What lies in a directory under such names, links left out, the last used first; nothing where it cannot be
+    read."""
     found = []
     with suppress(OSError), os.scandir(directory) as listed:
         for each in listed:
@@ -67,9 +71,11 @@ def count_bytes(path: Path) -> int:
 
 
 def holdings(others: Iterable[str] = ()) -> dict[str, tuple[int, int]]:
-    """(entries, bytes) of the cache by kind, those that are there, and of others by name. What else lies there is not ours."""
+    """(entries, bytes) of the cache by kind, those that are there, and of others by name. What else lies there is not
+    ours."""
     places = {name: location() / name for name in (*ENTRY_KINDS, *BENCHMARKS, BASE, *others)}
-    return {name: (len(list_entries(place)), count_bytes(place)) for name, place in places.items() if os.path.isdir(place)}
+    return {name: (len(list_entries(place)), count_bytes(place)) for name,
+            place in places.items() if os.path.isdir(place)}
 
 
 # ---- what goes
@@ -86,19 +92,22 @@ def leftovers(directory: Path) -> list[CacheEntry]:
 
 
 def clean(key: str, calibrated: Callable[[Path], bool]) -> list[CacheEntry]:
-    """Removes what the installed version makes no use of, and returns it: kernels of other keys, calibrations that are not `calibrated`,
-    errors that nobody asked for in a month, what benchmarks made before today, what interruptions left. Raises Distrusted where the
-    cache is not ours, OSError where there is none."""
+    """Removes what the installed version makes no use of, and returns it: kernels of other keys, calibrations that are
+    not `calibrated`, errors that nobody asked for in a month, what benchmarks made before today, what interruptions
+    left. Raises Distrusted where the cache is not ours, OSError where there is none."""
     home, now = guarded(location()), time.time()
     old = [each.path for each in list_entries(home / "kernels", ENTRY_KINDS["kernels"].names) if each.path.name != key]
-    old += [each.path for each in list_entries(home / "machines", ENTRY_KINDS["machines"].names) if not calibrated(each.path)]
+    old += [each.path for each in list_entries(home / "machines", ENTRY_KINDS["machines"].names)
+            if not calibrated(each.path)]
     old += [each.path for each in list_entries(home / "errors", ENTRY_KINDS["errors"].names) if now - each.used > MONTH]
     for name, names in BENCHMARKS.items():
         old += [each.path for each in list_entries(home / name, names) if now - each.used > DAY]
-    old += [each.path for each in list_entries(home, re.compile(BASE)) if {file.path.name for file in list_entries(each.path)} <= MODEL
+    old += [each.path for each in list_entries(home, re.compile(BASE))
+            if {file.path.name for file in list_entries(each.path)} <= MODEL
             and now - each.used > DAY]
     directories = ([home / name for name in ENTRY_KINDS] + [each.path
-                                                            for each in list_entries(home / "kernels", ENTRY_KINDS["kernels"].names)])
+                                                            for each in list_entries(home / "kernels",
+                                                                                     ENTRY_KINDS["kernels"].names)])
     return removed(old) + [gone for each in directories for gone in leftovers(each)]
 
 
@@ -119,8 +128,8 @@ def removed(paths: Iterable[Path]) -> list[CacheEntry]:
 # ---- what is in use
 
 def using(directory: Path) -> int | None:
-    """Says, until this process ends, that it uses a directory, which is made if it is absent; a descriptor. None where a system has no
-    locks. Raises OSError, and Distrusted."""
+    """Says, until this process ends, that it uses a directory, which is made if it is absent; a descriptor. None where
+    a system has no locks. Raises OSError, and Distrusted."""
     while True:
         place = guarded(make_directory(directory))
         with suppress(OSError): os.utime(place)
@@ -134,7 +143,8 @@ def using(directory: Path) -> int | None:
 
 @contextmanager
 def unused(path: Path) -> Iterator[None]:
-    """Inside, no process begins to use a path. OSError where one uses it already; without locks, where one did today."""
+    """Inside, no process begins to use a path. OSError where one uses it already; without locks, where one did
+    today."""
     if not path.is_dir(): yield
     elif fcntl is None:
         if time.time() - path.stat().st_mtime < DAY: raise BlockingIOError

@@ -1,4 +1,5 @@
-"""Kernels: arrays in, arrays out. Compiled by other processes when first used, and kept in the user's cache; importing is free.
+"""Kernels: arrays in, arrays out. Compiled by other processes when first used, and kept in the user's cache; importing
+is free.
 
 >>> from formats import kernels
 >>> kernels.product_dense(x, w, out, epilogue)                                                     # doctest: +SKIP"""

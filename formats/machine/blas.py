@@ -1,5 +1,5 @@
-"""Which kernels numpy's BLAS is fastest with. OpenBLAS chooses by the processor's name, and may choose slower ones than it has;
-it reads OPENBLAS_CORETYPE when it is loaded, so each is tried in a process of its own."""
+"""Which kernels numpy's BLAS is fastest with. OpenBLAS chooses by the processor's name, and may choose slower ones than
+it has; it reads OPENBLAS_CORETYPE when it is loaded, so each is tried in a process of its own."""
 import os
 import platform
 import subprocess
@@ -62,8 +62,8 @@ def rate(core: str, seconds: float = 20.0) -> float | None:
 
 
 def fastest(progress: Callable[..., None] = lambda *_: None, rounds: int = 2) -> Blas:
-    """Tries every setting for this kind of processor, in turn, so many rounds; the library's own choice stays unless another
-    is clearly faster. Nothing is set: whoever starts a process may put `environment` into it."""
+    """Tries every setting for this kind of processor, in turn, so many rounds; the library's own choice stays unless
+    another is clearly faster. Nothing is set: whoever starts a process may put `environment` into it."""
     machine = platform.machine().lower()
     tried = ["", *CORES.get(SAME.get(machine, machine), ())] if adjustable() else [""]
     found: dict[str, float] = {}

@@ -1,6 +1,7 @@
-"""The calibration: every kernel on shapes, rows and densities spread evenly over what is usual, in rounds, so that a busy
-moment spoils one round and not one kernel; the closed form with the least sum of relative errors and no coefficient negative;
-then what it leaves out, learned from all cases and judged on each by the others (formats/machine/predictor.py)."""
+"""The calibration: every kernel on shapes, rows and densities spread evenly over what is usual, in rounds, so that a
+busy moment spoils one round and not one kernel; the closed form with the least sum of relative errors and no
+coefficient negative; then what it leaves out, learned from all cases and judged on each by the others
+(formats/machine/predictor.py)."""
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -22,17 +23,20 @@ from formats.machine.running import Case, Measurements, allocate_both, inside
 from formats.machine.threads import threads
 
 MIN_SECONDS = 5e-12                                         # seconds a number: nothing is free, whatever the noise says
-LAYOUT = 0.5                                                # of a format's matrices, more for each layout beyond the first
+LAYOUT = 0.5                                                # of a format's matrices, more for each layout beyond the
+                                                            # first
 DURATION_POWER = 0.2                                        # power of its time that a case weighs
 CASE_SECONDS = 0.003                                        # of one case in one round, or three calls if that is longer
-ROUNDS, RUNS = 3, (3, 25)                                   # of all cases; of one of them in a round, at least and at most
-EVEN = 0.7548776662466927, 0.5698402909980532, 0.4301597090019468, 0.8191725133961645      # steps that fill a cube evenly
+ROUNDS, RUNS = 3, (3, 25)                                   # of all cases; of one of them in a round, at least and at
+                                                            # most
+# steps that fill a cube evenly
+EVEN = 0.7548776662466927, 0.5698402909980532, 0.4301597090019468, 0.8191725133961645
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: matrices of each format, rows of each, the longest side and the most rows, the most arithmetic of
-    a call, seconds for making the matrices of one format and for all measuring."""
+    """How much is measured: matrices of each format, rows of each, the longest side and the most rows, the most
+    arithmetic of a call, seconds for making the matrices of one format and for all measuring."""
     matrices: int = 14
     rows: int = 4
     largest: int = 2048
@@ -44,7 +48,8 @@ class Effort:
 
 QUICK, FULL = Effort(), Effort(40, 4, 4096, 1024, 8e8, 1.2, 36.0)
 INSIDE, INSIDE_FULL = Effort(16, 4, 4096, 400, 4e8, 0.2, 3.0), Effort(40, 4, 4096, 512, 8e8, 1.2, 12.0)
-MORE = 2.0                                                  # seconds for what a calibration lacks, and for as many formats more
+MORE = 2.0                                                  # seconds for what a calibration lacks, and for as many
+                                                            # formats more
 RIDDEN = {"packed": "", "int8": NARROW_SUFFIX}               # what epilogues are timed behind
 
 
@@ -63,8 +68,8 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Grid:
-    """Where kernels without a weight are timed: at these widths, with so many rows; on batches of sentences of these lengths, with so many
-    heads of so many columns."""
+    """Where kernels without a weight are timed: at these widths, with so many rows; on batches of sentences of these
+    lengths, with so many heads of so many columns."""
     widths: tuple[int, ...]
     rows: tuple[int, ...]
     batches: tuple[tuple[int, ...], ...]
@@ -87,8 +92,8 @@ def spread_evenly(i: int, axis: int, least: float, most: float) -> float:
 
 
 def matrices(name: str, plan: Effort, numbers: Numbers, start: int = 0, skew: float = 0.0) -> Iterator[Format]:
-    """Matrices in one format, of shapes and options spread evenly; fewer where making them takes long. A skew spreads the
-    sizes of columns, so what keeps the highest numbers keeps more in some."""
+    """Matrices in one format, of shapes and options spread evenly; fewer where making them takes long. A skew spreads
+    the sizes of columns, so what keeps the highest numbers keeps more in some."""
     form, end = FORMATS[name], time.perf_counter() + plan.making
     count = round(plan.matrices * (1 + LAYOUT * (len(form.layouts(512, 512)) - 1)))
     for i in range(start, start + count):
@@ -105,8 +110,8 @@ def matrices(name: str, plan: Effort, numbers: Numbers, start: int = 0, skew: fl
 
 
 def example(form: type[Format], W: np.ndarray, options: dict[str, Any]) -> Format:
-    """A matrix in this format, with the sizes that these options give; what would be decomposed is put together from its
-    factors."""
+    """A matrix in this format, with the sizes that these options give; what would be decomposed is put together from
+    its factors."""
     if not hasattr(form, "pack_factors"): return form.approximate(W, **options)
     rank = min(options.get("rank") or min(W.shape) // 4, *W.shape)
     remainder = [FORMATS["csr"].fit(W, density=options["density"])] if "density" in options else []
@@ -154,8 +159,8 @@ def others(grid: Grid, numbers: Numbers, names: Iterable[str] = PRICES) -> Itera
 def measured(cases: list[Case], progress: Callable[..., None] = lambda *_: None, most: float = 10.0,
              watch: Watch | None = None, firsts: list[float] | None = None) -> Measurements:
     """The lower quartile of all runs of each case: what else the machine does only ever adds. After the first round, no
-    more are begun than `most` seconds allow. All runs are handed to the watch; to `firsts`, of what has no weight, what the first of a
-    turn took more, as others ran before it."""
+    more are begun than `most` seconds allow. All runs are handed to the watch; to `firsts`, of what has no weight, what
+    the first of a turn took more, as others ran before it."""
     runs: list[list[float]] = [[] for _ in cases]
     end, steps = time.perf_counter() + most, ROUNDS * len(cases)
     for done in range(steps):
@@ -178,10 +183,12 @@ def fused(numbers: Numbers, form: str) -> dict[str, float]:
     n, p, T = 32, 768, 256
     weight, x, out = FORMATS[form].approximate(numbers.fresh(n, p)), numbers.some(T, n), numbers.room(T, p)
     rows = numbers.some(T, p)
-    stages: list[tuple[str, Epilogue | None]] = [("", None), *((name, staged(stage, rows)) for name, stage in EPILOGUE.items())]
+    stages: list[tuple[str, Epilogue | None]] = [("", None),
+                                                 *((name, staged(stage, rows)) for name, stage in EPILOGUE.items())]
     runs: dict[str, list[float]] = {name: [] for name, _ in stages}
     for _ in range(8):
-        for name, after in stages: runs[name] += timed(lambda after=after: weight.matmul(x, out=out, epilogue=after), CASE_SECONDS, *RUNS)
+        for name, after in stages:
+            runs[name] += timed(lambda after=after: weight.matmul(x, out=out, epilogue=after), CASE_SECONDS, *RUNS)
     return slopes([(f"{form} {name}", {"T": T, "p": p}, quantile(taken, 0.25)) for name, taken in runs.items()], form)
 
 
@@ -190,8 +197,11 @@ def riding(numbers: Numbers, form: str) -> Iterator[Case]:
     for T, p in ((32, 1536), (64, 768), (128, 384), (128, 1536), (200, 768)):
         weight, x, out = FORMATS[form].approximate(numbers.fresh(32, p)), numbers.some(T, 32), numbers.room(T, p)
         rows = numbers.some(T, p)
-        for name, after in {"": lambda: None, **{name: partial(staged, stage, rows) for name, stage in EPILOGUE.items()}}.items():
-            yield f"{form} {name}", {"T": T, "p": p}, lambda w=weight, x=x, out=out, after=after: w.matmul(x, out=out, epilogue=after())
+        for name, after in {"": lambda: None,
+                            **{name: partial(staged, stage, rows) for name, stage in EPILOGUE.items()}}.items():
+            yield f"{form} {name}", {"T": T,
+                                     "p": p}, lambda w=weight, x=x, out=out, after=after: w.matmul(
+                x, out=out, epilogue=after())
 
 
 def slopes(rows: Measurements, form: str) -> dict[str, float]:
@@ -203,11 +213,12 @@ def slopes(rows: Measurements, form: str) -> dict[str, float]:
 
 def fit(kernel: str, rows: Measurements, far: bool = False) -> list[float]:
     """Coefficients, none negative, with the least sum of relative errors: least squares, weighted anew a few times so
-    that a measurement that something else disturbed counts for little. Long calls weigh more: from them the rates are known, and
-    there are few. `far`: the last coefficient is that of bytes beyond the second cache."""
+    that a measurement that something else disturbed counts for little. Long calls weigh more: from them the rates are
+    known, and there are few. `far`: the last coefficient is that of bytes beyond the second cache."""
     from scipy.optimize import nnls
     taken = np.array([row[2] for row in rows])
-    values = np.array([(*evaluate_features(kernel, sizes), *([count_uncached(kernel, sizes)] if far else [])) for _, sizes, _ in rows])
+    values = np.array([(*evaluate_features(kernel, sizes), *([count_uncached(kernel, sizes)] if far else [])) for _,
+                       sizes, _ in rows])
     relative, long = values / taken[:, None], (taken / taken.min()) ** DURATION_POWER
     scale, weight = relative.max(0), long
     for _ in range(6):
@@ -237,14 +248,16 @@ def rated(rows: Measurements) -> Rates:
     found: dict[str, Measurements] = {}
     for row in rows: found.setdefault(row[0], []).append(row)
     plain = closed(found)
-    corrections = {kernel: fitted(kernel, [sizes for _, sizes, _ in rows], residuals(plain, rows)) for kernel, rows in found.items()}
-    return replace(plain, corrections=corrections, interval={kernel: each.alone for kernel, each in corrections.items()})
+    corrections = {kernel: fitted(kernel, [sizes for _, sizes, _ in rows], residuals(plain, rows)) for kernel,
+                   rows in found.items()}
+    return replace(plain, corrections=corrections,
+                   interval={kernel: each.alone for kernel, each in corrections.items()})
 
 
 def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = False, blas: bool = False) -> Machine:
-    """Measures this machine, in 24 seconds at most, or full, in a minute and a half, with what searches never meet; kernels are compiled,
-    or read from the cache, first. With `blas` also float32 products by numpy, which nothing but `formats.select` asks for. What is taken
-    on a busy machine is marked so."""
+    """Measures this machine, in 24 seconds at most, or full, in a minute and a half, with what searches never meet;
+    kernels are compiled, or read from the cache, first. With `blas` also float32 products by numpy, which nothing but
+    `formats.select` asks for. What is taken on a busy machine is marked so."""
     from formats import kernels
     kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
     numbers, plan, watch = Numbers(), FULL if full else QUICK, Watch()
@@ -257,12 +270,14 @@ def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = Fals
     known = [*names, *(OPTIONAL if blas else ())]
     if threads() > 1: watch.speedup = (rate := vector_rate()).all / rate.one
     ways = in_runs(progress, INSIDE_FULL if full else INSIDE, names, behind=RIDDEN)
-    return Machine({kernel: coefficients[kernel] for kernel in known}, plain.interval, plain.corrections, plain.one_row, plain.far,
+    return Machine({kernel: coefficients[kernel] for kernel in known}, plain.interval, plain.corrections, plain.one_row,
+                   plain.far,
                    cold=max(0.0, quantile(firsts, 0.5)) if firsts else 0.0, **here(), ways=ways, busy=watch.seen())
 
 
 def along(rates: Rates, added: Callable[[str], dict[str, float]]) -> dict[str, list[float]]:
-    """Coefficients of stages that ride along with products that round and with others: never dearer than as a pass of their own."""
+    """Coefficients of stages that ride along with products that round and with others: never dearer than as a pass of
+    their own."""
     return {f"{name}{suffix}": [min(slope, max(rates.coefficients[f"pointwise.{name}"][0], MIN_SECONDS))]
             for form, suffix in RIDDEN.items() for name, slope in added(form).items()}
 
@@ -272,9 +287,10 @@ def formats_of(names: Iterable[str]) -> list[str]:
     return [price(name).product for name in names if price(name).product]
 
 
-def in_runs(progress: Callable[..., None], plan: Effort, names: Iterable[str], behind: Collection[str] = ()) -> dict[str, Rates]:
-    """The rates of these kernels inside runs, and of stages behind products in some formats, for each way of running; none where there
-    is no clock that native code can look at."""
+def in_runs(progress: Callable[..., None], plan: Effort, names: Iterable[str],
+            behind: Collection[str] = ()) -> dict[str, Rates]:
+    """The rates of these kernels inside runs, and of stages behind products in some formats, for each way of running;
+    none where there is no clock that native code can look at."""
     from formats.kernels.engine.replay import clock
     if not clock(): return {}
     numbers, found = Numbers(1 << 20), {}

@@ -1,7 +1,9 @@
-"""Machines that nobody here has measured, from their data sheets (formats/machine/datasheets.json): a call takes at least what its slowest
-unit needs (the roofline: Williams et al. 2009, Communications of the ACM 52, eq. 1), and a product pays for whole tiles.
+"""Machines that nobody here has measured, from their data sheets (formats/machine/datasheets.json): a call takes at
+least what its slowest unit needs (the roofline: Williams et al. 2009, Communications of the ACM 52, eq. 1), and a
+product pays for whole tiles.
 
-What comes out is a lower bound, never a measurement: where a machine is at hand, calibrate it (formats/machine/model.py)."""
+What comes out is a lower bound, never a measurement: where a machine is at hand, calibrate it
+(formats/machine/model.py)."""
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,15 +21,17 @@ from formats.machine.features import T, n, p
 from formats.machine.prices import Tile, Work, price, up
 
 BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
-WIDER = {"int4": "int8", "int8": "bf16", "bf16": "float16", "float16": "float32"}     # what holds a number of another type
+# what holds a number of another type
+WIDER = {"int4": "int8", "int8": "bf16", "bf16": "float16", "float16": "float32"}
 FILE = Path(__file__).with_suffix(".json")
 
 
 @dataclass(frozen=True)
 class Datasheet:
-    """Operations a second of the matrix unit and of the vector unit by number type, the matrix unit's tile (rows, inputs,
-    outputs), (N, M) of patterns that it can skip by, memory levels (name, bytes, bytes a second), the nearest first.
-    `activations` is the number type of what is no weight; `launch` seconds of a call, which data sheets do not state."""
+    """Operations a second of the matrix unit and of the vector unit by number type, the matrix unit's tile (rows,
+    inputs, outputs), (N, M) of patterns that it can skip by, memory levels (name, bytes, bytes a second), the nearest
+    first. `activations` is the number type of what is no weight; `launch` seconds of a call, which data sheets do not
+    state."""
     name: str
     source: str
     matrix: Mapping[str, float]
@@ -41,9 +45,12 @@ class Datasheet:
     def __post_init__(self) -> None:
         if self.activations not in BYTES:
             raise ValueError(f"{self.name}: activations {self.activations!r} are none of {', '.join(BYTES)}")
-        rates = [*self.matrix.values(), *self.vector.values(), *self.tile, *(x for _, *level in self.memory for x in level)]
-        if "float32" not in self.vector or not self.memory or len(self.tile) != 3 or not all(0 < rate < inf for rate in rates):
-            raise ValueError(f"{self.name}: a vector unit with float32, a tile of three sizes, a memory, and only positive numbers")
+        rates = [*self.matrix.values(), *self.vector.values(), *self.tile,
+                 *(x for _, *level in self.memory for x in level)]
+        if "float32" not in self.vector or not self.memory or len(
+                self.tile) != 3 or not all(0 < rate < inf for rate in rates):
+            raise ValueError(f"{self.name}: a vector unit with float32, a tile of three sizes, a memory, and only "
+                             "positive numbers")
         if [*self.memory] != sorted(self.memory, key=lambda level: (level[1], -level[2])):
             raise ValueError(f"{self.name}: memory levels must grow, and slow down, from the nearest on")
 
@@ -57,7 +64,8 @@ class Datasheet:
         rate, unit, tile = self.dense(kernel)
         matrix, vector, numbers, stored = count_work(kernel, tile, self.sparse, sizes)
         size = numbers * BYTES[self.activations] + stored
-        found = {"matrix": 0.0, "vector": vector / self.vector_rate(self.activations), "memory": size / self.bandwidth(size)}
+        found = {"matrix": 0.0, "vector": vector / self.vector_rate(self.activations),
+                 "memory": size / self.bandwidth(size)}
         found[unit] += matrix / rate
         return found
 
@@ -66,11 +74,12 @@ class Datasheet:
         return self.seconds(kernel, **sizes), inf
 
     def dense(self, kernel: str) -> tuple[float, str, Tile]:
-        """Operations a second, unit and tile of a kernel's dense products: of its number type, or of the next wider one that
-        the matrix unit has; on the vector unit, which has no tiles, where there is none."""
+        """Operations a second, unit and tile of a kernel's dense products: of its number type, or of the next wider one
+        that the matrix unit has; on the vector unit, which has no tiles, where there is none."""
         number = own = number_type(price(kernel).product, self.activations)
         while number not in self.matrix and number in WIDER: number = WIDER[number]
-        return (self.matrix[number], "matrix", self.tile) if number in self.matrix else (self.vector_rate(own), "vector", (1, 1, 1))
+        return (self.matrix[number], "matrix",
+                self.tile) if number in self.matrix else (self.vector_rate(own), "vector", (1, 1, 1))
 
     def vector_rate(self, kind: str) -> float:
         """Operations a second of the vector unit in this type or the next wider one that it has."""
@@ -97,7 +106,8 @@ def datasheets(file: Path = FILE) -> dict[str, Datasheet]:
     for name, given in json.loads(file.read_text()).items():
         try:
             given["tile"], given["memory"] = tuple(given["tile"]), tuple(map(tuple, given["memory"]))
-            found[name] = Datasheet(name=name, **given | {"sparse": tuple(given["sparse"]) if given.get("sparse") else None})
+            found[name] = Datasheet(name=name,
+                                    **given | {"sparse": tuple(given["sparse"]) if given.get("sparse") else None})
         except (TypeError, KeyError, AttributeError) as error: raise ValueError(f"{file}: {name}: {error}") from None
     return found
 
@@ -137,7 +147,8 @@ def pad_to_tiles(rows: Any, inputs: Any, outputs: Any, tile: Tile) -> sympy.Expr
 
 
 def product_work(form: type[Format], tile: Tile, sparse: tuple[int, int] | None) -> Work:
-    """A format's product: numbers with an index of their own go to the vector unit, unless it can skip by such a pattern."""
+    """A format's product: numbers with an index of their own go to the vector unit, unless it can skip by such a
+    pattern."""
     arrays = [array for array in form.fields.values() if array.number.name.startswith("f")]
     rounded = form.flops.subs({size: up(size, side) for size, side in zip((T, n, p), tile, strict=True)})
     scattered = sympy.expand(form.flops).coeff(nnz) * nnz
@@ -148,7 +159,8 @@ def product_work(form: type[Format], tile: Tile, sparse: tuple[int, int] | None)
     elif sympy.expand(2 * T * sympy.Add(*(array.count for array in arrays)) - form.flops) != 0:
         matrix, vector = rounded, sympy.Integer(0)
     else:
-        tiles = (2 * sympy.Mul(*array.shape[:-2]) * pad_to_tiles(T, array.shape[-2], array.shape[-1], tile) for array in arrays)
+        tiles = (2 * sympy.Mul(*array.shape[:-2]) * pad_to_tiles(T, array.shape[-2], array.shape[-1], tile)
+                 for array in arrays)
         matrix, vector = sympy.Add(*tiles), sympy.Integer(0)
     return Work(matrix, vector, T * (n + p), form.bytes)
 
@@ -174,7 +186,8 @@ def compiled(kernel: str, tile: Tile, sparse: tuple[int, int] | None) -> tuple[t
     return tuple(map(str, symbols)), sympy.lambdify(symbols, expressions, "math")
 
 
-def count_work(kernel: str, tile: Tile, sparse: tuple[int, int] | None, sizes: Mapping[str, float]) -> tuple[float, ...]:
+def count_work(kernel: str, tile: Tile, sparse: tuple[int, int] | None,
+               sizes: Mapping[str, float]) -> tuple[float, ...]:
     """A kernel's work at these sizes; ValueError names a size that is missing."""
     names, function = compiled(kernel, tile, sparse)
     if missing := [name for name in names if name not in sizes]:

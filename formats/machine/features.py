@@ -49,15 +49,15 @@ def others(kernel: str) -> tuple[str, ...]:
 
 
 def even(sizes: Mapping[str, float], workers: int) -> dict[str, float]:
-    """Of a product that all workers share, the sizes of the part that the busiest has, times the workers: columns are handed out by
-    panels, which do not always come out even."""
+    """Of a product that all workers share, the sizes of the part that the busiest has, times the workers: columns are
+    handed out by panels, which do not always come out even."""
     step = PANEL * workers
     return dict(sizes) | ({"p": step * ceil(sizes["p"] / step)} if "n" in sizes and "h" not in sizes else {})
 
 
 def count_uncached(kernel: str, sizes: Mapping[str, float]) -> float:
-    """Bytes of a product's weight that the second cache does not keep from call to call: nearly none of a small weight, nearly
-    all of a large one."""
+    """Bytes of a product's weight that the second cache does not keep from call to call: nearly none of a small weight,
+    nearly all of a large one."""
     size = weigh_format(price(kernel).product, sizes)[0]
     return size * size / (size + second_cache())
 

@@ -1,5 +1,5 @@
-"""What a process may use of the machine that it is on: cores, quotas, memory, clocks. Nothing is measured, and what a system does
-not tell is None."""
+"""What a process may use of the machine that it is on: cores, quotas, memory, clocks. Nothing is measured, and what a
+system does not tell is None."""
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,9 +15,10 @@ MEMORY_CACHES = 2                                           # so many last cache
 
 @dataclass(frozen=True)
 class Host:
-    """`allowed`: the processors that this process may run on; `siblings`: for each of them those that share its core; `quota`:
-    processors' worth of time that its control group may take; bytes of memory, of the control group where that is less;
-    `load`: how many threads want to run, over the last minute; `flags`: what the kernel says that the processor can do."""
+    """`allowed`: the processors that this process may run on; `siblings`: for each of them those that share its core;
+    `quota`: processors' worth of time that its control group may take; bytes of memory, of the control group where that
+    is less; `load`: how many threads want to run, over the last minute; `flags`: what the kernel says that the
+    processor can do."""
 
     logical: int = 1
     allowed: frozenset[int] = frozenset({0})
@@ -43,7 +44,9 @@ class Host:
     @classmethod
     def here(cls, root: Path = Path("/")) -> "Host":
         """This process's. `root` is where proc and sys are."""
-        allowed = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset(range(os.cpu_count() or 1))
+        allowed = frozenset(os.sched_getaffinity(0)) if hasattr(os,
+                                                                "sched_getaffinity") else frozenset(
+            range(os.cpu_count() or 1))
         total, free = memory(root)
         return cls(os.cpu_count() or 1, allowed, tuple(siblings(root, allowed)), quota(root), total, free,
                    frozenset(governors(root, allowed)), load_average(), flags(root))

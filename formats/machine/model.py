@@ -1,6 +1,6 @@
 """A machine prices kernels: seconds are a nonnegative combination of features, each an expression in named sizes (the
-closed form), times a factor for what that leaves out (formats/machine/predictor.py). A short calibration (formats/machine/calibration.py)
-fits both; a file of JSON keeps them."""
+closed form), times a factor for what that leaves out (formats/machine/predictor.py). A short calibration
+(formats/machine/calibration.py) fits both; a file of JSON keeps them."""
 import hashlib
 import json
 import os
@@ -27,8 +27,10 @@ from formats.machine.switches import switched_off
 
 FEATURES_VERSION = 10                                       # of the features: other files are calibrated anew
 KEPT_CONTENT = "the calibration"
-WAYS = "apart", "together"                                  # inside a run: each worker at a group of its own, or all at one
-MAX_LOG, MIN_DEVIATION = 20, 1e-3                           # of a correction: no logarithm is larger, no deviation smaller
+WAYS = "apart", "together"                                  # inside a run: each worker at a group of its own, or all at
+                                                            # one
+MAX_LOG, MIN_DEVIATION = 20, 1e-3                           # of a correction: no logarithm is larger, no deviation
+                                                            # smaller
 SAID = 1000                                                 # characters of what was seen, fewer
 DEFAULT_HALF_WIDTH = 0.3                                    # half the width of an interval that nobody measured
 
@@ -61,10 +63,11 @@ class NotThisMachine(ValueError):
 
 @dataclass(frozen=True)
 class Rates:
-    """Coefficients of kernels, in seconds, and what corrects them. Products with one row have coefficients of their own, as
-    they take other ways, and `far` has the seconds of a byte of a weight beyond the second cache, with one row and with more.
-    `interval`: of each kernel, half the width, as a logarithm, of an interval that should hold 80 % of calls. `start`: seconds of a
-    run beside its kernels, `cold` those that a kernel takes more where others ran before it."""
+    """Coefficients of kernels, in seconds, and what corrects them. Products with one row have coefficients of their
+    own, as they take other ways, and `far` has the seconds of a byte of a weight beyond the second cache, with one row
+    and with more. `interval`: of each kernel, half the width, as a logarithm, of an interval that should hold 80 % of
+    calls. `start`: seconds of a run beside its kernels, `cold` those that a kernel takes more where others ran before
+    it."""
 
     coefficients: dict[str, list[float]]
     interval: dict[str, float] = field(default_factory=dict)
@@ -115,10 +118,12 @@ class Rates:
         """What these are no rates of: names of kernels."""
         found = [kernel for kernel, each in self.coefficients.items() if not prices(each, len(features(kernel)))]
         found += [kernel for kernel, each in self.corrections.items() if not corrects(kernel, each)]
-        found += [kernel for kernel, each in self.one_row.items() if not prices([*each, 1e-12], len(features(kernel)) + 1)]
+        found += [kernel for kernel,
+                  each in self.one_row.items() if not prices([*each, 1e-12], len(features(kernel)) + 1)]
         found += [kernel for kernel, each in self.far.items() if not prices([*each, 1e-12], 3)]
         found += [kernel for kernel, each in self.interval.items() if not (is_finite(each) and 0 <= each < MAX_LOG)]
-        return found + [name for name in ("start", "cold") if not (is_finite(value := getattr(self, name)) and 0 <= value < 1)]
+        return found + [name for name in ("start", "cold")
+                        if not (is_finite(value := getattr(self, name)) and 0 <= value < 1)]
 
 
 TABLES = "coefficients", "interval", "corrections", "one_row", "far"      # fields of rates, by kernel
@@ -128,13 +133,15 @@ def read_rates(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of rates from JSON, without kernels that nobody declared here."""
     others = given["coefficients"].keys() - ALL_PRICES.keys()
     known = {name: {kernel: each for kernel, each in given[name].items() if kernel not in others} for name in TABLES}
-    return dict(given) | known | {"corrections": {kernel: Correction(**each) for kernel, each in known["corrections"].items()}}
+    return dict(given) | known | {"corrections": {kernel: Correction(**each) for kernel,
+                                                  each in known["corrections"].items()}}
 
 
 @dataclass(frozen=True)
 class Machine(Rates):
-    """The rates of calls from Python, on all threads, of weights that lie where the call before left them. `ways` are those of kernels
-    inside a run (WAYS). `busy`: what was seen of others while it was measured (formats/machine/quiet.py), nothing on a quiet machine."""
+    """The rates of calls from Python, on all threads, of weights that lie where the call before left them. `ways` are
+    those of kernels inside a run (WAYS). `busy`: what was seen of others while it was measured
+    (formats/machine/quiet.py), nothing on a quiet machine."""
 
     name: str = ""
     threads: int = 1
@@ -149,8 +156,9 @@ class Machine(Rates):
 
     @classmethod
     def load(cls, file: Path, wanted: Collection[str] | None = None) -> "Machine":
-        """With rates of these kernels at least, by default of all that are never measured alone. Raises NotThisMachine where the file is
-        not what `save` writes here: another machine, version, damage, or others could have written it."""
+        """With rates of these kernels at least, by default of all that are never measured alone. Raises NotThisMachine
+        where the file is not what `save` writes here: another machine, version, damage, or others could have written
+        it."""
         if wanted is None: wanted = [name for name, each in PRICES.items() if each.cases is untimed]
         try:
             read = read_rates(parse_json(recall(file), shown(file)))
@@ -159,7 +167,8 @@ class Machine(Rates):
             wrong = [kernel for kernel in wanted if kernel not in found.coefficients]
             wrong += [kernel for each in (found, *found.ways.values()) for kernel in each.wrong]
             wrong += [way for way in found.ways if way not in WAYS]
-            if not (isinstance(found.busy, str) and len(found.busy) < SAID and found.busy.isprintable()): wrong.append("a busy machine")
+            if not (isinstance(found.busy, str) and len(found.busy) < SAID and found.busy.isprintable()):
+                wrong.append("a busy machine")
             here = found.identity == identity() and found.features == FEATURES_VERSION
         except InputError as error: raise NotThisMachine(str(error)) from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -170,7 +179,8 @@ class Machine(Rates):
 
     def holding(self, kernel: str) -> "Machine":
         """What nobody asked for before is measured, where this machine is the one at hand."""
-        return self.more if kernel in LATER and kernel not in self.coefficients and self.identity == identity() else self
+        return self.more if kernel in LATER and kernel not in self.coefficients and self.identity == identity(
+            ) else self
 
     @cached_property
     def more(self) -> "Machine":
@@ -205,12 +215,15 @@ def prices(coefficients: Any, count: int) -> bool:
 
 
 def corrects(kernel: str, correction: Correction) -> bool:
-    """Whether this is a correction of the kernel: finite numbers, a length for every axis, something left at every place."""
+    """Whether this is a correction of the kernel: finite numbers, a length for every axis, something left at every
+    place."""
     scale, places, left = correction.scale, correction.places, correction.left
     numbers = [correction.noise, correction.spread, correction.amplitude, correction.alone, *left]
     right = kernel in ALL_PRICES and all(is_finite(each) and abs(each) < MAX_LOG for each in numbers)
-    return (right and all(map(is_finite, scale)) and min(correction.noise, correction.spread, *scale, 1.0) >= MIN_DEVIATION
-            and len(places) == len(left) and all(len(place) == len(scale) and all(map(is_finite, place)) for place in places))
+    return (right and all(map(is_finite, scale))
+            and min(correction.noise, correction.spread, *scale, 1.0) >= MIN_DEVIATION
+            and len(places) == len(left)
+            and all(len(place) == len(scale) and all(map(is_finite, place)) for place in places))
 
 
 def cpu() -> str:
@@ -219,8 +232,8 @@ def cpu() -> str:
 
 
 def identity() -> tuple[Any, ...]:
-    """What a calibration belongs to: the threads, what the processor can do and what of it is switched off, its caches and cores (its
-    name says none of these), the versions that make code, the kernels."""
+    """What a calibration belongs to: the threads, what the processor can do and what of it is switched off, its caches
+    and cores (its name says none of these), the versions that make code, the kernels."""
     from formats.kernels import digest
     from formats.machine.threads import threads
     host = Host.here()
@@ -246,7 +259,8 @@ def machine_file() -> Path:
 
 
 def current(file: Path) -> bool:
-    """Whether a file in the directory of calibrations is of this processor and these versions, for any number of threads."""
+    """Whether a file in the directory of calibrations is of this processor and these versions, for any number of
+    threads."""
     _, versions = identity()
     try: kept = parse_json(recall(file.with_name(f"{file.name.split('.')[0]}.json")), shown(file))
     except InputError: return False
@@ -254,10 +268,10 @@ def current(file: Path) -> bool:
 
 
 def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
-    """This machine's model: read from the cache, else calibrated (18 seconds at most) and kept there. What cannot be read, belongs to
-    another machine, or could be somebody else's, is measured again, and that is said; so is what cannot be kept. What was measured
-    while the machine was busy is measured again as soon as it is quiet; until then it is used, and that is said. Kernels that were declared
-    since are measured alone, and kept beside it."""
+    """This machine's model: read from the cache, else calibrated (18 seconds at most) and kept there. What cannot be
+    read, belongs to another machine, or could be somebody else's, is measured again, and that is said; so is what
+    cannot be kept. What was measured while the machine was busy is measured again as soon as it is quiet; until then it
+    is used, and that is said. Kernels that were declared since are measured alone, and kept beside it."""
     from formats.machine.calibration import calibrate, calibrate_more
     machine = kept_or(machine_file(), None, calibrate, progress)
     if missing := machine.unpriced:
@@ -270,7 +284,8 @@ def beside(names: Iterable[str]) -> Path:
     return machine_file().with_suffix(f".{digested(' '.join(names))}.json")
 
 
-def kept_or(file: Path, wanted: Collection[str] | None, measure: Callable[..., Machine], progress: Callable[..., None]) -> Machine:
+def kept_or(file: Path, wanted: Collection[str] | None, measure: Callable[..., Machine],
+            progress: Callable[..., None]) -> Machine:
     """What is kept in a file, or else measured and kept there."""
     if os.path.lexists(file):
         try: machine = Machine.load(file, wanted)

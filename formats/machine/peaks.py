@@ -1,4 +1,5 @@
-"""What this machine does at most, measured: arithmetic by number type, bandwidth by level of memory, what a call costs."""
+"""What this machine does at most, measured: arithmetic by number type, bandwidth by level of memory, what a call
+costs."""
 import json
 import os
 import time
@@ -18,7 +19,8 @@ from formats.disk.cache import try_put
 from formats.machine.host import caches, uncached
 from formats.machine.threads import limit, threads
 
-SIDE, PRODUCT_ROWS = 512, 256                                # of the products that find these rates: a millisecond or less
+SIDE, PRODUCT_ROWS = 512, 256                                # of the products that find these rates: a millisecond or
+                                                             # less
 MEASURED_SECONDS = 0.02                                      # of one measurement
 Progress = Callable[..., None]
 

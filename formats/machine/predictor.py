@@ -1,5 +1,6 @@
-"""What a machine's closed form leaves out, as a factor: kriging, that is regression by a Gaussian process (Rasmussen and Williams
-2006, chapter 2), from what its calibration measured near by, its settings chosen by leaving one out (eqs. 5.10 to 5.12)."""
+"""What a machine's closed form leaves out, as a factor: kriging, that is regression by a Gaussian process (Rasmussen
+and Williams 2006, chapter 2), from what its calibration measured near by, its settings chosen by leaving one out (eqs.
+5.10 to 5.12)."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,8 @@ from formats.machine.prices import price
 
 ROW_SCALES, SIDE_SCALES, NOISE = (0.7, 1.5, 3.0), (1.0, 2.5, 6.0), (0.02, 0.05, 0.12)
 MIN_DEVIATION = 0.02                                         # nothing is predicted nearer than this
-SHARE = 0.9                                                  # of cases left out, for an interval of 80 %: others lie farther off
+SHARE = 0.9                                                  # of cases left out, for an interval of 80 %: others lie
+                                                             # farther off
 Reals = NDArray[np.float64]
 
 
@@ -21,9 +23,9 @@ Reals = NDArray[np.float64]
 class Correction:
     """Of one kernel on one machine: what its closed form leaves out at the places that were measured.
 
-    `scale` are the lengths, along each axis of a place, over which calls are alike; `noise` and `amplitude` are of logarithms
-    of seconds; `spread` widens the deviation until the interval holds 90 % of cases that were left out, and `alone` is how far
-    off these were at most."""
+    `scale` are the lengths, along each axis of a place, over which calls are alike; `noise` and `amplitude` are of
+    logarithms of seconds; `spread` widens the deviation until the interval holds 90 % of cases that were left out, and
+    `alone` is how far off these were at most."""
     scale: list[float] = field(default_factory=list)
     noise: float = 0.05
     amplitude: float = 0.0
@@ -84,8 +86,8 @@ def axes(kernel: str, width: int, rows: float, sides: float) -> list[float]:
 
 
 def left_out(covariance: Reals, noise: float, y: Reals) -> tuple[float, Reals, Reals]:
-    """How surprising each of y is to all others (mean negative logarithm of its likelihood), how many deviations it is off,
-    and how far."""
+    """How surprising each of y is to all others (mean negative logarithm of its likelihood), how many deviations it is
+    off, and how far."""
     inverse = np.linalg.inv(covariance + noise ** 2 * np.eye(len(y)))
     deviation = 1 / np.sqrt(np.diag(inverse))
     off = (inverse @ y) * deviation

@@ -1,5 +1,6 @@
-"""What machines price: one declaration a name, from which fits, the calibration's cases, data sheets and tables are read. Products and
-what rides along with them stand here; kernels of programs enter theirs (opmatrix/runtime/kernel.py)."""
+"""What machines price: one declaration a name, from which fits, the calibration's cases, data sheets and tables are
+read. Products and what rides along with them stand here; kernels of programs enter theirs
+(opmatrix/runtime/kernel.py)."""
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 S2, h, d = map(size, ("S2", "h", "d"))                      # scores of one head; heads, and columns of one
 Timed = tuple[dict[str, float], Callable[[], Any]]          # the sizes of a call, and the call
 Tile = tuple[int, int, int]                                 # rows, inputs, outputs of a matrix unit
-NARROW_SUFFIX = ".narrow"                                   # behind a product that rounds what it multiplies: no more exact than it
+NARROW_SUFFIX = ".narrow"                                   # behind a product that rounds what it multiplies: no more
+                                                            # exact than it
 
 
 class Work(NamedTuple):
-    """Operations of the matrix unit, in whole tiles, and of the vector unit; numbers of activations moved; bytes of weights."""
+    """Operations of the matrix unit, in whole tiles, and of the vector unit; numbers of activations moved; bytes of
+    weights."""
     matrix: Any = 0
     vector: Any = 0
     moved: Any = 0
@@ -36,10 +39,11 @@ def untimed(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 
 @dataclass(frozen=True)
 class Price:
-    """`features`: what the seconds of a call grow with, expressions in named sizes, or a function that gives them. Each gets a coefficient
-    by calibration, and so does the call itself, unless it `rides` along with another. `work` is that of one call on a matrix unit of
-    these tiles; `cases` are the calls that a calibration times; `recorded`: they may be recorded, as they are inside a run. `product`:
-    the format that it multiplies by, whose prices of one row and of weights beyond the caches are apart."""
+    """`features`: what the seconds of a call grow with, expressions in named sizes, or a function that gives them. Each
+    gets a coefficient by calibration, and so does the call itself, unless it `rides` along with another. `work` is that
+    of one call on a matrix unit of these tiles; `cases` are the calls that a calibration times; `recorded`: they may be
+    recorded, as they are inside a run. `product`: the format that it multiplies by, whose prices of one row and of
+    weights beyond the caches are apart."""
     features: Any
     work: Callable[[Tile], Work] = lambda tile: Work()
     cases: Callable[["Grid", "Numbers"], Iterator[Timed]] = untimed
@@ -51,7 +55,8 @@ class Price:
 def staged(stage: EpilogueStage, x: np.ndarray) -> Epilogue:
     """An epilogue of this stage alone, for rows like these."""
     row = np.ones(x.shape[1], np.float32)
-    given: dict[str, Any] = {"activation": "gelu", "eps": 1e-6} | dict.fromkeys(VECTORS, row) | dict.fromkeys(ROW_FIELDS, x)
+    given: dict[str, Any] = {"activation": "gelu",
+                             "eps": 1e-6} | dict.fromkeys(VECTORS, row) | dict.fromkeys(ROW_FIELDS, x)
     return Epilogue(**{field: given[field] for field in stage.fields})
 
 
@@ -72,7 +77,8 @@ def riding(stage: EpilogueStage) -> Price:
 
 def passing(stage: EpilogueStage) -> Price:
     """A stage as a pass of its own."""
-    return Price((T * p,), lambda tile: Work(vector=stage.operations * T * p, moved=(2 + stage.reads) * T * p), partial(stage_cases, stage))
+    return Price((T * p,), lambda tile: Work(vector=stage.operations * T * p, moved=(2 + stage.reads) * T * p),
+                 partial(stage_cases, stage))
 
 
 def price_product(name: str) -> Price:
@@ -82,7 +88,8 @@ def price_product(name: str) -> Price:
 
 def price_products(searched: bool) -> dict[str, Price]:
     """Of the formats that searches meet, or of the others."""
-    return {f"linear.{name}": price_product(name) for name, form in FORMATS.items() if (form.proposed or form.plain) == searched}
+    return {f"linear.{name}": price_product(name) for name,
+            form in FORMATS.items() if (form.proposed or form.plain) == searched}
 
 
 PRICES: dict[str, Price] = {
@@ -96,7 +103,8 @@ ALL_PRICES: Mapping[str, Price] = ChainMap(PRICES, LATER, OPTIONAL)
 
 def price(kernel: str) -> Price:
     """The declaration of a price; KeyError names those there are."""
-    if kernel not in ALL_PRICES: raise KeyError(f"no kernel {kernel!r} has a price; there are {', '.join(PRICES | LATER)}")
+    if kernel not in ALL_PRICES:
+        raise KeyError(f"no kernel {kernel!r} has a price; there are {', '.join(PRICES | LATER)}")
     return ALL_PRICES[kernel]
 
 

@@ -1,5 +1,5 @@
-"""What a busy machine is, declared once: the signs of it, and from what value on each counts. A `Watch` looks at what others did
-since it was made. Nothing is measured for it but what was to be measured anyway."""
+"""What a busy machine is, declared once: the signs of it, and from what value on each counts. A `Watch` looks at what
+others did since it was made. Nothing is measured for it but what was to be measured anyway."""
 import atexit
 import os
 import sys
@@ -11,13 +11,15 @@ from statistics import median
 from typing import Any, NamedTuple
 
 LOUD = 0.05                                                 # of the processors' time, taken by others
-TICKS = 40                                                  # of the clock of /proc/stat, 10 ms each: fewer say too little
+TICKS = 40                                                  # of the clock of /proc/stat, 10 ms each: fewer say too
+                                                            # little
 MIN_RUNS = 4                                                # repeated timings have no quartiles
 PROBE = 0.5                                                 # seconds
 
 
 class Sign(NamedTuple):
-    """One way that a busy machine shows: a value above `most`. `says` is written with the value, `why` is where `most` is from."""
+    """One way that a busy machine shows: a value above `most`. `says` is written with the value, `why` is where `most`
+    is from."""
 
     most: float
     says: str
@@ -26,7 +28,8 @@ class Sign(NamedTuple):
 
 SIGNS = {
     "load": Sign(1.1, "the load was {:.1f} threads a processor",
-                 "a command of ours makes no more threads than processors, so what it leaves behind is a load of 1 at most"),
+                 "a command of ours makes no more threads than processors, so what it leaves behind is a load of 1 at "
+                 "most"),
     "others": Sign(LOUD, "other processes took {:.0%} of the processors that it needs",
                    "what programs lose is about what others take: more than figures are told apart by (2 to 5 %)"),
     "stolen": Sign(LOUD, "the host gave {:.0%} of the processors' time to other machines", "as for other processes"),
@@ -46,8 +49,8 @@ class Others:
         self.before = self.now()
 
     def now(self) -> tuple[int, int, int, int] | None:
-        """Ticks of the clock at work, stolen, in all, and of these processes, and of their children that ended, at work; None
-        without Linux's /proc."""
+        """Ticks of the clock at work, stolen, in all, and of these processes, and of their children that ended, at
+        work; None without Linux's /proc."""
         try:
             spent = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
             own = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.pids]
@@ -64,8 +67,8 @@ class Others:
 
 
 class Watch:
-    """What was seen of others since this was made: `seen` is empty on a quiet machine. Timings of one thing, again and again, and
-    how much faster all threads are than one, are handed in where they were measured."""
+    """What was seen of others since this was made: `seen` is empty on a quiet machine. Timings of one thing, again and
+    again, and how much faster all threads are than one, are handed in where they were measured."""
 
     def __init__(self) -> None:
         from .host import load_average
@@ -91,11 +94,13 @@ class Watch:
 
     def seen(self) -> str:
         """The signs of a busy machine, in words."""
-        return ", ".join(SIGNS[name].says.format(value) for name, value in self.values().items() if value > SIGNS[name].most)
+        return ", ".join(SIGNS[name].says.format(value) for name,
+                         value in self.values().items() if value > SIGNS[name].most)
 
 
 def missing(taken: float, threads: int, processors: int) -> float:
-    """Of the processors that so many threads need, the share that others leave no room for, who take this share of all."""
+    """Of the processors that so many threads need, the share that others leave no room for, who take this share of
+    all."""
     needed = min(threads, processors)
     return max(0.0, taken * processors + needed - processors) / needed
 
@@ -107,8 +112,8 @@ def width(taken: Sequence[float]) -> float:
 
 
 def timed(call: Callable[[], Any], seconds: float, least: int, most: int) -> list[float]:
-    """Seconds of runs within so many seconds, from `least` to `most` of them, after one that is not counted; of runs that lost the
-    processor only if all did."""
+    """Seconds of runs within so many seconds, from `least` to `most` of them, after one that is not counted; of runs
+    that lost the processor only if all did."""
     call()
     taken: list[float] = []
     clean: list[float] = []
@@ -139,11 +144,13 @@ def probe(seconds: float = PROBE) -> str:
 
 @cache
 def watched() -> Watch:
-    """For a benchmark: at its end, a line on standard error if the machine was busy, once a process, whoever asks again."""
+    """For a benchmark: at its end, a line on standard error if the machine was busy, once a process, whoever asks
+    again."""
     watch = Watch()
 
     def last() -> None:
         if seen := watch.seen():
-            print(describe_noise(seen, "times are too long, and what lies close together is not told apart"), file=sys.stderr)
+            print(describe_noise(seen, "times are too long, and what lies close together is not told apart"),
+                  file=sys.stderr)
     atexit.register(last)
     return watch

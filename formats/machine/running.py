@@ -1,6 +1,7 @@
 """What kernels take inside a run: launches recorded one after another and replayed with a clock, as programs are
-(formats/kernels/engine/replay.py), so nothing of Python is in their times. Their order is drawn, so a weight comes from memory,
-as it does in a program that others ran since, and what a kernel reads was written by another one, on whichever core."""
+(formats/kernels/engine/replay.py), so nothing of Python is in their times. Their order is drawn, so a weight comes from
+memory, as it does in a program that others ran since, and what a kernel reads was written by another one, on whichever
+core."""
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,8 +23,8 @@ Words = NDArray[np.int64]
 
 
 class Inside:
-    """Cases recorded for one way of running them: `apart`, where every worker does all of them, or together. They read and write
-    `memory`, which each worker has a copy of."""
+    """Cases recorded for one way of running them: `apart`, where every worker does all of them, or together. They read
+    and write `memory`, which each worker has a copy of."""
 
     def __init__(self, cases: Sequence[Case], memory: Bytes, apart: bool) -> None:
         from formats.kernels.engine.replay import Recording
@@ -40,8 +41,8 @@ class Inside:
         self.script = recording.script()
 
     def run(self, fill: bool = True) -> tuple[Words, float]:
-        """Nanoseconds of each case, once: the mean of the workers; and of all that is not a case. Unless `fill`, what is read lies in the
-        workers' memory from the run before."""
+        """Nanoseconds of each case, once: the mean of the workers; and of all that is not a case. Unless `fill`, what
+        is read lies in the workers' memory from the run before."""
         from formats.kernels.engine.launch import ARENA, ROOM, address
         from formats.kernels.engine.pool import POOL
         from formats.kernels.engine.replay import GROUP, REPLAY, clock, conduct, replay
@@ -60,11 +61,12 @@ class Inside:
         return np.diff(since[:, self.ends]).mean(0), whole - float(since[:, -1].max() - since[:, 0].min())
 
 
-def inside(cases: Sequence[Case], memory: Bytes, apart: bool, seconds: float, progress: Callable[..., None] = lambda *_: None
+def inside(cases: Sequence[Case], memory: Bytes, apart: bool, seconds: float,
+           progress: Callable[..., None] = lambda *_: None
            ) -> tuple[Measurements, float]:
-    """The lower eighth of all rounds of each case, of which there are three at least: what else the machine does only ever adds; and
-    of what a run takes beside its kernels: until they begin, and the first of them more than it takes later, as all caches have
-    forgotten what it needs. `seconds`: after these no more rounds are begun."""
+    """The lower eighth of all rounds of each case, of which there are three at least: what else the machine does only
+    ever adds; and of what a run takes beside its kernels: until they begin, and the first of them more than it takes
+    later, as all caches have forgotten what it needs. `seconds`: after these no more rounds are begun."""
     order = np.random.default_rng(1).permutation(len(cases))
     parts = [order[at:at + SCRIPT_CASES] for at in range(0, len(order), SCRIPT_CASES)]
     scripts = [Inside([cases[0], cases[0], *(cases[i] for i in part)], memory, apart) for part in parts]

@@ -1,7 +1,8 @@
-"""Features of the processor that kernels leave alone: OPMATRIX_FEATURES="-amx,-avx512bf16". For tests and benchmarks of kernels that
-this processor would not use, and where an instruction is slow or forbidden.
+"""Features of the processor that kernels leave alone: OPMATRIX_FEATURES="-amx,-avx512bf16". For tests and benchmarks of
+kernels that this processor would not use, and where an instruction is slow or forbidden.
 
-What is switched off is part of the names of compiled kernels and of calibrations. NumPy and other libraries know nothing of it."""
+What is switched off is part of the names of compiled kernels and of calibrations. NumPy and other libraries know
+nothing of it."""
 import os
 
 from formats.core.errors import InputError
@@ -10,7 +11,8 @@ VARIABLE = "OPMATRIX_FEATURES"
 VECTORS_512 = "avx512", "avx10", "amx"
 VECTORS_256 = *VECTORS_512, "avx2", "avxvnni", "avxifma", "avxneconvert", "vaes", "vpclmulqdq", "sha512", "sm3", "sm4"
 # what goes with each name: the features that begin so, in LLVM's words, of which others are no use without the first
-SWITCHES = {"amx": ("amx",), "avx512bf16": ("avx512bf16",), "avx512vnni": ("avx512vnni",), "avx512": VECTORS_512, "avx2": VECTORS_256,
+SWITCHES = {"amx": ("amx",), "avx512bf16": ("avx512bf16",), "avx512vnni": ("avx512vnni",), "avx512": VECTORS_512,
+            "avx2": VECTORS_256,
             "f16c": (*VECTORS_512, "f16c"), "avx": (*VECTORS_256, "avx", "f16c", "fma", "xop")}
 
 
@@ -21,7 +23,8 @@ def switched_off() -> tuple[str, ...]:
     for name in names:
         if name[0] != "-" or name[1:] not in SWITCHES:
             known = ", ".join(f"-{each}" for each in SWITCHES)
-            raise InputError(f"{VARIABLE}={given}: {name} is none of {known}; give some of these, with commas between, or unset it")
+            raise InputError(f"{VARIABLE}={given}: {name} is none of {known}; give some of these, with commas between, "
+                             "or unset it")
     return tuple(sorted({name[1:] for name in names}))
 
 

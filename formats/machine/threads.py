@@ -26,7 +26,8 @@ def asked(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
 
 
 def parse_count(text: str) -> int:
-    """The number of a text of digits; 0 for any other. Python refuses to read thousands of them, and a billion is as good."""
+    """The number of a text of digits; 0 for any other. Python refuses to read thousands of them, and a billion is as
+    good."""
     if not text.isdecimal(): return 0
     digits = text.lstrip("0") or "0"
     return int(digits) if len(digits) < 10 else 10 ** 9
@@ -39,8 +40,8 @@ def most() -> int:
 
 @cache
 def available() -> int:
-    """Threads that the user allows (see `asked`), up to `most`; otherwise processors that we may use, as far as a quota of time goes:
-    more threads than that would be stopped in the middle of what others wait for."""
+    """Threads that the user allows (see `asked`), up to `most`; otherwise processors that we may use, as far as a quota
+    of time goes: more threads than that would be stopped in the middle of what others wait for."""
     return min(asked()[1], most()) or Host.here().usable
 
 

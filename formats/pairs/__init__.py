@@ -1,9 +1,11 @@
-"""A stored form is a structure times a number type. A structure is a format in float32: which numbers of W it keeps, and where they lie;
-a number type is what such numbers become. A pair declares what is its own: the arrays, their order, the kernel.
+"""A stored form is a structure times a number type. A structure is a format in float32: which numbers of W it keeps,
+and where they lie; a number type is what such numbers become. A pair declares what is its own: the arrays, their order,
+the kernel.
 
     class BlockInt8(Bytes, Format, structure=Block, tile=(64, 16)):
         "Nonzero tiles of bytes."
         ...
-        def arranged(ptr, idx, val): ...                     # the structure's arrays, of whole numbers, as the kernel reads them
+        def arranged(ptr, idx, val): ...                     # the structure's arrays, of whole numbers, as the kernel
+                                                             reads them
         def restored(shape, ptr, idx, w): ...                # and back
         def kernel(x, ptr, idx, w, scale, out, epilogue): ..."""

@@ -8,14 +8,15 @@ from formats.format import Format
 
 from .in_bytes import INT8_ERROR, Bytes, shifted, unsound
 
-TILE_INPUTS, TILE_OUTPUTS = TILE_SHAPE = 64, 16              # inputs: a line of a row of bytes; outputs: a vector of sums
+TILE_INPUTS, TILE_OUTPUTS = TILE_SHAPE = 64, 16              # inputs: a line of a row of bytes; outputs: a vector of
+                                                             # sums
 
 
 class BlockInt8(Bytes, Format, structure=Block, tile=TILE_SHAPE):
     """Nonzero tiles of 64 inputs by 16 outputs in bytes, compressed by columns of tiles.
 
-    W / scale is rounded to whole numbers up to 127, x as for int8; tiles are chosen and lie as in block. One holds 16 words of 4 inputs,
-    each of 16 outputs, with 128 added."""
+    W / scale is rounded to whole numbers up to 127, x as for int8; tiles are chosen and lie as in block. One holds 16
+    words of 4 inputs, each of 16 outputs, with 128 added."""
     ptr: u4[ceiling(p / 16) + 1]
     idx: u4[blocks]
     w: u1[blocks, 16, 16, 4]
@@ -33,7 +34,8 @@ class BlockInt8(Bytes, Format, structure=Block, tile=TILE_SHAPE):
         from formats.kernels import product_byte_blocks
         product_byte_blocks(x, ptr, idx, w, scale, out, epilogue)
 
-    def unsound(self): return compression(self.ptr, self.idx, -(-self.shape[0] // TILE_INPUTS)) or unsound(self.shape[0], self.scale)
+    def unsound(self):
+        return compression(self.ptr, self.idx, -(-self.shape[0] // TILE_INPUTS)) or unsound(self.shape[0], self.scale)
 
     @classmethod
     def choices(cls, inputs, outputs): return [{"density": density} for density in (0.5, 0.25, 0.1)]

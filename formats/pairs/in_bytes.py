@@ -12,14 +12,15 @@ from formats.format import Format, options
 from formats.int8 import UNIT, bound_error, by_row, quantised, scale_groups
 from formats.packed import Packed
 
-COLUMN, DEEP = 1 << 30, 1 << 17                              # a group of all inputs; inputs whose sums of bytes are int32
+COLUMN, DEEP = 1 << 30, 1 << 17                              # a group of all inputs; inputs whose sums of bytes are
+                                                             # int32
 INT8_ERROR = 0.007                                           # relative error of normal numbers as bytes
 
 
 class Bytes:
-    """The numbers of a structure as bytes, with 128 added, and a scale for each output, the last array; x is rounded as for int8.
-    Options of the structure that the kernel fixes are given with it, and are no options of the pair; what the structure remembers,
-    `arranged` and `restored` are told."""
+    """The numbers of a structure as bytes, with 128 added, and a scale for each output, the last array; x is rounded as
+    for int8. Options of the structure that the kernel fixes are given with it, and are no options of the pair; what the
+    structure remembers, `arranged` and `restored` are told."""
     structure: ClassVar[type[Format]]
     fixed: ClassVar[dict[str, Any]]
     arranged: ClassVar[Callable[..., tuple[NDArray[Any], ...]]]

@@ -19,8 +19,9 @@ ONE_SCALE = {"group": COLUMN}                                # a factor has a sc
 class LowRankInt8(Format):
     """Two factors in bytes, u (n, r) and v (r, p): x @ W is (x @ u) @ v.
 
-    Each is stored as in int8, with a scale for each of its outputs; x and x @ u are rounded row by row as for int8. What one factor may be
-    taken times and the other divided by is such that a column of u and its row of v have one norm, as rounding then loses least."""
+    Each is stored as in int8, with a scale for each of its outputs; x and x @ u are rounded row by row as for int8.
+    What one factor may be taken times and the other divided by is such that a column of u and its row of v have one
+    norm, as rounding then loses least."""
     left: f4[r]
     u: u1[64 * ceiling(n / 64) * 16 * ceiling(r / 16)]
     v: u1[64 * ceiling(r / 64) * 16 * ceiling(p / 16)]
@@ -44,7 +45,8 @@ class LowRankInt8(Format):
     def pack_factors(cls, u: ArrayLike, v: ArrayLike) -> Self:
         """Store the product of u (n, r) and v (r, p)."""
         u, v = as_matrix(u, "lowrankint8.pack_factors, u"), as_matrix(v, "lowrankint8.pack_factors, v")
-        if u.shape[1] != len(v): raise FormatError(f"lowrankint8.pack_factors: u is {u.shape}, v is {v.shape}: two ranks")
+        if u.shape[1] != len(v):
+            raise FormatError(f"lowrankint8.pack_factors: u is {u.shape}, v is {v.shape}: two ranks")
         return cls((len(u), v.shape[1]), halves(u, v))
 
     @classmethod
@@ -64,13 +66,15 @@ class LowRankInt8(Format):
     def transpose(self): return LowRank.pack_factors(*(factor.T for factor in reversed(self.factors())))
     def unsound(self):
         r, p = len(self.left), self.shape[1]
-        if unpanelled(self.v, (-(-r // STEP_INPUTS) * STEP_INPUTS, p), 4, TILE)[r:].any(): return f"v has numbers beyond its rank, {r}"
+        if unpanelled(self.v, (-(-r // STEP_INPUTS) * STEP_INPUTS, p), 4, TILE)[r:].any():
+            return f"v has numbers beyond its rank, {r}"
         return unsound(self.shape[0], self.left) or unsound(r, self.right)
 
     def scratch(self): return len(self.left)
 
     def tolerance(self, W):
-        """Three times what steps of the factors that are off by any share of a half, one apart from another, add up to."""
+        """Three times what steps of the factors that are off by any share of a half, one apart from another, add up
+        to."""
         u, v = self.factors()
         lost = len(u) * np.square(self.left[:, None] * v).sum() + np.square(u).sum() * np.square(self.right).sum()
         return float(3 * np.sqrt(lost / 12))
@@ -79,10 +83,12 @@ class LowRankInt8(Format):
     def reads(x): return by_row(x)
 
     def operands(self, x):
-        """What lies between the factors, as it is rounded: the sums of bytes are exact, their float32 is made by the kernel's steps."""
+        """What lies between the factors, as it is rounded: the sums of bytes are exact, their float32 is made by the
+        kernel's steps."""
         u, v = self.factors()
         whole, scale, lift = row_bytes(x)
-        sums = (whole.astype(np.float64) @ np.rint(u.astype(np.float64) / np.where(self.left > 0, self.left, 1))).astype(np.float32)
+        sums = (whole.astype(np.float64)
+                @ np.rint(u.astype(np.float64) / np.where(self.left > 0, self.left, 1))).astype(np.float32)
         return by_row(sums * (self.left * scale) / lift), v.astype(np.float64)
 
     def bound(self, x):
@@ -100,7 +106,8 @@ class LowRankInt8(Format):
 
 
 def halves(u, v):
-    """The arrays of two factors: of a column of u and a row of v, the norm of one goes to the other until both are equal."""
+    """The arrays of two factors: of a column of u and a row of v, the norm of one goes to the other until both are
+    equal."""
     if wrong := too_deep(len(u)): raise FormatError(f"lowrankint8: {wrong}")
     norms = [np.linalg.norm(factor.astype(np.float64), axis=axis) for factor, axis in ((u, 0), (v, 1))]
     share = np.sqrt(np.divide(norms[1], norms[0], out=np.ones_like(norms[0]), where=np.minimum(*norms) > 0))
@@ -112,4 +119,5 @@ def halves(u, v):
 def unpack_factors(shape, left, u, v, right):
     """What `halves` stored, in float32."""
     (n, p), r = shape, len(left)
-    return Int8.declared.unpack((n, r), u, left[None], **ONE_SCALE), Int8.declared.unpack((r, p), v, right[None], **ONE_SCALE)
+    return Int8.declared.unpack((n, r), u, left[None],
+                                **ONE_SCALE), Int8.declared.unpack((r, p), v, right[None], **ONE_SCALE)

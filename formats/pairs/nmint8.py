@@ -11,7 +11,8 @@ from formats.nm import NM
 from .in_bytes import INT8_ERROR, Bytes, shifted, unsound
 
 PADDED_INPUTS, PANEL_OUTPUTS = 64, 16                        # inputs that n is rounded up to; outputs of a panel
-GROUP_INPUTS, OFFSET = 4, 128                                # inputs of a group: those of a word; what is added to numbers
+GROUP_INPUTS, OFFSET = 4, 128                                # inputs of a group: those of a word; what is added to
+                                                             # numbers
 FEW = 1, 2                                                   # numbers of a group that kernels take
 PLACES = np.array([([at for at in range(GROUP_INPUTS) if bits >> at & 1] + [0] * GROUP_INPUTS)[:GROUP_INPUTS]
                    for bits in range(1 << GROUP_INPUTS)], np.uint8)
@@ -21,8 +22,9 @@ BIT_COUNTS = np.array([bits.bit_count() for bits in range(1 << GROUP_INPUTS)], n
 class NMInt8(Bytes, Format, structure=NM, m=GROUP_INPUTS):
     """One or two numbers of every four consecutive inputs of each output, in bytes, and four bits that say which.
 
-    W / scale is rounded to whole numbers up to 127, x as for int8. Panels of 16 outputs hold words of four inputs of each: in bits one for
-    each of 64 numbers, in w those whose bit is set, with 128 added. A word with fewer nonzero numbers is filled up with zeros."""
+    W / scale is rounded to whole numbers up to 127, x as for int8. Panels of 16 outputs hold words of four inputs of
+    each: in bits one for each of 64 numbers, in w those whose bit is set, with 128 added. A word with fewer nonzero
+    numbers is filled up with zeros."""
     bits: u1[2 * 64 * ceiling(n / 64) * ceiling(p / 16)]
     w: u1[4 * kept * 64 * ceiling(n / 64) * ceiling(p / 16)]
     scale: f4[p]
@@ -32,11 +34,13 @@ class NMInt8(Bytes, Format, structure=NM, m=GROUP_INPUTS):
 
     def arranged(idx, val, *, n):
         """Outputs and words beyond the edge keep their first inputs, which are zero."""
-        if n not in FEW: raise FormatError(f"nmint8: n = {n!r} of every {GROUP_INPUTS} is not one of {', '.join(map(str, FEW))}")
+        if n not in FEW:
+            raise FormatError(f"nmint8: n = {n!r} of every {GROUP_INPUTS} is not one of {', '.join(map(str, FEW))}")
         across, words = -len(idx) % PANEL_OUTPUTS, -idx.shape[1] // n % (PADDED_INPUTS // GROUP_INPUTS)
         bits = np.bitwise_or.reduce(1 << idx.reshape(len(idx), -1, n), 2)
         bits = np.pad(bits, ((0, across), (0, words)), constant_values=(1 << n) - 1)
-        numbers = np.pad(shifted(val).reshape(len(idx), -1, n), ((0, across), (0, words), (0, 0)), constant_values=OFFSET)
+        numbers = np.pad(shifted(val).reshape(len(idx), -1, n), ((0, across), (0, words), (0, 0)),
+                         constant_values=OFFSET)
         bits, numbers = (each.reshape(-1, PANEL_OUTPUTS, *each.shape[1:]).swapaxes(1, 2) for each in (bits, numbers))
         return (bits[..., ::2] | bits[..., 1::2] << GROUP_INPUTS).astype(np.uint8).reshape(-1), numbers.reshape(-1)
 
@@ -45,7 +49,8 @@ class NMInt8(Bytes, Format, structure=NM, m=GROUP_INPUTS):
         halves = bits.reshape(panels, -1, PANEL_OUTPUTS // 2, 1)
         bits = np.concatenate([halves & 15, halves >> GROUP_INPUTS], 3).reshape(panels, -1, PANEL_OUTPUTS)
         numbers = w.reshape(panels, -1, PANEL_OUTPUTS, n).astype(np.float32) - OFFSET
-        bits, numbers = (each.swapaxes(1, 2).reshape(panels * PANEL_OUTPUTS, *each.shape[1:2], *each.shape[3:])[:outputs,
+        bits, numbers = (each.swapaxes(1, 2).reshape(panels * PANEL_OUTPUTS, *each.shape[1:2],
+                                                     *each.shape[3:])[:outputs,
                                                                                                                 :inputs // GROUP_INPUTS]
                          for each in (bits, numbers))
         return PLACES[bits][..., :n].reshape(outputs, -1), numbers.reshape(outputs, -1)

@@ -1,7 +1,7 @@
 """Provider torch: products of stored formats, and attention, by PyTorch (optional: `pip install torch`).
 
-On the CPU arrays are shared, not copied, wherever torch can read them as they lie. What runs on CUDA alone, and CUDA itself, is
-UNTESTED: nobody has run it on such a device."""
+On the CPU arrays are shared, not copied, wherever torch can read them as they lie. What runs on CUDA alone, and CUDA
+itself, is UNTESTED: nobody has run it on such a device."""
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -22,14 +22,16 @@ def torch_here(device: str = "cpu") -> Any:
     """The module; Unavailable without it, or without such a device."""
     try:
         import torch
-    except ImportError as error: raise Unavailable(f"provider torch: {error}; install it with `pip install torch`") from None
+    except ImportError as error:
+        raise Unavailable(f"provider torch: {error}; install it with `pip install torch`") from None
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise Unavailable(f"provider torch: there is no device {device!r}: torch {torch.__version__} finds no CUDA")
     return torch
 
 
 def as_tensor(array: NDArray[Any]) -> Any:
-    """The array as a tensor over the same memory; unsigned indices, as torch has none, as signed ones of the same bits."""
+    """The array as a tensor over the same memory; unsigned indices, as torch has none, as signed ones of the same
+    bits."""
     torch = torch_here()
     if array.dtype == np.uint32: array = array.view(np.int32)       # they stay below 2^31: a format's sizes do
     with warnings.catch_warnings():
@@ -72,13 +74,16 @@ def csr(packed: Any, device: str) -> Product:
 
 
 def block(packed: Any, device: str) -> Product:
-    """Block compressed rows of W.T: each tile is read turned, as it lies. Tiles that reach over the edge are cut off after."""
+    """Block compressed rows of W.T: each tile is read turned, as it lies. Tiles that reach over the edge are cut off
+    after."""
     torch = torch_here(device)
     r, c = packed.val.shape[1:]
-    if r != c and device == "cpu": raise Unavailable(f"provider torch: {packed!r}: on the CPU it multiplies by square tiles alone")
+    if r != c and device == "cpu":
+        raise Unavailable(f"provider torch: {packed!r}: on the CPU it multiplies by square tiles alone")
     inputs, outputs = (-(-side // tile) * tile for side, tile in zip(packed.shape, (r, c), strict=True))
     parts = (as_tensor(part).to(device) for part in (packed.ptr, packed.idx))
-    w = torch.sparse_bsr_tensor(*parts, as_tensor(packed.val).to(device).transpose(1, 2), size=(outputs, inputs), check_invariants=True)
+    w = torch.sparse_bsr_tensor(*parts, as_tensor(packed.val).to(device).transpose(1, 2), size=(outputs, inputs),
+                                check_invariants=True)
     beyond = inputs - packed.shape[0]
     return lambda x: (w @ torch.nn.functional.pad(x, (0, beyond)).T).T[:, :packed.shape[1]]
 
@@ -109,7 +114,8 @@ class Held:
         with self.torch.inference_mode(): self.product = PRODUCTS[packed.name](packed, device)
 
     def matmul(self, x: ArrayLike, out: Floats | None = None, epilogue: Epilogue | None = None) -> Floats:
-        """x @ W, then the epilogue: x (T, n) -> (T, p) in float32. x is read, and on the CPU the result is, where it lies."""
+        """x @ W, then the epilogue: x (T, n) -> (T, p) in float32. x is read, and on the CPU the result is, where it
+        lies."""
         x, (inputs, outputs) = by_rows(x), self.packed.shape
         if x.ndim != 2 or x.shape[1] != inputs:
             raise ValueError(f"x @ {self.packed!r}: x has shape {x.shape}, it must be (rows, {inputs})")
@@ -122,7 +128,8 @@ class Held:
         return out
 
     def bound(self, x: ArrayLike) -> NDArray[np.float64]:
-        """Entrywise bound on what torch's product may be off by: that of the format, and what rounding bfloat16 results adds."""
+        """Entrywise bound on what torch's product may be off by: that of the format, and what rounding bfloat16 results
+        adds."""
         error = self.packed.bound(x)
         if not self.packed.rough: return error
         size: NDArray[np.float64] = abs(np.asarray(x, np.float64)) @ abs(self.packed.unpack().astype(np.float64))
@@ -148,21 +155,24 @@ def activated(y: Any, name: str) -> Any:
     """One of Epilogue's activations, on a tensor."""
     torch = torch_here()
     ours = {"": lambda y: y, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu, "relu": torch.relu,
-            "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"), "tanh": torch.tanh, "square": torch.square,
+            "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"), "tanh": torch.tanh,
+            "square": torch.square,
             "rsqrt": torch.rsqrt}
     return ours[name](y)
 
 
 def attend(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], starts: NDArray[Any], scale: float = 1.0,
            causal: bool = False, device: str = "cpu") -> Floats:
-    """softmax(scale q kᵀ) v within each sequence and head by scaled_dot_product_attention: q, k (T, ·, d), v (T, ·, e) -> (T, h, e),
-    fewer heads of k and v serve groups of q's; starts (S + 1) are the rows at which sequences begin, and T."""
+    """softmax(scale q kᵀ) v within each sequence and head by scaled_dot_product_attention: q, k (T, ·, d), v (T, ·, e)
+    -> (T, h, e), fewer heads of k and v serve groups of q's; starts (S + 1) are the rows at which sequences begin, and
+    T."""
     torch = torch_here(device)
     with torch.inference_mode():
         whole = [as_tensor(np.asarray(part)).to(device).transpose(0, 1)[None] for part in (q, k, v)]
         heads = whole[0].shape[1]
         parts = [torch.nn.functional.scaled_dot_product_attention(
-            *(repeat_heads(part[:, :, low:high], heads) for part in whole), is_causal=causal, scale=scale)[0].transpose(0, 1)
+            *(repeat_heads(part[:, :, low:high], heads) for part in whole), is_causal=causal,
+            scale=scale)[0].transpose(0, 1)
             for low, high in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)]
         found: Floats = torch.cat(parts).cpu().numpy()
     return found

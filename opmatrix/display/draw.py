@@ -34,9 +34,11 @@ def sparkline(values: Sequence[float], width: int = 16, decades: float = 3) -> s
 
 SPECTRUM_COLUMNS = {                                        # of the table of spectra, and what each says
     "layer": "", "matrix": "", "shape": "", "σ₁": "the largest singular value", "stable": "stable rank, ‖W‖² / σ₁²",
-    "effective": "effective rank, exp of the entropy of σ / Σσ", "tail 10 %": "the rank that leaves 10 % of the energy Σσ²",
+    "effective": "effective rank, exp of the entropy of σ / Σσ", "tail 10 %": "the rank that leaves 10 % of the energy "
+                                                                              "Σσ²",
     "tail 1 %": "... 1 %", "knee": "the rank where the energy that is left bends most",
-    "exponent": "of the density of σ² as a power law, ± a standard error", "σ": "the singular values, over three decades"}
+    "exponent": "of the density of σ² as a power law, ± a standard error", "σ": "the singular values, over three "
+                                                                                "decades"}
 
 
 def spectrum_text(spectra: Sequence[Spectrum]) -> str:
@@ -44,8 +46,10 @@ def spectrum_text(spectra: Sequence[Spectrum]) -> str:
     rows = []
     for each in spectra:
         layer, kind = parse_weight_name(each.name)
-        rows.append(["-" if layer is None else str(layer), kind, f"{each.shape[0]}×{each.shape[1]}", f"{each.values[0]:.3g}",
-                     f"{each.stable_rank:.1f}", f"{each.effective_rank:.0f}", str(each.rank_at(0.1)), str(each.rank_at(0.01)),
+        rows.append(["-" if layer is None else str(layer), kind, f"{each.shape[0]}×{each.shape[1]}",
+                     f"{each.values[0]:.3g}",
+                     f"{each.stable_rank:.1f}", f"{each.effective_rank:.0f}", str(each.rank_at(0.1)),
+                     str(each.rank_at(0.01)),
                      str(each.knee), str(each.power_law) if math.isfinite(each.power_law.exponent) else "too few",
                      sparkline(each.values.tolist())])
     said = [f"{name}: {what}" for name, what in SPECTRUM_COLUMNS.items() if what]
@@ -78,7 +82,8 @@ def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
         figure = Figure(figsize=(max(2.9 * across, 5), 2.5 * down + 0.75), layout="constrained")
         axes = figure.subplots(down, across, squeeze=False).ravel()
         for axis, ((kind, title), members) in zip(axes, panels.items(), strict=False):
-            for each in members: trace(axis, each, shade(layers.index(parse_weight_name(each.name)[0] or 0), len(layers)))
+            for each in members:
+                trace(axis, each, shade(layers.index(parse_weight_name(each.name)[0] or 0), len(layers)))
             top = max(each.values[0] for each in members)
             axis.set(yscale="log", title=title, xlabel="index")
             axis.set_ylim(max(axis.get_ylim()[0], top * 10 ** -2.5), top * 1.5)
@@ -155,7 +160,8 @@ def front_figure(points: Sequence[Mapping[str, Any]], path: str | Path, chosen: 
             axis.plot(1e3 * x[chosen], y[chosen] / 1e6, "o", color="#d55e00", markersize=16, markerfacecolor="none",
                       markeredgewidth=1.8, label="chosen")
         if baseline is not None:
-            axis.plot(1e3 * read_figure(baseline, "s"), read_figure(baseline, "bytes") / 1e6, "D", color="0.35", markersize=7,
+            axis.plot(1e3 * read_figure(baseline, "s"), read_figure(baseline, "bytes") / 1e6, "D", color="0.35",
+                      markersize=7,
                       markerfacecolor="white", label="imported")
         axis.set(xlabel="time, ms", ylabel="memory, MB")
         figure.legend(loc="outside upper center", ncols=4)

@@ -1,5 +1,5 @@
-"""How far something is, on stderr: on a terminal one line that is written over; elsewhere a line when it begins, and one every
-few seconds."""
+"""How far something is, on stderr: on a terminal one line that is written over; elsewhere a line when it begins, and
+one every few seconds."""
 import sys
 import time
 from typing import Any
@@ -26,7 +26,8 @@ class Line:
 
     def write(self, line: str) -> None:
         if self.quiet: return
-        print(f"{AGAIN}{line[:WIDTH]}" if self.terminal else line, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
+        print(f"{AGAIN}{line[:WIDTH]}" if self.terminal else line, end="" if self.terminal else "\n", file=sys.stderr,
+              flush=True)
 
     def end(self, words: str = "") -> None:
         """The line is gone, or says these words instead."""

@@ -1,19 +1,21 @@
-"""The form of a certificate: what `certificate.json` beside a program may hold. The program's hash does not cover it, as it holds
-that hash; what it says is checked by `opmatrix verify`."""
+"""The form of a certificate: what `certificate.json` beside a program may hold. The program's hash does not cover it,
+as it holds that hash; what it says is checked by `opmatrix verify`."""
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
 MAX_INPUT_ROWS = 1 << 16                                    # rows of all its inputs: they are run again
 CERTIFICATE_FIELDS: Mapping[str, type | tuple[type, ...]] = {
-    "program": str, "verified": dict, "own": (int, float), "inputs": list, "bounds": dict, "seed": int, "versions": dict, "machine": str}
+    "program": str, "verified": dict, "own": (int, float), "inputs": list, "bounds": dict, "seed": int,
+    "versions": dict, "machine": str}
 INPUT: Mapping[str, type] = {"hash": str, "sentences": int, "rows": int, "tokens": list, "kinds": list}
 
 
 def check_certificate(found: Any, program: str) -> None:
     """Raises ValueError, which names the field, where that is no certificate of the program with this hash."""
     fields(found, CERTIFICATE_FIELDS, "it")
-    if found["program"] != program: raise ValueError(f"program is {found['program']!r:.80}, but it lies beside {program}")
+    if found["program"] != program:
+        raise ValueError(f"program is {found['program']!r:.80}, but it lies beside {program}")
     if not (isfinite(found["own"]) and found["own"] >= 0): raise ValueError(f"own is {found['own']!r}")
     for name, kind in (("bounds", (int, float)), ("versions", str)):
         if any(type(value) is bool or not isinstance(value, kind) for value in found[name].values()):
@@ -23,7 +25,8 @@ def check_certificate(found: Any, program: str) -> None:
         for name in ("tokens", "kinds"):
             if not all(isinstance(row, list) and row and {int}.issuperset(map(type, row)) for row in each[name]):
                 raise ValueError(f"inputs[{at}]: {name} are not rows of whole numbers")
-        if list(map(len, each["tokens"])) != list(map(len, each["kinds"])): raise ValueError(f"inputs[{at}]: tokens and kinds differ")
+        if list(map(len, each["tokens"])) != list(map(len, each["kinds"])):
+            raise ValueError(f"inputs[{at}]: tokens and kinds differ")
     if (rows := sum(len(row) for each in found["inputs"] for row in each["tokens"])) > MAX_INPUT_ROWS:
         raise ValueError(f"its inputs have {rows:,} rows, and {MAX_INPUT_ROWS:,} are the most")
 
@@ -31,7 +34,8 @@ def check_certificate(found: Any, program: str) -> None:
 def fields(found: Any, kinds: Mapping[str, type | tuple[type, ...]], where: str) -> None:
     """An object of exactly these entries, of these types."""
     if not isinstance(found, dict): raise ValueError(f"{where} is a {type(found).__name__}, not an object")
-    if odd := sorted(found.keys() ^ kinds.keys(), key=str): raise ValueError(f"{where}: {odd[0]!r:.80} is missing or unknown")
+    if odd := sorted(found.keys() ^ kinds.keys(), key=str):
+        raise ValueError(f"{where}: {odd[0]!r:.80} is missing or unknown")
     for name, kind in kinds.items():
         if type(found[name]) is bool or not isinstance(found[name], kind):
             raise ValueError(f"{where}: {name} is {found[name]!r:.80}")

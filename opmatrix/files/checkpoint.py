@@ -1,4 +1,5 @@
-"""Pretrained weights: a directory with config.json and safetensors, whole or in shards, or a GGUF file; read when asked."""
+"""Pretrained weights: a directory with config.json and safetensors, whole or in shards, or a GGUF file; read when
+asked."""
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ SPEAKS = "ForCausalLM", "LMHeadModel"                       # how the architectu
 
 
 class Config(dict[str, Any]):
-    """config.json, or what another file says in its place. Asking for what it lacks is an InputError that names the key."""
+    """config.json, or what another file says in its place. Asking for what it lacks is an InputError that names the
+    key."""
 
     def __init__(self, path: Path, said: dict[str, Any] | None = None):
         super().__init__(json_object(path) if said is None else said)
@@ -44,8 +46,8 @@ class Config(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's directory, or its GGUF file, opened: its config read and its tensors listed, none of them loaded yet. `keys` are those
-    of a GGUF file, which has its tokenizer there."""
+    """A model's directory, or its GGUF file, opened: its config read and its tensors listed, none of them loaded yet.
+    `keys` are those of a GGUF file, which has its tokenizer there."""
     name: str
     directory: Path
     config: Config
@@ -77,7 +79,8 @@ class Checkpoint:
         with config.named(): names, sizes = layout(config), normalise_config(config)
         heads = sizes["num_attention_heads"]
         pairs = {"attn_q": heads, "attn_k": sizes["num_key_value_heads"] or heads}
-        return cls(name or file.stem, file, config, gguf.rename_tensors(found, names.gguf, names.permuted, pairs), found.said)
+        return cls(name or file.stem, file, config, gguf.rename_tensors(found, names.gguf, names.permuted, pairs),
+                   found.said)
 
     def find(self, name: str) -> Tensor:
         """The tensor of that name, with or without the family's prefix; InputError where there is none."""
@@ -95,8 +98,8 @@ class Checkpoint:
         if shape and tensor.shape != shape:
             differ = {size for size, own in zip(shape, tensor.shape, strict=False) if size != own} or set(shape)
             keys = [key for key, size in self.config.items() if type(size) is int and size in differ] or ["its sizes"]
-            raise InputError(f"{tensor.file}: tensor {tensor.name!r} is {format_shape(tensor.shape)}, but {self.config.path} "
-                             f"leads to {format_shape(shape)}: check {', '.join(keys)}")
+            raise InputError(f"{tensor.file}: tensor {tensor.name!r} is {format_shape(tensor.shape)}, but "
+                             f"{self.config.path} leads to {format_shape(shape)}: check {', '.join(keys)}")
         return Data(tensor.read(), name)
 
     @cached_property
@@ -118,16 +121,17 @@ class Checkpoint:
 
     @property
     def speaks(self) -> bool:
-        """Whether it is a language model, whose rows score the vocabulary: its architecture says so, and no file says how its
-        rows become embeddings."""
+        """Whether it is a language model, whose rows score the vocabulary: its architecture says so, and no file says
+        how its rows become embeddings."""
         match self.config.get("architectures"):
-            case [str(name), *_]: return bool(self.layout.table) and name.endswith(SPEAKS) and not embeds(self.directory)
+            case [str(name), *_]:
+                return bool(self.layout.table) and name.endswith(SPEAKS) and not embeds(self.directory)
         return False
 
     def operator(self, pooled: bool = False) -> "Operator":
-        """The whole model as an operator, from tokens to features, or to scores of the vocabulary where it `speaks`; with its
-        pooling where that is asked for. Raises InputError as `at` does, where the config's sizes do not fit one another, and
-        where the weights hold a tensor of the model's own parts that it does not use."""
+        """The whole model as an operator, from tokens to features, or to scores of the vocabulary where it `speaks`;
+        with its pooling where that is asked for. Raises InputError as `at` does, where the config's sizes do not fit
+        one another, and where the weights hold a tensor of the model's own parts that it does not use."""
         from opmatrix.models import build, head
         from opmatrix.shapes import ShapeError
         used: set[Tensor] = set()
@@ -172,11 +176,13 @@ class Checkpoint:
 
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer, limited to the positions that the model has; `pooling` says where texts are cut."""
-        if (text := self.tokenizer_text()) is None: return Tokenizer.from_file(self.vocabulary)         # which is not there
+        # which is not there
+        if (text := self.tokenizer_text()) is None: return Tokenizer.from_file(self.vocabulary)
         return Tokenizer.from_text(text, str(self.vocabulary), self.positions, self.pooling())
 
     def pooling(self) -> Pooling:
-        """What makes one row of a text: that of its last token in a language model, else see opmatrix.files.declared."""
+        """What makes one row of a text: that of its last token in a language model, else see
+        opmatrix.files.declared."""
         return LAST if self.speaks else read_pooling(self.directory, self.said["hidden_size"], self.positions)
 
 
@@ -187,8 +193,8 @@ def open_model(model: str | Path) -> Checkpoint:
     if model in MODELS: return Checkpoint.open(fetch(MODELS[str(model)]), str(model))
     if not isdir(model) and not (isfile(model) and str(model).endswith(".gguf")):
         raise InputError(f"{model}: neither a model that opmatrix fetches ({', '.join(MODELS)}) nor a directory with "
-                         f"config.json and {WEIGHTS} nor a .gguf file; what the hub calls so, transformers brings into a directory: "
-                         f"AutoModel.from_pretrained(NAME).save_pretrained(DIR), and so AutoTokenizer")
+                         f"config.json and {WEIGHTS} nor a .gguf file; what the hub calls so, transformers brings into "
+                         f"a directory: AutoModel.from_pretrained(NAME).save_pretrained(DIR), and so AutoTokenizer")
     return Checkpoint.open(model)
 
 

@@ -30,8 +30,8 @@ def embeds(directory: Path) -> bool:
 
 
 def read_pooling(directory: Path, width: int, positions: int) -> Pooling:
-    """What the files beside a checkpoint say, whose rows are so wide, and which has so many positions; where there is no
-    modules.json, the mean of length one. Raises InputError that names the file, and what of it is not supported."""
+    """What the files beside a checkpoint say, whose rows are so wide, and which has so many positions; where there is
+    no modules.json, the mean of length one. Raises InputError that names the file, and what of it is not supported."""
     if not embeds(directory): return Pooling()
     folders = modules(directory)
     prompt, (longest, lower) = prompted(directory / "config_sentence_transformers.json"), transformer(directory)

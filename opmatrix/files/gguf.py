@@ -16,7 +16,8 @@ from opmatrix.files.tensors import MAX_AXES, Tensor, is_printable
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
 MAX_HEADER_BYTES, MAX_KEYS, MAX_STRING_BYTES = 1 << 27, 1 << 12, 1 << 20  # bytes of a header; keys; bytes of a string
-SCALARS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}      # by the number of a type, as struct calls them
+SCALARS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}      # by the number of a type, as struct calls
+                                                                            # them
 TEXT, ARRAY = 8, 9
 TENSOR_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K", 28: "F64", 30: "BF16"}
 CONFIG_NAMES = {                                            # what configs call the keys of an architecture
@@ -91,14 +92,17 @@ def header(cursor: Cursor, file: Path, size: int) -> Header:
         said[name] = cursor.value()
     found = [read_tensor_entry(cursor) for _ in range(tensors)]
     side = said.get("general.alignment", ALIGNMENT)
-    if type(side) is not int or not 1 <= side <= 1 << 16 or side & side - 1: raise ValueError(f"its alignment is {side!r:.40}")
+    if type(side) is not int or not 1 <= side <= 1 << 16 or side & side - 1:
+        raise ValueError(f"its alignment is {side!r:.40}")
     start = -(-cursor.at // side) * side
     placed: dict[str, Tensor] = {}
     for name, number, shape, at in found:
         if name in placed: raise ValueError(f"it has two tensors {name!r}")
         block = STORED[number]
-        if shape[-1] % block.numbers: raise ValueError(f"tensor {name!r} has rows of {shape[-1]}, blocks {block.numbers}")
-        if start + at + prod(shape) // block.numbers * block.block.itemsize > size: raise ValueError(f"it ends within tensor {name!r}")
+        if shape[-1] % block.numbers:
+            raise ValueError(f"tensor {name!r} has rows of {shape[-1]}, blocks {block.numbers}")
+        if start + at + prod(shape) // block.numbers * block.block.itemsize > size:
+            raise ValueError(f"it ends within tensor {name!r}")
         placed[name] = Tensor(file, name, number, shape, start + at)
     return Header(said, placed)
 
@@ -112,35 +116,42 @@ def read_tensor_entry(cursor: Cursor) -> tuple[str, str, tuple[int, ...], int]:
     number, at = cursor.scalar("I"), cursor.scalar("Q")
     if number not in TENSOR_TYPES:
         raise ValueError(f"tensor {name!r} has number type {number}; what is read: {', '.join(TENSOR_TYPES.values())}")
-    if 0 in shape or prod(shape) >= 1 << 40 or at >= 1 << 48: raise ValueError(f"tensor {name!r} is {shape} at byte {at}")
+    if 0 in shape or prod(shape) >= 1 << 40 or at >= 1 << 48:
+        raise ValueError(f"tensor {name!r} is {shape} at byte {at}")
     return name, TENSOR_TYPES[number], shape, at
 
 
 # ---- as configs and families say it
 
 def config(found: Header, file: Path) -> dict[str, Any]:
-    """The config of a header. Raises InputError for another architecture, and for a key that is not known: what it says would be
-    left out."""
+    """The config of a header. Raises InputError for another architecture, and for a key that is not known: what it says
+    would be left out."""
     said, kind = found.said, found.said.get("general.architecture")
-    if kind not in FAMILIES: raise InputError(f"{file}: general.architecture is {kind!r:.40}: it must be one of {', '.join(FAMILIES)}")
+    if kind not in FAMILIES:
+        raise InputError(f"{file}: general.architecture is {kind!r:.40}: it must be one of {', '.join(FAMILIES)}")
     own = {name.removeprefix(f"{kind}."): value for name, value in said.items() if name.startswith(f"{kind}.")}
     if unknown := own.keys() - CONFIG_NAMES.keys() - SCALING.keys() - {*KNOWN_KEYS}:
-        raise InputError(f"{file}: {kind}.{min(unknown)} is {own[min(unknown)]!r:.40}: the model would be computed without it")
+        raise InputError(f"{file}: {kind}.{min(unknown)} is {own[min(unknown)]!r:.40}: the model would be computed "
+                         "without it")
     made = {CONFIG_NAMES[name]: value for name, value in own.items() if name in CONFIG_NAMES}
     scaling = {SCALING[name]: value for name, value in own.items() if name in SCALING}
     if scaling.get("rope_type", "none") != "none": made["rope_scaling"] = scaling
     heads, width = made.get("num_attention_heads"), made.get("hidden_size")
     columns = made.get("head_dim") or (width // heads if type(heads) is type(width) is int and heads else None)
-    if columns and type(turning := own.get("rope.dimension_count")) is int: made["partial_rotary_factor"] = turning / columns
-    rows = found.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in found.tensors else own.get("vocab_size")
+    if columns and type(turning := own.get("rope.dimension_count")) is int:
+        made["partial_rotary_factor"] = turning / columns
+    rows = found.tensors[
+        "token_embd.weight"].shape[0] if "token_embd.weight" in found.tensors else own.get("vocab_size")
     family = "mistral" if kind == "llama" and "sliding_window" in made else kind
     return made | dict(model_type=family, architectures=[FAMILIES[kind]], vocab_size=rows,
-                       tie_word_embeddings="output.weight" not in found.tensors, attention_bias="blk.0.attn_q.bias" in found.tensors)
+                       tie_word_embeddings="output.weight" not in found.tensors,
+                       attention_bias="blk.0.attn_q.bias" in found.tensors)
 
 
-def rename_tensors(found: Header, called: Mapping[str, str], permuted: tuple[str, ...], heads: Mapping[str, int]) -> dict[str, Tensor]:
-    """The tensors by a family's names. Raises InputError for one that it does not know. The rows of queries and keys of a LLaMA lie
-    in pairs: `heads` says of how many heads."""
+def rename_tensors(found: Header, called: Mapping[str, str], permuted: tuple[str, ...],
+                   heads: Mapping[str, int]) -> dict[str, Tensor]:
+    """The tensors by a family's names. Raises InputError for one that it does not know. The rows of queries and keys of
+    a LLaMA lie in pairs: `heads` says of how many heads."""
     made = {}
     for name, tensor in found.tensors.items():
         stem, _, end = name.rpartition(".")
@@ -148,7 +159,8 @@ def rename_tensors(found: Header, called: Mapping[str, str], permuted: tuple[str
         layer = parts[1] if parts[0] == "blk" and len(parts) > 2 and parts[1].isdecimal() else ""
         pattern = ".".join(["blk", "#", *parts[2:]]) if layer else stem
         if pattern not in called or end not in ("weight", "bias"):
-            raise InputError(f"{tensor.file}: tensor {name!r} is none that the model would be computed with: take another file")
+            raise InputError(f"{tensor.file}: tensor {name!r} is none that the model would be computed with: take "
+                             "another file")
         pairs = heads[parts[-1]] if parts[-1] in permuted else 0
         made[f"{called[pattern].replace('#', layer)}.{end}"] = tensor._replace(pairs=pairs)
     return made

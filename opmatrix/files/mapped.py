@@ -1,6 +1,6 @@
-"""Arrays of a program in a safetensors file. They are mapped into memory, each beginning on a cache line: what nobody looks at
-is never loaded, and what is loaded is shared by all who run the program. What says where numbers lie is copied: it is checked
-once, and the file may change. Their hash is worked out meanwhile, through buffers."""
+"""Arrays of a program in a safetensors file. They are mapped into memory, each beginning on a cache line: what nobody
+looks at is never loaded, and what is loaded is shared by all who run the program. What says where numbers lie is
+copied: it is checked once, and the file may change. Their hash is worked out meanwhile, through buffers."""
 import hashlib
 import json
 import mmap
@@ -22,9 +22,11 @@ from formats.core.errors import InputError
 from formats.machine.threads import threads
 from opmatrix.files.tensors import Tensor
 
-DTYPES = {name: np.dtype(number) for name, number in {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U8": "u1", "U16": "<u2",
+DTYPES = {name: np.dtype(number) for name,
+          number in {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U8": "u1", "U16": "<u2",
                                                       "U32": "<u4", "I32": "<i4", "I64": "<i8"}.items()}
-GAP = "padding"                                             # what names of arrays of zeros between the others begin with
+GAP = "padding"                                             # what names of arrays of zeros between the others begin
+                                                            # with
 PIECE = 1 << 20                                             # bytes that are hashed at a time
 HASH_THREADS = 4                                            # threads that do so: more would wait for memory
 AGAIN = "copy the whole directory again, or make the program anew"
@@ -37,7 +39,8 @@ def write_tensors(arrays: Mapping[str, NDArray[Any]], file: Path, gap: str = GAP
     entries: dict[str, Any] = {}
     for name, array in arrays.items():
         if array.dtype not in names: raise InputError(f"array {name!r} is of {array.dtype}, which no program stores")
-        entries[name] = {"dtype": names[array.dtype], "shape": array.shape, "data_offsets": (at, at := at + array.nbytes)}
+        entries[name] = {"dtype": names[array.dtype], "shape": array.shape,
+                         "data_offsets": (at, at := at + array.nbytes)}
         if left := -at % LINE:
             entries[f"{gap}{len(entries)}"] = {"dtype": "U8", "shape": (left,), "data_offsets": (at, at := at + left)}
     head = json.dumps(entries).encode()
@@ -63,8 +66,9 @@ class Part(NamedTuple):
 
 
 class ArrayFile:
-    """An open file of arrays, to be read only: seen whole, and read piece by piece by several threads. What is seen is mapped,
-    or read where a copy is asked for, where it cannot be mapped, or where files that are mapped cannot be replaced."""
+    """An open file of arrays, to be read only: seen whole, and read piece by piece by several threads. What is seen is
+    mapped, or read where a copy is asked for, where it cannot be mapped, or where files that are mapped cannot be
+    replaced."""
 
     def __init__(self, raw: BufferedReader, copy: bool):
         self.raw, self.lock = raw, Lock()
@@ -80,7 +84,8 @@ class ArrayFile:
         return whole
 
     def read(self, start: int, into: memoryview, name: str) -> None:
-        """Fill a buffer with the bytes from `start` on. InputError names the file and what is read where it ends before."""
+        """Fill a buffer with the bytes from `start` on. InputError names the file and what is read where it ends
+        before."""
         if isinstance(self.seen, np.ndarray): into[:] = self.seen[start:start + len(into)].data
         else:
             with self.lock:
@@ -90,13 +95,14 @@ class ArrayFile:
 
     def padding(self, tensor: Tensor) -> bool:
         """Whether an array fills a hole between others, with zeros."""
-        if not tensor.name.startswith(GAP) or tensor.number != "U8" or (size := prod(tensor.shape)) >= LINE: return False
+        if not tensor.name.startswith(GAP) or tensor.number != "U8" or (size := prod(tensor.shape)) >= LINE:
+            return False
         self.read(tensor.start, memoryview(held := bytearray(size)), tensor.name)
         return not any(held)
 
     def array(self, part: Part) -> NDArray[Any]:
-        """An array that is only read and begins on a cache line, so that a format keeps it without a copy: as it lies in the
-        file, or a copy where it says where numbers lie."""
+        """An array that is only read and begins on a cache line, so that a format keeps it without a copy: as it lies
+        in the file, or a copy where it says where numbers lie."""
         shape, start = part.tensor.shape, part.tensor.start
         if part.indexes:
             kept = room(shape, part.number)
@@ -111,13 +117,14 @@ class ArrayFile:
 
 def mapped(raw: BufferedReader) -> mmap.mmap | None:
     """The bytes of an open file, mapped where that can be."""
-    with suppress(OSError, ValueError): return None if os.name == "nt" else mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
+    with suppress(OSError, ValueError):
+        return None if os.name == "nt" else mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
     return None
 
 
 def summed(said: str, arrays: Iterable[tuple[str, str, tuple[int, ...], Iterable[bytes]]]) -> str:
-    """The hash of a program: sha256 of what JSON says of it and, of each array, its name, number type, shape and the sha256 of
-    each of its pieces, so that these can be worked out side by side."""
+    """The hash of a program: sha256 of what JSON says of it and, of each array, its name, number type, shape and the
+    sha256 of each of its pieces, so that these can be worked out side by side."""
     total = hashlib.sha256(said.encode())
     for name, number, shape, pieces in arrays:
         total.update(f"{name} {number} {shape}".encode())
@@ -132,8 +139,8 @@ def pieces(array: NDArray[Any]) -> Iterator[bytes]:
 
 
 class Digest:
-    """`Program.hash` of what files say, worked out beside other work, through buffers. Leaving it waits for it; InputError
-    names a number that is not finite."""
+    """`Program.hash` of what files say, worked out beside other work, through buffers. Leaving it waits for it;
+    InputError names a number that is not finite."""
 
     def __init__(self, parts: Mapping[str, list[Part]], stored: Mapping[Path, ArrayFile]):
         self.stored = stored
@@ -163,7 +170,8 @@ class Digest:
         try:
             for i, at in self.left: self.sums[i][at] = self.piece(*self.parts[i], at * PIECE, buffer)
         except InputError as error: self.wrong = error
-        except OSError as error: self.wrong = InputError(f"{self.parts[i][1].tensor.file}: it cannot be read: {error.strerror}")
+        except OSError as error:
+            self.wrong = InputError(f"{self.parts[i][1].tensor.file}: it cannot be read: {error.strerror}")
 
     def piece(self, name: str, part: Part, at: int, buffer: memoryview) -> bytes:
         """The sha256 of the piece of an array that begins at a byte."""
@@ -171,5 +179,6 @@ class Digest:
         self.stored[part.tensor.file].read(part.tensor.start + at, some, part.name)
         if part.field and part.number.kind == "f" and not all_finite(numbers := np.frombuffer(some, part.number)):
             bad = numbers[~np.isfinite(numbers)][0]
-            raise InputError(f"{part.tensor.file}: constant {name!r}: {part.format}.{part.field}: it holds {bad}, which is not finite")
+            raise InputError(f"{part.tensor.file}: constant {name!r}: {part.format}.{part.field}: it holds {bad}, "
+                             "which is not finite")
         return hashlib.sha256(some).digest()

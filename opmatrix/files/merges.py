@@ -1,4 +1,5 @@
-"""Tokenizers that GGUF files hold: byte pairs that merge (Sennrich et al. 2016), by the rules of the pre-tokenizer that is named."""
+"""Tokenizers that GGUF files hold: byte pairs that merge (Sennrich et al. 2016), by the rules of the pre-tokenizer that
+is named."""
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,23 @@ KEY = "tokenizer.ggml."
 CONTROL, OWN = 3, 4                                         # types of tokens that no merge makes: special ones, others
 SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
          r"\s+(?!\S)|\s+")
-RULES = {                                                   # by name: a pattern, or GPT-2's, with or without each digit apart
+RULES = {                                                   # by name: a pattern, or GPT-2's, with or without each digit
+                                                            # apart
     "gpt-2": None, "default": None, "smollm": "digits", "llama-bpe": SPLIT.format("{1,3}"), "qwen2": SPLIT.format("")}
 
 
 @unpanicked()
 def tokenizer(said: Mapping[str, Any], rows: int, file: Path) -> str:
-    """The text of a tokenizer.json that does what the keys of a GGUF file say, for a model with so many rows of tokens. Raises InputError
-    for another kind, and for a vocabulary that does not fit."""
+    """The text of a tokenizer.json that does what the keys of a GGUF file say, for a model with so many rows of tokens.
+    Raises InputError for another kind, and for a vocabulary that does not fit."""
     import tokenizers
     from tokenizers import models, processors
     tokens, merges, kinds = (listed(said, name, file) for name in ("tokens", "merges", "token_type"))
     for name, known in (("model", ["gpt2"]), ("pre", [*RULES])):
         if (found := said.get(KEY + name, "default" if name == "pre" else None)) not in known:
             raise InputError(f"{file}: {KEY}{name} is {found!r:.40}: what is read is {', '.join(known)}")
-    if len(tokens) != rows: raise InputError(f"{file}: {len(tokens)} tokens, but the model has {rows}: take another file")
+    if len(tokens) != rows:
+        raise InputError(f"{file}: {len(tokens)} tokens, but the model has {rows}: take another file")
     if len(kinds) != rows: raise InputError(f"{file}: {len(kinds)} types of {rows} tokens: take another file")
     vocabulary = {token: at for at, token in enumerate(tokens)}
     if len(vocabulary) != rows: raise InputError(f"{file}: a token is in the vocabulary twice: take another file")
@@ -39,8 +42,10 @@ def tokenizer(said: Mapping[str, Any], rows: int, file: Path) -> str:
             (made.add_special_tokens if wanted == CONTROL else made.add_tokens)(added)
         if said.get(f"{KEY}add_bos_token", False):
             first = tokens[said[f"{KEY}bos_token_id"]]
-            made.post_processor = processors.TemplateProcessing(single=f"{first} $A", special_tokens=[(first, vocabulary[first])])
-    except Exception as error: raise InputError(f"{file}: its vocabulary is no tokenizer ({error!s:.200}): get it again") from error
+            made.post_processor = processors.TemplateProcessing(single=f"{first} $A",
+                                                                special_tokens=[(first, vocabulary[first])])
+    except Exception as error:
+        raise InputError(f"{file}: its vocabulary is no tokenizer ({error!s:.200}): get it again") from error
     return str(made.to_str())
 
 

@@ -11,8 +11,8 @@ Blocks: TypeAlias = NDArray[Any]
 
 
 class BlockType(NamedTuple):
-    """A block of so many numbers, and how n blocks become n rows of them. What rounds nothing is exact; a scaled block is what
-    ggml makes of it: products and sums of float32."""
+    """A block of so many numbers, and how n blocks become n rows of them. What rounds nothing is exact; a scaled block
+    is what ggml makes of it: products and sums of float32."""
     block: np.dtype[Any]
     numbers: int
     widen: Callable[[Blocks], Floats]
@@ -71,5 +71,6 @@ STORED = {
     "Q4_1": BlockType(np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)]), 32, q4_1),
     "Q8_0": BlockType(np.dtype([("d", "<f2"), ("q", "i1", 32)]), 32, q8_0),
     "Q4_K": BlockType(np.dtype([("d", "<f2"), ("m", "<f2"), ("scales", "u1", 12), ("q", "u1", 128)]), 256, q4_k),
-    "Q6_K": BlockType(np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")]), 256, q6_k),
+    "Q6_K": BlockType(np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")]), 256,
+                      q6_k),
 }

@@ -1,4 +1,5 @@
-"""Programs written to disk: a directory of JSON and safetensors that appears whole or not at all. opmatrix.files.storage reads it."""
+"""Programs written to disk: a directory of JSON and safetensors that appears whole or not at all.
+opmatrix.files.storage reads it."""
 import hashlib
 import json
 import os
@@ -30,8 +31,9 @@ def save(program: Program, directory: str | Path) -> None:
 
 @contextmanager
 def replacing_program(directory: str | Path) -> Generator[Path]:
-    """A fresh directory to write a program into, and its front. When the block ends it takes its place by one renaming; what lay
-    there and was no program is kept. Where the block raises, or is interrupted, what was there stays. Raises InputError."""
+    """A fresh directory to write a program into, and its front. When the block ends it takes its place by one renaming;
+    what lay there and was no program is kept. Where the block raises, or is interrupted, what was there stays. Raises
+    InputError."""
     target = vacant(directory)
     with fresh_directory(target, directory) as fresh:
         yield fresh
@@ -43,7 +45,8 @@ def replacing_program(directory: str | Path) -> Generator[Path]:
 
 
 def attempt(directory: str | Path) -> None:
-    """Raises InputError where a program with its front could not be placed, found out by a trial that is cleared away."""
+    """Raises InputError where a program with its front could not be placed, found out by a trial that is cleared
+    away."""
     target = vacant(directory)
     refuse_strays(target, directory, front=True)
     with fresh_directory(target, directory) as fresh:
@@ -53,8 +56,8 @@ def attempt(directory: str | Path) -> None:
 
 @contextmanager
 def fresh_directory(target: Path, named: str | Path) -> Generator[Path]:
-    """A fresh directory in that of the target, made with its parents; what of them is not needed in the end is removed. What
-    the system refuses is an InputError."""
+    """A fresh directory in that of the target, made with its parents; what of them is not needed in the end is removed.
+    What the system refuses is an InputError."""
     fresh = target.parent / f".{uuid4().hex[:8]}.part"
     made = [parent for parent in target.parents if not parent.exists()]
     try:
@@ -70,15 +73,17 @@ def fresh_directory(target: Path, named: str | Path) -> Generator[Path]:
 # ---- what may be replaced
 
 def vacant(directory: str | Path) -> Path:
-    """The absolute path of a place where a program may be saved: nothing is there, an empty directory, or a program. Raises
-    InputError for anything else."""
+    """The absolute path of a place where a program may be saved: nothing is there, an empty directory, or a program.
+    Raises InputError for anything else."""
     named, words = Path(directory), shown(directory)
     try:
         if named.is_symlink(): raise InputError(f"{words}: it is a link: name the directory itself")
         target, here = named.resolve(), Path.cwd()
-        if target in (here, *here.parents): raise InputError(f"{words}: it is or holds the working directory: name another one")
+        if target in (here, *here.parents):
+            raise InputError(f"{words}: it is or holds the working directory: name another one")
         taken = exists(target)
-    except (OSError, ValueError, RuntimeError) as error: raise InputError(f"{words}: not writable: {reason(error)}") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"{words}: not writable: {reason(error)}") from error
     if taken and not replaceable(target):
         raise InputError(f"{words}: it exists and is no opmatrix program: choose another directory or remove it")
     return target
@@ -99,11 +104,13 @@ def replaceable(target: Path) -> bool:
 
 
 def refuse_strays(target: Path, named: str | Path, front: bool) -> None:
-    """Raises InputError for the first thing that replacing a program, and its front, would delete and that is not ours."""
+    """Raises InputError for the first thing that replacing a program, and its front, would delete and that is not
+    ours."""
     try: stray = next(strays(target, front), None)
     except OSError as error: raise InputError(f"{shown(named)}: not writable: {reason(error)}") from error
-    if stray: raise InputError(f"{shown(named)}: {shown(stray.relative_to(target))} is no part of a program and would be lost: "
-                               "move it elsewhere")
+    if stray:
+        raise InputError(f"{shown(named)}: {shown(stray.relative_to(target))} is no part of a program and would be "
+                         "lost: move it elsewhere")
 
 
 def strays(target: Path, front: bool) -> Iterator[Path]:
@@ -122,8 +129,8 @@ def regular(path: Path) -> bool: return path.is_file() and not path.is_symlink()
 # ---- what is written
 
 def write_front(programs: Mapping[Path, Program]) -> None:
-    """The files of programs into their directories. Arrays that the same several programs have, by name and bytes, lie in a file of
-    their own, equal in the directory of each, so that `once` makes one of them."""
+    """The files of programs into their directories. Arrays that the same several programs have, by name and bytes, lie
+    in a file of their own, equal in the directory of each, so that `once` makes one of them."""
     owners, sums = dict[tuple[str, str, bytes], set[str]](), Sums()
     for program in programs.values():
         for key in keyed(program, sums).values(): owners.setdefault(key, set()).add(program.hash)
@@ -135,7 +142,8 @@ def write_front(programs: Mapping[Path, Program]) -> None:
 
 
 class Sums:
-    """The sha256 of the pieces of arrays, of each worked out once, as programs of a front share most: they must not change meanwhile."""
+    """The sha256 of the pieces of arrays, of each worked out once, as programs of a front share most: they must not
+    change meanwhile."""
 
     def __init__(self) -> None: self.found: dict[int, tuple[NDArray[Any], list[bytes]]] = {}
 
@@ -151,8 +159,8 @@ def keyed(program: Program, sums: Sums) -> dict[str, tuple[str, str, bytes]]:
 
 
 def write_program(program: Program, directory: Path, shared: Sequence[Set[str]] = ()) -> None:
-    """The files of a program into a directory, which is made where it is not there. `shared`: names of arrays that lie in files of
-    their own, one for each set."""
+    """The files of a program into a directory, which is made where it is not there. `shared`: names of arrays that lie
+    in files of their own, one for each set."""
     directory.mkdir(parents=True, exist_ok=True)
     described = program.described()
     meta = described["meta"]
@@ -160,9 +168,11 @@ def write_program(program: Program, directory: Path, shared: Sequence[Set[str]] 
     if shared: head |= {"version": SHARED, "shared": len(shared)}
     if not program.plain: head["version"] = NAMED_VERSION
     described["meta"] = {k: v for k, v in meta.items() if k not in APART}
-    (directory / PROGRAM).write_text(format_json(head | described | {"signature": program.signature.described()}), "utf-8")
+    (directory / PROGRAM).write_text(format_json(head | described | {"signature": program.signature.described()}),
+                                     "utf-8")
     arrays = dict(program.arrays())
-    for file, names in zip(SHARDS, shared, strict=False):   # what fills holes has other names in each file, the same for each program
+    for file, names in zip(SHARDS, shared, strict=False):   # what fills holes has other names in each file, the same
+                                                            # for each program
         gap = f"{GAP}.{hashlib.sha256(min(names).encode()).hexdigest()[:16]}."
         write_tensors({name: arrays.pop(name) for name in sorted(names)}, directory / file, gap)
     write_tensors(arrays, directory / WEIGHTS)
@@ -183,8 +193,9 @@ def format_json(value: Any, depth: int = 0) -> str:
 
 
 def once(directory: Path) -> None:
-    """Files of equal bytes below a directory become one on the disk, by hard links, where the system has them: a front holds the
-    chosen program again, and every program of it the tokenizer. Each can be moved, copied or removed as if it were alone."""
+    """Files of equal bytes below a directory become one on the disk, by hard links, where the system has them: a front
+    holds the chosen program again, and every program of it the tokenizer. Each can be moved, copied or removed as if it
+    were alone."""
     alike: dict[int, list[Path]] = {}
     for file in sorted(directory.rglob("*")):
         if regular(file): alike.setdefault(file.stat().st_size, []).append(file)
@@ -212,8 +223,8 @@ def flush(file: Path) -> None:
 
 
 def swap(fresh: Path, target: Path) -> None:
-    """Put the fresh directory in the target's place, and into it what lay there beside the old program and is not made anew.
-    Where that fails or is interrupted, all is put back."""
+    """Put the fresh directory in the target's place, and into it what lay there beside the old program and is not made
+    anew. Where that fails or is interrupted, all is put back."""
     old, moved = fresh.with_name(f"{fresh.name}.old"), list[str]()
     try:
         if target.exists(): target.rename(old)

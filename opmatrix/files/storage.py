@@ -1,4 +1,5 @@
-"""Programs read from disk: a directory of JSON and safetensors, read bit for bit, mistrusted. opmatrix.files.saving writes it."""
+"""Programs read from disk: a directory of JSON and safetensors, read bit for bit, mistrusted. opmatrix.files.saving
+writes it."""
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,7 +20,8 @@ from opmatrix.signature import FLOAT, Port
 PROGRAM, WEIGHTS = "program.json", "weights.safetensors"
 APART = ("tokenizer", "config", "certificate")              # entries of meta with a file of their own
 KIND, VERSION, SHARED = "opmatrix program", 3, 4            # the version where arrays lie in several files
-NAMED_VERSION = 5                                           # that of inputs, several outputs or state, in one file or several
+NAMED_VERSION = 5                                           # that of inputs, several outputs or state, in one file or
+                                                            # several
 SHARDS = tuple(f"shared.{i}.safetensors" for i in range(64))     # whose arrays several programs of a front have
 OLD = "state"                                               # a kernel of before programs had inputs
 MAX_STEPS = 1 << 13                                         # of a program: to plan buffers takes time by their square
@@ -62,7 +64,8 @@ def load(directory: str | Path, copy: bool = False) -> Program:
                          f"after saving: {AGAIN}")
     program.hash = hashed
     if (kept := program.meta.get("certificate")) is not None:
-        with blamed(directory / "certificate.json", "no certificate of this program"): certified.check_certificate(kept, program.hash)
+        with blamed(directory / "certificate.json", "no certificate of this program"):
+            certified.check_certificate(kept, program.hash)
     return program
 
 
@@ -77,11 +80,13 @@ def signed(file: Path, found: Mapping[str, Any]) -> dict[str, Any]:
     return sides
 
 
-def made(steps: list[Step], constants: Mapping[str, Constant], sides: Mapping[str, Any], meta: Mapping[str, Any]) -> Program:
+def made(steps: list[Step], constants: Mapping[str, Constant], sides: Mapping[str, Any],
+         meta: Mapping[str, Any]) -> Program:
     """The program. Raises ValueError for what does not fit."""
     if "output" in sides:
         if any(step.kernel == OLD for step in steps):
-            raise ValueError(f"its caches are steps, {OLD!r}: save it again, made anew by opmatrix.pipelines.cached.cached(program)")
+            raise ValueError(f"its caches are steps, {OLD!r}: save it again, made anew by "
+                             "opmatrix.pipelines.cached.cached(program)")
         return Program(steps, constants, sides["output"], meta)
     ports = [Port.read(name, said, (FLOAT,)) for name, said in sides["inputs"].items()]
     return Program(steps, constants, sides["outputs"], meta, inputs=ports, state=sides["state"])
@@ -99,7 +104,8 @@ def more(file: Path, found: Mapping[str, Any]) -> list[str]:
 def about(directory: Path, meta: Mapping[str, Any]) -> dict[str, Any]:
     """A program's meta, with the entries that have files of their own, and whatever is read of it of its type."""
     file = directory / PROGRAM
-    if both := sorted(set(APART) & set(meta)): raise InputError(f"{file}: meta: {both[0]!r} has a file of its own: {AGAIN}")
+    if both := sorted(set(APART) & set(meta)):
+        raise InputError(f"{file}: meta: {both[0]!r} has a file of its own: {AGAIN}")
     whole = dict(meta) | {name: entry for name in APART if (entry := read_meta(directory, name)) is not None}
     match whole.get("rows", [1, 1]):
         case [int(), int()]: pass
@@ -172,7 +178,8 @@ def collect_arrays(file: Path, described: Mapping[str, Any], found: dict[str, Te
 
 def unpacked(weights: Path, described: Mapping[str, Any], own: Mapping[str, list[Part]],
              stored: Mapping[Path, ArrayFile]) -> dict[str, Constant]:
-    """The constants that program.json describes, from the arrays beside it. Whether their numbers are finite `Digest` says."""
+    """The constants that program.json describes, from the arrays beside it. Whether their numbers are finite `Digest`
+    says."""
     constants: dict[str, Constant] = {}
     for name, meta in described.items():
         with blamed(weights, f"constant {name!r}"):

@@ -19,8 +19,8 @@ MAX_HEADER_BYTES, MAX_AXES, MAX_NAME_LETTERS = 1 << 24, 8, 200  # bytes of a hea
 
 
 class Tensor(NamedTuple):
-    """Where a tensor lies: its file, its name and number type there, its shape, its first byte. `pairs`: of so many heads each row
-    lies beside its fellow of the head's second half, as GGUF files have it."""
+    """Where a tensor lies: its file, its name and number type there, its shape, its first byte. `pairs`: of so many
+    heads each row lies beside its fellow of the head's second half, as GGUF files have it."""
     file: Path
     name: str
     number: str
@@ -29,8 +29,8 @@ class Tensor(NamedTuple):
     pairs: int = 0
 
     def read(self) -> NDArray[np.float32]:
-        """The tensor in float32. Raises InputError where it has another number type, or an entry that is no finite number
-        there."""
+        """The tensor in float32. Raises InputError where it has another number type, or an entry that is no finite
+        number there."""
         if self.number not in STORED:
             raise InputError(f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
                              + ", ".join(name for name in STORED if name in NUMBER_BYTES))
@@ -39,7 +39,8 @@ class Tensor(NamedTuple):
         with open_regular(self.file) as raw:
             raw.seek(self.start)
             numbers = np.fromfile(raw, block, count)
-        if len(numbers) != count: raise InputError(f"{self.file}: it ends within tensor {self.name!r}: get the file again")
+        if len(numbers) != count:
+            raise InputError(f"{self.file}: it ends within tensor {self.name!r}: get the file again")
         with np.errstate(over="ignore", invalid="ignore"): array = widen(numbers).reshape(-1)
         if not (finite := np.isfinite(array)).all():
             at = int(np.argmin(finite))
@@ -82,11 +83,13 @@ def tensors(raw: BufferedReader, file: Path) -> dict[str, Tensor]:
 
 
 def parse_entry(name: str, entry: Any) -> tuple[str, str, tuple[int, ...], int, int]:
-    """Name, number type, shape, first byte and end of a tensor, as an entry of a header says. ValueError where it is none."""
+    """Name, number type, shape, first byte and end of a tensor, as an entry of a header says. ValueError where it is
+    none."""
     if not is_printable(name): raise ValueError(f"a tensor is called {name[:40]!r}…")
     match entry:
         case {"dtype": str(number), "shape": list(shape), "data_offsets": [low, high], **more} if (
-                not more and number in NUMBER_BYTES and len(shape) <= MAX_AXES and all(map(is_count, (*shape, low, high)))
+                not more and number in NUMBER_BYTES and len(shape) <= MAX_AXES
+                and all(map(is_count, (*shape, low, high)))
                 and NUMBER_BYTES[number] * prod(shape) == high - low and prod(side or 1 for side in shape) < 1 << 48):
             return name, number, tuple(shape), low, high
     raise ValueError(f"tensor {name!r} is {entry!r:.80}")

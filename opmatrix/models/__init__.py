@@ -48,14 +48,15 @@ def layout(config: Mapping[str, Any]) -> Layout:
 
 
 def build(config: Mapping[str, Any], at: At) -> Operator:
-    """The model of a config as an operator, from one-hot tokens to features. Raises InputError as `check` does, and where
-    sizes do not divide one another."""
+    """The model of a config as an operator, from one-hot tokens to features. Raises InputError as `check` does, and
+    where sizes do not divide one another."""
     try: return FAMILIES[check(config)](config, at)
     except KeyError as error: raise InputError(f"config: {error} is missing") from error
 
 
 def head(config: Mapping[str, Any], at: At) -> Operator:
-    """From features to a score for each token of the vocabulary, by the table of tokens where it is tied (Press, Wolf 2017)."""
+    """From features to a score for each token of the vocabulary, by the table of tokens where it is tied (Press, Wolf
+    2017)."""
     sizes, names = normalise_config(config), layout(config)
     table = at(names.table if sizes["tie_word_embeddings"] else names.head, sizes["vocab_size"], sizes["hidden_size"])
     found: Operator = weight(table.T)
@@ -63,7 +64,8 @@ def head(config: Mapping[str, Any], at: At) -> Operator:
 
 
 def promised(config: Mapping[str, Any]) -> Operator:
-    """The model of a config with weights of which only names and shapes are known: for `rewrites.compiler.planned.planned`."""
+    """The model of a config with weights of which only names and shapes are known: for
+    `rewrites.compiler.planned.planned`."""
     return build(config, lambda name, *shape: Promised(name, shape))
 
 

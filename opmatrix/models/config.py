@@ -12,8 +12,8 @@ INT32_MAX = 2 ** 31 - 1
 
 
 class Key(NamedTuple):
-    """What a config may say under one name: in words, and as a test. What is absent or null is `default`. `called` is what
-    a family's files call it, where that is not everybody's name."""
+    """What a config may say under one name: in words, and as a test. What is absent or null is `default`. `called` is
+    what a family's files call it, where that is not everybody's name."""
     allowed: str
     holds: Callable[[Any], bool]
     default: Any = MISSING
@@ -25,10 +25,10 @@ class Key(NamedTuple):
 class Layout(NamedTuple):
     """What the tensors of a family are called in files.
 
-    `prefix` stands before names in files that hold a head, too; `spellings` are endings and their older forms; what ends
-    with one of `buffers` is no weight. `table` holds the rows of tokens, `head` the scores of the vocabulary (unless
-    tie_word_embeddings says that the table does). `positions` gives how many a model has, of its settings. `gguf`: names in
-    GGUF files to names here, # standing for a layer; `permuted`: those whose rows GGUF permutes."""
+    `prefix` stands before names in files that hold a head, too; `spellings` are endings and their older forms; what
+    ends with one of `buffers` is no weight. `table` holds the rows of tokens, `head` the scores of the vocabulary
+    (unless tie_word_embeddings says that the table does). `positions` gives how many a model has, of its settings.
+    `gguf`: names in GGUF files to names here, # standing for a layer; `permuted`: those whose rows GGUF permutes."""
     prefix: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
     buffers: tuple[str, ...] = ()
@@ -71,7 +71,8 @@ def optional(key: Key) -> Key:
 
 
 def declares(layout: Layout = Layout(), /, **keys: Key) -> Callable[[Any], Any]:
-    """Declares what a family's config may say and what its files are called: its function is given the value of every key."""
+    """Declares what a family's config may say and what its files are called: its function is given the value of every
+    key."""
     def made(family: Any) -> Any:
         @wraps(family)
         def checked(config: Mapping[str, Any], at: Any) -> Any: return family(settings(config, keys), at)
@@ -81,7 +82,8 @@ def declares(layout: Layout = Layout(), /, **keys: Key) -> Callable[[Any], Any]:
 
 
 def settings(config: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
-    """The value of every key, by everybody's names. Raises InputError, which names the key, its value, what is allowed."""
+    """The value of every key, by everybody's names. Raises InputError, which names the key, its value, what is
+    allowed."""
     found = {}
     for name, key in keys.items():
         own = key.called or name

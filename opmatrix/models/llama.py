@@ -32,8 +32,8 @@ def llama(config, at):
 
 
 def decoder(config, at, biased=(), normed=False, where=lambda l: sequence & causal):
-    """Layers of grouped attention with RoPE and of gated units, each behind a norm of roots. `biased` names the products that
-    add a row; `normed`: queries and keys are, in every head; `where`: whom layer l sees."""
+    """Layers of grouped attention with RoPE and of gated units, each behind a norm of roots. `biased` names the
+    products that add a row; `normed`: queries and keys are, in every head; `where`: whom layer l sees."""
     n, f, h = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
     g, d = config["num_key_value_heads"] or h, config["head_dim"]
     if d is None and n % h:

@@ -1,5 +1,5 @@
-"""Qwen2 (Yang et al. 2024): a LLaMA whose queries, keys and values have biases. Qwen3 (Yang et al. 2025): instead, queries
-and keys are normed in every head. Both may look back no further than a window, from some layer on."""
+"""Qwen2 (Yang et al. 2024): a LLaMA whose queries, keys and values have biases. Qwen3 (Yang et al. 2025): instead,
+queries and keys are normed in every head. Both may look back no further than a window, from some layer on."""
 from opmatrix.models.config import Key, declares, flag, optional, whole, wrong
 from opmatrix.models.llama import KEYS, LAYOUT, QKV, decoder
 from opmatrix.models.mistral import looking_back
@@ -17,7 +17,8 @@ def windows(config):
     kinds, layers = config["layer_types"], config["num_hidden_layers"]
     if kinds is None: return lambda l: looking_back(seen if l >= config["max_window_layers"] else None)
     if len(kinds) != layers: raise wrong("layer_types", kinds, f"as long as there are layers, {layers}")
-    if seen is None and "sliding_attention" in kinds: raise wrong("sliding_window", seen, "a whole number, as layer_types ask")
+    if seen is None and "sliding_attention" in kinds:
+        raise wrong("sliding_window", seen, "a whole number, as layer_types ask")
     return lambda l: looking_back(seen if LAYER_TYPES[kinds[l]] else None)
 
 

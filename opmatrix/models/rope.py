@@ -71,8 +71,9 @@ def rope(config, d):
     if not turning or turning % 2:
         raise wrong("head_dim", d, f"such that an even number of its columns turn, not {turning}")
     if positions * turning > MAX_TABLE_NUMBERS:
-        raise wrong("max_position_embeddings", positions, f"at most {MAX_TABLE_NUMBERS // turning:,} for tables of {turning} columns to "
-                                                          "fit into memory: a smaller number serves shorter texts as well")
+        raise wrong("max_position_embeddings", positions, f"at most {MAX_TABLE_NUMBERS // turning:,} for tables of "
+                                                          f"{turning} columns to fit into memory: a smaller number "
+                                                          "serves shorter texts as well")
     base = found["rope_theta"]
     turns, scale = frequencies(base ** (-np.arange(0, turning, 2) / turning), base, found)
     angles = np.outer(np.arange(positions), turns)

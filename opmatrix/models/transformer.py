@@ -3,9 +3,9 @@
 A config of `model_type` "transformer" says: vocab_size, max_position_embeddings, hidden_size, intermediate_size,
 num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim; norm ("layer" or "rms"), norm_eps, pre_norm;
 hidden_act (a name of ACTIVATIONS), gated (Shazeer 2020, GLU variants); bias; mask: a pattern within sequences, as text;
-positions ("learned", or "rotary" with rope_theta: Su et al. 2021); head ("none"; "tied": scores of the vocabulary by the table of
-tokens, Press and Wolf 2017; "own": by a matrix of its own). LLaMA (Touvron et al. 2023) is rms, pre_norm, silu, gated, no bias,
-rotary, "sequence & causal"."""
+positions ("learned", or "rotary" with rope_theta: Su et al. 2021); head ("none"; "tied": scores of the vocabulary by
+the table of tokens, Press and Wolf 2017; "own": by a matrix of its own). LLaMA (Touvron et al. 2023) is rms, pre_norm,
+silu, gated, no bias, rotary, "sequence & causal"."""
 from functools import reduce
 from operator import matmul
 
@@ -46,7 +46,8 @@ def transformer(config, at):
     if h % g: raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
     act, where = ACTIVATIONS[config["hidden_act"]], read_pattern(config)
     unit = NORMS[config["norm"]](config["norm_eps"])
-    turned = rotary(config["max_position_embeddings"], d, config["rope_theta"]) if config["positions"] == "rotary" else None
+    turned = rotary(config["max_position_embeddings"], d,
+                    config["rope_theta"]) if config["positions"] == "rotary" else None
 
     def linear(name, n, p):
         W = at(f"{name}.weight", p, n).T
@@ -62,7 +63,8 @@ def transformer(config, at):
         return mixed @ linear(f"{l}.output", d * h, n)
 
     def feeding(l):
-        up = linear(f"{l}.gate", n, f) @ act * linear(f"{l}.up", n, f) if config["gated"] else linear(f"{l}.up", n, f) @ act
+        up = linear(f"{l}.gate", n, f) @ act * linear(f"{l}.up", n,
+                                                      f) if config["gated"] else linear(f"{l}.up", n, f) @ act
         return up @ linear(f"{l}.down", f, n)
 
     def layer(l):
@@ -98,7 +100,8 @@ def random_config(rng):
         hidden_size=int(pick(h * d, rng.integers(8, 97))), intermediate_size=int(rng.integers(8, 193)),
         num_hidden_layers=int(rng.integers(1, 4)), num_attention_heads=h, num_key_value_heads=int(pick(*shared)),
         head_dim=d, norm=pick("layer", "rms"), norm_eps=float(pick(1e-12, 1e-6, 1e-5)), pre_norm=bool(rng.integers(2)),
-        hidden_act=pick("gelu", "gelu_new", "relu", "silu", "tanh"), gated=bool(rng.integers(2)), bias=bool(rng.integers(2)),
+        hidden_act=pick("gelu", "gelu_new", "relu", "silu", "tanh"), gated=bool(rng.integers(2)),
+        bias=bool(rng.integers(2)),
         mask=pick(*MASKS).format(int(rng.integers(0, 9))))
 
 

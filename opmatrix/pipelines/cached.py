@@ -1,10 +1,10 @@
-"""From whole sequences to their new rows, whose keys and values of earlier rows lie in caches: of a model, as terms; of a program that was
-found for whole sequences, step by step.
+"""From whole sequences to their new rows, whose keys and values of earlier rows lie in caches: of a model, as terms; of
+a program that was found for whole sequences, step by step.
 
-Every operator but attention computes a row from that row alone, its position among it, or is about the last row of each sequence,
-which is new. So attention reads its keys and values from caches, to which the new rows' are appended just before; RoPE has turned
-them by then. In terms a cache behind a step is `given(name, .., "C") + product(given("slots"), k)`, and a row sees what its sequence
-holds: `among(HELD)`."""
+Every operator but attention computes a row from that row alone, its position among it, or is about the last row of each
+sequence, which is new. So attention reads its keys and values from caches, to which the new rows' are appended just
+before; RoPE has turned them by then. In terms a cache behind a step is `given(name, .., "C") + product(given("slots"),
+k)`, and a row sees what its sequence holds: `among(HELD)`."""
 from collections.abc import Callable
 
 from formats.core.errors import InputError
@@ -28,9 +28,10 @@ ELSEWHERE = f"it reads other rows; of new rows alone only attention where {CAUSA
 # ---- of a model
 
 def cached_model(model: Operator) -> dict[str, Operator]:
-    """The outputs of a model that computes, of new rows, what `model` computes of whole sequences: its own, and of every cache, an input of
-    space C, the next value under the input's name. `optimize` and searches take it, and a program of it has a session. Raises InputError,
-    which names the operator, where one reads other rows in any other way than as causal attention within sequences."""
+    """The outputs of a model that computes, of new rows, what `model` computes of whole sequences: its own, and of
+    every cache, an input of space C, the next value under the input's name. `optimize` and searches take it, and a
+    program of it has a session. Raises InputError, which names the operator, where one reads other rows in any other
+    way than as causal attention within sequences."""
     made = Recalling()
     term = made.rewritten(model, I)
     if not made.outputs: raise InputError("cached: no operator of this model is attention: nothing is to be cached")
@@ -54,7 +55,8 @@ class Recalling:
                     made = own if made is None else made @ own
                 assert made is not None
                 return made
-            case "product", (scores, values, over, where) if over is softmax and where.within and where.reach == parse(CAUSAL).reach:
+            case "product", (scores, values, over,
+                             where) if over is softmax and where.within and where.reach == parse(CAUSAL).reach:
                 return self.attention(scores, values, before)
             case "product", (*_, where) if where is not everyone: raise InputError(f"{brief(term)}: {ELSEWHERE}")
             case "related" | "pick", (relation,) if relation != GIVEN["last"] or term.kind.name == "related":
@@ -67,7 +69,8 @@ class Recalling:
         """Attention over caches: the new rows' queries, all keys and values that their sequences hold."""
         inner = next((node for node in scores.walk() if node.kind.name == "product" and node.args[1].kind.name == "turn"
                       and node.args[2:] == (sum, everyone)), None)
-        if inner is None: raise InputError(f"{brief(scores)}: {ELSEWHERE}: its scores are no product of queries and keys")
+        if inner is None:
+            raise InputError(f"{brief(scores)}: {ELSEWHERE}: its scores are no product of queries and keys")
         queries, keys = inner.children[0], inner.children[1].children[0]
         over = product(self.rewritten(queries, before), turn(self.cached(keys, before)))
         scored = replaced(scores, inner, over)
@@ -75,7 +78,8 @@ class Recalling:
         return made
 
     def cached(self, value: Operator, before: Operator) -> Operator:
-        """Keys or values of all that sequences hold, as many heads as they have themselves: copies for groups of queries come behind."""
+        """Keys or values of all that sequences hold, as many heads as they have themselves: copies for groups of
+        queries come behind."""
         if value.kind.name == "compose" and value.children[1].kind.name == "repeat":
             return self.cached(value.children[0], before) @ value.children[1]
         if (value, before) not in self.appended:
@@ -98,9 +102,9 @@ def replaced(term: Operator, old: Operator, new: Operator) -> Operator:
 # ---- of a program
 
 def cached(program: Program) -> Program:
-    """A program with state whose session computes, of new rows, what `program` computes of whole sequences: it has the same steps, but
-    attention in float32 over caches. Raises InputError where a step reads other rows in any other way than as causal attention
-    within sequences."""
+    """A program with state whose session computes, of new rows, what `program` computes of whole sequences: it has the
+    same steps, but attention in float32 over caches. Raises InputError where a step reads other rows in any other way
+    than as causal attention within sequences."""
     steps: list[Step] = []
     bound = [*zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True)]
     heads = {step.output: call.shape for step, call in bound if isinstance(call.shape, Heads)}
@@ -116,11 +120,13 @@ def cached(program: Program) -> Program:
             steps.append(Step("append", {"x": name, "cache": ports[name].name}, {}, behind(name)))
         operands = {"q": step.operands["q"], **{each: behind(step.operands[each]) for each in "kv"}}
         last = {"rows": "last"} if hasattr(call.bound, "query") else {}
-        steps.append(Step(call.kernel.cached, operands, {"scale": step.attributes.get("scale", 1.0), **last}, step.output))
+        steps.append(Step(call.kernel.cached, operands, {"scale": step.attributes.get("scale", 1.0), **last},
+                          step.output))
     if not ports: raise InputError("cached: no step of this program is attention: nothing is to be cached")
     meta = {name: entry for name, entry in program.meta.items() if name != "certificate"}
     state = {port.name: behind(name) for name, port in ports.items()}
-    return Program(steps, program.constants, program.outputs, meta, inputs=[*program.inputs, *ports.values()], state=state)
+    return Program(steps, program.constants, program.outputs, meta, inputs=[*program.inputs, *ports.values()],
+                   state=state)
 
 
 behind: Callable[[str], str] = "cached {}".format           # the name of a cache with the new rows of a value
@@ -136,5 +142,6 @@ def causal(call: Call) -> bool:
     """Whether a step is attention of rows to those up to themselves; the last of a sequence sees no others."""
     if not call.kernel.cached: return False
     seen, wanted = pattern(call.bound), parse(CAUSAL).reach
-    if query := getattr(call.bound, "query", ""): return query == "last" and seen.within and (seen & parse(CAUSAL)).reach == wanted
+    if query := getattr(call.bound, "query", ""):
+        return query == "last" and seen.within and (seen & parse(CAUSAL)).reach == wanted
     return seen.within and seen.reach == wanted

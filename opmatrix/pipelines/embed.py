@@ -1,4 +1,5 @@
-"""Texts in, embeddings out, a batch at a time: however many they are, memory holds one chunk of texts and one batch of rows."""
+"""Texts in, embeddings out, a batch at a time: however many they are, memory holds one chunk of texts and one batch of
+rows."""
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -36,7 +37,8 @@ def stream(program: "Program", texts: Texts, rows: int = BATCH_ROWS, truncate: b
            skip_bad: bool = False) -> Iterator[Floats]:
     """Blocks (count, n) of embeddings, in the order of the texts: of as many texts as fit into so many rows, at least
     one. Raises InputError for no text, one that is too long, a file that cannot be read."""
-    return embed_blocks(program, each(texts), rows, reading(texts if isinstance(texts, Path) else None, truncate, skip_bad))
+    return embed_blocks(program, each(texts), rows,
+                        reading(texts if isinstance(texts, Path) else None, truncate, skip_bad))
 
 
 def embed_texts(program: "Program", texts: Texts, rows: int = BATCH_ROWS, progress: Progress | bool = True,
@@ -94,7 +96,8 @@ def each(texts: Texts) -> Iterable[str]:
     if isinstance(texts, Path): return read_lines(texts)
     if isinstance(texts, str): return [texts]
     if isinstance(texts, Mapping | bytes) or not isinstance(texts, Iterable):
-        raise TypeError(f"texts: {texts!r:.60} is a {type(texts).__name__}: give one text, an iterable of texts, or the Path of a file")
+        raise TypeError(f"texts: {texts!r:.60} is a {type(texts).__name__}: give one text, an iterable of texts, or "
+                        "the Path of a file")
     return texts
 
 
@@ -116,7 +119,8 @@ def decode_lines(opened: BinaryIO, name: str | Path) -> Iterator[str]:
     try:
         for number, raw in enumerate(iter(partial(opened.readline, MAX_LINE_BYTES + 1), b"")):
             if len(raw) > MAX_LINE_BYTES:
-                raise InputError(f"{name_line(name, number)}: more than {MAX_LINE_BYTES:,} bytes: it is to be one text a line")
+                raise InputError(f"{name_line(name, number)}: more than {MAX_LINE_BYTES:,} bytes: it is to be one text "
+                                 "a line")
             yield raw.decode("utf-8-sig" if number == 0 else "utf-8", "surrogateescape").rstrip("\r\n")
     except OSError as error: raise InputError(f"{name}: {reason(error)}: give a file, one text a line") from error
     if number < 0: raise InputError(f"{name}: no text: give a file, one text a line")
@@ -144,7 +148,8 @@ def ended(file: Path) -> int | None:
 # ---- where embeddings go
 
 def followed(blocks: Iterable[Floats], of: int | None, progress: Progress | bool = True) -> Iterator[Floats]:
-    """The blocks; `progress` is told after each how many texts are done. True shows it on a terminal, for many texts."""
+    """The blocks; `progress` is told after each how many texts are done. True shows it on a terminal, for many
+    texts."""
     done, line = 0, None
     try:
         for block in blocks:
@@ -159,8 +164,8 @@ def followed(blocks: Iterable[Floats], of: int | None, progress: Progress | bool
 
 
 def write_npy(blocks: Iterable[Floats], out: Path) -> tuple[int, int]:
-    """Blocks of rows to an .npy file, which appears whole or not at all; its shape. Memory holds one block: the header, which
-    says how many rows there are, has room for any number and is written again at the end."""
+    """Blocks of rows to an .npy file, which appears whole or not at all; its shape. Memory holds one block: the header,
+    which says how many rows there are, has room for any number and is written again at the end."""
     replaceable(out)
     rows, width = 0, 0
     try:

@@ -84,7 +84,8 @@ class Pooling:
         from opmatrix.operators import given, pick, product, row, unit_length
         from opmatrix.term import formula
         terms = {"cls": lambda x: x @ pick("first"), "lasttoken": lambda x: x @ pick("last"),
-                 "max": lambda x: product(given("members"), x, over=max), "mean": lambda x: product(given("members"), x, over=mean),
+                 "max": lambda x: product(given("members"), x, over=max),
+                 "mean": lambda x: product(given("members"), x, over=mean),
                  "mean_sqrt_len_tokens": lambda x: product(given("members_by_root"), x),
                  "weightedmean": lambda x: product(given("members_by_place"), x)}
         pooled = formula(lambda x: row(*(terms[mode](x) for mode in self.modes)))
@@ -103,7 +104,8 @@ class Pooling:
         expect(whole, where, found, f"an object of {', '.join(names)}")
         at = f"{where}: ".__add__
         return cls(modes(found["modes"], at("modes")), truth(found["normalise"], at("normalise")),
-                   check_count(found["max_seq_length"], at("max_seq_length")), check_text(found["prompt"], at("prompt")),
+                   check_count(found["max_seq_length"], at("max_seq_length")),
+                   check_text(found["prompt"], at("prompt")),
                    truth(found["lower"], at("lower")))
 
 

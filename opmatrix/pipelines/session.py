@@ -1,7 +1,7 @@
 """Sessions: the state of a program, sequence by sequence. A program itself never changes.
 
-Rows of caches are handed out in pages; a page knows the page before it, so sequences share those that they begin with, and what a
-fork writes goes to a page of its own."""
+Rows of caches are handed out in pages; a page knows the page before it, so sequences share those that they begin with,
+and what a fork writes goes to a page of its own."""
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
@@ -35,11 +35,12 @@ class Held:
 
 
 class New(Batch):
-    """New rows of sequences: as a batch of them alone, but for their positions, and where their keys and values lie. In terms it gives
-    the caches as they were, without the new rows, and two relations: which row of them takes in which new one (`slots`), and which of
-    them a new row sees (`held`)."""
+    """New rows of sequences: as a batch of them alone, but for their positions, and where their keys and values lie. In
+    terms it gives the caches as they were, without the new rows, and two relations: which row of them takes in which
+    new one (`slots`), and which of them a new row sees (`held`)."""
 
-    def __init__(self, sentences: Iterable[Ids], lengths: Sequence[int], slots: NDArray[np.int64], session: "Pages") -> None:
+    def __init__(self, sentences: Iterable[Ids], lengths: Sequence[int], slots: NDArray[np.int64],
+                 session: "Pages") -> None:
         super().__init__(sentences)
         self.positions = self.positions + np.repeat(lengths, np.diff(self.starts))
         self.slots, self.before, self.caches, self.capacity = slots, session.before, session.caches, session.capacity
@@ -50,7 +51,8 @@ class New(Batch):
     def arrays(self) -> Iterator[NDArray[Any]]:
         yield from (*super().arrays(), self.slots, self.before, *self.caches.values())
 
-    def extents(self, patterns: Iterable[Pattern] = (), ports: Iterable[Port] = (), relations: Iterable[Relation] = ()) -> Extents:
+    def extents(self, patterns: Iterable[Pattern] = (), ports: Iterable[Port] = (),
+                relations: Iterable[Relation] = ()) -> Extents:
         """Its rows, rows of caches, and scores: those of each new row with all that its sequence has up to there."""
         seen = int((self.positions + 1).sum())
         asked, plain = [*patterns], [port for port in ports if port.space != str(C)]
@@ -65,7 +67,8 @@ class New(Batch):
             return Sparse(starts, order, np.ones(len(order)), (rows, self.rows), relation)
         if relation == HELD:
             seen = [np.sort(held(slot, self.before)) for slot in self.slots]
-            return Sparse(np.cumsum([0, *map(len, seen)]), np.concatenate(seen), np.ones(sum(map(len, seen))), (self.rows, rows), relation)
+            return Sparse(np.cumsum([0, *map(len, seen)]), np.concatenate(seen), np.ones(sum(map(len, seen))),
+                          (self.rows, rows), relation)
         return super().relation(relation)
 
     def input(self, port: Port) -> NDArray[Any]:
@@ -80,8 +83,8 @@ class New(Batch):
 class Pages:
     """Caches of so many rows, in whole pages, and the sequences that share them.
 
-    One caller at a time; others wait. `exact`: caches are float64. Raises InputError, which names space, sequence and sizes, for a sequence
-    that it does not hold, and where the caches are full: all is then as it was before."""
+    One caller at a time; others wait. `exact`: caches are float64. Raises InputError, which names space, sequence and
+    sizes, for a sequence that it does not hold, and where the caches are full: all is then as it was before."""
     program: "Program | None" = None
 
     def __init__(self, ports: Sequence[Port], capacity: int, exact: bool = False):
@@ -92,7 +95,8 @@ class Pages:
         number = np.float64 if exact else np.float32
         self.caches = {port.name: np.zeros((pages * PAGE, port.heads, port.columns), number) for port in ports}
         self.before = np.full(pages, NO_PAGE, np.int64)
-        self.users = [0] * pages                            # of each page: sequences that end in it, and pages that follow it
+        self.users = [0] * pages                            # of each page: sequences that end in it, and pages that
+                                                            # follow it
         self.free = [*range(pages)][::-1]
         self.sequences: dict[int, Held] = {}
         self.lock, self.busy, self.made = RLock(), False, 0
@@ -101,7 +105,8 @@ class Pages:
     def alone(self) -> Iterator[None]:
         """One call at a time; one that is given up leaves pages as the sequences have them."""
         with self.lock:
-            if self.busy: raise InputError("session: it is called back within a call of its own: wait until that has ended")
+            if self.busy:
+                raise InputError("session: it is called back within a call of its own: wait until that has ended")
             try:
                 self.busy = True
                 yield
@@ -134,7 +139,8 @@ class Pages:
         with self.alone():
             own = self.known(sequence, "rewind")
             if type(length) is not int or not 0 <= length <= own.length:
-                raise InputError(f"rewind: sequence {own.number} has {own.length} rows in space C: it cannot go back to {length!r:.40}")
+                raise InputError(f"rewind: sequence {own.number} has {own.length} rows in space C: it cannot go back "
+                                 f"to {length!r:.40}")
             own.length = length
             self.trim(own)
 
@@ -159,12 +165,15 @@ class Pages:
 
     def known(self, sequence: Held, doing: str) -> Held:
         """A sequence of this session. Raises InputError for any other."""
-        if not isinstance(sequence, Held): raise InputError(f"{doing}: {sequence!r:.40} is no sequence: join() gives one")
+        if not isinstance(sequence, Held):
+            raise InputError(f"{doing}: {sequence!r:.40} is no sequence: join() gives one")
         if sequence.session is not self:
             other = "another program" if sequence.session.program is not self.program else "this program"
-            raise InputError(f"{doing}: sequence {sequence.number} belongs to another session, of {other}: use that session")
+            raise InputError(f"{doing}: sequence {sequence.number} belongs to another session, of {other}: use that "
+                             "session")
         if self.sequences.get(sequence.number) is not sequence:
-            raise InputError(f"{doing}: sequence {sequence.number} has left; space C holds {len(self.sequences)} sequences")
+            raise InputError(f"{doing}: sequence {sequence.number} has left; space C holds {len(self.sequences)} "
+                             "sequences")
         return sequence
 
     # ---- pages
@@ -256,20 +265,21 @@ class Pages:
 
 
 class Session(Pages):
-    """What `program.start(capacity)` gives: the caches of a program, and steps of new rows. `exact`: steps are float64, too, by the
-    meanings of the kernels: slow, the oracle."""
+    """What `program.start(capacity)` gives: the caches of a program, and steps of new rows. `exact`: steps are float64,
+    too, by the meanings of the kernels: slow, the oracle."""
     program: "Program"
 
     def __init__(self, program: "Program", capacity: int, exact: bool = False):
         ports = [port for port in program.inputs if port.name in program.state]
         if not ports:
-            raise InputError("start: this program has no state: opmatrix.pipelines.cached.cached(program) makes a program that has")
+            raise InputError("start: this program has no state: opmatrix.pipelines.cached.cached(program) makes a "
+                             "program that has")
         super().__init__(ports, capacity, exact)
         self.program = program
 
     def step(self, new: Mapping[Held, Ids]) -> NDArray[Any]:
-        """(T, n): the outputs of new rows, sequence after sequence, which then belong to them; (S, n) of a program that gives a row a
-        sequence. Each has one token id or more; a prompt is one call."""
+        """(T, n): the outputs of new rows, sequence after sequence, which then belong to them; (S, n) of a program that
+        gives a row a sequence. Each has one token id or more; a prompt is one call."""
         with self.alone():
             batch, lengths = self.batch(new)
             found = self.exactly(batch) if self.exact else self.program.schedule.run(batch)[0]
@@ -285,8 +295,9 @@ class Session(Pages):
 
 
 def some(outputs: Mapping[str, Any], lengths: Sequence[int], counts: Sequence[int], words: int, seed: int = 0) -> New:
-    """So many new rows of sequences that have so many already, for a model of new rows (opmatrix.pipelines.cached.cached_model) to be
-    searched, priced and verified on: random ids below `words`, caches of random numbers."""
+    """So many new rows of sequences that have so many already, for a model of new rows
+    (opmatrix.pipelines.cached.cached_model) to be searched, priced and verified on: random ids below `words`, caches of
+    random numbers."""
     from formats.kernels.mixing.caches import PAGE
     rng = np.random.default_rng(seed)
     ports = [port for port in collect_needs(*outputs.values())[1] if port.name in outputs]

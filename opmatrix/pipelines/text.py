@@ -124,8 +124,8 @@ def sentences() -> list[str]:
 
 
 class Parts(NamedTuple):
-    """Lines in three parts that share none: methods are `fit` to the first, programs `choose`n by the second, errors `state`d of the
-    third. A text that a file has twice may be in two of them, as it may come again."""
+    """Lines in three parts that share none: methods are `fit` to the first, programs `choose`n by the second, errors
+    `state`d of the third. A text that a file has twice may be in two of them, as it may come again."""
 
     fit: Sequence[str]
     choose: Sequence[str]
@@ -133,7 +133,8 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, lines: Sequence[str]) -> "Parts":
-        """Counted from 0, the odd lines state; of the even ones every other fits. Fewer than LINES leave a part empty."""
+        """Counted from 0, the odd lines state; of the even ones every other fits. Fewer than LINES leave a part
+        empty."""
         return cls(lines[0::4], lines[2::4], lines[1::2])
 
 
@@ -144,7 +145,8 @@ def read_lines(path: str | Path) -> list[str]:
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {error.start} is not UTF-8: save the file as UTF-8") from error
     if len(lines := [line for line in lines if line]) < LINES:
-        raise InputError(f"{path}: too few lines with text ({len(lines)}): give {LINES} or more: to fit, to choose, to state an error")
+        raise InputError(f"{path}: too few lines with text ({len(lines)}): give {LINES} or more: to fit, to choose, to "
+                         "state an error")
     return lines
 
 

@@ -15,7 +15,8 @@ from opmatrix.runtime.meanings import chosen, grouped, held, looked, pooled, sen
 from opmatrix.runtime.seen import pattern
 
 Bound = NDArray[np.float64]
-BF16 = 1.01 * 2.0 ** -8 + 2.0 ** -12                        # a share as bfloat16, its exponential and its mass to 2^-13 each
+BF16 = 1.01 * 2.0 ** -8 + 2.0 ** -12                        # a share as bfloat16, its exponential and its mass to 2^-13
+                                                            # each
 FLUSHED = 2.0 ** -126                                       # what is smaller may count as 0
 TINY = 2.0 ** -125                                          # what flushing exponentials to zero may lose of one of them
 PARTS = ("bias", "activation", "times", "residual", "eps", "norm", "gain", "shift")
@@ -56,7 +57,8 @@ def rotate(a: Arguments) -> Bound:
     at, k = a.batch.positions, a.cos.shape[1]
     if a.rows != "all": at = at[a.batch.starts[:-1] if a.rows == "first" else a.batch.starts[1:] - 1]
     x, c, s = abs(a.exact.x), abs(a.exact.cos)[at][:, None], abs(a.exact.sin)[at][:, None]
-    size: Bound = np.concatenate([x[..., :k] * c + x[..., k:2 * k] * s, x[..., :k] * s + x[..., k:2 * k] * c, 0 * x[..., 2 * k:]], -1)
+    size: Bound = np.concatenate([x[..., :k] * c + x[..., k:2 * k] * s, x[..., :k] * s + x[..., k:2 * k] * c,
+                                  0 * x[..., 2 * k:]], -1)
     return gamma(2) * size
 
 
@@ -90,8 +92,8 @@ def values(a: Arguments) -> Bound:
 
 
 def attention(a: Arguments) -> Bound:
-    """The same in one pass: doubtful scores, shares, and their sum over the values, rescaled from tile to tile. bfloat16 rounds
-    the shares, too."""
+    """The same in one pass: doubtful scores, shares, and their sum over the values, rescaled from tile to tile.
+    bfloat16 rounds the shares, too."""
     parts, (q, k), rounding = [], pair(a), 0.0 if a.number_type == "float32" else BF16
     for rows, size in zip(sentences(a.batch), sizes(a), strict=True):
         exact = np.einsum("qhd,khd->hqk", q[rows], k[rows]) * a.exact.scale
@@ -99,7 +101,8 @@ def attention(a: Arguments) -> Bound:
         share, doubt = shares(exact, doubt, unseen(a.batch, rows, pattern(a)))
         merges = -(-share.shape[-1] // a.tile) - 1           # each fades mass and values once more
         total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + rounding) * (share + doubt)
-        parts.append(np.einsum("hqk,khd->qhd", total, abs(grouped(a.exact.v[rows], len(share)))) + (rounding > 0) * FLUSHED)
+        parts.append(np.einsum("hqk,khd->qhd", total, abs(grouped(a.exact.v[rows], len(share)))) + (rounding > 0)
+                     * FLUSHED)
     return np.concatenate(parts)
 
 
@@ -112,7 +115,8 @@ def attention_cached(a: Arguments) -> Bound:
         k, v = (grouped(each[held(slot, a.batch.before)], heads) for each in (a.exact.k, a.exact.v))
         exact, size = (np.einsum("hd,khd->hk", *each) for each in ((q, k), (abs(q), abs(k))))
         share, doubt = shares(exact * a.scale, gamma(k.shape[2] + 2) * abs(a.scale) * size, np.zeros(exact.shape, bool))
-        total = doubt + gamma(3 * share.shape[-1] + 4) * (share + doubt)            # every page may fade what was before it
+        # every page may fade what was before it
+        total = doubt + gamma(3 * share.shape[-1] + 4) * (share + doubt)
         found.append(np.einsum("hk,khd->hd", total, abs(v)))
     return np.array(found)
 
@@ -141,7 +145,8 @@ def interpret(a: Arguments) -> Bound:
 
 
 def pool(a: Arguments) -> Bound:
-    """Computed in float64, with a norm too, and rounded once: what float64 itself rounds is seen where a sum cancels."""
+    """Computed in float64, with a norm too, and rounded once: what float64 itself rounds is seen where a sum
+    cancels."""
     found, size = meanings.unit(pooled(a.exact), a.unit), pooled(Arguments(**vars(a.exact) | {"x": abs(a.exact.x)}))
     doubt = 2 * len(a.x) * 2.0 ** -52
     return np.asarray(2 * UNIT * abs(found) + doubt * (size if a.unit is None else 1.0) + TINY)
@@ -158,7 +163,8 @@ def link(a: Arguments) -> Bound:
     out = np.zeros((found.shape[0], a.x.shape[1]))
     for i, (low, high) in enumerate(pairwise(found.starts)):
         parts = abs(found.numbers[low:high, None] * a.exact.x[found.at[low:high]])
-        if low < high: out[i] = gamma(3 + (high - low) * (a.over != "max")) * (parts.max(0) if a.over == "max" else parts.sum(0))
+        if low < high:
+            out[i] = gamma(3 + (high - low) * (a.over != "max")) * (parts.max(0) if a.over == "max" else parts.sum(0))
     return out
 
 
@@ -168,8 +174,10 @@ def attend_once(a: Arguments) -> Bound:
     for s, rows in enumerate(sentences(a.batch)):
         at = 0 if a.query == "first" else rows.stop - rows.start - 1
         q, k, v = (grouped(each, heads) for each in (a.exact.q[s:s + 1], a.exact.k[rows], a.exact.v[rows]))
-        exact, size = (np.einsum("qhd,khd->hqk", *pair) * abs(float(a.exact.scale)) for pair in ((q, k), (abs(q), abs(k))))
-        share, doubt = shares(exact * np.sign(a.exact.scale), gamma(a.q.shape[2] + 2) * size, unseen(a.batch, rows, pattern(a))[at:at + 1])
+        exact, size = (np.einsum("qhd,khd->hqk", *pair) * abs(float(a.exact.scale))
+                       for pair in ((q, k), (abs(q), abs(k))))
+        share, doubt = shares(exact * np.sign(a.exact.scale), gamma(a.q.shape[2] + 2) * size,
+                              unseen(a.batch, rows, pattern(a))[at:at + 1])
         total = doubt + gamma(share.shape[-1] + 4) * (share + doubt)
         parts.append(np.einsum("hqk,khd->qhd", total, abs(v)))
     return np.concatenate(parts)

@@ -1,4 +1,5 @@
-"""The calls of kernels that a calibration times (formats/machine/calibration.py), each with its sizes; only shapes matter to time."""
+"""The calls of kernels that a calibration times (formats/machine/calibration.py), each with its sizes; only shapes
+matter to time."""
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -104,7 +105,9 @@ def attention(call: Callable[..., Any]) -> Cases:
 @batches
 def attend_once(numbers: Any, lengths: tuple[int, ...], h: int, d: int) -> Timed:
     from formats.kernels.mixing.heads import layout
-    starts, k, out = layout(np.cumsum([0, *lengths]).tobytes()), numbers.some(sum(lengths), h, d), numbers.room(len(lengths), h, d)
+    starts, k, out = layout(np.cumsum([0,
+                                       *lengths]).tobytes()), numbers.some(sum(lengths), h,
+                                                                           d), numbers.room(len(lengths), h, d)
     return {"T": len(k), "h": h, "d": d}, partial(kernels.attend_once, k[:len(out)], k, k, starts, out)
 
 

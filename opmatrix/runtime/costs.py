@@ -1,4 +1,5 @@
-"""What kernels cost: the prices that the machine knows (formats/machine/prices.py), each with its sizes (T rows, S2 scores of one head).
+"""What kernels cost: the prices that the machine knows (formats/machine/prices.py), each with its sizes (T rows, S2
+scores of one head).
 
 Operands are shapes. A weight that is None is priced elsewhere: by the search, in each form that it may be stored in."""
 from collections.abc import Callable, Mapping
@@ -64,14 +65,16 @@ def behind(stages: Any, rounds: bool) -> list[str]:
 
 def stages(a: Bound) -> list[str]:
     """The prices of the stages of an epilogue that a kernel is given."""
-    return present([name for name, value in vars(a).items() if not (value is None or (isinstance(value, str) and not value))])
+    return present([name for name,
+                    value in vars(a).items() if not (value is None or (isinstance(value, str) and not value))])
 
 
 def linear(a: Bound, out: Rows, extents: Extents) -> Costs:
     """The format's product, then the epilogue."""
     rows = extents[out.space]
     first = [] if a.weight is None else times_format(a.weight.name, a.weight.sizes, rows)
-    return first + [(name, {"T": rows, "p": out.cols}) for name in behind(stages(a), a.weight is not None and a.weight.rounds)]
+    return first + [(name, {"T": rows, "p": out.cols})
+                    for name in behind(stages(a), a.weight is not None and a.weight.rounds)]
 
 
 def pointwise(a: Bound, out: Any, extents: Extents) -> Costs:
@@ -96,7 +99,8 @@ def headwise(a: Bound, out: Heads, extents: Extents) -> Costs:
 # ---- heads
 
 def heads(name: str, *of: str, held: Callable[[Bound], Pairs] = lambda _: WHOLE) -> Any:
-    """A kernel whose work grows with scores; `of` are the operands that have its columns, `held` the scores computed."""
+    """A kernel whose work grows with scores; `of` are the operands that have its columns, `held` the scores
+    computed."""
     def cost(a: Bound, out: Any, extents: Extents) -> Costs:
         widths = [each.cols for each in (getattr(a, one) for one in of) if hasattr(each, "cols")] or [1]
         return [(name, {"T": extents[T], "S2": extents[held(a)], "h": out.heads, "d": sum(widths) / len(widths)})]

@@ -1,8 +1,8 @@
 """What no kernel computes is read: a term as text that a program can hold, evaluated in float64 and rounded once.
 
-A text is JSON: nodes in order, children first, each [kind, children by number, attributes]; `["value", k]` is the k-th value
-that the step reads, `["value", k, "S"]` one with rows of space S, an attribute {"array": k} its k-th array. Only kinds of the
-algebra can be named."""
+A text is JSON: nodes in order, children first, each [kind, children by number, attributes]; `["value", k]` is the k-th
+value that the step reads, `["value", k, "S"]` one with rows of space S, an attribute {"array": k} its k-th array. Only
+kinds of the algebra can be named."""
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +41,8 @@ def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, lis
 
     def add(node: Operator) -> int:
         if node not in numbers:
-            made = (["value", values[node], *([str(node.out.rows)] if node.out.rows is not T else [])] if node in values else
+            made = (["value", values[node], *([str(node.out.rows)] if node.out.rows is not T else [])] if node in values
+                    else
                     [node.kind.name, [add(child) for child in node.children], [attribute(a) for a in node.attributes]])
             nodes.append(made)
             numbers[node] = len(nodes) - 1

@@ -33,23 +33,26 @@ DEFAULT_RANGES = {float: Range(float, -LARGEST_FLOAT32, LARGEST_FLOAT32), int: R
 
 
 class Declared:
-    """One entry of the kernel table: the function, whose signature says what it reads and gives, and readings of its bound
-    arguments. Where values are shapes: `gives` is the shape of the result, `cost` the machine's prices with sizes, `room` the
-    bytes that the kernel allocates for itself. Where they are float64 arrays: `means` is the result, of operands as `reads`
-    rounds them, by name; `bound` is how far the kernel may be from that, entry by entry: it sees the arguments as they come,
-    and in float64 as `exact`. `price`, by the kernel's name, and `prices` are those that machines learn for it.
+    """One entry of the kernel table: the function, whose signature says what it reads and gives, and readings of its
+    bound arguments. Where values are shapes: `gives` is the shape of the result, `cost` the machine's prices with
+    sizes, `room` the bytes that the kernel allocates for itself. Where they are float64 arrays: `means` is the result,
+    of operands as `reads` rounds them, by name; `bound` is how far the kernel may be from that, entry by entry: it sees
+    the arguments as they come, and in float64 as `exact`. `price`, by the kernel's name, and `prices` are those that
+    machines learn for it.
 
-    The result may lie in the buffer of operand `over`. `moves`: its operands and its result may be of different spaces, as
-    its shape says; others keep that of their operands, which is T where the batch is read. `bounded`: it may be given too many
-    sequences, and leaves those alone that have no rows. `launches`: its function launches compiled kernels and does nothing
-    else, so its launches may be recorded; `fields` are those of the batch that it reads, each with the number that all must be
-    below, `relations` those relations. `mixes`: a row depends on others; `held`: its value enters, and lies with a batch or a session;
-    `cached`: the kernel that computes the same of new rows alone, over caches of the others."""
+    The result may lie in the buffer of operand `over`. `moves`: its operands and its result may be of different spaces,
+    as its shape says; others keep that of their operands, which is T where the batch is read. `bounded`: it may be
+    given too many sequences, and leaves those alone that have no rows. `launches`: its function launches compiled
+    kernels and does nothing else, so its launches may be recorded; `fields` are those of the batch that it reads, each
+    with the number that all must be below, `relations` those relations. `mixes`: a row depends on others; `held`: its
+    value enters, and lies with a batch or a session; `cached`: the kernel that computes the same of new rows alone,
+    over caches of the others."""
 
     def __init__(self, function: Callable[..., Any], *, gives: Callable[[Any], Value], means: Callable[[Any], Any],
                  bound: Callable[[Any], Any] | None = None, cost: Callable[..., Costs] = lambda *_: [],
                  price: Price | None = None, prices: Mapping[str, Price] | None = None,
-                 room: Callable[[Any], BufferSize] = lambda _: BufferSize(0, 0), over: str | None = None, launches: bool = False,
+                 room: Callable[[Any], BufferSize] = lambda _: BufferSize(0, 0), over: str | None = None,
+                 launches: bool = False,
                  reads: Callable[[Any], Mapping[str, Any]] = lambda _: {},
                  fields: Callable[[Any], Mapping[str, int]] = lambda _: {}, mixes: bool = False, held: bool = False,
                  moves: bool = False, bounded: bool = False, cached: str = "",

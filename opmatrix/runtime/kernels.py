@@ -47,7 +47,8 @@ def kernel(**readings: Any):
 
 # ---- rows
 
-@kernel(gives=shapes.product, means=lambda a: meanings.ending(a.x @ a.weight, a), bound=bounds.linear, cost=costs.linear,
+@kernel(gives=shapes.product, means=lambda a: meanings.ending(a.x @ a.weight, a), bound=bounds.linear,
+        cost=costs.linear,
         launches=True, reads=meanings.multiplied, room=shapes.between)
 def linear(out, x: Rows, weight: Weight, bias: Vector = None, times: Rows = None, residual: Rows = None,
            gain: Vector = None, shift: Vector = None, *, activation: Activation = "", eps: Eps = None,
@@ -66,7 +67,8 @@ def pointwise(out, x: Rows, bias: Vector = None, times: Rows = None, residual: R
 
 @kernel(gives=shapes.whole, means=lambda a: a.x * a.factor, bound=bounds.scale, cost=costs.passed("scale"),
         launches=True, over="x", price=Price(
-            PASS, lambda tile: Work(vector=T * p, moved=2 * T * p), cases.passes(lambda x, out: compiled.scale(x, 0.5, out))))
+            PASS, lambda tile: Work(vector=T * p, moved=2 * T * p),
+            cases.passes(lambda x, out: compiled.scale(x, 0.5, out))))
 def scale(out, x: Rows, *, factor: float) -> Rows:
     """Every number times a factor."""
     compiled.scale(x, factor, out)
@@ -78,14 +80,16 @@ def columns(name: str) -> Price:
     return Price(PASS, lambda tile: Work(moved=T * p, stored=stored * T * p), partial(cases.columns, FORMATS[name]))
 
 
-@kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), bound=bounds.embed, cost=costs.embed,
+@kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), bound=bounds.embed,
+        cost=costs.embed,
         launches=True, fields=shapes.chosen,
         prices={"gather": Price(PASS, lambda tile: Work(moved=2 * T * p), cases.gather),
                 **{f"gather.{name}": columns(name) for name, form in FORMATS.items() if form.panelled}})
-def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None, *, fields: str, turned: str = "", eps: Eps = None,
+def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None, *, fields: str, turned: str = "",
+          eps: Eps = None,
           norm: Norm = "layer") -> Rows:
-    """The sum of one row of each table, chosen by that field of the batch, then the epilogue. Of the tables that `turned` numbers, which
-    lie as products multiply by them, columns are rows."""
+    """The sum of one row of each table, chosen by that field of the batch, then the epilogue. Of the tables that
+    `turned` numbers, which lie as products multiply by them, columns are rows."""
     a = Bound(tables=tables, turned=turned)
     ids = [batch.field(field, rows) for field, (rows, _) in zip(fields.split(","), shapes.words(a), strict=True)]
     rows = [compiled.Columns.of(table) if columns else next(iter(table.arrays().values()))
@@ -97,15 +101,17 @@ def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None,
         launches=True, moves=True, over="x", fields=lambda a: {"positions": len(a.cos)},
         price=Price(PASS, lambda tile: Work(vector=3 * T * p, moved=2 * T * p), cases.rotate))
 def rotate(out, batch, x: Heads, cos: Array, sin: Array, *, rows: Literal["all", "first", "last"] = "all") -> Heads:
-    """Columns i and k + i of every head as a pair, turned by the angle of column i in the row of the tables that a row's position
-    names; tables are positions × k, columns behind 2 k stay (Su et al. 2021, RoPE). Rows are all tokens, or of each sequence the first
-    or the last."""
+    """Columns i and k + i of every head as a pair, turned by the angle of column i in the row of the tables that a
+    row's position names; tables are positions × k, columns behind 2 k stay (Su et al. 2021, RoPE). Rows are all tokens,
+    or of each sequence the first or the last."""
     starts = None if rows == "all" else batch.starts
     compiled.rotate(x, batch.field("positions", len(cos)), cos, sin, out, starts, rows == "last")
 
 
-@kernel(gives=shapes.by_heads, means=meanings.each_head, bound=bounds.pointwise_heads, cost=costs.pointwise, launches=True, over="x")
-def pointwise_heads(out, x: Heads, gain: Vector = None, shift: Vector = None, *, eps: Eps = None, norm: Norm = "layer") -> Heads:
+@kernel(gives=shapes.by_heads, means=meanings.each_head, bound=bounds.pointwise_heads, cost=costs.pointwise,
+        launches=True, over="x")
+def pointwise_heads(out, x: Heads, gain: Vector = None, shift: Vector = None, *, eps: Eps = None,
+                    norm: Norm = "layer") -> Heads:
     """The norm of each head by itself, and a gain and a shift that all of them share, in one pass."""
     compiled.pointwise_heads(x, out, gain, shift, eps, norm)
 
@@ -115,7 +121,8 @@ def pointwise_heads(out, x: Heads, gain: Vector = None, shift: Vector = None, *,
 def related(a: Bound) -> tuple[Any, ...]: return (costs.related(a),)
 
 
-@kernel(gives=shapes.pooled, means=lambda a: meanings.unit(meanings.pooled(a), a.unit), bound=bounds.pool, cost=costs.pool,
+@kernel(gives=shapes.pooled, means=lambda a: meanings.unit(meanings.pooled(a), a.unit), bound=bounds.pool,
+        cost=costs.pool,
         launches=True, moves=True, bounded=True,
         price=Price((T * p, S * p), lambda tile: Work(vector=T * p, moved=(T + S) * p), cases.pool))
 def pool(out, batch, x: Rows, *, how: How, unit: Least = None) -> Rows:
@@ -123,7 +130,8 @@ def pool(out, batch, x: Rows, *, how: How, unit: Least = None) -> Rows:
     compiled.pool_rows(x, batch.starts, out, how, unit)
 
 
-@kernel(gives=shapes.along, means=lambda a: meanings.unit(a.x, a.unit), bound=bounds.unit_length, cost=costs.passed("unit"),
+@kernel(gives=shapes.along, means=lambda a: meanings.unit(a.x, a.unit), bound=bounds.unit_length,
+        cost=costs.passed("unit"),
         launches=True, price=Price(PASS, lambda tile: Work(vector=3 * T * p, moved=2 * T * p), cases.passes(
             lambda x, out: compiled.pool_rows(x, None, out, "first", 1e-12))))
 def unit(out, x: Rows, *, unit: Least) -> Rows:
@@ -140,7 +148,8 @@ def link(out, batch, x: Rows, *, relation: str, over: Literal["sum", "mean", "ma
     compiled.link_rows(x, found.starts, found.at, found.numbers, out, over)
 
 
-@kernel(gives=shapes.linked, means=meanings.picked, bound=bounds.copied, cost=costs.passed("pick"), moves=True, relations=related,
+@kernel(gives=shapes.linked, means=meanings.picked, bound=bounds.copied, cost=costs.passed("pick"), moves=True,
+        relations=related,
         price=Price(PASS, lambda tile: Work(moved=2 * T * p), cases.pick, recorded=False))
 def pick(out, batch, x: Rows, *, relation: str) -> Rows:
     """The row of x that a relation has as its only entry, for each row of the relation."""
@@ -162,7 +171,8 @@ def attend_once(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0,
 
 def attending(call):
     """The price of attention by a compiled kernel."""
-    return Price(SCORED, lambda tile: Work(4 * S2 * h * up(d, tile[1]), 8 * S2 * h, 4 * T * h * d), cases.attention(call))
+    return Price(SCORED, lambda tile: Work(4 * S2 * h * up(d, tile[1]), 8 * S2 * h, 4 * T * h * d),
+                 cases.attention(call))
 
 
 @kernel(gives=shapes.attended, bound=bounds.attention, cost=costs.attention,
@@ -171,10 +181,11 @@ def attending(call):
         prices={"attention": attending(lambda *a: compiled.attention(*a)),
                 "attention.bf16": attending(lambda *a: compiled.attention_halves(*a))})
 def attention(out, batch, q: Heads, k: Heads, v: Heads, mask0: Array = None, mask1: Array = None, *,
-              scale: float = 1.0, where: str = "sequence", tile: Keys = 256, number_type: NumberType = "float32") -> Heads:
-    """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022), nor computed
-    where nobody sees a tile. mask0 and mask1 are the tables that `where` speaks of. q, k, v and the shares of softmax may be
-    rounded to bfloat16."""
+              scale: float = 1.0, where: str = "sequence", tile: Keys = 256,
+              number_type: NumberType = "float32") -> Heads:
+    """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022), nor
+    computed where nobody sees a tile. mask0 and mask1 are the tables that `where` speaks of. q, k, v and the shares of
+    softmax may be rounded to bfloat16."""
     tables = seen.tables(Bound(mask0=mask0, mask1=mask1))
     if (reach := parse(where, tables).reach) is None:
         compiled.attention(q, k, v, batch.starts, out, scale, tile=tile, mask=seen.build_mask(where, tables, batch))
@@ -182,7 +193,8 @@ def attention(out, batch, q: Heads, k: Heads, v: Heads, mask0: Array = None, mas
     else: compiled.attention_halves(q, k, v, batch.starts, out, scale, reach, tile)
 
 
-@kernel(gives=shapes.matched, means=meanings.scored, bound=bounds.scores, cost=costs.heads("scores", "q", "k"), mixes=True,
+@kernel(gives=shapes.matched, means=meanings.scored, bound=bounds.scores, cost=costs.heads("scores", "q", "k"),
+        mixes=True,
         price=Price(SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), S2 * h, 2 * T * h * d + S2 * h),
                     cases.scores, recorded=False))
 def scores(out, batch, q: Heads, k: Heads, *, scale: float = 1.0) -> Scores:
@@ -207,13 +219,15 @@ def values(out, batch, p: Scores, v: Heads) -> Heads:
     compiled.values(p, v, batch.starts, out)
 
 
-@kernel(gives=shapes.repeated, means=lambda a: meanings.grouped(a.x, a.heads), bound=bounds.copied, cost=costs.passed("scale"))
+@kernel(gives=shapes.repeated, means=lambda a: meanings.grouped(a.x, a.heads), bound=bounds.copied,
+        cost=costs.passed("scale"))
 def repeat(out, x: Heads, *, heads: Count) -> Heads:
     """Each head so many times in a row that there are `heads` of them."""
     out.reshape(len(x), x.shape[1], -1, x.shape[2])[...] = x[:, :, None]
 
 
-@kernel(gives=shapes.headed, means=lambda a: meanings.by_head(a.x, a.weight), bound=bounds.headwise, cost=costs.headwise,
+@kernel(gives=shapes.headed, means=lambda a: meanings.by_head(a.x, a.weight), bound=bounds.headwise,
+        cost=costs.headwise,
         launches=True, price=Price((T * h * n * p, h * n * p, T * h * (n + p)), lambda tile: Work(
             2 * h * up(T, tile[0]) * up(n, tile[1]) * up(p, tile[2]), 0, h * n * p + T * h * (n + p)), cases.headwise))
 def headwise(out, x: Heads, weight: Stack) -> Heads:
@@ -226,22 +240,26 @@ def headwise(out, x: Heads, weight: Stack) -> Heads:
 @kernel(gives=shapes.appended, means=meanings.appended, bound=bounds.copied, cost=costs.passed("scale"),
         launches=True, over="cache", relations=lambda a: (SLOTS,))
 def append(out, batch, x: Heads, cache: Cache) -> Cache:
-    """cache + product(given("slots"), x), slots a C × T relation into rows that are zero: x's rows, written where they are to lie."""
+    """cache + product(given("slots"), x), slots a C × T relation into rows that are zero: x's rows, written where they
+    are to lie."""
     if out is not cache: out[...] = cache
     compiled.append(x, batch.slots, out)
 
 
-@kernel(gives=shapes.recalled, means=meanings.recalled, bound=bounds.attention_cached, launches=True, mixes=True, moves=True,
+@kernel(gives=shapes.recalled, means=meanings.recalled, bound=bounds.attention_cached, launches=True, mixes=True,
+        moves=True,
         cost=costs.heads("attention", "q", "v", held=lambda a: pairs[seen.pattern(a)]), relations=lambda a: (HELD,))
 def attention_cached(out, batch, q: Heads, k: Cache, v: Cache, *, scale: float = 1.0, where: Literal[SEEN] = SEEN,
                      rows: Literal["all", "last"] = "all") -> Heads:
-    """softmax(q kᵀ · scale) v of each row, or of the last of each sequence, over what its sequence has cached, up to the row itself."""
+    """softmax(q kᵀ · scale) v of each row, or of the last of each sequence, over what its sequence has cached, up to
+    the row itself."""
     compiled.attention_cached(q, k, v, batch.slots, batch.before, out, scale, None if rows == "all" else batch.starts)
 
 
 # ---- anything
 
-@kernel(gives=shapes.interpreted, means=meanings.read, bound=bounds.interpret, cost=costs.interpreted, mixes=True, moves=True)
+@kernel(gives=shapes.interpreted, means=meanings.read, bound=bounds.interpret, cost=costs.interpreted, mixes=True,
+        moves=True)
 def interpret(out, batch, x0: Rows | Heads = None, x1: Rows | Heads = None, x2: Rows | Heads = None,
               x3: Rows | Heads = None, x4: Rows | Heads = None, x5: Rows | Heads = None, x6: Rows | Heads = None,
               x7: Rows | Heads = None, c0: Array = None, c1: Array = None, c2: Array = None, c3: Array = None,
@@ -260,7 +278,8 @@ def heads(x: Rows, *, heads: Count) -> Heads:
     return x.reshape(len(x), heads, -1)
 
 
-@kernel(gives=lambda a: Rows(a.x.heads * a.x.cols, a.x.apart), means=lambda a: a.x.reshape(len(a.x), -1), bound=bounds.copied)
+@kernel(gives=lambda a: Rows(a.x.heads * a.x.cols, a.x.apart), means=lambda a: a.x.reshape(len(a.x), -1),
+        bound=bounds.copied)
 def join(x: Heads) -> Rows:
     """Blocks side by side again."""
     return x.reshape(len(x), -1)

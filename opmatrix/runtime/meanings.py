@@ -173,7 +173,8 @@ def linked(a: Bound) -> Exact:
     out = np.full((found.shape[0], a.x.shape[1]), -np.inf if a.over == "max" else 0.0)
     for i, (low, high) in enumerate(pairwise(found.starts)):
         parts = found.numbers[low:high, None] * a.x[found.at[low:high]]
-        if low < high: out[i] = parts.max(0) if a.over == "max" else parts.sum(0) / (high - low if a.over == "mean" else 1)
+        if low < high:
+            out[i] = parts.max(0) if a.over == "max" else parts.sum(0) / (high - low if a.over == "mean" else 1)
     return out
 
 
@@ -189,7 +190,8 @@ def attended_once(a: Bound) -> Exact:
     for s, rows in enumerate(sentences(a.batch)):
         at = rows.start if a.query == "first" else rows.stop - 1
         q, k, v = (grouped(each, heads) for each in (a.q[s:s + 1], a.k[rows], a.v[rows]))
-        seen = np.broadcast_to(parse(a.where).sees(a.batch.token(at), a.batch.token(np.arange(rows.start, rows.stop))), len(k))
+        seen = np.broadcast_to(parse(a.where).sees(a.batch.token(at), a.batch.token(np.arange(rows.start, rows.stop))),
+                               len(k))
         scores = np.where(seen, np.einsum("hd,khd->hk", q[0], k) * a.scale, -np.inf)
         out.append(np.einsum("hk,khd->hd", softened(scores), v))
     return np.stack(out)

@@ -20,8 +20,8 @@ def round_to_lines(size: int) -> int:
 
 
 class BufferSize(NamedTuple):
-    """Bytes of a buffer: so many a row of the batch, so many a pair of tokens of one sentence, so many a sequence, so many a row of
-    another space."""
+    """Bytes of a buffer: so many a row of the batch, so many a pair of tokens of one sentence, so many a sequence, so
+    many a row of another space."""
     row: int
     pair: int
     sequence: int = 0
@@ -38,12 +38,13 @@ class BufferSize(NamedTuple):
 def rows_of(space: Live, numbers: int) -> BufferSize:
     """Of rows of so many numbers."""
     size = round_to_lines(FLOAT_BYTES * numbers)
-    return BufferSize(size, 0) if space == T else BufferSize(0, 0, size) if space == S else BufferSize(0, 0, 0, size, space)
+    return BufferSize(size, 0) if space == T else BufferSize(0, 0,
+                                                             size) if space == S else BufferSize(0, 0, 0, size, space)
 
 
 class Rows(NamedTuple):
-    """(T, cols): one row a token, sentences in turn; (S, cols): one a sequence; or of another space. In a view of a wider value rows are
-    `apart` numbers apart."""
+    """(T, cols): one row a token, sentences in turn; (S, cols): one a sequence; or of another space. In a view of a
+    wider value rows are `apart` numbers apart."""
     cols: int
     apart: int = 0
     space: Live = T
@@ -96,13 +97,15 @@ Value = Rows | Heads | Scores | Cache
 def entering(port: Port) -> Value:
     """What an input is to the steps: of the space of caches one, else rows, or heads where it has several."""
     if port.space == str(C): return Cache(port.heads, port.columns)
-    return Rows(port.columns, space=size(port.space)) if port.heads == 1 else Heads(port.heads, port.columns, space=size(port.space))
+    return Rows(port.columns,
+                space=size(port.space)) if port.heads == 1 else Heads(port.heads, port.columns, space=size(port.space))
 
 
 def leaving(name: str, of: str, value: Value) -> Port:
     """The port of an output, and of which value it is. ValueError for what is no rows."""
     if not isinstance(value, Rows):
-        raise ValueError(f"output: {of!r} is {value}; a program gives one row a token or a sequence, or one of another space")
+        raise ValueError(f"output: {of!r} is {value}; a program gives one row a token or a sequence, or one of another "
+                         "space")
     return Port(name, str(value.space), value.cols)
 
 
@@ -133,7 +136,8 @@ class Array:
 class Tables:
     """As many constants as are given, named table0, table1, …: rows, or columns of panels, to choose from."""
     @staticmethod
-    def holds(constant: Any) -> bool: return isinstance(constant, Format) and (constant.rowwise or constant.panelled is not None)
+    def holds(constant: Any) -> bool:
+        return isinstance(constant, Format) and (constant.rowwise or constant.panelled is not None)
 
 
 def is_float32(constant: Any, axes: int) -> bool:

@@ -1,8 +1,9 @@
-"""In which order steps run: the one whose buffers need the least memory (register sufficiency: Sethi 1975, for whole buffers).
+"""In which order steps run: the one whose buffers need the least memory (register sufficiency: Sethi 1975, for whole
+buffers).
 
-What is alive depends on which steps are done, not on the order that they were done in. So orders are paths through sets of done
-steps, and the least peak is a bottleneck path. A step that frees at least what it takes, and whose own moment is not above
-a peak that is paid anyway, may go first: what is alive only falls by it, whatever else is done before."""
+What is alive depends on which steps are done, not on the order that they were done in. So orders are paths through sets
+of done steps, and the least peak is a bottleneck path. A step that frees at least what it takes, and whose own moment
+is not above a peak that is paid anyway, may go first: what is alive only falls by it, whatever else is done before."""
 import heapq
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -22,8 +23,8 @@ STATES, WORK = 50_000, 60_000                                # sets of done step
 
 
 class Order(NamedTuple):
-    """Numbers of steps in the order in which they run; planned bytes of its buffers; the most bytes alive at one step, which no
-    order has fewer of (0: not known); whether no order is planned with fewer bytes either."""
+    """Numbers of steps in the order in which they run; planned bytes of its buffers; the most bytes alive at one step,
+    which no order has fewer of (0: not known); whether no order is planned with fewer bytes either."""
     steps: tuple[int, ...]
     peak: int
     floor: int
@@ -67,7 +68,8 @@ class StepGraph:
         root = self.base[v]
         alone = [self.base[w] for w in call.values.values()].count(root) == 1
         if self.calls[root].kernel.held: return isinstance(call.shape, Cache)
-        return alone and self.calls[v].shape == call.shape and root not in self.kept and not self.readers[root] & ~(done | 1 << i)
+        return alone and self.calls[
+            v].shape == call.shape and root not in self.kept and not self.readers[root] & ~(done | 1 << i)
 
     def free(self, i: int, done: int, alive: int, peak: int) -> bool:
         """Whether step i may go first: it adds nothing to what is alive, nor to the peak."""
@@ -83,8 +85,8 @@ class StepGraph:
         return [before[i] | 1 << i for i in self.real if before[i] | after[i] | 1 << i == self.all] + [self.all]
 
     def path(self, most: int = STATES) -> tuple[int, list[int], bool]:
-        """The least peak of what is alive, an order that has it, and whether it is the least: `most` sets of done steps are
-        looked at, between two cuts at a time; where that is not enough, what is done next is what adds least."""
+        """The least peak of what is alive, an order that has it, and whether it is the least: `most` sets of done steps
+        are looked at, between two cuts at a time; where that is not enough, what is done next is what adds least."""
         done, peak, order, least = 0, 0, list[int](), True
         for goal in self.cuts():
             found, looked = self.between(done, goal, peak, most)
@@ -95,8 +97,8 @@ class StepGraph:
         return peak, order, least
 
     def between(self, start: int, goal: int, paid: int, most: int) -> tuple[tuple[int, list[int]] | None, int]:
-        """The same from one set of done steps to another, after a peak that is paid; None if `most` sets are too few; how many
-        were looked at."""
+        """The same from one set of done steps to another, after a peak that is paid; None if `most` sets are too few;
+        how many were looked at."""
         queue: list[tuple[int, int, int]] = [(paid, 0, start)]       # peak, steps done (negative: the most first), done
         best, came = {start: paid}, dict[int, tuple[int, int]]()
         while queue and len(best) <= most:
@@ -125,7 +127,8 @@ class StepGraph:
         return peak, order
 
     def below(self, peak: int) -> Iterator[list[int] | None]:
-        """Every order in which always fewer bytes than `peak` are alive; None for every set of done steps on the way."""
+        """Every order in which always fewer bytes than `peak` are alive; None for every set of done steps on the
+        way."""
         stack: list[tuple[int, list[int]]] = [(0, [])]
         while stack:
             done, order = stack.pop()
@@ -160,11 +163,13 @@ def back(start: int, done: int, came: dict[int, tuple[int, int]]) -> list[int]:
 
 
 def least_peak(schedule: Schedule, extents: Extents) -> Order:
-    """The order whose planned buffers take the fewest bytes for a batch of this size; the given one unless another takes fewer. An
-    order that is planned at the floor is proved best; else all orders that could be better are planned, as many as WORK allows. Programs of
-    a front that differ in stored numbers alone have one answer, which is sought once."""
+    """The order whose planned buffers take the fewest bytes for a batch of this size; the given one unless another
+    takes fewer. An order that is planned at the floor is proved best; else all orders that could be better are planned,
+    as many as WORK allows. Programs of a front that differ in stored numbers alone have one answer, which is sought
+    once."""
     asked = tuple(schedule.results), extents, tuple(
-        (call.kernel.held, call.kernel.view, call.kernel.over, tuple(call.values.items()), call.shape) for call in schedule.calls)
+        (call.kernel.held, call.kernel.view, call.kernel.over, tuple(call.values.items()), call.shape)
+        for call in schedule.calls)
     if asked not in FOUND:
         if len(FOUND) == KEPT: FOUND.clear()
         FOUND[asked] = sought(schedule, extents)
@@ -195,7 +200,8 @@ def better(best: Order, schedule: Schedule, steps: tuple[int, ...], extents: Ext
 def planned(schedule: Schedule, steps: Sequence[int], extents: Extents) -> int:
     """Bytes of the buffers of a schedule's steps in another order."""
     number = {old: new for new, old in enumerate(steps)}
-    calls = [call._replace(values={name: number[v] for name, v in call.values.items()}) for call in map(schedule.calls.__getitem__, steps)]
+    calls = [call._replace(values={name: number[v] for name, v in call.values.items()})
+             for call in map(schedule.calls.__getitem__, steps)]
     home, last = homes(calls, [number[at] for at in schedule.results])
     buffers, result = sorted({b for b in home if not calls[b].kernel.held}), number[schedule.result]
     lives = [Life(calls[b].shape.size.at(extents), b, last[b]) for b in buffers]
@@ -203,8 +209,8 @@ def planned(schedule: Schedule, steps: Sequence[int], extents: Extents) -> int:
 
 
 def ordered(program: "Program", extents: Extents) -> "Program":
-    """The same steps in the order of the least planned peak; the same program where none is lower, or where it needs more once it runs
-    in segments."""
+    """The same steps in the order of the least planned peak; the same program where none is lower, or where it needs
+    more once it runs in segments."""
     found, first = least_peak(program.schedule, extents), program.schedule.first
     if found.steps == tuple(range(len(found.steps))): return program
     made = program.over([program.steps[i - first] for i in found.steps[first:]])

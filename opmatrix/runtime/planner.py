@@ -39,8 +39,8 @@ def gaps(busy: list[tuple[int, int]], wall: int) -> Iterator[tuple[float, float]
 
 
 def place_buffers(lives: Sequence[Life], result: int | None) -> Plan:
-    """Offsets such that no two buffers alive together overlap. The result, if there is one, outlives the call and is an allocation
-    of its own; until it is written its space is lent to others, and no buffer crosses its end."""
+    """Offsets such that no two buffers alive together overlap. The result, if there is one, outlives the call and is an
+    allocation of its own; until it is written its space is lent to others, and no buffer crosses its end."""
     wall = 0 if result is None else lives[result].size
     offsets = {} if result is None else {result: 0}
     for i in sorted(set(range(len(lives))) - {*offsets}, key=lambda i: (-lives[i].size, i)):

@@ -1,4 +1,5 @@
-"""Steps run from recordings: the launches of a number of rows are kept, and replayed on groups of sentences (scheme.py)."""
+"""Steps run from recordings: the launches of a number of rows are kept, and replayed on groups of sentences
+(scheme.py)."""
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
@@ -18,14 +19,17 @@ from opmatrix.runtime.planner import Plan
 from opmatrix.runtime.scheme import GROUP_ROWS, Group, Words, make_groups
 from opmatrix.runtime.segments import ROW, Span, Values, plan_buffers
 
-SCRIPT_SHARE = 1 / 8                                        # of the last cache, for scripts of a program that are remembered
+SCRIPT_SHARE = 1 / 8                                        # of the last cache, for scripts of a program that are
+                                                            # remembered
 INPUT_FIELDS = *FIELDS, "slots"                             # of what slots hold, a number a row
-SINGLE = 2                                                  # sequences at most of which a script is for no more than there are
+SINGLE = 2                                                  # sequences at most of which a script is for no more than
+                                                            # there are
 RECORDS = 110                                               # bytes that the records of a step take, about
 
 
 class Slots:
-    """A batch of so many rows and sequences as recordings see it: where the numbers of every batch of that size will lie."""
+    """A batch of so many rows and sequences as recordings see it: where the numbers of every batch of that size will
+    lie."""
 
     def __init__(self, rows: int, sentences: int, words: Words):
         from formats.kernels.mixing.caches import PAGE
@@ -53,22 +57,26 @@ class Slots:
 
 
 def fill(words: Words, rows: int, fields: dict[str, Words], starts: Sequence[int] | Words) -> None:
-    """Write a batch into its slots: fields, then the layout of its sentences, whose last entry is repeated to the end."""
+    """Write a batch into its slots: fields, then the layout of its sentences, whose last entry is repeated to the
+    end."""
     from formats.kernels.mixing.heads import layout
     for i, name in enumerate(INPUT_FIELDS):
         if name in fields: words[i * rows:(i + 1) * rows] = fields[name]
-    for place, part in zip(words[len(INPUT_FIELDS) * rows:].reshape(2, rows + 1), layout(np.asarray(starts, np.int64).tobytes()),
+    for place, part in zip(words[len(INPUT_FIELDS) * rows:].reshape(2, rows + 1),
+                           layout(np.asarray(starts, np.int64).tobytes()),
                            strict=True):
         place[:len(part)] = part
         place[len(part):] = part[-1]
 
 
 class Recorded:
-    """Consecutive steps of a schedule that only launch kernels, as scripts: one for each number of rows and workers, made when first
-    needed. What only these steps use lies in a worker's arena; the other arrays are of the whole batch, and each group has its rows."""
+    """Consecutive steps of a schedule that only launch kernels, as scripts: one for each number of rows and workers,
+    made when first needed. What only these steps use lies in a worker's arena; the other arrays are of the whole batch,
+    and each group has its rows."""
 
     def __init__(self, schedule: Any, steps: Sequence[int]):
-        self.schedule = proxy(schedule)                     # which holds this: what a program maps is freed with it, at once
+        self.schedule = proxy(schedule)                     # which holds this: what a program maps is freed with it, at
+                                                            # once
         self.steps = steps
         self.scripts: OrderedDict[tuple[int, int, int], Any] = OrderedDict()
 
@@ -91,19 +99,21 @@ class Recorded:
         """Fields of the batch that are read, each with the least limit of its tables."""
         limits: dict[str, int] = {}
         for call in map(self.schedule.calls.__getitem__, self.steps):
-            for name, limit in call.kernel.fields(call.bound).items(): limits[name] = min(limit, limits.get(name, limit))
+            for name, limit in call.kernel.fields(call.bound).items():
+                limits[name] = min(limit, limits.get(name, limit))
         return limits
 
     @cached_property
     def counted(self) -> bool:
-        """Whether a script is for a number of sequences: where a kernel has a row for each and cannot be given more for nothing."""
+        """Whether a script is for a number of sequences: where a kernel has a row for each and cannot be given more for
+        nothing."""
         return any(getattr(call.shape, "space", T) == S and not call.kernel.bounded
                    for call in map(self.schedule.calls.__getitem__, self.steps))
 
     @cached_property
     def handed(self) -> list[int]:
-        """Of `elsewhere` what has a row a sequence. A script that is for more sequences than there are writes it to the arena, and hands on
-        the rows of those that there are."""
+        """Of `elsewhere` what has a row a sequence. A script that is for more sequences than there are writes it to the
+        arena, and hands on the rows of those that there are."""
         return [at for at in self.elsewhere if getattr(self.schedule.calls[at].shape, "space", T) == S]
 
     @cached_property
@@ -112,8 +122,8 @@ class Recorded:
         return self.counted and {*self.handed} <= {*self.steps}
 
     def seats(self, rows: int, sentences: int) -> int:
-        """How many sequences a script is for that so many need: a power of two, so that few scripts serve batches of any lengths. Where
-        no kernel minds, one a row."""
+        """How many sequences a script is for that so many need: a power of two, so that few scripts serve batches of
+        any lengths. Where no kernel minds, one a row."""
         if not self.counted: return rows
         return min(rows, 1 << (sentences - 1).bit_length()) if self.roomy and sentences > SINGLE else sentences
 
@@ -121,7 +131,8 @@ class Recorded:
         """The script for as many rows, and sequences where that matters, on so many workers. The pool is locked."""
         rows = group.high - group.low
         key = rows, self.seats(rows, group.last - group.first), workers
-        if script := self.scripts.get(key): self.scripts.move_to_end(key)                           # the latest comes last
+        # the latest comes last
+        if script := self.scripts.get(key): self.scripts.move_to_end(key)
         else:
             self.scripts[key] = script = self.record(*key)
             kept = SCRIPT_SHARE * caches()[-1] / len(self.schedule.segments)
@@ -130,11 +141,13 @@ class Recorded:
         return script
 
     def record(self, rows: int, sentences: int, workers: int) -> Any:
-        """The script of a walk; kernels that must be compiled are compiled together, and those that replay it with them."""
+        """The script of a walk; kernels that must be compiled are compiled together, and those that replay it with
+        them."""
         from formats.kernels.engine.compiled import walk_compiled
         from formats.kernels.engine.pool import end_workers, launch_items, worker_loop
         from formats.kernels.engine.replay import conduct, replay
-        return walk_compiled(lambda: self.walk(rows, sentences, workers), replay, conduct, launch_items, worker_loop, end_workers)
+        return walk_compiled(lambda: self.walk(rows, sentences, workers), replay, conduct, launch_items, worker_loop,
+                             end_workers)
 
     def walk(self, rows: int, sentences: int, workers: int) -> Any:
         """Walk through the steps with launches kept."""
@@ -143,12 +156,15 @@ class Recorded:
         plan, given, kept = self.plan(rows), round_to_lines(8 * Slots.count(rows)), self.kept(sentences)
         memory = np.empty(given + plan.end + sum(kept.values()), np.uint8)
         slots = Slots(rows, sentences, memory[:8 * Slots.count(rows)].view(np.int64))
-        places = dict(zip(self.own, plan.offsets, strict=True)) | dict(zip(kept, accumulate(kept.values(), initial=plan.end), strict=False))
-        elsewhere = {at: np.empty(self.schedule.calls[at].shape.at(slots.extents()), np.float32) for at in self.elsewhere}
+        places = dict(zip(self.own, plan.offsets,
+                          strict=True)) | dict(zip(kept, accumulate(kept.values(), initial=plan.end), strict=False))
+        elsewhere = {at: np.empty(self.schedule.calls[at].shape.at(slots.extents()), np.float32)
+                     for at in self.elsewhere}
         recording = Recording(memory, workers, [*elsewhere.values(), slots.before])
 
         def buffer(at: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-            if at in elsewhere and at not in kept: return found if (found := elsewhere[at]).shape == shape else found.reshape(shape)
+            if at in elsewhere and at not in kept:
+                return found if (found := elsewhere[at]).shape == shape else found.reshape(shape)
             return np.ndarray(shape, np.float32, memory, given + places[at])
 
         def steps() -> None:
@@ -164,16 +180,19 @@ class Recorded:
         return recording.script()
 
     def kept(self, sentences: int) -> dict[int, int]:
-        """Bytes of what is handed on, in the arena of a script for so many sequences: of none where there are no more than those."""
+        """Bytes of what is handed on, in the arena of a script for so many sequences: of none where there are no more
+        than those."""
         if not self.roomy or sentences <= SINGLE: return {}
         return {at: self.schedule.calls[at].shape.size.sequence * sentences for at in self.handed}
 
     def peak(self, extents: Extents, starts: Words | None = None) -> int:
-        """Bytes of the inputs and of what lies between kernels, of every worker. Without the sentences' starts as if they could be
-        cut anywhere."""
+        """Bytes of the inputs and of what lies between kernels, of every worker. Without the sentences' starts as if
+        they could be cut anywhere."""
         workers, rows = threads(), extents[T]
-        groups = [] if starts is None else [(group.high - group.low, group.last - group.first) for group in make_groups(starts, workers)]
-        if not groups: groups = [(whole := min(rows, workers * GROUP_ROWS), min(whole, extents[S]) if self.counted else whole)]
+        groups = [] if starts is None else [(group.high - group.low, group.last - group.first)
+                                            for group in make_groups(starts, workers)]
+        if not groups:
+            groups = [(whole := min(rows, workers * GROUP_ROWS), min(whole, extents[S]) if self.counted else whole)]
         at_once = (workers if len(groups) > 1 else 1) * max(self.arena(*each) for each in groups)
         return int(at_once + 8 * Slots.count(rows))
 
@@ -212,15 +231,16 @@ class Recorded:
 
 def tabled(groups: list[Group], scripts: list[Any], fields: dict[str, Words], starts: Words,
            elsewhere: list[tuple[NDArray[Any], Any]]) -> tuple[NDArray[Any], Words, Words]:
-    """What replay reads of each group, and the inputs and places elsewhere that it points to: of arrays of the batch, those of its
-    tokens or sequences, by the space of their rows; none of caches."""
+    """What replay reads of each group, and the inputs and places elsewhere that it points to: of arrays of the batch,
+    those of its tokens or sequences, by the space of their rows; none of caches."""
     from formats.kernels.engine.launch import address
     from formats.kernels.engine.replay import GROUP as KIND
     sizes = [group.high - group.low for group in groups]
     ends = np.cumsum([0, *map(Slots.count, sizes)])
     inputs, table = np.empty(ends[-1], np.int64), np.zeros(len(groups), KIND)
     steps = [(address(array), array.strides[0], space) for array, space in elsewhere]
-    places = np.array([[at + {T: group.low, S: group.first}.get(space, 0) * step for at, step, space in steps] for group in groups])
+    places = np.array([[at + {T: group.low, S: group.first}.get(space, 0) * step for at, step, space in steps]
+                       for group in groups])
     for i, (group, script, rows) in enumerate(zip(groups, scripts, sizes, strict=True)):
         words = inputs[ends[i]:ends[i + 1]]
         own = {name: field[group.low:group.high] for name, field in fields.items()}
@@ -230,7 +250,8 @@ def tabled(groups: list[Group], scripts: list[Any], fields: dict[str, Words], st
 
 
 def launches(call: Any) -> bool:
-    """Whether a step is a view, or a kernel here, on weights here, that launches and does nothing else, on rows that groups are cut by."""
+    """Whether a step is a view, or a kernel here, on weights here, that launches and does nothing else, on rows that
+    groups are cut by."""
     if call.kernel.view: return True
     if any(getattr(each, "space", T) not in (T, S) for each in (call.shape, *vars(call.bound).values())): return False
     weight = getattr(call.bound, "weight", None)

@@ -51,7 +51,8 @@ def bind(steps: Sequence[Any], constants: Mapping[str, Any], ports: Sequence[Por
     calls = [Call(ENTERED, SimpleNamespace(port=port), {}, entering(port)) for port in ports]
     number = {port.name: i for i, port in enumerate(ports)}
     shapes = {port.name: calls[i].shape for i, port in enumerate(ports)}
-    if taken := [name for name in number if name in constants]: raise ValueError(f"input {taken[0]!r}: a constant has this name")
+    if taken := [name for name in number if name in constants]:
+        raise ValueError(f"input {taken[0]!r}: a constant has this name")
     for i, step in enumerate(steps):
         try: calls.append(call(step, shapes, number, constants))
         except ValueError as error: raise ValueError(f"step {i}, {step.output} = {step.kernel}: {error}") from None
@@ -71,16 +72,18 @@ def call(step: Any, shapes: Mapping[str, Value], number: Mapping[str, int], cons
     bound = kernel.bind(given, step.attributes)
     values = {operand: number[name] for operand, name in step.operands.items() if name in number}
     shape = kernel.seated(kernel.gives(bound), bound)
-    if max(shape.size[:4]) > FLOAT_BYTES * WIDEST: raise ValueError(f"it gives {shape}: a row may have {WIDEST:,} numbers")
+    if max(shape.size[:4]) > FLOAT_BYTES * WIDEST:
+        raise ValueError(f"it gives {shape}: a row may have {WIDEST:,} numbers")
     return Call(kernel, bound, values, shape)
 
 
 def check_state(calls: Sequence[Call], names: Sequence[str], state: Mapping[int, int]) -> None:
-    """Every cache is a piece of state, which one step writes before anything else reads it: its next value. ValueError where it is
-    not."""
+    """Every cache is a piece of state, which one step writes before anything else reads it: its next value. ValueError
+    where it is not."""
     for i, call in enumerate(calls):
         if call.kernel.held and isinstance(call.shape, Cache) and i not in state:
-            raise ValueError(f"state: input {names[i]!r}, {call.shape} in space C, has no next value: state={{{names[i]!r}: the value "
+            raise ValueError(f"state: input {names[i]!r}, {call.shape} in space C, has no next value: "
+                             f"state={{{names[i]!r}: the value "
                              "that is appended to it}")
     for i, behind in state.items():
         named = f"state: {names[i]!r}, {calls[i].shape} in space C"
@@ -89,11 +92,13 @@ def check_state(calls: Sequence[Call], names: Sequence[str], state: Mapping[int,
         readers = [j for j, call in enumerate(calls) if i in call.values.values()]
         writers = [j for j in readers if calls[j].values.get(calls[j].kernel.over or "") == i]
         if not writers: raise ValueError(f"{named}: no step writes it: append to it")
-        if len(writers) > 1: raise ValueError(f"{named}: {' and '.join(repr(names[j]) for j in writers)} write it: one step may")
+        if len(writers) > 1:
+            raise ValueError(f"{named}: {' and '.join(repr(names[j]) for j in writers)} write it: one step may")
         if other := [j for j in readers if j != writers[0]]:
             raise ValueError(f"{named}: {names[other[0]]} = {calls[other[0]].kernel.name} reads it before it is "
                              f"written: read {names[writers[0]]!r}")
-        if behind != writers[0]: raise ValueError(f"{named}: its next value is {names[writers[0]]!r}, not {names[behind]!r}")
+        if behind != writers[0]:
+            raise ValueError(f"{named}: its next value is {names[writers[0]]!r}, not {names[behind]!r}")
 
 
 def last_uses(calls: Sequence[Call], outputs: Sequence[int]) -> list[int]:
@@ -107,8 +112,8 @@ def last_uses(calls: Sequence[Call], outputs: Sequence[int]) -> list[int]:
 
 def homes(calls: Sequence[Call], outputs: Sequence[int]) -> tuple[list[int], list[int]]:
     """For each step the step whose buffer its result lies in, and the last step that reads that buffer. A view lies in
-    what it shows; a kernel that may write over an operand does so where nothing reads that buffer later. A matrix that enters is
-    the caller's, and nobody writes over it."""
+    what it shows; a kernel that may write over an operand does so where nothing reads that buffer later. A matrix that
+    enters is the caller's, and nobody writes over it."""
     last, home = last_uses(calls, outputs), list[int]()
     for i, call in enumerate(calls):
         base = call.values["x"] if call.kernel.view else find_overwritten(i, call, calls, home, last)
@@ -130,15 +135,18 @@ def find_overwritten(i: int, call: Call, calls: Sequence[Call], home: Sequence[i
 class Schedule:
     """A bound program: how it runs on a batch, and where every value then lies."""
 
-    def __init__(self, steps: Sequence[Any], constants: Mapping[str, Any], outputs: Mapping[str, str], ports: Sequence[Port] = (),
+    def __init__(self, steps: Sequence[Any], constants: Mapping[str, Any], outputs: Mapping[str, str],
+                 ports: Sequence[Port] = (),
                  state: Mapping[str, str] = MappingProxyType({})):
         self.calls, self.ports = bind(steps, constants, ports), tuple(ports)
         names = [*(port.name for port in ports), *(step.output for step in steps)]
         for name in (*outputs.values(), *state.values()):
             if name not in names[len(ports):]: raise ValueError(f"output: no step gives {name!r}")
-        if unknown := [name for name in state if name not in names[:len(ports)]]: raise ValueError(f"state: no input is {unknown[0]!r}")
+        if unknown := [name for name in state if name not in names[:len(ports)]]:
+            raise ValueError(f"state: no input is {unknown[0]!r}")
         self.results = [names.index(name) for name in outputs.values()]
-        self.outputs = {name: leaving(name, names[at], self.calls[at].shape) for name, at in zip(outputs, self.results, strict=True)}
+        self.outputs = {name: leaving(name, names[at], self.calls[at].shape) for name,
+                        at in zip(outputs, self.results, strict=True)}
         self.state = {names.index(name): names.index(behind) for name, behind in state.items()}
         check_state(self.calls, names, self.state)
         self.base, last = homes(self.calls, self.results)
@@ -163,7 +171,8 @@ class Schedule:
 
     def related(self) -> tuple[Relation, ...]:
         """The relations that its steps read, beside those that every batch or session gives."""
-        return tuple(dict.fromkeys(each for call in self.calls for each in call.kernel.relations(call.bound) if each.custom))
+        return tuple(dict.fromkeys(each for call in self.calls for each in call.kernel.relations(call.bound)
+                                   if each.custom))
 
     def extents(self, batch: Any, patterns: Iterable[Any] = ()) -> Extents:
         """How large a batch is for these steps. Raises ValueError for an input or a relation that does not fit."""
@@ -177,9 +186,9 @@ class Schedule:
         return [Recorded(self, steps) if launches(self.calls[steps[0]]) else Called(self, steps) for steps in pieces]
 
     def between(self) -> dict[int, Span]:
-        """The buffers of the whole batch, by the step that writes them first, with the segments in which they live: the result's, those
-        that several segments use, and those of steps that are called from Python. Groups come in any order, so they live until
-        the end of a segment."""
+        """The buffers of the whole batch, by the step that writes them first, with the segments in which they live: the
+        result's, those that several segments use, and those of steps that are called from Python. Groups come in any
+        order, so they live until the end of a segment."""
         users: dict[int, list[int]] = {}
         for number, segment in enumerate(self.segments):
             for b in self.used(segment.steps):
@@ -194,14 +203,15 @@ class Schedule:
         return sorted({self.base[v] for i in steps for v in (i, *self.calls[i].values.values())})
 
     def plan(self, extents: Extents) -> Plan:
-        """Where the buffers lie if steps run one by one on a batch of these extents. Where every buffer grows with the tokens alone one
-        plan serves all."""
+        """Where the buffers lie if steps run one by one on a batch of these extents. Where every buffer grows with the
+        tokens alone one plan serves all."""
         return self.laid(self.spans, extents)
 
     def laid(self, spans: Mapping[int, Span], extents: Extents) -> Plan:
         """The plan of some buffers, the result's among them."""
         result, every = [*spans].index(self.base[self.result]), tuple(spans.values())
-        return plan_buffers(every, result, ROW).times(extents[T]) if self.level else plan_buffers(every, result, extents)
+        return plan_buffers(every, result,
+                            ROW).times(extents[T]) if self.level else plan_buffers(every, result, extents)
 
     @cached_property
     def row(self) -> Plan:
@@ -209,14 +219,15 @@ class Schedule:
         return self.laid(self.crossing, ROW)
 
     def peak(self, extents: Extents, starts: NDArray[np.int64] | None = None) -> int:
-        """Bytes of the result's block, of what lies between segments and within them, of caches, and of Python's own objects. The
-        arenas of segments are kept, so the largest counts beside what steps allocate that are called."""
+        """Bytes of the result's block, of what lies between segments and within them, of caches, and of Python's own
+        objects. The arenas of segments are kept, so the largest counts beside what steps allocate that are called."""
         within = {kind: max((each.peak(extents, starts) for each in self.segments if isinstance(each, kind)), default=0)
                   for kind in (Recorded, Called)}
         called = sum(isinstance(each, Called) for each in self.segments)
         held = self.cached * extents[C] if self.state else 0
         more = sum(self.calls[at].shape.size.at(extents) for at in self.results[1:])       # copies
-        return int(self.laid(self.crossing, extents).end + 2 * LINE + sum(within.values()) + held + more + objects(called))
+        return int(self.laid(self.crossing, extents).end + 2 * LINE + sum(within.values()) + held + more
+                   + objects(called))
 
     @cached_property
     def cached(self) -> int:
@@ -227,10 +238,11 @@ class Schedule:
         """The machine's kernels that a run calls, in order, each with its sizes."""
         return [priced for call in self.calls for priced in call.kernel.cost(call.bound, call.shape, extents)]
 
-    def walk(self, batch: Any, found: list[Any] | None = None, until: int | None = None) -> Iterator[tuple[Call, dict[str, Any], Any]]:
-        """Every step once it is done, or those before step `until`: its arguments and its result, in a buffer that is not used twice.
-        `found` has the values of the first steps, where these are done already; those of further ones are appended, and what no later
-        step reads is dropped."""
+    def walk(self, batch: Any, found: list[Any] | None = None,
+             until: int | None = None) -> Iterator[tuple[Call, dict[str, Any], Any]]:
+        """Every step once it is done, or those before step `until`: its arguments and its result, in a buffer that is
+        not used twice. `found` has the values of the first steps, where these are done already; those of further ones
+        are appended, and what no later step reads is dropped."""
         found = [] if found is None else found
         values, extents = Walked(self.entered(batch), found), self.extents(batch)
         last = None if until is None else self.first + until
@@ -245,19 +257,20 @@ class Schedule:
                 if v >= self.first: found[v - self.first] = None
 
     def resumed(self, found: Sequence[Any], batch: Any) -> NDArray[np.float32]:
-        """The output's rows, given the values of the first steps, of this program or of one that has the same; to the bit those of a
-        run."""
+        """The output's rows, given the values of the first steps, of this program or of one that has the same; to the
+        bit those of a run."""
         values = [*found]
         for _ in self.walk(batch, values): pass
         return np.asarray(values[self.result - self.first])
 
     def run(self, batch: Any) -> list[NDArray[np.float32]]:
-        """The outputs' rows. Buffers of the whole batch are of this call alone; the first output lies in one, the others are copied
-        from them. Called back while this thread records, it runs apart from that."""
+        """The outputs' rows. Buffers of the whole batch are of this call alone; the first output lies in one, the
+        others are copied from them. Called back while this thread records, it runs apart from that."""
         from formats.kernels.engine.launch import RECORDING
         if RECORDING.get(): return Context().run(self.run, batch)
         held = dict(enumerate(self.entered(batch))) if self.ports else {}
-        extents = self.extents(batch) if self.scored or self.ports or self.elsewhere else Extents.made({T: batch.rows, S: len(batch)})
+        extents = self.extents(
+            batch) if self.scored or self.ports or self.elsewhere else Extents.made({T: batch.rows, S: len(batch)})
         plan = self.row.times(batch.rows) if self.level else self.laid(self.crossing, extents)
         values = Values(self, batch, extents, Blocks(plan, self.crossing, held))
         for segment in self.segments: segment.run(values)
@@ -265,11 +278,12 @@ class Schedule:
         return [np.asarray(values[first]), *(np.array(values[at]) for at in more)]
 
     def entered(self, batch: Any) -> list[NDArray[np.float32]]:
-        """The matrices that enter, in turn: caches lie with the session. ValueError for a batch that does not give one, and for one
-        without caches."""
+        """The matrices that enter, in turn: caches lie with the session. ValueError for a batch that does not give one,
+        and for one without caches."""
         if self.state and not hasattr(batch, "caches"):
             said = ", ".join(str(self.calls[i].shape) for i in self.state)
-            raise ValueError(f"this program has state in space C ({said:.80}): run it by a session, program.start(capacity)")
+            raise ValueError(f"this program has state in space C ({said:.80}): run it by a session, "
+                             "program.start(capacity)")
         return [batch.caches[port.name] if i in self.state else np.ascontiguousarray(batch.input(port), np.float32)
                 for i, port in enumerate(self.ports)]
 
@@ -279,10 +293,12 @@ class Schedule:
             yield found, meaning(call.kernel, arguments, batch)
 
     def exact(self, batch: Any, instead: Mapping[int, Any], rounded: bool = True) -> NDArray[np.float64]:
-        """The first output's rows by the meanings of the kernels, in float64; `instead` replaces constants, by their id."""
+        """The first output's rows by the meanings of the kernels, in float64; `instead` replaces constants, by their
+        id."""
         return np.asarray(self.meanings(batch, instead, rounded)[self.result])
 
-    def meanings(self, batch: Any, instead: Mapping[int, Any] = MappingProxyType({}), rounded: bool = True) -> list[Any]:
+    def meanings(self, batch: Any, instead: Mapping[int, Any] = MappingProxyType({}),
+                 rounded: bool = True) -> list[Any]:
         """The same of what enters and of every step."""
         if self.ports or self.elsewhere: self.extents(batch)             # which says what does not fit
         found: list[Any] = [np.asarray(each, np.float64) for each in self.entered(batch)]
@@ -296,21 +312,25 @@ class Schedule:
 class Walked:
     """Values by number: those that entered, and those of the steps so far."""
     def __init__(self, entered: Sequence[Any], found: Sequence[Any]) -> None: self.entered, self.found = entered, found
-    def __getitem__(self, v: int) -> Any: return self.entered[v] if v < len(self.entered) else self.found[v - len(self.entered)]
+    def __getitem__(self, v: int) -> Any:
+        return self.entered[v] if v < len(self.entered) else self.found[v - len(self.entered)]
 
 
 def objects(steps: int) -> int:
-    """Bytes of Python's own objects in a call: views, arguments and records, as measured in CPython 3.11 to within 2 kB."""
+    """Bytes of Python's own objects in a call: views, arguments and records, as measured in CPython 3.11 to within 2
+    kB."""
     return OBJECTS + 190 * min(steps, 40)
 
 
-def meaning(kernel: Declared, arguments: Mapping[str, Any], batch: Any, instead: Mapping[int, Any] = MappingProxyType({}),
+def meaning(kernel: Declared, arguments: Mapping[str, Any], batch: Any,
+            instead: Mapping[int, Any] = MappingProxyType({}),
             rounded: bool = True) -> Any:
     """What a kernel means for these arguments, in float64; of operands that it rounds first, unless told otherwise."""
     return kernel.means(widen_arguments(kernel, arguments, batch, instead, rounded))
 
 
-def widen_arguments(kernel: Declared, arguments: Mapping[str, Any], batch: Any, instead: Mapping[int, Any] = MappingProxyType({}),
+def widen_arguments(kernel: Declared, arguments: Mapping[str, Any], batch: Any,
+                    instead: Mapping[int, Any] = MappingProxyType({}),
                     rounded: bool = True) -> SimpleNamespace:
     """The arguments of a kernel in float64, as it computes with them."""
     given = {name: instead.get(id(value), value) for name, value in arguments.items()} | {"batch": batch}
@@ -319,7 +339,8 @@ def widen_arguments(kernel: Declared, arguments: Mapping[str, Any], batch: Any, 
 
 
 def bound(kernel: Declared, arguments: Mapping[str, Any], exact: Any = None) -> NDArray[np.float64]:
-    """How far a kernel may be from its meaning for these arguments, entry by entry; `exact`: these as `widen_arguments` gives them."""
+    """How far a kernel may be from its meaning for these arguments, entry by entry; `exact`: these as `widen_arguments`
+    gives them."""
     if exact is None: exact = widen_arguments(kernel, arguments, arguments.get("batch"))
     return np.asarray(kernel.bound(SimpleNamespace(**arguments, exact=exact)))
 

@@ -1,5 +1,5 @@
-"""How a batch runs: cut into groups, each computed from end to end by one worker, or as a whole by all workers together, stage by
-stage; and what a machine's kernels then take."""
+"""How a batch runs: cut into groups, each computed from end to end by one worker, or as a whole by all workers
+together, stage by stage; and what a machine's kernels then take."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from opmatrix.extents import Extents
 
-GROUP_ROWS = 256                                            # rows of a group, about: weights are read once for each, so 128 took
-                                                            # 1.03 to 1.07 times as long, and 512 leave workers unequal ends
+GROUP_ROWS = 256                                            # rows of a group, about: weights are read once for each, so
+                                                            # 128 took
+                                                            # 1.03 to 1.07 times as long, and 512 leave workers unequal
+                                                            # ends
 READING = 4                                                 # rows that reading the weights takes as long as
 WAITING = 1.1                                               # times as long as alone where all work together
 Words = NDArray[np.int64]
@@ -50,9 +52,9 @@ def assign_groups(parts: Sequence[Group], workers: int) -> list[list[Group]]:
 
 @dataclass(frozen=True)
 class Running:
-    """A machine's prices where a batch runs in one way (formats.machine.model.WAYS): what is asked is of a group (`group`), and is priced
-    times the groups of the worker that has the most, `lengths` the sentences of these. A kernel that is never recorded
-    is called from Python, and finds what it needs out of the caches."""
+    """A machine's prices where a batch runs in one way (formats.machine.model.WAYS): what is asked is of a group
+    (`group`), and is priced times the groups of the worker that has the most, `lengths` the sentences of these. A
+    kernel that is never recorded is called from Python, and finds what it needs out of the caches."""
 
     machine: Any
     way: str
@@ -79,12 +81,14 @@ class Running:
         return float(self.machine.ways[self.way].start)
 
     def seconds(self, kernel: str, **sizes: float) -> float:
-        """Predicted seconds of a kernel for all groups, its sizes those of one. What never runs so is priced as a call from Python."""
+        """Predicted seconds of a kernel for all groups, its sizes those of one. What never runs so is priced as a call
+        from Python."""
         from formats.machine.features import even  # with sympy, which nothing that only runs needs
         from formats.machine.prices import price
         rates = self.machine.holding(kernel).ways[self.way]
         if kernel not in rates.coefficients:
             calls = self.times * (self.machine.threads if self.lengths else 1)        # for every group of every worker
-            return calls * float(self.machine.seconds(kernel, **sizes)) + (0.0 if price(kernel).rides else self.machine.cold)
+            return calls * float(self.machine.seconds(kernel,
+                                                      **sizes)) + (0.0 if price(kernel).rides else self.machine.cold)
         if self.way == "together": sizes = even(sizes, self.machine.threads)
         return self.times * float(rates.seconds(kernel, **sizes))

@@ -1,4 +1,5 @@
-"""Who sees whom in a step of attention: the pattern that its text and its tables make, and the mask that the kernel reads."""
+"""Who sees whom in a step of attention: the pattern that its text and its tables make, and the mask that the kernel
+reads."""
 from types import SimpleNamespace as Bound
 from typing import Any
 from weakref import finalize
@@ -23,13 +24,15 @@ def pattern(a: Bound) -> Pattern:
 
 
 def check_pattern(a: Bound) -> None:
-    """Raises ValueError where a kernel does not know the pattern of a step: nobody may see another sequence, every table is spoken
-    of, and what is no range of positions is in float32."""
+    """Raises ValueError where a kernel does not know the pattern of a step: nobody may see another sequence, every
+    table is spoken of, and what is no range of positions is in float32."""
     found, given = pattern(a), len(tables(a))
     if not found.within: raise ValueError(f"where: {a.where!r} looks beyond sequences")
-    if len(found.data) != given: raise ValueError(f"where: {a.where!r} speaks of {len(found.data)} tables, given {given}")
+    if len(found.data) != given:
+        raise ValueError(f"where: {a.where!r} speaks of {len(found.data)} tables, given {given}")
     if found.reach is None and getattr(a, "number_type", "float32") != "float32":
-        raise ValueError(f"where: {a.where!r}: whom a query sees is no range of positions, which {a.number_type} attention needs")
+        raise ValueError(f"where: {a.where!r}: whom a query sees is no range of positions, which {a.number_type} "
+                         "attention needs")
 
 
 def fields(a: Bound) -> dict[str, int]:

@@ -1,5 +1,5 @@
-"""A schedule runs segment by segment: steps that can be recorded, together (recorded.py), and each other step alone, on the whole
-batch. What crosses a border between segments, and the result, lies in buffers of the whole batch."""
+"""A schedule runs segment by segment: steps that can be recorded, together (recorded.py), and each other step alone, on
+the whole batch. What crosses a border between segments, and the result, lies in buffers of the whole batch."""
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -30,8 +30,8 @@ def plan_buffers(spans: tuple[Span, ...], result: int | None, extents: Extents) 
 
 
 class Blocks:
-    """The buffers of one call, in a block for the result and one for what goes with the call; what enters lies with the batch or the
-    session. spans, entered: by the step that writes first."""
+    """The buffers of one call, in a block for the result and one for what goes with the call; what enters lies with the
+    batch or the session. spans, entered: by the step that writes first."""
 
     def __init__(self, plan: Plan, spans: Iterable[int], entered: dict[int, NDArray[np.float32]]):
         self.entered = entered
@@ -46,8 +46,8 @@ class Blocks:
 
 
 class Values:
-    """The values of a batch, by step: those of kernels in the buffer(step that writes it first, shape) that is given, views as soon as
-    they are asked for."""
+    """The values of a batch, by step: those of kernels in the buffer(step that writes it first, shape) that is given,
+    views as soon as they are asked for."""
 
     def __init__(self, schedule: Any, batch: Any, extents: Extents, buffer: Buffers):
         self.schedule, self.batch, self.extents, self.buffer = schedule, batch, extents, buffer

@@ -69,13 +69,15 @@ def turned_tables(a: Bound) -> list[bool]:
 
 def words(a: Bound) -> list[tuple[int, int]]:
     """(rows to choose from, columns) of each table."""
-    return [table.shape[::-1] if columns else table.shape for table, columns in zip(a.tables, turned_tables(a), strict=True)]
+    return [table.shape[::-1] if columns else table.shape for table,
+            columns in zip(a.tables, turned_tables(a), strict=True)]
 
 
 def chosen(a: Bound) -> dict[str, int]:
     """Fields of the batch, each below the rows of its shortest table."""
     limits: dict[str, int] = {}
-    for name, (rows, _) in zip(a.fields.split(","), words(a), strict=True): limits[name] = min(rows, limits.get(name, rows))
+    for name, (rows, _) in zip(a.fields.split(","), words(a), strict=True):
+        limits[name] = min(rows, limits.get(name, rows))
     return limits
 
 
@@ -163,7 +165,8 @@ def pooled(a: Bound) -> Rows:
 def linked(a: Bound) -> Rows:
     """Rows of the relation's space; of caches other kernels are."""
     found = parse_relation(a.relation)
-    if str(C) in (found.rows, found.cols): raise ValueError(f"relation {found}: rows of space {C} belong to the kernels of caches")
+    if str(C) in (found.rows, found.cols):
+        raise ValueError(f"relation {found}: rows of space {C} belong to the kernels of caches")
     same("x rows", str(a.x.space), found.cols)
     return Rows(a.x.cols, space=size(found.rows))
 

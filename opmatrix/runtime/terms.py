@@ -1,5 +1,5 @@
-"""Terms that come as text: JSON of nodes, each attribute what its kind's annotation says, and no term so large that reading
-it once would take an age."""
+"""Terms that come as text: JSON of nodes, each attribute what its kind's annotation says, and no term so large that
+reading it once would take an age."""
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ MAX_MERGES = 1 << 24                                        # and one reading me
 
 
 def parse_operator(text: str, shapes: Sequence[Shape], arrays: Sequence[Any]) -> Operator:
-    """The term of a text over values of these shapes: `["value", k]` is the k-th, {"array": k} the k-th array. ValueError
-    says what is wrong with it."""
+    """The term of a text over values of these shapes: `["value", k]` is the k-th, {"array": k} the k-th array.
+    ValueError says what is wrong with it."""
     if len(text) > MAX_LETTERS: raise ValueError(f"term: {len(text):,} characters; it may have {MAX_LETTERS:,}")
     nodes: list[Operator] = []
     readings: dict[Operator, int] = {}
@@ -37,8 +37,10 @@ def parse_operator(text: str, shapes: Sequence[Shape], arrays: Sequence[Any]) ->
             first, *others = made.children or (made,)
             depths[made] = max([depths.get(first, 0), *(depths[each] + 1 for each in others)])
             readings[made] = read_at_once(made, readings)
-            if depths[made] > MAX_NESTING: raise ValueError(f"nodes lie {depths[made]} within one another; {MAX_NESTING} may")
-            if (count := readings[made]) > READINGS: raise ValueError(f"nodes are read {count:,} times; {READINGS:,} may be")
+            if depths[made] > MAX_NESTING:
+                raise ValueError(f"nodes lie {depths[made]} within one another; {MAX_NESTING} may")
+            if (count := readings[made]) > READINGS:
+                raise ValueError(f"nodes are read {count:,} times; {READINGS:,} may be")
     except FAULTS as error: raise ValueError(describe_error(error)) from None
     return nodes[-1]
 
@@ -53,7 +55,8 @@ def node(entry: Any, nodes: Sequence[Operator], shapes: Sequence[Shape], arrays:
     """One node, of nodes before it."""
     match entry:
         case ["value", k]: return symbol(f"x{k}", Shape(), pick_item(k, shapes))
-        case ["value", k, str(rows)]: return symbol(f"x{k}", Shape(), pick_item(k, shapes)._replace(rows=space(check_name(rows))))
+        case ["value", k, str(rows)]:
+            return symbol(f"x{k}", Shape(), pick_item(k, shapes)._replace(rows=space(check_name(rows))))
         case [str(name), list(children), list(attributes)] if name in KINDS and name != "symbol":
             kind = KINDS[name]
             declared = [parameter.annotation for parameter in kind.signature.parameters.values()][kind.arity:]
@@ -118,8 +121,8 @@ def read_at_once(term: Operator, readings: dict[Operator, int]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class BoundedShape:
-    """A value's shape, each its own, where everything but the number of rows is known; ShapeError where one would hold too
-    many numbers, or merge too many in Python."""
+    """A value's shape, each its own, where everything but the number of rows is known; ShapeError where one would hold
+    too many numbers, or merge too many in Python."""
     shape: Shape
     values: Sequence[Shape] = ()
 
@@ -151,14 +154,17 @@ class BoundedShape:
         return self.of(self.shape.act(term), steps)
 
     def product(self, other: "BoundedShape", over: Any, where: Any) -> "BoundedShape":
-        if where is not everyone and self.shape[1:] != (T, T): raise ShapeError(f"product where {where}: scores are {self.shape}")
+        if where is not everyone and self.shape[1:] != (T, T):
+            raise ShapeError(f"product where {where}: scores are {self.shape}")
         inner = count_size(self.shape.cols)
         return self.of(self.shape.product(other.shape, over, where), 1 if over.closed else inner * merging(over, inner))
 
 
 def count_size(size: Any) -> int:
     """A size for so many rows."""
-    return size if isinstance(size, int) else int(expression(size).subs(dict.fromkeys(expression(size).atoms(Space), ASSUMED_ROWS)))
+    return size if isinstance(size,
+                              int) else int(expression(size).subs(dict.fromkeys(expression(size).atoms(Space),
+                                                                                ASSUMED_ROWS)))
 
 
 def merging(over: Any, count: int) -> int:

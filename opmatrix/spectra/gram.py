@@ -9,8 +9,10 @@ from numpy.typing import ArrayLike, NDArray
 from formats.core.errors import InputError
 from opmatrix.spectra.measures import Doubles, Spectrum, check_matrix
 
-RIDGE = 0.1                                                 # share of the energy of the rows that is spread over all directions
-NULL = 1e-7                                                 # of the largest singular value: less is what squaring leaves of rounding
+RIDGE = 0.1                                                 # share of the energy of the rows that is spread over all
+                                                            # directions
+NULL = 1e-7                                                 # of the largest singular value: less is what squaring
+                                                            # leaves of rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +52,9 @@ class Gram:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What calibration saw of a value: its rows X (rows, n) in float32, or their Gram where that takes fewer bytes. A share of the
-    energy, which is the trace of XᵀX, is spread over all directions: few rows say nothing of most, which is no reason to drop those."""
+    """What calibration saw of a value: its rows X (rows, n) in float32, or their Gram where that takes fewer bytes. A
+    share of the energy, which is the trace of XᵀX, is spread over all directions: few rows say nothing of most, which
+    is no reason to drop those."""
     rows: NDArray[np.float32] | None
     whole: Gram | None = None
 
@@ -127,8 +130,8 @@ def whitened(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> tuple[D
     """Singular values (k,) of G^½ W, falling, and its right singular vectors (k, p): what the outputs X W consist of.
 
     Their tail is the squared output error of the best rank r for every r (Eckart and Young 1936, in the metric of G).
-    The smaller side is decomposed; squaring leaves values below 1e-8 of the largest to rounding, as G itself does. Where W is wide,
-    vectors of values below 1e-7 of the largest are zeros."""
+    The smaller side is decomposed; squaring leaves values below 1e-8 of the largest to rounding, as G itself does.
+    Where W is wide, vectors of values below 1e-7 of the largest are zeros."""
     w = check_matrix(weight, "weight")
     g = metric(gram, len(w))
     if w.shape[1] <= w.shape[0]:
@@ -138,7 +141,8 @@ def whitened(weight: ArrayLike, gram: ArrayLike | Gram | None = None) -> tuple[D
     sizes, axes = np.linalg.eigh(rooted @ rooted.T)
     values = np.sqrt(np.maximum(sizes[::-1], 0))
     right = axes.T[::-1] @ rooted
-    return values, right * np.where(values > NULL * values[0], 1 / np.maximum(values, np.finfo(np.float64).tiny), 0.0)[:, None]
+    return values, right * np.where(values > NULL * values[0], 1 / np.maximum(values, np.finfo(np.float64).tiny),
+                                    0.0)[:, None]
 
 
 def stretched(weight: Doubles, gram: Doubles) -> Doubles:

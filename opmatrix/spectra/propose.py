@@ -112,7 +112,8 @@ def propose(weight: ArrayLike, gram: Gram | ArrayLike | None = None, limits: Lim
     dense = min(price("dense", {}, *w.shape), price("packed", {}, *w.shape))
     weighed = Weighed(w, g, errors, output_energy(w, g), limits)
     judged: list[Proposal | Rejected] = []
-    for each in propose_formats(weighed, gram is not None): judged.append(judge_candidate(each, weighed, limits, price, dense, judged))
+    for each in propose_formats(weighed, gram is not None):
+        judged.append(judge_candidate(each, weighed, limits, price, dense, judged))
     rejected = [each for each in judged if isinstance(each, Rejected)]
     front, worse = split_dominated([each for each in judged if isinstance(each, Proposal)])
     kept, spare = furthest(front, dense, limits)
@@ -136,7 +137,8 @@ class Weighed:
 
     @cached_property
     def lost(self) -> Doubles:
-        """The share of the energy that is lost with the 0, 1, 2 … entries that matter least, where columns of X are orthogonal."""
+        """The share of the energy that is lost with the 0, 1, 2 … entries that matter least, where columns of X are
+        orthogonal."""
         return curve(entry_energy(self.weight, self.gram).ravel())
 
     @cached_property
@@ -155,8 +157,9 @@ class Weighed:
         return densities(curve(tile_energy(entry_energy(self.weight, self.gram), tile)), self.limits)
 
     def least(self, each: Candidate) -> float:
-        """What its error is not below, known before it is fitted: a format that is told norms leaves out all but the entries that its
-        flops count, so it loses as much as the least of so many. 0 for others, and where G is no diagonal."""
+        """What its error is not below, known before it is fitted: a format that is told norms leaves out all but the
+        entries that its flops count, so it loses as much as the least of so many. 0 for others, and where G is no
+        diagonal."""
         form = FORMATS[each.method]
         if form.metric() != "wanda" or "rank" in form.parameters or self.gram.ndim == 2: return 0.0
         dropped = max(0, self.weight.size - -(-count_declared(each.method, each.parameters, *self.shape)[0] // 2))
@@ -171,11 +174,12 @@ class Weighed:
 
 
 def propose_formats(weighed: Weighed, seen: bool) -> Iterator[Candidate]:
-    """Every proposed format that is not plain, of numbers wide enough, with the options by which it proposes itself; fitted in the metric
-    of the activations where the format's `fit` takes one and activations were seen."""
+    """Every proposed format that is not plain, of numbers wide enough, with the options by which it proposes itself;
+    fitted in the metric of the activations where the format's `fit` takes one and activations were seen."""
     for method, format in FORMATS.items():
         if format.plain or not format.proposed or format.narrowest() < weighed.limits.narrowest: continue
-        for parameters in format.proposed_by(weighed): yield Candidate(method, parameters, format.metric() if seen else "plain")
+        for parameters in format.proposed_by(weighed):
+            yield Candidate(method, parameters, format.metric() if seen else "plain")
 
 
 def entry_energy(w: Doubles, g: Doubles) -> Doubles:
@@ -215,8 +219,8 @@ def densities(lost: Doubles, limits: Limits) -> list[float]:
 
 def judge_candidate(each: Candidate, weighed: Weighed, limits: Limits, price: PriceFunction, dense: tuple[float, float],
                     before: Sequence[Proposal | Rejected] = ()) -> Proposal | Rejected:
-    """A candidate with its price and predicted error, or the reason why not; what is not repaid is never fitted, nor what one that was
-    judged `before` is sure to beat."""
+    """A candidate with its price and predicted error, or the reason why not; what is not repaid is never fitted, nor
+    what one that was judged `before` is sure to beat."""
     shape = weighed.weight.shape
     asked = price(each.method, each.parameters, *shape)
     if not all(np.isfinite(asked)) or min(asked) < 0:
@@ -228,7 +232,9 @@ def judge_candidate(each: Candidate, weighed: Weighed, limits: Limits, price: Pr
     if (least := weighed.least(each)) > limits.error:
         return rejected(each, f"error {100 * least:.3g} % or more is over the limit {100 * limits.error:.3g} %")
     for other in before:
-        if isinstance(other, Proposal) and other.predicted_error < least and all(a <= b for a, b in zip(other.price, asked, strict=True)):
+        if isinstance(other, Proposal) and other.predicted_error < least and all(a <= b for a,
+                                                                                 b in zip(
+            other.price, asked, strict=True)):
             return beaten(each, other)
     try: error = weighed.error(each)
     except FormatError as complaint: return rejected(each, str(complaint))
@@ -256,7 +262,8 @@ def split_dominated(found: Sequence[Proposal]) -> tuple[list[Proposal], list[Rej
     return front, lost
 
 
-def beaten(each: Candidate, by: Candidate) -> Rejected: return rejected(each, f"beaten by {by} in error, effort and bytes")
+def beaten(each: Candidate, by: Candidate) -> Rejected:
+    return rejected(each, f"beaten by {by} in error, effort and bytes")
 
 
 def furthest(front: Sequence[Proposal], dense: tuple[float, float],

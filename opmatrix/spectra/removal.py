@@ -12,7 +12,8 @@ from formats.core.errors import InputError
 from opmatrix.spectra.gram import Gram, metric, output_energy
 from opmatrix.spectra.measures import Doubles, check_matrix
 
-DAMPING = 0.01                                              # of the mean diagonal, added to a full Gram: it may be singular
+DAMPING = 0.01                                              # of the mean diagonal, added to a full Gram: it may be
+                                                            # singular
 DELAY = 64                                                  # inputs whose corrections wait, to be made by one product
 
 

@@ -13,17 +13,19 @@ from formats.machine.threads import available
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.levels import Announce
 
-LIMIT = 300.0                                               # seconds that an answer is waited for: a process that hangs holds up nothing
+LIMIT = 300.0                                               # seconds that an answer is waited for: a process that hangs
+                                                            # holds up nothing
 POOLED = "egglog", "scipy.optimize"                         # whose threads a forked process has not, and would wait for
 READ_BYTES = 1 << 16                                        # read at a time
-FAILURE = "level", "where", "what", "reproducer", "laws"    # what an error of verification was made of, beside its numbers
+FAILURE = "level", "where", "what", "reproducer", "laws"    # what an error of verification was made of, beside its
+                                                            # numbers
 
 
 class Aside:
-    """`work(announce)`, done beside what its block does, where a process can be forked, nothing is loaded whose threads it would lack,
-    and a processor is free for it. `answer()` waits for its result, which JSON must hold, raises the VerificationError that it
-    raised, and has said by then what it announced. Where the process could not be made, or ended without an answer, the work is
-    done here. At the end of the block nothing is left of it."""
+    """`work(announce)`, done beside what its block does, where a process can be forked, nothing is loaded whose threads
+    it would lack, and a processor is free for it. `answer()` waits for its result, which JSON must hold, raises the
+    VerificationError that it raised, and has said by then what it announced. Where the process could not be made, or
+    ended without an answer, the work is done here. At the end of the block nothing is left of it."""
 
     def __init__(self, work: Callable[[Announce], Any], announce: Announce) -> None:
         self.work, self.announce = work, announce
@@ -46,13 +48,15 @@ class Aside:
         self.pipe = reading
 
     def serve(self, writing: int) -> None:
-        """The forked process: lines of JSON, of which the last is the answer. It prints nothing and ends here, whatever happens."""
+        """The forked process: lines of JSON, of which the last is the answer. It prints nothing and ends here, whatever
+        happens."""
         with suppress(BaseException):
             signal.signal(signal.SIGINT, signal.SIG_DFL)    # whoever interrupts the run interrupts this too
             with os.fdopen(writing, "w") as lines:
                 def tell(kind: str, said: Any) -> None: print(json.dumps([kind, said]), file=lines, flush=True)
                 try: tell("answer", self.work(lambda line: tell("announced", line)))
-                except VerificationError as error: tell("failure", [[getattr(error, name) for name in FAILURE], error.values])
+                except VerificationError as error:
+                    tell("failure", [[getattr(error, name) for name in FAILURE], error.values])
         os._exit(0)
 
     def answer(self) -> Any:

@@ -16,17 +16,19 @@ TAKEN_BUSY = "prices are too high; the calibration is marked so, and the first c
 
 
 def calibrate_machine(report: Report) -> str:
-    """Measures, saves, and tells: peaks, BLAS, kernels, where they are kept. Files: the machine model that `this_machine`
-    reads, beside it the peaks, and the setting of BLAS that later commands run with."""
+    """Measures, saves, and tells: peaks, BLAS, kernels, where they are kept. Files: the machine model that
+    `this_machine` reads, beside it the peaks, and the setting of BLAS that later commands run with."""
     with report.phase("compile") as progress: kernels.warm(progress=lambda name, seconds: progress(name))
     start = time.perf_counter()
     with report.phase("peaks") as progress: found = peaks.measure_peaks(progress)
     with report.phase("BLAS") as progress: setting = blas.fastest(progress)
     with report.phase("kernels") as progress: machine = calibrate(progress, full=True)
     target = machine_file()
-    kept = machine.save(target), found.save(target.with_suffix(".peaks.json")), environment.remember(setting.core, setting.rates)
+    kept = machine.save(target), found.save(
+        target.with_suffix(".peaks.json")), environment.remember(setting.core, setting.rates)
     seconds = time.perf_counter() - start
-    return "\n\n".join([f"{machine.name}, {machine.threads} threads, in {seconds:.0f} s", peak_table(found), blas_table(setting),
+    return "\n\n".join([f"{machine.name}, {machine.threads} threads, in {seconds:.0f} s", peak_table(found),
+                        blas_table(setting),
                         kernel_table(machine), *([describe_noise(machine.busy, TAKEN_BUSY)] if machine.busy else []),
                         f"kept in {target}" if all(kept) else "not kept"])
 
@@ -48,5 +50,6 @@ def kernel_table(machine: Machine) -> str:
     rows = [[kernel, f"{100 * expm1(machine.interval[kernel]):.0f} %" if kernel in machine.interval else "",
              " + ".join(map(str, machine.expression(kernel).as_ordered_terms()))] for kernel in machine.coefficients]
     width = max(len(row[0]) for row in rows)
-    return "\n".join(["kernels: 80 % of calls are closer than so much to so many seconds, corrections by pattern left out",
+    return "\n".join(["kernels: 80 % of calls are closer than so much to so many seconds, corrections by pattern left "
+                      "out",
                       *(f"{kernel.ljust(width)}  {off:>5s}  {said}" for kernel, off, said in rows)])

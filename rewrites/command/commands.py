@@ -21,7 +21,8 @@ def misunderstood() -> Any:
     return ClickException
 
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False,
+                  context_settings={"help_option_names": ["-h", "--help"]},
                   help="A transformer in; the cheapest equal program that laws reach comes out, verified, and runs.")
 
 
@@ -43,7 +44,8 @@ Model = Annotated[str, typer.Argument(
     help="minilm, smollm2, a directory with config.json, model.safetensors and tokenizer.json, or a .gguf file;"
          " with --machine also a config.json alone")]
 Laws = Annotated[Path | None, typer.Option(
-    "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you trust")]
+    "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you "
+                                   "trust")]
 Results = Annotated[Path | None, typer.Option("--json", help="where to write all results")]
 Origin = Annotated[str | None, typer.Option(
     "--model", help="the checkpoint that it was made of; without it, the one that the program names")]
@@ -55,38 +57,48 @@ Truncate = Annotated[bool | None, typer.Option(
 @app.command()
 def optimize(
     model: Model,
-    error: Annotated[float | None, typer.Option(help="relative change of the output on held-out rows; 0: none; 0.02 without goals")] = None,
+    error: Annotated[float | None, typer.Option(help="relative change of the output on held-out rows; 0: none; 0.02 "
+                                                     "without goals")] = None,
     goals: Annotated[list[str] | None, typer.Option(
-        "--write_results", metavar="GOAL", help="error<=2%, spearman>=-0.3 (with --pairs) or perplexity<=1.02x (with --text, "
-                                       "on its held-out lines, and --output rows), against the exact program (may be given again)")] = None,
+        "--write_results", metavar="GOAL", help="error<=2%, spearman>=-0.3 (with --pairs) or perplexity<=1.02x (with "
+                                                "--text, on its held-out lines, and --output rows), against the exact "
+                                                "program (may be given again)")] = None,
     memory: Annotated[float | None, typer.Option(help="megabytes, stored and working together")] = None,
-    text: Annotated[Path | None, typer.Option(help="a file of lines: of every four one fits, one chooses, two state the error")] = None,
+    text: Annotated[Path | None, typer.Option(help="a file of lines: of every four one fits, one chooses, two state "
+                                                   "the error")] = None,
     tokens: Annotated[int | None, typer.Option(help="the workload: one sentence of so many tokens")] = None,
     workload: Annotated[str | None, typer.Option(
-        metavar="FILE|SHARES", help="the workload instead: texts, one a line, in batches as `embed` makes them; or shares of batches "
-                                    "of sentences x tokens, such as 0.7:1x16,0.3:8x128")] = None,
-    number_type: Annotated[str, typer.Option(help="the narrowest that weights may be stored by: float32, bf16, int8 or int4")] = "int8",
+        metavar="FILE|SHARES", help="the workload instead: texts, one a line, in batches as `embed` makes them; or "
+                                    "shares of batches of sentences x tokens, such as 0.7:1x16,0.3:8x128")] = None,
+    number_type: Annotated[str, typer.Option(help="the narrowest that weights may be stored by: float32, bf16, int8 or "
+                                                  "int4")] = "int8",
     pairs: Annotated[Path | None, typer.Option(
         metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of an error")] = None,
-    drop: Annotated[float | None, typer.Option(help="how far Spearman's correlation (x 100) of the pairs may fall; 0.3")] = None,
+    drop: Annotated[float | None,
+                    typer.Option(help="how far Spearman's correlation (x 100) of the pairs may fall; 0.3")] = None,
     remove: Annotated[str, typer.Option(
-        metavar="units,heads", help="try models with fewer hidden units, fewer heads, or both, too; nothing is trained")] = "",
+        metavar="units,heads",
+        help="try models with fewer hidden units, fewer heads, or both, too; nothing is trained")] = "",
     calibrate: Annotated[Path | None, typer.Option(
         help="a file of lines, without scores, that what is left is fitted to; by default lines of --text")] = None,
-    output: Annotated[str, typer.Option(help="pooled: one row a text, as the checkpoint says; rows: one a token")] = "pooled",
+    output: Annotated[str,
+                      typer.Option(
+    help="pooled: one row a text, as the checkpoint says; rows: one a token")] = "pooled",
     own: Laws = None,
     without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="where to save; ./MODEL.opmatrix by default")] = None,
     results: Results = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="say nothing of phases meanwhile")] = False,
-    machine: Annotated[str | None, typer.Option(metavar="NAME", help="only predict, for A100, H100, Ascend910B or TPUv5e")] = None,
+    machine: Annotated[str | None, typer.Option(metavar="NAME", help="only predict, for A100, H100, Ascend910B or "
+                                                                     "TPUv5e")] = None,
 ) -> None:
     """Find, verify, measure and save the cheapest program of a MODEL."""
     if machine is not None:
         say(elsewhere(model, machine, tokens))
         return
     if model.endswith(".json"):
-        raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine NAME to predict")
+        raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine "
+                         "NAME to predict")
     from rewrites.command.report import Report, silence_stdout
     from rewrites.compiler.mixed import parse_mix
     from rewrites.front.reported import Named
@@ -97,11 +109,14 @@ def optimize(
     refuse(memory, number_type, output, target, results)
     declared, laws = declarations(own), Named.of(own)
     with silence_stdout():
-        result = find(model, error=error, keep=tuple(goals or ()), memory=memory and memory * 1e6, text=str(text) if text else None,
-                      tokens=tokens, workload=workload and parse_mix(workload), number_type=number_type, pairs=pairs, drop=drop,
+        result = find(model, error=error, keep=tuple(goals or ()), memory=memory and memory * 1e6,
+                      text=str(text) if text else None,
+                      tokens=tokens, workload=workload and parse_mix(workload), number_type=number_type, pairs=pairs,
+                      drop=drop,
                       output=output,
                       remove=tuple(filter(None, remove.split(","))), calibrate=calibrate,
-                      leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws), approximations=declared.approximations,
+                      leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws),
+                      approximations=declared.approximations,
                       report=Report(quiet=quiet))
         found = save(result, target, laws)
     say(printed(found, target))
@@ -122,7 +137,8 @@ def elsewhere(model: str, name: str, tokens: int | None) -> str:
     if tokens is not None and tokens < 1:
         raise InputError(f"--tokens {tokens}: at least 1")
     with silence_stdout():
-        return predicted(shapes(model) if model.endswith(".json") else open_model(model).operator(), sheet, tokens or 128)
+        return predicted(shapes(model) if model.endswith(".json") else open_model(model).operator(), sheet,
+                         tokens or 128)
 
 
 def declarations(file: Path | None) -> Any:
@@ -144,7 +160,8 @@ def refuse(memory: float | None, number_type: str, output: str, target: Path, re
 
 @app.command()
 def calibrate() -> None:
-    """Measure this machine within a minute: peaks, bandwidths, the fastest BLAS, what every kernel's time grows with."""
+    """Measure this machine within a minute: peaks, bandwidths, the fastest BLAS, what every kernel's time grows
+    with."""
     from rewrites.command.calibrate import calibrate_machine
     from rewrites.command.report import Report, silence_stdout
     with silence_stdout():
@@ -158,8 +175,8 @@ def run(
     text: Annotated[list[str], typer.Argument(help="sentences")],
     truncate: Truncate = None,
 ) -> None:
-    """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are; of a language
-    model, the likeliest tokens that follow each."""
+    """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are; of
+    a language model, the likeliest tokens that follow each."""
     from opmatrix.display.tables import table
     from opmatrix.pipelines.pooling import normalise_rows
     from opmatrix.program import Program
@@ -167,7 +184,8 @@ def run(
     program = Program.load(directory)
     vectors = program.embed(text, truncate=truncate)
     if speaks(program):
-        for sentence, scores in zip(text, vectors, strict=True): say(f"{sentence[-60:]!r}: {likeliest(program, scores)}")
+        for sentence, scores in zip(text, vectors, strict=True):
+            say(f"{sentence[-60:]!r}: {likeliest(program, scores)}")
         return
     for sentence, vector in zip(text, vectors, strict=True):
         say(f"{sentence[:60]!r}: [{', '.join(f'{v:.4f}' for v in vector[:6])}, …] ({len(vector)} numbers)")
@@ -215,21 +233,25 @@ def embed(
 
 @app.command()
 def evaluate(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL|DIR...", help="checkpoints or saved programs; the first is compared with")],
-    pairs: Annotated[Path | None, typer.Option(metavar="CSV", help="sentence1, sentence2, score, with or without a header")] = None,
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="a text that language models foresee, in windows of 512 tokens")] = None,
+    models: Annotated[list[str], typer.Argument(metavar="MODEL|DIR...", help="checkpoints or saved programs; the first "
+                                                                             "is compared with")],
+    pairs: Annotated[Path | None, typer.Option(metavar="CSV", help="sentence1, sentence2, score, with or without a "
+                                                                   "header")] = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="a text that language models foresee, in windows of "
+                                                                   "512 tokens")] = None,
     tokens: Annotated[int | None, typer.Option(help="only so many of the text's first tokens")] = None,
     results: Results = None,
     truncate: Truncate = None,
 ) -> None:
-    """With --pairs: Spearman's correlation, times 100, of the cosines of sentence pairs, as `embed` embeds them, with scores of
-    people. With --text: the perplexity of language models, and nats a byte."""
+    """With --pairs: Spearman's correlation, times 100, of the cosines of sentence pairs, as `embed` embeds them, with
+    scores of people. With --text: the perplexity of language models, and nats a byte."""
     from rewrites.command import evaluate as evaluation
     from rewrites.command.pairs import Pairs
     from rewrites.command.report import Report, silence_stdout
     possible("--json", writable, results)
     if tokens is not None and text is None: raise InputError(f"--tokens {tokens}: it is of a text: give --text FILE")
-    if tokens is not None and tokens < 2: raise InputError(f"--tokens {tokens}: at least 2, as the first is not foreseen")
+    if tokens is not None and tokens < 2:
+        raise InputError(f"--tokens {tokens}: at least 2, as the first is not foreseen")
     if text is not None and pairs is None:
         with silence_stdout(): told = evaluation.foreseen(models, text, tokens, Report())
         write_results(evaluation.foreseen_json(told, text), results)
@@ -246,7 +268,8 @@ def evaluate(
 @app.command()
 def doctor(
     results: Results = None,
-    clean: Annotated[bool, typer.Option("--clean", help="remove from the cache what this version makes no use of")] = False,
+    clean: Annotated[bool,
+                     typer.Option("--clean", help="remove from the cache what this version makes no use of")] = False,
 ) -> None:
     """The processor and what kernels use of it, cores, libraries, caches; settings that hurt, and what to set."""
     from rewrites.command.doctor import facts_as_json, format_facts, went
@@ -273,12 +296,14 @@ def explain(
     directory: Saved,
     own: Laws = None,
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --text")] = None,
-    workload: Annotated[Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --workload")] = None,
+    workload: Annotated[Path | None,
+                        typer.Option(metavar="FILE", help="the file, where it was made with --workload")] = None,
     model: Origin = None,
-    full: Annotated[bool, typer.Option("--full", help="every step of the derivation, and the program before it, too")] = False,
+    full: Annotated[bool, typer.Option("--full",
+                                       help="every step of the derivation, and the program before it, too")] = False,
 ) -> None:
-    """A saved program before and after, and what each law saved, measured by leaving it out. No file is opened because a report
-    names it: your own files are named again, and compared by SHA-256."""
+    """A saved program before and after, and what each law saved, measured by leaving it out. No file is opened because
+    a report names it: your own files are named again, and compared by SHA-256."""
     from rewrites.command.report import Report, silence_stdout
     from rewrites.derivations.explain import explain as told
     with silence_stdout():
@@ -288,8 +313,8 @@ def explain(
 
 @app.command()
 def verify(directory: Saved, model: Origin = None) -> None:
-    """Do the checks of a saved program's certificate again, as far as the directory and the MODEL allow. Ends with status 1 where
-    one fails."""
+    """Do the checks of a saved program's certificate again, as far as the directory and the MODEL allow. Ends with
+    status 1 where one fails."""
     from rewrites.command.recheck import FAILS, format_checks, of_directory
     found = of_directory(directory, model)
     say(format_checks(found))
@@ -301,7 +326,8 @@ def spectrum(
     model: Model,
     out: Annotated[Path | None, typer.Option(help="where to draw the picture (needs matplotlib)")] = None,
 ) -> None:
-    """Singular values, ranks and energy knees of every weight of a MODEL, printed and drawn. Columns are explained below them."""
+    """Singular values, ranks and energy knees of every weight of a MODEL, printed and drawn. Columns are explained
+    below them."""
     from opmatrix.display.draw import drawable, spectrum_figure, spectrum_text
     from opmatrix.files.checkpoint import open_model
     from rewrites.command.spectrum import weights

@@ -1,4 +1,5 @@
-"""Settings of this machine and of the environment that hurt, each with the line that mends it: one entry of a table each."""
+"""Settings of this machine and of the environment that hurt, each with the line that mends it: one entry of a table
+each."""
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -45,12 +46,14 @@ def oversubscribed(facts: Facts) -> Iterator[Details]:
         why = f"{name}={shown(facts.environment[name])}" if name else "nothing limits them"
         most = " (no more are made)" if count > facts.threads else ""
         quota = f", by a quota of {facts.host.quota:g}" if facts.host.quota else ""
-        yield {"why": why, "threads": facts.threads, "most": most, "usable": usable, "quota": quota, "variable": name or COUNTS[1]}
+        yield {"why": why, "threads": facts.threads, "most": most, "usable": usable, "quota": quota,
+               "variable": name or COUNTS[1]}
 
 
 def shared_cores(facts: Facts) -> Iterator[Details]:
     if facts.host.cores < facts.threads <= facts.host.usable:
-        yield {"threads": facts.threads, "cores": facts.host.cores, "variable": asked(facts.environment)[0] or COUNTS[1]}
+        yield {"threads": facts.threads, "cores": facts.host.cores,
+               "variable": asked(facts.environment)[0] or COUNTS[1]}
 
 
 def idle(facts: Facts) -> Iterator[Details]:
@@ -111,17 +114,21 @@ CHECKS = (
           "{threads} threads on {cores} cores: two of a core share its vector units, and gain little",
           "export {variable}={cores}"),
     Check("cores left idle", idle, "{variable} lets {threads} of {cores} cores work", "unset {variable}"),
-    Check("a second pool", other_pools, "{library} has {count} threads of its own, which spin beside those of programs after every call",
+    Check("a second pool", other_pools, "{library} has {count} threads of its own, which spin beside those of programs "
+                                        "after every call",
           "export {variable}=1"),
     Check("a pool that spins", spinning, "{variable}={value}: idle threads of other libraries keep the cores",
           "export {variable}={better}"),
     Check("threads bound to cores", lambda facts: other(BINDING, facts),
-          "{variable}={value}: whoever loads OpenMP is bound to one core, and threads made later with it", "unset {variable}"),
+          "{variable}={value}: whoever loads OpenMP is bound to one core, and threads made later with it",
+          "unset {variable}"),
     Check("slow kernels", lambda facts: other(SLOWING, facts),
           "{variable}={value}: kernels are not compiled for all that the processor can do",
           "unset {variable}"),
-    Check("a slow clock", slow_clock, "the governor powersave may keep the clock low", "sudo cpupower frequency-set -g performance"),
-    Check("a busy machine", busy, "{load} threads want to run on {logical} processors: what is measured now is too slow",
+    Check("a slow clock", slow_clock, "the governor powersave may keep the clock low", "sudo cpupower frequency-set -g "
+                                                                                       "performance"),
+    Check("a busy machine", busy,
+          "{load} threads want to run on {logical} processors: what is measured now is too slow",
           "opmatrix calibrate    # again, once other programs are done"),
     Check("no matrix registers", forbidden, "the processor has AMX, but this process may not use it",
           "uname -r    # Linux 5.16 or later; a container must allow arch_prctl"),
@@ -144,18 +151,23 @@ def findings(facts: Facts) -> list[Finding]:
 def format_facts(facts: Facts) -> str:
     """The facts, a line each, and what hurts."""
     host = facts.host
-    blas = [f"{p.library} {p.version} ({p.architecture}), {p.threads} thread{'s' * (p.threads > 1)}" for p in facts.pools]
+    blas = [f"{p.library} {p.version} ({p.architecture}), {p.threads} thread{'s' * (p.threads > 1)}"
+            for p in facts.pools]
     lines = {
         "processor": f"{facts.processor}: {', '.join(facts.features) or 'no vector instructions that kernels know'}",
-        "cores": f"{facts.threads} threads; {len(host.allowed)} of {host.logical} logical processors allowed, on {host.cores} cores, "
+        "cores": f"{facts.threads} threads; {len(host.allowed)} of {host.logical} logical processors allowed, on "
+                 f"{host.cores} cores, "
                  + (f"a quota of {host.quota:g}" if host.quota else "no quota"),
-        "memory": f"{host.memory / 1e9:.1f} GB, {host.free / 1e9:.1f} free" if host.memory and host.free else "not told",
+        "memory": f"{host.memory / 1e9:.1f} GB, {host.free / 1e9:.1f} free" if host.memory and host.free
+        else "not told",
         "load": "not told" if host.load is None else f"{host.load:.1f}",
         "versions": ", ".join(f"{name} {version}" for name, version in facts.versions.items()),
         "BLAS": "; ".join(blas) or "none that is known",
         "providers": ", ".join(f"{name} {version}" for name, version in facts.providers.items()),
-        "cache": f"{facts.cache}: {'calibrated' if facts.calibrated else 'not calibrated'}, {facts.kernels} kernels of these sources",
-        "holds": ", ".join(f"{name} {count} ({size / 1e6:.1f} MB)" for name, (count, size) in facts.holds.items()) or "nothing"}
+        "cache": f"{facts.cache}: {'calibrated' if facts.calibrated else 'not calibrated'}, {facts.kernels} kernels of "
+                 "these sources",
+        "holds": ", ".join(f"{name} {count} ({size / 1e6:.1f} MB)" for name, (count, size) in facts.holds.items())
+        or "nothing"}
     width = max(map(len, lines))
     found = findings(facts)
     hurting = [f"{each.check}: {each.says}\n    {each.remedy}" for each in found]

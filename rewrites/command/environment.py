@@ -1,5 +1,5 @@
-"""What the command line puts into the environment before numpy is imported, which nothing here imports: one pool of threads, and the
-kernels of numpy's BLAS that `opmatrix calibrate` found fastest on this processor."""
+"""What the command line puts into the environment before numpy is imported, which nothing here imports: one pool of
+threads, and the kernels of numpy's BLAS that `opmatrix calibrate` found fastest on this processor."""
 import hashlib
 import json
 import os
@@ -22,8 +22,8 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def blas() -> dict[str, str]:
-    """What a calibration of this very processor keeps; nothing where there is none, where it cannot be read, or where others could
-    have written it."""
+    """What a calibration of this very processor keeps; nothing where there is none, where it cannot be read, or where
+    others could have written it."""
     try: kept = parse_json(cache.recall(file(), MAX_KEPT_BYTES), str(file()))
     except InputError: return {}
     core = kept.get("core") if isinstance(kept, dict) and kept.get("processor") == processor() else None
@@ -31,8 +31,8 @@ def blas() -> dict[str, str]:
 
 
 def remember(core: str, rates: dict[str, float]) -> bool:
-    """Keeps the fastest setting ("": the library's own choice) for later commands; whether it could be kept, which is said where it
-    could not."""
+    """Keeps the fastest setting ("": the library's own choice) for later commands; whether it could be kept, which is
+    said where it could not."""
     kept = {"processor": processor(), "core": core, "rates": rates}
     return cache.try_put(file(), json.dumps(kept, indent=1).encode(), "the setting of BLAS")
 
@@ -46,6 +46,7 @@ def processor() -> str:
     """A name for what this processor can do: kernels for another one might not run at all."""
     try: lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError: lines = [platform.processor(), platform.machine()]
-    telling = sorted({line for line in lines if not line.startswith(("cpu MHz", "processor", "bogomips", "BogoMIPS", "apicid",
+    telling = sorted({line for line in lines
+                      if not line.startswith(("cpu MHz", "processor", "bogomips", "BogoMIPS", "apicid",
                                                                     "initial apicid", "core id", "physical id"))})
     return hashlib.blake2b("\n".join(telling).encode(), digest_size=8).hexdigest()

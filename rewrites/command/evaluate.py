@@ -21,7 +21,8 @@ LENGTHS = [16] * 256                                        # of the sentences t
 
 
 def open_program(where: str, progress: Callable[..., None] = lambda *_: None) -> Program:
-    """The program that a directory holds, or the imported one of a checkpoint: one kernel for each operator, nothing rounded."""
+    """The program that a directory holds, or the imported one of a checkpoint: one kernel for each operator, nothing
+    rounded."""
     if exists(Path(where) / PROGRAM): return Program.load(where)
     checkpoint = open_model(where)
     model = checkpoint.operator()

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from formats.machine.host import Host
 
-FEATURES = {"+avx2": "AVX2", "+avx512f": "AVX-512", "+avx512vnni": "VNNI", "+avxvnni": "AVX-VNNI", "+avx512bf16": "bf16",
+FEATURES = {"+avx2": "AVX2", "+avx512f": "AVX-512", "+avx512vnni": "VNNI", "+avxvnni": "AVX-VNNI",
+            "+avx512bf16": "bf16",
             "+neon": "NEON", "+sve": "SVE", "+dotprod": "dot products", "+i8mm": "int8 matrices", "+bf16": "bf16"}
 
 
@@ -25,9 +26,10 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is looked at. `features`: what kernels use; `matrix`: whether this process may use matrix registers; `cache`: where
-    calibration and kernels are kept, `calibrated` and `kernels` what of it is of these sources, `holds` entries and bytes by kind;
-    `unkept`: why nothing can be kept there, `distrusted`: whether that is because others may write there."""
+    """All that is looked at. `features`: what kernels use; `matrix`: whether this process may use matrix registers;
+    `cache`: where calibration and kernels are kept, `calibrated` and `kernels` what of it is of these sources, `holds`
+    entries and bytes by kind; `unkept`: why nothing can be kept there, `distrusted`: whether that is because others may
+    write there."""
 
     host: Host = field(default_factory=Host)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +55,8 @@ def examined(environment: Mapping[str, str] = os.environ) -> Facts:
     from formats.machine.model import cpu
     from formats.machine.threads import threads
     names = tuple(dict.fromkeys(name for feature, name in FEATURES.items() if feature in FOUND.split(",")))
-    return Facts(Host.here(), environment, cpu(), (*names, *(["AMX"] if MATRIX else [])), MATRIX, threads(), tuple(pools()), versions(),
+    return Facts(Host.here(), environment, cpu(), (*names, *(["AMX"] if MATRIX else [])), MATRIX, threads(),
+                 tuple(pools()), versions(),
                  providers(), **examine_cache())
 
 
@@ -75,7 +78,8 @@ def examine_cache() -> dict[str, Any]:
 
 
 def cleaned() -> list[Any]:
-    """Removes from the cache what the installed version makes no use of: what went. Raises InputError where the cache is not ours."""
+    """Removes from the cache what the installed version makes no use of: what went. Raises InputError where the cache
+    is not ours."""
     from formats.core.errors import InputError
     from formats.disk.cache import location, why
     from formats.disk.holdings import clean
@@ -91,14 +95,16 @@ def pools() -> Iterator[Pool]:
     from threadpoolctl import threadpool_info
     for each in threadpool_info():
         if each["user_api"] == "blas":
-            yield Pool(each["internal_api"], each.get("version") or "", each.get("architecture") or "", each["num_threads"])
+            yield Pool(each["internal_api"], each.get("version") or "", each.get("architecture") or "",
+                       each["num_threads"])
 
 
 def versions() -> dict[str, str]:
     """Of Python, of the system, and of what makes code."""
     from rewrites.front.results import installed
     names = "opmatrix", "numpy", "scipy", "numba", "llvmlite", "egglog"
-    return {"python": platform.python_version(), **{name: installed(name) for name in names}, "system": platform.platform()}
+    return {"python": platform.python_version(), **{name: installed(name) for name in names},
+            "system": platform.platform()}
 
 
 def providers() -> dict[str, str]:

@@ -17,12 +17,13 @@ def report_fault(error: Exception) -> str:
     if os.environ.get(DEBUG): traceback.print_exception(error)
     said = error.said if isinstance(error, VerificationError) else f"{type(error).__name__}: {error}"
     place = save_fault(error)
-    return f"a fault in opmatrix: {said[:400]}: " + (f"see {place}, and report it" if place else f"set {DEBUG}=1 to see all of it")
+    return f"a fault in opmatrix: {said[:400]}: " + (f"see {place}, and report it" if place
+                                                     else f"set {DEBUG}=1 to see all of it")
 
 
 def save_fault(error: Exception) -> Path | None:
-    """The file of an error, in the working directory, else in that of temporary files: Python that shows it again where there is
-    some, what was run, and the traceback."""
+    """The file of an error, in the working directory, else in that of temporary files: Python that shows it again where
+    there is some, what was run, and the traceback."""
     shown = error.reproducer if isinstance(error, VerificationError) else ""
     lines = [f"opmatrix {' '.join(sys.argv[1:])}", f"Python {platform.python_version()}, {platform.platform()}", "",
              *"".join(traceback.format_exception(error)).replace(f"\n{shown}" if shown else "\0", "").splitlines()]

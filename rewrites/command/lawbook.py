@@ -9,7 +9,8 @@ from rewrites.laws import attention, joining, ring, spaces
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.proofs.laws import values
 
-LAW_GROUPS = {"exact": "exact laws", "value": "laws of values, which prove equations", "implementation": "implementation laws",
+LAW_GROUPS = {"exact": "exact laws", "value": "laws of values, which prove equations",
+              "implementation": "implementation laws",
               "own": "your own"}
 
 
@@ -45,4 +46,5 @@ def section(kind: str, words: str, laws: Sequence[Any]) -> str:
 def format_law(law: Any) -> str:
     """A law on a few lines."""
     name, kind, statement, guard, source = law.row()
-    return "\n    ".join([f"{name} ({kind})", statement, *([f"where {guard}"] if guard else []), *([source] if source else [])])
+    return "\n    ".join([f"{name} ({kind})", statement, *([f"where {guard}"] if guard else []),
+                          *([source] if source else [])])

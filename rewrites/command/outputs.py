@@ -1,4 +1,5 @@
-"""What a command prints, and the files that it writes where a user says: whether they can be written is known before the work."""
+"""What a command prints, and the files that it writes where a user says: whether they can be written is known before
+the work."""
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""How well embeddings say how alike sentences are: the rank correlation of their cosines with the scores that people gave to
-pairs (Agirre et al. 2012; Reimers and Gurevych 2019, section 4.1)."""
+"""How well embeddings say how alike sentences are: the rank correlation of their cosines with the scores that people
+gave to pairs (Agirre et al. 2012; Reimers and Gurevych 2019, section 4.1)."""
 import csv
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,12 +30,13 @@ class Pairs:
 
     @classmethod
     def read(cls, file: str | Path) -> "Pairs":
-        """From a CSV file: sentence1, sentence2, score, in the columns that a header names so, else in the first three. Raises
-        InputError, with the line, for what is missing or no number, and where nothing can be ranked."""
+        """From a CSV file: sentence1, sentence2, score, in the columns that a header names so, else in the first three.
+        Raises InputError, with the line, for what is missing or no number, and where nothing can be ranked."""
         found = [*rows(Path(file))]
         if len(found) < 2: raise InputError(f"{file}: {len(found)} pairs: a correlation needs 2 or more")
         scores = np.array([score for *_, score in found])
-        if (scores == scores[0]).all(): raise InputError(f"{file}: every score is {scores[0]:g}: there is nothing to rank by")
+        if (scores == scores[0]).all():
+            raise InputError(f"{file}: every score is {scores[0]:g}: there is nothing to rank by")
         return cls(tuple(chain.from_iterable(pair for *pair, _ in found)), scores)
 
     def __len__(self) -> int: return len(self.scores)
@@ -51,8 +52,10 @@ def rows(file: Path) -> Iterator[tuple[str, str, float]]:
                 names = [cell.strip().lower() for cell in row]
                 if lines.line_num == 1 and set(COLUMNS) <= set(names): places = [names.index(name) for name in COLUMNS]
                 else: yield pair(f"{file}: line {lines.line_num}", row, places)
-    except OSError as error: raise InputError(f"{file}: {reason(error)}: give a CSV file of {', '.join(COLUMNS)}") from error
-    except UnicodeDecodeError as error: raise InputError(f"{file}: byte {error.start} is not UTF-8: save it as UTF-8") from error
+    except OSError as error:
+        raise InputError(f"{file}: {reason(error)}: give a CSV file of {', '.join(COLUMNS)}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: byte {error.start} is not UTF-8: save it as UTF-8") from error
     except csv.Error as error: raise InputError(f"{file}: line {lines.line_num}: {error}") from error
 
 
@@ -94,5 +97,6 @@ def score_pairs(name: str, program: Program, pairs: Pairs, progress: Callable[..
     seconds = time.perf_counter() - start
     if not program.pooling.normalise: found = normalise_rows(found)
     cosines = (found[0::2].astype(np.float64) * found[1::2]).sum(1)
-    if (cosines == cosines[0]).all(): raise InputError(f"{name}: every pair has the cosine {cosines[0]:.3g}: nothing is ranked")
+    if (cosines == cosines[0]).all():
+        raise InputError(f"{name}: every pair has the cosine {cosines[0]:.3g}: nothing is ranked")
     return Evaluated(name, 100 * float(spearmanr(cosines, pairs.scores).statistic), seconds, len(pairs.texts))

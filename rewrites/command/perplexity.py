@@ -1,4 +1,5 @@
-"""How well a language model foresees a text: its perplexity, in windows that see nothing of one another, and nats a byte."""
+"""How well a language model foresees a text: its perplexity, in windows that see nothing of one another, and nats a
+byte."""
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ Scores = Callable[[Batch], Iterator[NDArray[np.float32]]]   # of a batch, so man
 
 @dataclass(frozen=True)
 class Foreseen:
-    """`nats` is the mean of -log p of the tokens that were foreseen, `count` of them; a token of the text has so many bytes."""
+    """`nats` is the mean of -log p of the tokens that were foreseen, `count` of them; a token of the text has so many
+    bytes."""
 
     name: str
     nats: float
@@ -50,8 +52,8 @@ def score_text(name: str, program: Program, file: Path, tokens: int | None = Non
 
 def of_text(name: str, program: Program, text: str, where: str, tokens: int | None = None,
             progress: Callable[..., None] = lambda *_: None) -> Foreseen:
-    """A text, or its first tokens, without special ones. Raises InputError for a program that scores no vocabulary, and for a
-    text of less than two tokens, by where it comes from."""
+    """A text, or its first tokens, without special ones. Raises InputError for a program that scores no vocabulary, and
+    for a text of less than two tokens, by where it comes from."""
     scores = scored(name, program)
     whole = program.tokenizer.tokenizer.encode(text, add_special_tokens=False)
     ids = np.array(whole.ids[:tokens], np.int64)
@@ -81,8 +83,10 @@ def foreseen(scores: Scores, ids: NDArray[np.int64]) -> np.float64:
 
 
 def speaks(program: Program) -> bool:
-    """Whether its rows are scores of a vocabulary: those of its tokenizer's model, and of a text that of its last token."""
-    words, shape = program.meta.get("config", {}).get("vocab_size"), program.schedule.calls[program.schedule.result].shape
+    """Whether its rows are scores of a vocabulary: those of its tokenizer's model, and of a text that of its last
+    token."""
+    words, shape = program.meta.get("config",
+                                    {}).get("vocab_size"), program.schedule.calls[program.schedule.result].shape
     return program.pooling == LAST and type(words) is int and getattr(shape, "cols", None) == words
 
 
@@ -90,13 +94,15 @@ def likeliest(program: Program, scores: NDArray[np.float32]) -> str:
     """What follows a text, by the scores of its last token: the likeliest tokens, and how likely each is."""
     p = np.exp(scores.astype(np.float64) - scores.max())
     best = np.argsort(-p, kind="stable")[:SHOWN_TOKENS]
-    said = ((program.tokenizer.tokenizer.decode([int(token)], skip_special_tokens=False), p[token] / p.sum()) for token in best)
+    said = ((program.tokenizer.tokenizer.decode([int(token)], skip_special_tokens=False), p[token] / p.sum())
+            for token in best)
     return "  ".join(f"{token!r} {100 * share:.1f} %" for token, share in said)
 
 
 def scored(name: str, program: Program) -> Scores:
-    """The rows of a program that scores the vocabulary for every token. Where its last step computes each row from one row, as the
-    product with the vocabulary does, it is done for some rows at a time: memory never holds tokens × vocabulary."""
+    """The rows of a program that scores the vocabulary for every token. Where its last step computes each row from one
+    row, as the product with the vocabulary does, it is done for some rows at a time: memory never holds tokens ×
+    vocabulary."""
     if program.pooled and speaks(program):
         raise InputError(f"{name}: it scores what follows a whole text: for all tokens, make it with --output rows")
     if not speaks(program): raise InputError(f"{name}: its rows are no scores of a vocabulary: give a language model")
@@ -105,7 +111,8 @@ def scored(name: str, program: Program) -> Scores:
     if not (last.kernel.by_rows and last.values.keys() == {"x"} and program.schedule.result == len(calls) - 1):
         return lambda batch: iter([program.run(batch)])
     used = {operand for step in steps[:-1] for operand in step.operands.values()}
-    body = Program(steps[:-1], {n: c for n, c in program.constants.items() if n in used}, steps[-1].operands["x"], program.meta)
+    body = Program(steps[:-1], {n: c for n, c in program.constants.items() if n in used}, steps[-1].operands["x"],
+                   program.meta)
 
     def rows(batch: Batch) -> Iterator[NDArray[np.float32]]:
         hidden = body.run(batch)

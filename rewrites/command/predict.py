@@ -1,4 +1,5 @@
-"""What programs would take on a machine that is not here: bounds from its data sheet. Nothing is run, nothing is claimed measured."""
+"""What programs would take on a machine that is not here: bounds from its data sheet. Nothing is run, nothing is
+claimed measured."""
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,16 +10,20 @@ from opmatrix.term import Operator
 from rewrites.compiler.search import Structure, search
 from rewrites.laws import EXACT_LAWS
 
-NUMBER_TYPES = ("float32", "bf16")                           # of activations; the vector unit has the first, matrix units the second
+NUMBER_TYPES = ("float32", "bf16")                           # of activations; the vector unit has the first, matrix
+                                                             # units the second
 BOTTLENECKS = ("matrix", "vector", "memory")
 
 
 def predicted(model: Operator, sheet: Datasheet, tokens: int = 128) -> str:
-    """The imported program and the cheapest equal one on this machine, for one sentence: seconds, bytes, what bounds them."""
+    """The imported program and the cheapest equal one on this machine, for one sentence: seconds, bytes, what bounds
+    them."""
     rows = [row for kind in NUMBER_TYPES for row in predict_rows(model, replace(sheet, activations=kind), tokens)]
-    return "\n".join([f"{sheet.name}, one sentence of {tokens} tokens: lower bounds from its data sheet, nothing was run",
+    return "\n".join([f"{sheet.name}, one sentence of {tokens} tokens: lower bounds from its data sheet, nothing was "
+                      "run",
                       f"source: {sheet.source}", "",
-                      table(rows, ["", "activations", "µs at least", "MB stored", *(f"{unit} bound" for unit in BOTTLENECKS)])])
+                      table(rows, ["", "activations", "µs at least", "MB stored",
+                                   *(f"{unit} bound" for unit in BOTTLENECKS)])])
 
 
 def predict_rows(model: Operator, machine: Datasheet, tokens: int) -> Iterator[list[str]]:
@@ -27,7 +32,8 @@ def predict_rows(model: Operator, machine: Datasheet, tokens: int) -> Iterator[l
     found = {"imported": search(model, (), machine, extents, fusion=False),
              "exact": search(model, EXACT_LAWS, machine, extents)}
     for name, each in found.items():
-        yield [name, machine.activations, f"{1e6 * each.time:.1f}", megabytes(each.memory), *shares(each, machine, extents)]
+        yield [name, machine.activations, f"{1e6 * each.time:.1f}", megabytes(each.memory),
+               *shares(each, machine, extents)]
 
 
 def shares(structure: Structure, machine: Datasheet, extents: Extents) -> list[str]:

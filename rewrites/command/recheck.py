@@ -1,5 +1,6 @@
-"""What `opmatrix verify` does: every check of a certificate is done again that a directory allows. No limit is taken from the
-certificate: limits are in the code, what it states is compared with what is found here, and the rest is printed as a claim."""
+"""What `opmatrix verify` does: every check of a certificate is done again that a directory allows. No limit is taken
+from the certificate: limits are in the code, what it states is compared with what is found here, and the rest is
+printed as a claim."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from os.path import exists
@@ -35,8 +36,8 @@ HOLDS, FAILS, CLAIMED = "holds", "FAILS", "claimed"
 
 
 class Check(NamedTuple):
-    """One line of the table: what was asked, what was found, what is allowed, and whether it holds; a claim cannot be checked
-    from what is here, and `allowed` says why."""
+    """One line of the table: what was asked, what was found, what is allowed, and whether it holds; a claim cannot be
+    checked from what is here, and `allowed` says why."""
 
     what: str
     found: str
@@ -45,17 +46,19 @@ class Check(NamedTuple):
 
 
 class Alike:
-    """A machine on which every kernel takes as long: one kernel for each operator is the same program on all of them."""
+    """A machine on which every kernel takes as long: one kernel for each operator is the same program on all of
+    them."""
 
     def seconds(self, kernel: str, **sizes: float) -> float: return 1.0
 
 
 def of_directory(directory: Path, model: str | None = None) -> list[Check]:
-    """The checks of a saved program, with the checkpoint that is given, or that it names where that is a directory here. Raises
-    InputError where there is no program, or no such checkpoint."""
+    """The checks of a saved program, with the checkpoint that is given, or that it names where that is a directory
+    here. Raises InputError where there is no program, or no such checkpoint."""
     if not exists(directory / PROGRAM): Program.load(directory)
     try: program = Program.load(directory)
-    except InputError as error: return [Check("files", describe_error(error), "a whole program with its own certificate", FAILS)]
+    except InputError as error:
+        return [Check("files", describe_error(error), "a whole program with its own certificate", FAILS)]
     place = program.meta.get("source") if model is None else model
     here = isinstance(place, str) and (model is not None or exists(place))
     loaded = Check("files", f"{len(program.constants)} constants, {len(program.steps)} steps", "their hash", HOLDS)
@@ -76,7 +79,8 @@ def checks(program: Program, model: Operator | None = None) -> Iterator[Check]:
     except WRONG as error:
         yield Check("inputs", describe_error(error), "their hash", FAILS)
         return
-    yield judged("inputs", f"{len(batches)} batches, {sum(batch.rows for batch in batches)} rows", "their hash", bool(batches))
+    yield judged("inputs", f"{len(batches)} batches, {sum(batch.rows for batch in batches)} rows", "their hash",
+                 bool(batches))
     yield attempted("steps within bounds", lambda: steps(program, batches))
     yield attempted("own rounding", lambda: rounding(program, batches, kept["own"], stated))
     yield attempted("laws", lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True))
@@ -114,7 +118,8 @@ def statements(verified: Mapping[str, Any], stated: Any, exact: bool) -> Iterato
         yield judged("stated error", f"{stated}", f"below {STATED:g}", is_magnitude(stated) and stated < STATED)
     if (found := search_for(verified, "float64")) is not None:
         worst = found.get("worst_row") if isinstance(found, Mapping) else None
-        yield judged("float64 error, as it was found", f"{worst}", f"at most {EQUAL:g}", is_magnitude(worst) and worst <= EQUAL)
+        yield judged("float64 error, as it was found", f"{worst}", f"at most {EQUAL:g}",
+                     is_magnitude(worst) and worst <= EQUAL)
     if isinstance(said := verified.get("error"), Mapping) and stated is not None:
         held_out = said.get("relative")
         yield judged("error on held-out rows, as it was found", f"{held_out}", "at most the stated one",
@@ -124,27 +129,31 @@ def statements(verified: Mapping[str, Any], stated: Any, exact: bool) -> Iterato
 def steps(program: Program, batches: Sequence[Batch]) -> Check:
     """Every kernel against its float64 meaning on the same operands."""
     found = verify_steps(program, batches)
-    return judged("steps within bounds", f"{found['count']} steps, the nearest at {found['nearest']:.2g} of its bound", "1",
+    return judged("steps within bounds", f"{found['count']} steps, the nearest at {found['nearest']:.2g} of its bound",
+                  "1",
                   found["nearest"] <= 1)
 
 
 def rounding(program: Program, batches: Sequence[Batch], then: float, stated: Any) -> Check:
-    """What all kernels round together: as much as was found then, up to what machines differ by, and no more than the whole
-    program may be off."""
+    """What all kernels round together: as much as was found then, up to what machines differ by, and no more than the
+    whole program may be off."""
     now = measure_rounding(program, batches)
     most = ROUNDING * stated if is_magnitude(stated) and stated < STATED else STATED
     near = max(now, then) <= ROUNDING * max(min(now, then), NEGLIGIBLE)
-    return judged("own rounding", f"{now:.2g}", f"within {ROUNDING:g} times of {then:.2g}, at most {most:.2g}", near and now <= most)
+    return judged("own rounding", f"{now:.2g}", f"within {ROUNDING:g} times of {then:.2g}, at most {most:.2g}",
+                  near and now <= most)
 
 
 # ---- what needs the model
 
 def of_model(program: Program, model: Operator | None, batches: Sequence[Batch], stated: Any, exact: bool,
              verified: Mapping[str, Any]) -> Iterator[Check]:
-    """The error against the oracle on the certificate's rows and on rows that it did not choose; the graphs of the laws."""
+    """The error against the oracle on the certificate's rows and on rows that it did not choose; the graphs of the
+    laws."""
     single = search_for(verified, "sentence")
     if model is None:
-        if single is not None: yield Check("worst sentence against the model", f"stated {single}", "it needs --model MODEL", CLAIMED)
+        if single is not None:
+            yield Check("worst sentence against the model", f"stated {single}", "it needs --model MODEL", CLAIMED)
         yield Check("error against the model", f"stated {stated}", "it needs --model MODEL", CLAIMED)
         yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
         return
@@ -155,15 +164,18 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
         found = Errors.of([program.run(batch) for batch in chosen], wanted).relative
         if not exact:
             said = f"{stated:.3g}, as stated" if is_magnitude(stated) and stated < STATED else "nothing that was stated"
-            if not judge: return Check(what, f"{found:.3g}", f"{said} for text of the kind that it was made for", CLAIMED)
+            if not judge:
+                return Check(what, f"{found:.3g}", f"{said} for text of the kind that it was made for", CLAIMED)
             return judged(what, f"{found:.3g}", said, is_magnitude(stated) and stated < STATED and found <= stated)
         if not imported: imported.append(import_program(model))
         most = ROUNDING * Errors.of([imported[0].run(batch) for batch in chosen], wanted).relative
-        return judged(what, f"{found:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds", found <= most)
+        return judged(what, f"{found:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds",
+                      found <= most)
     def worst() -> Check:
         pairs = zip(batches, oracle(model, batches), strict=True)
         found = max(float(each(program.run(batch), rows, program.starts(batch)).max()) for batch, rows in pairs)
-        return judged("worst sentence against the model", f"{found:.3g}", f"{single}, as stated", is_magnitude(single) and found <= single)
+        return judged("worst sentence against the model", f"{found:.3g}", f"{single}, as stated",
+                      is_magnitude(single) and found <= single)
     yield attempted("error against the model", lambda: error("error against the model", batches))
     if single is not None: yield attempted("worst sentence against the model", worst)
     what = f"error on {FRESH} other rows"
@@ -177,7 +189,8 @@ def import_program(model: Operator) -> Program:
 
 
 def fresh(program: Program, model: Operator) -> Batch:
-    """Sentences that ship and were not calibrated with, as many as there are rows; of a program without a tokenizer drawn ones."""
+    """Sentences that ship and were not calibrated with, as many as there are rows; of a program without a tokenizer
+    drawn ones."""
     vocabulary = int(model.into.cols)
     if program.meta.get("tokenizer"):
         rows: list[list[int]] = []
@@ -199,16 +212,20 @@ def graphs(model: Operator) -> Check:
 def claims(kept: Mapping[str, Any]) -> Iterator[Check]:
     """What nothing here can tell."""
     if isinstance(laws := kept["verified"].get("laws"), Mapping) and laws.get("own"):
-        yield Check("laws of the user's own", ", ".join(map(str, laws["own"])), "their file is not part of the directory", CLAIMED)
+        yield Check("laws of the user's own", ", ".join(map(str, laws["own"])), "their file is not part of the "
+                                                                                "directory", CLAIMED)
     goals = kept["verified"].get("goals")
     for goal in goals if isinstance(goals, list) else ():
         if isinstance(goal, Mapping) and isinstance(goal.get("of"), Mapping):
-            yield Check("goal", f"{goal.get('goal')}: {goal.get('value')}", f"measured on {goal['of'].get('file')}, which is not part "
-                        "of the directory", CLAIMED)
+            yield Check("goal", f"{goal.get('goal')}: {goal.get('value')}", f"measured on {goal['of'].get('file')}, "
+                                                                            "which is not part of the directory",
+                                                                            CLAIMED)
     yield Check("float64 with unrounded weights", "", "the directory holds rounded ones", CLAIMED)
     now = versions()
-    changed = [f"{name} {then}, now {now.get(name, 'none')}" for name, then in kept["versions"].items() if then != now.get(name)]
-    yield Check("made by", ", ".join(changed) or "these versions", f"on {kept['machine']}, seed {kept['seed']}", CLAIMED)
+    changed = [f"{name} {then}, now {now.get(name, 'none')}" for name,
+               then in kept["versions"].items() if then != now.get(name)]
+    yield Check("made by", ", ".join(changed) or "these versions", f"on {kept['machine']}, seed {kept['seed']}",
+                CLAIMED)
 
 
 def search_for(tree: Any, key: str) -> Any:
@@ -224,7 +241,9 @@ def is_magnitude(value: Any) -> TypeGuard[float]: return type(value) in (int, fl
 def format_checks(found: Sequence[Check]) -> str:
     """The table, and what became of it."""
     width = max(len(check.what) for check in found)
-    lines = [f"{check.what:{width}}  {check.verdict:7}  {'; '.join(filter(None, (check.found[:400], check.allowed[:400])))}"
+    lines = [f"{check.what:{width}}  {check.verdict:7}  "
+             f"{'; '.join(filter(None, (check.found[:400], check.allowed[:400])))}"
              for check in found]
-    counts = ", ".join(f"{sum(check.verdict == verdict for check in found)} {verdict}" for verdict in (HOLDS, FAILS, CLAIMED))
+    counts = ", ".join(f"{sum(check.verdict == verdict for check in found)} {verdict}"
+                       for verdict in (HOLDS, FAILS, CLAIMED))
     return "\n".join([*lines, "", counts])

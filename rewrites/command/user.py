@@ -1,5 +1,5 @@
-"""Laws and approximations from a user's own Python file. The file is run, as any module that is imported is; nothing in it
-takes part before it was tried: a wrong law is refused with an example."""
+"""Laws and approximations from a user's own Python file. The file is run, as any module that is imported is; nothing in
+it takes part before it was tried: a wrong law is refused with an example."""
 import sys
 import traceback
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ class UserDeclarations:
 
 
 def load_laws(file: str | Path) -> UserDeclarations:
-    """The laws and approximations that a file declares, each one tried. Raises InputError, which names the file, the line and
-    the law."""
+    """The laws and approximations that a file declares, each one tried. Raises InputError, which names the file, the
+    line and the law."""
     file = Path(file)
     own = [found for found in vars(run_file(file)).values()
            if isinstance(found, Law | Approximation) and found.body.__code__.co_filename == str(file.absolute())]
@@ -47,7 +47,8 @@ def load_laws(file: str | Path) -> UserDeclarations:
     found = UserDeclarations(tuple(each for each in once if isinstance(each, Law)),
                              tuple(each for each in once if isinstance(each, Approximation)))
     if not own:
-        raise InputError(f"{file}: it declares no law: put @law(...) or @approximation(...) before a function (see README, To add)")
+        raise InputError(f"{file}: it declares no law: put @law(...) or @approximation(...) before a function (see "
+                         "README, To add)")
     distinct(file, (*found.laws, *found.approximations))
     for law in found.laws:
         try_law(file, law, found.laws)
@@ -57,9 +58,10 @@ def load_laws(file: str | Path) -> UserDeclarations:
 
 
 def run_file(file: Path) -> ModuleType:
-    """The module of a file, made of its text and of no compiled code beside it. What goes wrong in it is an InputError with its
-    line."""
-    if file.suffix != ".py": raise InputError(f"{file}: its name does not end in .py: give a Python file that declares laws")
+    """The module of a file, made of its text and of no compiled code beside it. What goes wrong in it is an InputError
+    with its line."""
+    if file.suffix != ".py":
+        raise InputError(f"{file}: its name does not end in .py: give a Python file that declares laws")
     source, path = read_bytes(file), str(file.absolute())
     module = ModuleType(f"opmatrix_user_{file.stem}")
     module.__file__ = path
@@ -75,7 +77,8 @@ def run_file(file: Path) -> ModuleType:
 
 def find_line(file: Path, error: BaseException) -> int:
     """The last line of a file that an error went through."""
-    lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file.absolute())]
+    lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__)
+             if frame.filename == str(file.absolute())]
     return lines[-1] if lines else 0
 
 
@@ -111,8 +114,8 @@ def try_law(file: Path, law: Law, laws: Sequence[Law]) -> None:
     if example is not None:
         raise InputError(f"{where}: it is wrong: {example}")
     if numbers := [str(a) for term in sides for part in term.walk() for a in part.attributes if isinstance(a, Data)]:
-        raise InputError(f"{where}: the number {numbers[0]} matches nothing in a graph, where numbers have names: make it a "
-                         "variable, such as s: scalar")
+        raise InputError(f"{where}: the number {numbers[0]} matches nothing in a graph, where numbers have names: make "
+                         "it a variable, such as s: scalar")
     try:
         found, _ = check_seeded([law], (*EXACT_LAWS, *laws))
     except Exception as error:
@@ -154,7 +157,8 @@ def try_approximation(file: Path, each: Approximation) -> None:
     except Exception as error:
         raise InputError(f"{locate(file, each)}: {error}") from error
     if not same:
-        raise InputError(f"{locate(file, each)}: it gives another matrix each time: draw from a generator with a fixed seed")
+        raise InputError(f"{locate(file, each)}: it gives another matrix each time: draw from a generator with a fixed "
+                         "seed")
     if not held:
-        raise InputError(f"{locate(file, each)}: no format holds what it makes in less than dense does: it is to leave at most half of "
-                         "the entries, round to float16, or give two thin factors")
+        raise InputError(f"{locate(file, each)}: no format holds what it makes in less than dense does: it is to leave "
+                         "at most half of the entries, round to float16, or give two thin factors")

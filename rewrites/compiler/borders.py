@@ -1,5 +1,5 @@
-"""Border forms: what a part may hand on in place of its full value, from which the next part makes the full value where it
-likes. A form is one function in this file: what it gives is handed on, what may still follow is in `pending`."""
+"""Border forms: what a part may hand on in place of its full value, from which the next part makes the full value where
+it likes. A form is one function in this file: what it gives is handed on, what may still follow is in `pending`."""
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,8 +31,8 @@ HANDED = stand_in("y", value[n])
 
 @dataclass(frozen=True)
 class Form(Declared):
-    """One border form: `body` gives what is handed on, as a term of some value; each of `pending` makes the full value of
-    what is handed on."""
+    """One border form: `body` gives what is handed on, as a term of some value; each of `pending` makes the full value
+    of what is handed on."""
 
     body: Callable[..., Operator]
     pending: tuple[Callable[..., Operator], ...]
@@ -48,8 +48,8 @@ class Form(Declared):
         return tuple(flat(full(**symbols(full.__annotations__)), I) for full in self.pending)
 
     def apart(self, term: Operator) -> tuple[Operator, Operator] | None:
-        """A full value taken apart: what is handed on, and the term that makes it full again over an opaque border; none
-        where the value is not of this form."""
+        """A full value taken apart: what is handed on, and the term that makes it full again over an opaque border;
+        none where the value is not of this form."""
         for meaning in self.meanings:
             found = matched(meaning, term)
             if found is not None and matched(self.handed, found[HANDED]) is not None:
@@ -81,8 +81,8 @@ def rms_normed(x: value[n], eps: scalar):
 
 
 def split_forms(term: Operator) -> Iterator[tuple[str, Operator, Operator]]:
-    """Every way to hand on a value in parts: the name of the form, what is handed on, and the full value over a border. Of
-    two forms that hand on the same the first counts: LayerNorm is RMSNorm of what is centred."""
+    """Every way to hand on a value in parts: the name of the form, what is handed on, and the full value over a border.
+    Of two forms that hand on the same the first counts: LayerNorm is RMSNorm of what is centred."""
     seen: set[Operator] = set()
     for each in FORMS:
         if (found := each.apart(term)) is not None and found[0] not in seen:

@@ -1,5 +1,5 @@
-"""The kernels that a call stands for, and what they are given: as shapes, which is what prices ask for. Programs name the same
-(rewrites/compiler/emit.py)."""
+"""The kernels that a call stands for, and what they are given: as shapes, which is what prices ask for. Programs name
+the same (rewrites/compiler/emit.py)."""
 from collections.abc import Iterator
 from types import SimpleNamespace as Bound
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,8 +45,8 @@ def attributes(lowering: "Lowering", call: "Call", declared: Declared) -> dict[s
 
 
 def shapes(lowering: "Lowering", cls: int, call: "Call") -> Iterator[tuple[Declared, Bound, Value]]:
-    """The kernels of a call, each with its arguments and its result as prices see them: values as shapes, patterns as they are, no weight;
-    of other constants and numbers, that they are there."""
+    """The kernels of a call, each with its arguments and its result as prices see them: values as shapes, patterns as
+    they are, no weight; of other constants and numbers, that they are there."""
     bound = dict(call.bound)
     before: Value | None = None
     for declared in list_kernels(call):

@@ -13,8 +13,10 @@ from rewrites.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SELECT, SIMPLIFY, L
 from rewrites.laws import facts
 
 SCHEDULE = (NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
-GROWTH_LIMIT = 4                                            # budgets that the next round may reach if it grows as the last
-PHASE_ROUNDS = {SELECT: 200, JOIN: 2}                       # operator by operator; queries with keys, then both with values
+GROWTH_LIMIT = 4                                            # budgets that the next round may reach if it grows as the
+                                                            # last
+PHASE_ROUNDS = {SELECT: 200, JOIN: 2}                       # operator by operator; queries with keys, then both with
+                                                            # values
 
 
 def write_pattern(term: Operator) -> str:
@@ -48,12 +50,14 @@ def write_rules(law: Law, trace: bool) -> Iterator[str]:
 
 
 def prelude(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ()) -> str:
-    """Sort, constructors, facts and laws: parsed once for each graph. Facts are those that laws ask for, or others `later`."""
+    """Sort, constructors, facts and laws: parsed once for each graph. Facts are those that laws ask for, or others
+    `later`."""
     sorts = " ".join(f"(K_{kind.name} {' '.join(arguments(kind))})" for kind in KINDS.values())
     rulesets = [f"(ruleset {name})" for name in dict.fromkeys(("facts", *SCHEDULE, *(law.phase for law in laws)))]
     bodies = [rule for law in laws for rule in rules(law, trace)]
     asked = {guard.strip("()").split()[0] for law in (*laws, *later) for guard in law.guards}
-    return "\n".join([f"(datatype Op {sorts})", *facts.relations(), "(relation by (Op String))", *rulesets, facts.rules(asked), *bodies])
+    return "\n".join([f"(datatype Op {sorts})", *facts.relations(), "(relation by (Op String))", *rulesets,
+                      facts.rules(asked), *bodies])
 
 
 def arguments(kind: Kind) -> list[str]:
@@ -134,8 +138,8 @@ def fitting(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> O
 
 
 def engine(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = ()) -> Any:
-    """An egglog engine that knows these laws and holds no term yet: graphs may share it, one after another. `later` are laws
-    that it is told afterwards."""
+    """An egglog engine that knows these laws and holds no term yet: graphs may share it, one after another. `later` are
+    laws that it is told afterwards."""
     from egglog.bindings import EGraph
     made = EGraph()
     made.run_program(*made.parse_program(prelude(laws, trace, later)))
@@ -207,10 +211,11 @@ def freeze(shared: Any, graph: Graph) -> None:
 
 
 def keep_imported(graph: Graph, template: Template) -> None:
-    """What was imported stays a member whatever subsumed it, and so do its rows that are picked early, so the import itself is among
-    the programs, and no choice of laws leaves a class without one."""
+    """What was imported stays a member whatever subsumed it, and so do its rows that are picked early, so the import
+    itself is among the programs, and no choice of laws leaves a class without one."""
     picks = {node.cls for node in graph.nodes if node.kind == "pick"}
     picked = {node.cls for node in graph.nodes if node.kind == "compose" and node.children[1] in picks}
     imported = {(entry.kind, tuple(graph.named[child] for child in entry.children), entry.attributes)
                 for entry in template.entries}
-    graph.nodes = [node._replace(subsumed=node.subsumed and node[:3] not in imported and node.cls not in picked) for node in graph.nodes]
+    graph.nodes = [node._replace(subsumed=node.subsumed and node[:3] not in imported and node.cls not in picked)
+                   for node in graph.nodes]

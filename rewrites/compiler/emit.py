@@ -19,7 +19,8 @@ from rewrites.compiler.fit import Fitter
 from rewrites.compiler.kinds import as_array
 from rewrites.compiler.lower import EXACT, TURNED, Call, Content, Lowering, Method, Stored, Use
 
-ANYWHERE = -1                                               # in place of a part: an array is stored once, by its content
+ANYWHERE = -1                                               # in place of a part: an array is stored once, by its
+                                                            # content
 AS_ROWS = 0                                                 # a view as plain rows, not as so many heads
 
 
@@ -68,7 +69,8 @@ class Emitter:
     steps: list[Step] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
     sources: list[Source] = field(default_factory=list)
-    origins: dict[str, tuple[int, Any]] = field(default_factory=dict)    # of a constant: the part that first read it, and what it is there
+    origins: dict[str, tuple[int, Any]] = field(default_factory=dict)    # of a constant: the part that first read it,
+                                                                         # and what it is there
     readings: list[tuple[Call, int]] = field(default_factory=list)
     values: dict[int, Buffer] = field(default_factory=dict)
     part: int = 0
@@ -123,13 +125,15 @@ class Emitter:
                 case "count" if asked:
                     attributes[name] = int(lowering.template.values[cls])
                 case "entrywise" if asked:
-                    attributes[name] = next(node.kind for node in lowering.graph.members[cls] if node.kind in ACTIVATIONS)
+                    attributes[name] = next(node.kind for node in lowering.graph.members[cls]
+                                            if node.kind in ACTIVATIONS)
                 case "rotation":
                     operands |= dict(zip(("cos", "sin"), map(self._data, lowering.tables(cls)), strict=True))
                 case "constant":
                     row = int(lowering.terms[gives].out.cols) if declared.result is Heads else lowering.columns(gives)
                     width = row if lowering.columns(cls) == 1 else lowering.columns(cls)
-                    operands[name] = self._constant((self.part, Spread(cls, width)), partial(vector, lowering, cls, width))
+                    operands[name] = self._constant((self.part, Spread(cls, width)),
+                                                    partial(vector, lowering, cls, width))
                 case "matrix" if wanted:
                     x = bound[name.replace("table", "field")] if name.startswith("table") else bound["x"]
                     use = Use(x, cls, how, gives)

@@ -15,7 +15,8 @@ WeightKey = tuple[int, int, str]                            # part, class and la
 
 @dataclass
 class Fitter:
-    """`seen` is what each weight multiplies, where a method is fitted to it; `own` the approximations that a user declared, by name."""
+    """`seen` is what each weight multiplies, where a method is fitted to it; `own` the approximations that a user
+    declared, by name."""
 
     seen: dict[WeightKey, Seen] = field(default_factory=dict)
     own: dict[str, Approximation] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """The flat reading of an operator: every value written out from its input, every composition with one matrix or one
-entrywise function on its right, no shift of zeros, no gain of ones. What the e-graph holds, and nothing but terms of the
-algebra."""
+entrywise function on its right, no shift of zeros, no gain of ones. What the e-graph holds, and nothing but terms of
+the algebra."""
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,12 +64,13 @@ def scale_columns(x: Operator, c: Operator) -> Operator:
 
 def add_constant(total: Operator, x: Operator, c: Operator) -> Operator:
     """The sum of x and c; x itself where c is zeros. A single column keeps its number: the eps of a norm may be 0."""
-    return x if full(c, 0) and same_columns(total, x) and x.out.cols != 1 and not isinstance(x.out.cols, Space) else total
+    return x if full(c, 0) and same_columns(total,
+                                            x) and x.out.cols != 1 and not isinstance(x.out.cols, Space) else total
 
 
 def full(c: Operator, number: int) -> bool:
-    """Whether a term is a row of this number. What that row adds or scales vanishes; no fact is read from it. A promised row
-    has no numbers yet, and is taken to be of no single one."""
+    """Whether a term is a row of this number. What that row adds or scales vanishes; no fact is read from it. A
+    promised row has no numbers yet, and is taken to be of no single one."""
     return c.kind.name == "const" and not isinstance(c.args[0], Promised) and bool((c.args[0].array == number).all())
 
 
@@ -79,9 +80,11 @@ def same_columns(a: Operator, x: Operator) -> bool:
 
 
 def widen_constant(c: Operator, other: Operator) -> Operator:
-    """A number that is added to every column as a row as wide as the other, so that a law may send it through a matrix."""
+    """A number that is added to every column as a row as wide as the other, so that a law may send it through a
+    matrix."""
     wide = other.out.cols
-    if not (c.constant and c.uniform and c.out.cols == 1 and c.out.heads in (1, H) and isinstance(wide, int) and wide > 1):
+    if not (c.constant and c.uniform and c.out.cols == 1 and c.out.heads in (1, H) and isinstance(wide, int)
+            and wide > 1):
         return c
     wider: Operator = (const(np.full(wide, c.args[0].array.item())) if c.kind.name == "const"
                        else c @ weight(np.ones((1, wide))))

@@ -1,5 +1,5 @@
-"""Node kinds that only rewriting makes: a matrix turned, a matrix cut by heads, matrices joined and the parts of their product.
-Their attributes never hold a size, so one graph serves every size."""
+"""Node kinds that only rewriting makes: a matrix turned, a matrix cut by heads, matrices joined and the parts of their
+product. Their attributes never hold a size, so one graph serves every size."""
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from opmatrix.term import Child, Operator
 
 
 def as_array(term: Operator, width: Any = None) -> np.ndarray:
-    """The float64 numbers of a linear operator (in x out, or heads x in x out) or of a constant one (1 x columns). A first
-    factor that takes any width, as centring does, is told the `width` of the whole."""
+    """The float64 numbers of a linear operator (in x out, or heads x in x out) or of a constant one (1 x columns). A
+    first factor that takes any width, as centring does, is told the `width` of the whole."""
     if term.constant and width is None:
         return np.asarray(dense(term, np.zeros((1, 1))))
     width = term.into.cols if width is None else width
@@ -24,7 +24,8 @@ def as_array(term: Operator, width: Any = None) -> np.ndarray:
             return np.asarray(term.args[0].array, np.float64)
         case "compose":
             first, then = term.children
-            if I in first.children and first.kind.name == "mul" and all(each is I or each.constant for each in first.children):
+            if I in first.children and first.kind.name == "mul" and all(each is I or each.constant
+                                                                        for each in first.children):
                 return np.asarray(dense(first, np.ones((1, int(width)))).T * as_array(then, width))
             return np.asarray(dense(then, as_array(first, width)))
     return np.asarray(dense(term, np.eye(int(width))))
@@ -44,7 +45,8 @@ def cut_rows(term: Operator, heads: Any, x: Any) -> Operator:
     """One block of rows of a matrix for each head."""
     if isinstance(x, Shape):
         if term.into.cols is N:                             # it takes any width: that of all heads together
-            return symbol("by_head", Shape(heads, T, x.cols), Shape(heads, T, term(Shape(1, T, heads * x.cols)).cols), linear=True)
+            return symbol("by_head", Shape(heads, T, x.cols), Shape(heads, T, term(Shape(1, T, heads * x.cols)).cols),
+                          linear=True)
         rows = term.into.cols // heads if isinstance(term.into.cols, int) else term.into.cols / heads
         return symbol("by_head", Shape(heads, T, rows), Shape(heads, T, term.out.cols), linear=True)
     numbers = as_array(term, None if isinstance(term.into.cols, int) else heads * x.array.shape[-1])
@@ -80,9 +82,11 @@ def flattened(a: Any, x: Any) -> Any:
     return a(x) if heads == 1 else a(x).join(heads)
 
 
-@combinator(at_x=2, **every("linear", "storable", "constant", "uniform", "row_wise"), single=lambda a, b: a.storable and b.storable)
+@combinator(at_x=2, **every("linear", "storable", "constant", "uniform", "row_wise"), single=lambda a,
+            b: a.storable and b.storable)
 def joined(x, a: Operator, b: Operator):
-    """All columns of `a`, its heads side by side, and behind them those of b, which may have another number of heads."""
+    """All columns of `a`, its heads side by side, and behind them those of b, which may have another number of
+    heads."""
     return flattened(a, x).beside(flattened(b, x))
 
 

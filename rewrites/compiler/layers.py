@@ -1,6 +1,6 @@
 """A model as parts with borders between them: one graph for each distinct signature, one small program for each pair of
-border states, joined by a shortest path. A state is the name of what is handed on: the full value, or a border form of it
-(rewrites/compiler/borders.py)."""
+border states, joined by a shortest path. A state is the name of what is handed on: the full value, or a border form of
+it (rewrites/compiler/borders.py)."""
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +23,14 @@ from rewrites.compiler.flat import factors, flat
 from rewrites.compiler.template import Template
 from rewrites.law import Law
 
-Model = Operator | Mapping[str, Operator]                   # one output, or several by name, of which the first is what a run gives
+Model = Operator | Mapping[str, Operator]                   # one output, or several by name, of which the first is what
+                                                            # a run gives
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a model behind one border state: its template, and the class names of its border, of its results by state, and of the
-    model's further outputs that it gives."""
+    """One part of a model behind one border state: its template, and the class names of its border, of its results by
+    state, and of the model's further outputs that it gives."""
 
     template: Template
     border: str | None
@@ -55,8 +56,9 @@ def split(model: Operator) -> list[Operator]:
 
 
 def group_factors(every: Sequence[Operator]) -> list[list[Operator]]:
-    """Factors by part: a part begins where rows are mixed, those of tokens or of a matrix that entered. What is picked of a part belongs
-    to it, and all that follows on rows of another space, or in another order, which no border tells."""
+    """Factors by part: a part begins where rows are mixed, those of tokens or of a matrix that entered. What is picked
+    of a part belongs to it, and all that follows on rows of another space, or in another order, which no border
+    tells."""
     groups: list[list[Operator]] = [[]]
     rows: Any = T
     moved, born = False, {T}
@@ -73,9 +75,11 @@ def group_factors(every: Sequence[Operator]) -> list[list[Operator]]:
 def leaving(groups: Sequence[Sequence[Operator]], term: Operator) -> tuple[int, Operator]:
     """The part that a further output leaves a model in, and the output behind that part's border."""
     every, own = [factor for group in groups for factor in group], [*factors(term)]
-    common = next((i for i, (a, b) in enumerate(zip(every, own, strict=False)) if a is not b), min(len(every), len(own)))
+    common = next((i for i, (a, b) in enumerate(zip(every, own, strict=False)) if a is not b),
+                  min(len(every), len(own)))
     ends = [*accumulate(map(len, groups))]
-    number = next((i for i, end in enumerate(ends) if (common if common < len(own) else common - 1) < end), len(groups) - 1)
+    number = next((i for i, end in enumerate(ends) if (common if common < len(own) else common - 1) < end),
+                  len(groups) - 1)
     start = ends[number] - len(groups[number])
     return number, reduce(matmul, own[start:], I)
 
@@ -93,7 +97,8 @@ def parts(model: Model) -> list[dict[str, Part]]:
             further[number][name] = behind
     for group, also in zip(groups, further, strict=True):
         factor: Operator = reduce(matmul, group)
-        states, starts = {}, starts or {FULL: given("tokens", factor.into.cols if isinstance(factor.into.cols, int) else 1)}
+        states, starts = {}, starts or {FULL: given("tokens",
+                                                    factor.into.cols if isinstance(factor.into.cols, int) else 1)}
         for state, x in starts.items():
             check_order(full := flat(factor, x))
             forms = [*split_forms(full)]
@@ -110,31 +115,35 @@ def parts(model: Model) -> list[dict[str, Part]]:
 
 
 def check_order(full: Operator) -> None:
-    """Raises InputError where attention or a rotation reads rows that a relation of the batch put in another order: kernels take row i
-    for token i."""
+    """Raises InputError where attention or a rotation reads rows that a relation of the batch put in another order:
+    kernels take row i for token i."""
     for node in full.walk():
         seen = node.kind.name == "product" and everyone not in node.args
         if seen or (node.kind.name == "compose" and node.children[1].kind.name == "rotate"):
-            picks = (each for child in node.children for each in child.walk() if each.kind.name == "pick" and each.args[0].custom)
+            picks = (each for child in node.children for each in child.walk() if each.kind.name == "pick"
+                     and each.args[0].custom)
             if (moved := next(picks, None)) is not None:
-                raise InputError(f"{brief(node)}: it reads the positions of rows that {moved} put in another order: programs have rows of "
-                                 "tokens in theirs; pick behind it")
+                raise InputError(f"{brief(node)}: it reads the positions of rows that {moved} put in another order: "
+                                 "programs have rows of tokens in theirs; pick behind it")
 
 
 def check_caches(roots: Sequence[Operator], named: Mapping[str, Operator]) -> None:
-    """Raises InputError for a cache that something reads before new rows are appended to it, and where what they make of it is no output
-    of its name."""
+    """Raises InputError for a cache that something reads before new rows are appended to it, and where what they make
+    of it is no output of its name."""
     for node in dict.fromkeys(node for root in roots for node in root.walk()):
-        for port in (child.args[0] for child in node.children if child.kind.name == "entered" and child.args[0].space == str(C)):
+        for port in (child.args[0] for child in node.children if child.kind.name == "entered"
+                     and child.args[0].space == str(C)):
             if not appends(node):
                 raise InputError(f"{brief(node)}: it reads {port} before it is written: append to it first, "
                                  f"given({port.name!r}, ..) + product(given({SLOTS.name!r}), ..)")
             if named.get(port.name) is not node:
-                raise InputError(f"{port}: what is appended to it, {brief(node)}, is no output of this name: it is the cache's next value")
+                raise InputError(f"{port}: what is appended to it, {brief(node)}, is no output of this name: it is the "
+                                 "cache's next value")
     for name, term in named.items():
-        if str(term.out.rows) == str(C) and not (appends(term) and any(each.args[0].name == name for each in caches(term))):
-            raise InputError(f"output {name!r}: its rows, of space {C}, stay with a session, but no input of this name has them as its "
-                             "next value")
+        if str(term.out.rows) == str(C) and not (appends(term)
+                                                 and any(each.args[0].name == name for each in caches(term))):
+            raise InputError(f"output {name!r}: its rows, of space {C}, stay with a session, but no input of this name "
+                             "has them as its next value")
 
 
 def caches(term: Operator) -> list[Operator]:
@@ -145,7 +154,8 @@ def caches(term: Operator) -> list[Operator]:
 def appends(term: Operator) -> bool:
     """Whether it is a cache with new rows in their slots."""
     def new(each: Operator) -> bool:
-        return each.kind.name == "product" and each.children[0].kind.name == "related" and each.children[0].args[0] == SLOTS
+        return each.kind.name == "product" and each.children[
+            0].kind.name == "related" and each.children[0].args[0] == SLOTS
     return term.kind.name == "add" and len(caches(term)) == 1 and any(map(new, term.children))
 
 

@@ -48,12 +48,14 @@ class Method(NamedTuple):
 
 EXACT = (Method(),)
 TURNED = "turned"                                           # a layout: a table whose columns are its rows
-DIAGONAL = "wanda"                                          # of metrics of what a weight is multiplied by, the one of column norms
+DIAGONAL = "wanda"                                          # of metrics of what a weight is multiplied by, the one of
+                                                            # column norms
 FITTED = DIAGONAL, "whitened"                               # all of them
 
 
 def is_plain(name: str) -> bool:
-    """Whether this is a format that holds any weight as it is; what else stores weights, a user's approximation, is none."""
+    """Whether this is a format that holds any weight as it is; what else stores weights, a user's approximation, is
+    none."""
     return name in FORMATS and FORMATS[name].plain
 
 
@@ -105,9 +107,9 @@ class Angles(NamedTuple):
 @dataclass(frozen=True)
 class Lowering:
     """A graph with sizes and prices. `methods` gives the representations that a weight may be stored in, by the names
-    of the leaves it is made of; without fusion only implementations of single operators are used. `like` is another of the
-    same graph and sizes: it has the same kernels. `near` is one whose sizes are equal where those of this one are: the same
-    patterns match. `tied` are the leaves that the model has in several places."""
+    of the leaves it is made of; without fusion only implementations of single operators are used. `like` is another of
+    the same graph and sizes: it has the same kernels. `near` is one whose sizes are equal where those of this one are:
+    the same patterns match. `tied` are the leaves that the model has in several places."""
 
     graph: Graph
     template: Template
@@ -136,7 +138,8 @@ class Lowering:
         """The stages that follow on the product of a use."""
         if self.like is not None:
             return self.like.epilogues
-        return {use: present(call.implementation.variables) for cls, call in self.calls for use in self.children(cls, call)[1]}
+        return {use: present(call.implementation.variables) for cls,
+                call in self.calls for use in self.children(cls, call)[1]}
 
     @cached_property
     def matched(self) -> list[tuple[int, Call]]:
@@ -198,12 +201,13 @@ class Lowering:
         return children + uses, uses
 
     def representations(self, use: Use, methods: Sequence[Method], made: dict[Any, Stored]) -> Iterator[Node]:
-        """The methods of a use; a plain one only where no other that is plain takes as little time and as few bytes, or where another use
-        may share it."""
+        """The methods of a use; a plain one only where no other that is plain takes as little time and as few bytes, or
+        where another use may share it."""
         prices = {method: self.price(use, method) for method in methods}
         plain = [method for method in methods if method.plain]
         for method, (seconds, size) in prices.items():
-            if method in plain and not self.stands_elsewhere(use.weight) and any(beats(prices[other], prices[method]) for other in plain):
+            if method in plain and not self.stands_elsewhere(use.weight) and any(beats(prices[other], prices[method])
+                                                                                 for other in plain):
                 continue
             stored = self.held(use, method)
             same = self.content(stored) if self.tied else None
@@ -216,8 +220,8 @@ class Lowering:
         return use.x in self.graph.facts["given"]
 
     def gatherable(self, use: Use, method: Method) -> bool:
-        """Whether rows can be chosen from a table that is stored so: where they lie as rows, or as columns of the panels that products
-        read; of what is no narrower only where a product may read it, too."""
+        """Whether rows can be chosen from a table that is stored so: where they lie as rows, or as columns of the
+        panels that products read; of what is no narrower only where a product may read it, too."""
         form = FORMATS[method.format]
         return form.rowwise or (form.panelled is not None and (not form.plain or self.stands_elsewhere(use.weight)))
 
@@ -256,7 +260,9 @@ class Lowering:
 
     def numbers(self, child: Row | Angles) -> int:
         """How many a constant beside the weights has."""
-        return self.columns(child.constant) if isinstance(child, Row) else sum(prod(data.shape) for data in self.tables(child.rotation))
+        return self.columns(child.constant) if isinstance(child,
+                                                          Row) else sum(prod(data.shape)
+                                                                        for data in self.tables(child.rotation))
 
     def tables(self, cls: int) -> list[Data]:
         """Cosines and sines of a rotation."""
@@ -296,7 +302,8 @@ class Lowering:
         return np.broadcast_to(numbers, (columns,)) if self.columns(cls) == 1 else numbers
 
     def stored(self, cls: int, how: str) -> tuple[int, ...]:
-        """The shape of a weight as a kernel wants it: in × out, heads side by side or one above the other, or heads × in × out."""
+        """The shape of a weight as a kernel wants it: in × out, heads side by side or one above the other, or heads ×
+        in × out."""
         heads, n, p = int(self.matcher.heads[cls]), int(self.terms[cls].into.cols), int(self.terms[cls].out.cols)
         return {"columns": (n, heads * p), "rows": (heads * n, p), "stack": (heads, n, p), TURNED: (heads * p, n)}[how]
 

@@ -49,10 +49,12 @@ class Matcher:
         """The classes whose rows are tokens in another order than the batch's: what row i is, is no longer token i."""
         picks = {at for at, kind in self.members if kind == "pick" for node in self.members[at, kind]
                  if self.values[node.attributes[0]].custom}
-        found, more = set[int](), {node.cls for node in self.graph.nodes if node.kind == "compose" and node.children[1] in picks}
+        found, more = set[int](), {node.cls for node in self.graph.nodes if node.kind == "compose"
+                                   and node.children[1] in picks}
         while more - found:                                 # and whatever is made of them
             found |= more
-            more = {node.cls for node in self.graph.nodes if not found.isdisjoint(node.children) and self.rows.get(node.cls) is T}
+            more = {node.cls for node in self.graph.nodes if not found.isdisjoint(node.children)
+                    and self.rows.get(node.cls) is T}
         return found
 
     def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[Found]:
@@ -68,7 +70,8 @@ class Matcher:
         """Sizes of one name are equal, and patterns have the flags that are asked for."""
         sizes: dict[Any, Any] = {str(space): space for space in (T, S, C)}
         for name, sort in variables.items():
-            if sort.name in ("where", "relation") and not all(getattr(self.values[bound[name]], flag) for flag in sort.sizes):
+            if sort.name in ("where",
+                             "relation") and not all(getattr(self.values[bound[name]], flag) for flag in sort.sizes):
                 return False
             if any(sizes.setdefault(symbol, size) != size for symbol, size in self._sizes(bound[name], sort)):
                 return False
@@ -99,7 +102,8 @@ class Matcher:
     def _symbol(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Found]:
         name = str(pattern.args[0])
         if self.sorts.setdefault(pattern, variables[name]) != variables[name]:
-            raise TypeError(f"symbol {name} is a {self.sorts[pattern]} of one pattern and a {variables[name]} of another")
+            raise TypeError(f"symbol {name} is a {self.sorts[pattern]} of one pattern and a {variables[name]} of "
+                            "another")
         return [{name: cls}] if self._fits(cls, variables[name]) else ()
 
     def _members(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Found]:

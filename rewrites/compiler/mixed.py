@@ -1,4 +1,5 @@
-"""A workload of several batches, each with its share of the calls: cost is linear in what runs, so a price is the mean of theirs.
+"""A workload of several batches, each with its share of the calls: cost is linear in what runs, so a price is the mean
+of theirs.
 
     optimize(model, workload=[(0.7, "1x16"), (0.3, "8x128")])
 
@@ -20,7 +21,8 @@ from rewrites.compiler.price import Machine, Prices
 if TYPE_CHECKING:
     from rewrites.compiler.lower import Call, Lowering, Method, Use
 
-Mix = Sequence[tuple[float, Any]]                           # shares, each of a batch, of lengths as a word, or of extents
+Mix = Sequence[tuple[float, Any]]                           # shares, each of a batch, of lengths as a word, or of
+                                                            # extents
 EXAMPLE = '[(0.7, "1x16"), (0.3, "8x128")]'
 OFF = 1e-6                                                  # that shares may add to more or less than 1
 MAX_BATCH_TOKENS = 1 << 20                                  # tokens of a batch
@@ -60,8 +62,8 @@ class Mean:
 
 
 def priced(machine: Machine | Sequence[Machine], extents: Extents | Mix) -> Prices | Mean:
-    """The prices of a batch of these extents, or of several, [(share, extents), ..]: on one machine, or each on its own. Raises
-    InputError for shares that are none."""
+    """The prices of a batch of these extents, or of several, [(share, extents), ..]: on one machine, or each on its
+    own. Raises InputError for shares that are none."""
     if isinstance(extents, Extents): return Prices(machine, extents)      # type: ignore[arg-type]
     check_shares(extents)
     machines = machine if isinstance(machine, list | tuple) else [machine] * len(extents)
@@ -70,25 +72,30 @@ def priced(machine: Machine | Sequence[Machine], extents: Extents | Mix) -> Pric
 
 def check_shares(mix: Mix) -> None:
     """Raises InputError, which names the entry, unless these are shares above 0 that add to 1, each of something."""
-    if isinstance(mix, str) or not isinstance(mix, Sequence) or not all(isinstance(each, tuple | list) and len(each) == 2 for each in mix):
+    if isinstance(mix, str) or not isinstance(mix,
+                                              Sequence) or not all(isinstance(each, tuple | list) and len(each) == 2
+                                                                   for each in mix):
         raise InputError(f"workload {mix!r:.80}: it is no list of shares, such as {EXAMPLE}")
     if not mix: raise InputError(f"workload: it is empty: give shares that add to 1, such as {EXAMPLE}")
     for share, of in mix:
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-            raise InputError(f"workload: the share of {of!s:.60} is {share!r:.40}: it must be a number above 0, at most 1")
+            raise InputError(f"workload: the share of {of!s:.60} is {share!r:.40}: it must be a number above 0, at "
+                             "most 1")
     if abs((total := fsum(share for share, _ in mix)) - 1) > OFF:
-        raise InputError(f"workload: shares {', '.join(f'{share:g}' for share, _ in mix)} add to {total:g}, and must add to 1")
+        raise InputError(f"workload: shares {', '.join(f'{share:g}' for share, _ in mix)} add to {total:g}, and must "
+                         "add to 1")
 
 
 def parse_mix(text: str) -> str | list[tuple[float, str]]:
-    """A workload as the command line has it: shares and lengths, `0.7:1x16,0.3:8x128`; any other text names a file. Raises
-    InputError."""
+    """A workload as the command line has it: shares and lengths, `0.7:1x16,0.3:8x128`; any other text names a file.
+    Raises InputError."""
     if not MIXED.fullmatch(text) or Path(text).exists(): return text
     found = []
     for part in text.split(","):
         share, _, word = part.partition(":")
         try: found.append((float(share), word.strip()))
-        except ValueError: raise InputError(f"--workload {text:.80}: {share.strip()!r:.40} is no share: write SHARE:COUNTxTOKENS,..., "
+        except ValueError:
+            raise InputError(f"--workload {text:.80}: {share.strip()!r:.40} is no share: write SHARE:COUNTxTOKENS,..., "
                                             "such as 0.7:1x16,0.3:8x128") from None
     check_shares(found)
     for _, word in found: lengths(word)
@@ -97,12 +104,14 @@ def parse_mix(text: str) -> str | list[tuple[float, str]]:
 
 def lengths(word: Any) -> list[int]:
     """The lengths of sentences that a word names: `1x16`, or `8x128+1x16`. Raises InputError."""
-    parts = [re.fullmatch(r"(\d{1,9})x(\d{1,9})", part.strip(), re.ASCII) for part in word.split("+")] if isinstance(word, str) else [None]
+    parts = [re.fullmatch(r"(\d{1,9})x(\d{1,9})", part.strip(), re.ASCII)
+             for part in word.split("+")] if isinstance(word, str) else [None]
     counts = [(int(part[1]), int(part[2])) for part in parts if part]
     if len(counts) < len(parts) or any(0 in each for each in counts):
         raise InputError(f"workload: {word!r:.60} is no batch: write COUNTxTOKENS, such as 8x128, or 8x128+1x16")
     if (rows := sum(count * tokens for count, tokens in counts)) > MAX_BATCH_TOKENS:
-        raise InputError(f"workload: {word:.60} has {rows:,} tokens; a batch that is timed may have {MAX_BATCH_TOKENS:,}")
+        raise InputError(f"workload: {word:.60} has {rows:,} tokens; a batch that is timed may have "
+                         f"{MAX_BATCH_TOKENS:,}")
     return [tokens for count, tokens in counts for _ in range(count)]
 
 
@@ -120,4 +129,5 @@ def batches(mix: Mix, drawn: Callable[[Sequence[int]], Batch]) -> tuple[tuple[fl
 
 def describe_mix(mix: Sequence[tuple[float, Batch]]) -> str:
     """A mix in words."""
-    return ", ".join(f"{100 * share:g} % {format_lengths(batch)[:40]}" for share, batch in mix) + " (sentences x tokens)"
+    return ", ".join(f"{100 * share:g} % {format_lengths(batch)[:40]}" for share,
+                     batch in mix) + " (sentences x tokens)"

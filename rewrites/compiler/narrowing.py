@@ -17,20 +17,22 @@ NARROW = "bf16"
 
 
 def narrowed(program: Program, prices: Prices | Mean) -> Program:
-    """The program with attention in bfloat16 wherever q, k and v come from products that round what they multiply, and the
-    machine is quicker so. The same program where that is nowhere."""
+    """The program with attention in bfloat16 wherever q, k and v come from products that round what they multiply, and
+    the machine is quicker so. The same program where that is nowhere."""
     steps, calls = list(program.steps), program.schedule.calls
     for i, call in enumerate(calls[program.schedule.first:]):
         if not narrows(call) or not all(rounds_product(calls, v) for v in call.values.values()):
             continue
-        wide, narrow = (prices.spent(partial(call.kernel.cost, with_number_type(call, kind), call.shape)) for kind in ("float32", NARROW))
+        wide, narrow = (prices.spent(partial(call.kernel.cost, with_number_type(call, kind), call.shape))
+                        for kind in ("float32", NARROW))
         if narrow < wide:
             steps[i] = with_attributes(steps[i], {"number_type": NARROW})
     return program if steps == list(program.steps) else program.over(steps)
 
 
 def narrows(call: Call) -> bool:
-    """Whether a kernel computes in narrower numbers too, which it does where whom a query sees is a range of positions."""
+    """Whether a kernel computes in narrower numbers too, which it does where whom a query sees is a range of
+    positions."""
     return "number_type" in call.kernel.attributes and pattern(call.bound).reach is not None
 
 

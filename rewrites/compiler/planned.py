@@ -1,5 +1,5 @@
-"""A model of which only the configuration is there: the cheapest program of its shapes, planned and priced. No weight is loaded or
-allocated, so a configuration of 70 billion weights takes seconds and megabytes."""
+"""A model of which only the configuration is there: the cheapest program of its shapes, planned and priced. No weight
+is loaded or allocated, so a configuration of 70 billion weights takes seconds and megabytes."""
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ from rewrites.laws import EXACT_LAWS
 
 @dataclass(frozen=True)
 class Plan:
-    """The cheapest exact program of a configuration for some sentences: `time` predicted seconds, `took` those of the search."""
+    """The cheapest exact program of a configuration for some sentences: `time` predicted seconds, `took` those of the
+    search."""
 
     program: Planned
     extents: Extents
@@ -37,15 +38,16 @@ class Plan:
         return self.program.peak_bytes(self.extents)
 
     def __str__(self) -> str:
-        return "\n".join([f"# {1e3 * self.time:.4g} ms predicted, {megabytes(self.stored)} MB stored, {megabytes(self.peak)} MB of buffers",
+        return "\n".join([f"# {1e3 * self.time:.4g} ms predicted, {megabytes(self.stored)} MB stored, "
+                          f"{megabytes(self.peak)} MB of buffers",
                           str(self.program)])
 
 
 def planned(config: Mapping[str, Any] | str | Path, machine: Any, lengths: Sequence[int] = (128,)) -> Plan:
     """The cheapest exact program for sentences of these lengths on a machine: one that was calibrated, or a data sheet
-    (`formats.machine.datasheets.datasheet("H100")`). The configuration is a mapping or the path of its JSON. Promised weights are taken to
-    have no special numbers. The program is priced, planned and printed; to run or save it raises InputError, as does a configuration
-    that is none.
+    (`formats.machine.datasheets.datasheet("H100")`). The configuration is a mapping or the path of its JSON. Promised
+    weights are taken to have no special numbers. The program is priced, planned and printed; to run or save it raises
+    InputError, as does a configuration that is none.
 
         >>> from formats.machine.datasheets import datasheet
         >>> print(planned("config.json", datasheet("H100"), [512]))                                # doctest: +SKIP"""
@@ -63,5 +65,6 @@ def shapes(config: Mapping[str, Any] | str | Path) -> Operator:
     if isinstance(config, Mapping): return promised(config)
     try: read = parse_json(Path(config).read_text("utf-8"), str(config))
     except (OSError, UnicodeDecodeError) as error: raise InputError(f"{config}: {error}") from None
-    if not isinstance(read, dict): raise InputError(f"{config}: it is no configuration, but a JSON {type(read).__name__}")
+    if not isinstance(read, dict):
+        raise InputError(f"{config}: it is no configuration, but a JSON {type(read).__name__}")
     return promised(read)

@@ -67,9 +67,11 @@ class Prices:
         """What the machine predicts for these kernels."""
         return sum(self.machine.seconds(name, **sizes) for name, sizes in costs)
 
-    def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = (), rows: Any = None) -> float:
+    def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = (),
+               rows: Any = None) -> float:
         """Seconds of x times an n x p matrix in a format; of so many rows, of all tokens where nobody says."""
-        return self.seconds(costs.times_format(form, count_sizes(form, n, p, parameters), self.group["T"] if rows is None else rows))
+        return self.seconds(costs.times_format(form, count_sizes(form, n, p, parameters),
+                                               self.group["T"] if rows is None else rows))
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         """Seconds of x times a weight in this representation, and the bytes of the weight."""
@@ -79,7 +81,8 @@ class Prices:
         if lowering.gathers(use):
             stored = lowering.stored(use.weight, lowering.held(use, method).layout)
             panels = "" if FORMATS[method.format].rowwise else method.format
-            return self.seconds(costs.gathered(cols, tokens, panels)), stored_bytes(method.format, *stored, method.parameters)
+            return self.seconds(costs.gathered(cols, tokens,
+                                               panels)), stored_bytes(method.format, *stored, method.parameters)
         size = stored_bytes(method.format, rows, cols, method.parameters)
         product = self.linear(method.format, rows, cols, method.parameters, tokens)
         if FORMATS[method.format].rounds: product -= self.spared(lowering.epilogues.get(use, ()), tokens, cols)
@@ -100,9 +103,11 @@ class Prices:
 
     def spared(self, stages: Sequence[str], rows: Any, cols: int) -> float:
         """Seconds that an epilogue takes less behind a product that rounds than its kernel is priced at."""
-        plain, narrow = ([(name, {"T": rows, "p": cols}) for name in costs.behind(stages, rounds)] for rounds in (False, True))
+        plain, narrow = ([(name, {"T": rows, "p": cols}) for name in costs.behind(stages, rounds)]
+                         for rounds in (False, True))
         return self.seconds(plain) - self.seconds(narrow)
 
     def kernel(self, lowering: "Lowering", cls: int, call: "Call") -> float:
         """Seconds of a kernel without its products: its epilogue, or the whole where it has no weight."""
-        return sum(self.seconds(kernel.cost(bound, out, self.group)) for kernel, bound, out in shapes(lowering, cls, call))
+        return sum(self.seconds(kernel.cost(bound, out, self.group)) for kernel, bound,
+                   out in shapes(lowering, cls, call))

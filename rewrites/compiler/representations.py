@@ -19,13 +19,17 @@ from rewrites.compiler.template import Template
 
 SAMPLED_NUMBERS = 4096                                      # numbers that are looked at before all of them are
 MAX_DENSITY = 0.5                                           # share of nonzero numbers above which no sparse format pays
-NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}      # the narrowest numbers that a weight may be stored by, in bits
+NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}      # the narrowest numbers that a weight may be
+                                                                      # stored by, in bits
 
 
 def check_budgets(memory: float | None, number_type: str) -> None:
-    """Raises InputError, which names the option, for what no program can be asked for: bytes that are none, an unknown number type."""
-    if memory is not None and not 0 < memory < float("inf"): raise InputError(f"--memory {memory / 1e6:g}: megabytes, more than 0")
-    if number_type not in NUMBER_TYPES: raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
+    """Raises InputError, which names the option, for what no program can be asked for: bytes that are none, an unknown
+    number type."""
+    if memory is not None and not 0 < memory < float("inf"):
+        raise InputError(f"--memory {memory / 1e6:g}: megabytes, more than 0")
+    if number_type not in NUMBER_TYPES:
+        raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
 
 LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
 
@@ -34,7 +38,8 @@ def traits(numbers: np.ndarray) -> frozenset[str]:
     """`sparse` and `float16`, as far as a sample of the numbers can tell."""
     rng = np.random.default_rng(0)
     sample = numbers[tuple(rng.integers(0, size, SAMPLED_NUMBERS) for size in numbers.shape)]
-    found = {"sparse": np.count_nonzero(sample) <= (MAX_DENSITY + 0.1) * SAMPLED_NUMBERS, "float16": exactly_half(sample)}
+    found = {"sparse": np.count_nonzero(sample) <= (MAX_DENSITY + 0.1) * SAMPLED_NUMBERS,
+             "float16": exactly_half(sample)}
     return frozenset(name for name, holds in found.items() if holds)
 
 
@@ -57,8 +62,8 @@ def content(template: Template) -> tuple[str, ...]:
 
 
 def forms(numbers: np.ndarray) -> Iterator[Method]:
-    """Every proposed format but the plain ones that holds a matrix (in x out) exactly and may pay, with the sizes that it would
-    have."""
+    """Every proposed format but the plain ones that holds a matrix (in x out) exactly and may pay, with the sizes that
+    it would have."""
     stored = np.asarray(numbers, np.float32)
     seen = traits(stored)
     if "float16" in seen and exactly_half(stored):
@@ -80,8 +85,8 @@ def holds(form: type[Format], matrix: np.ndarray, layout: dict[str, Any]) -> boo
 
 
 def fit_options(form: type[Format], stored: np.ndarray, layout: dict[str, Any]) -> dict[str, Any] | None:
-    """The options by which a format holds a matrix as it is, stored in at most the share of dense that pays; None where there are
-    none. A density is that of what is counted: of numbers, or of tiles."""
+    """The options by which a format holds a matrix as it is, stored in at most the share of dense that pays; None where
+    there are none. A density is that of what is counted: of numbers, or of tiles."""
     try: packed = form.pack(stored, **layout)
     except FormatError: return None
     options = dict(layout)
@@ -90,7 +95,8 @@ def fit_options(form: type[Format], stored: np.ndarray, layout: dict[str, Any]) 
         [count] = [size for size in packed.sizes if not size.is_positive]
         options["density"] = packed.sizes[count] / whole[count]
     kept = float((form.flops / 2 / T).subs(form.expected(*stored.shape, **options)))
-    return options if kept <= MAX_DENSITY * stored.size and np.array_equal(form.fit(stored, **options), stored) else None
+    return options if kept <= MAX_DENSITY * stored.size and np.array_equal(form.fit(stored, **options),
+                                                                           stored) else None
 
 
 def keeps_width(method: Method, narrowest: int) -> bool:

@@ -31,8 +31,8 @@ TIE = 1e-15                                                 # seconds a byte: of
 
 @dataclass
 class Structure:
-    """One program for every part, with the states between them. `time` in seconds, `memory` in stored bytes; `cost` is what was
-    minimised, the time where no budgets weigh in, and no program costs less than `bound`."""
+    """One program for every part, with the states between them. `time` in seconds, `memory` in stored bytes; `cost` is
+    what was minimised, the time where no budgets weigh in, and no program costs less than `bound`."""
 
     lowerings: list[Lowering]
     extractions: list[Extraction]
@@ -74,7 +74,8 @@ class Structure:
         return [contents(*each) for each in zip(self.lowerings, self.extractions, strict=True)]
 
     def exactly(self, number: int, use: Use, method: Method) -> Method:
-        """A method that stores a weight as it is instead of one with an error: several uses of one constant stay that."""
+        """A method that stores a weight as it is instead of one with an error: several uses of one constant stay
+        that."""
         if not method.error: return method
         content, every = self.contents[number][use], [each for part in self.contents for each in part.values()]
         return Method("packed") if content is not None and every.count(content) > 1 else Method()
@@ -87,7 +88,8 @@ class Structure:
     def program(self, meta: dict[str, Any],
                 decide: Callable[[int, Use, Method], Method] = lambda number, use, method: method,
                 fitted: dict[Any, Any] | None = None, fitter: Fitter | None = None) -> tuple[Program, Emitter]:
-        """The program that runs, its steps in the order that needs the least memory, and where its constants come from."""
+        """The program that runs, its steps in the order that needs the least memory, and where its constants come
+        from."""
         emitter = Emitter({} if fitted is None else fitted, fitter or Fitter())
         handed: dict[int, Buffer] = {}
         result = Buffer({}, 1)                              # nothing is handed on yet
@@ -105,14 +107,15 @@ class Structure:
         return self.made(emitter, found | {self.last: emitter.rows(result)}, ports, meta), emitter
 
     def made(self, emitter: Emitter, found: dict[str, str], ports: dict[str, Port], meta: dict[str, Any]) -> Program:
-        """The program of steps that give these values. An output with the name of an input is the input's next value: state. Inputs that no
-        step reads are none."""
+        """The program of steps that give these values. An output with the name of an input is the input's next value:
+        state. Inputs that no step reads are none."""
         outputs = {name: found[name] for name in self.names if name not in ports}
         if not outputs: raise InputError("a model of state alone: name an output, too")
         read = {name for step in emitter.steps for name in step.operands.values()}
         numbers = (value for part in self.parts for value in part.template.values.values())
         kind = Planned if any(isinstance(value, Promised) for value in numbers) else Program
-        program = kind(emitter.steps, emitter.constants, outputs, meta, inputs=[port for port in ports.values() if port.name in read],
+        program = kind(emitter.steps, emitter.constants, outputs, meta,
+                       inputs=[port for port in ports.values() if port.name in read],
                        state={name: value for name, value in found.items() if name in ports})
         return ordered(program, self.lowerings[0].prices.extents)
 
@@ -120,8 +123,9 @@ class Structure:
 @dataclass
 class Space:
     """Every program of a model that laws reach, part by part and between any two border states, for a batch of these
-    extents, or for several with their shares, on one machine or each on its own (mixed.py): what all searches of it share. `found`: the
-    model's parts, where they are at hand; `like`: the space of a model of the same structure and other sizes, whose graphs are shared."""
+    extents, or for several with their shares, on one machine or each on its own (mixed.py): what all searches of it
+    share. `found`: the model's parts, where they are at hand; `like`: the space of a model of the same structure and
+    other sizes, whose graphs are shared."""
 
     model: Model
     laws: Sequence[Law]
@@ -169,7 +173,9 @@ class Space:
         part, lowering = self.found[number][before], self.lowering(number, before)
         named = lowering.graph.named
         roots = [named[part.roots[after]], *(named[cls] for cls in part.outputs.values())]
-        return lowering.problem(roots, [named[name] for name in (*([part.border] if part.border else []), *part.template.entered)], methods)
+        return lowering.problem(roots,
+                                [named[name] for name in (*([part.border] if part.border else []),
+                                                          *part.template.entered)], methods)
 
     def structure(self, path: Sequence[tuple[str, str]], chosen: list[Extraction], bound: float, greedy: float,
                   seconds: dict[str, float], cost: float | None = None) -> Structure:
@@ -185,11 +191,13 @@ class Space:
                          [cut for g in graphs for cut in g.cut], fired, tuple(outputs(self.model)), spine(self.model))
 
 
-def search(model: Model, laws: Sequence[Law], machine: Machine | Sequence[Machine], extents: Extents | Mix, *, fusion: bool = True,
+def search(model: Model, laws: Sequence[Law], machine: Machine | Sequence[Machine], extents: Extents | Mix, *,
+           fusion: bool = True,
            methods: Methods | None = None, time_limit: float = 10.0,
            along: Sequence[tuple[str, str]] | None = None, found: Sequence[dict[str, Part]] = ()) -> Structure:
-    """The cheapest program of a model for a batch of these extents. `methods` are the representations that a weight may be stored in: by
-    default every one that holds it exactly. With `along`, the cheapest that hands on these border states."""
+    """The cheapest program of a model for a batch of these extents. `methods` are the representations that a weight may
+    be stored in: by default every one that holds it exactly. With `along`, the cheapest that hands on these border
+    states."""
     return cheapest(Space(model, laws, machine, extents, fusion, found=found), methods, time_limit, along)
 
 
@@ -199,7 +207,8 @@ def cheapest(space: Space, methods: Methods | None = None, time_limit: float = 1
     methods = Representable() if methods is None else methods
     solved: dict[Any, Extraction | None] = {}
     problems = {} if not space.tied else {
-        at: space.problem(*at, methods) for at in states(space.found) if space.shared(at[0]) and (along is None or along[at[0]] == at[1:])}
+        at: space.problem(*at, methods) for at in states(space.found) if space.shared(at[0])
+        and (along is None or along[at[0]] == at[1:])}
     counted = users((at[0], space.lowering(*at[:2]), problem) for at, problem in problems.items())
     found = chain(space, methods, time_limit, along, Shares(counted), solved, problems)
     while space.tied:                                       # what other parts store is there for nothing
@@ -211,8 +220,8 @@ def cheapest(space: Space, methods: Methods | None = None, time_limit: float = 1
 
 def chain(space: Space, methods: Methods, time_limit: float, along: Sequence[tuple[str, str]] | None, rent: Rent,
           solved: dict[Any, Extraction | None], problems: Mapping[tuple[int, str, str], Problem]) -> Structure:
-    """The cheapest chain of parts where each pays as much of what it may share as the rent says. `solved` is what was found before,
-    `problems` are those of parts that share."""
+    """The cheapest chain of parts where each pays as much of what it may share as the rent says. `solved` is what was
+    found before, `problems` are those of parts that share."""
     best: list[dict[tuple[str, str], Extraction]] = [{} for _ in space.found]
     taken = 0.0
     for number, before, after in states(space.found):
@@ -220,7 +229,8 @@ def chain(space: Space, methods: Methods, time_limit: float, along: Sequence[tup
             continue
         part, lowering = space.found[number][before], space.lowering(number, before)
         shared = space.shared(number)
-        key = (part.template.text, after, sizes(part), content(part.template), shared and (shared, type(rent), rent.key(number)))
+        key = (part.template.text, after, sizes(part), content(part.template),
+               shared and (shared, type(rent), rent.key(number)))
         start = time.perf_counter()
         if key not in solved:
             problem = problems[number, before, after] if shared else space.problem(number, before, after, methods)
@@ -242,7 +252,8 @@ def input_buffer(port: Port) -> Buffer:
 
 def sizes(part: Part) -> tuple[Any, ...]:
     """What a price depends on beside the signature."""
-    return tuple(value.shape if isinstance(value, Data) else tuple(value.described()) if isinstance(value, Port) else value
+    return tuple(value.shape if isinstance(value, Data) else tuple(value.described()) if isinstance(value, Port)
+                 else value
                  for value in part.template.values.values())
 
 

@@ -11,8 +11,8 @@ from rewrites.extraction import Extraction, Node, Problem
 
 
 def find_shared(lowering: Lowering, cls: Any) -> Any:
-    """What a stored class holds that another part may read, too: tables of positions, and where the model has leaves in several places,
-    weights; None of what belongs to its part alone."""
+    """What a stored class holds that another part may read, too: tables of positions, and where the model has leaves in
+    several places, weights; None of what belongs to its part alone."""
     if isinstance(cls, Stored): return lowering.content(cls) if lowering.tied else None
     return tuple(lowering.tables(cls.rotation)) if isinstance(cls, Angles) else None
 
@@ -24,7 +24,8 @@ def contents(lowering: Lowering, extraction: Extraction) -> dict[Use, Content | 
 
 
 def places(found: Sequence[dict[str, Part]]) -> dict[Data, int]:
-    """The leaves that a model has as weights in several places, with how many: in several parts, or as they are and turned."""
+    """The leaves that a model has as weights in several places, with how many: in several parts, or as they are and
+    turned."""
     seen: dict[Data, set[tuple[int, Data]]] = {}
     for number, by_state in enumerate(found):
         for data in {data for part in by_state.values() for data in part.template.weights}:
@@ -40,8 +41,8 @@ class Rent(Protocol):
 
 
 class Shares:
-    """Each pays one share of as many as there are parts that could read it, so no program pays more than its bytes: what is cheapest
-    so bounds every program."""
+    """Each pays one share of as many as there are parts that could read it, so no program pays more than its bytes:
+    what is cheapest so bounds every program."""
 
     def __init__(self, users: Mapping[Any, int]) -> None: self.users = users
     def key(self, number: int) -> Any: return None
@@ -53,7 +54,8 @@ class Shares:
 
 def users(problems: Iterable[tuple[int, Lowering, Problem]]) -> Counter[Any]:
     """How many parts could read what is stored: of the problems of parts, by number."""
-    found = {(number, find_shared(lowering, node.cls)) for number, lowering, problem in problems for node in problem.nodes}
+    found = {(number, find_shared(lowering, node.cls)) for number, lowering,
+             problem in problems for node in problem.nodes}
     return Counter(content for _, content in found if content is not None)
 
 
@@ -61,7 +63,8 @@ class Others:
     """What another part of a program stores already is there for nothing."""
 
     def __init__(self, parts: Sequence[dict[Use, Content | None]]) -> None:
-        self.there = [frozenset(content for at, part in enumerate(parts) if at != number for content in part.values() if content)
+        self.there = [frozenset(content for at,
+                                part in enumerate(parts) if at != number for content in part.values() if content)
                       for number in range(len(parts))]
 
     def key(self, number: int) -> Any: return self.there[number]
@@ -72,7 +75,8 @@ class Others:
 
 def rented(problem: Problem, number: int, lowering: Lowering, rent: Rent) -> Problem:
     """The problem of a part that pays its share."""
-    nodes = [node._replace(memory=node.memory * rent.share(number, lowering, node.cls)) if isinstance(node.cls, Stored) else node
+    nodes = [node._replace(memory=node.memory * rent.share(number, lowering, node.cls)) if isinstance(node.cls, Stored)
+             else node
              for node in problem.nodes]
     return problem._replace(nodes=nodes)
 
@@ -81,4 +85,5 @@ def restore_bytes(extraction: Extraction, problem: Problem) -> Extraction:
     """What was found for shares with the bytes that there are; cost and bound stay those of the shares."""
     true: dict[Any, Node] = {node.cls: node for node in problem.nodes if isinstance(node.cls, Stored)}
     nodes: tuple[Node, ...] = tuple(true.get(node.cls, node) for node in extraction.nodes)
-    return replace(extraction, nodes=nodes, choice={node.cls: node for node in nodes}, memory=sum(node.memory for node in nodes))
+    return replace(extraction, nodes=nodes, choice={node.cls: node for node in nodes},
+                   memory=sum(node.memory for node in nodes))

@@ -98,13 +98,15 @@ class Template:
 
     def turns(self) -> set[tuple[int, int]]:
         """Of every rotation half the columns that turn, and how many do not."""
-        tables = ((self.values[entry.attributes[0]], self.values[entry.attributes[2]]) for entry in self.entries if entry.kind == "rotate")
+        tables = ((self.values[entry.attributes[0]], self.values[entry.attributes[2]]) for entry in self.entries
+                  if entry.kind == "rotate")
         return {(cos.shape[1], rest) for cos, rest in tables}
 
     def sums(self) -> set[tuple[int, int]]:
         """The columns of values that stand side by side."""
         terms = self.instance(self.values)
-        found = {tuple(terms[child].out.cols for child in entry.children) for entry in self.entries if entry.kind == "row"}
+        found = {tuple(terms[child].out.cols for child in entry.children) for entry in self.entries
+                 if entry.kind == "row"}
         return {(a, b) for a, b in found if isinstance(a, int) and isinstance(b, int)}
 
     def shrunken(self, draw: Callable[[tuple[int, ...]], Any]) -> dict[str, Any]:
@@ -135,26 +137,29 @@ def shrink(values: dict[str, Any], draw: Callable[[tuple[int, ...]], Any],
            splits: Iterable[tuple[int, int]] = (), turns: Iterable[tuple[int, int]] = (),
            sums: Iterable[tuple[int, int]] = ()) -> dict[str, Any]:
     """The same table at sizes of at most 16 or so: equal sizes stay equal, different ones different. `splits` are the
-    numbers of heads, each with the columns of one, whose product stays a product; where nobody says, a number that divides
-    a size is one of heads. `turns` are those of `Template.turns`, twice the first of which and the second stay a head's columns;
-    `sums` stay sums. Where not all of this can be, sizes stay as they are."""
+    numbers of heads, each with the columns of one, whose product stays a product; where nobody says, a number that
+    divides a size is one of heads. `turns` are those of `Template.turns`, twice the first of which and the second stay
+    a head's columns; `sums` stay sums. Where not all of this can be, sizes stay as they are."""
     counts, turns = {v for v in values.values() if type(v) is int}, [*turns]
     parts = {a + b: (a, b) for a, b in sums}
-    sizes = sorted({s for v in values.values() for s in sizes_of(v)} | counts | {2 * half + rest for half, rest in turns}
+    sizes = sorted({s for v in values.values() for s in sizes_of(v)} | counts
+                   | {2 * half + rest for half, rest in turns}
                    | {size for total, both in parts.items() for size in (total, *both)})
     heads = counts - {rest for _, rest in turns}
-    small = products([*splits] or [(c, size // c) for c in heads for size in sizes if 1 < c < size and size % c == 0], turns)
+    small = products([*splits] or [(c, size // c) for c in heads for size in sizes if 1 < c < size and size % c == 0],
+                     turns)
     for size in sizes:
         if size not in small:
             small[size] = sum(small[part] for part in parts[size]) if size in parts else \
                 next(even for even in range(4, 2 * len(small) + 8, 2) if even not in small.values())
-    if any(small[total] != small[a] + small[b] for total, (a, b) in parts.items()): small = {size: size for size in {0, 1, *small}}
+    if any(small[total] != small[a] + small[b] for total, (a, b) in parts.items()):
+        small = {size: size for size in {0, 1, *small}}
     return {name: shrunken(value, small, draw) for name, value in values.items()}
 
 
 def products(pairs: Sequence[tuple[int, int]], turns: Sequence[tuple[int, int]] = ()) -> dict[int, int]:
-    """Small numbers for heads, for the columns of one and for both together, and for the columns that turn; the numbers themselves
-    where these are so much alike that no smaller ones are."""
+    """Small numbers for heads, for the columns of one and for both together, and for the columns that turn; the numbers
+    themselves where these are so much alike that no smaller ones are."""
     small = {0: 0, 1: 1}
     for power, heads in enumerate(sorted({heads for heads, _ in pairs} - {1})):
         small[heads] = 2 ** (power + 1)
@@ -169,7 +174,8 @@ def products(pairs: Sequence[tuple[int, int]], turns: Sequence[tuple[int, int]] 
                     for heads, columns in pairs):
         return small
     whole = {size for heads, columns in pairs for size in (heads, columns, heads * columns)}
-    return {size: size for size in whole | {0, 1} | {size for half, rest in turns for size in (half, rest, 2 * half + rest)}}
+    return {size: size for size in whole | {0, 1}
+            | {size for half, rest in turns for size in (half, rest, 2 * half + rest)}}
 
 
 def sizes_of(value: Any) -> tuple[int, ...]:
@@ -189,7 +195,8 @@ def shrunken(value: Any, small: dict[int, int], draw: Callable[[tuple[int, ...]]
         name = value.name or (f"{value.base.name}.T" if value.base and value.base.name else None)
         return Data(draw(tuple(small[s] for s in value.array.shape)), name)     # what errors call it
     if isinstance(value, Port):
-        return replace(value, columns=small.get(value.columns, value.columns), heads=small.get(value.heads, value.heads))
+        return replace(value, columns=small.get(value.columns, value.columns),
+                       heads=small.get(value.heads, value.heads))
     if isinstance(value, Shape):
         return Shape(*(small.get(s, s) if isinstance(s, int) else s for s in value))
     return small[value] if type(value) is int else value

@@ -1,5 +1,5 @@
-"""What no kernel computes is read as a term: for a class that no chain of kernels reaches, one step that stands for as much
-of its term as lies between it and values that are computed."""
+"""What no kernel computes is read as a term: for a class that no chain of kernels reaches, one step that stands for as
+much of its term as lies between it and values that are computed."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,10 +29,12 @@ class Interpreted(Implementation):
         return [each if isinstance(each, Data) else each.data[at] for each, at in found]
 
 
-def interpreted(lowering: "Lowering", calls: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Interpreted, dict[str, int]]]:
+def interpreted(lowering: "Lowering",
+                calls: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Interpreted, dict[str, int]]]:
     """A class, its term, and the classes of the values in it, for each class that these calls do not reach."""
     facts, terms = lowering.graph.facts, lowering.terms
-    reached, values = reachable(lowering, calls), {term: cls for cls, term in terms.items() if is_row_buffer(lowering, cls)}
+    reached, values = reachable(lowering, calls), {term: cls for cls,
+                                                   term in terms.items() if is_row_buffer(lowering, cls)}
     named = {value: (name, 0) for name, value in lowering.template.values.items() if isinstance(value, Data)}
     for name, value in lowering.template.values.items():
         if isinstance(value, Pattern): named |= {data: (name, at) for at, data in enumerate(value.data)}
@@ -55,10 +57,11 @@ def interpreted(lowering: "Lowering", calls: Sequence[tuple[int, Any]]) -> Itera
 
 
 def is_row_buffer(lowering: "Lowering", cls: int) -> bool:
-    """Whether it is a buffer of rows: it depends on the input, and has rows of a space, not those of caches, and columns of known
-    number."""
+    """Whether it is a buffer of rows: it depends on the input, and has rows of a space, not those of caches, and
+    columns of known number."""
     rows, columns = lowering.terms[cls].out[1:]
-    return cls in lowering.graph.facts["act"] and isinstance(rows, Space) and str(rows) != str(C) and isinstance(columns, int)
+    return cls in lowering.graph.facts["act"] and isinstance(rows,
+                                                             Space) and str(rows) != str(C) and isinstance(columns, int)
 
 
 def find_values(term: Operator, inside: dict[Operator, int]) -> Iterator[Operator]:
@@ -75,7 +78,8 @@ def find_values(term: Operator, inside: dict[Operator, int]) -> Iterator[Operato
 def reachable(lowering: "Lowering", calls: Sequence[tuple[int, Any]]) -> set[int]:
     """The classes that kernels compute from what is given."""
     facts = lowering.graph.facts
-    reached = set(facts["given"]) | {cls for cls, term in lowering.terms.items() if term.kind.name in ("symbol", "entered")}
+    reached = set(facts["given"]) | {cls for cls,
+                                     term in lowering.terms.items() if term.kind.name in ("symbol", "entered")}
     todo = [(cls, [at for name, at in call.bound if call.implementation.variables[name].name in ("value", "scores")])
             for cls, call in calls]
     while todo:

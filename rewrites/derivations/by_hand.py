@@ -1,5 +1,6 @@
-"""Laws applied by hand to one program: wherever they fit, in the order that is asked for. The graph holds what those laws reach,
-stage by stage, and so knows the facts that guards ask for; the program is a tree in it, and every application a step."""
+"""Laws applied by hand to one program: wherever they fit, in the order that is asked for. The graph holds what those
+laws reach, stage by stage, and so knows the facts that guards ask for; the program is a tree in it, and every
+application a step."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -22,8 +23,9 @@ BUDGET, ROUNDS, MAX_APPLICATIONS = 5000, 12, 1000           # nodes and rounds o
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A stage of laws, each applied wherever it fits, again and again, the first ones first. One of those `needed` has to apply
-    somewhere, by default the last. `kinds` narrows where a law applies: choices of what kinds its variables may be there."""
+    """A stage of laws, each applied wherever it fits, again and again, the first ones first. One of those `needed` has
+    to apply somewhere, by default the last. `kinds` narrows where a law applies: choices of what kinds its variables
+    may be there."""
 
     name: str
     laws: tuple[Law, ...]
@@ -40,8 +42,8 @@ Stages = Sequence[Rewrite]
 
 @dataclass
 class Applied:
-    """One part of a model behind stages of laws: its program, the steps that led there, and how often each law of each stage
-    was applied."""
+    """One part of a model behind stages of laws: its program, the steps that led there, and how often each law of each
+    stage was applied."""
 
     part: Part
     number: int
@@ -78,8 +80,8 @@ def prepared(laws: tuple[Law, ...]) -> Any:
 
 
 def reached(template: Any, stages: Stages) -> Graph:
-    """What the laws of each stage reach from what those before it did. Raises InputError for a stage that does not come to an
-    end."""
+    """What the laws of each stage reach from what those before it did. Raises InputError for a stage that does not come
+    to an end."""
     shared, graph = prepared(tuple(dict.fromkeys(law for stage in stages for law in stage.laws))), Graph()
 
     def run(program: str) -> Any:
@@ -91,7 +93,8 @@ def reached(template: Any, stages: Stages) -> Graph:
             changed = [run(f"(run by_{law.name} 1)")[0].report.updated for law in stage.laws]
             rows = sum(count for name, count in run("(print-size)")[0].sizes if name.startswith("K_"))
             if rows > BUDGET:
-                raise InputError(f"{stage.name}: more than {BUDGET} programs after a few rounds: leave one law of the stage out")
+                raise InputError(f"{stage.name}: more than {BUDGET} programs after a few rounds: leave one law of the "
+                                 "stage out")
             if not any(changed):
                 break
 
@@ -127,7 +130,8 @@ def apply_stages(part: Part, number: int, stages: Stages) -> Applied:
 
 
 def following(deriver: Deriver, stage: Rewrite, tree: Tree, seen: set[Tree]) -> Step | None:
-    """The next application that leads to a program not seen before: of the first law that fits, at the innermost place."""
+    """The next application that leads to a program not seen before: of the first law that fits, at the innermost
+    place."""
     for law in stage.laws:
         for before, after in fitting(deriver, law, tree, stage.kinds.get(law.name, ({},))):
             if before is not after and deriver.forest.replace(tree, before, after) not in seen:

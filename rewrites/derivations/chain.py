@@ -32,17 +32,20 @@ class Chain:
 
     def approximated(self, methods: dict[int, Any]) -> "Chain":
         """With the steps that store weights otherwise: by part, by class and layout."""
-        return replace(self, parts=tuple(part.approximated(methods.get(number, {})) for number, part in enumerate(self.parts)))
+        return replace(self, parts=tuple(part.approximated(methods.get(number, {})) for number,
+                                         part in enumerate(self.parts)))
 
     def title(self, number: int) -> str:
         before, after = self.states[number]
-        borders = [f"{what} the {state} value" for what, state in (("takes", before), ("hands on", after)) if state != FULL]
+        borders = [f"{what} the {state} value" for what,
+                   state in (("takes", before), ("hands on", after)) if state != FULL]
         first, count = self.like[number], len(self.parts[number].steps)
         return ", ".join([f"part {number + 1} of {len(self.parts)}: {count} step{'s' * (count != 1)}", *borders,
                           *([f"as part {first + 1}"] if first != number else [])])
 
     def __str__(self) -> str:
-        said = [f"{sum(len(part.steps) for part in self.parts)} steps, every one checked in float64 to {self.checked:.0e}"]
+        said = [f"{sum(len(part.steps) for part in self.parts)} steps, every one checked in float64 to "
+                f"{self.checked:.0e}"]
         for number, part in enumerate(self.parts):
             said.append(self.title(number))
             exact = sum(step.kind != APPROXIMATE for step in part.steps)
@@ -57,8 +60,8 @@ class Chain:
 
 
 def chain(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise] | None = None) -> Chain:
-    """The derivation of an extracted program from the imported model; `stored` says by part what weights are stored otherwise,
-    and with what errors, instead of the structure. Raises Underivable where a part has none."""
+    """The derivation of an extracted program from the imported model; `stored` says by part what weights are stored
+    otherwise, and with what errors, instead of the structure. Raises Underivable where a part has none."""
     found: list[Derivation] = []
     like: list[int] = []
     known: dict[Any, int] = {}
@@ -78,7 +81,8 @@ def chain(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise
 
 def nearly(extraction: Extraction) -> Otherwise:
     """The weights that a program does not store as they are."""
-    return {(node.cls.weight, node.cls.layout): (describe_method(node.label), node.label.error ** 0.5, None) for node in extraction.nodes
+    return {(node.cls.weight, node.cls.layout): (describe_method(node.label), node.label.error ** 0.5, None)
+            for node in extraction.nodes
             if isinstance(node.cls, Use) and isinstance(node.label, Method) and node.label.error}
 
 

@@ -19,15 +19,16 @@ from rewrites.verify.numbers import Values
 MAX_EXACT_SIZE = 16                                         # sizes up to which numbers are read as they are
 
 
-# of a weight, by class and layout: how it is stored, in words, and the error of that on calibration and on held-out rows
+# of a weight, by class and layout: how it is stored, in words, and the error of that on calibration and on held-out
+# rows
 Otherwise = dict[tuple[int, str], tuple[str, float, float | None]]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One application of a law, from left to right or backwards: `before` becomes `after` at these places, or wherever it
-    stands. An approximation states its error: the
-    relative change of the model's output that it alone brings about, on calibration rows and on held-out ones."""
+    """One application of a law, from left to right or backwards: `before` becomes `after` at these places, or wherever
+    it stands. An approximation states its error: the relative change of the model's output that it alone brings about,
+    on calibration rows and on held-out ones."""
 
     law: str
     kind: str
@@ -84,9 +85,9 @@ class Derivation:
         return replace(self, steps=(*self.steps, *steps))
 
     def check(self, laws: Sequence[Law] = (), seed: int = 0, tolerance: float = TOLERANCE) -> float:
-        """The largest relative difference of the two sides of a step, and of any program to the import, in float64 on random
-        numbers at shrunken sizes. Raises VerificationError, which names the step, where one is larger or is no instance of
-        its law."""
+        """The largest relative difference of the two sides of a step, and of any program to the import, in float64 on
+        random numbers at shrunken sizes. Raises VerificationError, which names the step, where one is larger or is no
+        instance of its law."""
         read, worst = Reading.of(self.forest, seed), 0.0
         declared = {law.name: law for law in laws}
         for number, (step, program) in enumerate(zip(self.steps, list(self.programs())[1:], strict=True), 1):
@@ -151,7 +152,8 @@ class Reading:
     def apart(self, a: Tree, b: Tree) -> float:
         """How far two trees of a class are apart."""
         facts = self.forest.graph.facts
-        return compare_values(self.term(a), self.term(b), a.cls in facts["act"] or a.cls in facts["constant"], self.numbers)
+        return compare_values(self.term(a), self.term(b), a.cls in facts["act"] or a.cls in facts["constant"],
+                              self.numbers)
 
     def term(self, tree: Tree) -> Operator:
         """What a tree denotes. What stands for several matrices, one for a head, is those: it takes several heads."""

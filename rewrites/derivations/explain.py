@@ -1,5 +1,5 @@
-"""What became of a model: its first layers before and after, the laws that lead from one to the other, step by step, and what
-each law saved, measured by leaving it out."""
+"""What became of a model: its first layers before and after, the laws that lead from one to the other, step by step,
+and what each law saved, measured by leaving it out."""
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -40,10 +40,10 @@ REPEATS = 3                                                 # measurements, whic
 
 def explain(directory: Path, report: Report, rounds: int = 7, model: str | None = None, full: bool = False,
             **given: Path | None) -> str:
-    """The report on a saved program, for the workload that it was made for; `full`: with every step of its derivation, and the
-    program before it. `given` are the user's files that took part: laws, text, texts (rewrites.front.reported). `model` is where
-    the checkpoint is now; without it, where the program says. Raises InputError where the directory, a file or the checkpoint
-    is not there, is damaged or is another one."""
+    """The report on a saved program, for the workload that it was made for; `full`: with every step of its derivation,
+    and the program before it. `given` are the user's files that took part: laws, text, texts (rewrites.front.reported).
+    `model` is where the checkpoint is now; without it, where the program says. Raises InputError where the directory, a
+    file or the checkpoint is not there, is damaged or is another one."""
     program = Program.load(directory)
     found = Reported.read(directory / REPORT)
     found.same(given)
@@ -70,8 +70,10 @@ def explain(directory: Path, report: Report, rounds: int = 7, model: str | None 
     every = {name: [second for each in taken for second in each[name]] for name in programs}
     return "\n\n".join([
         f"model: {run.meta['source']}{'' if model else ', as the program says'}",
-        *([describe_noise(seen, "measured times are too long, and differences between them mostly noise")] if seen else []),
-        *([f"before: one kernel for each operator, {ms(median(every['imported']))} ms\n" + format_program(imported)] if full else []),
+        *([describe_noise(seen, "measured times are too long, and differences between them mostly noise")] if seen
+          else []),
+        *([f"before: one kernel for each operator, {ms(median(every['imported']))} ms\n" + format_program(imported)]
+          if full else []),
         "\n".join([f"after: {name}", *program.signature.lines(), format_program(program)]),
         gains(every), "derivation: every step is one law\n" + (steps if full else outlined(steps)),
         f"what each law saved, measured {REPEATS} times over {rounds} rounds\n" +
@@ -104,8 +106,8 @@ def derive(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwis
 
 
 def otherwise(structure: Structure, program: Program, held_out: Batch) -> dict[int, Otherwise]:
-    """What a program does not store as it is: by part, by class and layout, in words, with the change of the output that it
-    alone brought about on calibration rows, and brings about on held-out ones."""
+    """What a program does not store as it is: by part, by class and layout, in words, with the change of the output
+    that it alone brought about on calibration rows, and brings about on held-out ones."""
     own, emitter = structure.program({}, structure.exactly)
     wanted = np.asarray(own.run(held_out), np.float64)
     found = {number: nearly(extraction) for number, extraction in enumerate(structure.extractions)}
@@ -117,7 +119,8 @@ def otherwise(structure: Structure, program: Program, held_out: Batch) -> dict[i
     return found
 
 
-def again(program: Program, found: Reported, model: str | None = None, given: Mapping[str, Path | None] = NO_FILES) -> Run:
+def again(program: Program, found: Reported, model: str | None = None,
+          given: Mapping[str, Path | None] = NO_FILES) -> Run:
     """The search that led to a program, on the model it came from and the user's files."""
     checkpoint = open_model(model or origin(program))
     declared = UserDeclarations() if (laws := given.get("laws")) is None else load_laws(laws)
@@ -142,10 +145,12 @@ def format_program(program: Program) -> str:
 
 
 def saving(taken: Sequence[Seconds], name: str, base: str) -> list[str]:
-    """Microseconds that `name` takes more than `base`, round by round: the median, or that it is below noise, and quartiles."""
+    """Microseconds that `name` takes more than `base`, round by round: the median, or that it is below noise, and
+    quartiles."""
     repeats = [[a - b for a, b in zip(each[name], each[base], strict=True)] for each in taken]
     found = [difference for rounds in repeats for difference in rounds]
-    return ["below noise" if noisy(repeats) else f"{1e6 * median(found):.1f}", " to ".join(f"{1e6 * end:.1f}" for end in quartiles(found))]
+    return ["below noise" if noisy(repeats) else f"{1e6 * median(found):.1f}",
+            " to ".join(f"{1e6 * end:.1f}" for end in quartiles(found))]
 
 
 def gains(taken: Seconds) -> str:

@@ -1,6 +1,6 @@
-"""The chain of law applications that leads from the import to the extracted program, found by replay: the saturated graph
-says which members of a class one law joins, so a chain is a shortest path from member to member, class by class from the
-root down (Flatt et al. 2022, on small proofs, solve the same problem with the graph's own union-find)."""
+"""The chain of law applications that leads from the import to the extracted program, found by replay: the saturated
+graph says which members of a class one law joins, so a chain is a shortest path from member to member, class by class
+from the root down (Flatt et al. 2022, on small proofs, solve the same problem with the graph's own union-find)."""
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,8 @@ class Underivable(Exception):
 
 
 class Edge(NamedTuple):
-    """One law at one class: its sides of one number over `bound`, and the members they are; None where a side is a variable."""
+    """One law at one class: its sides of one number over `bound`, and the members they are; None where a side is a
+    variable."""
 
     law: Law
     number: int
@@ -43,7 +44,8 @@ class Move(NamedTuple):
 
 @dataclass
 class Deriver:
-    """Chains between trees of one forest. `preferred` are the trees that fill variables which one side does not name."""
+    """Chains between trees of one forest. `preferred` are the trees that fill variables which one side does not
+    name."""
 
     forest: Forest
     laws: Sequence[Law]
@@ -195,7 +197,8 @@ class Deriver:
     # ---- the chain
 
     def chain(self, start: Tree, goal: Tree) -> Iterator[Step]:
-        """The steps from one tree to another, from the root down; what several places have in common changes at once."""
+        """The steps from one tree to another, from the root down; what several places have in common changes at
+        once."""
         now = start
         while (pair := differing(now, goal)) is not None:
             moves, _ = self.root(pair[0], pair[1].key)

@@ -1,5 +1,5 @@
-"""What each means saved: programs of one measurement, each with one means more than the one before it; and laws by leaving them
-out, those in one entry that save nothing without one another."""
+"""What each means saved: programs of one measurement, each with one means more than the one before it; and laws by
+leaving them out, those in one entry that save nothing without one another."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -30,28 +30,32 @@ class Gain(NamedTuple):
     below_noise: bool = False
 
 
-def added(imported: "Point", fused: "Point", points: Sequence["Point"], best: "Point", within: Sequence["Point"]) -> list[Gain]:
-    """From the import to the answer, by what is added: the best point within the budgets that only narrows numbers, and the
-    answer where it does more."""
+def added(imported: "Point", fused: "Point", points: Sequence["Point"], best: "Point",
+          within: Sequence["Point"]) -> list[Gain]:
+    """From the import to the answer, by what is added: the best point within the budgets that only narrows numbers, and
+    the answer where it does more."""
     exact = next((point for point in points if not point.methods), None)
-    narrow = [best] if only_narrows(best.methods) else [point for point in within if point.methods and only_narrows(point.methods)]
+    narrow = [best] if only_narrows(best.methods) else [point for point in within if point.methods
+                                                        and only_narrows(point.methods)]
     numbers = choose(narrow) if narrow and best.methods else None
     last = None if best is exact or best is numbers else best
     more = "+ sparsity and rank" if best.variant is None else "+ fewer units and heads"
     rows = {"imported": imported, "+ fusion": fused, "+ laws": exact, "+ number types": numbers, more: last}
-    return [*steps([(name, point.name if point else "", point.rounds_s if point else None) for name, point in rows.items()])]
+    return [*steps([(name, point.name if point else "", point.rounds_s if point else None) for name,
+                    point in rows.items()])]
 
 
 def steps(rows: Sequence[tuple[str, str, Sequence[float] | None]]) -> Iterator[Gain]:
-    """One for each means, program and its seconds by round, in one order of rounds; what is saved adds up to the first less the
-    last."""
+    """One for each means, program and its seconds by round, in one order of rounds; what is saved adds up to the first
+    less the last."""
     before: Sequence[float] | None = None
     for name, program, taken in rows:
         if taken is None:
             yield Gain(name)
             continue
         gain = [] if before is None else [a - b for a, b in zip(before, taken, strict=True)]
-        yield Gain(name, program, median(taken), quartiles(taken), None if before is None else median(before) - median(taken),
+        yield Gain(name, program, median(taken), quartiles(taken),
+                   None if before is None else median(before) - median(taken),
                    bool(gain) and noisy([gain]))
         before = taken
 
@@ -61,9 +65,11 @@ def only_narrows(methods: Iterable[str]) -> bool:
     return all(name in FORMATS and FORMATS[name].flops == Dense.flops for name in methods)
 
 
-def group_laws(left: Iterable[tuple[str, Structure]], least: float, without: Callable[[Sequence[str]], Structure]) -> list[Group]:
-    """Laws with what is found without each, those in one entry that save nothing without one another: leaving out all of them
-    costs what leaving out any one does. `least` is what the program with all laws costs; `without` searches without some."""
+def group_laws(left: Iterable[tuple[str, Structure]], least: float,
+               without: Callable[[Sequence[str]], Structure]) -> list[Group]:
+    """Laws with what is found without each, those in one entry that save nothing without one another: leaving out all
+    of them costs what leaving out any one does. `least` is what the program with all laws costs; `without` searches
+    without some."""
     found: list[tuple[list[str], Structure]] = []
     for _, tied in groupby(sorted(left, key=lambda each: each[1].time), key=lambda each: f"{each[1].time:.9e}"):
         names = dict(tied)
@@ -71,7 +77,8 @@ def group_laws(left: Iterable[tuple[str, Structure]], least: float, without: Cal
         if len(names) > 1 and saves(first := next(iter(names.values())), least) and joint([*names], first, without):
             own = [([*names], first)]
         for name, structure in names.items() if not own else ():
-            group = next((each for each, _ in own if saves(structure, least) and joint([*each, name], structure, without)), None)
+            group = next((each for each,
+                          _ in own if saves(structure, least) and joint([*each, name], structure, without)), None)
             if group is None: own.append(([name], structure))
             else: group.append(name)
         found += own

@@ -1,6 +1,6 @@
-"""Schedules by hand (Halide: Ragan-Kelley et al. 2013): `schedule("minilm") | join_qkv | prune(0.5)`. A stage applies laws to
-the program wherever they fit, or stores its weights by an approximation; what comes out is priced, verified and runs as what
-the search finds does, because it is made of the same parts."""
+"""Schedules by hand (Halide: Ragan-Kelley et al. 2013): `schedule("minilm") | join_qkv | prune(0.5)`. A stage applies
+laws to the program wherever they fit, or stores its weights by an approximation; what comes out is priced, verified and
+runs as what the search finds does, because it is made of the same parts."""
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -50,8 +50,8 @@ Site = tuple[int, int, str]                                 # part, class and la
 
 @dataclass(frozen=True)
 class Schedule:
-    """A program under way: a model, the batch whose seconds count, a machine, and the stages so far. `stage | stage` reads from
-    left to right."""
+    """A program under way: a model, the batch whose seconds count, a machine, and the stages so far. `stage | stage`
+    reads from left to right."""
 
     model: Operator
     batch: Batch
@@ -63,16 +63,17 @@ class Schedule:
     before: "Schedule | None" = field(default=None, repr=False)
 
     def __or__(self, stage: Stage | Law | str) -> "Schedule":
-        """The program behind one stage more: a law, its name, a composition or an approximation. Raises InputError, which says
-        where and why, for a stage that does not apply."""
+        """The program behind one stage more: a law, its name, a composition or an approximation. Raises InputError,
+        which says where and why, for a stage that does not apply."""
         if isinstance(stage, str | Law):
-            stage = Rewrite(stage if isinstance(stage, str) else stage.name, (find_law(stage) if isinstance(stage, str) else stage,))
+            stage = Rewrite(stage if isinstance(stage, str) else stage.name,
+                            (find_law(stage) if isinstance(stage, str) else stage,))
         if not isinstance(stage, Rewrite | Store | Tile):
-            raise InputError(f"{stage!r} is no stage: give a law, its name, a composition such as join_qkv, an approximation "
-                             "such as prune(0.5), or tile(64)")
+            raise InputError(f"{stage!r} is no stage: give a law, its name, a composition such as join_qkv, an "
+                             "approximation such as prune(0.5), or tile(64)")
         if isinstance(stage, Rewrite) and (done := next((s for s in self.stages if not isinstance(s, Rewrite)), None)):
-            raise InputError(f"{stage.name} after {done.name}: laws come first, since they make other weights and kernels: "
-                             f"put {stage.name} before {done.name}")
+            raise InputError(f"{stage.name} after {done.name}: laws come first, since they make other weights and "
+                             f"kernels: put {stage.name} before {done.name}")
         after = replace(self, stages=(*self.stages, stage), before=self)
         if isinstance(stage, Tile):
             return after.tiled(stage)
@@ -85,7 +86,8 @@ class Schedule:
         stage = self.stages[-1]
         assert isinstance(stage, Rewrite)
         if not any(each.counts[-1][name] for each in self.rewritten for name in stage.goals):
-            reasons = dict.fromkeys(refusal(each, law) for law in stage.laws if law.name in stage.goals for each in self.rewritten)
+            reasons = dict.fromkeys(refusal(each, law) for law in stage.laws if law.name in stage.goals
+                                    for each in self.rewritten)
             near = sorted(reasons, key=lambda reason: (reason.count(" not "), " has no " in reason))
             raise InputError(f"{stage.name}: it applies nowhere: {'; '.join(near[:2])}")
         return self
@@ -114,7 +116,8 @@ class Schedule:
     def structure(self) -> Structure:
         """The cheapest kernels of exactly this program. Raises InputError where some operator has none."""
         prices = Prices(self.machine, self.extents)
-        lowerings = [Lowering(each.alone, part.template, prices) for each, part in zip(self.rewritten, self.split, strict=True)]
+        lowerings = [Lowering(each.alone, part.template, prices) for each,
+                     part in zip(self.rewritten, self.split, strict=True)]
         found = [choose_kernels(lowering, each) for lowering, each in zip(lowerings, self.rewritten, strict=True)]
         seconds = sum(each.time for each in found)
         return Structure(lowerings, found, [(FULL, FULL)] * len(found), self.split, seconds, seconds, seconds, seconds)
@@ -130,13 +133,15 @@ class Schedule:
         first = {part.template.text: number for number, part in reversed([*enumerate(self.split)])}
         like = tuple(first[part.template.text] for part in self.split)
         derived = []
-        for each, lowering, extraction in zip(self.rewritten, self.structure.lowerings, self.structure.extractions, strict=True):
+        for each, lowering, extraction in zip(self.rewritten, self.structure.lowerings, self.structure.extractions,
+                                              strict=True):
             forest = Forest(lowering, each.forest.made, each.forest.read)
             _, called = forest.extracted(extraction, each.tree.cls)
             derived.append(Derivation(each.forest, each.start, (*each.steps, *lowered(called))))
         chain = Chain(tuple(derived), like, ((FULL, FULL),) * len(derived), self.laws)
         chain = chain.approximated(self.alone) if self.methods else chain
-        return chain if self.keys is None else replace(chain, parts=tuple(split_axis(part, self.keys) for part in chain.parts))
+        return chain if self.keys is None else replace(chain,
+                                                       parts=tuple(split_axis(part, self.keys) for part in chain.parts))
 
     # ---- tiles
 
@@ -157,11 +162,12 @@ class Schedule:
         return next((stage.keys for stage in self.stages if isinstance(stage, Tile)), None)
 
     def split_holds(self, seed: int = 0) -> float:
-        """How far softmax over tiles of so many keys is from softmax over all at once, for the longest sentence of the batch:
-        the law behind `tile`, on random numbers."""
+        """How far softmax over tiles of so many keys is from softmax over all at once, for the longest sentence of the
+        batch: the law behind `tile`, on random numbers."""
         rng, longest = np.random.default_rng(seed), int(np.diff(self.batch.starts).max())
         scores, values = rng.normal(size=(3, longest)), rng.normal(size=(longest, 5))
-        return apart(softmax.product(scores, values, tile=self.keys or longest), softmax.product(scores, values, tile=longest))
+        return apart(softmax.product(scores, values, tile=self.keys or longest),
+                     softmax.product(scores, values, tile=longest))
 
     # ---- approximations
 
@@ -172,8 +178,8 @@ class Schedule:
             raise InputError(f"{stage.name}: no weight is called {' or '.join(stage.only)}: there are {names}")
         assert self.before is not None
         if taken := next((site for site in chosen if site in self.before.methods), None):
-            raise InputError(f"{stage.name}: {' and '.join(self.names(taken))} is stored as {self.before.methods[taken]} already: "
-                             "name other weights, or leave one stage out")
+            raise InputError(f"{stage.name}: {' and '.join(self.names(taken))} is stored as "
+                             f"{self.before.methods[taken]} already: name other weights, or leave one stage out")
         for site in chosen:
             try:
                 if stage.own is None:
@@ -192,7 +198,8 @@ class Schedule:
     def names(self, site: Site) -> list[str]:
         """The names of the arrays that a weight is made of."""
         part, cls, _ = site
-        return [str(term.args[0]) for term in self.structure.lowerings[part].terms[cls].walk() if term.kind.name == "weight"]
+        return [str(term.args[0]) for term in self.structure.lowerings[part].terms[cls].walk()
+                if term.kind.name == "weight"]
 
     def choice(self, stage: Store) -> list[Site]:
         """The weights that a stage is about."""
@@ -202,22 +209,26 @@ class Schedule:
     @cached_property
     def methods(self) -> dict[Site, Method]:
         """How weights are stored that are not stored as they are."""
-        return {site: self.method(stage, site) for stage in self.stages if isinstance(stage, Store) for site in self.choice(stage)}
+        return {site: self.method(stage, site) for stage in self.stages if isinstance(stage, Store)
+                for site in self.choice(stage)}
 
     def method(self, stage: Store, site: Site) -> Method:
-        """How a stage stores a weight. Raises InputError where no format holds what a user's approximation makes of it."""
+        """How a stage stores a weight. Raises InputError where no format holds what a user's approximation makes of
+        it."""
         if stage.own is None:
             return Method(stage.format, tuple(stage.parameters.items()), FORMATS[stage.format].metric())
         prices, (n, p) = Prices(self.machine, self.extents), self.sites[site].shape
         if not (found := [*stage.own.methods(self.sites[site])]):
-            raise InputError(f"{stage.name}: {' and '.join(self.names(site))}: no format holds what it makes of it in less than dense does")
+            raise InputError(f"{stage.name}: {' and '.join(self.names(site))}: no format holds what it makes of it in "
+                             "less than dense does")
         return min(found, key=lambda method: prices.linear(method.format, n, p, method.parameters))
 
     @cached_property
     def fitter(self) -> Fitter:
         """Fits weights to what they multiply on calibration rows."""
         program, emitter = self.exact
-        return fitter(program, [site for site in sites(program, self.structure, emitter) if site.x], self.fit, self.declared)
+        return fitter(program, [site for site in sites(program, self.structure, emitter) if site.x], self.fit,
+                      self.declared)
 
     @property
     def declared(self) -> dict[str, Approximation]:
@@ -226,7 +237,8 @@ class Schedule:
         for stage in self.stages:
             if isinstance(stage, Store) and (own := stage.own) is not None:
                 other = found.get(own.name, own)
-                found[own.name] = replace(own, grid={key: (*dict.fromkeys((*other.grid[key], *own.grid[key])),) for key in own.grid})
+                found[own.name] = replace(own, grid={key: (*dict.fromkeys((*other.grid[key], *own.grid[key])),)
+                                                     for key in own.grid})
         return found
 
     @cached_property
@@ -292,8 +304,8 @@ class Schedule:
         return difference(self.program.run(self.fit), np.asarray(self.exact[0].run(self.fit), np.float64))
 
     def verify(self) -> dict[str, Any]:
-        """Laws, steps, then the program against the float64 oracle on held-out rows, as for a program that was searched.
-        Raises VerificationError."""
+        """Laws, steps, then the program against the float64 oracle on held-out rows, as for a program that was
+        searched. Raises VerificationError."""
         found: dict[str, Any] = {"laws": verify_laws(self.laws) if self.laws else None}
         found["steps"] = self.derivation.checked
         if self.keys is not None and not (off := self.split_holds()) <= EQUAL:
@@ -302,7 +314,8 @@ class Schedule:
         constants, wanted = unrounded(self.structure, self.emitted(self.methods)[1]), oracle(self.model, batches)
         if self.methods:
             found["structure"] = verify_structure(self.program, batches, constants, wanted)
-            return found | {"program": verify_approximate(self.program, self.model, batches, TRUST * self.error + ROUNDED, wanted)}
+            return found | {"program": verify_approximate(self.program, self.model, batches,
+                                                          TRUST * self.error + ROUNDED, wanted)}
         imported, _ = search(self.model, (), self.machine, self.extents, fusion=False, methods=plainly).program({})
         return found | {"program": verify_exact(self.program, self.model, batches, imported, constants)}
 
@@ -311,7 +324,8 @@ class Schedule:
         chain = [self]
         while chain[0].before is not None:
             chain.insert(0, chain[0].before)
-        rows = [[each.stages[-1].name if each.stages else "imported", str(each.applications() or ""), *each.figures()] for each in chain]
+        rows = [[each.stages[-1].name if each.stages else "imported", str(each.applications() or ""), *each.figures()]
+                for each in chain]
         return table(rows, ["stage", "places", "ms predicted", "MB", "error on calibration rows"])
 
     def figures(self) -> list[str]:
@@ -328,7 +342,9 @@ class Schedule:
         stage = self.stages[-1]
         if isinstance(stage, Tile):
             return sum(has_tiles(step.kernel) for step in self.exact[0].steps)
-        return len(self.choice(stage)) if isinstance(stage, Store) else sum(sum(each.counts[-1].values()) for each in self.rewritten)
+        return len(self.choice(stage)) if isinstance(stage,
+                                                     Store) else sum(sum(each.counts[-1].values())
+                                                                     for each in self.rewritten)
 
 
 def choose_kernels(lowering: Lowering, each: Applied) -> Extraction:
@@ -366,8 +382,8 @@ def split_axis(part: Derivation, keys: int) -> Derivation:
 
 def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | None = None, tokens: int | None = None,
              machine: Machine | None = None) -> Schedule:
-    """A model with no stage yet, for the workload of `optimize`; an operator needs a `batch`, which is then what is timed, fitted
-    and verified on. Raises InputError for what comes from outside."""
+    """A model with no stage yet, for the workload of `optimize`; an operator needs a `batch`, which is then what is
+    timed, fitted and verified on. Raises InputError for what comes from outside."""
     if machine is None:
         from formats.machine.model import this_machine
         machine = this_machine()
@@ -378,4 +394,5 @@ def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | N
     checkpoint = open_model(model)
     workload = Workload.of(checkpoint, text, tokens)
     operator, timed = checkpoint.operator(), batch or workload.timed
-    return Schedule(operator, timed, Running.of(machine, timed.starts), workload.probe, workload.verify, source(checkpoint))
+    return Schedule(operator, timed, Running.of(machine, timed.starts), workload.probe, workload.verify,
+                    source(checkpoint))

@@ -22,8 +22,8 @@ class Store:
 
 @dataclass(frozen=True)
 class Tile:
-    """A stage that splits the contracted axis of attention: so many keys are merged at a time. It holds for every monoid whose
-    merge is associative, whatever the split."""
+    """A stage that splits the contracted axis of attention: so many keys are merged at a time. It holds for every
+    monoid whose merge is associative, whatever the split."""
 
     name: str
     keys: int
@@ -33,7 +33,8 @@ Stage = Rewrite | Store | Tile
 
 
 def rewrite(name: str, *laws: str, needed: tuple[str, ...] = (), kinds: dict[str, Kinds] | None = None) -> Rewrite:
-    """A composition of laws, by their names; `kinds` narrows where one applies: choices of what kinds its variables may be."""
+    """A composition of laws, by their names; `kinds` narrows where one applies: choices of what kinds its variables may
+    be."""
     return Rewrite(name, tuple(find(EXACT_LAWS, law) for law in laws), needed, kinds or {})
 
 
@@ -105,5 +106,6 @@ drop_key_bias = rewrite("drop_key_bias", *SCALE, "split_keys", "shift_scores", k
 move_value_bias = rewrite("move_value_bias", *SPLIT, "value_bias", "join_shift", "spread", "merge_shifts",
                           needed=("value_bias",), kinds=MOVED)
 fold_norm = rewrite("fold_norm", "merge_shifts", "spread", "associate", kinds=GAINED)
-join_qkv = rewrite("join_qkv", *SCALE, "split_keys", "shift_scores", "value_bias", "join_shift", "merge_shifts", "join_bias", "join",
+join_qkv = rewrite("join_qkv", *SCALE, "split_keys", "shift_scores", "value_bias", "join_shift", "merge_shifts",
+                   "join_bias", "join",
                    needed=("join", "join_bias"), kinds=BOTH)

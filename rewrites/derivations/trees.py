@@ -1,5 +1,5 @@
-"""Single programs of a saturated graph: a tree picks one member for every class that it needs, and the same subtree is the
-same object. What a chain of law applications runs through."""
+"""Single programs of a saturated graph: a tree picks one member for every class that it needs, and the same subtree is
+the same object. What a chain of law applications runs through."""
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +15,8 @@ from rewrites.law import is_variable
 
 OPEN = "count", "where", "over", "relation"                          # sorts of variables that stand for attributes
 READ = "interpreted"                                        # what no kernel computes: a term, read over its operands
-STORED = "stored"                                           # a weight in a representation: as logical, the weight itself
+STORED = "stored"                                           # a weight in a representation: as logical, the weight
+                                                            # itself
 NodeKey = tuple[str, tuple[int, ...], tuple[str, ...]]      # a member: kind, classes of its children, attributes
 Path = tuple[int, ...]                                      # which child, from the root down
 
@@ -56,7 +57,8 @@ class Forest:
 
     lowering: Lowering
     made: dict[Any, Tree] = field(default_factory=dict)
-    read: dict[int, tuple[Tree, ...]] = field(default_factory=dict)     # class that is interpreted: its tree, and its operands'
+    read: dict[int, tuple[Tree, ...]] = field(default_factory=dict)     # class that is interpreted: its tree, and its
+                                                                        # operands'
 
     @property
     def graph(self) -> Graph:
@@ -75,8 +77,10 @@ class Forest:
             found.setdefault(node.cls, []).append(node)
         return found
 
-    def tree(self, kind: str, children: tuple[Tree, ...], attributes: tuple[str, ...] = (), cls: int | None = None) -> Tree:
-        """The tree of these parts. Its class is looked up where none is given: KeyError where the graph has no such member."""
+    def tree(self, kind: str, children: tuple[Tree, ...], attributes: tuple[str, ...] = (),
+             cls: int | None = None) -> Tree:
+        """The tree of these parts. Its class is looked up where none is given: KeyError where the graph has no such
+        member."""
         if (key := (kind, children, attributes)) not in self.made:
             cls = self.index[kind, tuple(child.cls for child in children), attributes] if cls is None else cls
             self.made[key] = Tree(kind, children, attributes, cls, 1 + sum(child.size for child in children))
@@ -113,14 +117,16 @@ class Forest:
 
     @cached_property
     def representatives(self) -> dict[int, Tree]:
-        """The tree that stands for each class when its numbers are evaluated: an imported one, else the first that fits."""
+        """The tree that stands for each class when its numbers are evaluated: an imported one, else the first that
+        fits."""
         template, found = self.lowering.template, dict[int, Tree]()
         for entry in reversed(template.entries):
             found[self.graph.named[entry.name]] = self.imported[entry.name]
 
         def make(node: Node, terms: dict[int, Operator], values: dict[str, Any]) -> Operator | None:
             if (term := fitting(node, terms, values)) is not None:
-                found.setdefault(node.cls, self.tree(node.kind, tuple(found[c] for c in node.children), node.attributes))
+                found.setdefault(node.cls,
+                                 self.tree(node.kind, tuple(found[c] for c in node.children), node.attributes))
             return term
         self.graph.terms(template, make)
         return found
@@ -132,8 +138,8 @@ class Forest:
         return self.representatives[cls]
 
     def extracted(self, extraction: Extraction, root: int) -> tuple[Tree, dict[Tree, Tree]]:
-        """The program that was chosen, as it reads in the algebra; and for the result of each kernel, the kernel's call over
-        such trees, with weights that are only nearly stored still as they are."""
+        """The program that was chosen, as it reads in the algebra; and for the result of each kernel, the kernel's call
+        over such trees, with weights that are only nearly stored still as they are."""
         calls = {node.cls: node.label for node in extraction.nodes if isinstance(node.label, Call)}
         uses: dict[Any, Any] = {node.cls: node.label for node in extraction.nodes if isinstance(node.cls, Use)}
         found, called = dict[int, Tree](), dict[Tree, Tree]()
@@ -171,7 +177,8 @@ class Forest:
             x = dict(call.bound)[name.replace("table", "field") if name.startswith("table") else "x"]
             how = call.implementation.layout
             method = uses[Use(x, tree.cls, how, cls)]
-            return self.tree(STORED, (tree,), (Method().format if method.error or method.plain else str(method), how), tree.cls)
+            return self.tree(STORED, (tree,), (Method().format if method.error or method.plain else str(method), how),
+                             tree.cls)
 
         return value(root), called
 
@@ -187,7 +194,8 @@ class Forest:
                         parts = [match(part, child) for part, child in zip(pattern.children, order, strict=True)]
                         if all(parts):
                             children = tuple(p for p in parts if p)
-                            return self.tree(node.kind, children if order is node.children else children[::-1], node.attributes)
+                            return self.tree(node.kind, children if order is node.children else children[::-1],
+                                             node.attributes)
             return None
 
         if (found := match(call.implementation.pattern, cls)) is None:

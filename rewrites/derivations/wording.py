@@ -79,7 +79,8 @@ class Writer:
         return None if name is None or len(name) > 1 else str(name[0])
 
     def term(self, tree: Tree) -> Operator:
-        return Operator(KINDS[tree.kind], *map(self.term, tree.children), *(self.values[name] for name in tree.attributes))
+        return Operator(KINDS[tree.kind], *map(self.term, tree.children),
+                        *(self.values[name] for name in tree.attributes))
 
     def attribute(self, name: str) -> str:
         value = self.values.get(name, name)
@@ -101,12 +102,14 @@ def describe_sides(forest: Forest, step: Step, laws: dict[str, Law]) -> tuple[st
                 break
     elif step.after.kind in CALLS and step.before.kind not in CALLS:
         names = [name for name, sort in CALLS[step.after.kind].variables.items() if sort.name not in OPEN]
-        found = dict(zip(names, (child.children[0] if child.kind == STORED else child for child in step.after.children), strict=True))
+        found = dict(zip(names, (child.children[0] if child.kind == STORED else child for child in step.after.children),
+                         strict=True))
     said = {name: (tree, plain.text(tree)) for name, tree in found.items() if isinstance(tree, Tree)}
     long = {name: (tree, text) for name, (tree, text) in said.items() if len(text) > INLINE_LETTERS or "…" in text}
     writer = Writer(forest, {tree: name for name, (tree, _) in long.items()})
     return writer.text(step.before, depth=12), writer.text(step.after, depth=12), {
-        name: f"{text[:INLINE_LETTERS].rsplit(' ', 1)[0]} … ({tree.size} operators)" for name, (tree, text) in long.items()}
+        name: f"{text[:INLINE_LETTERS].rsplit(' ', 1)[0]} … ({tree.size} operators)" for name,
+        (tree, text) in long.items()}
 
 
 def describe_place(program: Tree, step: Step) -> str:

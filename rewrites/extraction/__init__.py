@@ -1,12 +1,13 @@
 """Extraction: the cheapest program of an e-graph, with a proof, from plain data.
 
-`extract` is the whole of it: presolve (presolve.py), greedy programs (greedy.py), landmark bounds (landmarks.py), a linear
-relaxation with cuts (exact.py, cuts.py), the 0/1 program, and neighbourhoods of the best program (search.py).
+`extract` is the whole of it: presolve (presolve.py), greedy programs (greedy.py), landmark bounds (landmarks.py), a
+linear relaxation with cuts (exact.py, cuts.py), the 0/1 program, and neighbourhoods of the best program (search.py).
 """
 from .pareto import front, undominated
 from .problem import Extraction, Infeasible, Node, Problem, order, verify
 from .serialised import from_json, read_problem, to_json, write_problem
 from .solve import extract
 
-__all__ = ["Extraction", "Infeasible", "Node", "Problem", "extract", "from_json", "front", "order", "read_problem", "to_json",
+__all__ = ["Extraction", "Infeasible", "Node", "Problem", "extract", "from_json", "front", "order", "read_problem",
+           "to_json",
            "undominated", "verify", "write_problem"]

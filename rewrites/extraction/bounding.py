@@ -1,7 +1,7 @@
 """The search for one part of a problem: greedy, landmark bounds, relaxation with cuts, 0/1 program, neighbourhoods.
 
-Every stage ends with a proof, or with a better program, a better bound, or a smaller graph: a node that cannot be in any
-program cheaper than the best so far is dropped, and what is left is presolved again.
+Every stage ends with a proof, or with a better program, a better bound, or a smaller graph: a node that cannot be in
+any program cheaper than the best so far is dropped, and what is left is presolved again.
 """
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def optimise(graph: Graph | None, budgets: Sequence[float], until: float, gap: f
             now = perf_counter()
             one = Search(part, (), now + (until - now) * len(part.cls) / left, gap, deep, families).run()
         left -= len(part.cls)
-        found = Found(found.nodes + one.nodes, found.cost + one.cost, found.bound + one.bound, found.greedy + one.greedy)
+        found = Found(found.nodes + one.nodes, found.cost + one.cost, found.bound + one.bound,
+                      found.greedy + one.greedy)
     return found
 
 
@@ -309,7 +310,8 @@ class Search:
                 self.program.cut(landmark, c)
 
     def neighbours(self, seconds: float) -> None:
-        """Solve exactly what is left when the best program may change in one neighbourhood alone; sizes follow the time."""
+        """Solve exactly what is left when the best program may change in one neighbourhood alone; sizes follow the
+        time."""
         stop = perf_counter() + seconds
         graph = replace(self.graph, origin=[(i,) for i in range(len(self.graph.cls))])
         while not self.done and perf_counter() < stop:

@@ -15,7 +15,8 @@ import numpy as np
 from .indexed import Graph, components
 
 INTERIOR_NODES = 500                            # nodes from which on interior points are quicker than the simplex
-RESTING, PATIENCE = -1, 5                       # the age of a row that is not in use; when a row that is slack is rested
+RESTING, PATIENCE = -1, 5                       # the age of a row that is not in use; when a row that is slack is
+                                                # rested
 
 
 class Answer(NamedTuple):
@@ -35,8 +36,9 @@ class Relaxation(NamedTuple):
 class Program:
     """The covering program of a graph, solved by HiGHS.
 
-    Rows are kept in a pool. The relaxation works with those that have been violated lately, `age` counts for how many of its
-    solutions a row was slack (RESTING: it is not in use); the 0/1 program takes every row that is not a resting cut.
+    Rows are kept in a pool. The relaxation works with those that have been violated lately, `age` counts for how many
+    of its solutions a row was slack (RESTING: it is not in use); the 0/1 program takes every row that is not a resting
+    cut.
     """
 
     def __init__(self, graph: Graph, budgets: Sequence[float] = ()) -> None:
@@ -99,7 +101,8 @@ class Program:
         """All rows of the pool."""
         from scipy.sparse import csr_array
 
-        return csr_array((self.values, self.columns, self.starts), shape=(len(self.low), len(self.graph.cls) + self.extra))
+        return csr_array((self.values, self.columns, self.starts),
+                         shape=(len(self.low), len(self.graph.cls) + self.extra))
 
     def within(self, rows: Any, low: np.ndarray) -> tuple[Any, np.ndarray]:
         """The rows with those of the budgets, in units of the budget."""

@@ -122,7 +122,8 @@ class Zone:
 QUICK = 10 ** 9                                 # steps of the quickest bound
 
 
-def bound_by_landmarks(graph: Graph, price: Sequence[float], steps: int = 10, most: int = QUICK, until: float = inf) -> Bound:
+def bound_by_landmarks(graph: Graph, price: Sequence[float], steps: int = 10, most: int = QUICK,
+                       until: float = inf) -> Bound:
     """Landmark cuts (LM-cut: Helmert, Domshlak 2009): pay for the cheapest entrance of a zone, let the zone grow
     through it.
 
@@ -162,7 +163,8 @@ def bound_by_landmarks(graph: Graph, price: Sequence[float], steps: int = 10, mo
 
 
 def detours(graph: Graph, spare: Sequence[float]) -> list[float]:
-    """What a program that uses node i pays at least at these prices: below i, for it, and on a way from it up to a root."""
+    """What a program that uses node i pays at least at these prices: below i, for it, and on a way from it up to a
+    root."""
     levels = Levels(graph, spare)
     above = [inf] * graph.classes
     heap = [(0.0, c) for c in graph.roots]

@@ -1,4 +1,5 @@
-"""The Pareto front of time, memory and error by epsilon constraints: a grid of budgets, one exact extraction for each."""
+"""The Pareto front of time, memory and error by epsilon constraints: a grid of budgets, one exact extraction for
+each."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -8,9 +9,10 @@ from .problem import Extraction, Infeasible, Problem
 from .solve import extract
 
 
-def front(problem: Problem, errors: Sequence[float | None] = (None,), memories: int = 4, **options: Any) -> list[Extraction]:
-    """Undominated programs, quickest first: for each budget of squared error the quickest program, the smallest, and the
-    quickest within `memories` - 1 memory budgets between the two. `options` are those of extract.
+def front(problem: Problem, errors: Sequence[float | None] = (None,), memories: int = 4,
+          **options: Any) -> list[Extraction]:
+    """Undominated programs, quickest first: for each budget of squared error the quickest program, the smallest, and
+    the quickest within `memories` - 1 memory budgets between the two. `options` are those of extract.
 
     Raises Infeasible if no error budget can be met.
     """

@@ -11,12 +11,14 @@ from formats.disk.files import MAX_TEXT_BYTES, read_json
 
 from .problem import Node, Problem
 
-COSTS = ("cost", 1.0), ("memory", 0.0), ("error", 0.0)     # of a node: time, memory, squared error, and what is meant by none
+COSTS = ("cost", 1.0), ("memory", 0.0), ("error", 0.0)     # of a node: time, memory, squared error, and what is meant
+                                                           # by none
 
 
 def from_json(data: Any, where: str = "the graph") -> Problem:
-    """A problem from egraph-serialize JSON: a node's cost is its time, its operator its label; a child names a node, and
-    stands for the class of that node. `memory` and `error` are read where they are given. What costs Infinity is no choice.
+    """A problem from egraph-serialize JSON: a node's cost is its time, its operator its label; a child names a node,
+    and stands for the class of that node. `memory` and `error` are read where they are given. What costs Infinity is no
+    choice.
 
     Raises InputError naming the place and what is wrong there.
     """
@@ -30,7 +32,8 @@ def from_json(data: Any, where: str = "the graph") -> Problem:
         if strange:
             raise InputError(f"{place} has the child {strange[0]!r:.80}, which is no node of the file")
         time, memory, error = (parse_cost(node.get(field, usual), f"{place}: {field}") for field, usual in COSTS)
-        out.append(Node(classes[name], tuple(classes[child] for child in children), time, memory, error, node.get("op", name)))
+        out.append(Node(classes[name], tuple(classes[child] for child in children), time, memory, error,
+                        node.get("op", name)))
     known = set(classes.values())
     unknown = [root for root in roots if not isinstance(root, str) or root not in known]
     if unknown:
@@ -71,7 +74,8 @@ def to_json(problem: Problem) -> dict[str, Any]:
     for name, node in zip(names, problem.nodes, strict=True):
         missing = [child for child in node.children if child not in first]
         if missing:
-            raise ValueError(f"node {node.label!r} of class {node.cls!r} has the child class {missing[0]!r} without a node")
+            raise ValueError(f"node {node.label!r} of class {node.cls!r} has the child class {missing[0]!r} without a "
+                             "node")
         extra = {field: value for field, value in (("memory", node.memory), ("error", node.error)) if value}
         nodes[name] = dict(op=str(node.label), cost=node.time, eclass=str(node.cls),
                            children=[first[child] for child in node.children], **extra)

@@ -16,14 +16,15 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
             weights: tuple[float, float, float] = (1, 0, 0),
             families: Callable[[Hashable], Iterable[str]] | None = None,
             time_limit: float = 10.0, gap: float = 1e-6, forbidden: Iterable[Node] = ()) -> Extraction:
-    """The cheapest program: minimise weights . (time, memory, error), each chosen node counted once, within the budgets.
+    """The cheapest program: minimise weights . (time, memory, error), each chosen node counted once, within the
+    budgets.
 
-    `memory` and `error` (squared) bound the sums over the chosen nodes; None is no budget. `families` names, for a class,
-    the weight leaves that its value is derived from: hints for cuts that never change the answer. After `time_limit`
-    seconds the best program so far is returned with its proved bound. `forbidden` nodes are left out.
+    `memory` and `error` (squared) bound the sums over the chosen nodes; None is no budget. `families` names, for a
+    class, the weight leaves that its value is derived from: hints for cuts that never change the answer. After
+    `time_limit` seconds the best program so far is returned with its proved bound. `forbidden` nodes are left out.
 
-    Raises Infeasible if no program exists, TimeoutError if none that fits was found in time, ValueError for a cost that is
-    negative or not a number.
+    Raises Infeasible if no program exists, TimeoutError if none that fits was found in time, ValueError for a cost that
+    is negative or not a number.
     """
     start = perf_counter()
     check_problem(problem)
@@ -81,7 +82,8 @@ def uncovered(problem: Problem, memory: float | None, error: float | None, forbi
     have = whole.derive(range(len(whole.cls)))
     missing = [names[c] for c in whole.roots if c not in have]
     if not missing:
-        return Infeasible(f"no program of nodes that fit memory {memory} and squared error {error} each covers the roots")
+        return Infeasible(f"no program of nodes that fit memory {memory} and squared error {error} each covers the "
+                          "roots")
     members = whole.members[names.index(missing[0])]
     why = "all its nodes need themselves or a class that nothing derives" if members else "it has no node that may be chosen"
     return Infeasible(f"no program covers root {missing[0]!r}: {why}")

@@ -1,6 +1,6 @@
 """The cheapest program of a whole model within budgets of error and memory. A linear program over columns prices the
-budgets, each part answers with the program that is cheapest at these prices (Dantzig and Wolfe 1960), and what all parts
-answer to one price proves a bound for every program (Geoffrion 1974)."""
+budgets, each part answers with the program that is cheapest at these prices (Dantzig and Wolfe 1960), and what all
+parts answer to one price proves a bound for every program (Geoffrion 1974)."""
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,8 @@ from rewrites.compiler.sharing import find_shared, users
 from rewrites.extraction import Infeasible
 from rewrites.front.columns import NO_RENTS, Column, Dual, Master, PartProblem, Price, Rents, Shape, Shared
 
-SEEDS = 3                                                   # times that one part of each structure is asked before all are
+SEEDS = 3                                                   # times that one part of each structure is asked before all
+                                                            # are
 PRICING_ROUNDS = 40                                         # of pricing out columns of shapes that are known
 SLACK = 1e-4                                                # relative, between the relaxation and its bound
 UNITS: tuple[Price, ...] = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
@@ -38,8 +39,8 @@ def linked(stages: Sequence[PartProblem]) -> dict[Shared, float]:
 
 
 class Budgets:
-    """The programs of a space where `methods` gives what each use of a weight may be stored by. Searches share the shapes of
-    programs that they find."""
+    """The programs of a space where `methods` gives what each use of a weight may be stored by. Searches share the
+    shapes of programs that they find."""
 
     def __init__(self, space: Space, methods: Methods) -> None:
         self.space, self.pool, self.seeded = space, dict[Any, dict[Any, Shape]](), set[Price]()
@@ -49,18 +50,18 @@ class Budgets:
 
     def within(self, error: float | None = None, memory: float | None = None, weights: Price = (1, 0, 0),
                time_limit: float = 10.0, gap: float = 1e-3) -> Structure:
-        """The cheapest program, by weights of seconds, bytes and squared error, whose squared errors add to at most `error`
-        and whose weights take at most `memory` bytes; every program costs at least its `bound`. Stops at a relative `gap`
-        (infinite: nothing is proved), or at the time limit with the best so far. Raises Infeasible where no program was
-        found within the budgets."""
+        """The cheapest program, by weights of seconds, bytes and squared error, whose squared errors add to at most
+        `error` and whose weights take at most `memory` bytes; every program costs at least its `bound`. Stops at a
+        relative `gap` (infinite: nothing is proved), or at the time limit with the best so far. Raises Infeasible where
+        no program was found within the budgets."""
         start = time.perf_counter()
         limits = {criterion: limit for criterion, limit in ((2, error), (1, memory)) if limit is not None}
         found = Budgeted(self.stages, weights, limits, start + time_limit, self.pool, self.sizes)
         found.run(gap, 0 if weights in self.seeded else 1 if self.seeded else SEEDS)
         self.seeded.add(weights)
         if found.best is None:
-            raise Infeasible(f"no program within squared error {error} and {memory} bytes of weights: the closest is over "
-                             f"by {found.over:.3g} of a budget")
+            raise Infeasible(f"no program within squared error {error} and {memory} bytes of weights: the closest is "
+                             f"over by {found.over:.3g} of a budget")
         chosen = [self.stages[column.stage].extraction(column, weights) for column in found.best]
         return self.space.structure([self.stages[column.stage].pair for column in found.best], chosen, found.bound, inf,
                                     {"within": time.perf_counter() - start}, found.master.cost(found.best))
@@ -125,8 +126,8 @@ class Budgeted:
         return least
 
     def least(self, price: Price, rents: Rents = NO_RENTS) -> float:
-        """What no program within the budgets can cost less than, by what every stage answers to these prices. What is shared costs its
-        bytes less what parts pay for it."""
+        """What no program within the budgets can cost less than, by what every stage answers to these prices. What is
+        shared costs its bytes less what parts pay for it."""
         answers: dict[int, dict[tuple[str, str], float]] = {stage.number: {} for stage in self.stages}
         for at, least in self.ask(price, range(len(self.stages)), rents).items():
             answers[self.stages[at].number][self.stages[at].pair] = least
@@ -142,7 +143,8 @@ class Budgeted:
                 self.master.add(column)
         for _ in range(PRICING_ROUNDS):
             dual = self.master.relax()
-            better = [column for column in self.columns(dual.price, dual.rents) if self.master.reduced(column, dual) < -1e-7]
+            better = [column for column in self.columns(dual.price, dual.rents)
+                      if self.master.reduced(column, dual) < -1e-7]
             if not sum([self.master.add(column) for column in better]):
                 break
         return dual
@@ -157,6 +159,7 @@ class Budgeted:
         """A better program of whole columns, and with the methods of all its weights chosen anew; where columns fit no
         budget together, the methods alone may."""
         path = self.master.integer(0.5)
-        for tried in (path, *(self.master.polished(each, 0.5) for each in (path, self.best, self.master.rounded(dual)) if each)):
+        for tried in (path, *(self.master.polished(each, 0.5) for each in (path, self.best, self.master.rounded(dual))
+                              if each)):
             if self.master.cost(tried) < self.master.cost(self.best):
                 self.best = tried

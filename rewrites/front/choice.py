@@ -1,13 +1,16 @@
-"""Which of the programs within the budgets is the answer: the fastest, as measured; of those that the rounds do not tell apart, the
-one that is predicted fastest; of those that this does not tell apart either, the one that needs fewest bytes.
+"""Which of the programs within the budgets is the answer: the fastest, as measured; of those that the rounds do not
+tell apart, the one that is predicted fastest; of those that this does not tell apart either, the one that needs fewest
+bytes.
 
-Rounds are compared in pairs, as what disturbs one program of a round disturbs all. The interval of a median ratio is the sign
-test's, which assumes nothing of how noise is spread (David and Nagaraja 2003, Order Statistics, section 7.1)."""
+Rounds are compared in pairs, as what disturbs one program of a round disturbs all. The interval of a median ratio is
+the sign test's, which assumes nothing of how noise is spread (David and Nagaraja 2003, Order Statistics, section
+7.1)."""
 from collections.abc import Sequence
 from math import comb, inf
 from typing import Protocol, TypeVar
 
-ALIKE = 0.03                                                # of the seconds: predictions of whole programs are off by so much
+ALIKE = 0.03                                                # of the seconds: predictions of whole programs are off by
+                                                            # so much
 LEVEL = 0.9                                                 # of the interval of a ratio
 
 

@@ -13,7 +13,8 @@ from rewrites.compiler.lower import Lowering, Stored, Use
 from rewrites.extraction import Extraction, Infeasible, Node, Problem, extract, order
 
 Price = tuple[float, float, float]                          # of a second, a byte, a unit of squared error
-Shared = Hashable                                           # what several parts may read: see rewrites/compiler/sharing.py
+Shared = Hashable                                           # what several parts may read: see
+                                                            # rewrites/compiler/sharing.py
 Rents = Mapping[tuple[int, Shared], float]                  # what a part pays for it
 NO_RENTS: Rents = MappingProxyType({})
 PENALTY = 1e3                                               # times what all costs: price of going over a whole budget
@@ -44,8 +45,8 @@ class Column(NamedTuple):
 
 @dataclass
 class PartProblem:
-    """A part between two border states: its problem, what each use of a weight may be stored by, and what of that other parts may
-    read, too, with this part's equal share."""
+    """A part between two border states: its problem, what each use of a weight may be stored by, and what of that other
+    parts may read, too, with this part's equal share."""
 
     number: int
     pair: tuple[str, str]
@@ -74,10 +75,11 @@ class PartProblem:
         return rents.get((self.number, content), price[1] * stored.memory * share)
 
     def reduced(self, price: Price, most: float, rents: Rents = NO_RENTS) -> Problem:
-        """The problem with the offers alone that may be the cheapest at these prices: with an error of at most `most`, and less
-        costly than any that takes fewer bytes."""
+        """The problem with the offers alone that may be the cheapest at these prices: with an error of at most `most`,
+        and less costly than any that takes fewer bytes."""
         def rented(node: Node) -> Node:
-            return node if node.cls not in self.shared else node._replace(memory=self.paid(node, price, rents) / (price[1] or 1.0))
+            return node if node.cls not in self.shared else node._replace(memory=self.paid(node, price, rents)
+                                                                          / (price[1] or 1.0))
 
         nodes, kept = [*map(rented, self.rest)], dict[Any, Node]()
         for offers in self.offers.values():
@@ -92,33 +94,38 @@ class PartProblem:
         return Problem([*nodes, *kept.values()], self.problem.roots)
 
     def answer(self, price: Price, most: float, time_limit: float, rents: Rents = NO_RENTS) -> Extraction:
-        """The cheapest program at these prices, with its bound. Raises Infeasible where no program leads from one state to
-        the other."""
-        return extract(self.reduced(price, most, rents), weights=price, families=self.lowering.leaves, time_limit=time_limit, gap=1e-5)
+        """The cheapest program at these prices, with its bound. Raises Infeasible where no program leads from one state
+        to the other."""
+        return extract(self.reduced(price, most, rents), weights=price, families=self.lowering.leaves,
+                       time_limit=time_limit, gap=1e-5)
 
     def shape(self, extraction: Extraction) -> Shape:
         """Its kernels and rows, with the bytes that they have whatever was paid for them, and its uses."""
         whole = {node.cls: node for node in self.rest if node.cls in self.shared}
-        return Shape(tuple(whole.get(node.cls, node) for node in extraction.nodes if not isinstance(node.cls, (Use, Stored))),
+        return Shape(tuple(whole.get(node.cls, node) for node in extraction.nodes
+                           if not isinstance(node.cls, (Use, Stored))),
                      tuple(node.cls for node in extraction.nodes if isinstance(node.cls, Use)))
 
     def table(self, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-        """What the kernels spend, and what each offer of each use does: uses x offers x 3, infinite where there is none; of what is
-        shared no bytes."""
+        """What the kernels spend, and what each offer of each use does: uses x offers x 3, infinite where there is
+        none; of what is shared no bytes."""
         if shape not in self.tables:
             fixed = np.array([(n.time, 0.0 if n.cls in self.shared else n.memory, n.error) for n in shape.fixed]).sum(0)
             offers = np.full((len(shape.uses), max((len(self.offers[u]) for u in shape.uses), default=1), 3), inf)
             for row, use in zip(offers, shape.uses, strict=True):
-                row[:len(self.offers[use])] = [(u.time, 0.0 if s.cls in self.shared else s.memory, u.error) for u, s in self.offers[use]]
+                row[:len(self.offers[use])] = [(u.time, 0.0 if s.cls in self.shared else s.memory, u.error) for u,
+                                               s in self.offers[use]]
             self.tables[shape] = fixed, offers
         return self.tables[shape]
 
     def column(self, at: int, shape: Shape, price: Price, most: float, rents: Rents = NO_RENTS) -> Column:
-        """The program of this shape with the methods that are cheapest at these prices, each with an error of at most `most`."""
+        """The program of this shape with the methods that are cheapest at these prices, each with an error of at most
+        `most`."""
         _, offers = self.table(shape)
         costs = np.where(offers[..., 2] <= most, np.nan_to_num(offers, posinf=0.0) @ price, inf)
         for row, use in zip(costs, shape.uses, strict=True) if self.shared else ():
-            row[:len(self.offers[use])] += [self.paid(s, price, rents) if s.cls in self.shared else 0.0 for _, s in self.offers[use]]
+            row[:len(self.offers[use])] += [self.paid(s, price, rents) if s.cls in self.shared else 0.0 for _,
+                                            s in self.offers[use]]
         return self.made(at, shape, tuple(np.argmin(costs, axis=1).tolist()))
 
     def made(self, at: int, shape: Shape, methods: tuple[int, ...]) -> Column:
@@ -146,8 +153,8 @@ class PartProblem:
 
 
 class Dual(NamedTuple):
-    """A solution of the linear program over columns: its value, how much it is over budget, the prices of what is spent,
-    what a row of the border is worth, the share of each column, and what parts pay for what they share."""
+    """A solution of the linear program over columns: its value, how much it is over budget, the prices of what is
+    spent, what a row of the border is worth, the share of each column, and what parts pay for what they share."""
 
     value: float
     over: float
@@ -159,8 +166,8 @@ class Dual(NamedTuple):
 
 @dataclass
 class Master:
-    """The program over columns: one path through the border states, within the budgets. What parts share has a variable of its own,
-    and a row for each part: it is there where the part reads it."""
+    """The program over columns: one path through the border states, within the budgets. What parts share has a variable
+    of its own, and a row for each part: it is there where the part reads it."""
 
     stages: Sequence[PartProblem]
     weights: Price
@@ -191,7 +198,8 @@ class Master:
         """A part (number) reads only what is there: readers, then what is shared, then so many spare variables."""
         from scipy.sparse import csr_array
         at = {content: len(readers) + i for i, content in enumerate(self.sizes)}
-        entries = [(self.links[number, content], i, 1.0) for i, (number, every) in enumerate(readers) for content in every]
+        entries = [(self.links[number, content], i, 1.0) for i,
+                   (number, every) in enumerate(readers) for content in every]
         entries += [(row, at[content], -1.0) for (_, content), row in self.links.items()]
         rows, cols, signs = zip(*entries, strict=True)
         return csr_array((signs, (rows, cols)), shape=(len(self.links), len(readers) + len(self.sizes) + spare))
@@ -245,7 +253,8 @@ class Master:
         found = linprog(cost, A_ub=most, b_ub=ends, A_eq=flow, b_eq=needed, bounds=(0, None), method="highs")
         if found.x is None:
             raise Infeasible("no program leads through the whole model")
-        rents = {link: max(0.0, -found.ineqlin.marginals[len(self.limits) + row]) * self.scale for link, row in self.links.items()}
+        rents = {link: max(0.0, -found.ineqlin.marginals[len(self.limits) + row]) * self.scale for link,
+                 row in self.links.items()}
         price = list(self.weights)
         for (criterion, limit), marginal in zip(self.limits.items(), found.ineqlin.marginals, strict=False):
             price[criterion] += max(0.0, -marginal) * self.scale / (limit or 1.0)
@@ -301,13 +310,16 @@ class Master:
         held = [(0.0, size, 0.0) for size in self.sizes.values()]
         spent = np.array([*(offer[3] for offer in offers), *held])
         fixed = np.sum([table[0] for table in tables], axis=0)
-        choose = csr_array((np.ones(len(offers)), ([one[offer[:2]] for offer in offers], range(len(offers)))), shape=(len(one), len(spent)))
+        choose = csr_array((np.ones(len(offers)), ([one[offer[:2]] for offer in offers], range(len(offers)))),
+                           shape=(len(one), len(spent)))
         rules = [LinearConstraint(choose, 1.0, 1.0)]
         if self.links:
             stages = [self.stages[column.stage] for column in path]
-            reads = [(stages[at].number, stages[at].reads(path[at].shape.uses[use], method)) for at, use, method, _ in offers]
+            reads = [(stages[at].number, stages[at].reads(path[at].shape.uses[use], method)) for at, use, method,
+                     _ in offers]
             rules.append(LinearConstraint(self.linked(reads, 0), -np.inf, 0.0))
-        rules += [LinearConstraint(spent[:, [criterion]].T / (limit or 1.0), -np.inf, 1.0 - fixed[criterion] / (limit or 1.0))
+        rules += [LinearConstraint(spent[:, [criterion]].T / (limit or 1.0), -np.inf,
+                                   1.0 - fixed[criterion] / (limit or 1.0))
                   for criterion, limit in self.limits.items()]
         given = frozenset().union(*(self.stages[column.stage].given(column.shape) for column in path))
         least = np.r_[np.zeros(len(offers)), [float(content in given) for content in self.sizes]]

@@ -1,5 +1,5 @@
-"""What a program has to keep, beside its memory: goals, each a measure and a threshold. A figure of a program is compared with that of the
-exact one, so every goal is kept by what is exact."""
+"""What a program has to keep, beside its memory: goals, each a measure and a threshold. A figure of a program is
+compared with that of the exact one, so every goal is kept by what is exact."""
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +24,10 @@ GOAL = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*([
 
 
 class Measure(NamedTuple):
-    """A figure of a program, and how a threshold of it is written: `sign`, a number from `low` to `high`, `unit`. `against` is what the
-    threshold bounds, of the figures of a program and of the exact one; `figure` works out that of a program, by its name, from
-    what is `read` from the file that the option `needs` gives. What needs none, the error, is stated by the search."""
+    """A figure of a program, and how a threshold of it is written: `sign`, a number from `low` to `high`, `unit`.
+    `against` is what the threshold bounds, of the figures of a program and of the exact one; `figure` works out that of
+    a program, by its name, from what is `read` from the file that the option `needs` gives. What needs none, the error,
+    is stated by the search."""
 
     name: str
     sign: str
@@ -51,7 +52,8 @@ MEASURES = {measure.name: measure for measure in (
 
 
 class Judged(Protocol):
-    """A program as goals see it: the methods that are not exact, the error that is stated of it, its figures by measure."""
+    """A program as goals see it: the methods that are not exact, the error that is stated of it, its figures by
+    measure."""
 
     @property
     def methods(self) -> Mapping[str, int]: ...
@@ -85,7 +87,8 @@ class Goal:
             near = "".join(f"did you mean {each}? " for each in get_close_matches(name, MEASURES, 1))
             raise InputError(f"{where}: no measure is called {name}; {near}there are {', '.join(MEASURES)}")
         measure = MEASURES[name]
-        if sign != measure.sign: raise InputError(f"{where}: {name} is kept by {measure.sign}, such as {measure.example}")
+        if sign != measure.sign:
+            raise InputError(f"{where}: {name} is kept by {measure.sign}, such as {measure.example}")
         if unit != measure.unit and not (measure.unit == "%" and not unit):
             raise InputError(f"{where}: the number is written as in {measure.example}")
         return cls(measure, float(number) / (100 if unit == "%" else 1)).checked(where)
@@ -116,11 +119,13 @@ class Goal:
                 "of": self.file and self.file._asdict()}
 
 
-def goals(keep: Sequence[str] = (), error: float | None = None, file: str | Path | None = None, drop: float | None = None,
+def goals(keep: Sequence[str] = (), error: float | None = None, file: str | Path | None = None,
+          drop: float | None = None,
           text: str | None = None) -> tuple[Goal, ...]:
-    """Those that are written, and the short forms: `error`, and `drop` hundredths of the rank correlation of the pairs in `file`. The
-    error is the first: where nothing says what it may be, ERROR, or ANY beside other goals. A perplexity is of the lines of `text` that
-    nothing is fitted to or chosen by. Raises InputError for two goals of one measure, and for one without its data."""
+    """Those that are written, and the short forms: `error`, and `drop` hundredths of the rank correlation of the pairs
+    in `file`. The error is the first: where nothing says what it may be, ERROR, or ANY beside other goals. A perplexity
+    is of the lines of `text` that nothing is fitted to or chosen by. Raises InputError for two goals of one measure,
+    and for one without its data."""
     asked = [] if error is None else [Goal(MEASURES["error"], error).checked(f"--error {error}")]
     if drop is not None: asked.append(Goal(MEASURES["spearman"], 0.0 - drop).checked(f"--drop {drop}"))
     asked += [Goal.parsed(each) for each in keep]

@@ -15,19 +15,23 @@ from rewrites.front.differences import difference, surely
 from rewrites.front.proposals import Choices, chosen_methods, undominated
 
 LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
-OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))           # weights of seconds, bytes, error: the fastest, the smallest
+OBJECTIVES = ((1.0, 0.0, 0.0), (1e-3, 1e-12, 0.0))           # weights of seconds, bytes, error: the fastest, the
+                                                             # smallest
 CLOSEST = (1e-3, 0.0, 1.0)                                  # the most exact
 MEASURED_POINTS = 7                                         # points of the front that are verified and measured
-LARGE, FEWER = 2 ** 28, 4                                   # bytes of an exact program that takes seconds to fit and to verify; points then
-TRUST = 1.2                                                 # times what its error surely is where it is chosen a program is planned to have
+LARGE, FEWER = 2 ** 28, 4                                   # bytes of an exact program that takes seconds to fit and to
+                                                            # verify; points then
+TRUST = 1.2                                                 # times what its error surely is where it is chosen a
+                                                            # program is planned to have
 SPARE = 4096                                                # bytes that Python's own objects may take more than planned
 TRIES = 4                                                   # of tightening budgets that a program turns out to exceed
 
 
 @dataclass
 class Front:
-    """Programs of a space within budgets that hold for the program itself, not for a sum over its parts: the error that it is
-    planned to have, from the first of the rows that choose and then all, and stored and working bytes for the batch `timed`."""
+    """Programs of a space within budgets that hold for the program itself, not for a sum over its parts: the error that
+    it is planned to have, from the first of the rows that choose and then all, and stored and working bytes for the
+    batch `timed`."""
 
     choices: Choices
     exact: Program
@@ -38,11 +42,12 @@ class Front:
     def __post_init__(self) -> None:
         self.wanted = [np.asarray(self.exact.run(batch), np.float64) for batch in self.rows]
         self.found: dict[int, tuple[Program, float, float]] = {}        # of a structure: its program, its errors
-        self.bound: float | None = None                     # seconds that no program within the error asked for is below
+        self.bound: float | None = None                     # seconds that no program within the error asked for is
+                                                            # below
 
     def errors(self, program: Program, most: float) -> tuple[float, float]:
-        """How far a program is off and what it is planned to be, on the first rows where that is too much already, else on
-        all."""
+        """How far a program is off and what it is planned to be, on the first rows where that is too much already, else
+        on all."""
         for batch, wanted in zip(self.rows, self.wanted, strict=True):
             rows = program.run(batch)
             found = difference(rows, wanted), TRUST * surely(rows, wanted, program.starts(batch))
@@ -51,8 +56,8 @@ class Front:
         return found
 
     def points(self, error: float, memory: float | None) -> list[Structure]:
-        """The fastest and the smallest at every error of the ladder and at the one asked for; there the bound of the fastest is
-        proved. Where no error is allowed there are the exact ones alone."""
+        """The fastest and the smallest at every error of the ladder and at the one asked for; there the bound of the
+        fastest is proved. Where no error is allowed there are the exact ones alone."""
         large = self.exact.stored_bytes > LARGE
         limits = sorted({*(LADDER[1::2] if large else LADDER), error}) if error else []
         found = [self.within(limit, memory, weights, limit == error and memory is None and weights == OBJECTIVES[0])
@@ -60,24 +65,27 @@ class Front:
         if memory is not None:                              # the fastest that fits, whatever its error
             found += [self.within(1.0, memory, OBJECTIVES[0], False), self.within(0.0, memory, OBJECTIVES[0], False),
                       self.within(error, memory - SPARE, OBJECTIVES[0], False)]
-        return thin([*undominated([each for each in found if each is not None])], FEWER if large else MEASURED_POINTS, error)
+        return thin([*undominated([each for each in found if each is not None])], FEWER if large else MEASURED_POINTS,
+                    error)
 
     def nearest(self, error: float, memory: float) -> str:
-        """Where nothing keeps both budgets: the smallest that keeps the error, the least error that keeps the memory."""
+        """Where nothing keeps both budgets: the smallest that keeps the error, the least error that keeps the
+        memory."""
         small = self.within(error, None, OBJECTIVES[1], False) if error else None
         size = min(self.bytes(each) for each in (self.exact, *([self.found[id(small)][0]] if small else [])))
         close = self.within(1.0, memory, CLOSEST, False)
         least = f"{self.found[id(close)][2]:.3g}" if close is not None else "none that any program has"
-        return (f"no program within --memory {memory / 1e6:g} and --error {error:g}: the smallest within the error needs "
-                f"{size / 1e6:.3g} MB, the least error within the memory is {least}")
+        return (f"no program within --memory {memory / 1e6:g} and --error {error:g}: the smallest within the error "
+                f"needs {size / 1e6:.3g} MB, the least error within the memory is {least}")
 
     def bytes(self, program: Program) -> float:
         """Stored and working, for the batch that is timed."""
         return program.stored_bytes + program.peak_bytes(self.timed)
 
-    def within(self, error: float, memory: float | None, weights: tuple[float, float, float], prove: bool) -> Structure | None:
-        """The cheapest that keeps both: squares of errors add only about, and a plan is known when it is made, so the budgets
-        of the search are tightened by what the program exceeds them."""
+    def within(self, error: float, memory: float | None, weights: tuple[float, float, float],
+               prove: bool) -> Structure | None:
+        """The cheapest that keeps both: squares of errors add only about, and a plan is known when it is made, so the
+        budgets of the search are tightened by what the program exceeds them."""
         budget = error
         room = None if memory is None else memory - self.exact.peak_bytes(self.timed)
         for _ in range(TRIES):
@@ -101,7 +109,8 @@ class Front:
 def describe_methods(structure: Structure) -> str:
     """What methods a program uses, the most frequent first."""
     counts = count_methods(structure)
-    return " + ".join(f"{name} x{count}" for name, count in sorted(counts.items(), key=lambda item: -item[1])) or "exact"
+    return " + ".join(f"{name} x{count}" for name,
+                      count in sorted(counts.items(), key=lambda item: -item[1])) or "exact"
 
 
 def count_methods(structure: Structure) -> dict[str, int]:

@@ -1,4 +1,5 @@
-"""A model as it comes, a checkpoint, an operator or several outputs by name, with what its programs are made cheapest for."""
+"""A model as it comes, a checkpoint, an operator or several outputs by name, with what its programs are made cheapest
+for."""
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ def open_arguments(model: str | Model, workload: Workload | Batch | str | Path |
         first = next(iter(outputs(model).values()))
         entering = collect_needs(*outputs(model).values())[1]
         if not isinstance(vocabulary := first.into.cols, int) and not entering:
-            raise InputError(f"optimize: {first!r:.60} takes rows of any number of columns: a model begins with weight(table), on one-hot "
-                             "rows of tokens, or with an input, given(name, columns, space)")
+            raise InputError(f"optimize: {first!r:.60} takes rows of any number of columns: a model begins with "
+                             "weight(table), on one-hot rows of tokens, or with an input, given(name, columns, space)")
         if workload is None and entering:
-            raise InputError("optimize: nobody draws the matrices that this model is given: give a workload, Batch(.., inputs=..)")
+            raise InputError("optimize: nobody draws the matrices that this model is given: give a workload, Batch(.., "
+                             "inputs=..)")
         batch = Batch([np.arange(tokens or 128) % vocabulary]) if workload is None else workload
         return model, draw_workload(batch, model), {"model": "operator"}
     checkpoint = open_model(model)

@@ -37,7 +37,8 @@ class Point:
     laws: tuple[str, ...] = ()
     methods: dict[str, int] = field(default_factory=dict)
     structure: Structure | None = None                      # what it was derived as
-    variant: Variant | None = field(default=None, repr=False)       # the model that it is a program of, where that is smaller
+    variant: Variant | None = field(default=None, repr=False)       # the model that it is a program of, where that is
+                                                                    # smaller
     judged: Mapping[str, float] = field(default_factory=dict)       # figures by measure, of goals beside the error
     checks: dict[str, Any] = field(default_factory=dict)    # what was verified, for the certificate
 
@@ -45,8 +46,8 @@ class Point:
         measured = self.measured_s is not None
         seconds, size, error = ((self.measured_s, self.measured_bytes, self.measured_error) if measured else
                                 (self.predicted_s, self.predicted_bytes, self.predicted_error))
-        return (f"<Point {self.name}: {'measured' if measured else 'predicted'} {ms(seconds)} ms, {megabytes(size)} MB, "
-                f"error {percent(error)}>")
+        return (f"<Point {self.name}: {'measured' if measured else 'predicted'} {ms(seconds)} ms, {megabytes(size)} "
+                f"MB, error {percent(error)}>")
 
 
 @dataclass(repr=False)

@@ -1,5 +1,5 @@
-"""Approximations: spectra propose them for every weight of the exact program, the model itself says what each costs in error,
-and a search over whole programs chooses structure and methods within budgets of error and memory."""
+"""Approximations: spectra propose them for every weight of the exact program, the model itself says what each costs in
+error, and a search over whole programs chooses structure and methods within budgets of error and memory."""
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -30,13 +30,14 @@ from rewrites.front.sites import Site, Source, observe, sites, stored_for
 from rewrites.front.trials import changed, sample
 
 SAMPLED_ROWS = 512                                          # rows of a table that spectra look at
-COLUMNS = 4096                                              # of a wide weight that spectra look at, or twice as many as it has rows
+COLUMNS = 4096                                              # of a wide weight that spectra look at, or twice as many as
+                                                            # it has rows
 
 
 @dataclass
 class Choices:
-    """All programs of a space where a weight may be stored by what was `measured` for the leaves that it is made of, each
-    method with the squared error that it alone brings about."""
+    """All programs of a space where a weight may be stored by what was `measured` for the leaves that it is made of,
+    each method with the squared error that it alone brings about."""
 
     space: Space
     measured: dict[frozenset[str], Sequence[Method]]
@@ -65,8 +66,8 @@ class Choices:
 
     def choose(self, error: float, memory: float | None = None, weights: tuple[float, float, float] = (1, 0, 0),
                prove: bool = False) -> Structure:
-        """The cheapest program whose errors, squared, add to at most `error` squared. Raises Infeasible. Where nothing is to
-        be proved its bound is none."""
+        """The cheapest program whose errors, squared, add to at most `error` squared. Raises Infeasible. Where nothing
+        is to be proved its bound is none."""
         return self.budgets.within(error ** 2, memory, weights, gap=1e-3 if prove else inf)
 
     def program(self, structure: Structure, meta: dict[str, Any]) -> Program:
@@ -130,8 +131,8 @@ def chosen_methods(structure: Structure) -> Iterator[Method]:
 
 def methods(site: Site, numbers: np.ndarray, seen: Seen | None, prices: Prices | Mean, limits: Limits) -> Proposals:
     """What the spectra propose for a weight, and the cost repays, in the metric of its inputs' norms: the model itself
-    says later what each really costs. A table that is gathered from may be stored narrower. Spectra look at some of the columns of a
-    weight that is far wider than high."""
+    says later what each really costs. A table that is gathered from may be stored narrower. Spectra look at some of the
+    columns of a weight that is far wider than high."""
     if site.x is None:
         def gathered(name: str, parameters: dict[str, Any], n: int, p: int) -> tuple[float, float]:
             return prices.gathered(p), stored_bytes(name, n, p, tuple(parameters.items()))
@@ -147,20 +148,22 @@ def methods(site: Site, numbers: np.ndarray, seen: Seen | None, prices: Prices |
 
 
 def shareable(site: Site, numbers: np.ndarray, limits: Limits) -> Iterator[Method]:
-    """What a product may store a table by that rows can be gathered from: whether it pays is up to all uses together."""
+    """What a product may store a table by that rows can be gathered from: whether it pays is up to all uses
+    together."""
     for name, form in FORMATS.items():
         if site.x is None and form.panelled and form.proposed:
             found = (Method(name, tuple(options.items())) for options in form.choices(*numbers.T.shape))
             yield from (method for method in found if keeps_width(method, limits.narrowest))
 
 
-def propose_methods(space: Space, structure: Structure, program: Program, emitter: Emitter, representable: Representable, fit: Batch,
+def propose_methods(space: Space, structure: Structure, program: Program, emitter: Emitter,
+                    representable: Representable, fit: Batch,
                     batch: Batch, limits: Limits, progress: Callable[[int, int], None] = lambda done, of: None,
                     own: Sequence[Approximation] = ()) -> Choices:
     """Proposes methods for every weight of an exact structure, fitted to the rows `fit`, and measures each alone: the
-    relative change of the output on the rows of `batch`. What was measured before for the same program, rows, limits and
-    prices is recalled. `own` are approximations that a user declared: these are proposed for every weight, and never
-    recalled. Where no error is allowed nothing is proposed."""
+    relative change of the output on the rows of `batch`. What was measured before for the same program, rows, limits
+    and prices is recalled. `own` are approximations that a user declared: these are proposed for every weight, and
+    never recalled. Where no error is allowed nothing is proposed."""
     choices = Choices(space, {}, fit, representable, {each.name: each for each in own},
                       fitted={tuple(structure.path): emitter.fitted})
     if not limits.error: return choices
@@ -179,13 +182,16 @@ def propose_methods(space: Space, structure: Structure, program: Program, emitte
     return choices
 
 
-def proposed(program: Program, found: Sequence[Site], prices: Prices | Mean, batch: Batch, limits: Limits, fitter: Fitter,
+def proposed(program: Program, found: Sequence[Site], prices: Prices | Mean, batch: Batch, limits: Limits,
+             fitter: Fitter,
              progress: Callable[[int, int], None]) -> Measured:
-    """The methods that spectra propose for each weight, with the squared error that each alone brings about. Weights are met in the order
-    in which the program reads them: what comes before one is computed once for all, and nothing is kept of it afterwards."""
+    """The methods that spectra propose for each weight, with the squared error that each alone brings about. Weights
+    are met in the order in which the program reads them: what comes before one is computed once for all, and nothing is
+    kept of it afterwards."""
     wanted, values = np.asarray(program.run(batch), np.float64), list[Any]()
     measured: Measured = {}
-    for done, (first, site) in enumerate(sorted(((site.readers(program)[0], site) for site in found), key=lambda pair: pair[0])):
+    for done, (first, site) in enumerate(sorted(((site.readers(program)[0], site) for site in found),
+                                                key=lambda pair: pair[0])):
         progress(done, len(found))
         if site.name in measured: continue
         for _ in program.schedule.walk(batch, values, first): pass
@@ -195,7 +201,8 @@ def proposed(program: Program, found: Sequence[Site], prices: Prices | Mean, bat
                if keeps_width(method, limits.narrowest)]
         tried = [*(Method(each.method, tuple(each.parameters.items()), each.fit) for each in offered), *own,
                  *shareable(site, numbers, limits)]
-        outputs = changed(program, site, [partial(stored_for, site, numbers, fitter, each) for each in tried], values, batch)
+        outputs = changed(program, site, [partial(stored_for, site, numbers, fitter, each) for each in tried], values,
+                          batch)
         measured[site.name] = [each._replace(error=difference(rows, wanted) ** 2 / site.products)
                                for each, rows in zip(tried, outputs, strict=True)]
         fitter.directions.clear()

@@ -42,8 +42,8 @@ class Quality:
 
 
 def loosened(asked: Sequence[Goal], keep: Sequence[str]) -> tuple[Goal, ...]:
-    """Goals where the error may be whatever others allow, if nobody asked for one: the output of a smaller model is far off while it ranks
-    as before."""
+    """Goals where the error may be whatever others allow, if nobody asked for one: the output of a smaller model is far
+    off while it ranks as before."""
     first, *others = asked
     if not others or any(each.lstrip().startswith(first.measure.name) for each in keep): return tuple(asked)
     return replace(first, threshold=first.measure.high), *others

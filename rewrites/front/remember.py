@@ -1,5 +1,5 @@
-"""What was proposed and measured for a program is kept in the user's cache: it depends on the program, the rows, the limits
-and the prices alone, and these name the file."""
+"""What was proposed and measured for a program is kept in the user's cache: it depends on the program, the rows, the
+limits and the prices alone, and these name the file."""
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,8 @@ def errors_file(program: Program, batches: Sequence[Batch], limits: Limits, pric
     """The file of these inputs."""
     digest = hashlib.blake2b(program.hash.encode(), digest_size=12)
     for batch in batches:
-        for array in batch.arrays(): digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        for array in batch.arrays():
+            digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
     digest.update(repr((ERRORS_VERSION, limits)).encode())
     for share, each in prices.parts:
         digest.update(repr((share, each.extents, each.machine if is_dataclass(each.machine) else None)).encode())
@@ -37,8 +38,8 @@ def errors_file(program: Program, batches: Sequence[Batch], limits: Limits, pric
 
 
 def recall(file: Path, names: Iterable[str]) -> Measured | None:
-    """The methods of these constants that were kept there; nothing where there is no such file, or it does not hold them all as `keep`
-    writes them. What others could have written is not believed, and that is said."""
+    """The methods of these constants that were kept there; nothing where there is no such file, or it does not hold
+    them all as `keep` writes them. What others could have written is not believed, and that is said."""
     try: kept = parse_json(cache.recall(file), str(file))
     except Distrusted as error: cache.say(f"measured again: {error}")
     except InputError: return None
@@ -50,7 +51,8 @@ def recall(file: Path, names: Iterable[str]) -> Measured | None:
 
 
 def method(row: Any) -> Method | None:
-    """A method as `keep` writes it: a known format, options that it has, a way to fit, a squared error; None for anything else."""
+    """A method as `keep` writes it: a known format, options that it has, a way to fit, a squared error; None for
+    anything else."""
     match row:
         case [str(name), list(options), "plain" | "wanda" | "whitened" as fit, int() | float() as error, *_]:
             right = name in FORMATS and type(error) is not bool and error >= 0 and all(map(option, options))
@@ -63,7 +65,8 @@ def option(given: Any) -> bool:
     """Whether this is a name and a number above 0, or several."""
     match given:
         case [str(), value]:
-            return all(type(each) in (int, float) and each > 0 for each in (value if isinstance(value, list) else [value]))
+            return all(type(each) in (int, float) and each > 0
+                       for each in (value if isinstance(value, list) else [value]))
     return False
 
 

@@ -89,8 +89,9 @@ class Removed:
 
     def told(self) -> str:
         """The steps that lead to it, as they stand before those of a program's derivation."""
-        return "\n".join([f"removal: {self.level}, fitted to {self.rows} tokens layer by layer; {len(self.cuts)} approximations, "
-                          "each of one weight by rows of\nzeros; then columns are chosen before what treats them alike, exactly",
+        return "\n".join([f"removal: {self.level}, fitted to {self.rows} tokens layer by layer; {len(self.cuts)} "
+                          "approximations, each of one weight by rows of\nzeros; then columns are chosen before what "
+                          "treats them alike, exactly",
                           *(f"  {cut}" for cut in self.cuts)])
 
 
@@ -122,8 +123,8 @@ def fit_removal(pair: Pair, left: int, rows: np.ndarray, metric: str) -> tuple[R
     covariance then."""
     name, n = pair.weight.label, rows.shape[1]
     if len(rows) < n:
-        raise InputError(f"--calibrate: {len(rows)} tokens say too little of the {n} inputs of {name}: give a text of {n} "
-                         "tokens or more")
+        raise InputError(f"--calibrate: {len(rows)} tokens say too little of the {n} inputs of {name}: give a text of "
+                         f"{n} tokens or more")
     gram = Gram.of(rows, f"what {name} reads")
     whole = gram.matrix if pair.bias is None else gram.covariance
     metrics = {"gram": whole, "diagonal": np.diagonal(gram.matrix), "none": None}

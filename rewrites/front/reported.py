@@ -1,5 +1,5 @@
-"""What `opmatrix optimize` keeps in report.json, read back with mistrust: no hash covers it, so no file that it names is opened.
-Files that took part are kept as path and SHA-256, and are named again on the command line."""
+"""What `opmatrix optimize` keeps in report.json, read back with mistrust: no hash covers it, so no file that it names
+is opened. Files that took part are kept as path and SHA-256, and are named again on the command line."""
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from formats.disk.files import open_regular, read_json, shown
 from rewrites.compiler.mixed import check_shares, lengths
 from rewrites.compiler.representations import NUMBER_TYPES
 
-INPUTS = {"laws": "--laws", "text": "--text", "texts": "--workload"}     # entries of a report, and the options they come from
+INPUTS = {"laws": "--laws", "text": "--text", "texts": "--workload"}     # entries of a report, and the options they
+                                                                         # come from
 FIGURES = ("measured_s", "measured_bytes", "predicted_error", "measured_error")
 MAX_PROGRAMS = 100                                          # programs of a front
 
@@ -58,7 +59,8 @@ class Reported:
         if tokens is not None and not (type(tokens) is int and tokens > 0): raise no("tokens", tokens)
         if number_type not in tuple(NUMBER_TYPES): raise no("number_type", number_type)
         if not texts(without := found.get("without")): raise no("without", without)
-        if not isinstance(front := found.get("front"), list) or not 0 < len(front) <= MAX_PROGRAMS: raise no("front", front)
+        if not isinstance(front := found.get("front"), list) or not 0 < len(front) <= MAX_PROGRAMS:
+            raise no("front", front)
         if type(chosen := found.get("chosen")) is not int or not 0 <= chosen < len(front): raise no("chosen", chosen)
         inputs = {name: parse_named(name, found.get(name)) for name in INPUTS}
         return cls(tokens, mix(found.get("mix")), number_type, tuple(without), inputs, tuple(map(point, front)), chosen)
@@ -68,24 +70,28 @@ class Reported:
         for name, option in INPUTS.items():
             file, kept = given.get(name), self.inputs[name]
             if file is None and kept:
-                raise InputError(f"the program was made with a file of your own: name it again: {option} {shown(kept.file)}")
+                raise InputError(f"the program was made with a file of your own: name it again: {option} "
+                                 f"{shown(kept.file)}")
             if file is None: continue
             if not kept: raise InputError(f"{option} {file}: the program was made without one: leave it out")
             if (now := sha256_hex(file)) != kept.sha256:
-                raise InputError(f"{option} {file}: its SHA-256 is {now}, the program was made with {kept.sha256}: give that file")
+                raise InputError(f"{option} {file}: its SHA-256 is {now}, the program was made with {kept.sha256}: "
+                                 "give that file")
 
 
 def no(name: str, value: Any) -> TypeError: return TypeError(f"{name} is {value!r:.80}, which no run writes")
 
 
-def texts(found: Any) -> TypeGuard[list[str]]: return isinstance(found, list) and all(isinstance(each, str) for each in found)
+def texts(found: Any) -> TypeGuard[list[str]]:
+    return isinstance(found, list) and all(isinstance(each, str) for each in found)
 
 
 def mix(found: Any) -> tuple[tuple[float, str], ...] | None:
     """Shares of batches, as lengths in words; nothing of none."""
     if found is None: return None
     if not isinstance(found, list) or not 0 < len(found) <= MAX_PROGRAMS: raise no("mix", found)
-    if not all(isinstance(each, list) and len(each) == 2 and isinstance(each[1], str) for each in found): raise no("mix", found)
+    if not all(isinstance(each, list) and len(each) == 2 and isinstance(each[1], str) for each in found):
+        raise no("mix", found)
     made = tuple((share, word) for share, word in found)
     try:
         check_shares(made)
@@ -97,7 +103,8 @@ def mix(found: Any) -> tuple[tuple[float, str], ...] | None:
 def parse_named(name: str, found: Any) -> Named | None:
     """A file and its digest; nothing of none."""
     if found is None: return None
-    if not isinstance(found, dict) or found.keys() != {*Named._fields} or not texts([*found.values()]): raise no(name, found)
+    if not isinstance(found, dict) or found.keys() != {*Named._fields} or not texts([*found.values()]):
+        raise no(name, found)
     return Named(**found)
 
 

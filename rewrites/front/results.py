@@ -24,8 +24,8 @@ PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
 
 
 def save(result: Result, target: Path, laws: Named | None = None) -> dict[str, Any]:
-    """Saves the chosen program in `target`, beside it the report, and in `target/front` every program of the front, each with the
-    steps that lead to it: all or nothing. The figures of the report."""
+    """Saves the chosen program in `target`, beside it the report, and in `target/front` every program of the front,
+    each with the steps that lead to it: all or nothing. The figures of the report."""
     found = as_json(result, [target / FRONT / f"{number}" for number in range(len(result.points))], laws)
     with replacing_program(target) as fresh:
         places = [fresh / FRONT / f"{number}" for number in range(len(result.points))]
@@ -46,7 +46,8 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
                                                            ("texts", Named.of(result.workload.file)), ("laws", laws))},
         "number_type": result.number_type, "without": sorted(result.left_out), "seeds": [0],
         "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
-        "stated": {"like": result.workload.like, "lengths": result.workload.lengths, "uncovered": result.workload.uncovered},
+        "stated": {"like": result.workload.like, "lengths": result.workload.lengths,
+                   "uncovered": result.workload.uncovered},
         "phases": result.report.seconds,
         "busy": {"calibration": getattr(result.machine, "busy", ""), "timing": result.busy},
         "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap,
@@ -65,19 +66,21 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
 
 
 def report_bound(result: Result) -> dict[str, float | None]:
-    """Predicted seconds that no program is below whose methods' errors, squared, add to at most the error asked for, over all that
-    the laws reach with these formats; and the share of the chosen program's that is above. None where none was proved. Below
-    0 where the errors of the chosen program add to more, and it keeps the error all the same."""
+    """Predicted seconds that no program is below whose methods' errors, squared, add to at most the error asked for,
+    over all that the laws reach with these formats; and the share of the chosen program's that is above. None where
+    none was proved. Below 0 where the errors of the chosen program add to more, and it keeps the error all the same."""
     chosen = result.best.predicted_s
     return {"seconds": result.bound, "gap": None if result.bound is None else 1 - result.bound / chosen}
 
 
 def prediction(result: Result) -> dict[str, Any]:
-    """How far predicted seconds of whole programs are from measured ones, relative to these: of all programs of this run."""
+    """How far predicted seconds of whole programs are from measured ones, relative to these: of all programs of this
+    run."""
     points = [result.imported, result.fused, *result.points]
     off = {at: abs(point.predicted_s / point.measured_s - 1) for at, point in enumerate(points) if point.measured_s}
     worst = max(off, key=lambda at: off[at])
-    return {"programs": len(off), "median": median(off.values()), "worst": off[worst], "worst_program": points[worst].name}
+    return {"programs": len(off), "median": median(off.values()), "worst": off[worst],
+            "worst_program": points[worst].name}
 
 
 def installed(name: str) -> str:
@@ -114,22 +117,26 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
     header = ["", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"]
     header += [title for name, title in TITLES.items() if front[0][name] is not None]
     rows = [format_point("  imported", found["baseline"]),
-            *(format_point(("* " if at == found["chosen"] else "  ") + point["name"], point) for at, point in enumerate(front))]
-    laws = [[join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"] if entry["seconds"] > 0]
+            *(format_point(("* " if at == found["chosen"] else "  ") + point["name"], point) for at,
+              point in enumerate(front))]
+    laws = [[join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"]
+            if entry["seconds"] > 0]
     return "\n\n".join([
         "phases  " + "  ".join(f"{name} {seconds:.1f} s" for name, seconds in found["phases"].items()),
         f"model     {found['model']}\nmachine   {found['machine']}\nworkload  {found['workload']}\n"
-        f"search    {search['nodes']} nodes, {search['classes']} classes; of equal programs `exact` is predicted fastest, "
-        f"proved to {100 * search['gap']:.2g} %" + "".join(f"\ncut       {cut}" for cut in search["cut"])
+        f"search    {search['nodes']} nodes, {search['classes']} classes; of equal programs `exact` is predicted "
+        f"fastest, proved to {100 * search['gap']:.2g} %" + "".join(f"\ncut       {cut}" for cut in search["cut"])
         + f"\n{proof(found)}" + kept(found["goals"]), *([describe_noise(busy, UNSURE)] if busy else []),
         "programs: * is chosen\n" + table(rows, header),
         "what saved it: medians and quartiles of the same rounds\n" + gains(found),
-        "laws of the exact program, by leaving one out: savings overlap\n" + table(laws[:SHOWN_LAWS], ["", "µs predicted"]),
+        "laws of the exact program, by leaving one out: savings overlap\n"
+        + table(laws[:SHOWN_LAWS], ["", "µs predicted"]),
         f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
         f"float64 oracle on {checked['rows']} held-out rows" + "".join(
             f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
             for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']]['stated'])}",
-        *([] if target is None else [f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix explain {target}"])])
+        *([] if target is None else [f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix "
+                                     f"explain {target}"])])
 
 
 def format_point(name: str, point: dict[str, Any]) -> list[str]:
@@ -145,9 +152,9 @@ def proof(found: dict[str, Any]) -> str:
     if least["seconds"] is None:
         said = "none was proved for these budgets: the chosen program is the fastest of those measured"
     else:
-        said = (f"no program that the laws reach, with weights no narrower than {found['number_type']} and errors that add to "
-                f"{percent(found['error'])}, is\n          predicted below {ms(least['seconds'])} ms; the chosen one is at "
-                f"{ms(chosen['predicted_s'])} ms, " +
+        said = (f"no program that the laws reach, with weights no narrower than {found['number_type']} and errors that "
+                f"add to {percent(found['error'])}, is\n          predicted below {ms(least['seconds'])} ms; the "
+                f"chosen one is at {ms(chosen['predicted_s'])} ms, " +
                 (f"of which at most {percent(abs(least['gap']))} could be saved" if least["gap"] > -SAME else
                  "as its errors add to more, and cancel"))
     return (f"bound     {said}\nprices    predicted seconds of the {off['programs']} programs measured here are off by "
@@ -156,14 +163,16 @@ def proof(found: dict[str, Any]) -> str:
 
 def kept(goals: list[dict[str, Any]]) -> str:
     """How the chosen program keeps the goals, where there are others than the error."""
-    return "\ngoals     " + "; ".join(f"{goal['goal']}: {goal['value']:.4g}" for goal in goals) if len(goals) > 1 else ""
+    return "\ngoals     " + "; ".join(f"{goal['goal']}: {goal['value']:.4g}"
+                                      for goal in goals) if len(goals) > 1 else ""
 
 
 def gains(found: dict[str, Any]) -> str:
     """A row for each means, and their sum."""
     rows = [[name_step(step), ms(step["measured_s"]), between(step["quartiles_s"]), ms(step["saved_s"]),
              "below noise" * step["below_noise"]] for step in found["steps"]]
-    return table([*rows, ["in all", "", "", ms(found["saved_s"]), ""]], ["", "ms measured", "quartiles", "ms saved", ""])
+    return table([*rows, ["in all", "", "", ms(found["saved_s"]), ""]],
+                 ["", "ms measured", "quartiles", "ms saved", ""])
 
 
 def name_step(step: dict[str, Any]) -> str:

@@ -3,9 +3,10 @@ from collections.abc import Callable
 from random import Random
 
 SYLLABLES = "ba co di fu gra hen in jo kel lum mar no or pre qui ros sta ter ul vin wex yer zan tion ment ing ous al".split()
-WORDS = ("the of and a to in is that was for on with as by at from not are but had have an they which one you were all her she there "
-         "would their we him been has when who will no more if out so up said what its about than into them can only other time new "
-         "some could these two may first then do any like my now over such our man me even most made after also well").split()
+WORDS = ("the of and a to in is that was for on with as by at from not are but had have an they which one you were all "
+         "her she there would their we him been has when who will no more if out so up said what its about than into "
+         "them can only other time new some could these two may first then do any like my now over such our man me "
+         "even most made after also well").split()
 SIGNS = ("的一是不了人我在有他这中大来上国个到说们为子和你地出道也时年得就那要下以生会自着去之过家学对可她里后小么"
          "心多天而能好都然没日于起还发成事只作当想看文无开手十用主行方又如前所本见经头面公同三已老从动两长")
 IDENTIFIERS = "value count index total left right node path item key rows cols data next size".split()
@@ -22,7 +23,8 @@ def prose(rng: Random, words: int) -> str:
 
 def short(rng: Random) -> str:
     """Nothing, a sign or two, or two words."""
-    return rng.choice((lambda: "", lambda: " " * rng.randint(1, 3), lambda: "".join(rng.choices(".,!?-…:;()", k=rng.randint(1, 2))),
+    return rng.choice((lambda: "", lambda: " " * rng.randint(1, 3),
+                       lambda: "".join(rng.choices(".,!?-…:;()", k=rng.randint(1, 2))),
                        lambda: rng.choice(WORDS), lambda: prose(rng, 2)))()
 
 
@@ -44,7 +46,8 @@ def chinese(rng: Random) -> str:
 
 def code(rng: Random) -> str:
     a, b, c = rng.sample(IDENTIFIERS, 3)
-    return rng.choice((f"for {a} in range(len({b})): {c}[{a}] += {rng.randint(0, 99)}", f"if ({a} != NULL && {b}->{c} > 0) return {a};",
+    return rng.choice((f"for {a} in range(len({b})): {c}[{a}] += {rng.randint(0, 99)}", f"if ({a} != NULL && {b}->{c} "
+                                                                                        f"> 0) return {a};",
                        f"def {make_word(rng)}({a}, {b}=None): return {a}.{c}({b})",
                        f"const {a} = await fetch(`/{make_word(rng)}/${{{b}}}`);",
                        f"SELECT {a}, {b} FROM {make_word(rng)} WHERE {c} = '{make_word(rng)}';",
@@ -52,7 +55,8 @@ def code(rng: Random) -> str:
 
 
 TEXT_KINDS: dict[str, Callable[[Random], str]] = {
-    "single words": make_word, "empty and short": short, "URLs": url, "digits": digits, "Chinese": chinese, "code": code,
+    "single words": make_word, "empty and short": short, "URLs": url, "digits": digits, "Chinese": chinese,
+    "code": code,
     "500 tokens": lambda rng: prose(rng, 330), "random ids": lambda rng: f"{rng.getrandbits(rng.choice((64, 128))):x}"}
 
 

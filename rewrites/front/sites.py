@@ -15,14 +15,15 @@ from rewrites.compiler.fit import Fitter
 from rewrites.compiler.lower import TURNED, Lowering, Method, Stored
 from rewrites.compiler.search import Structure
 
-Source = tuple[int, str, int]                               # a value of any program: its part, the border state before it, its class
+Source = tuple[int, str, int]                               # a value of any program: its part, the border state before
+                                                            # it, its class
 
 
 @dataclass(frozen=True)
 class Site:
-    """A weight where a program reads it: the constant's name, its class in its part, what it multiplies (a value's name, or none for a
-    table that is gathered from, and the value that this is in any program), the part's graph; whether the leaf stands elsewhere, too,
-    and how many products read the constant."""
+    """A weight where a program reads it: the constant's name, its class in its part, what it multiplies (a value's
+    name, or none for a table that is gathered from, and the value that this is in any program), the part's graph;
+    whether the leaf stands elsewhere, too, and how many products read the constant."""
 
     constant: str
     part: int
@@ -35,7 +36,8 @@ class Site:
 
     @property
     def name(self) -> str:
-        """Of what is measured: a constant from which rows are gathered is another thing than the same one multiplied by."""
+        """Of what is measured: a constant from which rows are gathered is another thing than the same one multiplied
+        by."""
         return f"{self.constant} gathered" if self.stored.layout == TURNED else self.constant
 
     @property
@@ -43,8 +45,8 @@ class Site:
         return self.part, self.stored.weight, self.stored.layout
 
     def numbers(self) -> np.ndarray:
-        """The weight in float64, in x out, or the rows that are gathered from it: evaluated anew each time, as those of all sites together
-        would be twice the model."""
+        """The weight in float64, in x out, or the rows that are gathered from it: evaluated anew each time, as those of
+        all sites together would be twice the model."""
         found = self.lowering.matrix(self.stored.weight, self.stored.layout)
         return found.T if self.stored.layout == TURNED else found
 

@@ -1,5 +1,6 @@
-"""What an approximate program is stated to be off by, on texts like those of its workload: the norm of all, single sentences, cosines;
-and which kinds of text that says nothing of. All of it is of lines that no method was fitted to and no program chosen by."""
+"""What an approximate program is stated to be off by, on texts like those of its workload: the norm of all, single
+sentences, cosines; and which kinds of text that says nothing of. All of it is of lines that no method was fitted to and
+no program chosen by."""
 from dataclasses import asdict, dataclass
 from math import exp, hypot, log
 from statistics import NormalDist
@@ -15,16 +16,20 @@ from opmatrix.pipelines.text import Reading, Tokenizer
 from rewrites.front.differences import difference, squares, surely
 from rewrites.front.samples import TEXT_KINDS, make_lines
 
-ABOVE, DOUBT = 0.01, 0.01                                   # share of other sentences that exceed the worst, chance that more do
+ABOVE, DOUBT = 0.01, 0.01                                   # share of other sentences that exceed the worst, chance
+                                                            # that more do
 TAIL = 4                                                    # the largest quarter says how a tail falls
-MIN_SENTENCES, PLENTY = 16, 459                             # sentences: fewer say nothing of a tail; of so many 0.99ⁿ < 0.01
-COVERAGE_LINES, COVERAGE_SHARE = 20, 0.9                    # lines of a kind that coverage is judged by, share that has to be
+MIN_SENTENCES, PLENTY = 16, 459                             # sentences: fewer say nothing of a tail; of so many 0.99ⁿ <
+                                                            # 0.01
+COVERAGE_LINES, COVERAGE_SHARE = 20, 0.9                    # lines of a kind that coverage is judged by, share that has
+                                                            # to be
 
 
 @dataclass(frozen=True)
 class Stated:
-    """Of other sentences like the `sentences` seen: `error` of as many together (relative, Frobenius norms), `sentence` of a single
-    one, which at most one in a hundred exceeds (None where too few were seen), and by how much the cosines of `pairs` changed."""
+    """Of other sentences like the `sentences` seen: `error` of as many together (relative, Frobenius norms), `sentence`
+    of a single one, which at most one in a hundred exceeds (None where too few were seen), and by how much the cosines
+    of `pairs` changed."""
 
     sentences: int
     error: float
@@ -36,8 +41,8 @@ class Stated:
     @classmethod
     def of(cls, found: np.ndarray, wanted: np.ndarray, starts: np.ndarray, pooling: Pooling, rounding: float = 0.0,
            checked: float = 0.0) -> "Stated":
-        """From rows (T, n) of a program and those of what it stands for, which itself is off by `rounding`; `checked` is the largest
-        error on those of them that others check, and no less is stated."""
+        """From rows (T, n) of a program and those of what it stands for, which itself is off by `rounding`; `checked`
+        is the largest error on those of them that others check, and no less is stated."""
         seen = len(starts) - 1
         cosines = changes(found, wanted, starts, pooling)
         single = worst(each(found, wanted, starts))
@@ -56,20 +61,19 @@ def each(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> np.ndarra
 
 
 def likely(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> float:
-    """What as many other sentences together stay below, but for one time in a thousand. The bootstrap says how such an error varies;
-    two samples vary alike, so their difference varies by √2 as much."""
+    """What as many other sentences together stay below, but for one time in a thousand. The bootstrap says how such an
+    error varies; two samples vary alike, so their difference varies by √2 as much."""
     seen = difference(found, wanted)
     return seen + 2 ** 0.5 * max(0.0, surely(found, wanted, starts) - seen)
 
 
 def worst(errors: np.ndarray) -> float | None:
-    """What at most `ABOVE` of other sentences exceed, with the chance `DOUBT` that more do; none below `MIN_SENTENCES` sentences.
-    Of `PLENTY`
-    it is the largest seen, whatever the distribution (Wilks 1941). Of fewer the tail is extrapolated as a power law (Weissman 1978)
-    from the k largest: their logs lie above the next one by h on average (Hill 1975), 2kh over its mean is χ² with 2k degrees, and the
-    largest mean that this leaves in doubt is taken. Where texts recur the k largest may be equal, and say nothing of a tail: the
-    tolerance limit of a lognormal with the mean and spread of all (Odeh and Owen 1980) counts where it is larger, and so does the
-    largest seen."""
+    """What at most `ABOVE` of other sentences exceed, with the chance `DOUBT` that more do; none below `MIN_SENTENCES`
+    sentences. Of `PLENTY` it is the largest seen, whatever the distribution (Wilks 1941). Of fewer the tail is
+    extrapolated as a power law (Weissman 1978) from the k largest: their logs lie above the next one by h on average
+    (Hill 1975), 2kh over its mean is χ² with 2k degrees, and the largest mean that this leaves in doubt is taken. Where
+    texts recur the k largest may be equal, and say nothing of a tail: the tolerance limit of a lognormal with the mean
+    and spread of all (Odeh and Owen 1980) counts where it is larger, and so does the largest seen."""
     if (n := len(errors)) < MIN_SENTENCES: return None
     falling = np.sort(errors)[::-1]
     if n >= PLENTY or falling[0] == 0: return float(falling[0])
@@ -91,8 +95,9 @@ def changes(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray, pooling: 
 # ---- which texts are like those of a workload
 
 def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, ...]:
-    """The kinds of text that a workload does not hold: of more than one line in ten the length is beyond those of the workload, or more
-    tokens are new to it than in any line that its own statement is of. That is necessary for texts to be alike, not sufficient."""
+    """The kinds of text that a workload does not hold: of more than one line in ten the length is beyond those of the
+    workload, or more tokens are new to it than in any line that its own statement is of. That is necessary for texts to
+    be alike, not sufficient."""
     counts = np.diff([*fitted.starts]), np.diff([*stated.starts])
     low, high = (function(np.concatenate(counts)) for function in (np.min, np.max))
     most = max(unseen(row.tokens, fitted.tokens) for row in stated)
@@ -102,7 +107,8 @@ def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, 
 
     def covered(kind: str) -> bool:
         reading = Reading(truncate=True, skip_bad=True)
-        rows = [part.tokens for batch in batches(tokenizer, make_lines(kind, COVERAGE_LINES), reading=reading) for part in batch]
+        rows = [part.tokens for batch in batches(tokenizer, make_lines(kind, COVERAGE_LINES), reading=reading)
+                for part in batch]
         return sum(map(held, rows)) >= COVERAGE_SHARE * len(rows)
     return tuple(kind for kind in TEXT_KINDS if not covered(kind))
 
@@ -118,10 +124,12 @@ def spoken(workload: dict[str, Any], stated: dict[str, Any]) -> str:
     """What is stated of a program, from the entries `stated` of a report: of the run, and of the program."""
     low, high = workload["lengths"]
     single = stated["sentence"]
-    worst = (f"a single one by {percent(single)}, which at most {percent(ABOVE)} of them exceed" if single is not None else
+    worst = (f"a single one by {percent(single)}, which at most {percent(ABOVE)} of them exceed" if single is not None
+             else
              f"nothing of a single one: that needs {2 * MIN_SENTENCES} lines")
     lacks = workload["uncovered"]
-    return (f"stated    texts like {workload['like']}, {low} to {high} tokens, are off by {percent(stated['error'])} together; {worst}\n"
-            f"          (of {stated['sentences']} that nothing was fitted to or chosen by); cosines by {stated['cosine_mean']:.2g} on "
-            f"average, {stated['cosine_most']:.2g} at most of {stated['pairs']} pairs" +
+    return (f"stated    texts like {workload['like']}, {low} to {high} tokens, are off by {percent(stated['error'])} "
+            f"together; {worst}\n          (of {stated['sentences']} that nothing was fitted to or chosen by); cosines "
+            f"by {stated['cosine_mean']:.2g} on average, {stated['cosine_most']:.2g} at most of {stated['pairs']} pairs"
+            +
             (f"\n          not covered: {', '.join(lacks)}" if lacks else ""))

@@ -1,5 +1,5 @@
-"""What each method of a weight alone does to the output. All methods of a weight are tried in one pass over what comes after it: the batch
-is repeated, a copy for each, and only the steps that read the weight are done copy by copy."""
+"""What each method of a weight alone does to the output. All methods of a weight are tried in one pass over what comes
+after it: the batch is repeated, a copy for each, and only the steps that read the weight are done copy by copy."""
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -17,15 +17,17 @@ CHANGED = "changed"                                         # name of a constant
 TOGETHER = 2048                                             # rows of a pass, all copies together
 HELD = 2 ** 28                                              # bytes of weights that are tried together
 FloatRows = NDArray[np.float32]
-LEAST = 4                                                   # sentences that errors are measured on, however large the model is
-WORK = 3e12                                                 # multiplications that all trials may take before sentences are left out
+LEAST = 4                                                   # sentences that errors are measured on, however large the
+                                                            # model is
+WORK = 3e12                                                 # multiplications that all trials may take before sentences
+                                                            # are left out
 
 
 def sample(program: Program, batch: Batch, trials: int) -> Batch:
-    """The first sentences of a batch: as many as `trials` passes over half of the weights can have within WORK, and LEAST at least. The
-    methods of a weight are tried on the same sentences, so what these have in common does not change their order; errors of n sentences
-    scatter around those of many by about 1/√n of how they differ from sentence to sentence, and the program that is put together from
-    them is measured on all rows that choose."""
+    """The first sentences of a batch: as many as `trials` passes over half of the weights can have within WORK, and
+    LEAST at least. The methods of a weight are tried on the same sentences, so what these have in common does not
+    change their order; errors of n sentences scatter around those of many by about 1/√n of how they differ from
+    sentence to sentence, and the program that is put together from them is measured on all rows that choose."""
     if batch.alone: return batch
     weights = sum(constant.nbytes / 4 for constant in program.constants.values())
     rows = WORK / max(1.0, trials * weights / 2)
@@ -39,16 +41,18 @@ def joined(batches: Sequence[Batch] | Iterator[Batch]) -> Batch:
     return Batch([row.tokens for row in rows], [row.kinds for row in rows])
 
 
-def changed(program: Program, site: Site, tried: Sequence[Callable[[], Any]], values: Sequence[Any], batch: Batch) -> Iterator[FloatRows]:
-    """The output on a batch with each of these in place of a site's weight, given the values of the steps before the first that reads it.
-    So many are made and tried together as HELD and TOGETHER allow."""
+def changed(program: Program, site: Site, tried: Sequence[Callable[[], Any]], values: Sequence[Any],
+            batch: Batch) -> Iterator[FloatRows]:
+    """The output on a batch with each of these in place of a site's weight, given the values of the steps before the
+    first that reads it. So many are made and tried together as HELD and TOGETHER allow."""
     size = program.constants[site.constant].nbytes
     most = 1 if batch.alone else max(1, min(TOGETHER // batch.rows, HELD // max(1, size)))
     for lo in range(0, len(tried), most):
         yield from side_by_side(program, site, [make() for make in tried[lo:lo + most]], values, batch)
 
 
-def side_by_side(program: Program, site: Site, stored: Sequence[Any], values: Sequence[Any], batch: Batch) -> list[FloatRows]:
+def side_by_side(program: Program, site: Site, stored: Sequence[Any], values: Sequence[Any],
+                 batch: Batch) -> list[FloatRows]:
     """The same in one pass, a copy of the batch for each."""
     schedule, copies = program.schedule, len(stored)
     many = batch if copies == 1 else joined([batch] * copies)
@@ -58,7 +62,8 @@ def side_by_side(program: Program, site: Site, stored: Sequence[Any], values: Se
     for at in site.readers(program):
         for _ in schedule.walk(many, found, at): pass
         calls = [instead(program, at, site, each) for each in stored]
-        out, known = np.empty(calls[0].shape.at(schedule.extents(many)), np.float32), Walked(schedule.entered(many), found)
+        out, known = np.empty(calls[0].shape.at(schedule.extents(many)),
+                              np.float32), Walked(schedule.entered(many), found)
         for copy, (own, result) in enumerate(zip(calls, np.split(out, copies), strict=True)):
             mine = {v: np.split(known[v], copies)[copy] for v in own.values.values()}
             own.kernel.function(result, **own.arguments(mine, batch))

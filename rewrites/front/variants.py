@@ -139,7 +139,8 @@ def less(run: "Run", made: Removed) -> Variant:
     structure = cheapest(space, run.representable)
     program, emitter = structure.program(run.meta)
     rows, wanted = (each.run(run.workload.choose) for each in (program, run.programs["exact"]))
-    return Variant(made.model, space, structure, program, emitter, made, difference(rows, np.asarray(wanted, np.float64)))
+    return Variant(made.model, space, structure, program, emitter, made,
+                   difference(rows, np.asarray(wanted, np.float64)))
 
 
 def smaller_points(run: "Run", front: Front) -> Iterator["Point"]:

@@ -1,4 +1,5 @@
-"""What a program is made cheapest for, and the rows that methods are fitted to, programs chosen by, and errors stated of."""
+"""What a program is made cheapest for, and the rows that methods are fitted to, programs chosen by, and errors stated
+of."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,14 +28,16 @@ from rewrites.front.stated import MIN_SENTENCES, uncovered
 
 OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token
 PROBE = 16                                                  # sentences
-SAMPLED_LINES, SCANNED = 1024, 65536                                 # lines that rows are made of, spread over so many of a file
-FIT, CHOOSE, VERIFY, STATE = 4096, 1024, 2048, 32768        # rows at most, of whole sentences: VERIFY go through the float64 oracle
+SAMPLED_LINES, SCANNED = 1024, 65536                                 # lines that rows are made of, spread over so many
+                                                                     # of a file
+FIT, CHOOSE, VERIFY, STATE = 4096, 1024, 2048, 32768        # rows at most, of whole sentences: VERIFY go through the
+                                                            # float64 oracle
 CALIBRATE = 8192                                            # rows that what is removed is fitted to, about
 
 
 def drawn_from(text: str | None, file: str | None) -> tuple[Sequence[str], str]:
-    """The lines that rows are made of, and how they are called: of `text`, else of the `file` of texts where it has enough to say how
-    single sentences vary, else those that ship."""
+    """The lines that rows are made of, and how they are called: of `text`, else of the `file` of texts where it has
+    enough to say how single sentences vary, else those that ship."""
     if text: return read_lines(text), f"the lines of {text}"
     if file is None: return sentences(), "the shipped sentences"
     lines = [*islice(read(Path(file), open_regular), SCANNED)]
@@ -48,8 +51,8 @@ def divided(lines: Sequence[str]) -> Parts:
 
 
 def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
-    """Of the batches that `embed` makes of a file of texts, the one of median rows; and what it is called. The file is read
-    twice, so that no more than a batch is kept of it."""
+    """Of the batches that `embed` makes of a file of texts, the one of median rows; and what it is called. The file is
+    read twice, so that no more than a batch is kept of it."""
     def made() -> Iterator[Batch]:
         return batches(tokenizer, read(file, open_regular), reading=Reading(partial(name_line, file)))
     rows = [batch.rows for batch in made()]
@@ -69,9 +72,10 @@ def check_tokens(checkpoint: Checkpoint, *batches: Batch) -> None:
 
 @dataclass(frozen=True)
 class Workload:
-    """`timed` is the batch whose seconds and bytes count. Methods are fitted to `fit`, programs are chosen by `choose`, single methods
-    by the first of it, `probe`; what an error is stated of, `state`, has no line of these, and the float64 oracle reads the first
-    of it, `verify`. `like` says whose lines they are, `lengths` what tokens all of them have, `uncovered` which kinds of text they lack."""
+    """`timed` is the batch whose seconds and bytes count. Methods are fitted to `fit`, programs are chosen by `choose`,
+    single methods by the first of it, `probe`; what an error is stated of, `state`, has no line of these, and the
+    float64 oracle reads the first of it, `verify`. `like` says whose lines they are, `lengths` what tokens all of them
+    have, `uncovered` which kinds of text they lack."""
 
     timed: Batch
     fit: Batch
@@ -85,7 +89,8 @@ class Workload:
     text: str | None = None                                 # what it was made of, so that it can be made again
     tokens: int | None = None
     file: str | None = None
-    mix: tuple[tuple[float, Batch], ...] = ()               # shares of batches; `timed` is then the one with the most rows
+    mix: tuple[tuple[float, Batch], ...] = ()               # shares of batches; `timed` is then the one with the most
+                                                            # rows
 
     @property
     def shares(self) -> tuple[tuple[float, Batch], ...]:
@@ -121,9 +126,9 @@ class Workload:
     @classmethod
     def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None,
            file: str | None = None, mix: Mix | None = None) -> "Workload":
-        """Rows come from the lines of `text`, or of `file`, or the sentences that ship. Timed are the batches of a `mix`, or a batch as
-        `embed` makes of the texts of `file`, or one sentence of `tokens` tokens; without any the whole text, or 128 tokens. Raises
-        InputError for a length that the model has no positions for."""
+        """Rows come from the lines of `text`, or of `file`, or the sentences that ship. Timed are the batches of a
+        `mix`, or a batch as `embed` makes of the texts of `file`, or one sentence of `tokens` tokens; without any the
+        whole text, or 128 tokens. Raises InputError for a length that the model has no positions for."""
         if tokens is not None and (file is not None or mix is not None):
             given = file if mix is None else "of shares"
             raise InputError(f"--tokens {tokens} --workload {given}: give one of them, both say what is timed")
@@ -136,19 +141,22 @@ class Workload:
         lines, like = drawn_from(text, file)
         fit, choose, state = (next(tokenizer.encode(part).pieces(rows))
                               for part, rows in zip(divided(lines), (FIT, CHOOSE, STATE), strict=True))
-        if file is None and text and tokens is None: timed, said = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
+        if file is None and text and tokens is None:
+            timed, said = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
         elif file is None: timed, said = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"
         mixed: tuple[tuple[float, Batch], ...] = ()
         if mix is not None:
             mixed, said, timed = of_shares(mix, limit, checkpoint.name, fit.tokens)
         check_tokens(checkpoint, fit, choose, state, *(batch for _, batch in mixed or ((1.0, timed),)))
-        return cls(timed, fit, choose, Batch([row.tokens for row in islice(choose, PROBE)]), state, next(state.pieces(VERIFY)), said, like,
+        return cls(timed, fit, choose, Batch([row.tokens for row in islice(choose, PROBE)]), state,
+                   next(state.pieces(VERIFY)), said, like,
                    uncovered(tokenizer, fit, state), text, tokens, file, mixed)
 
     @classmethod
     def drawn(cls, model: Model, timed: Batch | Mix, seed: int = 0, sentences: int = 48) -> "Workload":
-        """For an operator without text: random tokens, in sentences as long as those of the batch whose seconds and bytes
-        count, calibrate and verify it. Nobody draws relations or matrices like its own, so a batch that has some stands for all."""
+        """For an operator without text: random tokens, in sentences as long as those of the batch whose seconds and
+        bytes count, calibrate and verify it. Nobody draws relations or matrices like its own, so a batch that has some
+        stands for all."""
         vocabulary = next(iter(outputs(model).values())).into.cols
         if not isinstance(timed, Batch):
             mix, said, most = of_shares(timed, None, "the model", np.arange(vocabulary))
@@ -166,14 +174,15 @@ class Workload:
 
 
 def calibration(file: str | Path, tokenizer: Tokenizer, workload: Workload, others: Sequence[str] = ()) -> Batch:
-    """The lines of a file, spread over all of it, but for those that choose programs, state errors, or are among these others: what is
-    fitted to them is judged by none of them. Raises InputError where none is left."""
+    """The lines of a file, spread over all of it, but for those that choose programs, state errors, or are among these
+    others: what is fitted to them is judged by none of them. Raises InputError where none is left."""
     reading = Reading(truncate=True, skip_bad=True)
     judged = {tuple(row.tokens.tolist()) for batch in (workload.choose, workload.state) for row in batch}
     judged |= {*map(tuple, tokenizer.rows(others, reading))} if others else set()
     every = dict.fromkeys(map(tuple, tokenizer.rows(read_lines(file), reading)))
     rows = [row for row in every if row and row not in judged]
-    if not rows: raise InputError(f"--calibrate {file}: each of its lines chooses programs or judges them, too: give other text")
+    if not rows:
+        raise InputError(f"--calibrate {file}: each of its lines chooses programs or judges them, too: give other text")
     return Batch([list(row) for row in rows[::-(-sum(map(len, rows)) // CALIBRATE)]])
 
 
@@ -182,9 +191,10 @@ def check_output(output: str) -> None:
     if output not in OUTPUTS: raise InputError(f"--output {output}: it is one of {', '.join(OUTPUTS)}")
 
 
-def of_shares(mix: Mix, limit: int | None, model: str, tokens: NDArray[Any]) -> tuple[tuple[tuple[float, Batch], ...], str, Batch]:
-    """The batches of a mix with their shares, in words, and the one with the most rows; lengths are filled with these tokens. Raises
-    InputError for what is no mix, and for a sentence that is longer than the model's limit."""
+def of_shares(mix: Mix, limit: int | None, model: str,
+              tokens: NDArray[Any]) -> tuple[tuple[tuple[float, Batch], ...], str, Batch]:
+    """The batches of a mix with their shares, in words, and the one with the most rows; lengths are filled with these
+    tokens. Raises InputError for what is no mix, and for a sentence that is longer than the model's limit."""
     def filled(lengths: Sequence[int]) -> Batch:
         return Batch(np.split(np.resize(tokens, sum(lengths)), np.cumsum(lengths)[:-1]))
     found = batches_of(mix, filled)
@@ -192,7 +202,8 @@ def of_shares(mix: Mix, limit: int | None, model: str, tokens: NDArray[Any]) -> 
     if limit is not None and longest > limit:
         raise InputError(f"workload: a sentence of {longest} tokens: {model} takes 1 to {limit} tokens")
     if any(batch.alone for _, batch in found):
-        raise InputError("workload: a batch with relations or matrices of its own has no share: it stands for all, so give it alone")
+        raise InputError("workload: a batch with relations or matrices of its own has no share: it stands for all, so "
+                         "give it alone")
     return found, said_of(found), max((batch for _, batch in found), key=lambda batch: batch.rows)
 
 

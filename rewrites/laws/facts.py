@@ -1,9 +1,10 @@
-"""Class facts: what is known of the value that a class denotes, as egglog rules. They are properties, which kinds declare
-(opmatrix/nodes.py, properties.py): each predicate is asked what is the least that its operands must be, and that is a rule. Facts
-describe a value, so they pass through an approximation from its original, never from its replacement.
+"""Class facts: what is known of the value that a class denotes, as egglog rules. They are properties, which kinds
+declare (opmatrix/nodes.py, properties.py): each predicate is asked what is the least that its operands must be, and
+that is a rule. Facts describe a value, so they pass through an approximation from its original, never from its
+replacement.
 
-Beside them stands what directs laws and kernels, and makes nothing true: `act` depends on the input, `given` is a field of the
-batch, `turning` acts on rows by their positions."""
+Beside them stands what directs laws and kernels, and makes nothing true: `act` depends on the input, `given` is a field
+of the batch, `turning` acts on rows by their positions."""
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -14,7 +15,8 @@ from rewrites.law import FLAGS
 
 Known = frozenset[tuple[str, str]]                          # (variable, property or flag)
 DIRECTING = "act", "given", "turning"
-ALWAYS = "storable", "single", "stacked", "constant", "uniform", "entrywise", "column", "row_linear"    # kernels and markers ask for these
+# kernels and markers ask for these
+ALWAYS = "storable", "single", "stacked", "constant", "uniform", "entrywise", "column", "row_linear"
 
 
 class Asked(Operator):
@@ -65,7 +67,8 @@ def premises(kind: Kind, predicate: Callable[..., bool]) -> list[Known]:
         if any(least <= known for least in found):
             continue
         asked: set[tuple[str, str]] = set()
-        arguments = [(Asked if k < kind.arity else AskedFlags)(name, known, asked) for k, name in enumerate(variables(kind))]
+        arguments = [(Asked if k < kind.arity else AskedFlags)(name, known, asked) for k,
+                     name in enumerate(variables(kind))]
         if predicate(*arguments):
             found.append(known)
         else:
@@ -74,7 +77,8 @@ def premises(kind: Kind, predicate: Callable[..., bool]) -> list[Known]:
 
 
 def derive_facts() -> tuple[tuple[str, Known, str], ...]:
-    """A node's text, what must be known of its arguments, and the fact that follows: of every kind and property there are."""
+    """A node's text, what must be known of its arguments, and the fact that follows: of every kind and property there
+    are."""
     return derived_of(tuple(KINDS.values()), tuple(PROPERTIES))
 
 
@@ -99,9 +103,12 @@ def rule(premises: list[str], facts: list[str]) -> str:
     return f"(rule ({' '.join(premises)}) ({' '.join(facts)}) :ruleset facts)"
 
 
-# Who reads products together, stated on the consumers: queries and keys, then both and values; a gate and what it multiplies. What is
-# read comes of a product by what acts on each row and within the columns of a head: copies for groups of queries, rotations,
-# a norm and its gain; what is appended to a cache. Biases are joined with their products, so that one kernel adds them. Where the rows
+# Who reads products together, stated on the consumers: queries and keys, then both and values; a gate and what it
+# multiplies. What is
+# read comes of a product by what acts on each row and within the columns of a head: copies for groups of queries,
+# rotations,
+# a norm and its gain; what is appended to a cache. Biases are joined with their products, so that one kernel adds them.
+# Where the rows
 # of queries were picked early, keys and values are left.
 MARKERS = """
 (relation reads (Op Op Op))
@@ -161,8 +168,8 @@ def needed(names: Iterable[str]) -> set[str]:
 
 
 def rules(names: Iterable[str] = ()) -> str:
-    """What follows, of every kind that is declared, for properties of these names and those that are always asked for. What
-    follows from the same is one rule."""
+    """What follows, of every kind that is declared, for properties of these names and those that are always asked for.
+    What follows from the same is one rule."""
     together: dict[tuple[str, Known], list[str]] = defaultdict(list)
     wanted = needed(names)
     for node, known, name in derive_facts():

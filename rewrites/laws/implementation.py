@@ -46,9 +46,10 @@ selection = Sort("value", ("given",))                       # a one-hot value, b
 
 @dataclass(frozen=True)
 class Implementation:
-    """`kernels`, one or several in turn, compute `body`; none where nothing runs, as heads are columns side by side. Each takes
-    the variables that its signature names; what it still lacks the one before it gives. An attribute may be a function of
-    what a call is about (rewrites/compiler/calls.py). `single`: one operator alone, which an import without fusion runs."""
+    """`kernels`, one or several in turn, compute `body`; none where nothing runs, as heads are columns side by side.
+    Each takes the variables that its signature names; what it still lacks the one before it gives. An attribute may be
+    a function of what a call is about (rewrites/compiler/calls.py). `single`: one operator alone, which an import
+    without fusion runs."""
 
     name: str
     kernels: str | tuple[str, ...]
@@ -80,7 +81,8 @@ class Implementation:
     @cached_property
     def layout(self) -> str:
         """How the matrices of heads are wanted: as they are, one above the other, or side by side."""
-        if any(each.annotation is Stack for kernel in self.named for each in KERNELS[kernel].operands.values()): return "stack"
+        if any(each.annotation is Stack for kernel in self.named for each in KERNELS[kernel].operands.values()):
+            return "stack"
         return "rows" if "x" in self.variables and len(self.variables["x"].sizes) == 2 else "columns"
 
     def row(self) -> tuple[str, ...]:
@@ -129,7 +131,8 @@ NORMS = norm, rms
 AFTER = gained, affine
 OPERANDS = dict(bias=constant[p], times=value[p], residual=value[p], activation=entrywise[p], eps=scalar,
                 gain=constant[p], shift=constant[p])
-SINGLE = {(linear, plain), (linear_to_heads, plain), (linear_from_heads, plain), (itself, bias), (itself, activate), (itself, times),
+SINGLE = {(linear, plain), (linear_to_heads, plain), (linear_from_heads, plain), (itself, bias), (itself, activate),
+          (itself, times),
           (itself, residual), (itself, gained), (itself, affine), (itself, plain, norm), (itself, plain, norm, affine),
           (itself, plain, rms), (itself, plain, rms, gained)}
 
@@ -165,8 +168,10 @@ def norms() -> Iterator[Implementation]:
     """Norms of heads, each by itself, and gains and shifts that they share."""
     for stages in (*((each,) for each in (*NORMS, *AFTER)), *itertools.product(NORMS, AFTER)):
         wanted = [name for stage in stages for name in signature(stage).parameters if name != "y"]
-        yield Implementation("_".join(["heads", *(s.__name__ for s in stages)]), "pointwise_heads", chain(itself, *stages),
-                             dict(x=value[h, p]) | {name: OPERANDS[name] for name in wanted}, {"norm": "rms"} if rms in stages else {},
+        yield Implementation("_".join(["heads", *(s.__name__ for s in stages)]), "pointwise_heads",
+                             chain(itself, *stages),
+                             dict(x=value[h, p]) | {name: OPERANDS[name] for name in wanted},
+                             {"norm": "rms"} if rms in stages else {},
                              len(stages) == 1, "of single heads (Henry et al. 2020)")
 
 
@@ -184,7 +189,8 @@ def embeddings() -> Iterator[Implementation]:
             chosen = {"fields": lambda at, fields=(*fields,): ",".join(map(at.field, fields))}
             yield Implementation(name, "embed", after(rows, (*fields, *tables), *stages),
                                  fields | tables | {name: OPERANDS[name] for name in wanted},
-                                 chosen | ({"norm": "rms"} if rms in stages else {}), (len(sizes), stages) == (1, (plain,)))
+                                 chosen | ({"norm": "rms"} if rms in stages else {}),
+                                 (len(sizes), stages) == (1, (plain,)))
 
 
 def after(first: Callable[..., Any], own: tuple[str, ...], *stages: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,7 +234,8 @@ shared = replace(tokens, spread=True)                       # one head of it may
 single, single_query = (replace(each, space="S") for each in (value, shared))           # of each sequence
 QUERY, KEYS = dict(q=shared[h, n], k=shared[h, n]), dict(q=shared[h, n], k=tokens[k, n], heads=count)
 ATTENDED = attention, attention_scaled, attention_grouped, attention_scaled_grouped
-SEEN, HELD, RECALLED = (dict(where=where[flags]) for flags in (("within", "reach"), "attends", "cached"))   # patterns that kernels know
+# patterns that kernels know
+SEEN, HELD, RECALLED = (dict(where=where[flags]) for flags in (("within", "reach"), "attends", "cached"))
 WEIGHED, GROUPED = dict(x=scores[h], v=shared[h, p], **SEEN), dict(x=scores[h], v=tokens[k, p], heads=count, **SEEN)
 SCALE, FIRST = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])
 FLASH = "online softmax over tiles of keys (Milakov and Gimelshein 2018; Dao et al. 2022)"
@@ -248,7 +255,8 @@ OTHERS = (
     (weigh_grouped, ("softmax", "values"), GROUPED, False, GQA),
     (headwise, "headwise", dict(x=value[h, q], weight=matrix[h, q, p]), False, EACH),
     (repeat, "repeat", dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
-    (turned, "rotate", dict(x=tokens[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the position"),
+    (turned, "rotate", dict(x=tokens[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the "
+                                                                          "position"),
     (to_heads, (), dict(x=value[h * p], heads=count), True, "no copy"),
     (from_heads, (), dict(x=value[h, p], heads=count), True, "no copy"),
     (first_columns, "columns", FIRST, True, "no copy", {"lo": lambda at: 0, "hi": lambda at: at.columns("key")}),
@@ -257,9 +265,12 @@ OTHERS = (
 
 
 # What joins rows: of sequences, alone and with length one; of other relations. And attention of one query a sequence.
-POOLS = dict(first=lambda x: x @ pick("first"), last=lambda x: x @ pick("last"), sum=lambda x: product(given("members"), x),
-             mean=lambda x: product(given("members"), x, over=mean), max=lambda x: product(given("members"), x, over=monoids.max),
-             by_root=lambda x: product(given("members_by_root"), x), by_place=lambda x: product(given("members_by_place"), x))
+POOLS = dict(first=lambda x: x @ pick("first"), last=lambda x: x @ pick("last"),
+             sum=lambda x: product(given("members"), x),
+             mean=lambda x: product(given("members"), x, over=mean),
+             max=lambda x: product(given("members"), x, over=monoids.max),
+             by_root=lambda x: product(given("members_by_root"), x),
+             by_place=lambda x: product(given("members_by_place"), x))
 
 
 def append(cache, x): return cache + product(given(SLOTS), x)
@@ -272,17 +283,20 @@ def relations() -> Iterator[Implementation]:
     """Pooling, rows that are picked, products with relations."""
     for how, body in POOLS.items():
         yield Implementation(f"pool_{how}", "pool", body, dict(x=value[n]), {"how": how}, True, "sums in float64")
-        yield Implementation(f"pool_{how}_unit", "pool", after(body, ("x",), unit), dict(x=value[n], unit=scalar), {"how": how})
+        yield Implementation(f"pool_{how}_unit", "pool", after(body, ("x",), unit), dict(x=value[n], unit=scalar),
+                             {"how": how})
     yield Implementation("unit", "unit", lambda x, unit: x @ unit_length(unit), dict(x=value[n], unit=scalar), {}, True)
     yield Implementation("pick", "pick", pick_related, dict(x=value[n], relation=relation["custom"]), {}, True)
     for over in (monoids.sum, mean, monoids.max):
-        yield Implementation(f"link_{over.__name__}", "link", partial(link, over=over), dict(x=value[n], relation=relation["custom"]),
+        yield Implementation(f"link_{over.__name__}", "link", partial(link, over=over),
+                             dict(x=value[n], relation=relation["custom"]),
                              {"over": over.__name__}, True, "entries alone (Hamilton et al. 2017, GraphSAGE)")
     yield Implementation("turned_once", "rotate", turned, dict(x=single[h, n], angles=rotation[n, n]),
                          {"rows": lambda at: at.picked("x")}, True)
     for body in ATTENDED:
         variables = next(found for law, _, found, *_ in OTHERS if law is body)
-        yield Implementation(f"{body.__name__}_once", "attend_once", body, variables | dict(q=single_query[h, n], **SEEN),
+        yield Implementation(f"{body.__name__}_once", "attend_once", body,
+                             variables | dict(q=single_query[h, n], **SEEN),
                              {"query": lambda at: at.picked("q")})
         of_caches = {name: replace(sort, space="C") if name in "kv" else sort for name, sort in variables.items()}
         yield Implementation(f"{body.__name__}_cached", "attention_cached", body, of_caches | RECALLED, {}, True,
@@ -296,14 +310,17 @@ IMPLEMENTATIONS = [*passes(), *norms(), *embeddings(), *(
 CALLS = {f"{each.name}()": each for each in IMPLEMENTATIONS}     # by the kinds of trees that stand for kernels
 
 
-def implements(*kernels: str, source: str = "", **variables: Sort) -> Callable[[Callable[..., Operator]], Implementation]:
+def implements(*kernels: str, source: str = "",
+               **variables: Sort) -> Callable[[Callable[..., Operator]], Implementation]:
     """Declares, by a function of its variables, the term that kernels compute: searches offer them for it from then on.
     Raises ValueError for a name that is taken, TypeError for variables that are not the function's."""
     def declare(body: Callable[..., Operator]) -> Implementation:
         name = body.__name__
-        if any(each.name == name for each in IMPLEMENTATIONS): raise ValueError(f"implementation {name}: there is one already")
+        if any(each.name == name for each in IMPLEMENTATIONS):
+            raise ValueError(f"implementation {name}: there is one already")
         if [*signature(body).parameters] != [*variables]:
-            raise TypeError(f"implementation {name}{signature(body)}: say what each of its variables is, such as x=value[n]")
+            raise TypeError(f"implementation {name}{signature(body)}: say what each of its variables is, such as "
+                            "x=value[n]")
         CALLS[f"{name}()"] = made = Implementation(name, kernels, body, variables, {}, True, source)
         IMPLEMENTATIONS.append(made)
         return made

@@ -7,8 +7,8 @@ BLOCKS = "block matrices"
 
 @law(phase=JOIN, when=("(joinable A B)",), source=BLOCKS)
 def join(x: value[n], A: matrix[h, n, p], B: matrix[k, n, q]):
-    """Queries, keys and values are one product, and so are a gate and what it multiplies, each in as many heads as it has.
-    True of any operators; matrices can be stored side by side."""
+    """Queries, keys and values are one product, and so are a gate and what it multiplies, each in as many heads as it
+    has. True of any operators; matrices can be stored side by side."""
     y = x @ joined(A, B)
     return (x @ A, x @ B), (left(y, A), behind(y, A, B))
 
@@ -22,7 +22,8 @@ def join_bias(x: value[n], A: matrix[h, n, p], a: constant[h, p], B: matrix[k, n
 
 @law(phase=JOIN, when=("(joinable_biases A B)",), source=BLOCKS)
 def join_biases(x: value[n], A: matrix[h, n, p], a: constant[h, p], B: matrix[k, n, q], b: constant[k, q]):
-    """The same where both have one, as keys do that are rotated, or a gate and what it multiplies. True of any a and b."""
+    """The same where both have one, as keys do that are rotated, or a gate and what it multiplies. True of any a and
+    b."""
     y = x @ joined(A, B) + joined(a, b)
     return (x @ A + a, x @ B + b), (left(y, A), behind(y, A, B))
 

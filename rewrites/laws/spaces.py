@@ -1,5 +1,5 @@
-"""Laws of rows that are picked: they may be picked before whatever goes through rows one by one, so a value of which few rows are
-read is computed in those alone. Nothing here knows a layer."""
+"""Laws of rows that are picked: they may be picked before whatever goes through rows one by one, so a value of which
+few rows are read is computed in those alone. Nothing here knows a layer."""
 from opmatrix.operators import pick, product, row
 from rewrites.law import SELECT, Sort, by_rows, collect, constant, h, law, mixing, n, over, p, placed, relation, scores, value, where
 
@@ -9,8 +9,8 @@ other = Sort("value")                                       # a value or a const
 
 @law(phase=SELECT, source=EARLY, without=(dict(A=mixing[n, p]),))
 def pick_before(x: other[n], A: by_rows[n, p], r: relation):
-    """Rows that go through A one by one may be picked first. They keep their positions, so rotations and tables of positions count
-    among such A."""
+    """Rows that go through A one by one may be picked first. They keep their positions, so rotations and tables of
+    positions count among such A."""
     return (x @ A) @ pick(r), (x @ pick(r)) @ A
 
 
@@ -40,7 +40,8 @@ def pick_of_columns(x: other[n], y: other[p], r: relation):
 
 @law(phase=SELECT, source=EARLY)
 def pick_queries(s: scores[h], v: other[h, n], M: over, P: where, r: relation):
-    """Rows of a product over any monoid are those of its left operand: attention is left with the queries that are read."""
+    """Rows of a product over any monoid are those of its left operand: attention is left with the queries that are
+    read."""
     return product(s, v, M, P) @ pick(r), product(s @ pick(r), v, M, P)
 
 

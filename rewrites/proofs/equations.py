@@ -2,8 +2,8 @@
 
     proof = prove(product(turn(a), b), turn(product(turn(b), a)))
 
-What is not proved is tried with numbers (rewrites/proofs/refute.py): one place where the two differ refutes it. Where there is none,
-nothing is said: the laws may not reach, or the budget was spent, which `cut` then tells."""
+What is not proved is tried with numbers (rewrites/proofs/refute.py): one place where the two differ refutes it. Where
+there is none, nothing is said: the laws may not reach, or the budget was spent, which `cut` then tells."""
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -48,7 +48,8 @@ SIZED = {
 DERIVED = {node.split()[0] for node in SIZED}
 FACTS = "\n".join([
     "(function tall (Op) BigInt :merge old) (function wide (Op) BigInt :merge old)",
-    *(f"(rule ((= e (K_{node})) {operands(node)} {where}) ((set (tall e) {rows}) (set (wide e) {columns})) :ruleset facts)"
+    *(f"(rule ((= e (K_{node})) {operands(node)} {where}) ((set (tall e) {rows}) (set (wide e) {columns})) :ruleset "
+      "facts)"
       for node, (where, rows, columns) in SIZED.items())])
 
 
@@ -92,7 +93,8 @@ class Prover:
         used = {law.phase for law in self.laws}
         self.engine, self.proofs = engine((), later=self.laws), 0
         self.run("\n".join([FACTS, *(rule for law in self.laws for rule in rules(law))]))
-        self.phases = [self.engine.parse_program(ROUND.format(phase)) for phase in dict.fromkeys(SCHEDULE) if phase in used]
+        self.phases = [self.engine.parse_program(ROUND.format(phase)) for phase in dict.fromkeys(SCHEDULE)
+                       if phase in used]
 
     def refresh(self) -> None:
         """A fresh engine where this one has made enough proofs."""
@@ -195,10 +197,10 @@ def prover(kinds: int, laws: tuple[Law, ...]) -> Prover:
 
 
 def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[Law] | None = None) -> Proof:
-    """Whether two operators are equal by laws: proved where both end in one class before the graph has more nodes than the
-    budget, refuted where numbers differ, else not found. Without `laws` they are those of values (`rewrites.proofs.laws.values.LAWS`,
-    blocks included), to which laws of one's own may be added; those of the search, `opmatrix.laws`, speak of operators between a model's
-    products. Raises TypeError for what is no operator."""
+    """Whether two operators are equal by laws: proved where both end in one class before the graph has more nodes than
+    the budget, refuted where numbers differ, else not found. Without `laws` they are those of values
+    (`rewrites.proofs.laws.values.LAWS`, blocks included), to which laws of one's own may be added; those of the search,
+    `opmatrix.laws`, speak of operators between a model's products. Raises TypeError for what is no operator."""
     for side, given in (("left", left), ("right", right)):
         if not isinstance(given, Operator):
             raise TypeError(f"prove: the {side} side is {given!r}, no operator: give terms, such as weight(A) @ relu")

@@ -1,5 +1,5 @@
-"""Refutation: two operators that differ at one x are not equal, whatever laws reach. Symbols become operators that have the
-properties declared of them, sizes become small numbers, all different."""
+"""Refutation: two operators that differ at one x are not equal, whatever laws reach. Symbols become operators that have
+the properties declared of them, sizes become small numbers, all different."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -24,8 +24,8 @@ FREE = (N, T, H)                                            # sizes that an inpu
 
 @dataclass(frozen=True)
 class Counterexample:
-    """Where two operators differ: at x (rows, columns), with these operators for their symbols, the entry (row, column) of
-    the result is `left` of one and `right` of the other; or, with no entry, the shape is."""
+    """Where two operators differ: at x (rows, columns), with these operators for their symbols, the entry (row, column)
+    of the result is `left` of one and `right` of the other; or, with no entry, the shape is."""
 
     x: NDArray[np.float64]
     symbols: dict[str, Operator]
@@ -41,9 +41,10 @@ class Counterexample:
 
 
 def refute(left: Operator, right: Operator, draws: int = 3, seed: int = 0) -> Counterexample | None:
-    """A place where the two differ by more than float64 rounds; none where they agree in all draws, or where something has
-    declared properties that none of the drawn operators has."""
-    if any(isinstance(attribute, Name) for term in (left, right) for node in term.walk() for attribute in node.attributes):
+    """A place where the two differ by more than float64 rounds; none where they agree in all draws, or where something
+    has declared properties that none of the drawn operators has."""
+    if any(isinstance(attribute, Name) for term in (left, right) for node in term.walk()
+           for attribute in node.attributes):
         return None                                         # a law's own variables stand for any monoid
     for draw in range(draws):
         rng = np.random.default_rng([seed, draw])
@@ -54,12 +55,14 @@ def refute(left: Operator, right: Operator, draws: int = 3, seed: int = 0) -> Co
         except (TypeError, StopIteration):                  # no sizes or operators that fit
             continue
         if found is not None:
-            return Counterexample(found[0], {name: term for name, term in symbols.items() if isinstance(term, Operator)}, *found[1:])
+            return Counterexample(found[0], {name: term for name,
+                                             term in symbols.items() if isinstance(term, Operator)}, *found[1:])
     return None
 
 
 def differing(one: Operator, other: Operator, rng: np.random.Generator) -> tuple[Any, ...] | None:
-    """(x, entry, the number of one, of the other) where two operators without symbols differ most; none where they agree."""
+    """(x, entry, the number of one, of the other) where two operators without symbols differ most; none where they
+    agree."""
     columns = next((int(term.into.cols) for term in (one, other) if term.into.cols is not N), INPUT)
     x, batch = 2 * rng.normal(size=(sum(ROWS), columns)), Batch([rng.integers(0, columns, length) for length in ROWS])
     with np.errstate(all="ignore"):
@@ -83,7 +86,8 @@ def meanings(terms: list[Operator], rng: np.random.Generator) -> dict[str, Any]:
              if hasattr(given, "free_symbols") for size in given.free_symbols} - {*FREE}
     sizes = {size: 2 + number for number, size in enumerate(sorted(named, key=str))}
     return {str(size): number for size, number in sizes.items()} | {
-        name: next(made for made in draw_operators(leaf, sizes, rng) if all(getattr(made, fact) for fact in leaf.args[3]))
+        name: next(made for made in draw_operators(leaf, sizes, rng)
+                   if all(getattr(made, fact) for fact in leaf.args[3]))
         for name, leaf in leaves.items()}
 
 

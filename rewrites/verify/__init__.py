@@ -14,6 +14,8 @@ from rewrites.verify.programs import (
 )
 from rewrites.verify.shrink import check_term, reproducer
 
-__all__ = ["Disagreement", "Errors", "VerificationError", "check_graph", "check_seeded", "check_term", "reading", "reproducer",
-           "unrounded", "verify_approximate", "verify_exact", "verify_graphs", "verify_laws", "verify_outputs", "verify_steps",
+__all__ = ["Disagreement", "Errors", "VerificationError", "check_graph", "check_seeded", "check_term", "reading",
+           "reproducer",
+           "unrounded", "verify_approximate", "verify_exact", "verify_graphs", "verify_laws", "verify_outputs",
+           "verify_steps",
            "verify_structure"]

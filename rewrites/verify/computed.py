@@ -1,5 +1,5 @@
-"""What the kernels of the runtime make of a call, in float64: the other side of an implementation law. Its own side is the
-term that the kernel is said to compute."""
+"""What the kernels of the runtime make of a call, in float64: the other side of an implementation law. Its own side is
+the term that the kernel is said to compute."""
 from collections.abc import Mapping
 from dataclasses import replace
 from inspect import Parameter
@@ -41,8 +41,9 @@ class Always(dict[Any, Method]):
 
 
 def computed(lowering: Lowering, cls: int, call: Call, values: Values) -> Exact:
-    """What the steps emitted for a call give where its operands are those of their classes: a row a token, heads side by
-    side; scores one sentence after another. Raises TypeError, ValueError or KeyError where the call cannot be emitted."""
+    """What the steps emitted for a call give where its operands are those of their classes: a row a token, heads side
+    by side; scores one sentence after another. Raises TypeError, ValueError or KeyError where the call cannot be
+    emitted."""
     emitter, arrays = Emitter(), dict[str, Any]()
     for name, at in call.bound:
         if call.implementation.variables[name].name in ("value", "scores"):
@@ -51,13 +52,15 @@ def computed(lowering: Lowering, cls: int, call: Call, values: Values) -> Exact:
             arrays[f"given {at}"] = lazily(lowering, at, values)
     emitter._call(lowering, cls, call, Always())
     made = emitter.values[cls]
-    result = next(iter(made.names.values())) if cls in lowering.matcher.square or cached(lowering, cls) else emitter.rows(made)
+    result = next(iter(made.names.values())) if cls in lowering.matcher.square or cached(
+        lowering, cls) else emitter.rows(made)
     arrays |= {name: widen_value(constant, {}) for name, constant in emitter.constants.items()}
     arrays |= unrounded(lowering, emitter)
     for step in emitter.steps:
         own = {operand: arrays[name] for operand, name in step.operands.items()}
         own = {operand: each() if callable(each) else each for operand, each in own.items()}
-        arrays[step.output] = meaning(KERNELS[step.kernel], bind_arguments(step.kernel, own, step.attributes), values.batch)
+        arrays[step.output] = meaning(KERNELS[step.kernel], bind_arguments(step.kernel, own, step.attributes),
+                                      values.batch)
     found = arrays[result]
     return np.asarray(found() if callable(found) else found)
 
@@ -136,7 +139,8 @@ def mixing(matrix: Operator) -> Operator:
     return formula(lambda x: product(product(x @ matrix, turn(x @ matrix)), x @ matrix))
 
 
-def lower_implementation(implementation: Implementation, rng: np.random.Generator) -> tuple[Lowering, Call, int, Values]:
+def lower_implementation(implementation: Implementation,
+                         rng: np.random.Generator) -> tuple[Lowering, Call, int, Values]:
     """A graph that holds the term of an implementation over drawn operands, and the call that computes it."""
     border = symbol("border", Shape(1, T, INPUT), Shape(1, T, INPUT))
     operands = {name: operand(rng, name, sort) for name, sort in implementation.variables.items()}

@@ -15,7 +15,8 @@ from rewrites.proofs.laws.axioms import LAWS as AXIOMS
 
 IMPLIED = {normalised: (right_linear,)}                     # flags of a monoid
 
-# (alike a b): as many columns, (like a b): in as many heads too; of what is made on the way as well. (one a): of one head.
+# (alike a b): as many columns, (like a b): in as many heads too; of what is made on the way as well. (one a): of one
+# head.
 FACTS = """
 (rule ((= e (K_add a b)) (alike a c) (alike b c)) ((alike e c) (alike c e)) :ruleset facts)
 (rule ((= e (K_mul a s)) (column s) (alike a c)) ((alike e c) (alike c e)) :ruleset facts)
@@ -38,14 +39,15 @@ def prover() -> Any:
 
 
 def proved(statement: Law) -> bool:
-    """Whether both sides are one class by the axioms, over variables of which the statement's own guards hold, and of the
-    sizes that it says."""
+    """Whether both sides are one class by the axioms, over variables of which the statement's own guards hold, and of
+    the sizes that it says."""
     before, after = statement.sides()
     roots = {f"{name}{i}": term for name, side in (("left", before), ("right", after)) for i, term in enumerate(side)}
     template = Template.of(roots)
     named = {str(term.args[0]): name for name, term in template.instance(template.values).items()
              if term.kind.name == "symbol"}
-    lines = [f"(alike {a} {b})" for a, b in pair_by_size(template)] + [f"(like {a} {b})" for a, b in pair_by_size(template, heads=True)]
+    lines = [f"(alike {a} {b})" for a,
+             b in pair_by_size(template)] + [f"(like {a} {b})" for a, b in pair_by_size(template, heads=True)]
     lines += [f"(one {name})" for name, term in template.instance(template.values).items() if term.out.heads == 1]
     for fact, *about in (guard.strip("()").split() for guard in statement.guards):
         if all(name in named for name in about):
@@ -54,7 +56,8 @@ def proved(statement: Law) -> bool:
             lines += [f'({flag} "{about[0]}")' for flag in (fact, *IMPLIED.get(fact, ()))]
     lines += [f"(single {named[name]})" for name, sort in statement.variables.items()
               if sort.name in ("matrix", "operator") and len(sort.sizes) == 2 and name in named]
-    graph = saturate(replace(template, text="\n".join([template.text, *lines])), AXIOMS, shared=prover(), rounds=4, budget=300)
+    graph = saturate(replace(template, text="\n".join([template.text, *lines])), AXIOMS, shared=prover(), rounds=4,
+                     budget=300)
     return all(graph.named[f"$left{i}"] == graph.named[f"$right{i}"] for i in range(len(before)))
 
 

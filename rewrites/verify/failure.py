@@ -5,10 +5,11 @@ from typing import Any
 
 class VerificationError(Exception):
     """`level` 1: a law, 2: a member of a class, 3: a program; `where` names it, `values` are the numbers found.
-    `reproducer` is Python that fails by an assert as long as what is wrong is there, where such lines were found; `laws` are
-    those that may be at fault, `said` is the message without the lines."""
+    `reproducer` is Python that fails by an assert as long as what is wrong is there, where such lines were found;
+    `laws` are those that may be at fault, `said` is the message without the lines."""
 
-    def __init__(self, level: int, where: str, what: str, reproducer: str = "", laws: Sequence[str] = (), **values: Any) -> None:
+    def __init__(self, level: int, where: str, what: str, reproducer: str = "", laws: Sequence[str] = (),
+                 **values: Any) -> None:
         self.level, self.where, self.what, self.values = level, where, what, values
         self.reproducer, self.laws = reproducer, tuple(laws)
         numbers = ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"

@@ -99,7 +99,8 @@ def spell_values(template: Template, laws: Sequence[Law]) -> Template:
               for term in root.walk() if term.kind.name != "symbol" for value in term.attributes
               if not isinstance(value, Name | Symbol)}
     text, entries = template.text, template.entries
-    for label in [label for label, value in template.values.items() if isinstance(value, Data) and str(value) in spoken]:
+    for label in [label for label,
+                  value in template.values.items() if isinstance(value, Data) and str(value) in spoken]:
         called = str(template.values[label])
         text = text.replace(quoted(label), quoted(called))
         entries = tuple(entry._replace(attributes=tuple(called if a == label else a for a in entry.attributes))
@@ -190,7 +191,8 @@ def untrue(graph: Graph, terms: dict[int, Operator], values: Values) -> Iterator
                 yield Disagreement(terms[cls], fact, off, by(graph, cls))
 
 
-def check_kernels(graph: Graph, terms: dict[int, Operator], template: Template, values: Values) -> Iterator[Disagreement]:
+def check_kernels(graph: Graph, terms: dict[int, Operator], template: Template,
+                  values: Values) -> Iterator[Disagreement]:
     """Kernels of the lowered graph that mean something else than the class they would compute."""
     lowering = Lowering(graph, template, prices=None)       # type: ignore[arg-type]       # nothing is priced here
     for cls, call in lowering.calls:
@@ -230,19 +232,21 @@ def batch(template: Template, rng: np.random.Generator, lengths: Sequence[int] =
     placed = [len(template.values[e.attributes[0]].array) for e in template.entries if e.kind == "rotate"]
     lengths = [min(length, *placed, limits.get("positions", length)) for length in lengths]
     return Batch([rng.integers(0, limits.get("tokens", 1), length) for length in lengths],
-                 [rng.integers(0, limits.get("kinds", 1), length) for length in lengths], draw_relations(template, rng, lengths),
+                 [rng.integers(0, limits.get("kinds", 1), length) for length in lengths],
+                 draw_relations(template, rng, lengths),
                  draw_inputs(template, rng, lengths))
 
 
 def draw_inputs(template: Template, rng: np.random.Generator, lengths: Sequence[int]) -> dict[str, Any]:
     """The matrices of the inputs that a template names, drawn."""
-    return {port.name: rng.normal(size=(len(lengths) if port.space == "S" else sum(lengths), *([port.heads] if port.heads > 1 else []),
+    return {port.name: rng.normal(size=(len(lengths) if port.space == "S" else sum(lengths),
+                                        *([port.heads] if port.heads > 1 else []),
                                         port.columns)) for port in template.values.values() if isinstance(port, Port)}
 
 
 def draw_relations(template: Template, rng: np.random.Generator, lengths: Sequence[int]) -> dict[str, Any]:
-    """The relations that a template names and not every batch gives, drawn: one entry a row, more where none is picked by. A space
-    that has no size of its own has as many rows as there are tokens."""
+    """The relations that a template names and not every batch gives, drawn: one entry a row, more where none is picked
+    by. A space that has no size of its own has as many rows as there are tokens."""
     picks = {template.values[e.attributes[0]] for e in template.entries if e.kind == "pick"}
 
     def drawn(each: Relation) -> Any:

@@ -1,5 +1,5 @@
-"""What becomes of a mutant: named by the test of its law, named in a graph that starts from its own left side, or shown to be
-no mutant at all."""
+"""What becomes of a mutant: named by the test of its law, named in a graph that starts from its own left side, or shown
+to be no mutant at all."""
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,8 +31,8 @@ class Verdict:
 
 
 def judge(mutant: Mutant) -> Verdict:
-    """Run the checks on a mutant, without a look at any program; what no check names is proved from the axioms alone (a law
-    would prove its own mutant), or has survived."""
+    """Run the checks on a mutant, without a look at any program; what no check names is proved from the axioms alone (a
+    law would prove its own mutant), or has survived."""
     if isinstance(mutant.law, Implementation):
         return of_implementation(mutant, mutant.law)
     law = mutant.law

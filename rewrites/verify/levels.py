@@ -17,7 +17,8 @@ SHRINKING = f"what is wrong is made small, {SHRINK_SECONDS} s at most …"
 Announce = Callable[[str], None]                            # told before what may take a while
 
 
-def verify_laws(laws: Sequence[Law], seed: int = 0, draws: int = 2, announce: Announce = lambda line: None) -> dict[str, Any]:
+def verify_laws(laws: Sequence[Law], seed: int = 0, draws: int = 2,
+                announce: Announce = lambda line: None) -> dict[str, Any]:
     """Each law alone, with its counterexamples, then in a graph of all laws that starts from their left sides. Raises
     VerificationError, which names the law."""
     for law in laws:
@@ -25,9 +26,11 @@ def verify_laws(laws: Sequence[Law], seed: int = 0, draws: int = 2, announce: An
             try:
                 law.check(np.random.default_rng([seed, draw]))
             except (AssertionError, TypeError) as error:
-                raise VerificationError(1, law.name, str(error), reproduce_law(law, seed, announce), [law.name], seed=seed) from error
+                raise VerificationError(1, law.name, str(error), reproduce_law(law, seed, announce), [law.name],
+                                        seed=seed) from error
     found, _ = check_seeded(laws, laws, seed)
-    blame(found, laws, "the graph of the laws' left sides", seed, lambda: seeded(laws, np.random.default_rng(seed)), announce)
+    blame(found, laws, "the graph of the laws' left sides", seed, lambda: seeded(laws, np.random.default_rng(seed)),
+          announce)
     return {"laws": len(laws), "draws": draws, "seed": seed}
 
 
@@ -60,4 +63,5 @@ def blame(found: list[Disagreement], laws: Sequence[Law], where: str, seed: int,
     guilty = failing or first.laws
     announce(SHRINKING)
     raise VerificationError(2, where, f"{first.what}; made by {', '.join(guilty) or 'nothing but its parts'}",
-                            reproducer(made(), laws, first, seed), guilty, difference=first.difference, disagreements=len(found), seed=seed)
+                            reproducer(made(), laws, first, seed), guilty, difference=first.difference,
+                            disagreements=len(found), seed=seed)

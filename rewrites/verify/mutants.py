@@ -1,5 +1,5 @@
-"""Mutants: laws with one thing wrong, made from the declaration itself by rewriting the two sides as terms (DeMillo, Lipton
-and Sayward 1978). What the checks of a law are worth is how many of its mutants they name."""
+"""Mutants: laws with one thing wrong, made from the declaration itself by rewriting the two sides as terms (DeMillo,
+Lipton and Sayward 1978). What the checks of a law are worth is how many of its mutants they name."""
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,8 @@ Place = tuple[Operator, Operator]
 Made = tuple[str, str, Law, Place | None]                   # kind of mutant, change in words, the law, the place
 Change = tuple[str, str, Callable[[], Operator]]            # kind of mutant, what is changed in words, the term instead
 SQUARES = ({k: n, p: n, q: n}, {n: h * q, k: h * q, p: h * q}, {n: h * p, k: h * p, q: p}, {p: q})
-LACKING = {"storable": "operator", "row_linear": "operator", "constant": "varying", "uniform": "placed", "level": "scores",
+LACKING = {"storable": "operator", "row_linear": "operator", "constant": "varying", "uniform": "placed",
+           "level": "scores",
            "column": "value", "row_wise": "mixing"}         # a fact, and what has it not
 ATTRIBUTES = "over", "where", "relation"
 FREE = {"value": "constant", "column": "scalar"}            # what does not depend on the input
@@ -212,7 +213,8 @@ def changes(node: Operator, sorts: dict[str, Sort], symbols: dict[str, Any]) -> 
     kind, children = node.kind, node.children
     if len(children) == 2:
         a, b = children
-        yield ("order" if kind.name == "compose" else "operand"), f"({node}) has its parts exchanged", lambda: again(node, b, a)
+        yield ("order" if kind.name == "compose"
+               else "operand"), f"({node}) has its parts exchanged", lambda: again(node, b, a)
         if kind.name in ("compose", "add", "mul"):
             yield "term", f"({node}) is its first part", lambda: a
             yield "term", f"({node}) is its second part", lambda: b
@@ -225,7 +227,8 @@ def changes(node: Operator, sorts: dict[str, Sort], symbols: dict[str, Any]) -> 
     yield "scale", f"({node}) is doubled", lambda: node + node
     if kind.name == "symbol":
         own = sorts[str(node.args[0])]
-        yield from (("index", f"({node}) is ({name})", lambda other=symbols[name]: other) for name, sort in sorts.items()
+        yield from (("index", f"({node}) is ({name})", lambda other=symbols[name]: other) for name,
+                    sort in sorts.items()
                     if (sort.name, sort.sizes) == (own.name, own.sizes) and symbols[name] is not node)
         yield "transpose", f"({node}) is turned", lambda: adjoint(node) if node.linear else turn(node)
     else:

@@ -51,8 +51,8 @@ def oracle(model: Operator, batches: Sequence[Batch]) -> list[NDArray[Any]]:
 
 @dataclass(frozen=True, eq=False)
 class Unrounded(Mapping[str, NDArray[Any]]):
-    """The constants of a program in float64, evaluated from the model's own whenever one is asked for: all of them would be twice the
-    model."""
+    """The constants of a program in float64, evaluated from the model's own whenever one is asked for: all of them
+    would be twice the model."""
 
     lowerings: Sequence[Lowering]
     emitter: Emitter
@@ -73,7 +73,8 @@ def unrounded(structure: Structure, emitter: Emitter) -> Unrounded:
 
 
 def reading(program: Program, structure: Structure, emitter: Emitter) -> Hashable:
-    """What a program is where no number is rounded: programs that are equal so, whatever their weights are stored by, give the same."""
+    """What a program is where no number is rounded: programs that are equal so, whatever their weights are stored by,
+    give the same."""
     stand = {name: (part, what._replace(method=Method()) if isinstance(what, Stored) else what)
              for name, (part, what) in emitter.origins.items()}
     return tuple(structure.path), tuple(
@@ -96,9 +97,10 @@ def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], im
             "steps": verify_steps(program, batches)}
 
 
-def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapping[str, NDArray[Any]], wanted: Outputs) -> dict[str, Any]:
-    """The steps of any program, exact or not, on constants as they were before anything was rounded, left out or fitted, in
-    float64: they are the model. Raises VerificationError; returns how far they are from it."""
+def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapping[str, NDArray[Any]],
+                     wanted: Outputs) -> dict[str, Any]:
+    """The steps of any program, exact or not, on constants as they were before anything was rounded, left out or
+    fitted, in float64: they are the model. Raises VerificationError; returns how far they are from it."""
     found = Errors.of([program.exact(batch, constants, rounded=False) for batch in batches], wanted)
     if not found.worst_row <= EQUAL:
         raise VerificationError(3, name(program), "read in float64 it is not the model", relative=found.relative,
@@ -108,16 +110,19 @@ def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapp
 
 def verify_outputs(program: Program, outputs: Mapping[str, Operator], batches: Sequence[Batch],
                    constants: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """The same of every output of a model, and of every next value of its state, by name. Raises VerificationError, which names it."""
+    """The same of every output of a model, and of every next value of its state, by name. Raises VerificationError,
+    which names it."""
     worst = dict.fromkeys(outputs, 0.0)
     for batch in batches:
         found = program.exact_all(batch, constants, rounded=False)
         for output, term in outputs.items():
             wanted = dense(term, batch)
             rows = wanted.swapaxes(0, 1) if wanted.ndim == 3 else wanted
-            off = np.linalg.norm(found[output].reshape(len(rows), -1) - rows.reshape(len(rows), -1)) / (np.linalg.norm(rows) or 1.0)
+            off = np.linalg.norm(found[output].reshape(len(rows), -1)
+                                 - rows.reshape(len(rows), -1)) / (np.linalg.norm(rows) or 1.0)
             if not off <= EQUAL:
-                raise VerificationError(3, name(program), f"its output {output} read in float64 is not the model's", relative=float(off),
+                raise VerificationError(3, name(program), f"its output {output} read in float64 is not the model's",
+                                        relative=float(off),
                                         allowed=EQUAL)
             worst[output] = max(worst[output], float(off))
     return worst
@@ -136,15 +141,17 @@ def verify_approximate(program: Program, model: Operator, batches: Sequence[Batc
 
 
 def verify_steps(program: Program, batches: Sequence[Batch]) -> dict[str, Any]:
-    """Each kernel against its float64 meaning on the same operands, within its bound, and the whole run, which launches the same
-    kernels from a recording, to the bit: of groups of rows, as some kernels sum in another order for other numbers of rows. Raises
-    VerificationError for the first step that is not; returns which came nearest to its bound, and how near."""
+    """Each kernel against its float64 meaning on the same operands, within its bound, and the whole run, which launches
+    the same kernels from a recording, to the bit: of groups of rows, as some kernels sum in another order for other
+    numbers of rows. Raises VerificationError for the first step that is not; returns which came nearest to its bound,
+    and how near."""
     nearest, at = 0.0, ""
     for batch in (piece for given in batches for piece in given.pieces(GROUP_ROWS)):
         for step, (call, arguments, found) in zip(program.steps, program.schedule.walk(batch), strict=True):
             exact = widen_arguments(call.kernel, arguments, batch)
             meant = call.kernel.means(exact)
-            with np.errstate(invalid="ignore"):             # equal infinities, such as a maximum over nothing, are not apart
+            with np.errstate(invalid="ignore"):             # equal infinities, such as a maximum over nothing, are not
+                                                            # apart
                 off = np.where(found == meant, 0.0, abs(found - meant))
             allowed = np.broadcast_to(bound(call.kernel, arguments, exact), off.shape)
             if not (off <= allowed).all():

@@ -1,5 +1,5 @@
-"""A minimal reproducer of a disagreement: the smallest term, the fewest laws, the smallest sizes and fewest rows that still
-disagree (delta debugging: Zeller and Hildebrandt 2002), as a few lines of the algebra."""
+"""A minimal reproducer of a disagreement: the smallest term, the fewest laws, the smallest sizes and fewest rows that
+still disagree (delta debugging: Zeller and Hildebrandt 2002), as a few lines of the algebra."""
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -57,8 +57,8 @@ class Case:
 
 
 def same_fault(found: Disagreement, first: Disagreement) -> bool:
-    """Whether this may be the fault that was seen first: of the same laws, of a fact or a kernel, and of numbers if that
-    was."""
+    """Whether this may be the fault that was seen first: of the same laws, of a fact or a kernel, and of numbers if
+    that was."""
     same = bool({*found.laws} & {*first.laws}) if first.laws else not found.laws
     return same and found.kernel == first.kernel and (found.difference < np.inf or first.difference == np.inf)
 
@@ -151,7 +151,8 @@ def resized(template: Template, sizes: dict[int, int], rng: np.random.Generator)
 
 
 def list_smaller(term: Operator) -> Iterator[Operator]:
-    """Smaller operators: its parts; itself with a part of it replaced by a part of that, by the input or by a weight."""
+    """Smaller operators: its parts; itself with a part of it replaced by a part of that, by the input or by a
+    weight."""
     nodes = [node for node in term.walk() if node.children]
     for node in reversed(nodes):
         yield node
@@ -196,7 +197,8 @@ def start(template: Template, laws: tuple[Law, ...], found: Disagreement, seed: 
 def as_operator(term: Operator) -> Operator:
     """The operator whose value at the border this is, over arrays without names."""
     by = {node: I if node.args[0] == "border" else node for node in term.walk() if node.kind.name == "symbol"}
-    arrays = {node: node.kind(Data(node.args[0].array)) for node in term.walk() if node.kind.name in ("weight", "const")}
+    arrays = {node: node.kind(Data(node.args[0].array)) for node in term.walk()
+              if node.kind.name in ("weight", "const")}
     return substitute(term, by | arrays)
 
 
@@ -209,7 +211,8 @@ def format_case(case: Case, seed: int) -> str:
             arrays.append(f"{name} = {kind}({leaf.array.tolist()})")
     body = text(case.term)
     names = ", ".join(law.name for law in case.laws)
-    lines = [*imports(" ".join([*arrays, body])), *(f"from {law.body.__module__} import {law.name}" for law in case.laws),
+    lines = [*imports(" ".join([*arrays, body])),
+             *(f"from {law.body.__module__} import {law.name}" for law in case.laws),
              "from rewrites.verify import check_term", "", *arrays, f"term = {body}",
              *(f"# {line}" for line in str(found).splitlines()),
              f"assert not (found := check_term(term, [{names}], {case.lengths}, {seed})), str(found[0])"]

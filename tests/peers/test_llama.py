@@ -13,10 +13,14 @@ torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
 
 LENGTHS, WORDS, POSITIONS = (1, 7, 33, 60), 90, 64
-SHAPES = [dict(hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2),
-          dict(hidden_size=128, intermediate_size=192, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=1, rope_theta=5e5),
-          dict(hidden_size=96, intermediate_size=64, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=6, head_dim=8)]
-OURS = {"self_attn.q_proj": "query", "self_attn.k_proj": "key", "self_attn.v_proj": "value", "self_attn.o_proj": "output",
+SHAPES = [dict(hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4,
+               num_key_value_heads=2),
+          dict(hidden_size=128, intermediate_size=192, num_hidden_layers=3, num_attention_heads=8,
+               num_key_value_heads=1, rope_theta=5e5),
+          dict(hidden_size=96, intermediate_size=64, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=6,
+               head_dim=8)]
+OURS = {"self_attn.q_proj": "query", "self_attn.k_proj": "key", "self_attn.v_proj": "value",
+        "self_attn.o_proj": "output",
         "mlp.up_proj": "up", "mlp.gate_proj": "gate", "mlp.down_proj": "down",
         "input_layernorm": "norm1", "post_attention_layernorm": "norm2"}
 
@@ -36,9 +40,12 @@ def peer(shape, seed):
 def ours(model):
     """The same as an operator, by the names that opmatrix has."""
     c = model.config
-    config = dict(model_type="transformer", vocab_size=WORDS, max_position_embeddings=POSITIONS, hidden_size=c.hidden_size,
-                  intermediate_size=c.intermediate_size, num_hidden_layers=c.num_hidden_layers, num_key_value_heads=c.num_key_value_heads,
-                  num_attention_heads=c.num_attention_heads, head_dim=c.head_dim, norm="rms", norm_eps=c.rms_norm_eps, pre_norm=True,
+    config = dict(model_type="transformer", vocab_size=WORDS, max_position_embeddings=POSITIONS,
+                  hidden_size=c.hidden_size,
+                  intermediate_size=c.intermediate_size, num_hidden_layers=c.num_hidden_layers,
+                  num_key_value_heads=c.num_key_value_heads,
+                  num_attention_heads=c.num_attention_heads, head_dim=c.head_dim, norm="rms", norm_eps=c.rms_norm_eps,
+                  pre_norm=True,
                   hidden_act="silu", gated=True, bias=False, mask="sequence & causal", positions="rotary",
                   rope_theta=getattr(c, "rope_theta", None) or c.rope_parameters["rope_theta"])
     found = {"tokens": "embed_tokens.weight", "norm.weight": "norm.weight"}
@@ -60,12 +67,14 @@ def relative(found, wanted): return np.abs(found - wanted).max() / np.abs(wanted
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_hidden_states_are_those_of_transformers(rng, shape):
-    """In float64, and those of the exact program, none of whose steps is read as a term. transformers takes its angles and norms in
-    float32 whatever its weights are: what float64 is closer to than 1e-5 is tests/test_transformer.py's numpy."""
+    """In float64, and those of the exact program, none of whose steps is read as a term. transformers takes its angles
+    and norms in float32 whatever its weights are: what float64 is closer to than 1e-5 is tests/test_transformer.py's
+    numpy."""
     model = peer(shape, 0)
     operator, batch = ours(model), Batch([rng.integers(0, WORDS, length) for length in LENGTHS])
     assert relative(dense(operator, batch), states(model.double(), batch)) < 1e-5
     wanted = states(model.float(), batch)
-    exact = optimize(operator, workload=batch, error=0, number_type="float32", rounds=3, machine=Round()).points[0].program
+    exact = optimize(operator, workload=batch, error=0, number_type="float32", rounds=3,
+                     machine=Round()).points[0].program
     assert relative(exact.run(batch), wanted) < 1e-5
     assert len(exact.schedule.segments) == 1 and "interpret" not in [step.kernel for step in exact.steps]

@@ -1,4 +1,5 @@
-"""Random models of transformers, as save_pretrained writes them: hidden states and scores of the vocabulary, in its own float32."""
+"""Random models of transformers, as save_pretrained writes them: hidden states and scores of the vocabulary, in its own
+float32."""
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +15,8 @@ torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
 
 WORDS, LENGTHS = 90, (1, 7, 33, 60)
-SIZES = dict(vocab_size=WORDS, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
+SIZES = dict(vocab_size=WORDS, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+             max_position_embeddings=64)
 SHARED = SIZES | dict(num_key_value_heads=2, bos_token_id=None, eos_token_id=None)
 TIED = dict(tie_word_embeddings=True)
 
@@ -22,12 +24,16 @@ TIED = dict(tie_word_embeddings=True)
 def turning(kind, **more): return dict(rope_parameters=dict(rope_type=kind, rope_theta=1e4, factor=4.0, **more))
 
 
-CASES = {                                                   # name: the class of the config, of the model, what the config says
+CASES = {                                                   # name: the class of the config, of the model, what the
+                                                            # config says
     "bert": ("Bert", "ForMaskedLM", SIZES),
     "roberta": ("Roberta", "ForMaskedLM", SIZES | dict(max_position_embeddings=66)),
-    "distilbert": ("DistilBert", "Model", dict(vocab_size=WORDS, dim=48, hidden_dim=64, n_layers=2, n_heads=4, max_position_embeddings=64)),
-    "gpt2": ("GPT2", "LMHeadModel", dict(vocab_size=WORDS, n_embd=48, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=1)),
-    "gpt2, hidden": ("GPT2", "Model", dict(vocab_size=WORDS, n_embd=48, n_layer=2, n_head=4, n_positions=64, n_inner=40, bos_token_id=1,
+    "distilbert": ("DistilBert", "Model",
+                   dict(vocab_size=WORDS, dim=48, hidden_dim=64, n_layers=2, n_heads=4, max_position_embeddings=64)),
+    "gpt2": ("GPT2", "LMHeadModel",
+             dict(vocab_size=WORDS, n_embd=48, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=1)),
+    "gpt2, hidden": ("GPT2", "Model",
+                     dict(vocab_size=WORDS, n_embd=48, n_layer=2, n_head=4, n_positions=64, n_inner=40, bos_token_id=1,
                                            eos_token_id=1)),
     "llama": ("Llama", "ForCausalLM", SHARED),
     "llama, tied": ("Llama", "ForCausalLM", SHARED | TIED),
@@ -45,8 +51,8 @@ CASES = {                                                   # name: the class of
 
 
 def written(directory, case, changed=None):
-    """A model of random weights, three times the size that training starts from, gains 1 ± 0.3, shifts that are not zero; saved in
-    several shards."""
+    """A model of random weights, three times the size that training starts from, gains 1 ± 0.3, shifts that are not
+    zero; saved in several shards."""
     family, kind, said = CASES[case]
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**said | (changed or {}))
@@ -56,7 +62,9 @@ def written(directory, case, changed=None):
         for name, each in model.named_parameters():
             last = name.split(".")[-2].lower()
             if each.ndim == 1: each.copy_(name.endswith("weight") + 0.3 * torch.randn_like(each))
-            else: each.copy_(torch.randn_like(each) * (1 if "embed" in last or last in ("wte", "wpe") else 3 * each.shape[1] ** -0.5))
+            else:
+                each.copy_(torch.randn_like(each)
+                           * (1 if "embed" in last or last in ("wte", "wpe") else 3 * each.shape[1] ** -0.5))
     model.save_pretrained(directory, max_shard_size="40KB")
     assert (directory / "model.safetensors.index.json").exists()
     return model

@@ -27,7 +27,8 @@ MATRIX = permitted()
 def load_shapes(typing, address):
     """Take the shapes of the registers from 64 bytes at an address; their contents become zeros."""
     def code(context, builder, signature, values):
-        builder.call(llvm_function(builder, "llvm.x86.ldtilecfg", VOID, ADDRESS), [builder.inttoptr(values[0], ADDRESS)])
+        builder.call(llvm_function(builder, "llvm.x86.ldtilecfg", VOID, ADDRESS),
+                     [builder.inttoptr(values[0], ADDRESS)])
         return context.get_dummy_value()
     return types.void(types.int64), code
 
@@ -43,7 +44,8 @@ def release_registers(typing):
 
 @njit(**HELPER)
 def shape_registers(at):
-    """All registers have 16 rows of 64 bytes; the 64 bytes at `at` are written. So x and sums have room for whole registers."""
+    """All registers have 16 rows of 64 bytes; the 64 bytes at `at` are written. So x and sums have room for whole
+    registers."""
     shapes = bytes_at(at, 64)
     for i in range(64): shapes[i] = 0
     shapes[0] = 1                                            # the one palette there is
@@ -52,10 +54,11 @@ def shape_registers(at):
 
 
 def multiply_tiles(dot, rows, across):
-    """An intrinsic: rows by across registers of sums at y from steps of 64 bytes of x against a panel at w. Rows of x lie along
-    apart, the next 16 below, the next steps deeper; rows of W apart, the next 16 columns beside. Meanwhile so many lines of
-    memory from `ahead` on are asked for at each step."""
-    first = 4                                                # registers of x, then those of W; those of sums come before
+    """An intrinsic: rows by across registers of sums at y from steps of 64 bytes of x against a panel at w. Rows of x
+    lie along apart, the next 16 below, the next steps deeper; rows of W apart, the next 16 columns beside. Meanwhile so
+    many lines of memory from `ahead` on are asked for at each step."""
+    first = 4                                                # registers of x, then those of W; those of sums come
+                                                             # before
     weights = range(first + rows, 8)
 
     @intrinsic
@@ -66,10 +69,12 @@ def multiply_tiles(dot, rows, across):
                 kinds = [ADDRESS if isinstance(a.type, ir.PointerType) else a.type for a in arguments]
                 builder.call(llvm_function(builder, f"llvm.x86.{name}", VOID, *kinds), arguments)
             def at(base, apart, count, more=0):
-                return builder.inttoptr(builder.add(builder.add(base, builder.mul(apart, WORD(count))), WORD(more)), ADDRESS)
+                return builder.inttoptr(builder.add(builder.add(base, builder.mul(apart, WORD(count))), WORD(more)),
+                                        ADDRESS)
             for i in range(rows * across): run("tilezero", BYTE(i))
             before = builder.basic_block
-            loop, asking, asked, after = (builder.append_basic_block(name) for name in ("depth", "asking", "asked", "done"))
+            loop, asking, asked, after = (builder.append_basic_block(name)
+                                          for name in ("depth", "asking", "asked", "done"))
             builder.branch(loop)
             builder.position_at_end(loop)
             k, source, weight, far = (builder.phi(WORD) for _ in range(4))
@@ -103,9 +108,9 @@ def multiply_tiles(dot, rows, across):
 
 
 def registers(dot):
-    """A function: sums at y of so many rows, up to 32, and columns, a multiple of 16, of words of x against a panel, a multiple of
-    16. Rows are computed 16 at a time; those of x lie by pieces of 64 bytes, 16 rows of them, then the next ones, along bytes a
-    row in all. `lines` lines of memory from `ahead` on are asked for on the way."""
+    """A function: sums at y of so many rows, up to 32, and columns, a multiple of 16, of words of x against a panel, a
+    multiple of 16. Rows are computed 16 at a time; those of x lie by pieces of 64 bytes, 16 rows of them, then the next
+    ones, along bytes a row in all. `lines` lines of memory from `ahead` on are asked for on the way."""
     both, left = (multiply_tiles(dot, 2, across) for across in (2, 1))
     upper, corner = (multiply_tiles(dot, 1, across) for across in (4, 1))
 
@@ -116,13 +121,19 @@ def registers(dot):
         lines = (lines + pieces - 1) // pieces
         v = 0
         while v + width <= columns:
-            if rows > 16: both(x, 64, 16 * along, 1024, w + v // 16 * beside, apart, beside, steps, y + 4 * v, step, ahead, lines)
-            else: upper(x, 64, 16 * along, 1024, w + v // 16 * beside, apart, beside, steps, y + 4 * v, step, ahead, lines)
+            if rows > 16:
+                both(x, 64, 16 * along, 1024, w + v // 16 * beside, apart, beside, steps, y + 4 * v, step, ahead, lines)
+            else:
+                upper(x, 64, 16 * along, 1024, w + v // 16 * beside, apart, beside, steps, y + 4 * v, step, ahead,
+                      lines)
             v += width
             ahead += 64 * lines * steps
         while v < columns:
-            if rows > 16: left(x, 64, 16 * along, 1024, w + v // 16 * beside, apart, beside, steps, y + 4 * v, step, ahead, lines)
-            else: corner(x, 64, 16 * along, 1024, w + v // 16 * beside, apart, beside, steps, y + 4 * v, step, ahead, lines)
+            if rows > 16:
+                left(x, 64, 16 * along, 1024, w + v // 16 * beside, apart, beside, steps, y + 4 * v, step, ahead, lines)
+            else:
+                corner(x, 64, 16 * along, 1024, w + v // 16 * beside, apart, beside, steps, y + 4 * v, step, ahead,
+                       lines)
             v += 16
             ahead += 64 * lines * steps
     return multiply

@@ -1,5 +1,5 @@
-"""C functions written in Python: found in a cache of object code when first needed, or compiled by other processes, several at
-once (compiler.py)."""
+"""C functions written in Python: found in a cache of object code when first needed, or compiled by other processes,
+several at once (compiler.py)."""
 import ctypes
 import hashlib
 import linecache
@@ -20,10 +20,13 @@ FAST = {"contract", "reassoc", "nsz", "arcp"}               # sums in any order;
 OPTIONS: dict[str, Any] = dict(boundscheck=False, error_model="numpy")
 HELPER = OPTIONS | dict(no_cpython_wrapper=True, no_cfunc_wrapper=True, no_rewrites=True)      # not for Python to call
 HOME = __package__.rpartition(".")[0]                        # the package of all kernels
-COMMON = "rows.activations", "rows.following", "products.gemm", "products.linear", "engine.pool"       # what most others need
+# what most others need
+COMMON = "rows.activations", "rows.following", "products.gemm", "products.linear", "engine.pool"
 COMPILING = RLock()                                          # whoever waits for it finds compiled what it needs
-UNFORKED = RLock()                                           # held for moments that a fork must not split; it waits for them
-MISSING: ContextVar[list["Function"] | None] = ContextVar("missing", default=None)     # what a walk does without, see together
+UNFORKED = RLock()                                           # held for moments that a fork must not split; it waits for
+                                                             # them
+# what a walk does without, see together
+MISSING: ContextVar[list["Function"] | None] = ContextVar("missing", default=None)
 T = TypeVar("T")
 
 
@@ -61,7 +64,8 @@ class Function:
         """The name of its object code; one from elsewhere has the file that it is declared in as part of it."""
         if (module := self.body.__module__).startswith(f"{HOME}."): return self.name
         if module == "__main__":
-            raise RuntimeError(f"{self.name}: a kernel of __main__ cannot be compiled, declare it in a module that can be imported")
+            raise RuntimeError(f"{self.name}: a kernel of __main__ cannot be compiled, declare it in a module that can "
+                               "be imported")
         source = "".join(linecache.getlines(self.body.__code__.co_filename, self.body.__globals__))
         return f"{self.name}-{hashlib.blake2b(source.encode(), digest_size=8).hexdigest()}"
 
@@ -77,8 +81,8 @@ class Kernel(Function):
 
 
 def walk_compiled(walk: Callable[[], T], *needed: Function) -> T:
-    """walk(). If it or those needed besides lack functions, they are compiled at once, and it is done again: the first time they
-    have the address 0. Python itself leaves the context, however the walk ends."""
+    """walk(). If it or those needed besides lack functions, they are compiled at once, and it is done again: the first
+    time they have the address 0. Python itself leaves the context, however the walk ends."""
     missing = [each for each in needed if not each.found()]
     def collect() -> T:
         MISSING.set(missing)
@@ -91,9 +95,9 @@ def walk_compiled(walk: Callable[[], T], *needed: Function) -> T:
 
 def provide(functions: Iterable[Function], progress: Callable[[str, float], None] = lambda name, seconds: None,
             others: bool = False) -> None:
-    """Give functions their addresses: from the cache, or compiled, with progress(name, seconds) after each. With others, if any
-    must be compiled, so are those that are most likely needed next: of the same modules, and of common ones. No lock is held in
-    progress: it may launch, for which another thread may hold what compiling waits for."""
+    """Give functions their addresses: from the cache, or compiled, with progress(name, seconds) after each. With
+    others, if any must be compiled, so are those that are most likely needed next: of the same modules, and of common
+    ones. No lock is held in progress: it may launch, for which another thread may hold what compiling waits for."""
     with closing(provided(functions, others)) as each:
         while True:
             with COMPILING: told = next(each, None)
@@ -117,7 +121,8 @@ def provided(functions: Iterable[Function], others: bool) -> Iterator[tuple[str,
                     and not each.rare and not each.found()]
     yield from compile_each(missing)
     if lost := [each.name for each in missing if not each.found()]:
-        raise RuntimeError(f"kernels {', '.join(lost)} were compiled, but are not whole in {objects.target()}: is its disk full?")
+        raise RuntimeError(f"kernels {', '.join(lost)} were compiled, but are not whole in {objects.target()}: is its "
+                           "disk full?")
 
 
 def calling(count: int) -> Any:

@@ -26,8 +26,8 @@ LINES = 30                                                   # of what a process
 
 
 def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
-    """Compile functions into the cache, by as many processes as there are threads: (name, seconds) after each. RuntimeError names
-    what cannot be compiled, and why."""
+    """Compile functions into the cache, by as many processes as there are threads: (name, seconds) after each.
+    RuntimeError names what cannot be compiled, and why."""
     from formats.machine.threads import threads
     wanted = ", ".join(each.name for each in functions)
     if COMPILES: raise RuntimeError(f"{wanted}: a process that compiles runs no kernels")
@@ -44,14 +44,15 @@ def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
         if left and any(codes):
             said.seek(0)
             words = said.read().decode(errors="replace").strip().splitlines()[-LINES:]
-            raise RuntimeError("\n".join([f"not compiled: {', '.join(sorted(left))} (exit status {max(codes, key=abs)})", *words]))
+            raise RuntimeError("\n".join(
+                [f"not compiled: {', '.join(sorted(left))} (exit status {max(codes, key=abs)})", *words]))
     objects.tidy()
 
 
 @contextmanager
 def started(functions: list[Function], count: int) -> Iterator[tuple[Any, ...]]:
-    """(their answers, what they say, processes) of so many processes. What one has claimed no other compiles; they begin far from
-    each other, as neighbours share what they call."""
+    """(their answers, what they say, processes) of so many processes. What one has claimed no other compiles; they
+    begin far from each other, as neighbours share what they call."""
     paths = [os.path.abspath(each) for each in sys.path]
     environment = os.environ | {"OPMATRIX_COMPILES": "1", "PYTHONPATH": os.pathsep.join(paths), "NUMBA_CPU_NAME": NAME,
                                 "NUMBA_CPU_FEATURES": FEATURES}
@@ -61,11 +62,13 @@ def started(functions: list[Function], count: int) -> Iterator[tuple[Any, ...]]:
         command = [sys.executable, "-P", "-m", __name__, str(objects.target()), objects.spare().name, claims]
         processes: list[subprocess.Popen] = []
         try:
-            with UNFORKED:                                   # a forked process would hold the sink, and answers never end
+            with UNFORKED:                                   # a forked process would hold the sink, and answers never
+                                                             # end
                 source, sink = os.pipe()
                 try:
                     for order in orders:
-                        processes.append(subprocess.Popen([*command, *order], stdin=subprocess.DEVNULL, stdout=sink, stderr=said,
+                        processes.append(subprocess.Popen([*command, *order], stdin=subprocess.DEVNULL, stdout=sink,
+                                                          stderr=said,
                                                           env=environment))
                 finally: os.close(sink)
             with os.fdopen(source) as answers: yield answers, said, processes
@@ -101,8 +104,8 @@ def main(directory: str, spare: str, claims: str, *names: str) -> None:
 
 
 def compile_to(function: Function, directory: Path, spare: Path) -> str:
-    """Compile a function and write its object code, in which nothing else has a name that others see; why it is in the spare directory,
-    if it is."""
+    """Compile a function and write its object code, in which nothing else has a name that others see; why it is in the
+    spare directory, if it is."""
     signature = f"{'int64' if function.result else 'void'}({', '.join(['int64'] * function.arguments)})"
     made = cfunc(signature, **OPTIONS)(function.body)
     module = llvm.parse_bitcode(made._library._final_module.as_bitcode())

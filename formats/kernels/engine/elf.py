@@ -1,9 +1,10 @@
-"""Object code brought into memory without LLVM: relocatable ELF files of x86-64, as the System V ABI and its AMD64 supplement have
-them (sections 4.1 to 4.4), as far as LLVM writes them here.
+"""Object code brought into memory without LLVM: relocatable ELF files of x86-64, as the System V ABI and its AMD64
+supplement have them (sections 4.1 to 4.4), as far as LLVM writes them here.
 
-All is checked before any of it is placed. What contradicts itself is damaged: InputError. What may be right but is not known here (a
-relocation, a symbol, a kind of section) is Foreign, and LLVM's to load. Memory is written first and protected then: none is ever
-both written to and run. Nothing is registered for unwinding, as nothing in a kernel raises."""
+All is checked before any of it is placed. What contradicts itself is damaged: InputError. What may be right but is not
+known here (a relocation, a symbol, a kind of section) is Foreign, and LLVM's to load. Memory is written first and
+protected then: none is ever both written to and run. Nothing is registered for unwinding, as nothing in a kernel
+raises."""
 import ctypes
 import mmap
 import platform
@@ -22,12 +23,14 @@ MAGIC, RELOCATABLE, X86_64 = b"\x7fELF\x02\x01\x01", 1, 62   # 64 bits, little e
 HEADER, SECTION = Struct("<16sHHIQQQIHHHHHH"), Struct("<IIQQQQIIQQ")
 SYMBOL, RELA = Struct("<IBBHQQ"), Struct("<QQq")
 PROGBITS, SYMTAB, STRTAB, ADDENDS, NOBITS, PLAIN, UNWIND = 1, 2, 3, 4, 8, 9, 0x70000001      # types of sections
-WRITE, ALLOCATED, EXECUTED = 1, 2, 4                         # flags of sections; the other known ones say nothing of loading:
+WRITE, ALLOCATED, EXECUTED = 1, 2, 4                         # flags of sections; the other known ones say nothing of
+                                                             # loading:
 KNOWN = WRITE | ALLOCATED | EXECUTED | 0x10 | 0x20 | 0x40 | 0x10000000       # merge, strings, info, large
 UNDEFINED, RESERVED, GLOBAL_FUNCTION = 0, 0xFF00, 0x12       # of symbols: sections, and a binding with a type
 PAGE, MAX_OBJECT_BYTES = mmap.PAGESIZE, 1 << 26              # bytes; of all that one object takes
 
-# of table 4.9, those that need no table of the linker's own: what is written (S: symbol, A: addend, P: place), and where it must fit.
+# of table 4.9, those that need no table of the linker's own: what is written (S: symbol, A: addend, P: place), and
+# where it must fit.
 # A function of PLT32 is called where it is.
 RELOCATIONS = {
     1: (lambda s, a, p: s + a, Struct("<Q")),                # R_X86_64_64
@@ -73,8 +76,8 @@ class Symbol(NamedTuple):
 
 
 class Object:
-    """An object's code and data, laid out in `size` bytes: what is run, what is read, what is written to, on pages of their own.
-    `starts`: of the sections that are placed, where each begins. InputError for what is damaged, Foreign."""
+    """An object's code and data, laid out in `size` bytes: what is run, what is read, what is written to, on pages of
+    their own. `starts`: of the sections that are placed, where each begins. InputError for what is damaged, Foreign."""
 
     def __init__(self, code: bytes) -> None:
         self.code, self.sections = code, sections(code)
@@ -123,7 +126,8 @@ class Object:
 
     def place(self, symbol: Symbol) -> int:
         """Where a symbol of its own is, from the beginning."""
-        if symbol.section not in self.starts: raise Foreign(f"symbol {self.name(symbol)[:80]!r} is of no section that is placed")
+        if symbol.section not in self.starts:
+            raise Foreign(f"symbol {self.name(symbol)[:80]!r} is of no section that is placed")
         if symbol.value > self.sections[symbol.section].size: raise InputError("a symbol lies outside of its section")
         return self.starts[symbol.section] + symbol.value
 
@@ -136,7 +140,8 @@ class Object:
         """Where the function of this name begins, from the beginning."""
         found = [symbol for symbol in self.symbols if symbol.kind == GLOBAL_FUNCTION and symbol.section in self.starts
                  and self.sections[symbol.section].rights == EXECUTED and self.name(symbol) == name]
-        if len(found) != 1 or found[0].value >= self.sections[found[0].section].size: raise InputError(f"it defines no function {name}")
+        if len(found) != 1 or found[0].value >= self.sections[found[0].section].size:
+            raise InputError(f"it defines no function {name}")
         return self.place(found[0])
 
 
@@ -144,10 +149,13 @@ def sections(code: bytes) -> list[Section]:
     """The table of sections, all of them within the file, and none where another one is."""
     if len(code) < HEADER.size: raise InputError("it ends within its header")
     ident, kind, machine, _, _, _, start, _, _, _, _, each, count, _ = HEADER.unpack_from(code)
-    if (ident[:len(MAGIC)], kind, machine) != (MAGIC, RELOCATABLE, X86_64): raise InputError("it is no relocatable ELF file of x86-64")
-    if each != SECTION.size or start + count * each > len(code): raise InputError("its table of sections lies outside of it")
+    if (ident[:len(MAGIC)], kind, machine) != (MAGIC, RELOCATABLE, X86_64):
+        raise InputError("it is no relocatable ELF file of x86-64")
+    if each != SECTION.size or start + count * each > len(code):
+        raise InputError("its table of sections lies outside of it")
     found = [Section(*fields) for fields in SECTION.iter_unpack(code[start:start + count * each])]
-    taken = sorted([(0, HEADER.size), (start, start + count * each), *((s.offset, s.offset + s.stored) for s in found if s.stored)])
+    taken = sorted([(0, HEADER.size), (start, start + count * each),
+                    *((s.offset, s.offset + s.stored) for s in found if s.stored)])
     if taken[-1][1] > len(code): raise InputError("a section lies outside of it")
     if any(end > begin for (_, end), (begin, _) in pairwise(taken)): raise InputError("sections overlap")
     return found
@@ -156,9 +164,11 @@ def sections(code: bytes) -> list[Section]:
 def needs_memory(section: Section) -> bool:
     """Whether a section is to be in memory. Foreign for one that needs more than that."""
     if not section.flags & ALLOCATED or section.kind == UNWIND or not section.size: return False
-    if section.kind not in (PROGBITS, NOBITS) or section.flags & ~KNOWN: raise Foreign(f"a section of kind {section.kind:#x}")
+    if section.kind not in (PROGBITS, NOBITS) or section.flags & ~KNOWN:
+        raise Foreign(f"a section of kind {section.kind:#x}")
     if section.rights == WRITE | EXECUTED: raise Foreign("a section that is written to and run")
-    if section.align & (section.align - 1) or section.align > PAGE: raise Foreign(f"a section on multiples of {section.align:,} bytes")
+    if section.align & (section.align - 1) or section.align > PAGE:
+        raise Foreign(f"a section on multiples of {section.align:,} bytes")
     if section.size > MAX_OBJECT_BYTES: raise InputError(f"a section takes {section.size:,} bytes")
     return True
 
@@ -170,7 +180,8 @@ def symbols(code: bytes, sections: list[Section]) -> tuple[list[Symbol], bytes]:
     found = [Symbol(*fields) for fields in unpack_entries(code, tables[0], SYMBOL)]
     if tables[0].link >= len(sections) or (names := sections[tables[0].link]).kind != STRTAB:
         raise InputError("its symbols have no names")
-    if any(len(sections) <= symbol.section < RESERVED for symbol in found): raise InputError("a symbol is of no section")
+    if any(len(sections) <= symbol.section < RESERVED for symbol in found):
+        raise InputError("a symbol is of no section")
     return found, content(code, names)
 
 
@@ -185,25 +196,28 @@ def content(code: bytes, section: Section) -> bytes: return code[section.offset:
 
 # ---- in memory
 
-REGIONS: list[mmap.mmap] = []                                # as long as the process: who holds an address may call there
+REGIONS: list[mmap.mmap] = []                                # as long as the process: who holds an address may call
+                                                             # there
 
 
 def load_object(code: bytes, name: str, outside: Mapping[str, int]) -> int:
-    """The address of an object's function, which can be called from now on. InputError for what is damaged; Foreign, also where the
-    system lets nothing be run that was written."""
+    """The address of an object's function, which can be called from now on. InputError for what is damaged; Foreign,
+    also where the system lets nothing be run that was written."""
     found = Object(code)
     entry = found.entry(name)
     region = mmap.mmap(-1, found.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     base = ctypes.addressof(ctypes.c_char.from_buffer(region))
     region[:] = found.image(base, outside)
     for begin, end, rights in found.spans:
-        if rights != WRITE: protect(base + begin, end - begin, mmap.PROT_READ | (mmap.PROT_EXEC if rights & EXECUTED else 0))
+        if rights != WRITE:
+            protect(base + begin, end - begin, mmap.PROT_READ | (mmap.PROT_EXEC if rights & EXECUTED else 0))
     REGIONS.append(region)
     return base + entry
 
 
 def protect(start: int, size: int, rights: int) -> None:
-    if library().mprotect(ctypes.c_void_p(start), ctypes.c_size_t(size), rights): raise Foreign("memory that may not be run")
+    if library().mprotect(ctypes.c_void_p(start), ctypes.c_size_t(size), rights):
+        raise Foreign("memory that may not be run")
 
 
 @cache

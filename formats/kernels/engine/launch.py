@@ -61,8 +61,8 @@ def words(names: str) -> list[tuple[str, str]]:
 
 
 class Reserved(tuple[int, int]):
-    """(address aligned to 64 bytes, bytes between workers) of memory that lasts as long as this: what interrupts a caller, and
-    launches too, may need more and replace it."""
+    """(address aligned to 64 bytes, bytes between workers) of memory that lasts as long as this: what interrupts a
+    caller, and launches too, may need more and replace it."""
 
     memory: np.ndarray
 
@@ -77,7 +77,8 @@ class Room:
         if recording := RECORDING.get(): return recording.reserve(size)
         step = -(-size // 4096) * 4096 + 64                                     # not all on the same cache sets
         if (memory := self.memory).size < (whole := step * workers + 64):
-            self.memory = memory = np.empty(0, np.uint8)                        # what nobody uses any more is freed first
+            self.memory = memory = np.empty(0, np.uint8)                        # what nobody uses any more is freed
+                                                                                # first
             self.memory = memory = np.empty(whole, np.uint8)
         start = address(memory)
         reserved = Reserved((start + -start % 64, step))
@@ -93,7 +94,8 @@ ROOM, ARENA = Room(), Room()                                # of kernels; of rec
 
 
 def launch(workers: int, *stages: Launch) -> None:
-    """Run stages in order, each on so many threads, for which the caller reserved what they need under the pool's lock."""
+    """Run stages in order, each on so many threads, for which the caller reserved what they need under the pool's
+    lock."""
     if recording := RECORDING.get(): return recording.stages.extend(stages)
     with POOL.lock:
         for kernel, arguments, items in stages:
@@ -102,9 +104,10 @@ def launch(workers: int, *stages: Launch) -> None:
 
 
 def warm(names: list[str] | None = None, progress: Callable[[str, float], None] = lambda name, seconds: None) -> float:
-    """Compile these kernels (by default all but rare ones), or read them from the cache; progress(name, seconds); seconds
-    in all."""
+    """Compile these kernels (by default all but rare ones), or read them from the cache; progress(name, seconds);
+    seconds in all."""
     started = time.perf_counter()
-    if unknown := set(names or ()) - set(FUNCTIONS): raise ValueError(f"kernels: no {', '.join(unknown)}; {', '.join(FUNCTIONS)}")
+    if unknown := set(names or ()) - set(FUNCTIONS):
+        raise ValueError(f"kernels: no {', '.join(unknown)}; {', '.join(FUNCTIONS)}")
     provide([FUNCTIONS[name] for name in names or FUNCTIONS if names or not FUNCTIONS[name].rare], progress)
     return time.perf_counter() - started

@@ -1,7 +1,8 @@
 """Exponential and what is made of it in float32, 16 numbers at a time, and the passes over a row that use them.
 
-e^x is 2^n (1 + s) with |s| < 0.42: what is rounded last is a sum with s, so roundings do not add up. Coefficients are minimax
-fits. Tests hold the errors stated here, in units in the last place of float32, wherever the result is a normal number."""
+e^x is 2^n (1 + s) with |s| < 0.42: what is rounded last is a sum with s, so roundings do not add up. Coefficients are
+minimax fits. Tests hold the errors stated here, in units in the last place of float32, wherever the result is a normal
+number."""
 import numpy as np
 
 from formats.kernels.rows.tail import EDGE, tail
@@ -53,7 +54,8 @@ R0, R1, R2, R3, R4, R5, R6, R7, R8 = (f4(c) for c in (
 
 @njit(forceinline=True, **HELPER)
 def growth(x, rest, rounded):
-    """(2^n, s): e^(x + rest) = 2^n (1 + s), where rest is small; n + 127 is what the low bits of `rounded` are for n = 0."""
+    """(2^n, s): e^(x + rest) = 2^n (1 + s), where rest is small; n + 127 is what the low bits of `rounded` are for n =
+    0."""
     whole = fused(x, LOG2_E, rounded)
     n = whole - rounded
     r = fused(n, -LN2_HIGH, x) + fused(n, -LN2_LOW, rest)    # the first is exact, the second small: one rounding
@@ -70,7 +72,8 @@ def exp(x):
 
 @njit(forceinline=True, **HELPER)
 def exp2(x):
-    """2^x for x <= 126 within 2 units in the last place; 0 at -127 and below (between -126 and there, 0 or denormal)."""
+    """2^x for x <= 126 within 2 units in the last place; 0 at -127 and below (between -126 and there, 0 or
+    denormal)."""
     whole = larger(x, MIN_EXPONENT) + ROUNDER                # the sum rounds x to a whole number, in its low bits
     r = larger(x, MIN_EXPONENT) - (whole - ROUNDER)
     p = ((((r * B5 + B4) * r + B3) * r + B2) * r + B1) * r + ONE
@@ -81,7 +84,8 @@ def exp2(x):
 def gelu_rough(x):
     """max(x, 0) - |x| Φ(-|x|) by one polynomial: within 1.7e-4 of gelu, a fifth of its time."""
     a = smaller(magnitude(x), BUMP)
-    return larger(x, ZERO) - a * ((((((((a * R8 + R7) * a + R6) * a + R5) * a + R4) * a + R3) * a + R2) * a + R1) * a + R0)
+    return larger(x, ZERO) - a * ((((((((a * R8 + R7) * a + R6) * a + R5) * a + R4) * a + R3) * a + R2) * a + R1) * a
+                                  + R0)
 
 
 @njit(forceinline=True, **HELPER)
@@ -98,7 +102,8 @@ def gelu_of(x):
 
 @njit(forceinline=True, **HELPER)
 def logistic(x, u, rest):
-    """x / (1 + e^(u + rest)), where x is positive if u is very negative, and so large that it may be 0 if u is large."""
+    """x / (1 + e^(u + rest)), where x is positive if u is very negative, and so large that it may be 0 if u is
+    large."""
     power, s = growth(larger(smaller(u, HIGH), LOW), rest, SCALED_ROUNDER)
     whole = power + SCALE
     part = fused(power, s, SCALE - (whole - power))
@@ -113,11 +118,13 @@ def silu_of(x):
 
 @njit(forceinline=True, **HELPER)
 def gelu_tanh_of(x):
-    """x (1 + tanh z) / 2 = x / (1 + e^-2z), z = √(2/π) (x + 0.044715 x³), within 2 units: 2z is computed in two parts."""
+    """x (1 + tanh z) / 2 = x / (1 + e^-2z), z = √(2/π) (x + 0.044715 x³), within 2 units: 2z is computed in two
+    parts."""
     a = larger(smaller(x, GELU_RANGE), -GELU_RANGE)
     square = a * a
     w = fused(square, CUBIC, LINEAR_HIGH)
-    rest = fused(square, CUBIC, LINEAR_HIGH - w) + fused(fused(a, a, negative(square)), CUBIC, fused(square, CUBIC_LOW, LINEAR_LOW))
+    rest = fused(square, CUBIC, LINEAR_HIGH - w) + fused(fused(a, a, negative(square)), CUBIC,
+                                                         fused(square, CUBIC_LOW, LINEAR_LOW))
     u = a * w
     return logistic(larger(x, -GELU_RANGE), negative(u), negative(fused(a, rest, fused(a, w, negative(u)))))
 

@@ -1,5 +1,5 @@
-"""numba and LLVM for the one process that compiles (compiler.py). In every other their names mean Nothing, so that kernels are
-declared for free, and only their object code runs."""
+"""numba and LLVM for the one process that compiles (compiler.py). In every other their names mean Nothing, so that
+kernels are declared for free, and only their object code runs."""
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -34,5 +34,7 @@ else:
     llvm = ir = carray = cfunc = njit = types = cgutils = get_or_insert_function = Nothing
     ConcreteTemplate = infer_global = signature = intrinsic = lower_builtin = models = register_model = Nothing
 
-__all__ = ["COMPILES", "FEATURES", "NAME", "ConcreteTemplate", "Nothing", "carray", "cfunc", "cgutils", "get_or_insert_function",
-           "infer_global", "intrinsic", "ir", "llvm", "lower_builtin", "models", "njit", "register_model", "signature", "types"]
+__all__ = ["COMPILES", "FEATURES", "NAME", "ConcreteTemplate", "Nothing", "carray", "cfunc", "cgutils",
+           "get_or_insert_function",
+           "infer_global", "intrinsic", "ir", "llvm", "lower_builtin", "models", "njit", "register_model", "signature",
+           "types"]

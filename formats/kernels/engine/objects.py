@@ -1,8 +1,8 @@
-"""Object code of kernels: files in the user's cache, named by all that they depend on, and brought into memory by ourselves where
-that is known (elf.py), by LLVM elsewhere.
+"""Object code of kernels: files in the user's cache, named by all that they depend on, and brought into memory by
+ourselves where that is known (elf.py), by LLVM elsewhere.
 
-A file is named like the one symbol that it defines. After the code come a line of names that only raising needs, and a checksum:
-what is damaged is compiled again."""
+A file is named like the one symbol that it defines. After the code come a line of names that only raising needs, and a
+checksum: what is damaged is compiled again."""
 import ctypes
 import hashlib
 import os
@@ -36,8 +36,10 @@ LOADED: dict[str, int] = {}                                  # addresses
 @cache
 def key() -> str:
     """A name for all that object code depends on: sources, processor, who compiled it, and how it was told to."""
-    settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_") and name not in IGNORED_SETTINGS)
-    parts = (digest(), NAME, FEATURES, release("numba"), release("llvmlite"), sys.version, sys.platform, platform.machine(), settings)
+    settings = sorted((name, value) for name,
+                      value in os.environ.items() if name.startswith("NUMBA_") and name not in IGNORED_SETTINGS)
+    parts = (digest(), NAME, FEATURES, release("numba"), release("llvmlite"), sys.version, sys.platform,
+             platform.machine(), settings)
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
@@ -82,8 +84,8 @@ def file(directory: Path, name: str) -> Path:
 
 
 def read_code(name: str) -> bytes:
-    """The content of the file of this name; nothing unless it is there and whole. What others could have written is not read from the
-    cache, which is said, and an error in a spare directory."""
+    """The content of the file of this name; nothing unless it is there and whole. What others could have written is not
+    read from the cache, which is said, and an error in a spare directory."""
     if spare.cache_info().currsize and (found := read_intact(file(Path(spare().name), name))): return found
     try: directory = guarded(home())
     except (OSError, Distrusted): return b""                 # which is said when something is to be kept there
@@ -105,7 +107,8 @@ def read_intact(place: Path) -> bytes:
 
 
 def write_code(directory: Path, name: str, code: bytes, absent: list[str]) -> None:
-    """Keep code that may lack these names, which only raising needs: the file is there whole or not at all. OSError, Distrusted."""
+    """Keep code that may lack these names, which only raising needs: the file is there whole or not at all. OSError,
+    Distrusted."""
     content = code + b"\n" + " ".join(absent).encode()
     put(file(directory, name), content + checksum(content))
 

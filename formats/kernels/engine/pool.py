@@ -4,8 +4,9 @@ So a thread that is held up (another program, another pool) delays nothing: the 
 an OpenMP loop, which waits until every thread has come and gone, took twenty times as long. Threads look for work for
 longer than Python needs between two launches, then park: waking up takes as long as a small kernel.
 
-A launch is one native call that returns when all of its items are done. Python raises what interrupts a thread (a signal's
-exception, one that another thread sets) between bytecodes, so before a launch or after it: none is ever left half done."""
+A launch is one native call that returns when all of its items are done. Python raises what interrupts a thread (a
+signal's exception, one that another thread sets) between bytecodes, so before a launch or after it: none is ever left
+half done."""
 import atexit
 import ctypes
 import os
@@ -20,12 +21,15 @@ from .native import get_or_insert_function, intrinsic, ir, njit, types
 
 # offsets in the shared state, on separate lines of the cache; a ticket is the launch (upper half) and its next item
 TICKET, DONE, FUNCTION, ARGUMENTS, ITEMS, WORKERS = 0, 64, 128, 136, 144, 152
-CLAIMED, CLOSED, ACQUIRE, RELEASE = 192, 200, 208, 216       # workers so far; whether they shall end; Python's own functions
+CLAIMED, CLOSED, ACQUIRE, RELEASE = 192, 200, 208, 216       # workers so far; whether they shall end; Python's own
+                                                             # functions
 MAX_WORKERS = 1024                                           # workers, with the caller, who is number 0
-PARKED, WAKE_LOCKS = 256, 256 + 8 * MAX_WORKERS              # of each worker: whether it waits for its lock, and the lock
+PARKED, WAKE_LOCKS = 256, 256 + 8 * MAX_WORKERS              # of each worker: whether it waits for its lock, and the
+                                                             # lock
 SIZE = WAKE_LOCKS + 8 * MAX_WORKERS
 NO_ITEM = (1 << 32) - 1                                      # a ticket's lower half, and an item that no launch has
-MAX_LOOKS = 12000                                            # looks for work before parking: a fifth to a half of a millisecond
+MAX_LOOKS = 12000                                            # looks for work before parking: a fifth to a half of a
+                                                             # millisecond
 GRACE = 1.0                                                  # seconds that the process waits for a worker at its end
 
 
@@ -35,7 +39,8 @@ def word_pointer(builder: Any, address: ir.Value) -> ir.Value: return builder.in
 @intrinsic
 def atomic_load(typing, address):
     """The word at an address; what other threads wrote before it is seen too."""
-    def code(context, builder, signature, values): return builder.load_atomic(word_pointer(builder, values[0]), "acquire", 8)
+    def code(context, builder, signature, values):
+        return builder.load_atomic(word_pointer(builder, values[0]), "acquire", 8)
     return types.int64(types.int64), code
 
 
@@ -67,7 +72,8 @@ def exchange(typing, address, old, new):
 
 @intrinsic
 def fence(typing):
-    """Of two threads that each write a word, pass a fence, and read the other's word, one at least sees what was written."""
+    """Of two threads that each write a word, pass a fence, and read the other's word, one at least sees what was
+    written."""
     def code(context, builder, signature, values):
         builder.fence("seq_cst")
         return context.get_dummy_value()
@@ -90,7 +96,8 @@ release, acquire = calling(1), calling(2)                    # of the lock at an
 
 @njit(**HELPER)
 def park(state, worker):
-    """Wait for the worker's lock. Whoever takes the mark back releases it, once: the worker itself does not wait then."""
+    """Wait for the worker's lock. Whoever takes the mark back releases it, once: the worker itself does not wait
+    then."""
     acquire(atomic_load(state + ACQUIRE), atomic_load(state + WAKE_LOCKS + 8 * worker), 1)
 
 
@@ -98,7 +105,8 @@ def park(state, worker):
 def unpark(state, worker):
     """Wake a worker that has parked, or is about to."""
     parked = state + PARKED + 8 * worker
-    if atomic_load(parked) and exchange(parked, 1, 0): release(atomic_load(state + RELEASE), atomic_load(state + WAKE_LOCKS + 8 * worker))
+    if atomic_load(parked) and exchange(parked, 1, 0):
+        release(atomic_load(state + RELEASE), atomic_load(state + WAKE_LOCKS + 8 * worker))
 
 
 @njit(**HELPER)
@@ -129,14 +137,15 @@ def publish(state, function, arguments, items, workers):
     store(state + ITEMS, items)
     store(state + WORKERS, workers)
     store(state + TICKET, launch << 32)
-    fence()                                                  # a worker about to park re-checks the tickets, so no wake-up is lost
+    fence()                                                  # a worker about to park re-checks the tickets, so no
+                                                             # wake-up is lost
     for worker in range(1, workers): unpark(state, worker)
 
 
 @njit(**HELPER)
 def finish(state):
-    """Take part in a launch, and wait until all of its items are done. A wake-up that comes late, from the launch before, only
-    makes the caller look again."""
+    """Take part in a launch, and wait until all of its items are done. A wake-up that comes late, from the launch
+    before, only makes the caller look again."""
     work(state, 0)
     looks = 0
     while atomic_load(state + DONE) < atomic_load(state + ITEMS):
@@ -145,7 +154,8 @@ def finish(state):
         else:
             store(state + PARKED, 1)
             fence()
-            if atomic_load(state + DONE) < atomic_load(state + ITEMS) or not exchange(state + PARKED, 1, 0): park(state, 0)
+            if atomic_load(state + DONE) < atomic_load(state + ITEMS) or not exchange(state + PARKED, 1, 0):
+                park(state, 0)
 
 
 @Function.of(5)
@@ -157,8 +167,8 @@ def launch_items(state, function, arguments, items, workers):
 
 @Function.of(2)
 def worker_loop(state, lock):
-    """Do items of every launch, and park when there has been none for a while, until the workers are told to end. Its number is
-    taken here, so that no two threads can have the same. The lock is held."""
+    """Do items of every launch, and park when there has been none for a while, until the workers are told to end. Its
+    number is taken here, so that no two threads can have the same. The lock is held."""
     worker = increase(state + CLAIMED) + 1
     if worker >= MAX_WORKERS: return
     store(state + WAKE_LOCKS + 8 * worker, lock)
@@ -172,7 +182,9 @@ def worker_loop(state, lock):
             pause()
         store(parked, 1)
         fence()
-        wanted = (atomic_load(state + TICKET) & NO_ITEM) < atomic_load(state + ITEMS) and worker < atomic_load(state + WORKERS)
+        wanted = (atomic_load(state
+                              + TICKET) & NO_ITEM) < atomic_load(state
+                                                                 + ITEMS) and worker < atomic_load(state + WORKERS)
         if not ((wanted or atomic_load(state + CLOSED) != 0) and exchange(parked, 1, 0)): park(state, worker)
 
 
@@ -216,7 +228,8 @@ class Pool:
         self.lock, self.room = RLock(), np.zeros(SIZE + 64, np.uint8)
         self.state = int(self.room.ctypes.data) + -int(self.room.ctypes.data) % 64
         words = self.room[self.state - int(self.room.ctypes.data):][:SIZE].view(np.int64)
-        words[ACQUIRE // 8], words[RELEASE // 8] = find_symbol("PyThread_acquire_lock"), find_symbol("PyThread_release_lock")
+        words[ACQUIRE // 8], words[
+            RELEASE // 8] = find_symbol("PyThread_acquire_lock"), find_symbol("PyThread_release_lock")
         words[WAKE_LOCKS // 8] = held_lock()
         self.threads: list[Thread] = []                      # at least so many workers
 
@@ -236,11 +249,12 @@ class Pool:
             thread = Thread(target=serve, args=(self.state, self.room), daemon=True, name="opmatrix")
             try: thread.start()
             except RuntimeError: return
-            self.threads.append(thread)                      # after it: an interrupt may add a worker, but leaves none out
+            self.threads.append(thread)                      # after it: an interrupt may add a worker, but leaves none
+                                                             # out
 
     def close(self) -> None:
-        """At the end of the process no thread may be in native code that is being taken down. Launches that still come run on
-        their callers' threads alone."""
+        """At the end of the process no thread may be in native code that is being taken down. Launches that still come
+        run on their callers' threads alone."""
         if self.threads: end_workers.call(self.state)
         for thread in self.threads: thread.join(GRACE)
 

@@ -1,5 +1,5 @@
-"""The processor that code is made for, in LLVM's words. LLVM takes longer to load than most programs to run: what it said is kept in the
-user's cache, under all that the system says of the processor."""
+"""The processor that code is made for, in LLVM's words. LLVM takes longer to load than most programs to run: what it
+said is kept in the user's cache, under all that the system says of the processor."""
 import hashlib
 import os
 import platform
@@ -16,7 +16,8 @@ from formats.machine.switches import switched_off, without
 
 UNSOUND = "corei7-avx", "core-avx-i", "sandybridge", "ivybridge", "nocona"      # numba leaves their avx alone
 SAID = re.compile(r"([\w.-]+) ((?:[+-][\w.-]+,?)+) (\w+)")   # a name, features, and a digest of both
-TELLING = "vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags"     # lines of /proc/cpuinfo
+# lines of /proc/cpuinfo
+TELLING = "vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags"
 
 
 def avx(name: str) -> bool:
@@ -52,7 +53,8 @@ def remembered() -> tuple[str, str]:
     if not {"vendor_id", "flags"} <= (told := cpuinfo()).keys(): return asked()
     file = location() / "processors" / f"{hash_words(release('llvmlite'), [told.get(each) for each in TELLING])}.txt"
     with suppress(InputError, UnicodeDecodeError):
-        if (found := SAID.fullmatch(recall(file).decode())) and found[3] == hash_words(found[1], found[2]): return found[1], found[2]
+        if (found := SAID.fullmatch(recall(file).decode())) and found[3] == hash_words(found[1], found[2]):
+            return found[1], found[2]
     name, features = asked()
     with suppress(OSError, InputError):                      # that the cache cannot be used is said of kernels
         put(file, f"{name} {features} {hash_words(name, features)}".encode())
@@ -61,7 +63,8 @@ def remembered() -> tuple[str, str]:
 
 
 def processor() -> tuple[str, str]:
-    """(name, features) of the processor that code is made for: NUMBA_CPU_NAME and NUMBA_CPU_FEATURES, otherwise this one's."""
+    """(name, features) of the processor that code is made for: NUMBA_CPU_NAME and NUMBA_CPU_FEATURES, otherwise this
+    one's."""
     name, features = (os.environ.get(f"NUMBA_CPU_{each}") for each in ("NAME", "FEATURES"))
     if features is None and (name or "").lower() == "generic": features = ""
     if name is not None and features is not None: return name, features

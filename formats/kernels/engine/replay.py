@@ -1,8 +1,8 @@
 """Launches recorded once and replayed from native code: no Python, no allocation between them.
 
-A recording keeps the records of its launches as words in which addresses are relative to where it will run. Replayed by one
-worker (a group of sentences each, no waiting between stages), or stage by stage by all workers together. With a clock, they
-note when each stage began."""
+A recording keeps the records of its launches as words in which addresses are relative to where it will run. Replayed by
+one worker (a group of sentences each, no waiting between stages), or stage by stage by all workers together. With a
+clock, they note when each stage began."""
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,15 +20,19 @@ from .native import njit
 from .objects import find_c_function
 from .pool import finish, publish
 
-# words: the records, then the table of stages; added: for base, room, step and each array that lies elsewhere, which words it is
+# words: the records, then the table of stages; added: for base, room, step and each array that lies elsewhere, which
+# words it is
 # added to, and how many they are
 SCRIPT = np.dtype(words("words count added kinds table stages"))
-# a script with its inputs: so many words, which come first; home is relative to base; arrays: where those are that lie elsewhere
+# a script with its inputs: so many words, which come first; home is relative to base; arrays: where those are that lie
+# elsewhere
 GROUP = np.dtype(words("script inputs given home arrays"))
-# clock: C's clock_gettime, 0 for none; stamps: (seconds, nanoseconds) of every stage's beginning and of the end, along for each group
+# clock: C's clock_gettime, 0 for none; stamps: (seconds, nanoseconds) of every stage's beginning and of the end, along
+# for each group
 REPLAY = np.dtype(words("groups base apart room step clock stamps along"))
 ENTRY = 3                                                    # of the table: function, arguments, items
-OWN = 3                                                      # kinds of addresses that every script has: base, room, step
+OWN = 3                                                      # kinds of addresses that every script has: base, room,
+                                                             # step
 NO_CLOCK = 0, 0, 0
 MONOTONIC = int(getattr(time, "CLOCK_MONOTONIC", 0))
 look = calling(2)                                            # at the clock
@@ -41,8 +45,8 @@ def clock() -> int:
 
 
 class Recording:
-    """Launches that are kept, for so many workers. memory: what they may write to; elsewhere: arrays that stand for those of each
-    group, whose places are given when it runs."""
+    """Launches that are kept, for so many workers. memory: what they may write to; elsewhere: arrays that stand for
+    those of each group, whose places are given when it runs."""
 
     def __init__(self, memory: np.ndarray, workers: int, elsewhere: Sequence[np.ndarray] = ()) -> None:
         self.memory, self.workers, self.elsewhere, self.scratch = memory, workers, elsewhere, 0
@@ -53,7 +57,8 @@ class Recording:
         self.end = round_to_lines(memory.nbytes)
 
     def keep(self, walk: Callable[[], Any]) -> Any:
-        """walk(), in which launches of this thread are kept. Python itself leaves the context, however the walk ends."""
+        """walk(), in which launches of this thread are kept. Python itself leaves the context, however the walk
+        ends."""
         def kept() -> Any:
             RECORDING.set(self)
             FIXED.set(self.workers)
@@ -92,7 +97,8 @@ def round_to_lines(size: int) -> int: return -(-size // 64) * 64
 
 
 def relocate(content: np.ndarray, regions: list[tuple[Any, int]]) -> np.ndarray:
-    """Words that are addresses in a region become offsets, in place; the region of each word, -1 for none. Regions: memory, offset."""
+    """Words that are addresses in a region become offsets, in place; the region of each word, -1 for none. Regions:
+    memory, offset."""
     starts = np.array([address(each) for each, _ in regions], np.int64)
     sizes = np.array([np.frombuffer(each, np.uint8).size for each, _ in regions], np.int64)
     order = np.argsort(starts)
@@ -104,16 +110,19 @@ def relocate(content: np.ndarray, regions: list[tuple[Any, int]]) -> np.ndarray:
 
 
 class Script:
-    """Stages for some memory that is still to come: `size` bytes, of which records take those from `home` on; every worker
-    also needs `scratch` bytes of room. moved: words to which base is added, then those to which the place of each array elsewhere is."""
+    """Stages for some memory that is still to come: `size` bytes, of which records take those from `home` on; every
+    worker also needs `scratch` bytes of room. moved: words to which base is added, then those to which the place of
+    each array elsewhere is."""
 
-    def __init__(self, content: np.ndarray, moved: list[np.ndarray], table: int, stages: int, home: int, scratch: int) -> None:
+    def __init__(self, content: np.ndarray, moved: list[np.ndarray], table: int, stages: int, home: int,
+                 scratch: int) -> None:
         self.content, self.home, self.size, self.scratch = content, home, home + content.nbytes, scratch
         rooms, steps = np.flatnonzero(content == ROOM_START), np.flatnonzero(content == ROOM_STEP)
         content[rooms], content[steps] = 0, 0
         self.indices = moved[0], rooms, steps, *moved[1:]
         self.added = np.array([(address(index), len(index)) for index in self.indices])
-        self.record = np.array([(address(content), len(content), address(self.added), len(self.added), table, stages)], SCRIPT)
+        self.record = np.array([(address(content), len(content), address(self.added), len(self.added), table, stages)],
+                               SCRIPT)
 
 
 @njit(**HELPER)

@@ -9,7 +9,8 @@ from .native import FEATURES, get_or_insert_function, intrinsic, ir, models, reg
 MANY_REGISTERS = "+avx512f" in FEATURES                      # 32 registers of 16 float32 each
 LANES, FLOAT = 16, ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, LANES)
-AHEAD = 4096                                                 # bytes that a stream of numbers is asked for ahead of its use
+AHEAD = 4096                                                 # bytes that a stream of numbers is asked for ahead of its
+                                                             # use
 LANE, MASK = ir.IntType(32), ir.VectorType(ir.IntType(1), LANES)
 
 
@@ -129,7 +130,8 @@ def times_rows(typing, sums, factors):
     def code(context, builder, signature, values):
         tile, factors = values
         numbers = [splat(builder, builder.load(pointer_at(builder, factors, 4 * r, FLOAT))) for r in range(sums.rows)]
-        return closed(builder, [builder.fmul(builder.extract_value(tile, i), numbers[i // sums.across]) for i in range(sums.count)])
+        return closed(builder, [builder.fmul(builder.extract_value(tile, i), numbers[i // sums.across])
+                                for i in range(sums.count)])
     return sums(sums, types.int64), code
 
 
@@ -203,8 +205,8 @@ def prefetch(typing, sums, address):
 
 @intrinsic
 def ask(typing, sums, base, offset):
-    """prefetch of base + offset, into the second cache: the first has few places for what is on its way. Nothing where base
-    is None."""
+    """prefetch of base + offset, into the second cache: the first has few places for what is on its way. Nothing where
+    base is None."""
     def code(context, builder, signature, values):
         if base == types.none: return context.get_dummy_value()
         kind = ir.IntType(8).as_pointer()
@@ -222,7 +224,8 @@ def turn(typing, x, across, y, along):
     def code(context, builder, signature, values):
         x, across, y, along = values
         rows = [load_vector(builder, builder.add(x, builder.mul(across, across.type(i)))) for i in range(LANES)]
-        for i, row in enumerate(turned(builder, rows)): put(builder, row, builder.add(y, builder.mul(along, along.type(i))))
+        for i, row in enumerate(turned(builder, rows)):
+            put(builder, row, builder.add(y, builder.mul(along, along.type(i))))
         return context.get_dummy_value()
     return types.void(*[types.int64] * 4), code
 

@@ -1,7 +1,7 @@
 """Products of narrow numbers, a word of 32 bits at a time: two bfloat16 or four bytes of x against those of W.
 
-Sums are tiles of vectors as in vectors.py; whole numbers lie in them as their bits. What the processor has decides how: its own
-instructions for pairs (vdpbf16ps) and fours (vpdpbusd), or widening to what it can multiply."""
+Sums are tiles of vectors as in vectors.py; whole numbers lie in them as their bits. What the processor has decides how:
+its own instructions for pairs (vdpbf16ps) and fours (vpdpbusd), or widening to what it can multiply."""
 
 from .native import intrinsic, ir, types
 from .vectors import FEATURES, LANE, LANES, VECTOR, closed, llvm_function, multiply_add, pointer_at

@@ -1,9 +1,9 @@
 """Attention over the softmax carrier (m, l, o) in one pass (Dao et al. 2022, algorithm 1), queries side by side.
 
-Scores are turned: a line holds one key against up to 48 queries, so maxima and masses are sums of lines, nothing is added up
-within a vector, and keys and values are read as they lie. Keys pass by in tiles; those that no query sees are left out. A
-query sees the keys from so many positions behind it to so many before it, or those that a mask of positions holds by blocks
-(formats/masks.py); a row without keys gives zeros."""
+Scores are turned: a line holds one key against up to 48 queries, so maxima and masses are sums of lines, nothing is
+added up within a vector, and keys and values are read as they lie. Keys pass by in tiles; those that no query sees are
+left out. A query sees the keys from so many positions behind it to so many before it, or those that a mask of positions
+holds by blocks (formats/masks.py); a row without keys gives zeros."""
 import struct
 from typing import TYPE_CHECKING
 
@@ -41,14 +41,18 @@ if TYPE_CHECKING:
     from formats.masks import Mask
 
 # items: how many there are; ptr to block: a mask's arrays and its block, 0 where there is none; the rest as in heads.py
-ATTEND = np.dtype([*PLACES, *words("starts before S h d e room apart q_of k_of v_of behind ahead tile items ptr idx edge bits block"),
+ATTEND = np.dtype([*PLACES, *words("starts before S h d e room apart q_of k_of v_of behind ahead tile items ptr idx "
+                                   "edge bits block"),
                    ("scale", "f8")])
-QUERIES = 48                                                 # of a unit at most, which is one tile of queries of one head
+QUERIES = 48                                                 # of a unit at most, which is one tile of queries of one
+                                                             # head
 NO_MASK = 0, 0, 0, 0, 0
 LINE = 4 * QUERIES
-MAX_ITEM_WORK, MIN_ITEM_WORK, PIECES = 1 << 22, 1 << 16, 4   # multiply-adds of an item: at most, at least; items a thread
+MAX_ITEM_WORK, MIN_ITEM_WORK, PIECES = 1 << 22, 1 << 16, 4   # multiply-adds of an item: at most, at least; items a
+                                                             # thread
 TILE_ROWS, TILE_VECTORS = (8, 2) if MANY_REGISTERS else (6, 1)
-FEW_VECTORS = 4                                              # vectors of a tile that are too few to keep the adders busy
+FEW_VECTORS = 4                                              # vectors of a tile that are too few to keep the adders
+                                                             # busy
 PACKED = 1024                                                # keys whose values are copied, to be without gaps, at most
 f4, i8 = np.float32, np.int64
 LOG2_E, LOWEST, HIDDEN = 1.4426950408889634, f4(-3e38), f4(-np.inf)
@@ -56,7 +60,8 @@ LOG2_E, LOWEST, HIDDEN = 1.4426950408889634, f4(-3e38), f4(-np.inf)
 
 @njit(**HELPER)
 def scored(none, k, along, turned, depth, s):
-    """Lines of scores: a tile of keys against queries, turned; few sums are kept twice, as an addition takes four cycles."""
+    """Lines of scores: a tile of keys against queries, turned; few sums are kept twice, as an addition takes four
+    cycles."""
     sums, others, pairs = none, none, depth // 2 if count_vectors(none) <= FEW_VECTORS else 0
     for _ in range(pairs):
         sums, others = add_outer(sums, k, along, turned, None), add_outer(others, k + 4, along, turned + LINE, None)
@@ -103,7 +108,8 @@ def score_all(k, along, keys, turned, depth, s, wide):
     """s (keys, wide) = k times queries, turned: by tiles of registers."""
     if keys < 4:
         for key in range(keys):
-            for g in range(0, 4 * wide, 64): scored(zeros(1, 1), k + key * along, along, turned + g, depth, s + key * LINE + g)
+            for g in range(0, 4 * wide, 64):
+                scored(zeros(1, 1), k + key * along, along, turned + g, depth, s + key * LINE + g)
     elif not MANY_REGISTERS:
         for g in range(0, 4 * wide, 64): scored_by(zeros(6, 1), zeros(4, 1), k, along, keys, turned + g, depth, s + g)
     elif wide == 48: scored_by(zeros(8, 3), zeros(4, 3), k, along, keys, turned, depth, s)
@@ -119,23 +125,28 @@ def weighted_band(wide, narrow, row, columns, p, keys, v, across, o, step, fresh
         weighted(wide, p, keys, v + 4 * left, across, o + 4 * left, step, fresh, fades, shares, None)
         left += span(wide)
     while left < columns:
-        weighted(narrow, p, keys, v + 4 * left, across, o + 4 * left, step, fresh, fades, shares, min(16, columns - left))
+        weighted(narrow, p, keys, v + 4 * left, across, o + 4 * left, step, fresh, fades, shares,
+                 min(16, columns - left))
         left += 16
 
 
 @njit(**HELPER)
 def weigh_all(rows, columns, p, keys, v, across, o, step, fresh, fades, shares):
-    """The outputs of all rows: large tiles, then small ones; the last begins early where nothing is added to what is there."""
+    """The outputs of all rows: large tiles, then small ones; the last begins early where nothing is added to what is
+    there."""
     row = 0
     while row + TILE_ROWS <= rows:
-        weighted_band(zeros(TILE_ROWS, TILE_VECTORS), zeros(TILE_ROWS, 1), row, columns, p, keys, v, across, o, step, fresh, fades, shares)
+        weighted_band(zeros(TILE_ROWS, TILE_VECTORS), zeros(TILE_ROWS, 1), row, columns, p, keys, v, across, o, step,
+                      fresh, fades, shares)
         row += TILE_ROWS
     while row + 4 <= rows or (row < rows and fresh and rows >= 4):
         row = min(row, rows - 4)
-        weighted_band(zeros(4, TILE_VECTORS), zeros(4, 1), row, columns, p, keys, v, across, o, step, fresh, fades, shares)
+        weighted_band(zeros(4, TILE_VECTORS), zeros(4, 1), row, columns, p, keys, v, across, o, step, fresh, fades,
+                      shares)
         row += 4
     while row < rows:
-        weighted_band(zeros(1, TILE_VECTORS), zeros(1, 1), row, columns, p, keys, v, across, o, step, fresh, fades, shares)
+        weighted_band(zeros(1, TILE_VECTORS), zeros(1, 1), row, columns, p, keys, v, across, o, step, fresh, fades,
+                      shares)
         row += 1
 
 
@@ -153,8 +164,8 @@ def highest_lines(s, keys, top):
 
 @njit(**HELPER)
 def softened(s, keys, tops, masses, fades, shares, first, last):
-    """Scores of 16 queries (a vector of each of so many lines) become powers of two of what they are above the maximum so far;
-    fades: what earlier sums are worth, shares: 1, or one over the mass where these are the last keys."""
+    """Scores of 16 queries (a vector of each of so many lines) become powers of two of what they are above the maximum
+    so far; fades: what earlier sums are worth, shares: 1, or one over the mass where these are the last keys."""
     old = get(tops, None)
     top = highest_lines(s, keys, old)
     mass = zeros(1, 1)
@@ -222,7 +233,8 @@ def held_by(c, low, length):
 def attend_unit(c, room, start, length, head, low, rows, v, across):
     """Some queries of a head of the sequence at start, from its row low on; v with its bytes between rows."""
     deep, wide = (c.d + 15) // 16 * 16, (rows + 15) // 16 * 16
-    q, k = c.q + 4 * ((start + low) * c.q_row + head // c.q_of * c.q_head), c.k + 4 * (start * c.k_row + head // c.k_of * c.k_head)
+    q, k = c.q + 4 * ((start + low) * c.q_row + head // c.q_of
+                      * c.q_head), c.k + 4 * (start * c.k_row + head // c.k_of * c.k_head)
     o, turned = c.o + 4 * ((start + low) * c.o_row + head * c.o_head), room + 4 * LINE
     tops, masses, fades, shares, s = room, room + LINE, room + 2 * LINE, room + 3 * LINE, turned + deep * LINE
     at, last = max(0, low - c.behind), min(length, low + rows + c.ahead)
@@ -253,8 +265,8 @@ def attend_unit(c, room, start, length, head, low, rows, v, across):
 
 
 def units(length: int, block: int) -> tuple[int, int]:
-    """Into how many units the queries of a sequence are cut, and how many queries each has: about as many, whole vectors; where
-    there is a mask, no unit lies in two of its blocks."""
+    """Into how many units the queries of a sequence are cut, and how many queries each has: about as many, whole
+    vectors; where there is a mask, no unit lies in two of its blocks."""
     if block: side = 48 if block % 48 == 0 else 32 if block % 32 == 0 else 16
     else:
         tiles = max((length + QUERIES - 1) // QUERIES, 1)
@@ -303,7 +315,8 @@ def attend(item, worker, arguments):
         for at in range(begin, tiles * c.h if s < end else stop):
             head, query = at // tiles, at % tiles * apart
             v, across = c.v + 4 * (starts[s] * c.v_row + head // c.v_of * c.v_head), 4 * c.v_row
-            if tiles > 1 and length <= PACKED:               # to be read again and again: without gaps, as far as it is needed
+            if tiles > 1 and length <= PACKED:               # to be read again and again: without gaps, as far as it is
+                                                             # needed
                 if at == begin or query == 0: done = 0 if c.block else max(0, query - c.behind)
                 upto = length if c.block else min(length, query + apart + c.ahead)
                 copy_rows(v + done * across, across, upto - done, c.e, packed + done * 4 * c.e, 4 * c.e)
@@ -318,16 +331,18 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | 
     """out (T, h, e) = softmax(scale q kᵀ) v within each sequence and head (Dao et al. 2022, algorithm 1).
 
     q, k (T, ·, d) and v (T, ·, e) are views with any steps between rows and heads, each of as many heads as out or of a
-    divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0] keys
-    behind it and reach[1] ahead; `tile` keys are merged at a time. A mask says instead, by positions, whom a query sees; its arrays
-    must be those of `formats.masks`, last as long as what is recorded with them, and know every position."""
+    divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0]
+    keys behind it and reach[1] ahead; `tile` keys are merged at a time. A mask says instead, by positions, whom a query
+    sees; its arrays must be those of `formats.masks`, last as long as what is recorded with them, and know every
+    position."""
     check_heads(out, q=q, k=k, v=v)
     tile = max(min(tile, max(KEYS, len(q))), mask.block if mask else 1)
     room = LINE * (4 + -(-q.shape[2] // 16) * 16 + tile) + 4 * v.shape[2] * min(PACKED, len(q))
     return run_attention(attend, q, k, v, starts, out, scale, reach, tile, room, mask)
 
 
-def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
+def run_attention(kernel: Kernel, q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout,
+                  out: np.ndarray,
                   scale: float, reach: Reach, tile: int, room: int, mask: "Mask | None" = None) -> np.ndarray:
     """Launch a kernel that needs so many bytes of room over all units."""
     if tile < 1: raise ValueError(f"attention: a tile of {tile} keys")

@@ -31,7 +31,8 @@ C1, C2, C3 = (f4(c) for c in (6.932829022e-1, 2.422109693e-1, 5.500905588e-2))
 def paired(typing, low, high):
     """Two vectors as bfloat16, to nearest, ties away from 0: one in the low halves of words, one in the high ones."""
     def code(context, builder, signature, values):
-        low, high = (builder.add(as_words(builder, builder.extract_value(value, 0)), words_of(0x8000)) for value in values)
+        low, high = (builder.add(as_words(builder, builder.extract_value(value, 0)), words_of(0x8000))
+                     for value in values)
         word: ir.Value = builder.or_(builder.lshr(low, words_of(16)), builder.and_(high, words_of(0xFFFF0000)))
         return closed(builder, [builder.bitcast(word, VECTOR)])
     return VECTOR16(VECTOR16, VECTOR16), code
@@ -56,7 +57,8 @@ def round_rows(x, along, rows, n, factor, target, span):
 
 @njit(**HELPER)
 def turn_values(v, along, keys, e, target, span, room):
-    """target (e, keys) = v (keys, e) turned, as bfloat16; zeros up to a multiple of 32 keys. room: e lines of 64 bytes."""
+    """target (e, keys) = v (keys, e) turned, as bfloat16; zeros up to a multiple of 32 keys. room: e lines of 64
+    bytes."""
     across = (e + 15) // 16 * 64
     for key in range(0, keys, 32):
         for j in range(16):
@@ -105,9 +107,11 @@ def share_out(sums, lines, wide, shares):
 
 @njit(forceinline=True, **HELPER)
 def unit_of_halves(product, c, room, start, length, head, low, rows, k, span, v, apart):
-    """Some queries of a head of the sequence at start, from its row low on; k and v as bfloat16, span and apart bytes a row."""
+    """Some queries of a head of the sequence at start, from its row low on; k and v as bfloat16, span and apart bytes a
+    row."""
     wide, lines = (rows + 15) // 16 * 16, (c.e + 15) // 16 * 16
-    q, o = c.q + 4 * ((start + low) * c.q_row + head // c.q_of * c.q_head), c.o + 4 * ((start + low) * c.o_row + head * c.o_head)
+    q, o = c.q + 4 * ((start + low) * c.q_row + head // c.q_of
+                      * c.q_head), c.o + 4 * ((start + low) * c.o_row + head * c.o_head)
     tops, masses, fades, shares, turned = room, room + LINE, room + 2 * LINE, room + 3 * LINE, room + 4 * LINE
     sums = turned + span // 4 * LINE
     more = sums + lines * LINE
@@ -155,7 +159,8 @@ def halves_of(product, shape, release, item, worker, arguments):
                 round_rows(found, 4 * c.k_row, length, c.d, ONE, k, span)
                 found = c.v + 4 * (starts[s] * c.v_row + head // c.v_of * c.v_head)
                 turn_values(found, 4 * c.v_row, length, c.e, v, apart, aside)
-            unit_of_halves(product, c, room + 64, starts[s], length, head, query, min(each, length - query), k, span, v, apart)
+            unit_of_halves(product, c, room + 64, starts[s], length, head, query, min(each, length - query), k, span, v,
+                           apart)
         s, begin = s + 1, 0
         if s > end: break
     release()
@@ -209,21 +214,23 @@ if MATRIX:                                                   # others could not 
 
 def attention_halves(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
                      scale: float = 1.0, reach: Reach = EVERY, tile: int = KEYS) -> np.ndarray:
-    """`attention` where q (times scale), k, v and the weights of values are rounded to bfloat16; sums are float32. tile is
-    rounded up to a multiple of 32."""
+    """`attention` where q (times scale), k, v and the weights of values are rounded to bfloat16; sums are float32. tile
+    is rounded up to a multiple of 32."""
     check_heads(out, q=q, k=k, v=v)
     (T, _, d), e = q.shape, v.shape[2]
     span, lines, tile = -(-d // 32) * 64, -(-e // 16) * 16, -(-min(tile, max(KEYS, T)) // 32) * 32
-    room = 64 + LINE * (4 + span // 4 + 2 * lines + max(tile + 32, span // 4 + 1)) + -(-T // 32) * 32 * (span + 2 * lines)
+    room = 64 + LINE * (4 + span // 4 + 2 * lines
+                        + max(tile + 32, span // 4 + 1)) + -(-T // 32) * 32 * (span + 2 * lines)
     return run_attention(attend_halves_matrix, q, k, v, starts, out, scale, reach, tile, room)
 
 
 def operands(q: Any, k: Any, v: Any, scale: float) -> tuple[np.ndarray, ...]:
-    """(q times the scale, k, v) in float64 as `attention_halves` rounds them: q, times its factor of powers of two, and k with ties
-    to even (round_rows), v with ties away from 0 (turn_values)."""
+    """(q times the scale, k, v) in float64 as `attention_halves` rounds them: q, times its factor of powers of two, and
+    k with ties to even (round_rows), v with ties away from 0 (turn_values)."""
     q, k, v = (np.ascontiguousarray(each, f4) for each in (q, k, v))
     bits = v.view(np.uint32)
-    bits = np.where(abs(v).view(np.uint32) < BF16_OVERFLOW, bits + np.uint32(0x8000), bits | np.isnan(v) * np.uint32(1 << 22))
+    bits = np.where(abs(v).view(np.uint32) < BF16_OVERFLOW, bits + np.uint32(0x8000),
+                    bits | np.isnan(v) * np.uint32(1 << 22))
     away = (bits & np.uint32(0xFFFF0000)).view(f4)
     powers = widen_bits(nearest(q * f4(scale * LOG2_E)))
     return powers.astype(np.float64) / LOG2_E, widen_bits(nearest(k)).astype(np.float64), away.astype(np.float64)

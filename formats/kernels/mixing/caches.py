@@ -1,8 +1,9 @@
 """Attention over cached keys and values, which lie in pages; a page knows the page before it.
 
-A row's slot is where its own key and value lie: it sees what is in its page up to there, and all of the pages before. So the
-keys of a sequence need not lie together, sequences may share the pages that they begin with, and a causal pattern needs no positions.
-Rows that follow one another, as those of a prompt, are queries that meet a page together."""
+A row's slot is where its own key and value lie: it sees what is in its page up to there, and all of the pages before.
+So the keys of a sequence need not lie together, sequences may share the pages that they begin with, and a causal
+pattern needs no positions. Rows that follow one another, as those of a prompt, are queries that meet a page
+together."""
 import struct
 from math import gcd
 
@@ -26,9 +27,11 @@ from .heads import PLACES, Layout, check_heads, check_scale, copy_rows, heads_of
 PAGE = 16                                                    # rows of a page
 COPIED_ROWS = 64                                             # rows of an item that are copied
 KEYS_AT_ONCE = 8 * PAGE                                      # that queries meet at once
-# before: of each page the page before it, -1 for none; starts: where there are some, a row is the last of a sequence; together: heads that
+# before: of each page the page before it, -1 for none; starts: where there are some, a row is the last of a sequence;
+# together: heads that
 # share keys and values; rows: of an item; the rest as in heads.py
-CACHED = np.dtype([*PLACES, *words("slots before starts T h d e room apart q_of k_of v_of together rows"), ("scale", "f8")])
+CACHED = np.dtype([*PLACES, *words("slots before starts T h d e room apart q_of k_of v_of together rows"),
+                   ("scale", "f8")])
 # x (T, heads, cols) to the rows of out that slots name
 APPEND = np.dtype(words("x x_row x_head out out_row out_head slots T heads cols"))
 f4 = np.float32
@@ -40,12 +43,14 @@ def append_rows(item, worker, arguments):
     c = record(arguments, APPEND)
     slots = longs(c.slots, c.T)
     for row in range(item * COPIED_ROWS, min((item + 1) * COPIED_ROWS, c.T)):
-        copy_rows(c.x + 4 * row * c.x_row, 4 * c.x_head, c.heads, c.cols, c.out + 4 * slots[row] * c.out_row, 4 * c.out_head)
+        copy_rows(c.x + 4 * row * c.x_row, 4 * c.x_head, c.heads, c.cols, c.out + 4 * slots[row] * c.out_row,
+                  4 * c.out_head)
 
 
 @njit(**HELPER)
 def hide_later(s, keys, behind, rows):
-    """Of keys the last of which lies so many rows behind the last query's own, minus infinity where a row does not see them yet."""
+    """Of keys the last of which lies so many rows behind the last query's own, minus infinity where a row does not see
+    them yet."""
     for j in range(keys):
         line = floats(s + j * LINE, QUERIES)
         for i in range(max(0, min(rows - keys + j - behind, rows))): line[i] = HIDDEN
@@ -53,8 +58,8 @@ def hide_later(s, keys, behind, rows):
 
 @njit(**HELPER)
 def cached_unit(c, room, row, head, rows):
-    """The queries of so many rows of a sequence up to this one, of one head; of a single row those of a few heads. Pages from the last one
-    back, those at once that lie in turn."""
+    """The queries of so many rows of a sequence up to this one, of one head; of a single row those of a few heads.
+    Pages from the last one back, those at once that lie in turn."""
     count, across, beside = c.together, 4 * c.q_head, 4 * c.o_head
     if rows > 1: count, across, beside = rows, 4 * c.q_row, 4 * c.o_row
     deep, wide, low = (c.d + 15) // 16 * 16, (count + 15) // 16 * 16, row - rows + 1
@@ -77,15 +82,16 @@ def cached_unit(c, room, row, head, rows):
         first = page * PAGE
         score_all(k + 4 * first * c.k_row, 4 * c.k_row, keys, turned, c.d, s, wide)
         if behind < rows - 1: hide_later(s, keys, behind, rows)
-        for g in range(0, 4 * wide, 64): softened(s + g, keys, tops + g, masses + g, fades + g, shares + g, fresh, before < 0)
+        for g in range(0, 4 * wide, 64):
+            softened(s + g, keys, tops + g, masses + g, fades + g, shares + g, fresh, before < 0)
         weigh_all(count, c.e, s, keys, v + 4 * first * c.v_row, 4 * c.v_row, o, beside, fresh, fades, shares)
         page, keys, fresh, behind = before, PAGE, False, behind + keys
 
 
 @njit(**HELPER)
 def follows(c, row):
-    """Whether the row behind this one is the next of its sequence: its slot is the next of the page, or the first of the page that
-    follows."""
+    """Whether the row behind this one is the next of its sequence: its slot is the next of the page, or the first of
+    the page that follows."""
     if c.starts: return False
     pair = longs(c.slots + 8 * row, 2)
     if pair[1] % PAGE: return pair[1] == pair[0] + 1
@@ -94,8 +100,8 @@ def follows(c, row):
 
 @Kernel
 def attend_cached(item, worker, arguments):
-    """softmax(scale q kᵀ) v of an item: a few rows, of heads that share keys and values. Rows that follow one another in their sequence
-    meet its pages together."""
+    """softmax(scale q kᵀ) v of an item: a few rows, of heads that share keys and values. Rows that follow one another
+    in their sequence meet its pages together."""
     c = record(arguments, CACHED)
     each, room = c.h // c.together, c.room + worker * c.apart
     row, high, head = item // each * c.rows, min((item // each + 1) * c.rows, c.T), item % each * c.together
@@ -103,7 +109,8 @@ def attend_cached(item, worker, arguments):
         last = row
         while last + 1 < high and follows(c, last): last += 1
         if last == row:
-            if not c.starts or longs(c.starts + 8 * row, 2)[0] < longs(c.starts + 8 * row, 2)[1]: cached_unit(c, room, row, head, 1)
+            if not c.starts or longs(c.starts + 8 * row, 2)[0] < longs(c.starts + 8 * row, 2)[1]:
+                cached_unit(c, room, row, head, 1)
         else:
             for own in range(head, head + c.together): cached_unit(c, room, last, own, last - row + 1)
         row = last + 1
@@ -122,7 +129,8 @@ def endless(before: np.ndarray) -> bool:
 
 
 def append(x: np.ndarray, slots: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """out[slots] = x: (T, heads, cols) to rows of a cache (C, heads, cols). Slots are all different. IndexError where one is outside."""
+    """out[slots] = x: (T, heads, cols) to rows of a cache (C, heads, cols). Slots are all different. IndexError where
+    one is outside."""
     check_heads(out, x=x)
     T, (heads, cols) = len(x), out.shape[1:]
     slots = as_words("slots", slots, T, len(out))
@@ -133,13 +141,15 @@ def append(x: np.ndarray, slots: np.ndarray, out: np.ndarray) -> np.ndarray:
     return out
 
 
-def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndarray, before: np.ndarray, out: np.ndarray,
+def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndarray, before: np.ndarray,
+                     out: np.ndarray,
                      scale: float = 1.0, starts: np.ndarray | Layout | None = None) -> np.ndarray:
     """out (T, h, e) = softmax(scale q kᵀ) v of each row, over what its sequence has cached up to the row's own slot.
 
-    q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`; slots (T) say where a row's own key lies;
-    before (C / PAGE) are the pages before, -1 before the first. With starts, q and out have a row for the last of each sequence, slots
-    are those of all rows. IndexError where one is outside, ValueError where they lead nowhere."""
+    q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`; slots (T) say where a row's
+    own key lies; before (C / PAGE) are the pages before, -1 before the first. With starts, q and out have a row for the
+    last of each sequence, slots are those of all rows. IndexError where one is outside, ValueError where they lead
+    nowhere."""
     check_heads(out, q=q, k=k, v=v)
     (heads, e), d, T = out.shape[1:], q.shape[2], len(out)
     if k.shape[2] != d: raise ValueError(f"q and k: widths {d} and {k.shape[2]} differ")
@@ -147,7 +157,8 @@ def attention_cached(q: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndar
     if len(k) != len(v): raise ValueError(f"k and v: caches of {len(k)} and {len(v)} rows")
     if len(k) % PAGE: raise ValueError(f"k and v: caches of {len(k)} rows, which are no pages of {PAGE}")
     batch = None if starts is None else sequences(starts)
-    if batch and len(batch.starts) <= T: raise ValueError(f"attention: {len(batch.starts) - 1} sequences, but {T} rows of out")
+    if batch and len(batch.starts) <= T:
+        raise ValueError(f"attention: {len(batch.starts) - 1} sequences, but {T} rows of out")
     slots = as_words("slots", slots, int(batch.starts[-1]) if batch else T, len(k))
     before = as_words("before", before, count := len(k) // PAGE, count, -1)
     separate(out, slots=slots, before=before)

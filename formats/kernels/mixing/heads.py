@@ -1,8 +1,8 @@
 """Attention in three kernels: scores, softmax, values. In one: attending.py.
 
-An item is a tile of queries of one head of one sequence. A query sees the keys from so many positions behind it to so many
-before it; a row without keys gives zeros. Heads may share: with fewer heads of q, k or v than of the others, each serves a
-group."""
+An item is a tile of queries of one head of one sequence. A query sees the keys from so many positions behind it to so
+many before it; a row without keys gives zeros. Heads may share: with fewer heads of q, k or v than of the others, each
+serves a group."""
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,12 +22,15 @@ from formats.machine.threads import threads
 
 # q (T, h, d), k (T, h, d), v (T, h, e), out (T, h, e): address, step between rows, step between heads, in numbers
 PLACES = words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head")
-# first[s]: query tiles before sequence s; before[s]: scores (of one head) before it; p: flat scores; q_of: how many heads
+# first[s]: query tiles before sequence s; before[s]: scores (of one head) before it; p: flat scores; q_of: how many
+# heads
 # one of q serves; behind, ahead: the keys that a query sees; tile: how many keys pass by at a time
-ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p q_of k_of v_of behind ahead tile"),
+ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p q_of k_of v_of behind ahead "
+                                      "tile"),
                       ("scale", "f8")])
 QUERIES, KEYS, ALL = 128, 256, 2 ** 40
-MAX_ROWS = 2 ** 31                                           # of a batch: fewer, so that the square of a length is an int64
+MAX_ROWS = 2 ** 31                                           # of a batch: fewer, so that the square of a length is an
+                                                             # int64
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 f4 = np.float32
 
@@ -154,14 +157,14 @@ def heads_of(name: str, array: np.ndarray | None, rows: int, heads: int) -> tupl
         wanted = f"float32 of shape ({rows}, {heads}, width)"
         raise ValueError(f"{name}: expected {wanted}, got {array.dtype} of {array.shape}")
     if not array.flags.aligned or (array.size > 1 and array.shape[2] > 1 and array.strides[2] != 4):
-        raise ValueError(f"{name}: a head's numbers must be contiguous, heads begin at multiples of 4 bytes; got strides of "
-                         f"{array.strides} bytes")
+        raise ValueError(f"{name}: a head's numbers must be contiguous, heads begin at multiples of 4 bytes; got "
+                         f"strides of {array.strides} bytes")
     return address(array), array.strides[0] // 4, array.strides[1] // 4
 
 
 def check_heads(out: np.ndarray, **read: np.ndarray) -> None:
-    """The door of kernels of heads: all have three axes, out may be written to, and lies apart from what is read. ValueError names
-    what does not fit."""
+    """The door of kernels of heads: all have three axes, out may be written to, and lies apart from what is read.
+    ValueError names what does not fit."""
     for name, array in (*read.items(), ("out", out)):
         if array.ndim != 3: raise ValueError(f"{name}: expected three axes, got shape {array.shape}")
     writable("out", out)
@@ -222,8 +225,8 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
     for array in (flat, source):
         if array is None: continue
         if array.dtype != f4 or not (array.flags.c_contiguous and array.flags.aligned) or array.size != count:
-            raise ValueError(f"scores: expected {count} contiguous float32 at multiples of 4 bytes, got {array.dtype} of {array.shape} "
-                             f"with strides of {array.strides} bytes")
+            raise ValueError(f"scores: expected {count} contiguous float32 at multiples of 4 bytes, got {array.dtype} "
+                             f"of {array.shape} with strides of {array.strides} bytes")
     serves = [served(name, views.get(name), heads) for name in "qkv"]
     places = [number for name, many in zip("qkvo", (*serves, 1), strict=True)
               for number in heads_of(name, views.get(name), T, heads // many)]
@@ -241,7 +244,8 @@ def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, n
 
 def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, scale: float = 1.0) -> np.ndarray:
     """out: flat, for each sequence (h, length, length): scale q kᵀ; h is the larger number of heads of q and k."""
-    if q.ndim != 3 or k.ndim != 3: raise ValueError(f"q and k: expected three axes each, got shapes {q.shape} and {k.shape}")
+    if q.ndim != 3 or k.ndim != 3:
+        raise ValueError(f"q and k: expected three axes each, got shapes {q.shape} and {k.shape}")
     writable("out", out)
     separate(out, q=q, k=k)
     heads = max(q.shape[1], k.shape[1])

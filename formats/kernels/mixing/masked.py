@@ -16,10 +16,12 @@ from formats.machine.threads import threads
 from .heads import KEYS, PLACES, blank, check_heads, check_scale, copy_rows, heads_of, scores_of, served
 
 # the mask's arrays and its block (see formats/masks.py), m queries and n keys; the rest as in heads.py
-MASKED = np.dtype([*PLACES, *words("ptr idx edge bits block m n h d e multiply room apart q_of k_of v_of tile"), ("scale", "f8")])
+MASKED = np.dtype([*PLACES, *words("ptr idx edge bits block m n h d e multiply room apart q_of k_of v_of tile"),
+                   ("scale", "f8")])
 f4, i8 = np.float32, np.int64
 HIDDEN = f4(-np.inf)
-FAINT = 1e-30                                                # in place of a scale of 0, which would make hidden scores no numbers
+FAINT = 1e-30                                                # in place of a scale of 0, which would make hidden scores
+                                                             # no numbers
 
 
 @intrinsic
@@ -111,8 +113,8 @@ def attention_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, ptr: np.ndarra
                      bits: np.ndarray, out: np.ndarray, block: int, scale: float = 1.0) -> np.ndarray:
     """out (m, h, e) = softmax(scale q kᵀ) v over the scores that a mask holds (see formats.masks.Mask), in each head.
 
-    q (m, ·, d), k (n, ·, d) and v (n, ·, e) are views with any steps between rows and heads, each of as many heads as out or of
-    a divisor; ptr, idx, edge: uint32, bits: uint16. Rows that see nothing are zeros."""
+    q (m, ·, d), k (n, ·, d) and v (n, ·, e) are views with any steps between rows and heads, each of as many heads as
+    out or of a divisor; ptr, idx, edge: uint32, bits: uint16. Rows that see nothing are zeros."""
     check_heads(out, q=q, k=k, v=v)
     for name, array in (("ptr", ptr), ("idx", idx), ("edge", edge)): typed(name, array, np.uint32)
     separate(out, ptr=ptr, idx=idx, edge=edge, bits=typed("bits", bits, np.uint16, axes=3))
@@ -120,9 +122,12 @@ def attention_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, ptr: np.ndarra
     if block < 16 or block % 16 or bits.shape[1:] != (block, block // 16):
         raise ValueError(f"mask: bits of {bits.shape} are not of blocks of {block}, which must be a multiple of 16")
     if len(ptr) - 1 != -(-m // block) or not ptr[-1] == len(idx) == len(edge) or ptr[0] or (ptr[1:] < ptr[:-1]).any():
-        raise ValueError(f"mask: ptr of {len(ptr)} does not rise from 0 to {len(idx)} blocks of {block} over {m} queries")
-    if len(idx) and int(idx.max()) * block >= n: raise ValueError(f"mask: block {idx.max()} of {block} keys, there are {n}")
-    if len(edge) and int(edge.max()) > len(bits): raise ValueError(f"mask: an edge has the bits {edge.max()}, there are {len(bits)}")
+        raise ValueError(f"mask: ptr of {len(ptr)} does not rise from 0 to {len(idx)} blocks of {block} over {m} "
+                         "queries")
+    if len(idx) and int(idx.max()) * block >= n:
+        raise ValueError(f"mask: block {idx.max()} of {block} keys, there are {n}")
+    if len(edge) and int(edge.max()) > len(bits):
+        raise ValueError(f"mask: an edge has the bits {edge.max()}, there are {len(bits)}")
     if q.shape[2] != d: raise ValueError(f"q and k: widths {q.shape[2]} and {d} differ")
     if v.shape[2] != e: raise ValueError(f"v and out: widths {v.shape[2]} and {e} differ")
     serves = [served(name, view, h) for name, view in (("q", q), ("k", k), ("v", v))]
@@ -132,7 +137,8 @@ def attention_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, ptr: np.ndarra
     workers = threads()
     with POOL.lock:
         room = ROOM.reserve(4 * (block * (tile + 2) + tile * max(d, e)), workers)
-        fields = (*places, *map(address, (ptr, idx, edge, bits)), block, m, n, h, d, e, gemm.address, *room, *serves, tile,
+        fields = (*places, *map(address, (ptr, idx, edge, bits)), block, m, n, h, d, e, gemm.address, *room, *serves,
+                  tile,
                   check_scale(scale) or FAINT)
         launch(workers, (attend_blocks, make_record([fields], MASKED), (len(ptr) - 1) * h))
     return out

@@ -1,7 +1,7 @@
 """x @ W for W with a bit for every entry and its nonzero numbers in a row (bitmap); nothing is densified.
 
-One token: 16 entries of x at a time, with the numbers spread over the places where bits are set. Many tokens: the set bits of
-a word one after the other, each a number times a row of tokens."""
+One token: 16 entries of x at a time, with the numbers spread over the places where bits are set. Many tokens: the set
+bits of a word one after the other, each a number times a row of tokens."""
 from typing import Any
 
 import numpy as np
@@ -109,13 +109,13 @@ def bitmap_single(weight, start, width, x, y):
 
 def product_bitmap(x: np.ndarray, ptr: np.ndarray, bits: np.ndarray, val: np.ndarray, out: np.ndarray,
                    epilogue: Any = None) -> np.ndarray:
-    """out (T, p) = x (T, n) @ W, then the epilogue; bit i % 16 of bits[j, i // 16] is set where W[i, j] is not zero, and
-    val[ptr[j]:ptr[j + 1]] are these numbers.
+    """out (T, p) = x (T, n) @ W, then the epilogue; bit i % 16 of bits[j, i // 16] is set where W[i, j] is not zero,
+    and val[ptr[j]:ptr[j + 1]] are these numbers.
 
     ptr: uint32 (p + 1), bits: uint16 (p, n / 16 rounded up), val: float32."""
     arrays = typed("ptr", ptr, np.uint32), typed("bits", bits, np.uint16, axes=2), typed("val", val, f4)
     check_product(x, None, len(bits), out, ptr=ptr, bits=bits, val=val)
     if len(ptr) - 1 != len(bits) or ptr[-1] != len(val) or bits.shape[1] != -(-x.shape[1] // 16):
-        raise ValueError(f"bitmap: ptr of {len(ptr)} ending at {ptr[-1]}, bits of {bits.shape} and {len(val)} numbers do not "
-                         f"make {x.shape[1]} × {len(bits)}")
+        raise ValueError(f"bitmap: ptr of {len(ptr)} ending at {ptr[-1]}, bits of {bits.shape} and {len(val)} numbers "
+                         f"do not make {x.shape[1]} × {len(bits)}")
     return launch_sparse(x, arrays, out, epilogue, (bitmap_columns, bitmap_single), (bits.shape[1], 1))

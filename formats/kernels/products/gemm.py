@@ -42,14 +42,17 @@ def gemm(rows, columns, depth, x, along, w, across, y, step, fresh):
     """y (rows, columns) = x (rows, depth) @ w (depth, columns), or += unless fresh: addresses, bytes between rows."""
     row = 0
     while row + TILE_ROWS <= rows:
-        band(zeros(TILE_ROWS, TILE_VECTORS), zeros(TILE_ROWS, MIDDLE), zeros(TILE_ROWS, 1), row, columns, depth, x, along, w, across, y,
+        band(zeros(TILE_ROWS, TILE_VECTORS), zeros(TILE_ROWS, MIDDLE), zeros(TILE_ROWS, 1), row, columns, depth, x,
+             along, w, across, y,
              step, fresh)
         row += TILE_ROWS
     if row + 4 <= rows:
-        band(zeros(4, TILE_VECTORS), zeros(4, TILE_VECTORS), zeros(4, 1), row, columns, depth, x, along, w, across, y, step, fresh)
+        band(zeros(4, TILE_VECTORS), zeros(4, TILE_VECTORS), zeros(4, 1), row, columns, depth, x, along, w, across, y,
+             step, fresh)
         row += 4
     while row < rows:
-        band(zeros(1, ROW_VECTORS), zeros(1, ROW_VECTORS), zeros(1, 1), row, columns, depth, x, along, w, across, y, step, fresh)
+        band(zeros(1, ROW_VECTORS), zeros(1, ROW_VECTORS), zeros(1, 1), row, columns, depth, x, along, w, across, y,
+             step, fresh)
         row += 1
 
 

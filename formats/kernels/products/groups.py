@@ -1,4 +1,5 @@
-"""Products of small dense parts: block-diagonal, low rank with a sparse remainder, Kronecker. Nothing is put together."""
+"""Products of small dense parts: block-diagonal, low rank with a sparse remainder, Kronecker. Nothing is put
+together."""
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,8 @@ def kronecker(item, worker, arguments):
     between, first, last = c.room + worker * c.apart, left // w.t, right // w.t
     for row in range(low, high):
         for i in range(w.k):
-            multiply(c.multiply, w.r, w.t, w.s, c.x + 4 * row * c.along, 4 * w.s, w.b + 4 * i * w.s * w.t, 4 * w.t, between,
+            multiply(c.multiply, w.r, w.t, w.s, c.x + 4 * row * c.along, 4 * w.s, w.b + 4 * i * w.s * w.t, 4 * w.t,
+                     between,
                      4 * w.t, 1)
             multiply(c.multiply, last - first, w.t, w.r, w.at + 4 * (i * w.c + first) * w.r, 4 * w.r, between, 4 * w.t,
                      c.out + 4 * (row * c.step + left), 4 * w.t, i == 0)
@@ -59,10 +61,11 @@ def kronecker(item, worker, arguments):
 
 def product_blockdiagonal(x: np.ndarray, val: np.ndarray, out: np.ndarray, epilogue: Any = None,
                           fresh: bool = True) -> np.ndarray:
-    """out (T, p) = x (T, n) @ W, then the epilogue, or out += unless fresh; val: float32 (blocks, inputs, outputs), the blocks
-    along the diagonal of W, with zeros beyond its edge."""
+    """out (T, p) = x (T, n) @ W, then the epilogue, or out += unless fresh; val: float32 (blocks, inputs, outputs), the
+    blocks along the diagonal of W, with zeros beyond its edge."""
     check_product(x, None, None, out, val=typed("val", val, f4, axes=3))
-    if not val.size or any(-(-side // len(val)) != part for side, part in zip((x.shape[1], out.shape[1]), val.shape[1:], strict=True)):
+    if not val.size or any(-(-side // len(val)) != part for side,
+                           part in zip((x.shape[1], out.shape[1]), val.shape[1:], strict=True)):
         raise ValueError(f"blockdiagonal: val {val.shape} does not make {x.shape[1]} × {out.shape[1]}")
     weight = filled(address(val), *val.shape[1:], fresh)
     after, workers = epilogue_record(epilogue, out), threads()
@@ -70,7 +73,8 @@ def product_blockdiagonal(x: np.ndarray, val: np.ndarray, out: np.ndarray, epilo
     return out
 
 
-def product_lowrank_sparse(x: np.ndarray, u: np.ndarray, v: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray,
+def product_lowrank_sparse(x: np.ndarray, u: np.ndarray, v: np.ndarray, ptr: np.ndarray, idx: np.ndarray,
+                           val: np.ndarray,
                            out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = (x (T, n) @ u (n, r)) @ v (r, p) + x @ S, then the epilogue; S in csr (see product_csr)."""
     check_factors(u, v)
@@ -85,7 +89,8 @@ def product_lowrank_sparse(x: np.ndarray, u: np.ndarray, v: np.ndarray, ptr: np.
 
 
 def product_kronecker(x: np.ndarray, a: np.ndarray, b: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
-    """out (T, p) = x (T, n) @ Σ A ⊗ B, then the epilogue; a: float32 (k, c, r), every Aᵀ, b: float32 (k, n / r, p / c)."""
+    """out (T, p) = x (T, n) @ Σ A ⊗ B, then the epilogue; a: float32 (k, c, r), every Aᵀ, b: float32 (k, n / r, p /
+    c)."""
     (k, c, r), (_, s, t) = typed("a", a, f4, axes=3).shape, typed("b", b, f4, axes=3).shape
     check_product(x, r * s, c * t, out, a=a, b=b)
     if not len(b) == k > 0: raise ValueError(f"kronecker: {k} matrices a and {len(b)} matrices b")

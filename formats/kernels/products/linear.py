@@ -90,8 +90,8 @@ def split_work(rows: int, columns: int, workers: int, unit: int = 1) -> tuple[in
 
 def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, after: Record | None,
                   workers: int, room: tuple[int, int] = (0, 0), size: int = 4, unit: int = 1) -> list[Launch]:
-    """The launches of one product; weight: the address of w (size bytes a number), or of a record that describes it; room is for
-    so many workers."""
+    """The launches of one product; weight: the address of w (size bytes a number), or of a record that describes it;
+    room is for so many workers."""
     (T, n), p = x.shape, out.shape[1]
     if not T: return []
     rows, cols = split_work(T, p, workers, unit)
@@ -105,9 +105,10 @@ def linear_stages(kernel: Kernel, x: np.ndarray, weight: int, out: np.ndarray, a
 
 
 def check_product(x: np.ndarray, n: int | None, p: int | None, out: np.ndarray, **weights: np.ndarray) -> None:
-    """The door of every product: x (T, n), W (n, p) and out (T, p) fit together, and out lies apart from all that is read. A size
-    that the weights do not say is None. ValueError names what does not fit."""
-    if x.ndim != 2 or out.ndim != 2: raise ValueError(f"x and out: expected two axes each, got shapes {x.shape} and {out.shape}")
+    """The door of every product: x (T, n), W (n, p) and out (T, p) fit together, and out lies apart from all that is
+    read. A size that the weights do not say is None. ValueError names what does not fit."""
+    if x.ndim != 2 or out.ndim != 2:
+        raise ValueError(f"x and out: expected two axes each, got shapes {x.shape} and {out.shape}")
     n, p = x.shape[1] if n is None else n, out.shape[1] if p is None else p
     if n < 1 or p < 1: raise ValueError(f"W: expected at least one input and one output, got {n} by {p}")
     readable("x", x, (len(x), n))
@@ -121,8 +122,8 @@ def typed(name: str, array: np.ndarray, *kinds: type, axes: int = 1) -> np.ndarr
     flags = array.flags
     if array.dtype not in kinds or array.ndim != axes or not (flags.c_contiguous and flags.aligned):
         wanted = " or ".join(np.dtype(kind).name for kind in kinds)
-        raise ValueError(f"{name}: expected contiguous {wanted} of {axes} axes at multiples of its size, got {array.dtype} of shape "
-                         f"{array.shape} with strides of {array.strides} bytes")
+        raise ValueError(f"{name}: expected contiguous {wanted} of {axes} axes at multiples of its size, got "
+                         f"{array.dtype} of shape {array.shape} with strides of {array.strides} bytes")
     return array
 
 
@@ -151,7 +152,8 @@ def product_stored(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any)
 def check_factors(u: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """u (n, r) and v (r, p), if they are these."""
     for name, array in (("u", u), ("v", v)): typed(name, array, f4, axes=2)
-    if not u.shape[1] == len(v) > 0: raise ValueError(f"u and v: expected (n, r) and (r, p), got {u.shape} and {v.shape}")
+    if not u.shape[1] == len(v) > 0:
+        raise ValueError(f"u and v: expected (n, r) and (r, p), got {u.shape} and {v.shape}")
     return u, v
 
 

@@ -1,8 +1,9 @@
-"""x @ W for W in panels of narrow numbers: bfloat16, bytes, halves of bytes. x is converted on the way, a row at a time.
+"""x @ W for W in panels of narrow numbers: bfloat16, bytes, halves of bytes. x is converted on the way, a row at a
+time.
 
-A word of 32 bits holds what lies along the depth: two bfloat16 or four bytes (words.py). Bytes are W / scale + 128 and meet
-rows of x / scale, whole numbers up to 127 (rounding.py); what the 128 adds is taken off again.
-Scales of W belong to a column, or to a group of depths of one."""
+A word of 32 bits holds what lies along the depth: two bfloat16 or four bytes (words.py). Bytes are W / scale + 128 and
+meet rows of x / scale, whole numbers up to 127 (rounding.py); what the 128 adds is taken off again. Scales of W belong
+to a column, or to a group of depths of one."""
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -27,8 +28,8 @@ f4 = np.float32
 
 
 class Narrow(NamedTuple):
-    """A weight of narrow numbers as kernels take it: the first for one row, the second for more. scale: (groups, p). n is rounded up to
-    units in w, p to 16; `per` numbers lie in one of w."""
+    """A weight of narrow numbers as kernels take it: the first for one row, the second for more. scale: (groups, p). n
+    is rounded up to units in w, p to 16; `per` numbers lie in one of w."""
     kernels: tuple[Kernel, Kernel]
     w: np.ndarray
     scale: np.ndarray | None
@@ -37,7 +38,8 @@ class Narrow(NamedTuple):
     per: int = 1
 
     def described(self, n: int, p: int, rows: int) -> tuple[Record, int]:
-        """The record that describes it, and the scratch that items of so many rows take. ValueError where it is not n by p."""
+        """The record that describes it, and the scratch that items of so many rows take. ValueError where it is not n
+        by p."""
         (_, w, scale, group, unit, per) = self
         depth, columns = -(-n // unit) * unit, -(-p // 16) * 16
         if w.size * per != depth * columns:
@@ -46,25 +48,29 @@ class Narrow(NamedTuple):
         group = min(group, depth)
         groups, span = -(-n // group), depth * (2 if scale is None else 1) + 64
         if (scale is not None and scale.shape != (groups, p)) or group % unit:
-            raise ValueError(f"scale: expected one for each of {p} columns and groups of {group} in {n} inputs, a multiple of {unit}")
+            raise ValueError(f"scale: expected one for each of {p} columns and groups of {group} in {n} inputs, a "
+                             f"multiple of {unit}")
         room = (rows + ASIDE) * (span + 8 + 4 * groups) + 8 * ASIDE * PANEL + PANEL * (4 * groups + depth + 4) + 256
         return filled(address(w), address(scale), depth, group, groups, span), room
 
 
 def product_narrow(x: np.ndarray, weights: Sequence[Narrow], out: np.ndarray, epilogue: Any) -> np.ndarray:
-    """out (T, p) = x (T, n) @ the weights, one after another, then the epilogue; what lies between two is float32, as many columns as the
-    first has scales."""
-    stored = {f"{name}{i}": array for i, each in enumerate(weights) for name, array in (("w", each.w), ("scale", each.scale))
+    """out (T, p) = x (T, n) @ the weights, one after another, then the epilogue; what lies between two is float32, as
+    many columns as the first has scales."""
+    stored = {f"{name}{i}": array for i, each in enumerate(weights) for name,
+              array in (("w", each.w), ("scale", each.scale))
               if array is not None}
     check_product(x, None, None, out, **stored)
     T, workers = len(x), threads()
     sides = [x.shape[1], *(each.scale.shape[1] for each in weights[:-1] if each.scale is not None), out.shape[1]]
     between = [x, *(temporary((T, side)) for side in sides[1:-1]), out]
-    laid = [each.described(n, p, split_work(T, p, workers, PANEL)[0]) for each, (n, p) in zip(weights, pairwise(sides), strict=True)]
+    laid = [each.described(n, p, split_work(T, p, workers, PANEL)[0]) for each,
+            (n, p) in zip(weights, pairwise(sides), strict=True)]
     after = [*[None] * (len(weights) - 1), epilogue_record(epilogue, out, rough=True)]
     with POOL.lock:
         room = ROOM.reserve(max(size for _, size in laid), workers)
-        launch(workers, *(stage for i, (each, (record, _)) in enumerate(zip(weights, laid, strict=True)) for stage in linear_stages(
+        launch(workers, *(stage for i,
+                          (each, (record, _)) in enumerate(zip(weights, laid, strict=True)) for stage in linear_stages(
             each.kernels[T > 1], between[i], address(record), between[i + 1], after[i], workers, room, unit=PANEL)))
     return out
 
@@ -72,17 +78,22 @@ def product_narrow(x: np.ndarray, weights: Sequence[Narrow], out: np.ndarray, ep
 def product_bf16(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ w, then the epilogue; w: bfloat16 as uint16, in panels of pairs, n rounded up to 32. x is
     rounded to bfloat16, sums are float32."""
-    return product_narrow(x, [Narrow((halves, halves_matrix), typed("w", w, np.uint16), None, 1 << 30, 32)], out, epilogue)
+    return product_narrow(x, [Narrow((halves, halves_matrix), typed("w", w, np.uint16), None, 1 << 30, 32)], out,
+                          epilogue)
 
 
-def product_int8(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
-    """out (T, p) = x (T, n) @ W, then the epilogue; w: bytes W / scale + 128 in panels of fours, n rounded up to 64; scale:
-    float32, a row for every group of inputs. Each row of x is rounded to 255 steps, sums are exact within a group."""
+def product_int8(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, out: np.ndarray,
+                 epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = x (T, n) @ W, then the epilogue; w: bytes W / scale + 128 in panels of fours, n rounded up to 64;
+    scale: float32, a row for every group of inputs. Each row of x is rounded to 255 steps, sums are exact within a
+    group."""
     return product_narrow(x, [in_bytes(w, scale, group)], out, epilogue)
 
 
-def product_int4(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
-    """The same for halves of bytes W / scale + 8: in a byte the low half is of one word of depth, the high one of the next."""
+def product_int4(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, out: np.ndarray,
+                 epilogue: Any = None) -> np.ndarray:
+    """The same for halves of bytes W / scale + 8: in a byte the low half is of one word of depth, the high one of the
+    next."""
     weight = Narrow((nibbled, nibbled_matrix), typed("w", w, np.uint8), typed("scale", scale, f4, axes=2), group, 64, 2)
     return product_narrow(x, [weight], out, epilogue)
 
@@ -92,9 +103,10 @@ def in_bytes(w: np.ndarray, scale: np.ndarray, group: int) -> Narrow:
     return Narrow((quantised, quantised_matrix), typed("w", w, np.uint8), typed("scale", scale, f4, axes=2), group, 64)
 
 
-def product_lowrank_bytes(x: np.ndarray, u: np.ndarray, left: np.ndarray, v: np.ndarray, right: np.ndarray, out: np.ndarray,
+def product_lowrank_bytes(x: np.ndarray, u: np.ndarray, left: np.ndarray, v: np.ndarray, right: np.ndarray,
+                          out: np.ndarray,
                           epilogue: Any = None) -> np.ndarray:
-    """out (T, p) = (x (T, n) @ U) @ V, then the epilogue; u, v: bytes as for `product_int8`, left and right: float32, a scale for
-    each column. Rows of x, and of what lies between, are rounded to 255 steps."""
+    """out (T, p) = (x (T, n) @ U) @ V, then the epilogue; u, v: bytes as for `product_int8`, left and right: float32, a
+    scale for each column. Rows of x, and of what lies between, are rounded to 255 steps."""
     factors = (in_bytes(w, typed("scale", scale, f4)[None], 1 << 30) for w, scale in ((u, left), (v, right)))
     return product_narrow(x, [*factors], out, epilogue)

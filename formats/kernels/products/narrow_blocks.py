@@ -1,7 +1,8 @@
 """x @ W for W of sparse tiles of bytes, 64 inputs by 16 outputs: 16 words of depth, each a vector of fours (words.py).
 
-A column of tiles meets tiles of rows of x: its sums stay in registers from tile to tile, each of which names 64 bytes of a row.
-Rows are rounded as for dense bytes; what the 128 in W adds, which depends on the tiles of a column, is taken off at its end."""
+A column of tiles meets tiles of rows of x: its sums stay in registers from tile to tile, each of which names 64 bytes
+of a row. Rows are rounded as for dense bytes; what the 128 in W adds, which depends on the tiles of a column, is taken
+off at its end."""
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from .tiles import emit_loop, offset_by, settle_sums
 
 TILE_INPUTS, TILE_OUTPUTS = 64, 16                           # inputs and outputs of a tile
 TILE_BYTES, LINE_BYTES = TILE_INPUTS * TILE_OUTPUTS, 64      # bytes of a tile, and of one of its words
-# the fields of dense bytes, where every 64 inputs are a group; ptr, idx: tiles by columns; blank: a tile that is zero, and its index
+# the fields of dense bytes, where every 64 inputs are a group; ptr, idx: tiles by columns; blank: a tile that is zero,
+# and its index
 BLOCKED = np.dtype(words("w scale depth group groups span ptr idx blank"))
 HIGH, LOW = (24, 8) if MANY_REGISTERS else (4, 2)            # rows of a tile of sums: of 32 registers 24 hold some
 STEP = 4                                                     # words that a loop takes at a time
@@ -33,8 +35,8 @@ f4, i8 = np.float32, np.int64
 
 
 def tiled(rows: int) -> Any:
-    """An intrinsic: sums of so many rows by 16 outputs over `count` tiles. A single row has a sum for each word of a step, as there
-    is no other to work on meanwhile."""
+    """An intrinsic: sums of so many rows by 16 outputs over `count` tiles. A single row has a sum for each word of a
+    step, as there is no other to work on meanwhile."""
     chains = STEP if rows == 1 else 1
 
     @intrinsic
@@ -51,7 +53,8 @@ def tiled(rows: int) -> Any:
                         if rows == 1: ask_line(builder, builder.add(w, WORD(AHEAD + LINE_BYTES * i)))
                         vector = builder.bitcast(load_vector(builder, w, LINE_BYTES * i), WORDS)
                         for r in range(rows):
-                            factor = everywhere(builder, builder.load(pointer_at(builder, x, LINE_BYTES * r + 4 * i, LANE)))
+                            factor = everywhere(builder,
+                                                builder.load(pointer_at(builder, x, LINE_BYTES * r + 4 * i, LANE)))
                             to = r * chains + i % chains
                             totals[to] = add_fours(builder, totals[to], factor, vector)
                     return [builder.add(x, WORD(4 * STEP)), builder.add(w, WORD(LINE_BYTES * STEP)), *totals]
@@ -60,8 +63,10 @@ def tiled(rows: int) -> Any:
             _, *found = emit_loop(builder, count, [w, *[ir.Constant(VECTOR, None)] * (rows * chains)], one_tile)
             whole = [builder.bitcast(each, WORDS) for each in found]
             joined = whole[::chains]
-            for extra in range(1, chains): joined = [builder.add(a, b) for a, b in zip(joined, whole[extra::chains], strict=True)]
-            each = settle_sums(builder, [builder.bitcast(total, VECTOR) for total in joined], None, 1, less, WORD(4), factors, scales)
+            for extra in range(1, chains):
+                joined = [builder.add(a, b) for a, b in zip(joined, whole[extra::chains], strict=True)]
+            each = settle_sums(builder, [builder.bitcast(total, VECTOR) for total in joined], None, 1, less, WORD(4),
+                               factors, scales)
             for r, number in enumerate(each):
                 number = builder.fadd(number, load_vector(builder, bias))
                 number = builder.fadd(number, load_vector(builder, offset_by(builder, residual, further, r)))
@@ -94,8 +99,8 @@ def taken_off(idx, count, totals, tall, low, high, less):
 
 @njit(**HELPER)
 def beside(x, row, span):
-    """Where a row begins: the rows of a tile lie side by side, 64 bytes of one after those of another, so that one address and offsets
-    known to the compiler reach them all."""
+    """Where a row begins: the rows of a tile lie side by side, 64 bytes of one after those of another, so that one
+    address and offsets known to the compiler reach them all."""
     return x + row // HIGH * HIGH * span + row % HIGH * LINE_BYTES
 
 
@@ -104,15 +109,18 @@ def multiply_column(row, rows, x, span, w, idx, count, y, step, after, less, fac
     """A column of tiles, one at least, for these rows."""
     bias, residual, further = after
     while row + HIGH <= rows:
-        many(x + row * span, w, idx, count, y + row * step, step, bias, residual + row * further, further, less + 4 * row,
+        many(x + row * span, w, idx, count, y + row * step, step, bias, residual + row * further, further,
+             less + 4 * row,
              factors + 4 * row, scales)
         row += HIGH
     while row + LOW <= rows:
-        few(beside(x, row, span), w, idx, count, y + row * step, step, bias, residual + row * further, further, less + 4 * row,
+        few(beside(x, row, span), w, idx, count, y + row * step, step, bias, residual + row * further, further,
+            less + 4 * row,
             factors + 4 * row, scales)
         row += LOW
     while row < rows:
-        single_row(beside(x, row, span), w, idx, count, y + row * step, step, bias, residual + row * further, further, less + 4 * row,
+        single_row(beside(x, row, span), w, idx, count, y + row * step, step, bias, residual + row * further, further,
+                   less + 4 * row,
                    factors + 4 * row, scales)
         row += 1
 
@@ -129,7 +137,8 @@ def multiply_blocks(row, rows, columns, x, span, first, apart, further_on, weigh
         idx, val, count = w.idx + 4 * low, w.w + TILE_BYTES * low, high - low
         if not count: idx, val, count = w.blank + TILE_BYTES, w.blank, 1
         taken_off(pointer(idx, np.uint32), count, totals, tall, row, rows, less)
-        multiply_column(row, rows, x, span, val, idx, count, y + 4 * j, step, (bias + 4 * j, residual + 4 * j, further), less, factors,
+        multiply_column(row, rows, x, span, val, idx, count, y + 4 * j, step, (bias + 4 * j, residual + 4 * j, further),
+                        less, factors,
                         scales + 4 * j)
 
 
@@ -151,31 +160,37 @@ def byte_blocks(item, worker, arguments):
     far = round_rows(c, w, low, rows, x, scales, lifts, own, 128, HIGH)
     for i in range(rows):
         for g in range(groups): ints_at(totals + 4 * (g * tall + i), 1)[0] = ints_at(own + 4 * (i * groups + g), 1)[0]
-    by_panels(multiply_blocks, scales_at, c, w, item, x, 1, c.w, (totals, scales, w.scale, 4 * c.p, 1, tall), far, lifts, block, edge)
+    by_panels(multiply_blocks, scales_at, c, w, item, x, 1, c.w, (totals, scales, w.scale, 4 * c.p, 1, tall), far,
+              lifts, block, edge)
 
 
-def product_byte_blocks(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
+def product_byte_blocks(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, w: np.ndarray, scale: np.ndarray,
+                        out: np.ndarray,
                         epilogue: Any = None) -> np.ndarray:
-    """out (T, p) = x (T, n) @ W, then the epilogue; column j of tiles, 16 outputs, has w[ptr[j]:ptr[j + 1]] for the 64 inputs from
-    64 idx[same] on.
+    """out (T, p) = x (T, n) @ W, then the epilogue; column j of tiles, 16 outputs, has w[ptr[j]:ptr[j + 1]] for the 64
+    inputs from 64 idx[same] on.
 
-    ptr: uint32 (p / 16 rounded up, and 1); idx: uint32 (tiles); w: uint8 (tiles, 16, 16, 4), W / scale + 128, words of four
-    inputs; scale: float32 (p). Each row of x is rounded to 255 steps, sums are exact."""
-    arrays = {"ptr": typed("ptr", ptr, np.uint32), "idx": typed("idx", idx, np.uint32), "w": typed("w", w, np.uint8, axes=4),
+    ptr: uint32 (p / 16 rounded up, and 1); idx: uint32 (tiles); w: uint8 (tiles, 16, 16, 4), W / scale + 128, words of
+    four inputs; scale: float32 (p). Each row of x is rounded to 255 steps, sums are exact."""
+    arrays = {"ptr": typed("ptr", ptr, np.uint32), "idx": typed("idx", idx, np.uint32),
+              "w": typed("w", w, np.uint8, axes=4),
               "scale": typed("scale", scale, f4)}
     check_product(x, None, len(scale), out, **arrays)
     (T, n), p = x.shape, len(scale)
-    if w.shape[1:] != (TILE_INPUTS // 4, TILE_OUTPUTS, 4) or len(ptr) - 1 != -(-p // TILE_OUTPUTS) or not ptr[-1] == len(idx) == len(w):
-        raise ValueError(f"ptr of {len(ptr)} ending at {ptr[-1]}, idx of {len(idx)} and w of {w.shape} do not make {p} columns in tiles "
-                         f"of {TILE_INPUTS} by {TILE_OUTPUTS}")
+    if w.shape[1:] != (TILE_INPUTS // 4, TILE_OUTPUTS,
+                       4) or len(ptr) - 1 != -(-p // TILE_OUTPUTS) or not ptr[-1] == len(idx) == len(w):
+        raise ValueError(f"ptr of {len(ptr)} ending at {ptr[-1]}, idx of {len(idx)} and w of {w.shape} do not make {p} "
+                         f"columns in tiles of {TILE_INPUTS} by {TILE_OUTPUTS}")
     depth = -(-n // TILE_INPUTS) * TILE_INPUTS
     span = depth + 64
-    weight = filled(address(w), address(scale), depth, TILE_INPUTS, depth // TILE_INPUTS, span, address(ptr), address(idx), address(BLANK))
+    weight = filled(address(w), address(scale), depth, TILE_INPUTS, depth // TILE_INPUTS, span, address(ptr),
+                    address(idx), address(BLANK))
     after, workers = epilogue_record(epilogue, out, rough=True), threads()
     rows, _ = split_work(T, p, workers, PANEL)
     tall = -(-rows // 16) * 16
     with POOL.lock:
-        room = ROOM.reserve((rows + HIGH) * span + 4 * PANEL * (BAND + 2) + 4 * tall * (3 + 2 * depth // TILE_INPUTS) + 64, workers)
+        room = ROOM.reserve((rows + HIGH) * span + 4 * PANEL * (BAND + 2) + 4 * tall * (3 + 2 * depth // TILE_INPUTS)
+                            + 64, workers)
         launch(workers, *linear_stages(byte_blocks, x, address(weight), out, after, workers, room, unit=PANEL))
     return out
 

@@ -1,5 +1,5 @@
-"""Products of narrow numbers by matrix registers: an item rounds its rows into pieces that registers take, and keeps the sums of a
-band of them in scratch, from where they pass through the epilogue."""
+"""Products of narrow numbers by matrix registers: an item rounds its rows into pieces that registers take, and keeps
+the sums of a band of them in scratch, from where they pass through the epilogue."""
 import numpy as np
 
 from formats.core.layout import PANEL
@@ -28,20 +28,23 @@ def settle(found, less, factor, scale, to, fresh, lanes):
 
 @njit(forceinline=True, **HELPER)
 def settle_rows(sums, rows, columns, totals, groups, g, scales, scale, to):
-    """Whole sums of a group as float32, added to those of the groups before; `to` may be sums where there is one group."""
+    """Whole sums of a group as float32, added to those of the groups before; `to` may be sums where there is one
+    group."""
     full = columns // 16 * 16
     for i in range(rows):
         less, factor = ints_at(totals + 4 * (i * groups + g), 1)[0], floats(scales + 4 * i, 1)[0]
         found, kept = sums + 4 * PANEL * i, to + 4 * PANEL * i
         for j in range(0, full, 16): settle(found + 4 * j, less, factor, scale + 4 * j, kept + 4 * j, g == 0, None)
-        if full < columns: settle(found + 4 * full, less, factor, scale + 4 * full, kept + 4 * full, g == 0, columns - full)
+        if full < columns:
+            settle(found + 4 * full, less, factor, scale + 4 * full, kept + 4 * full, g == 0, columns - full)
 
 
 @njit(**HELPER)
 def spread_nibbles(w, count, target):
     """Halves of bytes to bytes: so many lines of 64 at w, each of two words of depth, to twice as many."""
     for k in range(count):
-        source, low, high = bytes_at(w + 64 * k, 64), bytes_at(target + 128 * k, 64), bytes_at(target + 128 * k + 64, 64)
+        source, low, high = bytes_at(w + 64 * k, 64), bytes_at(target + 128 * k,
+                                                               64), bytes_at(target + 128 * k + 64, 64)
         for i in range(64):
             low[i] = source[i] & 15
             high[i] = source[i] >> 4
@@ -82,7 +85,8 @@ if MATRIX:                                                   # others could not 
             ahead, lines = following(panel, 2 * w.depth * stored, high - low, start + PANEL < right)
             for i in range(0, high - low, BAND):
                 rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
-                matrix_pairs(rows, stored, x + i * w.span, w.span, panel, 64, 32 * w.depth, w.depth // 2, sums, 4 * PANEL,
+                matrix_pairs(rows, stored, x + i * w.span, w.span, panel, 64, 32 * w.depth, w.depth // 2, sums,
+                             4 * PANEL,
                          ahead + 2 * i * lines, lines)
                 move_block(c.after, low + i, low + i + rows, start, start + columns, sums, 4 * PANEL, out, 4 * c.step)
         release_registers()
@@ -122,7 +126,8 @@ if MATRIX:                                                   # others could not 
                 for g in range(groups):
                     length = min(w.group, w.depth - g * w.group)
                     matrix_fours(rows, stored, x + i * w.span + g * w.group * 16, w.span,
-                             panel + g * w.group * 64 // packed, 64, w.depth * 64 // packed, length // 4, sums, 4 * PANEL,
+                             panel + g * w.group * 64 // packed, 64, w.depth * 64 // packed, length // 4, sums,
+                             4 * PANEL,
                              ahead + 2 * i * lines, lines if g == 0 else 0)
                     settle_rows(sums, rows, columns, totals + 4 * i * groups, groups, g, scales + 4 * i,
                                 w.scale + 4 * (g * c.p + start), block)

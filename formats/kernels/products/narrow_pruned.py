@@ -1,5 +1,6 @@
-"""x @ W for bytes of which one or two of every four inputs are kept: their places are bits, so a vector of fours is 8 bytes of bits and
-16 or 32 of numbers. One row meets vectors as they are expanded; for more a panel is expanded into scratch, once an item."""
+"""x @ W for bytes of which one or two of every four inputs are kept: their places are bits, so a vector of fours is 8
+bytes of bits and 16 or 32 of numbers. One row meets vectors as they are expanded; for more a panel is expanded into
+scratch, once an item."""
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,8 @@ def expanded(builder, bits, numbers, kept):
         found = builder.load(pointer_at(builder, numbers, 0, packed))
         found.align = 1
         lanes = [i if i < kept * LANES else kept * LANES for i in range(4 * LANES)]
-        found = builder.shuffle_vector(found, ir.Constant(packed, None), ir.Constant(ir.VectorType(LANE, 4 * LANES), lanes))
+        found = builder.shuffle_vector(found, ir.Constant(packed, None),
+                                       ir.Constant(ir.VectorType(LANE, 4 * LANES), lanes))
         where = builder.load(pointer_at(builder, bits, 0, ir.IntType(64)))
         where.align = 1
         expand = llvm_function(builder, "llvm.x86.avx512.mask.expand.v64i8", bytes_, bytes_, bytes_, mask)
@@ -58,8 +60,8 @@ def expanded(builder, bits, numbers, kept):
 
 
 def one_row(kept: int, across: int) -> Any:
-    """An intrinsic: sums of a row by 16 outputs times across, of so many words; panels of 16 outputs lie one after another, bits and
-    numbers apart."""
+    """An intrinsic: sums of a row by 16 outputs times across, of so many words; panels of 16 outputs lie one after
+    another, bits and numbers apart."""
     @intrinsic
     def sums(typing, x, w, idx, words, y, bias, residual, less, factors, scales):
         def code(context, builder, signature, values):
@@ -72,7 +74,8 @@ def one_row(kept: int, across: int) -> Any:
                     numbers = offset_by(builder, w, builder.mul(words, WORD(LANES * kept)), v)
                     for each in (bits, numbers): ask_line(builder, builder.add(each, WORD(AHEAD)))
                     totals[v] = add_fours(builder, totals[v], factor, expanded(builder, bits, numbers, kept))
-                return [builder.add(x, WORD(4)), builder.add(w, WORD(LANES * kept)), builder.add(idx, WORD(PLACE_BYTES)), *totals]
+                return [builder.add(x, WORD(4)), builder.add(w, WORD(LANES * kept)),
+                        builder.add(idx, WORD(PLACE_BYTES)), *totals]
             _, _, _, *found = emit_loop(builder, words, [x, w, idx, *[ir.Constant(VECTOR, None)] * across], step)
             for v, number in enumerate(settle_sums(builder, found, None, across, less, WORD(4), factors, scales)):
                 for more in (bias, residual): number = builder.fadd(number, load_vector(builder, more, 64 * v))
@@ -91,7 +94,8 @@ def expanding(kept: int) -> Any:
             def step(_, values):
                 w, idx, to = values
                 put(builder, builder.bitcast(expanded(builder, idx, w, kept), VECTOR), to)
-                return [builder.add(w, WORD(LANES * kept)), builder.add(idx, WORD(PLACE_BYTES)), builder.add(to, WORD(LINE_BYTES))]
+                return [builder.add(w, WORD(LANES * kept)), builder.add(idx, WORD(PLACE_BYTES)),
+                        builder.add(to, WORD(LINE_BYTES))]
             emit_loop(builder, count, [w, idx, to], step)
             return context.get_dummy_value()
         return types.void(*[types.int64] * 4), code
@@ -107,7 +111,8 @@ def by_kept(kept: int) -> Any:
         if columns == PANEL: wide(x, val, idx, words, y, bias, residual, less, factors, scales)
         else:
             for j in range(0, columns, LANES):
-                narrow(x, val + kept * words * j, idx + words * j // 2, words, y + 4 * j, bias + 4 * j, residual + 4 * j, less, factors,
+                narrow(x, val + kept * words * j, idx + words * j // 2, words, y + 4 * j, bias + 4 * j,
+                       residual + 4 * j, less, factors,
                        scales + 4 * j)
     return single, expand
 
@@ -147,22 +152,25 @@ def pruned_bytes(item, worker, arguments):
     lifts = scales + 4 * rows
     totals = lifts + 4 * rows
     far = round_rows(c, w, low, rows, x, scales, lifts, totals, OFFSET, 1)
-    by_panels(multiply_pruned, scales_at, c, w, item, x, 1, c.w, (totals, scales, w.scale, 4 * c.p, 1, scratch), far, lifts, block, edge)
+    by_panels(multiply_pruned, scales_at, c, w, item, x, 1, c.w, (totals, scales, w.scale, 4 * c.p, 1, scratch), far,
+              lifts, block, edge)
 
 
 def product_pruned_bytes(x: np.ndarray, bits: np.ndarray, w: np.ndarray, scale: np.ndarray, kept: int, out: np.ndarray,
                          epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; of every four inputs an output keeps one or two.
 
-    bits: uint8, eight for every 16 outputs and four inputs: a bit is set for what is kept, inputs of an output side by side; w: uint8,
-    what is kept of W / scale + 128, in the same order: panels of 16 outputs, of all inputs, filled up to 64; scale: float32 (p).
-    Each row of x is rounded to 255 steps, sums are exact."""
-    arrays = {"bits": typed("bits", bits, np.uint8), "w": typed("w", w, np.uint8), "scale": typed("scale", scale, np.float32)}
+    bits: uint8, eight for every 16 outputs and four inputs: a bit is set for what is kept, inputs of an output side by
+    side; w: uint8, what is kept of W / scale + 128, in the same order: panels of 16 outputs, of all inputs, filled up
+    to 64; scale: float32 (p). Each row of x is rounded to 255 steps, sums are exact."""
+    arrays = {"bits": typed("bits", bits, np.uint8), "w": typed("w", w, np.uint8),
+              "scale": typed("scale", scale, np.float32)}
     check_product(x, None, len(scale), out, **arrays)
     (T, n), p = x.shape, len(scale)
     depth, columns = -(-n // 64) * 64, -(-p // LANES) * LANES
     if kept not in FEW or (8 * bits.size, 4 * w.size) != (depth * columns, kept * depth * columns):
-        raise ValueError(f"bits of {bits.size} and w of {w.size} do not make panels of {depth} by {columns} with {kept} of every four")
+        raise ValueError(f"bits of {bits.size} and w of {w.size} do not make panels of {depth} by {columns} with "
+                         f"{kept} of every four")
     weight = filled(address(w), address(scale), depth, depth, 1, span := depth + 64, address(bits), kept)
     after, workers = epilogue_record(epilogue, out, rough=True), threads()
     rows, _ = split_work(T, p, workers, PANEL)

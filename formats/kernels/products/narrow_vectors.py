@@ -1,4 +1,5 @@
-"""Products of narrow numbers by vectors: an item rounds its rows, and meets panel after panel with tiles of sums (tiles.py)."""
+"""Products of narrow numbers by vectors: an item rounds its rows, and meets panel after panel with tiles of sums
+(tiles.py)."""
 import numpy as np
 
 from formats.core.layout import PANEL
@@ -14,10 +15,12 @@ from .linear import LINEAR, tile
 from .rounding import ONE, round_bytes, round_halves
 from .tiles import TALLEST_TILE, grouped_eights, grouped_fours, vector_fours, vector_pairs
 
-# depth: numbers of a row of W, whole steps of 64 bytes; group: those that share a scale, of which there are groups; span:
+# depth: numbers of a row of W, whole steps of 64 bytes; group: those that share a scale, of which there are groups;
+# span:
 # bytes of a converted row
 NARROW = np.dtype(words("w scale depth group groups span"))
-BAND = 4 * TALLEST_TILE                                      # rows that meet a panel one after another, while it is in cache
+BAND = 4 * TALLEST_TILE                                      # rows that meet a panel one after another, while it is in
+                                                             # cache
 
 
 @njit(**HELPER)
@@ -36,7 +39,8 @@ def unscaled(how, start, columns, edge):
 
 @njit(**HELPER)
 def scales_at(how, start, columns, edge):
-    """how (see by_bands) for the panel that begins at a column; where it ends within a vector, scales are copied to the edge."""
+    """how (see by_bands) for the panel that begins at a column; where it ends within a vector, scales are copied to the
+    edge."""
     less, factors, scales, pitch, groups, group = how
     scales += 4 * start
     if columns % 16 == 0: return less, factors, scales, pitch, groups, group
@@ -48,8 +52,8 @@ def scales_at(how, start, columns, edge):
 
 @njit(forceinline=True, **HELPER)
 def by_panels(multiply, scaled, c, w, item, x, size, words, how, far, lifts, block, edge):
-    """Rounded rows at x against panel after panel of `size` bytes a column, `words` deep. Sums go to the output, bias and residual
-    on the way; by way of a block where they have lifts, or the panel ends within a vector."""
+    """Rounded rows at x against panel after panel of `size` bytes a column, `words` deep. Sums go to the output, bias
+    and residual on the way; by way of a block where they have lifts, or the panel ends within a vector."""
     low, high, left, right = tile(c, item)
     most, simple, nothing = high - low, pointwise_sums(c.after), block + 4 * BAND * PANEL
     for j in range(0, 4 * PANEL, 64): keep(negative(zeros(1, 1)), nothing + j, None)    # x + -0 is x, whatever x is
@@ -63,7 +67,8 @@ def by_panels(multiply, scaled, c, w, item, x, size, words, how, far, lifts, blo
             multiply(i, i + rows, stored, x, w.span, w.w + size * start, 64, 16 * size, words, to, step, after, here)
             if far: lift_rows(block, rows, lifts + 4 * i)
             if aside:
-                move_block(c.after, low + i, low + i + rows, start, start + columns, block, 4 * PANEL, out + 4 * i * c.step, 4 * c.step)
+                move_block(c.after, low + i, low + i + rows, start, start + columns, block, 4 * PANEL,
+                           out + 4 * i * c.step, 4 * c.step)
             elif not simple: finish_sums(c.after, low + i, low + i + rows, start, start + columns, 1)
     if right - left == c.p: finish_rows(c.after, low, high)
 
@@ -82,8 +87,8 @@ def halves(item, worker, arguments):
 
 @njit(forceinline=True, **HELPER)
 def round_rows(c, w, low, rows, x, scales, lifts, totals, middle, beside):
-    """The rows of an item as bytes at x, so many beside each other in pieces of 64 bytes, their scales and lifts (see LIFT), and what each
-    group adds up to, times middle; whether any is lifted."""
+    """The rows of an item as bytes at x, so many beside each other in pieces of 64 bytes, their scales and lifts (see
+    LIFT), and what each group adds up to, times middle; whether any is lifted."""
     far = False
     for i in range(rows):
         to = x + i // beside * beside * w.span + i % beside * 64

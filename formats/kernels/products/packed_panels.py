@@ -1,4 +1,5 @@
-"""x @ W for W in panels of 64 columns, depth after depth (Goto and van de Geijn 2008): a panel is read straight through.
+"""x @ W for W in panels of 64 columns, depth after depth (Goto and van de Geijn 2008): a panel is read straight
+through.
 
 The last panel has as many columns as are left, in whole vectors. x is read as it lies."""
 from typing import Any
@@ -34,8 +35,8 @@ def one_row(none, x, w, across, depth, y):
 
 @njit(**HELPER)
 def deep(none, fresh, x, along, w, depth, y, step, this, following, lines):
-    """Some rows against a block of a panel, four depths at a time. What is not in cache yet is asked for: of this block from
-    `this` on, and of the following one, so many lines at a time, unless they are None."""
+    """Some rows against a block of a panel, four depths at a time. What is not in cache yet is asked for: of this block
+    from `this` on, and of the following one, so many lines at a time, unless they are None."""
     sums = none if fresh else fetch(none, y, step, None)
     for i in range(depth // 4):
         ask(lines, following, 4 * span(lines) * i)
@@ -48,8 +49,8 @@ def deep(none, fresh, x, along, w, depth, y, step, this, following, lines):
 
 @njit(**HELPER)
 def block_of_panel(rows, fresh, depth, x, along, w, y, step, lines):
-    """All 64 columns, a block of depths: tiles of 6 rows, and what is left. The first tile asks for the block, the others for
-    the following one."""
+    """All 64 columns, a block of depths: tiles of 6 rows, and what is left. The first tile asks for the block, the
+    others for the following one."""
     size = 4 * PANEL * depth
     row, following = 0, w + size
     if rows >= 6:
@@ -67,7 +68,8 @@ def block_of_panel(rows, fresh, depth, x, along, w, y, step, lines):
     if row + 2 <= rows:
         deep(zeros(2, 4), fresh, x + row * along, along, w, depth, y + row * step, step, w + AHEAD, following, lines)
         row += 2
-    if row < rows: deep(zeros(1, 4), fresh, x + row * along, along, w, depth, y + row * step, step, w + AHEAD, following, lines)
+    if row < rows:
+        deep(zeros(1, 4), fresh, x + row * along, along, w, depth, y + row * step, step, w + AHEAD, following, lines)
 
 
 @njit(**HELPER)
@@ -90,10 +92,12 @@ def part_panel(rows, columns, across, depth, x, along, w, y, step):
     for left in range(0, columns, 16):
         row, lanes = 0, min(16, columns - left)
         while row + 6 <= rows:
-            strip(zeros(6, 1), x + row * along, along, w + 4 * left, across, depth, y + row * step + 4 * left, step, True, lanes)
+            strip(zeros(6, 1), x + row * along, along, w + 4 * left, across, depth, y + row * step + 4 * left, step,
+                  True, lanes)
             row += 6
         while row < rows:
-            strip(zeros(1, 1), x + row * along, along, w + 4 * left, across, depth, y + row * step + 4 * left, step, True, lanes)
+            strip(zeros(1, 1), x + row * along, along, w + 4 * left, across, depth, y + row * step + 4 * left, step,
+                  True, lanes)
             row += 1
 
 

@@ -1,4 +1,5 @@
-"""x @ W for sparse W that names the place of each number: by inputs (csc), or one by one (coo). Nothing is densified."""
+"""x @ W for sparse W that names the place of each number: by inputs (csc), or one by one (coo). Nothing is
+densified."""
 from typing import Any
 
 import numpy as np

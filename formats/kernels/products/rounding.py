@@ -15,7 +15,8 @@ PACKS = "+avx512bw" in FEATURES                              # instructions that
 HALVES = "+avx512bf16" in FEATURES
 f4, i4 = np.float32, np.int32
 FINITE = f4(np.finfo(f4).max)
-# rows whose largest number is below or above these are taken times or by LIFT, so that their scale, one over it, and what it
+# rows whose largest number is below or above these are taken times or by LIFT, so that their scale, one over it, and
+# what it
 # makes with a scale of W, are float32
 LIFT_BELOW, LIFT_ABOVE, LIFT = f4(127 * 2.0 ** -126), f4(2.0 ** 60), f4(2.0 ** 64)
 
@@ -40,7 +41,8 @@ def greater(builder, x, y):
 
 
 largest_magnitude = folded(greater)
-added_words = folded(lambda builder, x, y: builder.bitcast(builder.add(as_words(builder, x), as_words(builder, y)), VECTOR))
+added_words = folded(lambda builder, x,
+                     y: builder.bitcast(builder.add(as_words(builder, x), as_words(builder, y)), VECTOR))
 
 
 @intrinsic
@@ -52,7 +54,9 @@ def bits(typing, number):
 
 def nearest_words(builder, vector):
     """Whole numbers, to nearest."""
-    if not PACKS: return builder.fptosi(builder.call(llvm_function(builder, f"llvm.rint.v{LANES}f32", VECTOR, VECTOR), [vector]), WORDS)
+    if not PACKS:
+        return builder.fptosi(builder.call(llvm_function(builder, f"llvm.rint.v{LANES}f32", VECTOR, VECTOR), [vector]),
+                              WORDS)
     convert = llvm_function(builder, "llvm.x86.avx512.mask.cvtps2dq.512", WORDS, VECTOR, WORDS, SHORT, LANE)
     return builder.call(convert, [vector, words_of(0), SHORT(0xFFFF), LANE(4)])
 
@@ -64,7 +68,8 @@ def keep_bytes(typing, a, b, c, d, address):
         *vectors, address = values
         numbers = [nearest_words(builder, builder.extract_value(vector, 0)) for vector in vectors]
         if not PACKS:
-            for i, each in enumerate(numbers): store_words(builder, each, builder.add(address, address.type(16 * i)), BYTE)
+            for i, each in enumerate(numbers):
+                store_words(builder, each, builder.add(address, address.type(16 * i)), BYTE)
             return context.get_dummy_value()
         shorts, bytes_ = ir.VectorType(SHORT, 2 * LANES), ir.VectorType(BYTE, 4 * LANES)
         pairs = llvm_function(builder, "llvm.x86.avx512.packssdw.512", shorts, WORDS, WORDS)
@@ -88,7 +93,8 @@ def add_bytes(typing, sums, address):
 
 @intrinsic
 def kept_finite(typing, vector):
-    """What is finite, but would be rounded to an infinite bfloat16, becomes the largest one; NaN as one that no rounding moves."""
+    """What is finite, but would be rounded to an infinite bfloat16, becomes the largest one; NaN as one that no
+    rounding moves."""
     def code(context, builder, signature, values):
         word = as_words(builder, builder.extract_value(values[0], 0))
         size = builder.and_(word, words_of(0x7FFFFFFF))
@@ -107,7 +113,8 @@ def keep_halves(typing, vector, address):
         value = builder.extract_value(values[0], 0)
         word = as_words(builder, value)
         size = builder.and_(word, words_of(0x7FFFFFFF))
-        beyond = builder.icmp_unsigned("<", builder.sub(size, words_of(BF16_OVERFLOW)), words_of(0x7F800000 - BF16_OVERFLOW))
+        beyond = builder.icmp_unsigned("<", builder.sub(size, words_of(BF16_OVERFLOW)),
+                                       words_of(0x7F800000 - BF16_OVERFLOW))
         if HALVES:
             value = builder.bitcast(builder.select(beyond, builder.and_(word, words_of(0xFFFF0000)), word), VECTOR)
             narrow = ir.VectorType(BFloat(), LANES)
@@ -126,7 +133,8 @@ def keep_halves(typing, vector, address):
 
 @njit(**HELPER)
 def round_halves(x, n, target, depth, piece):
-    """n float32 at x as bfloat16; zeros up to depth, a multiple of 32. Every 64 bytes begin so many after those before."""
+    """n float32 at x as bfloat16; zeros up to depth, a multiple of 32. Every 64 bytes begin so many after those
+    before."""
     full = n // 32 * 32
     for k in range(0, full, 32):
         keep_halves(get(x + 4 * k, None), target)
@@ -146,12 +154,14 @@ def keep_row(x, n, target, depth, piece, group, groups, totals, middle, lift, tu
         start, end, added = g * group, min((g + 1) * group, depth), zeros(1, 1)
         for k in range(start, min(end, full), 64):
             at, to = x + 4 * k, target + k // 64 * piece
-            keep_bytes(get(at, None) * lift * turns, get(at + 64, None) * lift * turns, get(at + 128, None) * lift * turns,
+            keep_bytes(get(at, None) * lift * turns, get(at + 64, None) * lift * turns,
+                       get(at + 128, None) * lift * turns,
                        get(at + 192, None) * lift * turns, to)
             added = add_bytes(added, to)
         if start <= full < end:
             at, left, to = x + 4 * full, n - full, target + full // 64 * piece
-            keep_bytes(get(at, left) * lift * turns, get(at + 64, left - 16) * lift * turns, get(at + 128, left - 32) * lift * turns,
+            keep_bytes(get(at, left) * lift * turns, get(at + 64, left - 16) * lift * turns,
+                       get(at + 128, left - 32) * lift * turns,
                        get(at + 192, left - 48) * lift * turns, to)
             added = add_bytes(added, to)
         totals[g] = i4(middle * bits(added_words(added)))
@@ -165,9 +175,9 @@ def keep_far_row(x, n, target, depth, piece, group, groups, totals, middle, lift
 
 @njit(**HELPER)
 def round_bytes(x, n, target, depth, piece, group, groups, sums, middle):
-    """n float32 at x as whole numbers up to 127 times the two scales that are given back: the second is 1 but for rows seldom met
-    (see LIFT), the first NaN for rows that are not finite; zeros up to depth, a multiple of 64; what each group adds up to,
-    times middle, as int32 at sums. Every 64 bytes begin `piece` after those before."""
+    """n float32 at x as whole numbers up to 127 times the two scales that are given back: the second is 1 but for rows
+    seldom met (see LIFT), the first NaN for rows that are not finite; zeros up to depth, a multiple of 64; what each
+    group adds up to, times middle, as int32 at sums. Every 64 bytes begin `piece` after those before."""
     full, totals = n // 64 * 64, ints_at(sums, groups)
     a, b = zeros(1, 1), zeros(1, 1)
     for k in range(0, full, 64):

@@ -1,7 +1,7 @@
 """x @ W for slices of columns whose numbers lie side by side (SELL-C-σ); nothing is densified.
 
-Many tokens: a column steps over its neighbours' numbers, and ends before the zeros that fill it up. One token: a slice is
-multiplied 16 columns at a time, with the entries of x that they name gathered."""
+Many tokens: a column steps over its neighbours' numbers, and ends before the zeros that fill it up. One token: a slice
+is multiplied 16 columns at a time, with the entries of x that they name gathered."""
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,8 @@ def add_gathered(typing, sums, val, idx, kind, x):
         start = builder.shuffle_vector(start, start, ir.Constant(lanes, [0] * LANES))
         apart = builder.mul(builder.zext(found, far), ir.Constant(far, [4] * LANES))
         at = builder.inttoptr(builder.add(start, apart), ir.VectorType(ir.FloatType().as_pointer(), LANES))
-        gather = llvm_function(builder, f"llvm.masked.gather.v{LANES}f32.v{LANES}p0", VECTOR, at.type, LANE, MASK, VECTOR)
+        gather = llvm_function(builder, f"llvm.masked.gather.v{LANES}f32.v{LANES}p0", VECTOR, at.type, LANE, MASK,
+                               VECTOR)
         entries = builder.call(gather, [at, LANE(4), ir.Constant(MASK, [1] * LANES), ir.Constant(VECTOR, None)])
         new = multiply_add(builder, entries, load_vector(builder, val), builder.extract_value(tile, 0))
         return builder.insert_value(tile, new, 0)
@@ -64,7 +65,8 @@ def lane(typing, sums, i):
 
 @njit(**HELPER)
 def slot_column(none, idx, val, k, end, chunk, x, along, y):
-    """One column for the tokens of a strip, its numbers `chunk` apart; several sums, as an addition takes four cycles."""
+    """One column for the tokens of a strip, its numbers `chunk` apart; several sums, as an addition takes four
+    cycles."""
     one, two, three, four = none, none, none, none
     while k + 3 * chunk < end:
         one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along, None)
@@ -143,13 +145,15 @@ def sell_single(weight, start, width, x, y):
             continue
         if s.bytes == 2: sums = slice_sums(zeros(1, 1), w, s, np.uint16, k, end, x)
         else: sums = slice_sums(zeros(1, 1), w, s, np.uint32, k, end, x)
-        for i in range(min(16, start + width - slot)): out[read_unsigned(s.order, s.named, slot + i) - start] = lane(sums, i)
+        for i in range(min(16, start + width - slot)):
+            out[read_unsigned(s.order, s.named, slot + i) - start] = lane(sums, i)
 
 
 def product_sell(x: np.ndarray, order: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
                  chunk: int, sigma: int, epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; slice s of `chunk` columns has the rows ptr[s]:ptr[s + 1] of
-    idx and val (each of `chunk` numbers); its columns are order[s chunk:(s + 1) chunk], sorted within windows of `sigma`.
+    idx and val (each of `chunk` numbers); its columns are order[s chunk:(s + 1) chunk], sorted within windows of
+    `sigma`.
 
     order: uint16 or uint32 (p), ptr: uint32 (slices + 1), idx: uint16 or uint32, val: float32."""
     order, ptr = typed("order", order, np.uint16, np.uint32), typed("ptr", ptr, np.uint32)
@@ -157,8 +161,8 @@ def product_sell(x: np.ndarray, order: np.ndarray, ptr: np.ndarray, idx: np.ndar
     check_product(x, None, len(order), out, order=order, ptr=ptr, idx=idx, val=val)
     if min(chunk, sigma) < 1: raise ValueError(f"sell: slices of {chunk}, windows of {sigma}")
     if len(ptr) - 1 != -(-len(order) // chunk) or not int(ptr[-1]) * chunk == len(idx) == len(val) or sigma % chunk:
-        raise ValueError(f"sell: ptr of {len(ptr)} ending at {ptr[-1]}, {len(idx)} indices and {len(val)} numbers do not make "
-                         f"{len(order)} columns in slices of {chunk}, windows of {sigma}")
+        raise ValueError(f"sell: ptr of {len(ptr)} ending at {ptr[-1]}, {len(idx)} indices and {len(val)} numbers do "
+                         f"not make {len(order)} columns in slices of {chunk}, windows of {sigma}")
     slices = filled(address(order), address(ptr), chunk, idx.itemsize, order.itemsize)
     functions = sell_short if idx.itemsize == 2 else sell_wide, sell_single
     return launch_sparse(x, (address(slices), *weights), out, epilogue, functions, group=min(sigma, len(order)))

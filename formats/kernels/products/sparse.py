@@ -1,8 +1,8 @@
 """x @ W for sparse W stored by output column (csr, n:m): nothing is densified.
 
 Strips of tokens are turned so that tokens run along the contiguous axis. Then a nonzero is one number times a row of
-tokens, added to sums that stay in registers; finished columns are turned back. A single token needs no turning: a column
-is a dot product with the entries of x that it names."""
+tokens, added to sums that stay in registers; finished columns are turned back. A single token needs no turning: a
+column is a dot product with the entries of x that it names."""
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from formats.machine.threads import threads
 from .linear import LINEAR, check_product, linear_stages, tile, typed
 from .turning import turn_in, turn_out
 
-# columns: the function for the format, single: that for one token; r, c: numbers that the format has; chunk: tokens that
+# columns: the function for the format, single: that for one token; r, c: numbers that the format has; chunk: tokens
+# that
 # are turned at once; depth: lines of a turned strip; once: columns computed before they are turned back
 SPARSE = np.dtype(words("columns single ptr idx val r c chunk depth p once"))
 ROOMY = 1 << 20                                              # bytes for turned tokens: a half of an L2
@@ -41,17 +42,20 @@ def sparse(item, worker, arguments):
     else:
         y = c.room + worker * c.apart
         x = y + 4 * w.once * STRIP
-        for first in range(low, high, w.chunk): multiply_chunk(c, w, first, min(w.chunk, high - first), left, right, x, y)
+        for first in range(low, high, w.chunk):
+            multiply_chunk(c, w, first, min(w.chunk, high - first), left, right, x, y)
     finish_block(c.after, low, high, left, right)
     if right - left == c.p: finish_rows(c.after, low, high)
 
 
 @njit(**HELPER)
 def multiply_chunk(c, w, first, count, left, right, x, y):
-    """Columns left..right of so many rows of out; a column's numbers are read from a near cache for all but one strip."""
+    """Columns left..right of so many rows of out; a column's numbers are read from a near cache for all but one
+    strip."""
     for t in range(0, count, STRIP):
         here = min(STRIP, count - t)
-        turn_in(c.x + 4 * (first + t) * c.along, 4 * c.along, here, c.n, x + 4 * t * w.depth, strip_width(here), w.depth)
+        turn_in(c.x + 4 * (first + t) * c.along, 4 * c.along, here, c.n, x + 4 * t * w.depth, strip_width(here),
+                w.depth)
     for start in range(left, right, w.once):
         width = min(w.once, right - start)
         for t in range(0, count, STRIP):
@@ -71,7 +75,8 @@ def strip_width(count):
 
 @njit(**HELPER)
 def csr_column(none, idx, val, k, end, x, along, y):
-    """One column for a strip of tokens: four sums side by side, whatever the strip, as an addition takes four cycles."""
+    """One column for a strip of tokens: four sums side by side, whatever the strip, as an addition takes four
+    cycles."""
     one, two, three, four = none, none, none, none
     while k + 4 <= end:
         one = add_outer(one, val + 4 * k, 0, x + i8(idx[k]) * along, None)
@@ -169,7 +174,8 @@ def nm_dot(idx, val, x, groups, kept, group):
     """One column of n:m weights for one token."""
     total = f4(0)
     if kept == 2:
-        for g in range(groups): total += val[2 * g] * x[g * group + idx[2 * g]] + val[2 * g + 1] * x[g * group + idx[2 * g + 1]]
+        for g in range(groups):
+            total += val[2 * g] * x[g * group + idx[2 * g]] + val[2 * g + 1] * x[g * group + idx[2 * g + 1]]
     else:
         for g in range(groups):
             for i in range(g * kept, (g + 1) * kept): total += val[i] * x[g * group + idx[i]]
@@ -191,14 +197,16 @@ def nm_single(weight, start, width, x, y):
 def launch_sparse(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], out: np.ndarray, epilogue: Any,
                   functions: tuple[Function, Function | None], sizes: tuple[int, int] = (1, 1), group: int = 1,
                   inputs: int = 1, columns: int = BLOCK_COLUMNS) -> np.ndarray:
-    """weights: ptr (or a number), idx, val; functions: compute columns for a strip of tokens, and for one token; sizes: r
-    and c, as those functions read them; group: columns that belong together, inputs: inputs that do; columns: so many at once."""
+    """weights: ptr (or a number), idx, val; functions: compute columns for a strip of tokens, and for one token; sizes:
+    r and c, as those functions read them; group: columns that belong together, inputs: inputs that do; columns: so many
+    at once."""
     ptr, idx, val = weights
     (T, n), (many, one) = x.shape, functions
     depth = -(-(-(-n // inputs) * inputs) // 16) * 16
     chunk = choose_tokens(idx.nbytes + val.nbytes, depth, STRIP)
     once = max(columns // group, 1) * group
-    fields = (many.address, one.address if one else 0, ptr if isinstance(ptr, int) else address(ptr), address(idx), address(val),
+    fields = (many.address, one.address if one else 0, ptr if isinstance(ptr, int) else address(ptr), address(idx),
+              address(val),
               *sizes, chunk, depth, out.shape[1], once)
     weight, after, workers = filled(*fields), epilogue_record(epilogue, out), threads()
     with POOL.lock:
@@ -208,8 +216,8 @@ def launch_sparse(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], ou
 
 
 def choose_tokens(size: int, depth: int, strip: int) -> int:
-    """Tokens that are turned at once: a strip where all of the weight stays in cache from strip to strip, otherwise as many as
-    share one reading of it."""
+    """Tokens that are turned at once: a strip where all of the weight stays in cache from strip to strip, otherwise as
+    many as share one reading of it."""
     return strip if size <= NEAR else max(ROOMY // (4 * depth) // strip, 1) * strip
 
 

@@ -1,7 +1,8 @@
 """x @ W for W of sparse tiles, r inputs by c outputs, stored by columns of tiles; nothing is densified.
 
-Where c is a multiple of 16 a row of a tile is a vector: strips of tokens are turned, so that the numbers that multiply it lie
-side by side, and sums of tokens by outputs are written as rows. Other tiles go the way of sparse.py, tokens contiguous."""
+Where c is a multiple of 16 a row of a tile is a vector: strips of tokens are turned, so that the numbers that multiply
+it lie side by side, and sums of tokens by outputs are written as rows. Other tiles go the way of sparse.py, tokens
+contiguous."""
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,8 @@ def row_sums(none, c, idx, val, low, high, r, x, out):
 
 @njit(**HELPER)
 def tile_column(w, idx, low, high, x, tokens, out, step):
-    """A column of tiles for a strip of tokens: as many outputs at once as vectors go into c, as many tokens as sums fit."""
+    """A column of tiles for a strip of tokens: as many outputs at once as vectors go into c, as many tokens as sums
+    fit."""
     c, r = w.c, w.r
     for j in range(0, c, 64 if c % 64 == 0 else 32 if c % 32 == 0 else 16):
         val, to = w.val + 4 * j, out + 4 * j
@@ -68,15 +70,18 @@ def tile_column(w, idx, low, high, x, tokens, out, step):
             elif c % 32 == 0: row_sums(zeros(1, 2), c, idx, val, low, high, r, x, to)
             else: row_sums(zeros(1, 1), c, idx, val, low, high, r, x, to)
         elif c % 64 == 0 and MANY_REGISTERS:
-            for t in range(0, tokens, 4): tile_sums(zeros(4, 4), c, idx, val, low, high, r, x + 4 * t, tokens, to + t * step, step)
+            for t in range(0, tokens, 4):
+                tile_sums(zeros(4, 4), c, idx, val, low, high, r, x + 4 * t, tokens, to + t * step, step)
         elif c % 32 == 0 and MANY_REGISTERS:
-            for t in range(0, tokens, 8): tile_sums(zeros(8, 2), c, idx, val, low, high, r, x + 4 * t, tokens, to + t * step, step)
+            for t in range(0, tokens, 8):
+                tile_sums(zeros(8, 2), c, idx, val, low, high, r, x + 4 * t, tokens, to + t * step, step)
         elif tokens == TALL and MANY_REGISTERS: tile_sums(zeros(24, 1), c, idx, val, low, high, r, x, tokens, to, step)
         elif tokens == 16 and MANY_REGISTERS: tile_sums(zeros(16, 1), c, idx, val, low, high, r, x, tokens, to, step)
         else:
             for v in range(0, 64 if c % 64 == 0 else 32 if c % 32 == 0 else 16, 16):
                 for t in range(0, tokens, 4):
-                    tile_sums(zeros(4, 1), c, idx, val + 4 * v, low, high, r, x + 4 * t, tokens, to + 4 * v + t * step, step)
+                    tile_sums(zeros(4, 1), c, idx, val + 4 * v, low, high, r, x + 4 * t, tokens, to + 4 * v + t * step,
+                              step)
 
 
 @Kernel
@@ -138,7 +143,8 @@ def block_strip(none, w, ptr, idx, column, j, tokens, x, y):
 
 @Function.of(6)
 def block_columns(weight, start, width, tokens, x, y):
-    """Columns start.. of x @ W at y, tokens contiguous; tiles of r inputs by c outputs: strips of 8 and of 1 outputs."""
+    """Columns start.. of x @ W at y, tokens contiguous; tiles of r inputs by c outputs: strips of 8 and of 1
+    outputs."""
     w = record(weight, SPARSE)
     ptr, idx = pointer(w.ptr, np.uint32), pointer(w.idx, np.uint32)
     for column in range(start // w.c, (start + width + w.c - 1) // w.c):
@@ -174,7 +180,8 @@ def product_block(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarr
 
 def launch_blocks(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], out: np.ndarray, epilogue: Any,
                   tile: tuple[int, int]) -> np.ndarray:
-    """weights: ptr, or how many tiles every column of them has; idx; val; tile: r inputs by c outputs, c a multiple of 16."""
+    """weights: ptr, or how many tiles every column of them has; idx; val; tile: r inputs by c outputs, c a multiple of
+    16."""
     ptr, idx, val = weights
     (T, n), (r, c), counted = x.shape, tile, isinstance(ptr, int)
     depth = -(-(-(-n // r) * r) // 16) * 16
@@ -188,8 +195,10 @@ def launch_blocks(x: np.ndarray, weights: tuple[Any, np.ndarray, np.ndarray], ou
     return out
 
 
-def product_vectorwise(x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
-    """out (T, p) = x (T, n) @ W, then the epilogue; tile i of W, c outputs wide, has the rows val[i] for the inputs idx[i].
+def product_vectorwise(x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
+                       epilogue: Any = None) -> np.ndarray:
+    """out (T, p) = x (T, n) @ W, then the epilogue; tile i of W, c outputs wide, has the rows val[i] for the inputs
+    idx[i].
 
     idx: uint32 (tiles, kept), val: float32 (tiles, kept, c), c a multiple of 16."""
     arrays = typed("idx", idx, np.uint32, axes=2).shape[1], idx, typed("val", val, f4, axes=3)

@@ -1,8 +1,8 @@
 """Tiles of sums of narrow numbers in vector registers: rows of words of x against panels of words of W.
 
-One generator makes them all, loops included, so that sums never pass through memory. A sum is one chain along the depth in whichever
-tile it is, so its bits depend on no tile. A product of words takes up to six cycles and two begin in each (Zen 5), so at least
-twelve sums must be on their way."""
+One generator makes them all, loops included, so that sums never pass through memory. A sum is one chain along the depth
+in whichever tile it is, so its bits depend on no tile. A product of words takes up to six cycles and two begin in each
+(Zen 5), so at least twelve sums must be on their way."""
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,7 +24,8 @@ from formats.kernels.engine.vectors import (
 )
 from formats.kernels.engine.words import WORDS, add_fours, add_pairs, everywhere, nibbles
 
-# (rows, vectors) from large to small: each takes what rows the one before leaves. Of 32 registers 24 hold sums, two W, one x; of 16,
+# (rows, vectors) from large to small: each takes what rows the one before leaves. Of 32 registers 24 hold sums, two W,
+# one x; of 16,
 # half as wide, a vector takes two, and widening takes some. Groups of depths keep whole sums and what they add up to
 TILES = ((12, 2), (4, 4), (2, 4), (1, 4)) if MANY_REGISTERS else ((4, 1), (2, 1), (1, 2), (1, 1))
 GROUPED = ((6, 2), (3, 4), (2, 4), (1, 4)) if MANY_REGISTERS else ((3, 1), (2, 1), (1, 2), (1, 1))
@@ -33,8 +34,9 @@ ARGUMENTS = 17
 
 
 class TileKind(NamedTuple):
-    """What tiles multiply: `add` a product of words; a vector of W holds `deep` words along the depth, which `split` takes apart;
-    whole sums are settled, once for each group of depths where there are groups; bias and residual are added."""
+    """What tiles multiply: `add` a product of words; a vector of W holds `deep` words along the depth, which `split`
+    takes apart; whole sums are settled, once for each group of depths where there are groups; bias and residual are
+    added."""
 
     add: Callable[..., Any]
     deep: int = 1
@@ -79,20 +81,23 @@ def accumulate(builder, kind, rows, across, x, along, w, apart, beside, steps):
         found = [builder.bitcast(load_vector(builder, start), WORDS) for start in starts]
         for i, vectors in enumerate(zip(*(kind.split(builder, v) for v in found), strict=True)):
             for r in range(rows):
-                factor = everywhere(builder, builder.load(pointer_at(builder, offset_by(builder, x, along, r), 4 * i, LANE)))
+                factor = everywhere(builder,
+                                    builder.load(pointer_at(builder, offset_by(builder, x, along, r), 4 * i, LANE)))
                 for v, vector in enumerate(vectors):
                     sums[r * across + v] = kind.add(builder, sums[r * across + v], factor, vector)
         return [builder.add(x, WORD(4 * kind.deep)), builder.add(w, apart), *sums]
-    x, w, *sums = emit_loop(builder, builder.udiv(steps, WORD(kind.deep)), [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)], step)
+    x, w, *sums = emit_loop(builder, builder.udiv(steps, WORD(kind.deep)),
+                            [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)], step)
     return x, w, sums
 
 
 def settle_sums(builder, sums, numbers, across, less, apart, factors, scales):
-    """Whole sums, less an int32 of each row, apart bytes from each other, times a factor of the row and scales of the columns, as
-    float32; plus numbers, unless there are none."""
+    """Whole sums, less an int32 of each row, apart bytes from each other, times a factor of the row and scales of the
+    columns, as float32; plus numbers, unless there are none."""
     scale, new = [load_vector(builder, scales, 64 * v) for v in range(across)], []
     for i, each in enumerate(sums):
-        off = everywhere(builder, builder.load(pointer_at(builder, offset_by(builder, less, apart, i // across), 0, LANE)))
+        off = everywhere(builder,
+                         builder.load(pointer_at(builder, offset_by(builder, less, apart, i // across), 0, LANE)))
         factor = splat(builder, builder.load(pointer_at(builder, factors, 4 * (i // across), FLOAT)))
         number = builder.sitofp(builder.sub(builder.bitcast(each, WORDS), off), VECTOR)
         by = builder.fmul(scale[i % across], factor)
@@ -101,11 +106,13 @@ def settle_sums(builder, sums, numbers, across, less, apart, factors, scales):
 
 
 def make_tile(kind: TileKind, rows: int, across: int) -> Any:
-    """An intrinsic: a tile of sums. Rows of x lie along bytes apart; 16 columns of W at each depth, the next depth apart, the next 16
-    columns beside; so many words of depth; sums go to y, step bytes a row, plus a bias, plus a residual, further bytes a row.
-    Whole sums are settled: see `settle_sums`, scales of groups lie pitch bytes apart, a group has so many words."""
+    """An intrinsic: a tile of sums. Rows of x lie along bytes apart; 16 columns of W at each depth, the next depth
+    apart, the next 16 columns beside; so many words of depth; sums go to y, step bytes a row, plus a bias, plus a
+    residual, further bytes a row. Whole sums are settled: see `settle_sums`, scales of groups lie pitch bytes apart, a
+    group has so many words."""
     @intrinsic
-    def tile(typing, x, along, w, apart, beside, steps, y, step, bias, residual, further, less, factors, scales, pitch, groups, group):
+    def tile(typing, x, along, w, apart, beside, steps, y, step, bias, residual, further, less, factors, scales, pitch,
+             groups, group):
         def code(context, builder, signature, values):
             x, along, w, apart, beside, steps, y, step, bias, residual, further, less, factors, scales, pitch, groups, group = values
             def one_group(g, values):
@@ -116,9 +123,12 @@ def make_tile(kind: TileKind, rows: int, across: int) -> Any:
                 off, apart_rows = builder.add(less, builder.mul(g, WORD(4))), builder.mul(groups, WORD(4))
                 scale = builder.add(scales, builder.mul(g, pitch))
                 return [x, w, *settle_sums(builder, sums, numbers, across, off, apart_rows, factors, scale)]
-            if kind.groups: _, _, *sums = emit_loop(builder, groups, [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)], one_group)
+            if kind.groups:
+                _, _, *sums = emit_loop(builder, groups, [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)],
+                                        one_group)
             else: _, _, sums = accumulate(builder, kind, rows, across, x, along, w, apart, beside, steps)
-            if kind.whole and not kind.groups: sums = settle_sums(builder, sums, None, across, less, WORD(4), factors, scales)
+            if kind.whole and not kind.groups:
+                sums = settle_sums(builder, sums, None, across, less, WORD(4), factors, scales)
             for i, each in enumerate(sums):
                 r, v = divmod(i, across)
                 if kind.sums:
@@ -131,9 +141,10 @@ def make_tile(kind: TileKind, rows: int, across: int) -> Any:
 
 
 def by_bands(kind: TileKind, high: int, across: int) -> Any:
-    """A function: as many tiles as fit, rows by vectors, from a row on, and single vectors where a tile is wider than what is left
-    of a panel of so many columns, a multiple of 16; the first row that is left. after: bias, residual, bytes between its rows;
-    how: what to take off sums, factors of rows, scales of columns, bytes between those of groups, groups, words of one."""
+    """A function: as many tiles as fit, rows by vectors, from a row on, and single vectors where a tile is wider than
+    what is left of a panel of so many columns, a multiple of 16; the first row that is left. after: bias, residual,
+    bytes between its rows; how: what to take off sums, factors of rows, scales of columns, bytes between those of
+    groups, groups, words of one."""
     wide, single, width = make_tile(kind, high, across), make_tile(kind, high, 1), 16 * across
 
     @njit(**HELPER)
@@ -145,9 +156,13 @@ def by_bands(kind: TileKind, high: int, across: int) -> Any:
             first, many = w + column // 16 * beside, column + width <= columns
             for i in range(row, left, high):
                 at, to, more, off = x + i * along, y + i * step + 4 * column, residual + i * further + 4 * column, less + 4 * i * groups
-                if many: wide(at, along, first, apart, beside, steps, to, step, bias + 4 * column, more, further, off, factors + 4 * i,
+                if many:
+                    wide(at, along, first, apart, beside, steps, to, step, bias + 4 * column, more, further, off,
+                         factors + 4 * i,
                               scales + 4 * column, pitch, groups, group)
-                else: single(at, along, first, apart, beside, steps, to, step, bias + 4 * column, more, further, off, factors + 4 * i,
+                else:
+                    single(at, along, first, apart, beside, steps, to, step, bias + 4 * column, more, further, off,
+                           factors + 4 * i,
                              scales + 4 * column, pitch, groups, group)
             column += width if many else 16
         return left

@@ -8,8 +8,8 @@ from formats.kernels.engine.vectors import turn, turn_edge
 
 @njit(**HELPER)
 def turn_in(x, along, count, n, y, tokens, depth):
-    """count rows of n numbers at x, along bytes apart, turned, at y: (depth, tokens), and zero from n on. What stands for
-    rows that x has not is of no meaning. tokens is 1 or a multiple of 8, depth of 16."""
+    """count rows of n numbers at x, along bytes apart, turned, at y: (depth, tokens), and zero from n on. What stands
+    for rows that x has not is of no meaning. tokens is 1 or a multiple of 8, depth of 16."""
     full = n // 16 * 16
     if tokens == 1:
         row, kept = floats(x, n), floats(y, n)
@@ -21,7 +21,8 @@ def turn_in(x, along, count, n, y, tokens, depth):
             if here == 16: turn(source, along, target, 4 * tokens)
             else: turn_edge(source, along, here, 16, target, 4 * tokens, 16, lanes)
         if full < n:
-            turn_edge(x + t * along + 4 * full, along, here, n - full, y + 4 * (full * tokens + t), 4 * tokens, 16, lanes)
+            turn_edge(x + t * along + 4 * full, along, here, n - full, y + 4 * (full * tokens + t), 4 * tokens, 16,
+                      lanes)
     empty = floats(y + 4 * n * tokens, (depth - n) * tokens)
     for i in range(empty.size): empty[i] = 0
 
@@ -31,6 +32,7 @@ def turn_out(y, tokens, width, out, step, count):
     """The width lines at y, tokens apart, as columns of the count rows at out, step bytes apart."""
     for t in range(0, count, 16):
         for j in range(0, width, 16):
-            if t + 16 <= count and j + 16 <= width: turn(y + 4 * (j * tokens + t), 4 * tokens, out + t * step + 4 * j, step)
+            if t + 16 <= count and j + 16 <= width:
+                turn(y + 4 * (j * tokens + t), 4 * tokens, out + t * step + 4 * j, step)
             else: turn_edge(y + 4 * (j * tokens + t), 4 * tokens, min(16, width - j), 16, out + t * step + 4 * j, step,
                             min(16, count - t), min(16, width - j))

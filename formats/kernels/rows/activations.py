@@ -1,5 +1,5 @@
-"""Functions of single numbers, each a pass in place over so many rows of count numbers at the address y, step bytes from one to the
-next: compiled when an epilogue first asks for it."""
+"""Functions of single numbers, each a pass in place over so many rows of count numbers at the address y, step bytes
+from one to the next: compiled when an epilogue first asks for it."""
 import numpy as np
 
 from formats.kernels.engine.arithmetic import get, keep

@@ -14,19 +14,21 @@ from .activations import PASSES, ROUGH
 
 # addresses (0: absent) of the two functions below, of the output, of a function of a row, and of the parts; beside,
 # across: the steps of times and residual; normal: 1 after the mean, 2 without it
-EPILOGUE = np.dtype([*words("on_block on_rows out step p bias activation times beside residual across normal gain shift"),
+EPILOGUE = np.dtype([
+    *words("on_block on_rows out step p bias activation times beside residual across normal gain shift"),
                      ("eps", "f8")])
 FLOAT32_MAX = np.finfo(np.float32).max
 DOWNSCALE = 2.0 ** -100                                      # brings numbers up to the largest near 1
 apply, apply_rows, activate = calling(8), calling(3), calling(4)
-TOGETHER = 4096                                              # numbers of rows that lie in the first cache from one stage to the next
+TOGETHER = 4096                                              # numbers of rows that lie in the first cache from one
+                                                             # stage to the next
 EPILOGUE_FIELDS = ("bias", "activation", "times", "residual", "eps", "norm", "gain", "shift")
 
 
 @njit(forceinline=True, fastmath=FAST, **HELPER)
 def try_normalise(y, centred, eps, unit):
-    """Rows times unit: subtract the mean if asked to, divide by the root of the mean square (Ba et al. 2016, eq. 4). Whether the
-    squares are finite; if not, y is as it was."""
+    """Rows times unit: subtract the mean if asked to, divide by the root of the mean square (Ba et al. 2016, eq. 4).
+    Whether the squares are finite; if not, y is as it was."""
     total = np.float32(0)
     if centred:
         for j in range(y.size): total += y[j] * unit
@@ -49,7 +51,8 @@ def normalise_far(y, centred, eps):
 
 @njit(**HELPER)
 def normalise(y, centred, eps):
-    """Normalise a row, whatever its size; one with what is no number, or infinite, becomes what these operations make of it."""
+    """Normalise a row, whatever its size; one with what is no number, or infinite, becomes what these operations make
+    of it."""
     if not try_normalise(y, centred, np.float32(eps), ONE): normalise_far(y, centred, eps)
 
 
@@ -69,7 +72,8 @@ def combine(y, to, count, factor, term, other):
     if y == to and not (factor or term or other): return
     full = 4 * (count // 16 * 16)
     for at in range(0, full, 64):
-        parted(y + at, to + at, None, factor + at if factor else 0, term + at if term else 0, other + at if other else 0)
+        parted(y + at, to + at, None, factor + at if factor else 0, term + at if term else 0,
+               other + at if other else 0)
     if full < 4 * count:
         parted(y + full, to + full, count - full // 4, factor + full if factor else 0, term + full if term else 0,
                other + full if other else 0)
@@ -77,8 +81,8 @@ def combine(y, to, count, factor, term, other):
 
 @njit(forceinline=True, **HELPER)
 def rest_part(e, y, to, row, start, count, bias):
-    """What follows an activation on the columns from start on of one row, so many at y: a bias (0 where it was before), a factor and a
-    residual; the result goes elsewhere."""
+    """What follows an activation on the columns from start on of one row, so many at y: a bias (0 where it was before),
+    a factor and a residual; the result goes elsewhere."""
     times, residual = e.times, e.residual
     if times: times += 4 * (row * e.beside + start)
     if residual: residual += 4 * (row * e.across + start)
@@ -94,8 +98,8 @@ def affine_part(e, y, start, count):
 
 @Function.of(8)
 def on_block(after, low, high, left, right, block, along, biased):
-    """The epilogue on rows low..high and columns left..right, which lie at block, but for what needs whole rows and what
-    follows that; the result goes to the output. biased: the bias was added already."""
+    """The epilogue on rows low..high and columns left..right, which lie at block, but for what needs whole rows and
+    what follows that; the result goes to the output. biased: the bias was added already."""
     e = record(after, EPILOGUE)
     count, bias = right - left, 0 if biased or not e.bias else e.bias + 4 * left
     early = e.activation or e.times                         # the bias comes before these
@@ -123,7 +127,8 @@ def on_rows(after, low, high):
 
 @njit(**HELPER)
 def pointwise_sums(after):
-    """Whether the record at an address, or 0, asks for nothing of single columns but that a bias and a residual are added."""
+    """Whether the record at an address, or 0, asks for nothing of single columns but that a bias and a residual are
+    added."""
     if not after: return True
     e = record(after, EPILOGUE)
     return not (e.activation or e.times or ((e.gain or e.shift) and not e.normal))
@@ -131,8 +136,8 @@ def pointwise_sums(after):
 
 @njit(**HELPER)
 def sums_at(after, row, column, nothing, simple):
-    """(bias, residual, bytes between its rows) of the record at an address, from a row and a column on; what is not there, or where
-    more than sums is asked for comes later, is at `nothing`, a line that adds nothing."""
+    """(bias, residual, bytes between its rows) of the record at an address, from a row and a column on; what is not
+    there, or where more than sums is asked for comes later, is at `nothing`, a line that adds nothing."""
     if not after: return nothing, nothing, 0
     e = record(after, EPILOGUE)
     bias = e.bias + 4 * column if e.bias else nothing
@@ -156,8 +161,8 @@ def finish_block(after, low, high, left, right):
 
 @njit(**HELPER)
 def move_block(after, low, high, left, right, block, along, out, step):
-    """The same for a block that lies elsewhere, along bytes between its rows; to out (a whole row's step in bytes) it goes as it
-    is where there is no record."""
+    """The same for a block that lies elsewhere, along bytes between its rows; to out (a whole row's step in bytes) it
+    goes as it is where there is no record."""
     if after: apply(record(after, EPILOGUE).on_block, after, low, high, left, right, block, along, 0)
     else:
         for i in range(high - low): combine(block + i * along, out + i * step, right - left, 0, 0, 0)
@@ -170,8 +175,8 @@ def finish_rows(after, low, high):
 
 
 def epilogue_record(epilogue: Epilogue | None, out: np.ndarray, rough: bool = False) -> np.ndarray | None:
-    """The EPILOGUE of one that fits out (T, p) and lies apart from it; None where nothing is done. rough: what comes before is no
-    more exact than ROUGH_ERROR, so activations need not be."""
+    """The EPILOGUE of one that fits out (T, p) and lies apart from it; None where nothing is done. rough: what comes
+    before is no more exact than ROUGH_ERROR, so activations need not be."""
     if epilogue is None or epilogue is NOTHING: return None
     epilogue.check(*out.shape, "out", out)
     bias, activation, times, residual, eps, norm, gain, shift = (getattr(epilogue, part) for part in EPILOGUE_FIELDS)

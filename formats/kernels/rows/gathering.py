@@ -9,7 +9,8 @@ from formats.kernels.engine.launch import address, words
 from formats.kernels.engine.memory import bytes_at, extended, floats, shorts, widen
 from formats.kernels.engine.native import njit
 
-# ids (int64), bytes between ids, table; bytes of a number; 0 words: rows of p numbers. Of panels: their width, inputs side by side and
+# ids (int64), bytes between ids, table; bytes of a number; 0 words: rows of p numbers. Of panels: their width, inputs
+# side by side and
 # in all, N columns; scales (groups, N), and inputs of a group
 SOURCE = np.dtype(words("ids apart table bytes width words deep N scale group"))
 SOURCE_BYTES = SOURCE.itemsize
@@ -33,13 +34,16 @@ class Columns(NamedTuple):
     def told(self) -> tuple[int, ...]:
         """What the kernel is told. ValueError for arrays of other sizes or kinds."""
         (n, N), (width, side, _), deep = self.shape, self.panelled, self.panelled.filled(self.shape[0])
-        if self.w.dtype not in PANEL_TYPES or self.w.shape != (deep * -(-N // VECTOR) * VECTOR,) or not is_contiguous(self.w):
+        if self.w.dtype not in PANEL_TYPES or self.w.shape != (deep * -(-N // VECTOR) * VECTOR,
+                                                               ) or not is_contiguous(self.w):
             raise ValueError(f"table: {self.w.dtype} of {self.w.shape} are no panels of {n} by {N} numbers")
         groups = -(-n // self.group) if self.group else 0
         if (self.w.itemsize == 1) != bool(groups) or (self.scale is not None) != bool(groups):
             raise ValueError(f"table: panels of {self.w.dtype} with {'no' if self.scale is None else 'given'} scales")
-        if self.scale is not None and (self.scale.shape != (groups, N) or self.scale.dtype != f4 or not is_contiguous(self.scale)):
-            raise ValueError(f"table: scales {self.scale.dtype} of {self.scale.shape}, where float32 of {(groups, N)} are needed")
+        if self.scale is not None and (self.scale.shape != (groups, N) or self.scale.dtype != f4
+                                       or not is_contiguous(self.scale)):
+            raise ValueError(f"table: scales {self.scale.dtype} of {self.scale.shape}, where float32 of {(groups, N)} "
+                             "are needed")
         return address(self.w), self.w.itemsize, width, side, deep, N, address(self.scale), self.group
 
 
@@ -72,7 +76,8 @@ def add_column(y, f, column, fresh):
     start = column // f.width * f.width
     along = min(f.width, (f.N + VECTOR - 1) // VECTOR * VECTOR - start) * f.words
     count, first = (f.deep // f.words - 1) * along + f.words, f.deep * start + (column - start) * f.words
-    single, short, stored = floats(f.table + 4 * first, count), shorts(f.table + 2 * first, count), bytes_at(f.table + first, count)
+    single, short, stored = floats(f.table + 4 * first,
+                                   count), shorts(f.table + 2 * first, count), bytes_at(f.table + first, count)
     at = 0
     for low in range(0, y.size, f.words):
         high = min(low + f.words, y.size)

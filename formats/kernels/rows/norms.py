@@ -1,4 +1,5 @@
-"""Each head of each row by itself: its norm, its gain and its shift, as queries and keys have them before they are rotated."""
+"""Each head of each row by itself: its norm, its gain and its shift, as queries and keys have them before they are
+rotated."""
 import numpy as np
 
 from formats.core.arrays import as_contiguous, separate, writable
@@ -29,15 +30,18 @@ def normed(item, worker, arguments):
 
 def pointwise_heads(x: np.ndarray, out: np.ndarray, gain: np.ndarray | None = None, shift: np.ndarray | None = None,
                     eps: float | None = None, norm: str = "layer") -> np.ndarray:
-    """out (T, h, d), which may be x: each head of x normalised by itself where there is an eps (see formats.core.epilogue),
-    times gain, plus shift, each (d,). ValueError for what does not fit."""
-    if x.ndim != 3 or out.shape != x.shape: raise ValueError(f"norm: x {x.shape} and out {out.shape} must be (rows, heads, columns)")
+    """out (T, h, d), which may be x: each head of x normalised by itself where there is an eps (see
+    formats.core.epilogue), times gain, plus shift, each (d,). ValueError for what does not fit."""
+    if x.ndim != 3 or out.shape != x.shape:
+        raise ValueError(f"norm: x {x.shape} and out {out.shape} must be (rows, heads, columns)")
     if norm not in NORMS: raise ValueError(f"norm: {norm!r} is none of {', '.join(NORMS)}")
-    if eps is not None and not EPS[0] <= eps <= EPS[1]: raise ValueError(f"norm: eps = {eps} is not from {EPS[0]:.3g} to {EPS[1]:.3g}")
+    if eps is not None and not EPS[0] <= eps <= EPS[1]:
+        raise ValueError(f"norm: eps = {eps} is not from {EPS[0]:.3g} to {EPS[1]:.3g}")
     T, h, d = x.shape
     writable("out", out)
     separate(out, over=True, x=x)
-    rows = {name: as_contiguous(name, row, np.float32) for name, row in (("gain", gain), ("shift", shift)) if row is not None}
+    rows = {name: as_contiguous(name, row, np.float32) for name,
+            row in (("gain", gain), ("shift", shift)) if row is not None}
     for name, row in rows.items():
         if row.shape != (d,): raise ValueError(f"{name}: {row.shape}, where ({d},) is needed")
     separate(out, **rows)

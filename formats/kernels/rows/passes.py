@@ -70,8 +70,8 @@ def pointwise(x: np.ndarray, out: np.ndarray, epilogue: Any) -> np.ndarray:
 
 
 def scale(x: np.ndarray, factor: float, out: np.ndarray) -> np.ndarray:
-    """out = factor x, which out may be: matrices with contiguous rows, or contiguous arrays of any number of axes, which are cut
-    into rows. factor: 0, or a normal float32."""
+    """out = factor x, which out may be: matrices with contiguous rows, or contiguous arrays of any number of axes,
+    which are cut into rows. factor: 0, or a normal float32."""
     if factor and not TINY <= abs(factor) <= HUGE: raise ValueError(f"scale: the factor {factor} is no normal float32")
     check_pass(x, out)
     source, target = (x, out) if x.ndim == 2 else (flat_rows("x", x), flat_rows("out", out))
@@ -89,13 +89,15 @@ def check_pass(x: np.ndarray, out: np.ndarray) -> None:
 
 def flat_rows(name: str, array: np.ndarray) -> np.ndarray:
     """A view as rows: the widest rows, at most 4096 numbers, that divide a contiguous array."""
-    if not array.flags.c_contiguous: raise ValueError(f"{name}: expected a contiguous array, got strides of {array.strides} bytes")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name}: expected a contiguous array, got strides of {array.strides} bytes")
     width = next(w for w in (4096, 1024, 256, 64, 16, 4, 1) if array.size % w == 0)
     return array.reshape(-1, width)
 
 
 def gather(ids: np.ndarray, table: Table, out: np.ndarray) -> np.ndarray:
-    """out (T, p) = table[ids]; the table (N, p) is float32 or float16, or columns of panels; ids are whole numbers below N."""
+    """out (T, p) = table[ids]; the table (N, p) is float32 or float16, or columns of panels; ids are whole numbers
+    below N."""
     return embed([(ids, table)], out)
 
 

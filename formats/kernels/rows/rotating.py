@@ -1,4 +1,5 @@
-"""Rotation by positions (Su et al. 2021, RoPE): pairs of columns of every head, turned by angles of the row's position."""
+"""Rotation by positions (Su et al. 2021, RoPE): pairs of columns of every head, turned by angles of the row's
+position."""
 import numpy as np
 
 from formats.core.arrays import as_contiguous, places, separate, writable
@@ -12,7 +13,8 @@ from formats.machine.threads import threads
 
 from .following import combine
 
-# out (T, h, d) from x; cos and sin (number of positions, k), of which row positions[i] is that of row i; with starts, row i is the last
+# out (T, h, d) from x; cos and sin (number of positions, k), of which row positions[i] is that of row i; with starts,
+# row i is the last
 # token of sequence i, or its first
 ROTATED = np.dtype(words("x x_row x_head out out_row out_head positions starts last cos sin T h d k rows"))
 
@@ -43,21 +45,26 @@ def rotated(item, worker, arguments):
             for at in range(0, full, 64):
                 turn_pairs(x + at, x + half + at, cos + at, sin + at, out + at, out + half + at, None)
             if full < half:
-                turn_pairs(x + full, x + half + full, cos + full, sin + full, out + full, out + half + full, (half - full) // 4)
+                turn_pairs(x + full, x + half + full, cos + full, sin + full, out + full, out + half + full,
+                           (half - full) // 4)
             combine(x + 2 * half, out + 2 * half, c.d - 2 * c.k, 0, 0, 0)
 
 
 def rotate(x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray, out: np.ndarray,
            starts: np.ndarray | Layout | None = None, last: bool = True) -> np.ndarray:
-    """out (T, h, d), which may be x: columns i and k + i of every head of x turned by the angle whose cosine and sine are in column i
-    of the row of cos and sin (N, k) that the row's position names. With starts, x has a row a sequence, which is that of its last token
-    or of its first; positions are those of all tokens. IndexError where a position is outside."""
-    if x.ndim != 3 or out.shape != x.shape: raise ValueError(f"rotate: x {x.shape} and out {out.shape} must be (rows, heads, columns)")
+    """out (T, h, d), which may be x: columns i and k + i of every head of x turned by the angle whose cosine and sine
+    are in column i of the row of cos and sin (N, k) that the row's position names. With starts, x has a row a sequence,
+    which is that of its last token or of its first; positions are those of all tokens. IndexError where a position is
+    outside."""
+    if x.ndim != 3 or out.shape != x.shape:
+        raise ValueError(f"rotate: x {x.shape} and out {out.shape} must be (rows, heads, columns)")
     T, h, d = x.shape
     if cos.ndim != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > d:
-        raise ValueError(f"rotate: cos {cos.shape} and sin {sin.shape}: both must be (positions, at most half of {d} columns)")
+        raise ValueError(f"rotate: cos {cos.shape} and sin {sin.shape}: both must be (positions, at most half of {d} "
+                         "columns)")
     batch = None if starts is None else sequences(starts)
-    if batch and len(batch.starts) <= T: raise ValueError(f"rotate: {len(batch.starts) - 1} sequences, but {T} rows of x")
+    if batch and len(batch.starts) <= T:
+        raise ValueError(f"rotate: {len(batch.starts) - 1} sequences, but {T} rows of x")
     tokens = int(batch.starts[-1]) if batch else T
     places("positions", positions, tokens, len(cos), of="cos")
     positions, cos, sin = (as_contiguous("positions", positions, np.int64), as_contiguous("cos", cos, np.float32),

@@ -1,5 +1,5 @@
-"""Rows of sequences, and rows that a sparse relation joins, made one: sums in float64 for sequences, as there are few of them. And
-attention of one query a sequence."""
+"""Rows of sequences, and rows that a sparse relation joins, made one: sums in float64 for sequences, as there are few
+of them. And attention of one query a sequence."""
 import numpy as np
 
 from formats.core.arrays import as_contiguous, readable, separate, writable
@@ -35,7 +35,8 @@ def gather_sum(c, total, low, high):
         x, weight = floats(c.x + 4 * row * c.along, c.p), np.float64(row - low + 1 if c.how == BY_PLACE else 1)
         for j in range(c.p): total[j] += weight * x[j]
     count = np.float64(high - low)
-    by = count if c.how == MEAN else np.sqrt(count) if c.how == BY_ROOT else count * (count + 1) / 2 if c.how == BY_PLACE else 1.0
+    by = count if c.how == MEAN else np.sqrt(count) if c.how == BY_ROOT else count * (count
+                                                                                      + 1) / 2 if c.how == BY_PLACE else 1.0
     for j in range(c.p): total[j] /= by
 
 
@@ -125,9 +126,10 @@ def attended_once(item, worker, arguments):
         for j in range(c.e): out[j] += weight * v[j]
 
 
-def pool_rows(x: np.ndarray, starts: np.ndarray | Layout | None, out: np.ndarray, how: str, unit: float | None = None) -> np.ndarray:
-    """out (S, p): the rows of x (T, p) of each sequence as one, see HOW, and of length one with `unit`, which is added to the square of
-    the length. Without starts each row is a sequence. ValueError for what does not fit."""
+def pool_rows(x: np.ndarray, starts: np.ndarray | Layout | None, out: np.ndarray, how: str,
+              unit: float | None = None) -> np.ndarray:
+    """out (S, p): the rows of x (T, p) of each sequence as one, see HOW, and of length one with `unit`, which is added
+    to the square of the length. Without starts each row is a sequence. ValueError for what does not fit."""
     if how not in HOW: raise ValueError(f"pool: {how!r} is none of {', '.join(HOW)}")
     p, S = door(x, out), len(out)
     batch = None if starts is None else sequences(starts)
@@ -138,49 +140,56 @@ def pool_rows(x: np.ndarray, starts: np.ndarray | Layout | None, out: np.ndarray
     each, workers = max(1, -(-S // (4 * threads()))), threads()
     with POOL.lock:
         room = ROOM.reserve(8 * p, workers)
-        values = (address(x), step(x), address(out), step(out), address(batch and batch.starts), S, p, HOW.index(how), unit is not None,
+        values = (address(x), step(x), address(out), step(out), address(batch and batch.starts), S, p, HOW.index(how),
+                  unit is not None,
                   each, *room, unit or 0.0)
         launch(workers, (pooled, make_record([values], POOLED), -(-S // each)))
     return out
 
 
 def hand_rows(x: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray) -> np.ndarray:
-    """out (S, p): the rows of x (S, p), but those of sequences that have no rows, which are left alone. ValueError for what does not
-    fit."""
+    """out (S, p): the rows of x (S, p), but those of sequences that have no rows, which are left alone. ValueError for
+    what does not fit."""
     p, S = door(x, out), len(out)
     batch = sequences(starts)
-    if len(x) != S or len(batch.starts) <= S: raise ValueError(f"hand: {len(batch.starts) - 1} sequences, x {x.shape}, out {out.shape}")
+    if len(x) != S or len(batch.starts) <= S:
+        raise ValueError(f"hand: {len(batch.starts) - 1} sequences, x {x.shape}, out {out.shape}")
     each, workers = max(1, -(-S // (4 * threads()))), threads()
     values = address(x), step(x), address(out), step(out), address(batch.starts), S, p, 0, 0, each, 0, 0, 0.0
     launch(workers, (handed, make_record([values], POOLED), -(-S // each)))
     return out
 
 
-def link_rows(x: np.ndarray, starts: np.ndarray, at: np.ndarray, weights: np.ndarray, out: np.ndarray, how: str) -> np.ndarray:
-    """out (R, p): row i is the sum, mean or max of the rows at[starts[i]:starts[i + 1]] of x, times weights. ValueError for what does not
-    fit, IndexError for a row that x has not."""
+def link_rows(x: np.ndarray, starts: np.ndarray, at: np.ndarray, weights: np.ndarray, out: np.ndarray,
+              how: str) -> np.ndarray:
+    """out (R, p): row i is the sum, mean or max of the rows at[starts[i]:starts[i + 1]] of x, times weights. ValueError
+    for what does not fit, IndexError for a row that x has not."""
     if how not in ("sum", "mean", "max"): raise ValueError(f"link: {how!r} is none of sum, mean, max")
     p = door(x, out)
     if any(each.dtype.kind not in "iu" for each in (starts, at)) or at.ndim != 1 or weights.ndim != 1:
-        raise ValueError(f"link: starts and at are whole numbers, not {starts.dtype} and {at.dtype}; at {at.shape} and weights "
-                         f"{weights.shape} have one axis")
+        raise ValueError(f"link: starts and at are whole numbers, not {starts.dtype} and {at.dtype}; at {at.shape} and "
+                         f"weights {weights.shape} have one axis")
     separate(out, starts=starts, at=at, weights=weights)
     starts, at, weights = (as_contiguous("starts", starts, np.int64), as_contiguous("at", at, np.int64),
                            as_contiguous("weights", weights, np.float32))
-    if starts.shape != (len(out) + 1,) or starts[0] != 0 or (np.diff(starts) < 0).any() or not starts[-1] == len(at) == len(weights):
-        raise ValueError(f"link: starts {starts.shape}, at {at.shape} and weights {weights.shape} are not those of {len(out)} rows")
+    if starts.shape != (len(out) + 1,
+                        ) or starts[0] != 0 or (np.diff(starts) < 0).any() or not starts[-1] == len(at) == len(weights):
+        raise ValueError(f"link: starts {starts.shape}, at {at.shape} and weights {weights.shape} are not those of "
+                         f"{len(out)} rows")
     if len(at) and not 0 <= (low := at.min()) <= (high := at.max()) < len(x):
         raise IndexError(f"at: {low if low < 0 else high} is outside 0 to {len(x) - 1}, the rows of x")
     each, workers = max(1, -(-len(out) // (8 * threads()))), threads()
-    values = address(x), step(x), address(out), step(out), address(starts), address(at), address(weights), len(out), p, HOW.index(how), each
+    values = address(x), step(
+        x), address(out), step(out), address(starts), address(at), address(weights), len(out), p, HOW.index(how), each
     launch(workers, (linked, make_record([values], LINKED), -(-len(out) // each)))
     return out
 
 
-def attend_once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray, scale: float = 1.0,
+def attend_once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray | Layout, out: np.ndarray,
+                scale: float = 1.0,
                 last: bool = True, reach: Reach = EVERY) -> np.ndarray:
-    """out (S, h, e): attention of one query of each sequence, its last token or its first, q (S, heads, d), to those of its keys and
-    values, k and v (T, heads, ..), that it sees. With fewer heads of q, k or v each serves a group."""
+    """out (S, h, e): attention of one query of each sequence, its last token or its first, q (S, heads, d), to those of
+    its keys and values, k and v (T, heads, ..), that it sees. With fewer heads of q, k or v each serves a group."""
     check_heads(out, q=q, k=k, v=v)
     batch, heads = sequences(starts), out.shape[1]
     T, S = int(batch.starts[-1]), len(out)
@@ -189,11 +198,13 @@ def attend_once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray 
     if len(batch.starts) <= S: raise ValueError(f"attention: {len(batch.starts) - 1} sequences, but {S} rows of out")
     serves = [served(name, view, heads) for name, view in (("q", q), ("k", k), ("v", v))]
     places = [heads_of(name, view, rows, heads // many)
-              for name, view, rows, many in (("q", q, S, serves[0]), ("k", k, T, serves[1]), ("v", v, T, serves[2]), ("out", out, S, 1))]
+              for name, view, rows,
+              many in (("q", q, S, serves[0]), ("k", k, T, serves[1]), ("v", v, T, serves[2]), ("out", out, S, 1))]
     workers = threads()
     with POOL.lock:
         room = ROOM.reserve(4 * T + 64, workers)
-        values = (*(each for place in places for each in place), address(batch.starts), S, heads, q.shape[2], v.shape[2], last,
+        values = (*(each for place in places for each in place), address(batch.starts), S, heads, q.shape[2],
+                  v.shape[2], last,
                   *clipped(reach), *serves, *room, check_scale(scale))
         launch(workers, (attended_once, make_record([values], ONCE), S * heads))
     return out

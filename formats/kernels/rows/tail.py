@@ -1,7 +1,7 @@
 """The tail of the normal distribution by a table: Φ(-a) = e^(-a²/2) R(a), and R is smooth.
 
-R, half of erfcx(a / √2), is a polynomial on each of 16 intervals of a, told apart by the highest bits of a + 1; vectors look
-16 coefficients up at once."""
+R, half of erfcx(a / √2), is a polynomial on each of 16 intervals of a, told apart by the highest bits of a + 1; vectors
+look 16 coefficients up at once."""
 import math
 from functools import cache
 from itertools import pairwise
@@ -15,7 +15,8 @@ from formats.kernels.engine.vectors import FEATURES, FLOAT, LANE, LANES, VECTOR,
 
 DEGREE, ONE = 6, np.float32(1)
 EDGE = np.float32(13.2625)                                   # from there on, e^(-a²/2) is 0
-SHIFT = 21                                                   # of the bits of a float32, those above: sign, exponent, two more
+SHIFT = 21                                                   # of the bits of a float32, those above: sign, exponent,
+                                                             # two more
 EDGES = [2.0 ** octave * (1 + quarter / 4) - 1 for octave in range(4) for quarter in range(4)] + [15.0]
 
 
@@ -25,7 +26,8 @@ def scaled_tail(a: float) -> float:
 
 
 def polynomial(low: float, high: float) -> list[float]:
-    """(centre, coefficients) on an interval: R is nearly a float32 at the centre, and met at the zeros of a Chebyshev polynomial."""
+    """(centre, coefficients) on an interval: R is nearly a float32 at the centre, and met at the zeros of a Chebyshev
+    polynomial."""
     near = (low + high) / 2 + (high - low) * np.arange(-32, 32) / 1024
     centre = min(near.tolist(), key=lambda a: abs(float(np.float32(scaled_tail(a))) / scaled_tail(a) - 1))
     at = (low + high) / 2 + (high - low) / 2 * np.cos(np.pi * (np.arange(DEGREE) + 0.5) / DEGREE)
@@ -35,7 +37,8 @@ def polynomial(low: float, high: float) -> list[float]:
 
 @cache
 def fit_tables() -> np.ndarray:
-    """(2 + DEGREE, 16): centres, then coefficients; an interval is where the bits of what it begins with, plus one, say."""
+    """(2 + DEGREE, 16): centres, then coefficients; an interval is where the bits of what it begins with, plus one,
+    say."""
     codes = (np.array(EDGES[:-1], np.float32) + ONE).view(np.uint32) >> SHIFT & 15
     found = np.empty((2 + DEGREE, 16), np.float32)
     found[:, codes] = np.transpose([polynomial(*interval) for interval in pairwise(EDGES)])
@@ -55,7 +58,8 @@ def permute(builder, values, codes):
             order = ir.Constant(lanes, list(range(first, first + 8)))
             some = builder.shuffle_vector(codes, ir.Constant(WHOLE, ir.Undefined), order)
             low, high = (builder.call(permute, [ir.Constant(half, values[at:at + 8]), some]) for at in (0, 8))
-            upper = builder.icmp_unsigned("!=", builder.and_(some, ir.Constant(lanes, [8] * 8)), ir.Constant(lanes, [0] * 8))
+            upper = builder.icmp_unsigned("!=", builder.and_(some, ir.Constant(lanes, [8] * 8)),
+                                          ir.Constant(lanes, [0] * 8))
             parts.append(builder.select(upper, high, low))
         return builder.shuffle_vector(*parts, ir.Constant(WHOLE, list(range(LANES))))
     for lane in range(LANES):

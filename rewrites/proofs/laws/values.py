@@ -1,6 +1,7 @@
 """The ring of values: numbers in rows and columns, whatever operator gives them. Directed, so that equal values come to
-the same form: transposes at the leaves, blocks outermost (rewrites/proofs/laws/blocks.py), then sums, then numbers, then
-products from the right. They serve proofs (rewrites/proofs/equations.py), not the search: no program is cheaper for them.
+the same form: transposes at the leaves, blocks outermost (rewrites/proofs/laws/blocks.py), then sums, then numbers,
+then products from the right. They serve proofs (rewrites/proofs/equations.py), not the search: no program is cheaper
+for them.
 
 A sum is taken apart only where no column spreads (SAME). No law subsumes its left side: what is no longer looked at is
 still needed once its class is found to be another."""
