@@ -31,12 +31,13 @@ from rewrites.front import removing
 from rewrites.front.choice import choose
 from rewrites.front.goals import ANY, goals
 from rewrites.front.ladder import LADDER, OBJECTIVES, Front, count_methods, describe_methods
+from rewrites.front.opening import source
 from rewrites.front.quality import Quality, loosened
 from rewrites.front.removing import METRICS, Level, removed
 from rewrites.front.variants import less, smaller
 from rewrites.front.workload import Workload, calibration
 from rewrites.laws import EXACT_LAWS
-from rewrites.run import Run, source
+from rewrites.run import Run
 
 COLUMNS = ("technique", "program", "ms", "megabytes", "spearman_chosen_by", "spearman_kept_apart", "stated_error")
 EXACT, COMPOSED = "exact float32", "composition"

@@ -17,8 +17,8 @@ from opmatrix.measure import measure, medians
 from rewrites.command.report import Report
 from rewrites.extraction import Infeasible
 from rewrites.front.workload import Workload
-from rewrites.laws import EXACT_LAWS
-from rewrites.run import Run, without
+from rewrites.laws import EXACT_LAWS, without
+from rewrites.run import Run
 
 COLUMNS = "program", "predicted_ms", "measured_ms", "measured_over_predicted", "spread"
 ERRORS = [0.01 * 1.25 ** step for step in range(24)]

@@ -97,19 +97,16 @@ class Format:
     bytes: ClassVar["sympy.Expr"]
     flops: ClassVar["sympy.Expr"]
     work: ClassVar["tuple[sympy.Expr, ...]"]
-    rounds: ClassVar[bool] = False                           # whether its kernel rounds x, too: whether `reads` is its
-                                                             # own
+    rounds: ClassVar[bool] = False                           # whether its kernel rounds x, too, as `reads` says
     parameters: ClassVar[dict[str, Any]] = {}
     together: ClassVar[int] = 1                              # weights in one of its narrowest numbers
     proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
     plain: ClassVar[bool] = False                            # whether it holds any matrix in float32, number by number
     rowwise: ClassVar[bool] = False                          # whether rows of it can be gathered
     panelled: ClassVar[Panelled | None] = None               # panels of which columns can be gathered
-    unit: ClassVar[str] = ""                                 # the number type that its product computes in, if it has
-                                                             # one of its own
+    unit: ClassVar[str] = ""                                 # the number type that its product computes in, if its own
     rough: ClassVar[bool] = False                            # whether torch rounds what its product gives to bfloat16
-    projected: ClassVar[bool] = False                        # whether all of its fits project outputs on the same
-                                                             # directions
+    projected: ClassVar[bool] = False                        # whether all of its fits project outputs alike
     projects: ClassVar[bool] = True                          # whether fit leaves every matrix that it made where it is
     named: ClassVar[Mapping[str, Any]] = MappingProxyType({})      # remembered options that are sizes
     declared: ClassVar[SimpleNamespace]

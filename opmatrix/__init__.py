@@ -28,7 +28,7 @@ What there is; `help(om.NAME)` says more of each:
     rows         layernorm, rmsnorm, unit_length, centre, mean, softmax, over, monoids, Monoid
     heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
-    batches      given, relation, pick, Pattern, sequence, causal, window, everyone, mask
+    batches      given, relation, pick, among, Pattern, sequence, causal, window, everyone, mask
     numbers      dense, entrywise
     errors       InputError, FormatError, ShapeError, Infeasible, VerificationError
 
@@ -84,7 +84,8 @@ def check_package(name: str) -> None:
         raise ImportError(f"opmatrix needs its package {name} at {wanted}, where there is none: install opmatrix again")
     if os.path.realpath(found) != wanted:
         raise ImportError(f"opmatrix needs its package {name} at {wanted}, but Python finds {found} first: rename that "
-                          "one, or take its folder off sys.path")
+                          "one, "
+                          "or take its folder off sys.path")
 
 
 for _ in ("formats", "rewrites"): check_package(_)

@@ -1,9 +1,7 @@
-"""The main job: a model in; out come the cheapest equal program, and a verified front of cheaper ones with their
-errors."""
+"""The main job: a model in; out come the cheapest equal program, and a verified front of cheaper ones."""
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ from rewrites.front.choice import choose
 from rewrites.front.differences import difference
 from rewrites.front.goals import Goal, goals
 from rewrites.front.ladder import Front, count_methods, describe_methods
-from rewrites.front.opening import open_arguments
+from rewrites.front.opening import calibrated, open_arguments
 from rewrites.front.points import Point, Result
 from rewrites.front.proposals import Choices, propose_methods
 from rewrites.front.quality import Quality, loosened
@@ -41,26 +39,15 @@ from rewrites.front.stated import Stated
 from rewrites.front.variants import Variant, carried, smaller, smaller_points
 from rewrites.front.workload import Workload, check_output
 from rewrites.law import Law
-from rewrites.laws import EXACT_LAWS
+from rewrites.laws import EXACT_LAWS, without
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.levels import Announce
 
 JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 RUNS = 3                                                    # of which the most memory counts
-ROUNDING = 4.0                                              # an exact program may round so many times as much as the
-                                                            # import
+ROUNDING = 4.0                                              # times that an exact program may round as much as the import
 ORACLE_ROWS = 256                                           # rows that the float64 oracle reads at a time
 CHECKED_ROWS = 64                                           # rows that every step is checked on
-
-
-def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
-    """The laws but those; InputError names one that there is not."""
-    known = {law.name for law in laws}
-    if unknown := [name for name in names if name not in known]:
-        near = get_close_matches(unknown[0], known, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise InputError(f"--without {unknown[0]}: no such law; {hint}there are {', '.join(sorted(known))}")
-    return tuple(law for law in laws if law.name not in names)
 
 
 def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[str] = (), memory: float | None = None,
@@ -105,8 +92,8 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
     asked = goals(keep, error, pairs, drop, text)
     check_removal(remove, calibrate)
     error, asked = asked[0].threshold, loosened(asked, keep) if remove and error is None else asked
-    report, laws = Report(quiet=True) if report is None else report, without(EXACT_LAWS if laws is None else laws,
-                                                                             leave_out)
+    report = Report(quiet=True) if report is None else report
+    laws = without(EXACT_LAWS if laws is None else laws, leave_out)
     with report.phase("model"): operator, workload, meta = open_arguments(model, workload, text, tokens, output)
     if remove and not isinstance(operator, Operator):
         raise InputError(f"remove: {', '.join(remove)}: a model of several outputs, {', '.join(outputs(operator))}, "
@@ -135,20 +122,13 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
 
 @contextmanager
 def own_laws(run: "Run") -> Iterator[None]:
-    """What fails by a law that is not the engine's is bad input; everything else that fails is a fault of the
-    engine."""
+    """What fails by a law of one's own is bad input; everything else that fails is a fault of the engine."""
     try: yield
     except VerificationError as error:
         guilty = error.laws or run.structures["exact"].fired
         if own := [law.name for law in run.laws if law not in EXACT_LAWS and law.name in guilty]:
             raise InputError(f"--laws: law {own[0]}: what it leads to does not hold: {error.said}") from error
         raise
-
-
-def calibrated(progress: Any) -> Any:
-    """This machine's model, from the cache or measured now."""
-    from formats.machine.model import this_machine
-    return this_machine(progress)
 
 
 @dataclass
@@ -303,8 +283,8 @@ class Run:
             results["outputs"] = verify_outputs(exact, self.outputs, few,
                                                 unrounded(self.structures["exact"], self.emitter))
         self.imported = self.point("imported", imported, self.structures["imported"].time, 0.0, 0.0)
-        self.imported.measured_error = self.imported.predicted_error = difference(imported.run(self.workload.verify),
-                                                                                  whole)
+        off = difference(imported.run(self.workload.verify), whole)
+        self.imported.measured_error = self.imported.predicted_error = off
         near, state = dense(self.operator, few[0]), self.workload.state
         reference = np.asarray(imported.run(state), np.float64)
         rounding, known = ROUNDING * self.imported.measured_error, dict[Any, Any]()
@@ -316,12 +296,11 @@ class Run:
             point.verified = bool(point.measured_error <= planned)
             checked = max(point.measured_error, difference(point.program.run(few[0]), near))
             point.stated = Stated.of(point.program.run(state), reference, point.program.starts(state),
-                                     point.program.pooling, rounding,
-                                     checked)
+                                     point.program.pooling, rounding, checked)
             point.stated_error = point.stated.error
-            point.checks = results | {"error": {"relative": point.measured_error, "stated": point.stated_error,
-                                                "rows": len(whole),
-                                                "like": self.workload.like, **point.stated.described()}}
+            point.checks = results | {"error": {
+                "relative": point.measured_error, "stated": point.stated_error, "rows": len(whole),
+                "like": self.workload.like, **point.stated.described()}}
             if point.methods:
                 assert self.choices is not None and point.structure is not None
                 own = point.variant
@@ -395,19 +374,16 @@ class Run:
     def result(self, asked: Sequence[Goal], memory: float | None, saved: list[tuple[tuple[str, ...], float]]) -> Result:
         """The best point within the budgets (rewrites/front/choice.py); Infeasible says how close the closest came."""
         helpful = tuple(name for names, seconds in saved if seconds > 0 for name in names)
-        for point in self.points:
-            point.laws = helpful
+        for point in self.points: point.laws = helpful
         within = self.within(asked, memory)
         best = choose(within)
         steps = added(self.imported, self.fused, self.points, best, within)
         left_out = tuple({law.name for law in EXACT_LAWS} - {law.name for law in self.laws})
-        return Result(model=self.meta.get("model", ""), machine=self.machine, workload=self.workload,
-                      structures=self.structures,
-                      points=self.points, imported=self.imported, chosen=self.points.index(best), saved=saved,
-                      report=self.report,
-                      fused=self.fused, steps=steps, goals=tuple(asked), bound=self.bound, choices=self.choices,
-                      left_out=left_out,
-                      laws=self.laws, dropped=self.dropped, number_type=self.number_type, busy=self.busy)
+        return Result(
+            model=self.meta.get("model", ""), machine=self.machine, workload=self.workload, structures=self.structures,
+            points=self.points, imported=self.imported, chosen=self.points.index(best), saved=saved, fused=self.fused,
+            report=self.report, steps=steps, goals=tuple(asked), bound=self.bound, choices=self.choices,
+            left_out=left_out, laws=self.laws, dropped=self.dropped, number_type=self.number_type, busy=self.busy)
 
     def within(self, asked: Sequence[Goal], memory: float | None) -> list[Point]:
         """The verified points that keep the goals and, as measured, the memory; Infeasible says how close the closest

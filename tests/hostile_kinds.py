@@ -35,8 +35,7 @@ KINDS = []
 
 
 class Kind:
-    """A file in a directory of its own; `good` makes it and what lies beside it, `read` gives bytes for what it
-    says."""
+    """A file in a directory of its own; `good` makes it `read` gives bytes for what it says."""
     file, part, refusals = "", "", (InputError,)
 
     def __init_subclass__(cls):
@@ -121,8 +120,7 @@ class Saved(Kind):
         except InputError as error:
             found = re.search(r"hash is '(\w{32})', but the files have '(\w{32})'", str(error))
             if not found: return self.refused(error)
-            file = self.room / "p" / PROGRAM
-            before = file.read_bytes()
+            before = (file := self.room / "p" / PROGRAM).read_bytes()
             try:
                 file.write_bytes(before.replace(*(f'"hash": "{each}"'.encode() for each in found.groups()), 1))
                 return self.signed()
@@ -156,8 +154,8 @@ class Attributes(Saved):
     file, part = PROGRAM, "attributes"
     def spoil(self, mutator):
         found = json.loads(self.content)
-        return mutator.document(found,
-                                ("steps", mutator.pick([k for k, step in enumerate(found["steps"]) if step[2]]), 2))
+        told = [k for k, step in enumerate(found["steps"]) if step[2]]
+        return mutator.document(found, ("steps", mutator.pick(told), 2))
 
 
 class Header(Saved):
@@ -192,15 +190,14 @@ class Terms(Saved):
         y, where = symbol("y", None, 8), sequence & (causal | mask(seen))
         term = formula(lambda x: x @ y + product(x @ y @ weight(W) @ (x @ y).T, x @ y, over=softmax, where=where) * 0.5)
         text, held = write_term(term + given("tokens", 9) @ weight(table), {y: 0})
-        constants = {"table": Dense.pack(rng.normal(size=(9, 8))),
-                     **{f"c{k}": data.array.astype("f4") for k, data in enumerate(held)}}
+        held = {f"c{k}": data.array.astype("f4") for k, data in enumerate(held)}
+        constants = {"table": Dense.pack(rng.normal(size=(9, 8))), **held}
         self.save(Program([
             Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x"), Step("heads", {"x": "x"}, {"heads": 2}, "h"),
             Step("scores", {"q": "h", "k": "h"}, {"scale": 0.5}, "s"),
             Step("softmax", {"x": "s"}, {"where": "sequence & window(2)"}, "p"),
             Step("values", {"p": "p", "v": "h"}, {}, "v"), Step("join", {"x": "v"}, {}, "j"),
-            Step("interpret", {"x0": "j", **{f"c{k}": f"c{k}" for k in range(len(held))}}, {"term": text}, "z")],
-            constants, "z"))
+            Step("interpret", {"x0": "j", **{name: name for name in held}}, {"term": text}, "z")], constants, "z"))
 
     def spoil(self, mutator):
         found = json.loads(self.content)
@@ -365,12 +362,10 @@ class Report(Kind):
     file = "report.json"
 
     def good(self):
-        front = [{"name": name, "measured_s": 0.5, "measured_bytes": 9, "predicted_error": 0.25, "measured_error": None}
-                 for name in "ab"]
-        laws = {"file": "/some/laws.py", "sha256": "0" * 64}
-        self.path.write_text(json.dumps({"tokens": 128, "number_type": "float32", "without": ["fusion"], "laws": laws,
-                                         "text": None,
-                                         "front": front, "chosen": 1}))
+        point = dict(measured_s=0.5, measured_bytes=9, predicted_error=0.25, measured_error=None)
+        front = [{"name": name, **point} for name in "ab"]
+        said = dict(tokens=128, number_type="float32", without=["fusion"], text=None, chosen=1, front=front)
+        self.path.write_text(json.dumps(said | {"laws": {"file": "/some/laws.py", "sha256": "0" * 64}}))
 
     def read(self): return repr(Reported.read(self.path))
 
@@ -379,8 +374,7 @@ class Report(Kind):
 
 class Csv(Kind):
     file = "pairs.csv"
-    def good(self):
-        self.path.write_text("score,sentence1,sentence2\n" + "".join(f'{k},"a, b {k}",c\n' for k in range(9)))
+    def good(self): self.path.write_text("score,sentence1,sentence2\n" + '0,"a, b",c\n1,d,e\n' * 5)
     def spoil(self, mutator): return mutator.text(self.content)
     def read(self):
         found = Pairs.read(self.path)
@@ -398,11 +392,9 @@ class Egraph(Kind):
     file = "egraph.json"
 
     def good(self):
-        nodes = {f"n{k}": {"op": "f", "cost": 1.5, "eclass": f"c{k // 2}",
-                           "children": [f"n{k // 2 - 2}"] if k > 3 else []}
+        nodes = {f"n{k}": {"op": "f", "cost": 1.5, "eclass": f"c{k // 2}", "children": [f"n{k // 2 - 2}"] * (k > 3)}
                  for k in range(12)}
         self.path.write_text(json.dumps({"nodes": nodes, "root_eclasses": ["c5"]}))
 
     def read(self):
-        found = serialised.read_problem(self.path)
-        return repr((found.nodes, found.roots))
+        return repr(tuple(serialised.read_problem(self.path)))

@@ -1,5 +1,4 @@
-"""Extraction against the definition: brute force on small problems, the gym's proved optima, and an independent
-checker."""
+"""Extraction against the definition: brute force on small problems, the gym's proved optima, and a checker."""
 from __future__ import annotations
 
 import csv
@@ -39,8 +38,7 @@ from rewrites.extraction.problem import order
 
 
 def random_problem(seed: int) -> Problem:
-    """Up to 7 classes, cycles, empty classes, repeated children and members, zero and equal costs, one to three
-    roots."""
+    """Up to 7 classes, cycles, empty classes, repeated children and members, zero and equal costs, some roots."""
     random = Random(seed)
     classes = random.randint(1, 7)
     cost = random.choice((lambda: float(random.randint(0, 3)), lambda: random.choice((0.0, 0.0, 1.0)), random.random))
@@ -164,8 +162,7 @@ def shared() -> Problem:
 
 
 def test_sharing_cycles_and_budgets():
-    """The free cycle p, q is no program; sharing s beats two private nodes; budgets and forbidden nodes change the
-    choice."""
+    """The free cycle p, q is no program; sharing s beats two private nodes; budgets and what is forbidden decide."""
     assert extract(shared()).cost == 2.0
     answer = extract(shared(), error=0.0)
     assert answer.cost == 3.0 and [n.label for n in answer.nodes] == ["s", "a shared", "b shared"]
@@ -224,8 +221,7 @@ def test_roots_repeated_free_and_on_a_cycle():
 
 
 def test_a_deep_chain_is_no_matter():
-    """Ten thousand classes in a row, each with a choice: no recursion, no overflow of tree costs that double with
-    depth."""
+    """Ten thousand classes in a row, each with a choice: no recursion, no overflow of tree costs."""
     nodes = [Node(0, (), 1.0)]
     for c in range(1, 10_000):
         nodes += [Node(c, (c - 1, max(0, c - 2)), 2.0), Node(c, (c - 1,), 2.0 if c % 2 else 1.0)]
@@ -238,8 +234,7 @@ def test_a_deep_chain_is_no_matter():
 @settings(max_examples=60, deadline=None)
 @given(small_problems, st.integers(0, 9))
 def test_annealing_walks_among_programs(problem, seed):
-    """After any number of steps the chosen nodes are a program without cycles, and its cost and uses are what is
-    counted."""
+    """After any number of steps the chosen nodes are a program without cycles, and its cost is what is counted."""
     graph = prune(indexed(problem))
     if graph is None:
         return
@@ -287,8 +282,7 @@ def test_a_time_limit_returns_the_best_so_far(limit):
 
 
 def test_stages_agree():
-    """Each stage alone finds or bounds the same optimum: the 0/1 program with order variables, without, and the
-    search."""
+    """Each stage alone finds or bounds the same optimum: the 0/1 program with order variables, and without."""
     problem = tangled(150, 3)
     graph = presolve(prune(indexed(problem)))
     whole = Program(graph)
@@ -351,8 +345,7 @@ def test_files(tmp_path):
     for text, words in (("{", "no JSON"), ("[" * 100_000, "nested too deeply"), ("[]", "'nodes' is missing"),
                         ("{}", "'nodes' is missing"),
                         ('{"nodes": [], "root_eclasses": []}', r"'nodes' is '\[\]', must be an object"),
-                        ('{"nodes": {"n": 3}, "root_eclasses": []}', "node 'n' is no egraph-serialize JSON: 'eclass' "
-                                                                     "is missing"),
+                        ('{"nodes": {"n": 3}, "root_eclasses": []}', "node 'n' is no egraph-serialize JSON: 'eclass'"),
                         (node % ('"m"', 1, '"c"'), "node 'n' has the child 'm'"),
                         (node % ("[]", 1, '"c"'), r"the child \[\]"),
                         (node % ("", 1, '"d"'), "class 'd' has no node"),
@@ -402,6 +395,6 @@ def test_families_are_hints_only():
     problem = methods()
     families = lambda cls: [cls] if str(cls).startswith("use") else ()
     for memory, error in ((12.0, 3.0), (9.0, None), (None, 2.0)):
-        plain, hinted = extract(problem, memory=memory,
-                                error=error), extract(problem, memory=memory, error=error, families=families)
+        budgets = dict(memory=memory, error=error)
+        plain, hinted = extract(problem, **budgets), extract(problem, **budgets, families=families)
         assert plain.cost == hinted.cost == brute(problem, memory or inf, inf if error is None else error)

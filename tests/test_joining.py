@@ -14,8 +14,7 @@ from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.term import formula
 from rewrites.compiler.layers import parts
 from rewrites.compiler.search import search
-from rewrites.laws import EXACT_LAWS, joining
-from rewrites.run import without
+from rewrites.laws import EXACT_LAWS, joining, without
 from rewrites.verify import verify_steps
 from rewrites.verify.graphs import check_graph
 

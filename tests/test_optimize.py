@@ -30,8 +30,8 @@ from rewrites.front.choice import choose
 from rewrites.front.differences import difference
 from rewrites.front.goals import goals
 from rewrites.front.results import as_json, printed
-from rewrites.laws import EXACT_LAWS
-from rewrites.run import Run, optimize, without
+from rewrites.laws import EXACT_LAWS, without
+from rewrites.run import Run, optimize
 
 MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 2,
           "vocab_size": 100}

@@ -13,8 +13,7 @@ from rewrites.extraction import Infeasible
 from rewrites.front import results
 from rewrites.front.ladder import OBJECTIVES, Front
 from rewrites.front.stated import MIN_SENTENCES
-from rewrites.laws import EXACT_LAWS
-from rewrites.run import without
+from rewrites.laws import EXACT_LAWS, without
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w])")
 SAID = "int8", "float64", f"that needs {2 * MIN_SENTENCES} lines"  # words with digits, and a constant

@@ -14,8 +14,7 @@ from rewrites.command.perplexity import Foreseen
 from rewrites.command.report import Report
 from rewrites.compiler.lower import plainly
 from rewrites.compiler.search import search
-from rewrites.front.opening import source
-from rewrites.run import calibrated
+from rewrites.front.opening import calibrated, source
 
 LENGTHS = [16] * 256                                        # of the sentences that an imported program is made for
 

@@ -39,8 +39,9 @@ class Part:
 
 
 def outputs(model: Model) -> dict[str, Operator]:
-    """The outputs of a model by name. Raises InputError for none."""
+    """The outputs of a model by name. Raises InputError for none, and for what is no model."""
     if isinstance(model, Operator): return {OUTPUT: model}
+    if not isinstance(model, Mapping): raise InputError(f"a model is a name or a directory, not {model!r:.60}")
     if not model: raise InputError("a model without outputs: give one operator, or several by name")
     return dict(model)
 

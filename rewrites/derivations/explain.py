@@ -25,13 +25,13 @@ from rewrites.derivations.derivation import Otherwise
 from rewrites.derivations.finding import Underivable
 from rewrites.derivations.gains import join_names, saves
 from rewrites.front.differences import difference
-from rewrites.front.opening import source
+from rewrites.front.opening import calibrated, source
 from rewrites.front.points import Result
 from rewrites.front.reported import Reported
 from rewrites.front.workload import Workload
 from rewrites.law import Law
-from rewrites.laws import EXACT_LAWS
-from rewrites.run import CHECKED_ROWS, Run, calibrated, without
+from rewrites.laws import EXACT_LAWS, without
+from rewrites.run import CHECKED_ROWS, Run
 
 NO_FILES: Mapping[str, Path | None] = {}
 SHOWN_STEPS = 14                                            # steps: about a layer

@@ -47,3 +47,9 @@ def source(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"model": checkpoint.name, "config": config, "source": str(checkpoint.directory.resolve()),
             **({} if tokenizer is None else {"tokenizer": tokenizer}),
             **({"pooling": pooling.described()} if pooling != MEAN else {})}
+
+
+def calibrated(progress: Any) -> Any:
+    """This machine's model, from the cache or measured now."""
+    from formats.machine.model import this_machine
+    return this_machine(progress)

@@ -1,5 +1,20 @@
 """Every law, one file for each kind of algebra it belongs to. Rulesets are tuples that add."""
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from formats.core.errors import InputError
+from rewrites.law import Law
 from rewrites.laws import attention, choosing, joining, ring, spaces
 
 EXACT_LAWS = ring.LAWS + attention.LAWS + joining.LAWS + spaces.LAWS
 CHOOSING_LAWS = choosing.LAWS                               # of columns; no search has them
+
+
+def without(laws: Sequence[Law], names: Sequence[str]) -> tuple[Law, ...]:
+    """The laws but those; InputError names one that there is not."""
+    known = {law.name for law in laws}
+    if unknown := [name for name in names if name not in known]:
+        near = get_close_matches(unknown[0], known, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise InputError(f"--without {unknown[0]}: no such law; {hint}there are {', '.join(sorted(known))}")
+    return tuple(law for law in laws if law.name not in names)
