@@ -1,7 +1,7 @@
 """A pytest plugin: every skip is printed, and fails the session unless nobody could have run that test here.
 
 Excused are three reasons, and "needs peers" where $LATER names a file: there go the files of those tests, which .ci/run
-runs once the peers are installed. Where worker processes run the tests, the one that gathers their reports speaks alone."""
+runs once the peers are installed. Of worker processes, the one that gathers their reports speaks alone."""
 import os
 from pathlib import Path
 

@@ -107,7 +107,8 @@ class Outcome:
     def rows(self) -> Iterator[list[str]]:
         """Of the page: bars come first. Each has a benchmark's name, a figure's cells, seconds."""
         figures = sorted(self.figures, key=lambda each: not each.bar)[:ROWS]
-        name, took = f"**{self.name}**: {BENCHMARKS[self.name].answers}", f"{self.seconds:.0f} s{', busy' * bool(self.busy)}"
+        name = f"**{self.name}**: {BENCHMARKS[self.name].answers}"
+        took = f"{self.seconds:.0f} s{', busy' * bool(self.busy)}"
         said = f"**failed**: {self.wrong}" if self.wrong else f"not measured here: {self.absent}" if self.absent else ""
         if said or not figures: yield [name, "", "", "", "", said or "no figures", took]
         for at, each in enumerate(figures):

@@ -206,7 +206,8 @@ def decoded(riders, given):
     if not given.decode: return
     last = caches()[-1]
     size = int(min(given.decode * last, peaks.free_memory() // 6))
-    small = "" if size >= 2 * last else f"{peaks.format_bytes(size)} are less than twice the last cache of {peaks.format_bytes(last)}"
+    small = ("" if size >= 2 * last else f"{peaks.format_bytes(size)} are less than twice the last cache of "
+                                         f"{peaks.format_bytes(last)}")
     print(f"\none row, packed bytes {peaks.format_bytes(size)}, last cache {peaks.format_bytes(last)}")
     table = []
     for rider in (rider for rider in riders if rider.provider == "ours"):

@@ -44,7 +44,8 @@ def label(engine, rows, every):
     """An engine with its Spearman, the least of its programs."""
     found = [row.spearman for row in rows if row.engine == engine and row.spearman is not None]
     if not found: return engine
-    return f"{engine} ({min(found):.2f}{'' if all(equal(row, every) for row in rows if row.engine == engine) else ', below: not counted'})"
+    alike = all(equal(row, every) for row in rows if row.engine == engine)
+    return f"{engine} ({min(found):.2f}{'' if alike else ', below: not counted'})"
 
 
 def equal(row, every):
@@ -65,7 +66,8 @@ def stands(number, every, rows, names):
         ratios = {name: compared(ours[name], [row for row in others if row.workload == name], paired, seconds)
                   for name in shapes}
         if said := [f"{name} {ratio:.3f} ({who})" for name, found in ratios.items() if found for ratio, who in [found]]:
-            yield f"seconds / {whom}: {'   '.join(said)}   geometric mean {geometric_mean([r[0] for r in ratios.values() if r]):.3f}"
+            mean = geometric_mean([r[0] for r in ratios.values() if r])
+            yield f"seconds / {whom}: {'   '.join(said)}   geometric mean {mean:.3f}"
     for name in [name for name in names if name in TEXTS[1:]] if "file" in ours else ():
         if found := compared(ours["file"], [row for row in peers if row.workload == name], paired, seconds):
             yield f"seconds, file / fastest peer {name}: {found[0]:.3f} ({found[1]})"

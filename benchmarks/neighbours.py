@@ -40,7 +40,8 @@ def main() -> None:
     print(table([[*row[:2], f"{row[2]:.2f}", f"{row[3]:.2f}", row[4]] for row in rows], list(COLUMNS)))
     tabled(given.csv, [COLUMNS, *rows])
     same, silent = machine_file().read_bytes() == before, not quiet[-1]
-    why = "" if same and silent else "the calibration was taken anew" if silent else f"it was not quiet before: {quiet[-1]}"
+    why = ("" if same and silent else "the calibration was taken anew" if silent
+           else f"it was not quiet before: {quiet[-1]}")
     concluded(given, [Figure("the neighbours are noticed", float(bool(busy[-1])), "of 1", least=1),
                       Figure("what is chosen beside them, predicted, over what is chosen when quiet",
                              None if why else busy[1] / quiet[1], "x", most=1.05, why=why)])

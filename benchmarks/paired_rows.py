@@ -74,6 +74,7 @@ def told(rows, first, second):
     if wide := [row.name for row in rows if row.verdict == "wide"]:
         said += [f"wide, so that little is shown: {', '.join(wide)}: more rounds, --patience, or a quieter time"]
     changed = [f"NOT THE SAME  {row.name}: {', '.join(row.changed)}" for row in rows if row.changed]
-    equal = f"no change: equal bits and narrow intervals that reach into 1.00 ± {ROOM} in {len(rows) - len(wide)} of {len(rows)} rows"
+    equal = (f"no change: equal bits and narrow intervals that reach into 1.00 ± {ROOM} in {len(rows) - len(wide)} of "
+             f"{len(rows)} rows")
     said += ["\n".join(changed) or equal]
     return "\n\n".join(said), bool(changed)

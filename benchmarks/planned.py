@@ -25,7 +25,8 @@ config, machine, tokens = json.loads(sys.argv[1]), datasheet(sys.argv[2]), int(s
 start = time.perf_counter()
 plan = planned(config, machine, [tokens])
 said = len(str(plan))
-print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, plan.time, plan.stored, plan.peak)
+resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(time.perf_counter() - start, resident, plan.time, plan.stored, plan.peak)
 """
 COLUMNS = "layers", "seconds", "resident_MB", "predicted_ms", "stored_GB", "buffers_MB"
 

@@ -113,7 +113,8 @@ def told(kind, shape, rows, took):
     """A row of the table."""
     seconds, other = took[rows, "ours"], took.get((rows, "trial"))
     rate = 2e-9 * rows * shape[0] * shape[1]
-    return kind, *shape, rows, 1e6 * seconds, rate / seconds, rate / other if other else "", other / seconds if other else ""
+    beside = (rate / other, other / seconds) if other else ("", "")
+    return kind, *shape, rows, 1e6 * seconds, rate / seconds, *beside
 
 
 def ours(weight, x, out, epilogue, alive):

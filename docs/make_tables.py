@@ -54,7 +54,8 @@ def tables() -> str:
         "kernels `x_` is a variable, and where a value is multiplied by a value a variable `a` is written `x @ a`.",
         table("Laws", "law, statement, guard, why it holds or helps, source", (
             (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source) for law in EXACT_LAWS)),
-        table("Laws of chosen columns, by which units are removed", "law, statement, guard, why it holds or helps, source", (
+        table("Laws of chosen columns, by which units are removed",
+              "law, statement, guard, why it holds or helps, source", (
             (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source) for law in CHOOSING_LAWS)),
         table("Laws of values, which prove equations", "law, statement, guard, why it holds or helps, source", (
             (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source) for law in VALUE_LAWS)),
@@ -68,7 +69,8 @@ def tables() -> str:
         table("Which kernel computes which term", "implementation, statement, source", (
             (each.name, statement(each.row()[2]), each.source) for each in IMPLEMENTATIONS)),
         table("What a kernel's seconds are made of", "price, features, each with a fitted coefficient", (
-            (name, code(", ".join(str(each) for each in features(name) if each != 1))) for name in PRICES | LATER))]) + "\n"
+            (name, code(", ".join(str(each) for each in features(name) if each != 1)))
+            for name in PRICES | LATER))]) + "\n"
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ def multiply_grouped(x: ArrayLike, starts: ArrayLike, weights: Sequence[Format],
     x, starts = by_rows(x), np.asarray(starts)
     rise = starts.shape == (len(weights) + 1,) and starts.dtype.kind in "iu" and (starts[1:] >= starts[:-1]).all()
     if not rise or starts[0] != 0 or starts[-1] != len(x):
-        raise ValueError(f"experts: starts = {starts.tolist()} do not divide {len(x)} rows among {len(weights)} experts")
+        raise ValueError(f"experts: starts = {starts.tolist()} do not divide {len(x)} rows among "
+                             f"{len(weights)} experts")
     if len(shapes := {weight.shape for weight in weights}) != 1:
         raise ValueError(f"experts: weights of one shape are needed, given {sorted(shapes)}")
     wanted = len(x), weights[0].shape[1]

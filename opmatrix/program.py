@@ -299,7 +299,8 @@ class Program:
 
     def __repr__(self) -> str:
         gives = ", ".join(map(str, self.schedule.outputs.values()))
-        return f"<Program {self.meta.get('model', '')} {len(self.steps)} steps, {self.stored_bytes:,} bytes stored, gives {gives}>"
+        return (f"<Program {self.meta.get('model', '')} {len(self.steps)} steps, {self.stored_bytes:,} bytes stored, "
+                f"gives {gives}>")
 
 
 def copied(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -112,7 +112,8 @@ class Sparse(NamedTuple):
                              f"{len(self.at)} entries")
         if len(wrong := np.flatnonzero((self.at < 0) | (self.at >= width))):
             row = int(np.searchsorted(self.starts, wrong[0], "right")) - 1
-            raise ValueError(f"{where} is {height} × {width}, but has an entry in row {row}, column {self.at[wrong[0]]}")
+            raise ValueError(f"{where} is {height} × {width}, but has an entry in row {row}, column "
+                             f"{self.at[wrong[0]]}")
 
     def single(self) -> NDArray[np.int64]:
         """The column of each row, where a row has exactly one entry. Raises ValueError that names the first that has

@@ -71,7 +71,8 @@ class Approximation(Declared):
     def row(self) -> tuple[str, ...]:
         """Name, kind, statement, guard, source: the row of `opmatrix laws`."""
         choices = ", ".join(f"{key} in {list(values)}" for key, values in self.grid.items())
-        return self.name, self.kind, f"W ≈ {self.name}(W{''.join(f', {key}' for key in self.grid)})", choices, self.source
+        statement = f"W ≈ {self.name}(W{''.join(f', {key}' for key in self.grid)})"
+        return self.name, self.kind, statement, choices, self.source
 
 
 def approximation(source: str = "", **grid: Any) -> Callable[[Callable[..., Any]], Approximation]:

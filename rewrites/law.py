@@ -15,7 +15,23 @@ import sympy
 
 from opmatrix import monoids, patterns
 from opmatrix.data import Data
-from opmatrix.operators import I, const, gelu, gelu_tanh, given, ones, product, relu, rotate, silu, square, symbol, tanh, turn, weight
+from opmatrix.operators import (
+    I,
+    const,
+    gelu,
+    gelu_tanh,
+    given,
+    ones,
+    product,
+    relu,
+    rotate,
+    silu,
+    square,
+    symbol,
+    tanh,
+    turn,
+    weight,
+)
 from opmatrix.operators import heads as split
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, Pattern

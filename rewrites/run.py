@@ -45,7 +45,7 @@ from rewrites.verify.levels import Announce
 
 JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 RUNS = 3                                                    # of which the most memory counts
-ROUNDING = 4.0                                              # times that an exact program may round as much as the import
+ROUNDING = 4.0                                              # an exact program may round so many times as the import
 ORACLE_ROWS = 256                                           # rows that the float64 oracle reads at a time
 CHECKED_ROWS = 64                                           # rows that every step is checked on
 

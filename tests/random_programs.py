@@ -9,7 +9,22 @@ from hypothesis import strategies as st
 from opmatrix import monoids, operators
 from opmatrix.extents import collect_needs
 from opmatrix.monoids import MONOIDS
-from opmatrix.operators import I, centre, cols, const, diag, given, layernorm, ones, over, place, product, rmsnorm, total, weight
+from opmatrix.operators import (
+    I,
+    centre,
+    cols,
+    const,
+    diag,
+    given,
+    layernorm,
+    ones,
+    over,
+    place,
+    product,
+    rmsnorm,
+    total,
+    weight,
+)
 from opmatrix.oracles import Dense, dense, entrywise
 from opmatrix.patterns import Batch, causal, everyone, mask, sequence, window
 from opmatrix.program import Program

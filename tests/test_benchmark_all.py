@@ -27,7 +27,8 @@ from pathlib import Path
 Path(sys.argv[sys.argv.index("--figures") + 1]).write_text(json.dumps([{figures}]))
 print("printed")
 """
-FIGURE = '{"what": "speed | rate", "value": 2.0, "unit": "x", "least": 1}, {"what": "beside", "value": 6.26, "ceiling": 1, "least": 0.7}'
+FIGURE = ('{"what": "speed | rate", "value": 2.0, "unit": "x", "least": 1}, {"what": "beside", "value": 6.26, '
+          '"ceiling": 1, "least": 0.7}')
 STANDINS = {
     "good": WRITES.replace("{figures}", FIGURE),
     "loud": WRITES.replace("{figures}", FIGURE) + 'print("busy machine: the load was 9: times are too long", '

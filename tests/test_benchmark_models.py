@@ -67,7 +67,8 @@ def test_opmatrix_alone(place):
     for row in rows:
         assert float(row["error"]) < 1e-5 and 0 < float(row["min_s"]) <= float(row["median_s"]) < float(row["first_s"])
         assert 20 < float(row["resident_mb"]) < 2000
-    assert "WITHOUT torch, torch.compile, onnxruntime, openvino: no figure counts" in done.stdout and "opmatrix (" in done.stdout
+    assert ("WITHOUT torch, torch.compile, onnxruntime, openvino: no figure counts" in done.stdout
+            and "opmatrix (" in done.stdout)
 
 
 def test_a_peer_runs_the_same_model(place):
@@ -198,7 +199,9 @@ def test_what_counts_is_the_fastest_peer_of_equal_quality(capsys):
     given = SimpleNamespace(types=["float32", "bf16", "int8"], workloads=["1x16"], threads=1, rounds=2)
     model_tables.show("minilm", rows, given)
     said = capsys.readouterr().out
-    assert "seconds / fastest peer: 1x16 0.500 (openvino)   geometric mean 0.500" in said, "a busy round changes no ratio"
+    ratios = "seconds / fastest peer: 1x16 0.500 (openvino)   geometric mean 0.500"
+    assert ratios in said, "a busy round changes no ratio"
     assert "seconds / fastest peer: 1x16 0.250 (torch)" in said and "openvino (86.30, below: not counted)" in said
-    assert "seconds / openvino bf16: 1x16 0.500 (openvino)" in said and "WITHOUT torch.compile, onnxruntime: no figure" in said
+    assert ("seconds / openvino bf16: 1x16 0.500 (openvino)" in said
+            and "WITHOUT torch.compile, onnxruntime: no figure" in said)
     assert rows[0].csv() == ["opmatrix", "1", "float32", "1x16", 5.0, 1.0, 1.0, 100.0, 0.0]

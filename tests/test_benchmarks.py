@@ -116,7 +116,8 @@ def test_figures_are_printed_and_written(tmp_path, capsys):
     concluded(SimpleNamespace(figures=tmp_path / "out.json"), figures)
     assert [Figure(**each) for each in json.loads((tmp_path / "out.json").read_text())] == [*figures]
     said = capsys.readouterr().out
-    assert "0.5 x" in said and "± 2.0 %" in said and "≥ 0.4" in said and "met" in said and "not measured here: no data" in said
+    assert ("0.5 x" in said and "± 2.0 %" in said and "≥ 0.4" in said and "met" in said
+            and "not measured here: no data" in said)
 
 
 def test_too_few_times_have_no_spread():

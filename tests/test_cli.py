@@ -378,7 +378,8 @@ import sys
 from rewrites.cli import run_command
 sys.argv = ["opmatrix", "embed", "nowhere", "texts", "--out", "x.npy"]
 try: run_command()
-except SystemExit as end: print(end.code, *{"sympy", "scipy", "numba", "llvmlite", "egglog", "torch"} & set(sys.modules))
+except SystemExit as end:
+    print(end.code, *{"sympy", "scipy", "numba", "llvmlite", "egglog", "torch"} & set(sys.modules))
 """
 
 

@@ -152,7 +152,8 @@ def test_siblings_governors_and_flags_are_read(tmp_path, monkeypatch):
 def test_this_machine_can_be_looked_at(tmp_path, monkeypatch):
     monkeypatch.setenv("OPMATRIX_CACHE", str(tmp_path))
     found = examined({"KMP_BLOCKTIME": "infinite"})
-    assert found.processor and found.threads >= 1 and found.cache == tmp_path and not found.calibrated and not found.kernels
+    assert (found.processor and found.threads >= 1 and found.cache == tmp_path and not found.calibrated
+            and not found.kernels)
     assert {"python", "numpy", "numba"} <= found.versions.keys() and {"torch", "CUDA"} <= found.providers.keys()
     assert {"not calibrated", "a pool that spins"} <= {each.check for each in findings(found)}
     assert str(tmp_path) in format_facts(found) and json.dumps(facts_as_json(found))

@@ -61,7 +61,8 @@ def test_a_guard_without_a_counterexample_is_none_of_truth(each):
     needed = {name for other in each.without for name in other}
     for name, sort in each.variables.items():
         if name in needed or not sort.facts or "Hardly another fits" in each.doc: continue
-        assert f"True of any {name}" in each.doc or f"any {name}" in each.doc, f"{each.name} does not say why {name} is guarded"
+        assert (f"True of any {name}" in each.doc
+                or f"any {name}" in each.doc), f"{each.name} does not say why {name} is guarded"
         other = {"scalar": varying[1], "entrywise": operator[n, n], "matrix": operator}[sort.name]
         assert all(each.holds(np.random.default_rng(seed), **{name: other}) for seed in range(3))
 

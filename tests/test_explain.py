@@ -114,7 +114,8 @@ def test_approximations_are_steps_with_errors(saved):
     (words, error, held_out), = changes[1].values()
     assert words == "csr[density=0.5]" and error == pytest.approx(1e-3) and 1e-2 < held_out < 1
     said = explain.derive(coarser, found.laws, changes)
-    assert "csr[density=0.5] at" in said and f"error 0.001 on calibration rows, {held_out:.2g} on held-out ones, which is more" in said
+    assert ("csr[density=0.5] at" in said and f"error 0.001 on calibration rows, {held_out:.2g} on held-out ones, "
+                                              "which is more" in said)
     assert "error 0.001 on calibration rows\n" in explain.derive(coarser, found.laws)
 
 

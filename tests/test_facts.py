@@ -132,7 +132,8 @@ def test_a_kind_that_depends_on_the_position_makes_no_row_of_constants(position)
     assert abs(found[0] - found[1]).max() > 0.1
 
 
-ADDITIVE = "(rule ((= e (K_compose c a)) (constant c) (uniform c) (additive a)) ((constant e) (uniform e)) :ruleset facts)"
+ADDITIVE = ("(rule ((= e (K_compose c a)) (constant c) (uniform c) (additive a)) ((constant e) (uniform e)) :ruleset "
+            "facts)")
 
 
 @law(phase=SIMPLIFY)

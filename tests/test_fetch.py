@@ -200,7 +200,7 @@ def test_a_cache_that_cannot_be_made_is_named(model, tmp_path, monkeypatch):
 
 
 READER = """
-import os, sys                                              # all before: this Python may lie where the other user cannot read
+import os, sys                                              # all before: the other user may not read this Python
 from pathlib import Path
 from opmatrix.files.fetch import fetch
 sys.path.insert(0, sys.argv[1])

@@ -4,7 +4,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats import COO, CSC, CSR, SELL, Bitmap, BlockDiagonal, FormatError, Kronecker, LowRank, LowRankSparse, from_arrays
+from formats import (
+    COO,
+    CSC,
+    CSR,
+    SELL,
+    Bitmap,
+    BlockDiagonal,
+    FormatError,
+    Kronecker,
+    LowRank,
+    LowRankSparse,
+    from_arrays,
+)
 from formats.core.check import check_product
 from formats.core.sizes import k, nnz, r
 

@@ -8,7 +8,21 @@ from searched import Round, relative
 
 from opmatrix.data import Data
 from opmatrix.extents import T, patterns
-from opmatrix.operators import I, const, diag, heads, pick, product, relu, repeat, rmsnorm, rotary, silu, softmax, weight
+from opmatrix.operators import (
+    I,
+    const,
+    diag,
+    heads,
+    pick,
+    product,
+    relu,
+    repeat,
+    rmsnorm,
+    rotary,
+    silu,
+    softmax,
+    weight,
+)
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.term import formula

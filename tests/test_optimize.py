@@ -269,7 +269,7 @@ def test_budgets_that_exclude_each_other_say_what_each_allows(again, result, mon
     smallest = min(point.predicted_bytes for point in result.points)
     between = (smallest + exact.predicted_bytes) / 2
     with pytest.raises(Infeasible,
-                       match=r"within the error needs [\d.]+ MB, the least error within the memory is [\d.e-]+$") as caught:
+                       match=r"needs [\d.]+ MB, the least error within the memory is [\d.e-]+$") as caught:
         again(error=1e-6, memory=between)
     needed, least = (float(found)
                      for found in re.search(r"needs ([\d.]+) MB.* is ([\d.e-]+)$", str(caught.value)).groups())

@@ -94,7 +94,8 @@ from formats.machine.datasheets import datasheet
 from rewrites.compiler.planned import planned
 plan = planned({LARGE!r}, datasheet("H100"), [512])
 assert plan.program.steps[-1].kernel == "linear" and len(plan.program.schedule.calls) > 80 * 10 and str(plan)
-said = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())      # getrusage remembers who forked
+lines = Path("/proc/self/status").read_text().splitlines()      # getrusage remembers who forked
+said = dict(line.split(":", 1) for line in lines)
 print(plan.stored, plan.peak, plan.time, int(said["VmHWM"].split()[0]) * 1024)"""
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     stored, peak, seconds, resident = map(float, said.split())

@@ -8,7 +8,22 @@ from searched import Round, relative
 
 from opmatrix.data import Data
 from opmatrix.extents import patterns
-from opmatrix.operators import I, const, diag, given, heads, product, repeat, rmsnorm, rotary, rotate, softmax, symbol, turn, weight
+from opmatrix.operators import (
+    I,
+    const,
+    diag,
+    given,
+    heads,
+    product,
+    repeat,
+    rmsnorm,
+    rotary,
+    rotate,
+    softmax,
+    symbol,
+    turn,
+    weight,
+)
 from opmatrix.oracles import Dense, dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.program import Program

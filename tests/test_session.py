@@ -17,7 +17,22 @@ from formats.machine.threads import limit
 from opmatrix.data import Data
 from opmatrix.extents import Extents, S, T, collect_needs, pairs, patterns
 from opmatrix.monoids import mean
-from opmatrix.operators import I, const, diag, given, heads, pick, product, relation, repeat, rmsnorm, rotate, silu, softmax, weight
+from opmatrix.operators import (
+    I,
+    const,
+    diag,
+    given,
+    heads,
+    pick,
+    product,
+    relation,
+    repeat,
+    rmsnorm,
+    rotate,
+    silu,
+    softmax,
+    weight,
+)
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.pipelines.cached import cached, cached_model

@@ -84,7 +84,7 @@ def test_a_cache_that_is_full():
     first, second = session.join(), session.join()
     session.step({first: text(20)})
     with pytest.raises(InputError,
-                       match=r"space C is full: 35 new rows of 2 sequences need 3 pages of 16 rows, and 1 of 3 are free"):
+                       match=r"space C is full: 35 new rows of 2 sequences need 3 pages of 16 rows, and 1 of 3"):
         session.step({first: text(17), second: text(18)})
     assert first.length == 20 and second.length == 0 and len(session.free) == 1
     session.step({first: text(12), second: text(3)})

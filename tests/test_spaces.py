@@ -9,7 +9,21 @@ from scipy import sparse
 from opmatrix.display.show import latex, names
 from opmatrix.monoids import max as largest
 from opmatrix.monoids import mean, softmax
-from opmatrix.operators import I, const, gelu, given, heads, layernorm, pick, product, relation, rotary, row, symbol, weight
+from opmatrix.operators import (
+    I,
+    const,
+    gelu,
+    given,
+    heads,
+    layernorm,
+    pick,
+    product,
+    relation,
+    rotary,
+    row,
+    symbol,
+    weight,
+)
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, causal, sequence
 from opmatrix.relations import Sparse

@@ -10,7 +10,8 @@ from children import ROOT, printed
 from formats.core.errors import InputError
 from formats.machine.switches import SWITCHES, VARIABLE, switched_off, without
 
-ALL = "+64bit,+amx-bf16,+amx-tile,+avx,+avx2,+avx512bf16,+avx512f,+avx512vnni,-avx10.1,+avxvnni,+f16c,+fma,+sse4.2,+vaes"
+ALL = ("+64bit,+amx-bf16,+amx-tile,+avx,+avx2,+avx512bf16,+avx512f,+avx512vnni,-avx10.1,+avxvnni,+f16c,"
+       "+fma,+sse4.2,+vaes")
 LEFT = {"amx": "64bit avx avx2 avx512bf16 avx512f avx512vnni avxvnni f16c fma sse4.2 vaes",
         "avx512bf16": "64bit amx-bf16 amx-tile avx avx2 avx512f avx512vnni avxvnni f16c fma sse4.2 vaes",
         "avx512vnni": "64bit amx-bf16 amx-tile avx avx2 avx512bf16 avx512f avxvnni f16c fma sse4.2 vaes",

@@ -117,7 +117,8 @@ def aligned(array: NDArray[Any], dtype: np.dtype[Any], where: str) -> NDArray[An
             ) <= array.max() <= np.iinfo(dtype).max:
         raise FormatError(f"{where}: {array.min()} to {array.max()} do not fit into {dtype}")
     flags = array.flags
-    if array.dtype == dtype and flags.c_contiguous and not flags.writeable and array.base is not None and array.ctypes.data % LINE == 0:
+    if (array.dtype == dtype and flags.c_contiguous and not flags.writeable and array.base is not None
+            and array.ctypes.data % LINE == 0):
         return array
     result = room(array.shape, dtype)
     with np.errstate(over="ignore"): result[...] = array

@@ -9,7 +9,8 @@ from opmatrix.pipelines.text import unpanicked
 
 KEY = "tokenizer.ggml."
 CONTROL, OWN = 3, 4                                         # types of tokens that no merge makes: special ones, others
-SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
+SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+         r"|\s*[\r\n]+|"
          r"\s+(?!\S)|\s+")
 RULES = {                                                   # by name: a pattern, or GPT-2's, with or without each digit
                                                             # apart

@@ -2,7 +2,19 @@
 from functools import reduce
 from operator import matmul
 
-from opmatrix.models.config import ALONE, NOT_QUANTISED, Layout, declares, flag, never, one_of, optional, real, whole, wrong
+from opmatrix.models.config import (
+    ALONE,
+    NOT_QUANTISED,
+    Layout,
+    declares,
+    flag,
+    never,
+    one_of,
+    optional,
+    real,
+    whole,
+    wrong,
+)
 from opmatrix.operators import ACTIVATIONS, I, affine, attention, cols, const, diag, given, layernorm, weight
 from opmatrix.patterns import causal, sequence
 

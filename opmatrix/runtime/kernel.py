@@ -61,7 +61,8 @@ class Declared:
         self.moves, self.bounded, self.cached = moves, bounded, cached
         self.prices = dict(prices or {}) | ({function.__name__: price} if price else {})
         self.function, self.name, self.gives, self.means = function, function.__name__, gives, means
-        self.cost, self.room, self.over, self.launches, self.reads, self.fields = cost, room, over, launches, reads, fields
+        self.cost, self.room, self.over, self.launches = cost, room, over, launches
+        self.reads, self.fields = reads, fields
         self.mixes, self.held, self.relations = mixes, held, relations
         named = dict(signature(function).parameters)
         self.result = signature(function).return_annotation

@@ -129,7 +129,8 @@ class BoundedShape:
     def of(self, shape: Shape, steps: int = 1) -> "BoundedShape":
         count = prod(map(count_size, shape))
         if count > MAX_NUMBERS or steps > MAX_MERGES:
-            raise ShapeError(f"{shape} of {ASSUMED_ROWS} rows is {count:,} numbers, merged in {steps:,} steps: too many")
+            raise ShapeError(f"{shape} of {ASSUMED_ROWS} rows is {count:,} numbers, merged in {steps:,} steps: too "
+                             "many")
         return BoundedShape(shape, self.values)
 
     def __add__(self, other: "BoundedShape") -> "BoundedShape": return self.of(self.shape + other.shape)

@@ -12,7 +12,8 @@ from opmatrix.display.tables import table
 from rewrites.command import environment
 from rewrites.command.report import Report
 
-TAKEN_BUSY = "prices are too high; the calibration is marked so, and the first command that finds the machine quiet takes it anew"
+TAKEN_BUSY = ("prices are too high; the calibration is marked so, and the first command that finds the machine quiet "
+              "takes it anew")
 
 
 def calibrate_machine(report: Report) -> str:

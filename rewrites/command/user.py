@@ -84,7 +84,8 @@ def find_line(file: Path, error: BaseException) -> int:
 
 def locate(file: Path, each: Law | Approximation) -> str:
     """Where something is declared, and what."""
-    return f"{file}:{each.body.__code__.co_firstlineno}: {'law' if isinstance(each, Law) else 'approximation'} {each.name}"
+    return (f"{file}:{each.body.__code__.co_firstlineno}: {'law' if isinstance(each, Law) else 'approximation'} "
+            f"{each.name}")
 
 
 def distinct(file: Path, declared: Sequence[Law | Approximation]) -> None:
@@ -139,7 +140,8 @@ def failing(law: Law) -> str | None:
             if left.shape != right.shape:
                 return f"with {drawn} the left is {left.shape}, the right {right.shape}"
             entry = tuple(int(i) for i in np.argwhere(~np.isclose(left, right, rtol=1e-9, atol=1e-9))[0])
-            return f"with {drawn} (seed {seed}), entry {entry} of the left is {left[entry]:.6g}, of the right {right[entry]:.6g}"
+            return (f"with {drawn} (seed {seed}), entry {entry} of the left is {left[entry]:.6g}, of the right "
+                    f"{right[entry]:.6g}")
     return None
 
 

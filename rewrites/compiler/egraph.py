@@ -23,7 +23,8 @@ def write_pattern(term: Operator) -> str:
     """A term over symbols as an egglog pattern: symbols and open attributes are its variables."""
     if term.kind.name == "symbol":
         return str(term.args[0])
-    return f"({' '.join([f'K_{term.kind.name}', *map(write_pattern, term.children), *map(attribute, term.attributes)])})"
+    parts = [f"K_{term.kind.name}", *map(write_pattern, term.children), *map(attribute, term.attributes)]
+    return f"({' '.join(parts)})"
 
 
 def attribute(value: Any) -> str:

@@ -34,5 +34,6 @@ class Fitter:
             if key not in self.directions:
                 self.directions[key] = whitened(numbers, None if seen is None else seen.gram)[1]
             return form.projection(numbers, self.directions[key], **options)
-        metric = None if seen is None or method.fit not in FITTED else seen.diagonal if method.fit == DIAGONAL else seen.gram
+        metric = (None if seen is None or method.fit not in FITTED else seen.diagonal if method.fit == DIAGONAL
+                  else seen.gram)
         return Candidate(method.format, options, method.fit).approximate(numbers, metric)

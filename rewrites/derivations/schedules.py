@@ -40,8 +40,8 @@ from rewrites.front.sites import fitter, sites
 from rewrites.front.workload import Workload
 from rewrites.law import PARTITION, Law, apart
 from rewrites.laws.implementation import CALLS
-from rewrites.verify import VerificationError, unrounded, verify_approximate, verify_exact, verify_laws, verify_structure
-from rewrites.verify.programs import oracle
+from rewrites.verify import VerificationError, verify_laws
+from rewrites.verify.programs import oracle, unrounded, verify_approximate, verify_exact, verify_structure
 
 MAX_TILE_KEYS, EQUAL = 4096, 1e-9                           # keys of a tile, and how equal splits of attention are
 VERIFIED_ROWS, ROUNDED = 256, 1e-6                          # rows that are verified; what float32 rounds

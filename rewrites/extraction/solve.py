@@ -85,5 +85,6 @@ def uncovered(problem: Problem, memory: float | None, error: float | None, forbi
         return Infeasible(f"no program of nodes that fit memory {memory} and squared error {error} each covers the "
                           "roots")
     members = whole.members[names.index(missing[0])]
-    why = "all its nodes need themselves or a class that nothing derives" if members else "it has no node that may be chosen"
+    why = ("all its nodes need themselves or a class that nothing derives" if members
+           else "it has no node that may be chosen")
     return Infeasible(f"no program covers root {missing[0]!r}: {why}")

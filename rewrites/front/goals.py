@@ -74,7 +74,8 @@ class Goal:
 
     def __str__(self) -> str:
         percent = self.measure.unit == "%"
-        return f"{self.measure.name}{self.measure.sign}{(100 if percent else 1) * self.threshold:.6g}{self.measure.unit}"
+        shown = (100 if percent else 1) * self.threshold
+        return f"{self.measure.name}{self.measure.sign}{shown:.6g}{self.measure.unit}"
 
     @classmethod
     def parsed(cls, text: str) -> "Goal":

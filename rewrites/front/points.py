@@ -82,7 +82,8 @@ class Result:
         return self.points[self.chosen]
 
     def __repr__(self) -> str:
-        return f"<Result {self.model}: the best of {len(self.points)} programs is {self.best!r}; print it for the report>"
+        return (f"<Result {self.model}: the best of {len(self.points)} programs is {self.best!r}; print it for the "
+                "report>")
 
     def __str__(self) -> str:
         from rewrites.front.results import as_json, printed

@@ -2,7 +2,8 @@
 from collections.abc import Callable
 from random import Random
 
-SYLLABLES = "ba co di fu gra hen in jo kel lum mar no or pre qui ros sta ter ul vin wex yer zan tion ment ing ous al".split()
+SYLLABLES = ("ba co di fu gra hen in jo kel lum mar no or pre qui ros sta ter ul vin wex yer zan tion ment ing ous "
+             "al".split())
 WORDS = ("the of and a to in is that was for on with as by at from not are but had have an they which one you were all "
          "her she there would their we him been has when who will no more if out so up said what its about than into "
          "them can only other time new some could these two may first then do any like my now over such our man me "

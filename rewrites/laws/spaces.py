@@ -1,7 +1,24 @@
 """Laws of rows that are picked: they may be picked before whatever goes through rows one by one, so a value of which
 few rows are read is computed in those alone. Nothing here knows a layer."""
 from opmatrix.operators import pick, product, row
-from rewrites.law import SELECT, Sort, by_rows, collect, constant, h, law, mixing, n, over, p, placed, relation, scores, value, where
+from rewrites.law import (
+    SELECT,
+    Sort,
+    by_rows,
+    collect,
+    constant,
+    h,
+    law,
+    mixing,
+    n,
+    over,
+    p,
+    placed,
+    relation,
+    scores,
+    value,
+    where,
+)
 
 EARLY = "early row selection"
 other = Sort("value")                                       # a value or a constant

@@ -47,7 +47,8 @@ class Disagreement:
     @property
     def what(self) -> str:
         """What is not what."""
-        return f"{f'{self.kernel}: ' if self.kernel else ''}{describe_term(self.node)} is not {describe_term(self.expected)}"
+        return (f"{f'{self.kernel}: ' if self.kernel else ''}{describe_term(self.node)} is not "
+                f"{describe_term(self.expected)}")
 
 
 def check_graph(template: Template, laws: Sequence[Law], seed: int = 0, *, rounds: int = 6,

@@ -6,7 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from .native import ConcreteTemplate, infer_global, intrinsic, ir, lower_builtin, signature, types
-from .vectors import LANE, LANES, VECTOR, Vectors, closed, lane_mask, llvm_function, load_vector, multiply_add, put, splat
+from .vectors import (
+    LANE,
+    LANES,
+    VECTOR,
+    Vectors,
+    closed,
+    lane_mask,
+    llvm_function,
+    load_vector,
+    multiply_add,
+    put,
+    splat,
+)
 
 VECTOR16, NUMBER = Vectors(1, 1), types.float32
 WHOLE = ir.VectorType(LANE, LANES)

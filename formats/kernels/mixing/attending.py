@@ -16,7 +16,17 @@ from formats.kernels.engine.maths import ONE, exp2, reciprocal
 from formats.kernels.engine.memory import floats, longs, pointer, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import MANY_REGISTERS, add_outer, count_vectors, fetch, plus, span, store_tile, times_rows, zeros
+from formats.kernels.engine.vectors import (
+    MANY_REGISTERS,
+    add_outer,
+    count_vectors,
+    fetch,
+    plus,
+    span,
+    store_tile,
+    times_rows,
+    zeros,
+)
 from formats.kernels.products.turning import turn_in
 from formats.machine.threads import threads
 

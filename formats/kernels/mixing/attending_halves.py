@@ -19,7 +19,19 @@ from formats.kernels.products.rounding import as_words, keep_halves, kept_finite
 from formats.kernels.products.tiles import attended_pairs
 from formats.kernels.products.turning import turn_in, turn_out
 
-from .attending import ATTEND, LINE, LOG2_E, LOWEST, QUERIES, carry, cut_units, first_unit, hide, highest_lines, run_attention
+from .attending import (
+    ATTEND,
+    LINE,
+    LOG2_E,
+    LOWEST,
+    QUERIES,
+    carry,
+    cut_units,
+    first_unit,
+    hide,
+    highest_lines,
+    run_attention,
+)
 from .heads import EVERY, KEYS, Layout, Reach, blank, check_heads
 
 f4 = np.float32

@@ -12,7 +12,17 @@ from formats.kernels.rows.following import epilogue_record, finish_block, finish
 from formats.machine.threads import threads
 
 from .gemm import multiply
-from .linear import BLOCK_COLUMNS, BLOCK_DEPTH, LINEAR, check_factors, check_product, dense_by_blocks, linear_stages, tile, typed
+from .linear import (
+    BLOCK_COLUMNS,
+    BLOCK_DEPTH,
+    LINEAR,
+    check_factors,
+    check_product,
+    dense_by_blocks,
+    linear_stages,
+    tile,
+    typed,
+)
 from .sparse import product_csr
 
 # a block has so many inputs and outputs; fresh: 0 to add to what is there

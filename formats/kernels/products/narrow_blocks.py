@@ -14,7 +14,17 @@ from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import WORD, ints_at, pointer, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import AHEAD, LANE, MANY_REGISTERS, VECTOR, ask_line, closed, load_vector, pointer_at, put
+from formats.kernels.engine.vectors import (
+    AHEAD,
+    LANE,
+    MANY_REGISTERS,
+    VECTOR,
+    ask_line,
+    closed,
+    load_vector,
+    pointer_at,
+    put,
+)
 from formats.kernels.engine.words import WORDS, add_fours, everywhere
 from formats.kernels.rows.following import epilogue_record
 from formats.machine.threads import threads

@@ -11,7 +11,18 @@ from formats.kernels.engine.launch import ROOM, address, filled, launch, words
 from formats.kernels.engine.memory import WORD, record
 from formats.kernels.engine.native import intrinsic, ir, njit, types
 from formats.kernels.engine.pool import POOL
-from formats.kernels.engine.vectors import AHEAD, FEATURES, LANE, LANES, VECTOR, ask_line, llvm_function, load_vector, pointer_at, put
+from formats.kernels.engine.vectors import (
+    AHEAD,
+    FEATURES,
+    LANE,
+    LANES,
+    VECTOR,
+    ask_line,
+    llvm_function,
+    load_vector,
+    pointer_at,
+    put,
+)
 from formats.kernels.engine.words import BYTE, SHORT, WORDS, add_fours, everywhere, words_of
 from formats.kernels.rows.following import epilogue_record
 from formats.machine.threads import threads

@@ -8,7 +8,17 @@ from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.maths import ONE as ONE
 from formats.kernels.engine.memory import ints_at
 from formats.kernels.engine.native import intrinsic, ir, njit, types
-from formats.kernels.engine.vectors import FEATURES, LANE, LANES, VECTOR, closed, llvm_function, load_vector, pointer_at, zeros
+from formats.kernels.engine.vectors import (
+    FEATURES,
+    LANE,
+    LANES,
+    VECTOR,
+    closed,
+    llvm_function,
+    load_vector,
+    pointer_at,
+    zeros,
+)
 from formats.kernels.engine.words import BYTE, SHORT, WORDS, BFloat, add_fours, store_words, words_of
 
 PACKS = "+avx512bw" in FEATURES                              # instructions that narrow two vectors into one

@@ -114,7 +114,8 @@ def make_tile(kind: TileKind, rows: int, across: int) -> Any:
     def tile(typing, x, along, w, apart, beside, steps, y, step, bias, residual, further, less, factors, scales, pitch,
              groups, group):
         def code(context, builder, signature, values):
-            x, along, w, apart, beside, steps, y, step, bias, residual, further, less, factors, scales, pitch, groups, group = values
+            (x, along, w, apart, beside, steps, y, step, bias, residual, further, less, factors, scales, pitch, groups,
+             group) = values
             def one_group(g, values):
                 x, w, *numbers = values
                 left = builder.sub(steps, builder.mul(g, group))
@@ -155,7 +156,8 @@ def by_bands(kind: TileKind, high: int, across: int) -> Any:
         while column < columns:
             first, many = w + column // 16 * beside, column + width <= columns
             for i in range(row, left, high):
-                at, to, more, off = x + i * along, y + i * step + 4 * column, residual + i * further + 4 * column, less + 4 * i * groups
+                at, to = x + i * along, y + i * step + 4 * column
+                more, off = residual + i * further + 4 * column, less + 4 * i * groups
                 if many:
                     wide(at, along, first, apart, beside, steps, to, step, bias + 4 * column, more, further, off,
                          factors + 4 * i,

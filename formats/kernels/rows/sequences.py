@@ -10,7 +10,17 @@ from formats.kernels.engine.maths import exponentials, largest
 from formats.kernels.engine.memory import floats, longs, record, view_as
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
-from formats.kernels.mixing.heads import EVERY, Layout, Reach, check_heads, check_scale, clipped, heads_of, sequences, served
+from formats.kernels.mixing.heads import (
+    EVERY,
+    Layout,
+    Reach,
+    check_heads,
+    check_scale,
+    clipped,
+    heads_of,
+    sequences,
+    served,
+)
 from formats.machine.threads import threads
 
 from .following import combine
@@ -35,8 +45,8 @@ def gather_sum(c, total, low, high):
         x, weight = floats(c.x + 4 * row * c.along, c.p), np.float64(row - low + 1 if c.how == BY_PLACE else 1)
         for j in range(c.p): total[j] += weight * x[j]
     count = np.float64(high - low)
-    by = count if c.how == MEAN else np.sqrt(count) if c.how == BY_ROOT else count * (count
-                                                                                      + 1) / 2 if c.how == BY_PLACE else 1.0
+    by = (count if c.how == MEAN else np.sqrt(count) if c.how == BY_ROOT
+          else count * (count + 1) / 2 if c.how == BY_PLACE else 1.0)
     for j in range(c.p): total[j] /= by
 
 
