@@ -256,7 +256,7 @@ def test_without_an_error_or_a_law(command, optimized, tmp_path, monkeypatch):
     for phase in found["phases"]: assert f"{phase} " in ran.err
 
 
-def test_a_workload_of_texts_is_timed_and_kept(command, optimized, tmp_path, monkeypatch):
+def test_a_workload_of_texts_is_timed_and_kept(command, optimized, tmp_path, monkeypatch, laws_known):
     model, lines, texts = *optimized[:2], ["the river", "", "banks of rivers runs dry"]
     monkeypatch.setattr(Run, "saved", lambda run: [])
     refused(command("optimize", model, "--text", lines, "--workload", "absent.txt", "--out", "o"), "absent.txt",

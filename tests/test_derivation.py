@@ -104,13 +104,11 @@ def test_equal_layers_are_derived_once():
     repeated = next(number for number, first in enumerate(steps.like) if number != first)
     first, again = steps.parts[steps.like[repeated]], steps.parts[repeated]
     assert again.steps == first.steps and again.check(EXACT_LAWS) < 1e-12
-    assert wording.spell_out(again, EXACT_LAWS) == wording.spell_out(first,
-                                                                     EXACT_LAWS) or "layer" in wording.spell_out(
-        again, EXACT_LAWS)
+    said = wording.spell_out(again, EXACT_LAWS)
+    assert said == wording.spell_out(first, EXACT_LAWS) or "layer" in said
 
 
-@pytest.mark.parametrize("config", [{}, {"hidden_act": "relu"}, {"num_attention_heads": 4, "intermediate_size": 12},
-                                    {"is_decoder": True}], ids=str)
+@pytest.mark.parametrize("config", [{"hidden_act": "relu"}, {"is_decoder": True}], ids=str)
 def test_other_models(config):
     operator = model(num_hidden_layers=1, **config)
     graphs = {part.template.text: part for states in parts(operator) for part in states.values()}

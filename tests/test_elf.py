@@ -311,7 +311,8 @@ def anywhere(formula, field):
 FAULTS = {
     "sections may lie beyond": ("sections", unbounded),
     "relocations may write beyond": ("RELOCATIONS", {kind: anywhere(*each) for kind, each in elf.RELOCATIONS.items()}),
-    "entries may have any size": ("entries", lambda code, section, each: each.iter_unpack(elf.content(code, section))),
+    "entries may have any size": ("unpack_entries", lambda code, section,
+                                  each: each.iter_unpack(elf.content(code, section))),
 }
 
 

@@ -106,7 +106,7 @@ def test_calibration_recovers_a_machine(monkeypatch):
     assert ran == OWN == set(found.interval) and max(found.interval.values()) < 1e-6
     assert "the middle half of repeated timings is 100% wide" in found.busy, "and it is marked"
     assert set(found.coefficients) == set(PRICES) and found.identity == machines.identity()
-    assert any(len(what) == 2 for what in told) and any("compiled dense" in what for what in told)
+    assert any(len(what) == 2 for what in told) and any("compiled dense_by_blocks" in what for what in told)
     assert [apart for _, apart in inside] == [True, False] and inside[0][0] & set(PRICES) <= RECORDED
     for way in machines.WAYS:
         rates = found.ways[way]

@@ -104,7 +104,8 @@ def test_a_workload_of_shares_is_optimized_and_kept(tmp_path, laws_known):
     ([(1.0, "0x3")], r"'0x3' is no batch: write COUNTxTOKENS"), ([(1.0, "3")], r"'3' is no batch"),
     ([(1.0, 3)], r"3 is no batch"),
     ([(1.0, "999999x999999")], r"tokens; a batch that is timed may have"),
-    ([(1.0, Batch([[1]], relations={"edges": np.eye(1)}))], r"a batch with relations of its own has no share"),
+    ([(1.0, Batch([[1]], relations={"edges": np.eye(1)}))],
+     r"a batch with relations or matrices of its own has no share"),
 ], ids=lambda each: str(each)[:30])
 def test_what_is_no_workload_is_said_in_a_line(mix, words):
     with pytest.raises(InputError, match=words) as found: run.optimize(model(), workload=mix, machine=standin.machine())

@@ -319,7 +319,7 @@ def test_pairs_are_read_before_anything_else():
     with pytest.raises(InputError, match=r"absent\.csv"): optimize("absent", pairs="absent.csv")
 
 
-def test_quality_decides_in_place_of_the_error(tmp_path, monkeypatch):
+def test_quality_decides_in_place_of_the_error(tmp_path, monkeypatch, laws_known):
     """Every point is judged by pairs of sentences; the answer keeps the exact program's correlation up to the drop."""
     checkpoints.write(tmp_path / "model")
     words = ["the bank", "a river", "dry.", "the river?", "runs of a bank", "banks", "the dry river runs", "of"]

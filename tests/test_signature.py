@@ -155,7 +155,7 @@ def test_several_outputs_are_one_program(laws, tmp_path):
     verify_steps(program, [RAGGED])
 
 
-def test_optimize_states_the_worst_output():
+def test_optimize_states_the_worst_output(laws_known):
     model = two()
     result = optimize(model, workload=RAGGED, machine=standin.machine(), rounds=3, error=0.05)
     for point in result.points:

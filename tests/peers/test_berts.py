@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="needs peers: transformers")
     (1, ("BertForMaskedLM", "float16", "fresh", "one")),
     (3, ("BertForSequenceClassification", "float32", "zero biases", "shards")),
     (20, ("BertLMHeadModel", "bfloat16", "random", "one"))])
-def test_what_transformers_saves_is_optimised_and_agrees(tmp_path, number, said):
+def test_what_transformers_saves_is_optimised_and_agrees(tmp_path, number, said, laws_known):
     made, result, exact, chosen = berts.compared(number, tmp_path / "model")
     assert (made.saved, made.number, made.filled, made.files) == said
     assert (tmp_path / "model" / "model.safetensors.index.json").exists() == (made.files == "shards")
