@@ -45,3 +45,17 @@ def test_the_tables_are_up_to_date():
     made = subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=ROOT, timeout=120, encoding="utf-8")
     assert not made.returncode, made.stderr
     assert made.stdout == (ROOT / "docs" / "tables.md").read_text("utf-8")
+
+
+COMMANDS = {name: row for row, name in re.findall(r"^\| (`opmatrix (\w+).*)$", README, re.M)}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_are_those_that_the_command_has(command):
+    import typer
+
+    from rewrites.command.commands import app
+    params = typer.main.get_command(app).commands[command].params
+    has = {word for each in params for word in (*each.opts, *each.secondary_opts)}
+    named = {word for code in re.findall("`([^`]*)`", COMMANDS[command]) for word in re.findall(r"--[\w-]+", code)}
+    assert named <= has, f"README names {named - has}"

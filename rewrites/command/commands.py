@@ -60,7 +60,7 @@ def optimize(
     error: Annotated[float | None, typer.Option(help="relative change of the output on held-out rows; 0: none; 0.02 "
                                                      "without goals")] = None,
     goals: Annotated[list[str] | None, typer.Option(
-        "--write_results", metavar="GOAL", help="error<=2%, spearman>=-0.3 (with --pairs) or perplexity<=1.02x (with "
+        "--keep", metavar="GOAL", help="error<=2%, spearman>=-0.3 (with --pairs) or perplexity<=1.02x (with "
                                                 "--text, on its held-out lines, and --output rows), against the exact "
                                                 "program (may be given again)")] = None,
     memory: Annotated[float | None, typer.Option(help="megabytes, stored and working together")] = None,
