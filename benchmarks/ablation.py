@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 import command
 import scipy.optimize  # noqa: F401  (its import is not extraction's time)
-from command import Figure, Parser, concluded, folder, positive, say, tabled, takes
-from extraction import problems
+from command import Figure, concluded, say, tabled, takes
+from extraction import asking, problems
 from search import bert
 
 from formats.machine.model import this_machine
@@ -38,19 +38,15 @@ PARTS: dict[str, list[tuple[Any, str, dict[str, Any]]]] = {              # what 
 
 
 def main() -> None:
-    parser = Parser(__doc__)
-    parser.add_argument("folder", type=folder, nargs="?", metavar="DIR", help="folder of egraph-serialize JSON files")
-    parser.add_argument("--time-limit", type=positive, default=2.0, metavar="S", help="seconds for each graph")
-    parser.add_argument("--generated", action="store_true", help="also 2,000 to 30,000 nodes, generated")
-    given = parser.parse_args()
+    given = asking(__doc__, 2.0).parse_args()
     graphs = [*problems(given.folder, given.generated), *asked()]
     takes(0.4 * len(PARTS) * given.time_limit * len(graphs))
     found = {part: solved(part, graphs, given.time_limit) for part in PARTS}
     lines = [compared(part, answers, found["nothing"]) for part, answers in found.items()]
     print(table(lines, ["left out", "cost", "worst", "better", "worse", "proved", "seconds"]))
     tabled(given.csv, [["part", "graph", "cost", "bound", "seconds"], *(
-        [part, name, each.cost, each.bound, each.seconds] for part, answers in found.items() for name,
-        each in answers.items())])
+        [part, name, each.cost, each.bound, each.seconds] for part, answers in found.items()
+        for name, each in answers.items())])
     left = [answers for part, answers in found.items() if PARTS[part]]
     concluded(given, [Figure(f"parts of {len(left)} without which an answer is dearer, unproved, or all take a tenth "
                              "longer",

@@ -137,8 +137,8 @@ def plot(table, file, threads=1):
     colour = {name: plt.colormaps["tab20"](i % 20) for i, name in enumerate(names)}
     for i, structure in enumerate(structures):
         for j, count in enumerate(rows):
-            here = {key: (points, against.get(key, [])) for key,
-                    points in curves.items() if key[1:3] == (structure, count)}
+            here = {key: (points, against.get(key, [])) for key, points in curves.items()
+                    if key[1:3] == (structure, count)}
             panel(axes[i][j], here, colour)
             axes[i][j].set_title(f"{structure}, {count} rows", fontsize=9)
     lines = [plt.Line2D([], [], color=colour[name], ls="-" if name[0] == "ours" else "--", label=" ".join(name))

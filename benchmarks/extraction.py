@@ -100,12 +100,18 @@ def optima(folder: Path | None) -> dict[str, float]:
         raise InputError(f"{file}: columns file and optimum: {error}") from None
 
 
+def asking(doc: str | None, seconds: float) -> Parser:
+    """The options that say which graphs are extracted from, and for how long each."""
+    parser = Parser(doc)
+    parser.add_argument("folder", type=folder, nargs="?", metavar="DIR", help="folder of egraph-serialize JSON files")
+    parser.add_argument("--time-limit", type=positive, default=seconds, metavar="S", help="seconds for each graph")
+    parser.add_argument("--generated", action="store_true", help="also 2,000 to 30,000 nodes, generated")
+    return parser
+
+
 def main() -> None:
     """Run, print a table, write the CSV."""
-    parser = Parser(__doc__)
-    parser.add_argument("folder", type=folder, nargs="?", metavar="DIR", help="folder of egraph-serialize JSON files")
-    parser.add_argument("--time-limit", type=positive, default=10.0, metavar="S", help="seconds for each graph")
-    parser.add_argument("--generated", action="store_true", help="also 2,000 to 30,000 nodes, generated")
+    parser = asking(__doc__, 10.0)
     options = parser.parse_args()
     if not options.folder and not options.generated:
         raise InputError("nothing to extract: give a folder, or --generated")

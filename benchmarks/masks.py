@@ -111,8 +111,8 @@ def raced(name: str, length: int, given: argparse.Namespace) -> list[tuple]:
     out, scale = np.empty(shape, np.float32), given.width ** -0.5
     masks = {block: make(length, block=block) for block in given.blocks}
     calls = {block: lambda mask=mask: mask.attention(q, k, v, out, scale) for block, mask in masks.items()}
-    calls |= {f"{block} in a pass": partial(kernels.attention, q, k, v, starts, out, scale, mask=each) for block,
-              each in masks.items()}
+    calls |= {f"{block} in a pass": partial(kernels.attention, q, k, v, starts, out, scale, mask=each)
+              for block, each in masks.items()}
     calls["whole"] = lambda: kernels.attention(q, k, v, starts, out, scale)
     if reach: calls["reach"] = lambda: kernels.attention(q, k, v, starts, out, scale, reach)
     taken = measure({each: lambda _, call=call: call() for each, call in calls.items()}, [None], given.rounds)

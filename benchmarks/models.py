@@ -150,8 +150,8 @@ def groups(given, found):
 
 def raced(group, checkpoint, given):
     """The rows of what races together."""
-    entered = [(row, process) for entry in group if (one := entrant(*entry, checkpoint, given)) for row,
-               process in [one]]
+    entered = [(row, process) for entry in group if (one := entrant(*entry, checkpoint, given))
+               for row, process in [one]]
     say(f"{checkpoint.name}: {given.rounds} rounds of {len(entered)}")
     with undisturbed():
         for turn in range(given.rounds):

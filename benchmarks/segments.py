@@ -43,8 +43,8 @@ def main() -> None:
     taken = measure({"without": encoder(arrays, given.layers), "with": encoder(arrays, given.layers, term),
                      "step": lambda batch: KERNELS["interpret"].function(out, batch, x, term=term)}, [batch],
                      given.rounds)
-    ratios = [both / (alone + step) for both, alone,
-              step in zip(taken["with"], taken["without"], taken["step"], strict=True)]
+    ratios = [both / (alone + step)
+              for both, alone, step in zip(taken["with"], taken["without"], taken["step"], strict=True)]
     row = (batch.rows, given.layers, *(1e3 * median(taken[name]) for name in ("without", "step", "with")),
            median(ratios))
     for line in (COLUMNS, row): print(" ".join(cell(each, 11) for each in line))

@@ -31,11 +31,11 @@ DATA = Path(os.environ.get("OPMATRIX_DATA", ROOT.parent / "shared" / "data")) / 
 COLUMNS = "pattern", "structure", "rows", "chosen", "best", "chosen_s", "best_s", "constant_s", "threshold_s"
 ERRORS = 0.0, 0.004, 0.0, 0.015                              # of the cases in turn
 SHAPES = ((384, 384), (384, 1536), (1536, 384), (512, 2048), (1024, 1024), (2048, 1024), (4096, 4096))
-MADE = [("blocks", shape, density) for shape,
-        density in zip(SHAPES, (0.3, 0.1, 0.5, 0.2, 0.35, 0.1, 0.2), strict=True)] + [
+MADE = [("blocks", shape, density)
+        for shape, density in zip(SHAPES, (0.3, 0.1, 0.5, 0.2, 0.35, 0.1, 0.2), strict=True)] + [
     ("2:4", shape, 0.5) for shape in SHAPES] + [
-    ("shared", shape, density) for shape,
-    density in zip(SHAPES, (0.5, 0.25, 0.5, 0.1, 0.25, 0.5, 0.25), strict=True)] + [
+    ("shared", shape, density)
+    for shape, density in zip(SHAPES, (0.5, 0.25, 0.5, 0.1, 0.25, 0.5, 0.25), strict=True)] + [
     ("dense", shape, 1.0) for shape in SHAPES]
 KINDS = [(kind, shape, density) for kind in ("random", "uneven") for shape in ((512, 512), (512, 2048), (2048, 512))
          for density in (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)]

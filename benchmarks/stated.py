@@ -70,8 +70,8 @@ def taken(directory: Path, point: int | None) -> tuple[str, Program, Program]:
     front = read_json(directory / REPORT)["front"]
     counts = [sum(count for method, count in each["methods"].items() if method == "int8") for each in front]
     if point is None:
-        point = int(np.argmax([count - (each["measured_error"] or 0) for count,
-                               each in zip(counts, front, strict=True)]))
+        point = int(np.argmax([count - (each["measured_error"] or 0)
+                               for count, each in zip(counts, front, strict=True)]))
     if not 0 < point < len(front):
         raise InputError(f"--point {point}: {directory} has approximate programs 1 to {len(front) - 1}")
     return front[point]["name"], *(Program.load(directory / FRONT / str(number)) for number in (point, 0))

@@ -67,8 +67,8 @@ def raced(forms, sizes, rounds):
     rng = np.random.default_rng(1)
     for rows in sizes:
         x, bias = rng.standard_normal((rows, n), np.float32), Epilogue(bias=rng.standard_normal(p, np.float32))
-        taken = rounds_of({name: ours(each, x, np.empty((rows, p), np.float32), bias, alive) for name,
-                           each in forms.items()}, rounds)
+        taken = rounds_of({name: ours(each, x, np.empty((rows, p), np.float32), bias, alive)
+                           for name, each in forms.items()}, rounds)
         for name, each in forms.items():
             shares = [mine / dense for mine, dense in zip(taken[name], taken[DENSE], strict=True)]
             found.append((name, n, p, rows, 1e6 * median(taken[name]), median(shares), spread(shares) or 0.0,

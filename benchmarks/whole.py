@@ -127,8 +127,8 @@ def show(rows):
                   f"{calls / found - 1:+.0%}"] for model, workload, name, ahead, found, wide, calls in rows],
                 ["", "", "program", "ms predicted", "ms measured", "off", "spread", "off as calls"]))
     groups = {key: [row for row in rows if row[:2] == key] for key in dict.fromkeys(row[:2] for row in rows)}
-    print("\n" + table([[*key, str(len(each)), *said(errors(each)), f"{tau(each):.3f}"] for key,
-                        each in groups.items()],
+    print("\n" + table([[*key, str(len(each)), *said(errors(each)), f"{tau(each):.3f}"]
+                        for key, each in groups.items()],
                        ["", "", "programs", "off, median", "off, worst", "tau"]))
     wide = median(row[5] or 0.0 for row in rows)
     off, calls = errors(rows), [abs(row[6] / row[4] - 1) for row in rows]
@@ -145,8 +145,8 @@ def said(off): return f"{median(off):.1%}", f"{max(off):.1%}"
 
 def tau(rows):
     """Kendall's, over pairs of programs of one workload that differ by so much as measured."""
-    pairs = [(a, b) for at,
-             a in enumerate(rows) for b in rows[:at] if a[:2] == b[:2] and max(a[4] / b[4], b[4] / a[4]) >= APART]
+    pairs = [(a, b) for at, a in enumerate(rows) for b in rows[:at] if a[:2] == b[:2]
+             and max(a[4] / b[4], b[4] / a[4]) >= APART]
     signs = [1 if (a[3] - b[3]) * (a[4] - b[4]) > 0 else -1 for a, b in pairs]
     return sum(signs) / len(signs) if signs else 1.0
 

@@ -86,8 +86,8 @@ class LowRankSparse(Format):
     @classmethod
     def choices(cls, inputs, outputs):
         even = inputs * outputs / (inputs + outputs)                    # the rank that stores as much as dense
-        return [{"rank": max(1, int(even * share)), "density": density} for share,
-                density in ((0.25, 0.05), (0.1, 0.02))]
+        return [{"rank": max(1, int(even * share)), "density": density}
+                for share, density in ((0.25, 0.05), (0.1, 0.02))]
 
     @classmethod
     def counts(cls, inputs, outputs, *, rank=None, density=0.05, scale=None):

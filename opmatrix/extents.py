@@ -102,8 +102,8 @@ class Extents(Mapping[Any, Any]):
         say grows with the rows."""
         whole = counted([*of], [each for each in self.patterns if each.relation is None])
         share = whole[T] / self[T]
-        return Extents.made({key: (whole[key] if key in whole else value * share) / parts for key,
-                             value in self.numbers.items()})
+        return Extents.made({key: (whole[key] if key in whole else value * share) / parts
+                             for key, value in self.numbers.items()})
 
 
 def as_entry(key: Any) -> ExtentName:

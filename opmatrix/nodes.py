@@ -231,8 +231,8 @@ def scaling(n, a, b, p):
     return (I() * b) @ sum_adjoint(a, n,
                                    p) if is_one_row(b) else (I() * a) @ sum_adjoint(b, n, p) if is_one_row(a) else None
 
-@combinator(at_x=1, **PRESERVED, **every("diagonal", "entrywise", "selective"), constant=lambda a,
-            b: a.constant or b.constant,
+@combinator(at_x=1, **PRESERVED, **every("diagonal", "entrywise", "selective"),
+            constant=lambda a, b: a.constant or b.constant,
             stacked=lambda a, b: (a.storable and (b.splits or b.stacked)) or (a.stacked and b.storable),
             column=lambda a, b: b.column or (a.column and b.entrywise), level=lambda a, b: a.level and b.entrywise,
             adjoint=lambda n, a, b: adjoint(b, a(Shape(cols=n)).cols) @ adjoint(a, n))
@@ -251,8 +251,8 @@ def add(x, a: Operator, b: Operator):
 @combinator(at_x=2, **every("row_wise", "uniform", "constant", "column", "level"),
             diagonal=pointwise("diagonal"), entrywise=pointwise("entrywise"),
             linear=by_constant("linear"), storable=by_constant("storable"),
-            row_linear=lambda a, b: holds_scaled(a, b, "row_linear"), additive=lambda a,
-            b: holds_scaled(a, b, "additive"),
+            row_linear=lambda a, b: holds_scaled(a, b, "row_linear"),
+            additive=lambda a, b: holds_scaled(a, b, "additive"),
             positively_homogeneous=lambda a, b: holds_scaled(a, b, "positively_homogeneous"),
             maps_zero_to_zero=lambda a, b: a.maps_zero_to_zero or b.maps_zero_to_zero,
             adjoint=lambda n, a, b: scaling(n, a, b, (a(x := Shape(cols=n)) * b(x)).cols))

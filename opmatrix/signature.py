@@ -45,8 +45,8 @@ class Port:
         if not (isinstance(name, str) and NAME.fullmatch(name)):
             raise ValueError(f"{name!r:.60} is no name of up to 40 letters, digits and _")
         match said:
-            case [str(space), int(columns), int(heads),
-                  str(number)] if NAME.fullmatch(space) and {type(columns), type(heads)} == {int}:
+            case [str(space), int(columns), int(heads), str(number)] if (
+                    NAME.fullmatch(space) and {type(columns), type(heads)} == {int}):
                 if number not in numbers:
                     raise ValueError(f"{name}: number type {number!r:.40}: it may be {', '.join(numbers)}")
                 if min(columns, heads) < 1 or columns * heads > WIDEST:
@@ -89,9 +89,8 @@ class Signature:
             if name not in own: return f"{name!r:.40} is no part of one"
             if name not in said: return f"{name!r} is missing"
             if own[name] == said[name]: continue
-            for each in sorted({*own[name],
-                                *map(str, said[name])}) if isinstance(own[name],
-                                                                      dict) and isinstance(said[name], dict) else ():
+            both = isinstance(own[name], dict) and isinstance(said[name], dict)
+            for each in sorted({*own[name], *map(str, said[name])}) if both else ():
                 here, there = own[name].get(each), said[name].get(each)
                 if here != there: return f"{name}: {each!r:.60} is {there!r:.80}, but the steps have {here!r:.80}"
             return f"{name} are {said[name]!r:.80}, but the steps have {own[name]!r:.80}"

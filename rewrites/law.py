@@ -291,8 +291,8 @@ class Law(Declared):
 
     def combinations(self, without: Collection[str] = ()) -> Iterator[dict[str, Any]]:
         """Every choice of monoids, patterns and functions that its variables allow, those named left out."""
-        able = {name: found for name,
-                sort in self.variables.items() if name not in without and (found := choices(sort))}
+        able = {name: found for name, sort in self.variables.items() if name not in without
+                and (found := choices(sort))}
         for each in cartesian(*able.values()):
             yield dict(zip(able, each, strict=True))
 

@@ -57,8 +57,7 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
              remove: Sequence[str] = (), calibrate: str | Path | None = None, leave_out: Sequence[str] = (),
              laws: Sequence[Law] | None = None, approximations: Sequence[Approximation] = (), machine: Any = None,
              rounds: int = 11, report: Report | None = None) -> Result:
-    """The fastest verified program of a model on this machine that stays within the budgets; `best.program` of the
-    result runs.
+    """The fastest verified program of a model on this machine within the budgets; `best.program` of the result runs.
 
     model            name or directory of a checkpoint, or an operator on tokens, or on matrices that a batch gives; or
                      several by name, the outputs of one model, of which the first is what a run gives and one that is
@@ -68,8 +67,7 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
     keep             goals: "error<=2%", "spearman>=-0.3" with `pairs`, "perplexity<=1.02x" with `text` and
                      output="rows"
     memory           bytes, stored and working, at most
-    text, tokens     the workload: a file of lines, of which some fit and some judge; so many tokens of one sentence
-                     (128)
+    text, tokens     the workload: a file of lines, of which some fit and some judge; one sentence's tokens (128)
     workload         instead: a file of texts; of an operator a Batch; or several batches with shares that add to 1,
                      each a Batch or sentences x tokens, [(0.7, "1x16"), (0.3, "8x128")]: what is predicted and measured
                      is their mean
@@ -78,8 +76,7 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
                      `drop` hundredths (0.3)
     remove           what smaller models are tried: without "units", hidden ones of a feed-forward, "heads" of
                      attention, or both
-    calibrate        a file of lines, with no labels, that what is left of those is fitted to (the first part of the
-                     text)
+    calibrate        a file of lines, with no labels, that what is left is fitted to (the first part of the text)
     output           pooled: one row a text, as the checkpoint says; rows: one a token
     laws, leave_out  what may be used (None: all of `opmatrix.laws`), and the names of what may not
     approximations   of one's own, beside number types, sparsity and rank
@@ -101,6 +98,13 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
     if machine is None:
         with report.phase("machine") as progress: machine = calibrated(progress)
     run = Run(operator, workload, machine, laws, report, meta, approximations=approximations, number_type=number_type)
+    return pursue(run, asked, error, memory, remove, calibrate, rounds)
+
+
+def pursue(run: "Run", asked: Sequence[Goal], error: float, memory: float | None, remove: Sequence[str],
+           calibrate: str | Path | None, rounds: int) -> Result:
+    """The phases of a run that has its model and its machine, one after another."""
+    report = run.report
     with Aside(run.judged_laws, report.say) as aside:
         with report.phase("search"): run.explore()
         with report.phase("kernels"): run.compile()
@@ -276,12 +280,10 @@ class Run:
         wanted = {name: np.concatenate([dense(self.outputs[name], group) for group in groups])
                   for name in exact.outputs}
         whole = next(iter(wanted.values()))
+        constants = unrounded(self.structures["exact"], self.emitter)
         results: dict[str, Any] = laws_verified | {
-            "exact": verify_exact(exact, self.operator, few, imported,
-                                  unrounded(self.structures["exact"], self.emitter))}
-        if len(self.outputs) > 1:
-            results["outputs"] = verify_outputs(exact, self.outputs, few,
-                                                unrounded(self.structures["exact"], self.emitter))
+            "exact": verify_exact(exact, self.operator, few, imported, constants)}
+        if len(self.outputs) > 1: results["outputs"] = verify_outputs(exact, self.outputs, few, constants)
         self.imported = self.point("imported", imported, self.structures["imported"].time, 0.0, 0.0)
         off = difference(imported.run(self.workload.verify), whole)
         self.imported.measured_error = self.imported.predicted_error = off
@@ -314,8 +316,7 @@ class Run:
         self.points = [point for point in self.points if point.verified]
 
     def begin(self, asked: Sequence[Goal]) -> None:
-        """The figures of the exact program, which others are compared with: what has none is refused before hours are
-        spent."""
+        """The figures of the exact program, which others are compared with; what has none is refused first."""
         self.exactly = {goal.measure.name: goal.figure("the model", self.programs["exact"]) for goal in asked[1:]}
 
     def judge(self, asked: Sequence[Goal], progress: Any) -> None:
@@ -386,8 +387,7 @@ class Run:
             left_out=left_out, laws=self.laws, dropped=self.dropped, number_type=self.number_type, busy=self.busy)
 
     def within(self, asked: Sequence[Goal], memory: float | None) -> list[Point]:
-        """The verified points that keep the goals and, as measured, the memory; Infeasible says how close the closest
-        came."""
+        """The verified points that keep the goals and, as measured, the memory; Infeasible says what came closest."""
         exact = self.points[0]
         keep = [p for p in self.points if all(goal.kept(p, exact) for goal in asked)]
         small = [p for p in self.points if memory is None or (p.measured_bytes or 0.0) + JITTER <= memory]

@@ -80,5 +80,5 @@ def laws_known(monkeypatch):
     found = {"draws": 2, "seed": 0}
     monkeypatch.setattr("rewrites.run.Run.saved", lambda run: [])
     monkeypatch.setattr("rewrites.verify.verify_laws", lambda laws, **options: {"laws": len(laws), **found})
-    monkeypatch.setattr("rewrites.verify.verify_graphs", lambda templates, laws,
-                        **options: {"graphs": len(templates), **found})
+    monkeypatch.setattr("rewrites.verify.verify_graphs",
+                        lambda templates, laws, **options: {"graphs": len(templates), **found})

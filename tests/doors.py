@@ -58,8 +58,8 @@ def column_doors() -> Iterator[tuple[str, Door]]:
                 return kernels.embed([(ids, kernels.Columns(stored.shape, stored.panelled, *arrays.values(),
                                                             **stored.remembered))], out)
             yield f"Columns {name}", Door(
-                lambda rng, rows, stored=stored: {"ids": rng.integers(0, 90, rows), **stored.arrays()}, lambda ids,
-                **_: (len(ids), 64),
+                lambda rng, rows, stored=stored: {"ids": rng.integers(0, 90, rows), **stored.arrays()},
+                lambda ids, **_: (len(ids), 64),
                 embedded, lambda ids, stored=stored, **_: (stored.unpack().T[ids].astype(np.float64), 0))
 
 
@@ -122,8 +122,8 @@ def pass_doors() -> Iterator[tuple[str, Door]]:
     def finished(x: np.ndarray, **given: np.ndarray) -> Any:
         return after(given).reference(x), after(given).bound(x, np.zeros(x.shape))
     for columns in (18, 35):
-        yield f"pointwise {columns}", Door(lambda rng, rows,
-                                           c=columns: {"x": normal(rng, rows, c), **parts(rng, rows, c)},
+        yield f"pointwise {columns}", Door(lambda rng, rows, c=columns: {"x": normal(rng, rows, c),
+                                                                         **parts(rng, rows, c)},
                                            lambda x, **_: x.shape, alone, finished, ("x",))
     for shape in (35,), (3, 5), ():
         yield f"scale {len(shape) + 1} axes", Door(
@@ -136,8 +136,8 @@ def pass_doors() -> Iterator[tuple[str, Door]]:
     yield "embed", Door(
         lambda rng, rows: {"ids": rng.integers(0, 9, rows), "table": normal(rng, 9, 35),
                            "few": normal(rng, 3, 35).astype(np.float16)},
-        lambda ids, **_: (len(ids), 35), lambda out, ids, table,
-        few: kernels.embed([(ids, table), (ids * 0, few)], out), summed)
+        lambda ids, **_: (len(ids), 35),
+        lambda out, ids, table, few: kernels.embed([(ids, table), (ids * 0, few)], out), summed)
 
     def turned(x: np.ndarray, at: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> Any:
         k = cos.shape[1]
@@ -178,8 +178,8 @@ def head_doors() -> Iterator[tuple[str, Door]]:
     for name, rough in ("attention", 0), ("attention_halves", 2.0 ** -5):
         for many in (4, 4, 4), (4, 2, 1):
             yield f"{name} {many}", Door(
-                lambda rng, rows,
-                many=many: heads(rng, rows, **dict(zip("qkv", many, strict=True))) | {"starts": starts(rows)}, width,
+                lambda rng, rows, many=many: heads(rng, rows, **dict(zip("qkv", many, strict=True)))
+                | {"starts": starts(rows)}, width,
                 lambda out, q, k, v, starts, name=name: getattr(kernels, name)(q, k, v, starts, out, 0.3),
                 lambda q, k, v, starts, rough=rough: attended(q, k, v, starts, rough))
 
@@ -250,8 +250,8 @@ def cache_doors() -> Iterator[tuple[str, Door]]:
         few, lambda q, v, **_: (len(q), 4, v.shape[2]),
         lambda out, q, k, v, slots, before, starts: kernels.attention_cached(q, k, v, slots, before, out, 0.3, starts),
         lambda q, k, v, slots, before, starts: recalled(q, k, v, slots[starts[1:] - 1], before))
-    yield "attention_cached", Door(cached, lambda q, v, **_: (len(q), 4, v.shape[2]), lambda out, q, k, v, slots,
-                                   before:
+    yield "attention_cached", Door(cached, lambda q, v, **_: (len(q), 4, v.shape[2]),
+                                   lambda out, q, k, v, slots, before:
                                    kernels.attention_cached(q, k, v, slots, before, out, 0.3), recalled)
 
 
@@ -265,15 +265,15 @@ def space_doors() -> Iterator[tuple[str, Door]]:
                             lambda **_: (1, 35),
                             lambda out, x, starts: kernels.pool_rows(x, starts, out, "mean"), mean)
 
-    yield "hand_rows", Door(lambda rng, rows: {"x": normal(rng, rows, 35), "starts": np.arange(rows + 1)}, lambda x,
-                            **_: x.shape,
-                            lambda out, x, starts: kernels.hand_rows(x, starts, out), lambda x,
-                            starts: (x.astype(np.float64), 0))
+    yield "hand_rows", Door(lambda rng, rows: {"x": normal(rng, rows, 35), "starts": np.arange(rows + 1)},
+                            lambda x, **_: x.shape,
+                            lambda out, x, starts: kernels.hand_rows(x, starts, out),
+                            lambda x, starts: (x.astype(np.float64), 0))
 
     def linked(x: np.ndarray, starts: np.ndarray, at: np.ndarray, weights: np.ndarray) -> Any:
         every = weights.astype(np.float64)[:, None] * x[at]
-        return (np.stack([each[a:b].sum(0) for each in (every, abs(every)) for a,
-                          b in pairwise(starts)]).reshape(2, len(starts) - 1, -1)
+        return (np.stack([each[a:b].sum(0) for each in (every, abs(every))
+                          for a, b in pairwise(starts)]).reshape(2, len(starts) - 1, -1)
                 * np.array([1, gamma(len(at) + 2)])[:, None, None])
     yield "link_rows", Door(
         lambda rng, rows: {"x": normal(rng, rows, 35), "starts": np.array([0, rows, rows, 2 * rows]),

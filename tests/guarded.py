@@ -150,8 +150,8 @@ def run(case: Case) -> str:
     name, rows, operand, done, before = case
     door, rng = doors()[name], np.random.default_rng(rows)
     given = door.operands(rng, rows)
-    arrays = {each: laid(array, done if each == operand and done in LAYOUTS else "plain", before) for each,
-              array in given.items()}
+    arrays = {each: laid(array, done if each == operand and done in LAYOUTS else "plain", before)
+              for each, array in given.items()}
     shape = door.out(**given)
     if done in OVERLAPS: out, arrays[operand] = overlapping(arrays[operand], shape, done, before)
     else: out = laid(np.zeros(shape, np.float32), done if operand == "out" else "plain", before)

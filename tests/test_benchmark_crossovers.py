@@ -85,8 +85,8 @@ def test_ours_holds_a_matrix_or_says_its_error(monkeypatch):
     W = matrix(32, 48, "blocks", 0.25)
     found = {name: error for name, _, error, _ in providers.ours(W, [])}
     assert found["dense"] == found["csr"] == found["block tile=16x16"] == 0 < found["half"] < 0.001
-    assert max(found.values()) <= providers.WORST and all(name.startswith("csr") for name,
-                                                          *_ in providers.ours(W, ["csr"]))
+    assert max(found.values()) <= providers.WORST and all(name.startswith("csr")
+                                                          for name, *_ in providers.ours(W, ["csr"]))
 
 
 @pytest.mark.parametrize("name", ["csr", "block", "int8", "int4"])

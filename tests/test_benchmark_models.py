@@ -166,8 +166,8 @@ def test_streams_are_tried_where_a_batch_can_be_cut(number, count, tokens, tried
 def test_the_fastest_of_turns_is_kept(monkeypatch):
     clock = iter(range(10**6))
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    works = {name: SimpleNamespace(ready=lambda rows: rows, run=lambda rows,
-                                   cost=cost: [next(clock) for _ in range(cost)])
+    works = {name: SimpleNamespace(ready=lambda rows: rows,
+                                   run=lambda rows, cost=cost: [next(clock) for _ in range(cost)])
              for name, cost in (("slow", 3), ("fast", 1), ("slower", 5))}
     assert engines.fastest(SimpleNamespace(batches=[[0], [0, 0]], sentences=[[1, 2]]), works, 3) == "fast"
 

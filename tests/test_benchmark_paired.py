@@ -178,8 +178,8 @@ def test_another_point_of_the_same_front_is_taken(tmp_path, capsys):
 
 def test_other_programs_are_also_run_as_the_first_found_them(monkeypatch):
     tree = lambda name: SimpleNamespace(name=name, cache=Path(name), find=lambda program, model: Path(name) / program)
-    monkeypatch.setattr(paired, "served", lambda name, checkpoint, works, found, trees,
-                        given: [(name, *map(str, found))])
+    monkeypatch.setattr(paired, "served",
+                        lambda name, checkpoint, works, found, trees, given: [(name, *map(str, found))])
     trees, checkpoint = [tree("a"), tree("b")], SimpleNamespace(name="m", directory="m")
     for same, rows in ((Path("b/front/1"), [("int8", "a/int8", "b/front/1")]),
                        (None, [("int8", "a/int8", "b/int8"), ("int8 of a", "a/int8", "a/int8")])):

@@ -171,8 +171,8 @@ def test_no_product_reads_faster_than_memory(share, size, said, monkeypatch):
 
 
 def test_bars_are_figures_of_the_first_number_of_threads(capsys):
-    rows = [row(form, who, at, seconds) for at in (0.1, 0.4, 0.8) for form, who,
-            seconds in (("dense", "numpy", 8.0), ("csr", "ours", 2.0))]
+    rows = [row(form, who, at, seconds) for at in (0.1, 0.4, 0.8)
+            for form, who, seconds in (("dense", "numpy", 8.0), ("csr", "ours", 2.0))]
     figures = {each.what: each for each in crossovers.report(Table(rows), [1])}
     assert figures["CSR at 0.1 against dense"].verdict == "met" and figures["CSR at 0.1 against dense"].value == 4.0
     assert figures["CSR: density up to which it beats dense float32"].value == 0.8, "it wins as far as was measured"
@@ -198,8 +198,8 @@ def test_one_matrix_of_each_format_is_enough(monkeypatch, tmp_path, capsys):
     from formats.machine import calibration
     from formats.machine.model import Machine
     monkeypatch.setattr(Machine, "load", lambda file: standin.machine())
-    monkeypatch.setattr(calibration, "measured", lambda cases,
-                        most: [(kernel, sizes, 1e-4) for kernel, sizes, _ in cases])
+    monkeypatch.setattr(calibration, "measured",
+                        lambda cases, most: [(kernel, sizes, 1e-4) for kernel, sizes, _ in cases])
     monkeypatch.setattr("formats.FORMATS", {name: FORMATS[name] for name in ("dense", "csr")})
     table = prediction.measured(tmp_path, 1)
     assert {row[0] for row in table} == {"dense", "csr"} and {row[5] for row in table} == {0.0}, "the even matrix"

@@ -30,8 +30,8 @@ def start(rng): return weight(numbers(rng, 10, WIDE)) @ gelu
 
 def made(rng, function, **known):
     """What a declaration gives, of drawn operators where nothing else is known."""
-    return function(**{name: known.get(name) or drawn(rng, sort, name) for name,
-                       sort in function.__annotations__.items()})
+    return function(**{name: known.get(name) or drawn(rng, sort, name)
+                       for name, sort in function.__annotations__.items()})
 
 
 @pytest.mark.parametrize("form, full", PENDING, ids=[f"{form.name}-{full.__name__}" for form, full in PENDING])

@@ -94,8 +94,8 @@ def test_threads_that_use_different_programs_get_what_one_gets():
 
     def work(at):
         mine = program(PACKED[at])
-        return all(np.array_equal(mine.run(batch), right) for _ in range(20) for batch,
-                   right in zip(given, wanted[at], strict=True))
+        return all(np.array_equal(mine.run(batch), right) for _ in range(20)
+                   for batch, right in zip(given, wanted[at], strict=True))
     with ThreadPoolExecutor(len(PACKED)) as pool: assert all(pool.map(work, range(len(PACKED))))
 
 

@@ -170,8 +170,8 @@ def test_a_law_whose_right_side_is_a_variable():
 
 def test_what_no_kernel_computes_is_a_step_that_reads_a_term():
     rng = np.random.default_rng(0)
-    E, A, B = (weight(Data(rng.normal(size=shape), name)) for name,
-               shape in (("E", (41, 24)), ("A", (24, 16)), ("B", (16, 8))))
+    E, A, B = (weight(Data(rng.normal(size=shape), name))
+               for name, shape in (("E", (41, 24)), ("A", (24, 16)), ("B", (16, 8))))
     exact = structure(E @ (A + const(Data(rng.normal(size=16), "b"))) @ (I * over(I, logsumexp)) @ B)
     steps = chain(exact, EXACT_LAWS)
     assert any(step.law == READ for part in steps.parts for step in part.steps) and steps.checked < 1e-12

@@ -141,8 +141,8 @@ def test_siblings_governors_and_flags_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 5}, raising=False)
     cpu = "sys__devices__system__cpu__cpu{}__{}"
     tree(tmp_path, proc__cpuinfo="processor : 0\nflags : avx2 amx_tile\n", **{
-        cpu.format(number, "topology__thread_siblings_list"): text for number,
-        text in ((0, "0-1\n"), (1, "0-1\n"), (5, "4,5\n"))})
+        cpu.format(number, "topology__thread_siblings_list"): text
+        for number, text in ((0, "0-1\n"), (1, "0-1\n"), (5, "4,5\n"))})
     tree(tmp_path, **{cpu.format(number, "cpufreq__scaling_governor"): "powersave\n" for number in (0, 1, 2)})
     found = Host.here(tmp_path)
     assert found.cores == 2 and found.usable == 3 and found.governors == {

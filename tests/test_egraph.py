@@ -264,8 +264,8 @@ def test_heads_tell_one_matrix_from_several():
 
 def test_a_table_is_gathered_from_and_not_multiplied():
     graph = saturate(template := Template.of({"full": given("tokens", 6) @ weight(numbers(6, 4))}), ())
-    names = [call.implementation.name for _,
-             call in Lowering(graph, template, Prices(Round(), counted([1, 3, 4]))).calls]
+    names = [call.implementation.name
+             for _, call in Lowering(graph, template, Prices(Round(), counted([1, 3, 4]))).calls]
     assert names == ["embed1"]
 
 

@@ -95,8 +95,8 @@ def test_the_least_premises_say_when_a_property_holds(kind, name):
         known = frozenset(one for one in about
                           if rng.random() < 0.6) | (found[rng.integers(len(found))] if found and rng.random() < 0.3
                                                                          else frozenset())
-        arguments = [(facts.Asked if k < kind.arity else facts.AskedFlags)(each, known, set()) for k,
-                     each in enumerate(names)]
+        arguments = [(facts.Asked if k < kind.arity else facts.AskedFlags)(each, known, set())
+                     for k, each in enumerate(names)]
         assert bool(predicate(*arguments)) == any(least <= known for least in found)
 
 

@@ -66,8 +66,8 @@ def test_any_pattern_comes_back_and_is_saved(rng, m, n, block, density):
     mask = Mask.pack(seen, block=block)
     assert np.array_equal(mask.unpack(), seen) and mask.nbytes == Mask.bytes.subs(mask.sizes)
     again = Mask.from_arrays(json.loads(json.dumps(mask.meta())), load(save(mask.arrays())))
-    assert repr(again) == repr(mask) and all(np.array_equal(again.arrays()[name], array) for name,
-                                             array in mask.arrays().items())
+    assert repr(again) == repr(mask) and all(np.array_equal(again.arrays()[name], array)
+                                             for name, array in mask.arrays().items())
     first, *lines = mask.show().splitlines()
     assert first == repr(mask) and len(lines) == min(m, 32) and {len(line) for line in lines} == {min(n, 64)}
 

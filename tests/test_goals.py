@@ -117,8 +117,8 @@ def test_the_answer_keeps_the_perplexity(tmp_path, lines, monkeypatch):
     bar = sorted(ratios)[len(ratios) // 2]
     asked = (Goal.parsed(f"error<={100 * ANY}%"), Goal(found.goals[1].measure, bar))
     run = Run(None, found.workload, None, (), found.report, points=found.points)
-    assert run.within(asked, None) == [each for each,
-                                       ratio in zip(found.points, ratios, strict=True) if ratio <= bar] != found.points
+    assert run.within(asked, None) == [each for each, ratio in zip(found.points, ratios, strict=True)
+                                       if ratio <= bar] != found.points
     assert [each.program.meta["certificate"]["verified"]["goals"][1]["value"] for each in found.points] == ratios
 
 

@@ -220,8 +220,9 @@ def reserve_before_a_guard():
         return reserve(room, size, workers)
 
     launch.Room.reserve = anew
-    launch.np = SimpleNamespace(**vars(np) | {"empty": lambda shape,
-                                              kind: (guarded if kind is np.uint8 else np.empty)(shape, kind)})
+    launch.np = SimpleNamespace(**vars(np)
+                                | {"empty": lambda shape, kind: (guarded if kind is np.uint8
+                                                                 else np.empty)(shape, kind)})
 
 
 @POSIX

@@ -119,8 +119,8 @@ def test_keys_and_values_are_one_product_where_few_queries_are_read(rng, changed
     operator = model(rng, **changed) @ pick(relation)
     batch = Batch([rng.integers(0, 10, 9) for _ in range(40)])
     made = program(operator, EXACT_LAWS, Round(), batch)
-    all_rows = [made.constants[step.operands["weight"]].shape for step,
-                call in zip(made.steps, made.schedule.calls, strict=True)
+    all_rows = [made.constants[step.operands["weight"]].shape
+                for step, call in zip(made.steps, made.schedule.calls, strict=True)
                 if step.kernel == "linear" and call.shape.space == T]
     assert "attend_once" in [step.kernel for step in made.steps] and all_rows == [(10, 16)]
     assert relative(made.run(batch), dense(operator, batch)) < 1e-6

@@ -104,8 +104,8 @@ def test_units_are_apart():
 def test_a_search_takes_one_like_a_calibrated_machine(small):
     from rewrites.compiler.search import search
     from rewrites.laws import EXACT_LAWS
-    found = {name: search(small, EXACT_LAWS, machine, Extents({"T": 40, WHOLE: 600})).time for name,
-             machine in load_bundled().items()}
+    found = {name: search(small, EXACT_LAWS, machine, Extents({"T": 40, WHOLE: 600})).time
+             for name, machine in load_bundled().items()}
     assert 0 < found["H100"] < found["A100"] < found["TPUv5e"], "in float32 these have vector units alone"
     assert len({repr(machine) for machine in MACHINES}) == len(MACHINES), "what is remembered is of one machine"
 

@@ -74,8 +74,8 @@ def test_a_workload_of_shares_is_optimized_and_kept(tmp_path, laws_known):
     found = run.optimize(model(), workload=[(0.75, "1x3"), (0.25, Batch([[1, 2, 3], [4, 5]]))],
                          machine=standin.machine(), rounds=2)
     workload = found.workload
-    assert [(share, np.diff(batch.starts).tolist()) for share,
-            batch in workload.shares] == [(0.75, [3]), (0.25, [3, 2])]
+    assert [(share, np.diff(batch.starts).tolist())
+            for share, batch in workload.shares] == [(0.75, [3]), (0.25, [3, 2])]
     assert workload.timed is workload.shares[1][1] and workload.name == "75 % 1x3, 25 % 1x3+1x2 (sentences x tokens)"
     apart = [search(model(), (), standin.machine(), batch.extents(), fusion=False).time for _, batch in workload.shares]
     assert found.structures["imported"].time == pytest.approx(np.dot([0.75, 0.25], apart), rel=1e-12)
@@ -83,8 +83,8 @@ def test_a_workload_of_shares_is_optimized_and_kept(tmp_path, laws_known):
     report = Reported.read(tmp_path / "out" / "report.json")
     assert report.mix == ((0.75, "1x3"), (0.25, "1x3+1x2"))
     again = Workload.drawn(model(), report.mix)
-    assert [batch.starts.tolist() for _, batch in again.shares] == [batch.starts.tolist() for _,
-                                                                    batch in workload.shares]
+    assert [batch.starts.tolist() for _, batch in again.shares] == [batch.starts.tolist()
+                                                                    for _, batch in workload.shares]
     whole = json.loads((tmp_path / "out" / "report.json").read_text())
     for wrong in ([], [[0.5, "1x3"]], [["all", "1x3"]], [[1, "x"]], [[1, 2]], "1x3", [[1.0, "1x3", 2]]):
         (tmp_path / "report.json").write_text(json.dumps(whole | {"mix": wrong}))

@@ -21,8 +21,8 @@ class Narrow(Round):
 def stored(program, form):
     """The program with all weights that are multiplied by in another format."""
     names = {step.operands["weight"] for step in program.steps if step.kernel == "linear"}
-    constants = {name: form.pack(form.fit(each.unpack())) if name in names else each for name,
-                 each in program.constants.items()}
+    constants = {name: form.pack(form.fit(each.unpack())) if name in names else each
+                 for name, each in program.constants.items()}
     return Program(program.steps, constants, program.output, program.meta)
 
 

@@ -324,8 +324,8 @@ def test_quality_decides_in_place_of_the_error(tmp_path, monkeypatch, laws_known
     checkpoints.write(tmp_path / "model")
     words = ["the bank", "a river", "dry.", "the river?", "runs of a bank", "banks", "the dry river runs", "of"]
     pairs = tmp_path / "pairs.csv"
-    pairs.write_text("".join(f"{a},{b},{(3 * i + 7 * j) % 11}\n" for i, a in enumerate(words) for j,
-                             b in enumerate(words)))
+    pairs.write_text("".join(f"{a},{b},{(3 * i + 7 * j) % 11}\n" for i, a in enumerate(words)
+                             for j, b in enumerate(words)))
     (tmp_path / "lines.txt").write_text("\n".join(LINES * 5))
     given = dict(text=str(tmp_path / "lines.txt"), pairs=pairs, tokens=8, machine=MACHINE, rounds=1)
     asked, within = [], Run.within
@@ -333,8 +333,8 @@ def test_quality_decides_in_place_of_the_error(tmp_path, monkeypatch, laws_known
     found = optimize(str(tmp_path / "model"), drop=100.0, **given)
     exact = found.points[0]
     assert exact.name == "exact" and len(found.points) > 1 and all("spearman" in point.judged for point in found.points)
-    assert [[*map(str, kept)] for kept,
-            _ in asked] == [["error<=40%", "spearman>=-100"]] and found.best is choose(found.points)
+    assert [[*map(str, kept)]
+            for kept, _ in asked] == [["error<=40%", "spearman>=-100"]] and found.best is choose(found.points)
     keep = [point for point in found.points if point.judged["spearman"] >= exact.judged["spearman"]]
     run = Run(None, found.workload, MACHINE, (), found.report, points=found.points)
     assert within(run, goals(drop=0.0, file=pairs), None) == keep and len(keep) < len(found.points)

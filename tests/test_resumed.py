@@ -24,8 +24,8 @@ def test_what_is_resumed_is_a_run(rng, case, kind):
     made, batch = CASES[case]
     program, _ = structure(made(), *KINDS[kind], batch=batch).program({})
     first = {name: i for i, step in reversed([*enumerate(program.steps)]) for name in step.operands.values()}
-    values, read = [], sorted((at, name) for name,
-                              at in first.items() if hasattr(program.constants.get(name), "unpack"))
+    values, read = [], sorted((at, name) for name, at in first.items()
+                              if hasattr(program.constants.get(name), "unpack"))
     walk = program.schedule.walk(batch, values)
     assert len(read) > 5
     for at, name in read:

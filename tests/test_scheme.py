@@ -97,8 +97,8 @@ def test_the_search_prices_what_runs(methods, way, batch):
     """What a structure is said to take is what its program's kernels cost, its start with them, narrow stages as narrow
     ones."""
     plain = standin.machine()
-    narrow = {name: [0.3 * rate for rate in rates] if name.endswith(NARROW_SUFFIX) else rates for name,
-              rates in plain.coefficients.items()}
+    narrow = {name: [0.3 * rate for rate in rates] if name.endswith(NARROW_SUFFIX) else rates
+              for name, rates in plain.coefficients.items()}
     assert {name for name, each in PRICES.items() if each.rides} < set(narrow)
     twice = {name: [2 * rate for rate in rates] for name, rates in narrow.items()}
     ways = {"apart": Rates(narrow, start=1e-5), "together": Rates(twice, start=2e-5)}

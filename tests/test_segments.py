@@ -65,8 +65,8 @@ def test_sentences_are_cut_into_groups_in_each_segment(rng, threads, monkeypatch
     """Whatever the groups, the same bits; and there are groups."""
     program, sizes = stepped(rng), []
     script = Recorded.script
-    monkeypatch.setattr(Recorded, "script", lambda self, rows,
-                        workers: sizes.append(rows) or script(self, rows, workers))
+    monkeypatch.setattr(Recorded, "script",
+                        lambda self, rows, workers: sizes.append(rows) or script(self, rows, workers))
     with limit(threads):
         found = program.run(BATCH)
         alone = np.concatenate([program.run(sentence) for sentence in BATCH])

@@ -131,8 +131,8 @@ def test_those_that_lie_near_are_timed(monkeypatch):
 
 def test_who_was_predicted_too_fast_is_found_out(monkeypatch):
     W = sparse(128, 96, 0.2)
-    found = [Candidate(name, (), seconds, 0.8 * seconds, 1.2 * seconds, 1) for name,
-             seconds in (("csr", 0.1), ("packed", 1.0))]
+    found = [Candidate(name, (), seconds, 0.8 * seconds, 1.2 * seconds, 1)
+             for name, seconds in (("csr", 0.1), ("packed", 1.0))]
     turns = iter([5.0, 5.0, 1.0] + [5.0] * 30)
     monkeypatch.setattr(select, "burst", lambda call: [next(turns)])
     assert race_candidates(W, 4, found).format == "packed"

@@ -185,8 +185,8 @@ def test_a_program_of_last_rows_steps_in_last_rows(exact, within):
     session, texts = step.start(600, exact), [text(n, n) for n in (41, 7, 200, 1, 3, 90)]
     sequences = [session.join() for _ in texts]
     for cut in (5, 60, 500):
-        new = {each: ids[each.length:cut] for each,
-               ids in zip(sequences, texts, strict=True) if each.length < min(cut, len(ids))}
+        new = {each: ids[each.length:cut] for each, ids in zip(sequences, texts, strict=True)
+               if each.length < min(cut, len(ids))}
         found = session.step(new)
         wanted = program.exact(Batch([ids[:cut] for ids, each in zip(texts, sequences, strict=True) if each in new]))
         assert found.shape == (len(new), 50) and relative(found, wanted) < within
@@ -253,8 +253,8 @@ class Interleaved(RuleBasedStateMachine):
         for each, ids in new.items(): self.texts[each] += ids.tolist()
         whole = Batch([self.texts[each] for each in new])
         wanted = self.program.exact(whole)
-        kept = np.concatenate([np.arange(stop - len(ids), stop) for stop,
-                               ids in zip(whole.starts[1:], new.values(), strict=True)])
+        kept = np.concatenate([np.arange(stop - len(ids), stop)
+                               for stop, ids in zip(whole.starts[1:], new.values(), strict=True)])
         assert relative(rows, wanted[kept]) < 1e-5
 
     @invariant()

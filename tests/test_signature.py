@@ -114,8 +114,8 @@ def test_entries_of_relations_are_extents():
     assert extents["V"] == 9 and extents[entries[EDGES]] == np.count_nonzero(batch.relations["edges"].dense())
     assert Extents({"V": 3, entries["edges: V × V"]: 5})[entries[EDGES]] == 5
     program = found(MODEL, batch)[0]
-    few, many = ([sizes["T"] for name,
-                  sizes in program.cost(Extents({"V": 10, entries[EDGES]: count})) if name == "link"]
+    few, many = ([sizes["T"] for name, sizes in program.cost(Extents({"V": 10, entries[EDGES]: count}))
+                  if name == "link"]
                  for count in (10, 90))
     assert few == [10, 10] and many == [50, 50], "what a relation joins is priced by its entries"
 

@@ -34,9 +34,9 @@ def write(directory, **bodies):
 
 def test_three_reasons_are_excused_and_an_expected_failure_is_no_skip(tmp_path):
     why = ["needs a GPU", "needs Python 3.14", "torch does not build here"]
-    write(tmp_path, one="\n".join(f"@pytest.mark.skip(reason={each!r})\ndef test_{at}(): pass" for at,
-                                  each in enumerate(why)),
-          two="@pytest.mark.xfail\ndef test_it(): assert False")
+    write(tmp_path, one="\n".join(f"@pytest.mark.skip(reason={each!r})\ndef test_{at}(): pass"
+                                  for at, each in enumerate(why)),
+                                  two="@pytest.mark.xfail\ndef test_it(): assert False")
     status, said = session(tmp_path)
     assert status == 0 and "3 skipped, 1 xfailed" in said
     for at, each in enumerate(why): assert f"excused  test_one.py::test_{at}: Skipped: {each}" in said

@@ -77,8 +77,8 @@ def test_a_bias_that_drops_out_of_the_exact_program_is_named_too():
 
 
 def test_an_output_of_zeros_is_refused_in_words():
-    last = {name: np.zeros_like(row) for name,
-            row in NUMBERS.items() if name.startswith("encoder.layer.0.output.LayerNorm")}
+    last = {name: np.zeros_like(row) for name, row in NUMBERS.items()
+            if name.startswith("encoder.layer.0.output.LayerNorm")}
     model = bert(**last)
     with pytest.raises(InputError, match="output on ordinary text is at most 0, so"):
         check_precision(model, [program(model, FUSED)], RAGGED)

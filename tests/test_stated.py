@@ -13,8 +13,8 @@ from rewrites.front.differences import difference
 from rewrites.front.samples import TEXT_KINDS, make_lines
 from rewrites.front.stated import MIN_SENTENCES, PLENTY, Stated, each, likely, uncovered, worst
 
-DRAWN = {"lognormal": lambda rng, n: np.exp(0.1 * rng.standard_normal(n)), "wide": lambda rng,
-         n: np.exp(rng.standard_normal(n)),
+DRAWN = {"lognormal": lambda rng, n: np.exp(0.1 * rng.standard_normal(n)),
+         "wide": lambda rng, n: np.exp(rng.standard_normal(n)),
          "skewed": lambda rng, n: 1 + rng.gamma(2, 0.1, n), "exponential": lambda rng, n: rng.exponential(size=n),
          "texts that recur": lambda rng, n: rng.choice(np.geomspace(0.8, 1, 6), n, p=[0.1, 0.2, 0.2, 0.2, 0.28, 0.02]),
          "power law": lambda rng, n: rng.pareto(5, n) + 1}

@@ -202,8 +202,8 @@ def test_what_cannot_be_mapped_is_read(saved, program, monkeypatch):
 
 
 @pytest.mark.parametrize("harm", [
-    lambda saved, other: other.save(saved), lambda saved, other: shutil.rmtree(saved), lambda saved,
-    other: (saved / WEIGHTS).unlink(),
+    lambda saved, other: other.save(saved), lambda saved, other: shutil.rmtree(saved),
+    lambda saved, other: (saved / WEIGHTS).unlink(),
 ], ids=["replaced", "removed", "weights removed"])
 def test_a_loaded_program_outlives_its_files(saved, program, harm):
     loaded = Program.load(saved)
@@ -332,8 +332,8 @@ DAMAGE = {
     "weights are text": (lambda d: (d / WEIGHTS).write_text("hello, world"), "weights.safetensors: 12 bytes that are"),
     "an array lost": (tensors(lambda t: t.pop(WORD)), "weights.safetensors: array 'word.w' is missing"),
     "an array more": (tensors(lambda t: t.update(extra=t[WORD])), "weights.safetensors: array 'extra' belongs to no"),
-    "padding that is none": (tensors(lambda t: next(v for k,
-                                                    v in t.items() if k.startswith("padding")).__setitem__(0, 1)),
+    "padding that is none": (
+        tensors(lambda t: next(v for k, v in t.items() if k.startswith("padding")).__setitem__(0, 1)),
                              "array 'padding[0-9]+' belongs to no constant"),
     "an array shorter": (tensors(lambda t: t.update({WORD: t[WORD][1:].copy()})), "safetensors: constant 'word'"),
     "an array in float64": (tensors(lambda t: t.update({BIAS: t[BIAS].astype("f8")})),

@@ -65,8 +65,8 @@ def tables(program):
 def saved(program, place):
     """Bytes of the arrays of a file."""
     program.save(place)
-    return sum(array.nbytes for name,
-               array in load_file(place / "weights.safetensors").items() if not name.startswith("padding"))
+    return sum(array.nbytes for name, array in load_file(place / "weights.safetensors").items()
+               if not name.startswith("padding"))
 
 
 # ---- the kernel

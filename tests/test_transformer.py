@@ -80,8 +80,8 @@ def plain(config, w, tokens):
 
 LLAMA = dict(norm="rms", pre_norm=True, hidden_act="silu", gated=True, bias=False, positions="rotary", rope_theta=300.0)
 CHOICES = [dict(norm=norm, pre_norm=pre, mask=mask.format(2), num_key_value_heads=g, gated=gated, bias=bias)
-           for norm, pre, mask, g, gated,
-           bias in product(("layer", "rms"), (True, False), MASKS, (1, 2, 4), (True, False),
+           for norm, pre, mask, g, gated, bias in product(("layer", "rms"), (True, False), MASKS, (1, 2, 4),
+                                                          (True, False),
                                                           (True, False))][::7]
 CHOICES += [LLAMA, LLAMA | dict(num_key_value_heads=4, bias=True), LLAMA | dict(num_key_value_heads=1, head="tied"),
             dict(head="own", pre_norm=False)]

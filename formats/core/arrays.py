@@ -86,8 +86,8 @@ def writable(name: str, array: NDArray[Any]) -> None:
     if flags.carray: return
     if not flags.writeable: raise ValueError(f"{name}: it is read-only")
     reach = array.itemsize
-    for apart, size in sorted((abs(stride), size) for stride,
-                              size in zip(array.strides, array.shape, strict=True) if size > 1):
+    for apart, size in sorted((abs(stride), size) for stride, size in zip(array.strides, array.shape, strict=True)
+                              if size > 1):
         if apart < reach and array.size:
             raise ValueError(f"{name}: numbers of shape {array.shape} with strides of {array.strides} bytes lie upon "
                              "each other")

@@ -74,8 +74,8 @@ def holdings(others: Iterable[str] = ()) -> dict[str, tuple[int, int]]:
     """(entries, bytes) of the cache by kind, those that are there, and of others by name. What else lies there is not
     ours."""
     places = {name: location() / name for name in (*ENTRY_KINDS, *BENCHMARKS, BASE, *others)}
-    return {name: (len(list_entries(place)), count_bytes(place)) for name,
-            place in places.items() if os.path.isdir(place)}
+    return {name: (len(list_entries(place)), count_bytes(place)) for name, place in places.items()
+            if os.path.isdir(place)}
 
 
 # ---- what goes

@@ -217,8 +217,8 @@ def fit(kernel: str, rows: Measurements, far: bool = False) -> list[float]:
     known, and there are few. `far`: the last coefficient is that of bytes beyond the second cache."""
     from scipy.optimize import nnls
     taken = np.array([row[2] for row in rows])
-    values = np.array([(*evaluate_features(kernel, sizes), *([count_uncached(kernel, sizes)] if far else [])) for _,
-                       sizes, _ in rows])
+    values = np.array([(*evaluate_features(kernel, sizes), *([count_uncached(kernel, sizes)] if far else []))
+                       for _, sizes, _ in rows])
     relative, long = values / taken[:, None], (taken / taken.min()) ** DURATION_POWER
     scale, weight = relative.max(0), long
     for _ in range(6):
@@ -248,8 +248,8 @@ def rated(rows: Measurements) -> Rates:
     found: dict[str, Measurements] = {}
     for row in rows: found.setdefault(row[0], []).append(row)
     plain = closed(found)
-    corrections = {kernel: fitted(kernel, [sizes for _, sizes, _ in rows], residuals(plain, rows)) for kernel,
-                   rows in found.items()}
+    corrections = {kernel: fitted(kernel, [sizes for _, sizes, _ in rows], residuals(plain, rows))
+                   for kernel, rows in found.items()}
     return replace(plain, corrections=corrections,
                    interval={kernel: each.alone for kernel, each in corrections.items()})
 

@@ -118,8 +118,8 @@ class Rates:
         """What these are no rates of: names of kernels."""
         found = [kernel for kernel, each in self.coefficients.items() if not prices(each, len(features(kernel)))]
         found += [kernel for kernel, each in self.corrections.items() if not corrects(kernel, each)]
-        found += [kernel for kernel,
-                  each in self.one_row.items() if not prices([*each, 1e-12], len(features(kernel)) + 1)]
+        found += [kernel for kernel, each in self.one_row.items()
+                  if not prices([*each, 1e-12], len(features(kernel)) + 1)]
         found += [kernel for kernel, each in self.far.items() if not prices([*each, 1e-12], 3)]
         found += [kernel for kernel, each in self.interval.items() if not (is_finite(each) and 0 <= each < MAX_LOG)]
         return found + [name for name in ("start", "cold")
@@ -133,8 +133,8 @@ def read_rates(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of rates from JSON, without kernels that nobody declared here."""
     others = given["coefficients"].keys() - ALL_PRICES.keys()
     known = {name: {kernel: each for kernel, each in given[name].items() if kernel not in others} for name in TABLES}
-    return dict(given) | known | {"corrections": {kernel: Correction(**each) for kernel,
-                                                  each in known["corrections"].items()}}
+    return dict(given) | known | {"corrections": {kernel: Correction(**each)
+                                                  for kernel, each in known["corrections"].items()}}
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,8 @@ class Watch:
 
     def seen(self) -> str:
         """The signs of a busy machine, in words."""
-        return ", ".join(SIGNS[name].says.format(value) for name,
-                         value in self.values().items() if value > SIGNS[name].most)
+        return ", ".join(SIGNS[name].says.format(value) for name, value in self.values().items()
+                         if value > SIGNS[name].most)
 
 
 def missing(taken: float, threads: int, processors: int) -> float:

@@ -119,5 +119,5 @@ def halves(u, v):
 def unpack_factors(shape, left, u, v, right):
     """What `halves` stored, in float32."""
     (n, p), r = shape, len(left)
-    return Int8.declared.unpack((n, r), u, left[None],
-                                **ONE_SCALE), Int8.declared.unpack((r, p), v, right[None], **ONE_SCALE)
+    return (Int8.declared.unpack((n, r), u, left[None], **ONE_SCALE),
+            Int8.declared.unpack((r, p), v, right[None], **ONE_SCALE))

@@ -39,8 +39,8 @@ class Wheel:
 
     def whole(self, directory: Path) -> bool:
         """Whether the directory holds exactly the recorded files (0.3 s for 90 MB)."""
-        return all((directory / file).is_file() and hash_download(directory / file) == sha for file,
-                   sha in self.files.items())
+        return all((directory / file).is_file() and hash_download(directory / file) == sha
+                   for file, sha in self.files.items())
 
 
 MODELS = {wheel.name: wheel for wheel in [

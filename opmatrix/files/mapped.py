@@ -22,8 +22,8 @@ from formats.core.errors import InputError
 from formats.machine.threads import threads
 from opmatrix.files.tensors import Tensor
 
-DTYPES = {name: np.dtype(number) for name,
-          number in {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U8": "u1", "U16": "<u2",
+DTYPES = {name: np.dtype(number)
+          for name, number in {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U8": "u1", "U16": "<u2",
                                                       "U32": "<u4", "I32": "<i4", "I64": "<i8"}.items()}
 GAP = "padding"                                             # what names of arrays of zeros between the others begin
                                                             # with

@@ -55,8 +55,8 @@ class Recalling:
                     made = own if made is None else made @ own
                 assert made is not None
                 return made
-            case "product", (scores, values, over,
-                             where) if over is softmax and where.within and where.reach == parse(CAUSAL).reach:
+            case "product", (scores, values, over, where) if (
+                    over is softmax and where.within and where.reach == parse(CAUSAL).reach):
                 return self.attention(scores, values, before)
             case "product", (*_, where) if where is not everyone: raise InputError(f"{brief(term)}: {ELSEWHERE}")
             case "related" | "pick", (relation,) if relation != GIVEN["last"] or term.kind.name == "related":

@@ -65,8 +65,8 @@ def behind(stages: Any, rounds: bool) -> list[str]:
 
 def stages(a: Bound) -> list[str]:
     """The prices of the stages of an epilogue that a kernel is given."""
-    return present([name for name,
-                    value in vars(a).items() if not (value is None or (isinstance(value, str) and not value))])
+    return present([name for name, value in vars(a).items()
+                    if not (value is None or (isinstance(value, str) and not value))])
 
 
 def linear(a: Bound, out: Rows, extents: Extents) -> Costs:

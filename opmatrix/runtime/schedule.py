@@ -145,8 +145,8 @@ class Schedule:
         if unknown := [name for name in state if name not in names[:len(ports)]]:
             raise ValueError(f"state: no input is {unknown[0]!r}")
         self.results = [names.index(name) for name in outputs.values()]
-        self.outputs = {name: leaving(name, names[at], self.calls[at].shape) for name,
-                        at in zip(outputs, self.results, strict=True)}
+        self.outputs = {name: leaving(name, names[at], self.calls[at].shape)
+                        for name, at in zip(outputs, self.results, strict=True)}
         self.state = {names.index(name): names.index(behind) for name, behind in state.items()}
         check_state(self.calls, names, self.state)
         self.base, last = homes(self.calls, self.results)

@@ -69,8 +69,8 @@ def turned_tables(a: Bound) -> list[bool]:
 
 def words(a: Bound) -> list[tuple[int, int]]:
     """(rows to choose from, columns) of each table."""
-    return [table.shape[::-1] if columns else table.shape for table,
-            columns in zip(a.tables, turned_tables(a), strict=True)]
+    return [table.shape[::-1] if columns else table.shape
+            for table, columns in zip(a.tables, turned_tables(a), strict=True)]
 
 
 def chosen(a: Bound) -> dict[str, int]:

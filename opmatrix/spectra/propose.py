@@ -232,8 +232,7 @@ def judge_candidate(each: Candidate, weighed: Weighed, limits: Limits, price: Pr
     if (least := weighed.least(each)) > limits.error:
         return rejected(each, f"error {100 * least:.3g} % or more is over the limit {100 * limits.error:.3g} %")
     for other in before:
-        if isinstance(other, Proposal) and other.predicted_error < least and all(a <= b for a,
-                                                                                 b in zip(
+        if isinstance(other, Proposal) and other.predicted_error < least and all(a <= b for a, b in zip(
             other.price, asked, strict=True)):
             return beaten(each, other)
     try: error = weighed.error(each)

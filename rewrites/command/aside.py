@@ -5,7 +5,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Self
 
@@ -66,8 +66,8 @@ class Aside:
             elif kind == "failure": raise VerificationError(*said[0], **said[1])
         return self.work(self.announce)
 
-    def lines(self) -> Any:
-        """What the process says, until it ends or has said nothing new in time."""
+    def lines(self) -> Iterator[Any]:
+        """What the process says, until it ends or LIMIT is over."""
         end, rest = time.monotonic() + LIMIT, b""
         while (left := end - time.monotonic()) > 0 and select.select([self.pipe], [], [], left)[0]:
             if not (read := os.read(self.pipe, READ_BYTES)): return

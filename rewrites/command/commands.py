@@ -74,16 +74,15 @@ def optimize(
                                                   "int4")] = "int8",
     pairs: Annotated[Path | None, typer.Option(
         metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of an error")] = None,
-    drop: Annotated[float | None,
-                    typer.Option(help="how far Spearman's correlation (x 100) of the pairs may fall; 0.3")] = None,
+    drop: Annotated[float | None, typer.Option(
+        help="how far Spearman's correlation (x 100) of the pairs may fall; 0.3")] = None,
     remove: Annotated[str, typer.Option(
         metavar="units,heads",
         help="try models with fewer hidden units, fewer heads, or both, too; nothing is trained")] = "",
     calibrate: Annotated[Path | None, typer.Option(
         help="a file of lines, without scores, that what is left is fitted to; by default lines of --text")] = None,
-    output: Annotated[str,
-                      typer.Option(
-    help="pooled: one row a text, as the checkpoint says; rows: one a token")] = "pooled",
+    output: Annotated[str, typer.Option(
+        help="pooled: one row a text, as the checkpoint says; rows: one a token")] = "pooled",
     own: Laws = None,
     without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="where to save; ./MODEL.opmatrix by default")] = None,
@@ -110,14 +109,11 @@ def optimize(
     declared, laws = declarations(own), Named.of(own)
     with silence_stdout():
         result = find(model, error=error, keep=tuple(goals or ()), memory=memory and memory * 1e6,
-                      text=str(text) if text else None,
-                      tokens=tokens, workload=workload and parse_mix(workload), number_type=number_type, pairs=pairs,
-                      drop=drop,
-                      output=output,
+                      text=str(text) if text else None, tokens=tokens, workload=workload and parse_mix(workload),
+                      number_type=number_type, pairs=pairs, drop=drop, output=output,
                       remove=tuple(filter(None, remove.split(","))), calibrate=calibrate,
                       leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws),
-                      approximations=declared.approximations,
-                      report=Report(quiet=quiet))
+                      approximations=declared.approximations, report=Report(quiet=quiet))
         found = save(result, target, laws)
     say(printed(found, target))
     write_results(found, results)

@@ -222,8 +222,8 @@ def claims(kept: Mapping[str, Any]) -> Iterator[Check]:
                                                                             CLAIMED)
     yield Check("float64 with unrounded weights", "", "the directory holds rounded ones", CLAIMED)
     now = versions()
-    changed = [f"{name} {then}, now {now.get(name, 'none')}" for name,
-               then in kept["versions"].items() if then != now.get(name)]
+    changed = [f"{name} {then}, now {now.get(name, 'none')}" for name, then in kept["versions"].items()
+               if then != now.get(name)]
     yield Check("made by", ", ".join(changed) or "these versions", f"on {kept['machine']}, seed {kept['seed']}",
                 CLAIMED)
 

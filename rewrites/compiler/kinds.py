@@ -82,8 +82,8 @@ def flattened(a: Any, x: Any) -> Any:
     return a(x) if heads == 1 else a(x).join(heads)
 
 
-@combinator(at_x=2, **every("linear", "storable", "constant", "uniform", "row_wise"), single=lambda a,
-            b: a.storable and b.storable)
+@combinator(at_x=2, **every("linear", "storable", "constant", "uniform", "row_wise"),
+            single=lambda a, b: a.storable and b.storable)
 def joined(x, a: Operator, b: Operator):
     """All columns of `a`, its heads side by side, and behind them those of b, which may have another number of
     heads."""

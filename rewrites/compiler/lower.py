@@ -138,8 +138,8 @@ class Lowering:
         """The stages that follow on the product of a use."""
         if self.like is not None:
             return self.like.epilogues
-        return {use: present(call.implementation.variables) for cls,
-                call in self.calls for use in self.children(cls, call)[1]}
+        return {use: present(call.implementation.variables) for cls, call in self.calls
+                for use in self.children(cls, call)[1]}
 
     @cached_property
     def matched(self) -> list[tuple[int, Call]]:

@@ -129,5 +129,5 @@ def batches(mix: Mix, drawn: Callable[[Sequence[int]], Batch]) -> tuple[tuple[fl
 
 def describe_mix(mix: Sequence[tuple[float, Batch]]) -> str:
     """A mix in words."""
-    return ", ".join(f"{100 * share:g} % {format_lengths(batch)[:40]}" for share,
-                     batch in mix) + " (sentences x tokens)"
+    return ", ".join(f"{100 * share:g} % {format_lengths(batch)[:40]}"
+                     for share, batch in mix) + " (sentences x tokens)"

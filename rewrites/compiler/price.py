@@ -109,5 +109,5 @@ class Prices:
 
     def kernel(self, lowering: "Lowering", cls: int, call: "Call") -> float:
         """Seconds of a kernel without its products: its epilogue, or the whole where it has no weight."""
-        return sum(self.seconds(kernel.cost(bound, out, self.group)) for kernel, bound,
-                   out in shapes(lowering, cls, call))
+        return sum(self.seconds(kernel.cost(bound, out, self.group))
+                   for kernel, bound, out in shapes(lowering, cls, call))

@@ -54,8 +54,8 @@ class Shares:
 
 def users(problems: Iterable[tuple[int, Lowering, Problem]]) -> Counter[Any]:
     """How many parts could read what is stored: of the problems of parts, by number."""
-    found = {(number, find_shared(lowering, node.cls)) for number, lowering,
-             problem in problems for node in problem.nodes}
+    found = {(number, find_shared(lowering, node.cls)) for number, lowering, problem in problems
+             for node in problem.nodes}
     return Counter(content for _, content in found if content is not None)
 
 
@@ -63,8 +63,8 @@ class Others:
     """What another part of a program stores already is there for nothing."""
 
     def __init__(self, parts: Sequence[dict[Use, Content | None]]) -> None:
-        self.there = [frozenset(content for at,
-                                part in enumerate(parts) if at != number for content in part.values() if content)
+        self.there = [frozenset(content for at, part in enumerate(parts) if at != number for content in part.values()
+                                if content)
                       for number in range(len(parts))]
 
     def key(self, number: int) -> Any: return self.there[number]

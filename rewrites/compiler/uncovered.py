@@ -33,8 +33,8 @@ def interpreted(lowering: "Lowering",
                 calls: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, Interpreted, dict[str, int]]]:
     """A class, its term, and the classes of the values in it, for each class that these calls do not reach."""
     facts, terms = lowering.graph.facts, lowering.terms
-    reached, values = reachable(lowering, calls), {term: cls for cls,
-                                                   term in terms.items() if is_row_buffer(lowering, cls)}
+    reached, values = reachable(lowering,
+                                calls), {term: cls for cls, term in terms.items() if is_row_buffer(lowering, cls)}
     named = {value: (name, 0) for name, value in lowering.template.values.items() if isinstance(value, Data)}
     for name, value in lowering.template.values.items():
         if isinstance(value, Pattern): named |= {data: (name, at) for at, data in enumerate(value.data)}
@@ -53,7 +53,7 @@ def interpreted(lowering: "Lowering",
                     return substitute(term, {part: o[name] for part, name in names.items()})
                 yield (cls, Interpreted("interpreted", "interpret", body, dict.fromkeys(names.values(), rows),
                                         {"term": text}, arrays=tuple(named[array] for array in arrays)),
-                       {name: inside[part] for part, name in names.items()})
+                                        {name: inside[part] for part, name in names.items()})
 
 
 def is_row_buffer(lowering: "Lowering", cls: int) -> bool:
@@ -78,8 +78,8 @@ def find_values(term: Operator, inside: dict[Operator, int]) -> Iterator[Operato
 def reachable(lowering: "Lowering", calls: Sequence[tuple[int, Any]]) -> set[int]:
     """The classes that kernels compute from what is given."""
     facts = lowering.graph.facts
-    reached = set(facts["given"]) | {cls for cls,
-                                     term in lowering.terms.items() if term.kind.name in ("symbol", "entered")}
+    reached = set(facts["given"]) | {cls for cls, term in lowering.terms.items()
+                                     if term.kind.name in ("symbol", "entered")}
     todo = [(cls, [at for name, at in call.bound if call.implementation.variables[name].name in ("value", "scores")])
             for cls, call in calls]
     while todo:

@@ -32,13 +32,13 @@ class Chain:
 
     def approximated(self, methods: dict[int, Any]) -> "Chain":
         """With the steps that store weights otherwise: by part, by class and layout."""
-        return replace(self, parts=tuple(part.approximated(methods.get(number, {})) for number,
-                                         part in enumerate(self.parts)))
+        return replace(self, parts=tuple(part.approximated(methods.get(number, {}))
+                                         for number, part in enumerate(self.parts)))
 
     def title(self, number: int) -> str:
         before, after = self.states[number]
-        borders = [f"{what} the {state} value" for what,
-                   state in (("takes", before), ("hands on", after)) if state != FULL]
+        borders = [f"{what} the {state} value" for what, state in (("takes", before), ("hands on", after))
+                   if state != FULL]
         first, count = self.like[number], len(self.parts[number].steps)
         return ", ".join([f"part {number + 1} of {len(self.parts)}: {count} step{'s' * (count != 1)}", *borders,
                           *([f"as part {first + 1}"] if first != number else [])])

@@ -41,8 +41,8 @@ def added(imported: "Point", fused: "Point", points: Sequence["Point"], best: "P
     last = None if best is exact or best is numbers else best
     more = "+ sparsity and rank" if best.variant is None else "+ fewer units and heads"
     rows = {"imported": imported, "+ fusion": fused, "+ laws": exact, "+ number types": numbers, more: last}
-    return [*steps([(name, point.name if point else "", point.rounds_s if point else None) for name,
-                    point in rows.items()])]
+    return [*steps([(name, point.name if point else "", point.rounds_s if point else None)
+                    for name, point in rows.items()])]
 
 
 def steps(rows: Sequence[tuple[str, str, Sequence[float] | None]]) -> Iterator[Gain]:
@@ -77,8 +77,8 @@ def group_laws(left: Iterable[tuple[str, Structure]], least: float,
         if len(names) > 1 and saves(first := next(iter(names.values())), least) and joint([*names], first, without):
             own = [([*names], first)]
         for name, structure in names.items() if not own else ():
-            group = next((each for each,
-                          _ in own if saves(structure, least) and joint([*each, name], structure, without)), None)
+            group = next((each for each, _ in own if saves(structure, least)
+                          and joint([*each, name], structure, without)), None)
             if group is None: own.append(([name], structure))
             else: group.append(name)
         found += own

@@ -116,8 +116,8 @@ class Schedule:
     def structure(self) -> Structure:
         """The cheapest kernels of exactly this program. Raises InputError where some operator has none."""
         prices = Prices(self.machine, self.extents)
-        lowerings = [Lowering(each.alone, part.template, prices) for each,
-                     part in zip(self.rewritten, self.split, strict=True)]
+        lowerings = [Lowering(each.alone, part.template, prices)
+                     for each, part in zip(self.rewritten, self.split, strict=True)]
         found = [choose_kernels(lowering, each) for lowering, each in zip(lowerings, self.rewritten, strict=True)]
         seconds = sum(each.time for each in found)
         return Structure(lowerings, found, [(FULL, FULL)] * len(found), self.split, seconds, seconds, seconds, seconds)

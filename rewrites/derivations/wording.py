@@ -109,8 +109,8 @@ def describe_sides(forest: Forest, step: Step, laws: dict[str, Law]) -> tuple[st
     long = {name: (tree, text) for name, (tree, text) in said.items() if len(text) > INLINE_LETTERS or "…" in text}
     writer = Writer(forest, {tree: name for name, (tree, _) in long.items()})
     return writer.text(step.before, depth=12), writer.text(step.after, depth=12), {
-        name: f"{text[:INLINE_LETTERS].rsplit(' ', 1)[0]} … ({tree.size} operators)" for name,
-        (tree, text) in long.items()}
+        name: f"{text[:INLINE_LETTERS].rsplit(' ', 1)[0]} … ({tree.size} operators)"
+        for name, (tree, text) in long.items()}
 
 
 def describe_place(program: Tree, step: Step) -> str:

@@ -113,8 +113,8 @@ class PartProblem:
             fixed = np.array([(n.time, 0.0 if n.cls in self.shared else n.memory, n.error) for n in shape.fixed]).sum(0)
             offers = np.full((len(shape.uses), max((len(self.offers[u]) for u in shape.uses), default=1), 3), inf)
             for row, use in zip(offers, shape.uses, strict=True):
-                row[:len(self.offers[use])] = [(u.time, 0.0 if s.cls in self.shared else s.memory, u.error) for u,
-                                               s in self.offers[use]]
+                row[:len(self.offers[use])] = [(u.time, 0.0 if s.cls in self.shared else s.memory, u.error)
+                                               for u, s in self.offers[use]]
             self.tables[shape] = fixed, offers
         return self.tables[shape]
 
@@ -124,8 +124,8 @@ class PartProblem:
         _, offers = self.table(shape)
         costs = np.where(offers[..., 2] <= most, np.nan_to_num(offers, posinf=0.0) @ price, inf)
         for row, use in zip(costs, shape.uses, strict=True) if self.shared else ():
-            row[:len(self.offers[use])] += [self.paid(s, price, rents) if s.cls in self.shared else 0.0 for _,
-                                            s in self.offers[use]]
+            row[:len(self.offers[use])] += [self.paid(s, price, rents) if s.cls in self.shared else 0.0
+                                            for _, s in self.offers[use]]
         return self.made(at, shape, tuple(np.argmin(costs, axis=1).tolist()))
 
     def made(self, at: int, shape: Shape, methods: tuple[int, ...]) -> Column:
@@ -198,8 +198,8 @@ class Master:
         """A part (number) reads only what is there: readers, then what is shared, then so many spare variables."""
         from scipy.sparse import csr_array
         at = {content: len(readers) + i for i, content in enumerate(self.sizes)}
-        entries = [(self.links[number, content], i, 1.0) for i,
-                   (number, every) in enumerate(readers) for content in every]
+        entries = [(self.links[number, content], i, 1.0) for i, (number, every) in enumerate(readers)
+                   for content in every]
         entries += [(row, at[content], -1.0) for (_, content), row in self.links.items()]
         rows, cols, signs = zip(*entries, strict=True)
         return csr_array((signs, (rows, cols)), shape=(len(self.links), len(readers) + len(self.sizes) + spare))
@@ -253,8 +253,8 @@ class Master:
         found = linprog(cost, A_ub=most, b_ub=ends, A_eq=flow, b_eq=needed, bounds=(0, None), method="highs")
         if found.x is None:
             raise Infeasible("no program leads through the whole model")
-        rents = {link: max(0.0, -found.ineqlin.marginals[len(self.limits) + row]) * self.scale for link,
-                 row in self.links.items()}
+        rents = {link: max(0.0, -found.ineqlin.marginals[len(self.limits) + row]) * self.scale
+                 for link, row in self.links.items()}
         price = list(self.weights)
         for (criterion, limit), marginal in zip(self.limits.items(), found.ineqlin.marginals, strict=False):
             price[criterion] += max(0.0, -marginal) * self.scale / (limit or 1.0)
@@ -315,8 +315,8 @@ class Master:
         rules = [LinearConstraint(choose, 1.0, 1.0)]
         if self.links:
             stages = [self.stages[column.stage] for column in path]
-            reads = [(stages[at].number, stages[at].reads(path[at].shape.uses[use], method)) for at, use, method,
-                     _ in offers]
+            reads = [(stages[at].number, stages[at].reads(path[at].shape.uses[use], method))
+                     for at, use, method, _ in offers]
             rules.append(LinearConstraint(self.linked(reads, 0), -np.inf, 0.0))
         rules += [LinearConstraint(spent[:, [criterion]].T / (limit or 1.0), -np.inf,
                                    1.0 - fixed[criterion] / (limit or 1.0))

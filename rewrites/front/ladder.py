@@ -109,8 +109,8 @@ class Front:
 def describe_methods(structure: Structure) -> str:
     """What methods a program uses, the most frequent first."""
     counts = count_methods(structure)
-    return " + ".join(f"{name} x{count}" for name,
-                      count in sorted(counts.items(), key=lambda item: -item[1])) or "exact"
+    return " + ".join(f"{name} x{count}"
+                      for name, count in sorted(counts.items(), key=lambda item: -item[1])) or "exact"
 
 
 def count_methods(structure: Structure) -> dict[str, int]:

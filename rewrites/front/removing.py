@@ -14,6 +14,7 @@ from opmatrix.patterns import Batch
 from opmatrix.spectra.gram import Gram
 from opmatrix.spectra.removal import Removal, remove
 from opmatrix.term import Operator, substitute
+from rewrites.front.differences import difference
 from rewrites.front.units import HEADS, UNITS, Numbers, Pair, pairs
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import EQUAL
@@ -77,8 +78,7 @@ class Removed:
 
     def checked(self, batch: Batch) -> float:
         """How far both are apart in float64, relative. Raises VerificationError where they are not one operator."""
-        small, whole = dense(self.model, batch), dense(self.zeroed, batch)
-        off = float(np.linalg.norm(small - whole) / np.linalg.norm(whole))
+        off = difference(dense(self.model, batch), dense(self.zeroed, batch))
         if off <= EQUAL: return off
         raise VerificationError(3, self.name, "the smaller model is not the one with rows of zeros", difference=off)
 

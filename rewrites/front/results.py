@@ -117,8 +117,8 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
     header = ["", "ms predicted", "measured", "MB predicted", "measured", "error predicted", "measured"]
     header += [title for name, title in TITLES.items() if front[0][name] is not None]
     rows = [format_point("  imported", found["baseline"]),
-            *(format_point(("* " if at == found["chosen"] else "  ") + point["name"], point) for at,
-              point in enumerate(front))]
+            *(format_point(("* " if at == found["chosen"] else "  ") + point["name"], point)
+              for at, point in enumerate(front))]
     laws = [[join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"]
             if entry["seconds"] > 0]
     return "\n\n".join([

@@ -67,8 +67,8 @@ def premises(kind: Kind, predicate: Callable[..., bool]) -> list[Known]:
         if any(least <= known for least in found):
             continue
         asked: set[tuple[str, str]] = set()
-        arguments = [(Asked if k < kind.arity else AskedFlags)(name, known, asked) for k,
-                     name in enumerate(variables(kind))]
+        arguments = [(Asked if k < kind.arity else AskedFlags)(name, known, asked)
+                     for k, name in enumerate(variables(kind))]
         if predicate(*arguments):
             found.append(known)
         else:

@@ -55,8 +55,8 @@ def refute(left: Operator, right: Operator, draws: int = 3, seed: int = 0) -> Co
         except (TypeError, StopIteration):                  # no sizes or operators that fit
             continue
         if found is not None:
-            return Counterexample(found[0], {name: term for name,
-                                             term in symbols.items() if isinstance(term, Operator)}, *found[1:])
+            return Counterexample(found[0], {name: term for name, term in symbols.items()
+                                             if isinstance(term, Operator)}, *found[1:])
     return None
 
 

@@ -46,8 +46,8 @@ def proved(statement: Law) -> bool:
     template = Template.of(roots)
     named = {str(term.args[0]): name for name, term in template.instance(template.values).items()
              if term.kind.name == "symbol"}
-    lines = [f"(alike {a} {b})" for a,
-             b in pair_by_size(template)] + [f"(like {a} {b})" for a, b in pair_by_size(template, heads=True)]
+    lines = [f"(alike {a} {b})"
+             for a, b in pair_by_size(template)] + [f"(like {a} {b})" for a, b in pair_by_size(template, heads=True)]
     lines += [f"(one {name})" for name, term in template.instance(template.values).items() if term.out.heads == 1]
     for fact, *about in (guard.strip("()").split() for guard in statement.guards):
         if all(name in named for name in about):

@@ -100,8 +100,8 @@ def spell_values(template: Template, laws: Sequence[Law]) -> Template:
               for term in root.walk() if term.kind.name != "symbol" for value in term.attributes
               if not isinstance(value, Name | Symbol)}
     text, entries = template.text, template.entries
-    for label in [label for label,
-                  value in template.values.items() if isinstance(value, Data) and str(value) in spoken]:
+    for label in [label for label, value in template.values.items() if isinstance(value, Data)
+                  and str(value) in spoken]:
         called = str(template.values[label])
         text = text.replace(quoted(label), quoted(called))
         entries = tuple(entry._replace(attributes=tuple(called if a == label else a for a in entry.attributes))

@@ -227,8 +227,8 @@ def changes(node: Operator, sorts: dict[str, Sort], symbols: dict[str, Any]) -> 
     yield "scale", f"({node}) is doubled", lambda: node + node
     if kind.name == "symbol":
         own = sorts[str(node.args[0])]
-        yield from (("index", f"({node}) is ({name})", lambda other=symbols[name]: other) for name,
-                    sort in sorts.items()
+        yield from (("index", f"({node}) is ({name})", lambda other=symbols[name]: other)
+                    for name, sort in sorts.items()
                     if (sort.name, sort.sizes) == (own.name, own.sizes) and symbols[name] is not node)
         yield "transpose", f"({node}) is turned", lambda: adjoint(node) if node.linear else turn(node)
     else:

@@ -89,13 +89,13 @@ def test_smollm2_scores_as_transformers(smol):
     96 tokens."""
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
     checkpoint = open_model("smollm2")
-    config = transformers.LlamaConfig(**{key: said for key,
-                                         said in checkpoint.said.items() if said is not None and "rope" not in key},
+    config = transformers.LlamaConfig(**{key: said for key, said in checkpoint.said.items() if said is not None
+                                         and "rope" not in key},
                                       rope_parameters=dict(rope_type="default", rope_theta=1e5))
     with torch.device("meta"): model = transformers.LlamaForCausalLM(config)
     state = load_gguf_checkpoint(str(smol), return_tensors=True, model_to_load=model)["tensors"]
-    assert all(np.array_equal(checkpoint.find(name.removeprefix("model.")).read(), array) for name,
-               array in state.items())
+    assert all(np.array_equal(checkpoint.find(name.removeprefix("model.")).read(), array)
+               for name, array in state.items())
     model = transformers.LlamaForCausalLM(config).eval()
     lost = model.load_state_dict({name: torch.tensor(array) for name, array in state.items()}, strict=False)
     assert lost.missing_keys == ["lm_head.weight"] and not lost.unexpected_keys

@@ -89,8 +89,8 @@ larger = binary(lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), y, x))
 smaller = binary(lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), y, x))
 negative = unary(lambda b, x: b.fneg(x))
 magnitude = unary(lambda b, x: b.call(llvm_function(b, f"llvm.fabs.v{LANES}f32", VECTOR, VECTOR), [x]))
-signed_as = binary(lambda b, x,
-                   y: b.call(llvm_function(b, f"llvm.copysign.v{LANES}f32", VECTOR, VECTOR, VECTOR), [x, y]))
+signed_as = binary(lambda b, x, y: b.call(llvm_function(b, f"llvm.copysign.v{LANES}f32", VECTOR, VECTOR, VECTOR),
+                                          [x, y]))
 low_bits_as_power = unary(shift_exponent)
 
 

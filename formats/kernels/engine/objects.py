@@ -36,8 +36,8 @@ LOADED: dict[str, int] = {}                                  # addresses
 @cache
 def key() -> str:
     """A name for all that object code depends on: sources, processor, who compiled it, and how it was told to."""
-    settings = sorted((name, value) for name,
-                      value in os.environ.items() if name.startswith("NUMBA_") and name not in IGNORED_SETTINGS)
+    settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_")
+                      and name not in IGNORED_SETTINGS)
     parts = (digest(), NAME, FEATURES, release("numba"), release("llvmlite"), sys.version, sys.platform,
              platform.machine(), settings)
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()

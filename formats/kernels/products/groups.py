@@ -74,8 +74,8 @@ def product_blockdiagonal(x: np.ndarray, val: np.ndarray, out: np.ndarray, epilo
     """out (T, p) = x (T, n) @ W, then the epilogue, or out += unless fresh; val: float32 (blocks, inputs, outputs), the
     blocks along the diagonal of W, with zeros beyond its edge."""
     check_product(x, None, None, out, val=typed("val", val, f4, axes=3))
-    if not val.size or any(-(-side // len(val)) != part for side,
-                           part in zip((x.shape[1], out.shape[1]), val.shape[1:], strict=True)):
+    if not val.size or any(-(-side // len(val)) != part
+                           for side, part in zip((x.shape[1], out.shape[1]), val.shape[1:], strict=True)):
         raise ValueError(f"blockdiagonal: val {val.shape} does not make {x.shape[1]} × {out.shape[1]}")
     weight = filled(address(val), *val.shape[1:], fresh)
     after, workers = epilogue_record(epilogue, out), threads()

@@ -57,20 +57,20 @@ class Narrow(NamedTuple):
 def product_narrow(x: np.ndarray, weights: Sequence[Narrow], out: np.ndarray, epilogue: Any) -> np.ndarray:
     """out (T, p) = x (T, n) @ the weights, one after another, then the epilogue; what lies between two is float32, as
     many columns as the first has scales."""
-    stored = {f"{name}{i}": array for i, each in enumerate(weights) for name,
-              array in (("w", each.w), ("scale", each.scale))
+    stored = {f"{name}{i}": array for i, each in enumerate(weights)
+              for name, array in (("w", each.w), ("scale", each.scale))
               if array is not None}
     check_product(x, None, None, out, **stored)
     T, workers = len(x), threads()
     sides = [x.shape[1], *(each.scale.shape[1] for each in weights[:-1] if each.scale is not None), out.shape[1]]
     between = [x, *(temporary((T, side)) for side in sides[1:-1]), out]
-    laid = [each.described(n, p, split_work(T, p, workers, PANEL)[0]) for each,
-            (n, p) in zip(weights, pairwise(sides), strict=True)]
+    laid = [each.described(n, p, split_work(T, p, workers, PANEL)[0])
+            for each, (n, p) in zip(weights, pairwise(sides), strict=True)]
     after = [*[None] * (len(weights) - 1), epilogue_record(epilogue, out, rough=True)]
     with POOL.lock:
         room = ROOM.reserve(max(size for _, size in laid), workers)
-        launch(workers, *(stage for i,
-                          (each, (record, _)) in enumerate(zip(weights, laid, strict=True)) for stage in linear_stages(
+        launch(workers, *(stage for i, (each, (record, _)) in enumerate(zip(weights, laid, strict=True))
+                          for stage in linear_stages(
             each.kernels[T > 1], between[i], address(record), between[i + 1], after[i], workers, room, unit=PANEL)))
     return out
 

@@ -51,8 +51,8 @@ def greater(builder, x, y):
 
 
 largest_magnitude = folded(greater)
-added_words = folded(lambda builder, x,
-                     y: builder.bitcast(builder.add(as_words(builder, x), as_words(builder, y)), VECTOR))
+added_words = folded(lambda builder, x, y: builder.bitcast(builder.add(as_words(builder, x), as_words(builder, y)),
+                                                           VECTOR))
 
 
 @intrinsic

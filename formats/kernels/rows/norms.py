@@ -40,8 +40,8 @@ def pointwise_heads(x: np.ndarray, out: np.ndarray, gain: np.ndarray | None = No
     T, h, d = x.shape
     writable("out", out)
     separate(out, over=True, x=x)
-    rows = {name: as_contiguous(name, row, np.float32) for name,
-            row in (("gain", gain), ("shift", shift)) if row is not None}
+    rows = {name: as_contiguous(name, row, np.float32) for name, row in (("gain", gain), ("shift", shift))
+            if row is not None}
     for name, row in rows.items():
         if row.shape != (d,): raise ValueError(f"{name}: {row.shape}, where ({d},) is needed")
     separate(out, **rows)

@@ -208,8 +208,8 @@ def attend_once(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray 
     if len(batch.starts) <= S: raise ValueError(f"attention: {len(batch.starts) - 1} sequences, but {S} rows of out")
     serves = [served(name, view, heads) for name, view in (("q", q), ("k", k), ("v", v))]
     places = [heads_of(name, view, rows, heads // many)
-              for name, view, rows,
-              many in (("q", q, S, serves[0]), ("k", k, T, serves[1]), ("v", v, T, serves[2]), ("out", out, S, 1))]
+              for name, view, rows, many in (("q", q, S, serves[0]), ("k", k, T, serves[1]), ("v", v, T, serves[2]),
+                                             ("out", out, S, 1))]
     workers = threads()
     with POOL.lock:
         room = ROOM.reserve(4 * T + 64, workers)
