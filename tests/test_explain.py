@@ -119,6 +119,19 @@ def test_approximations_are_steps_with_errors(saved):
     assert "error 0.001 on calibration rows\n" in explain.derive(coarser, found.laws)
 
 
+def test_a_table_in_panels_is_told_beside_one_in_panels(saved):
+    """Rows of an int8 table are gathered as columns, so what it is compared with lies as columns, too."""
+    _, found = saved
+    exact, batch = found.structures["exact"], found.workload.verify
+    tables = tuple(node._replace(label=Method("int8", error=1e-6)) if isinstance(node.cls, Use) else node
+                   for node in exact.extractions[0].nodes)
+    narrowed = replace(exact, extractions=[replace(exact.extractions[0], nodes=tables), *exact.extractions[1:]])
+    program, _ = narrowed.program({})
+    assert program.steps[0].attributes["turned"]
+    changes = explain.otherwise(narrowed, program, batch)
+    assert changes[0] and all(words == "int8" and 1e-4 < held_out < 0.1 for words, _, held_out in changes[0].values())
+
+
 def test_the_steps_are_kept_beside_each_program(saved, tmp_path, monkeypatch):
     place, found = saved
     shutil.copytree(place / "out", tmp_path / "copy")

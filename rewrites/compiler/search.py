@@ -17,7 +17,7 @@ from rewrites.compiler.borders import FULL
 from rewrites.compiler.emit import AS_ROWS, Buffer, Emitter
 from rewrites.compiler.fit import Fitter
 from rewrites.compiler.layers import Explorer, Model, Part, outputs, parts, spine, states
-from rewrites.compiler.lower import Content, Lowering, Method, Use, leaf
+from rewrites.compiler.lower import TURNED, Content, Lowering, Method, Use, leaf
 from rewrites.compiler.mixed import Mean, Mix, priced
 from rewrites.compiler.price import Machine, Prices
 from rewrites.compiler.representations import Representable, content
@@ -74,11 +74,12 @@ class Structure:
         return [contents(*each) for each in zip(self.lowerings, self.extractions, strict=True)]
 
     def exactly(self, number: int, use: Use, method: Method) -> Method:
-        """A method that stores a weight as it is instead of one with an error: several uses of one constant stay
-        that."""
+        """A method that stores a weight as it is, in the same layout, instead of one with an error: several uses of one
+        constant stay that."""
         if not method.error: return method
         content, every = self.contents[number][use], [each for part in self.contents for each in part.values()]
-        return Method("packed") if content is not None and every.count(content) > 1 else Method()
+        turned = self.lowerings[number].held(use, method).layout == TURNED
+        return Method("packed") if turned or (content is not None and every.count(content) > 1) else Method()
 
     @property
     def error(self) -> float:
