@@ -148,8 +148,9 @@ class Lowering:
             return self.near.matched
         facts, members = self.graph.facts, self.graph.members
         kernels: dict[str, list[Implementation]] = defaultdict(list)
+        kinds = {node.kind for node in self.graph.nodes}
         for implementation in IMPLEMENTATIONS:
-            if self.fusion or implementation.single:
+            if (self.fusion or implementation.single) and implementation.kinds <= kinds:
                 kernels[implementation.pattern.kind.name].append(implementation)
         return [(cls, Call(implementation, tuple(found.items())))
                 for cls in self.terms if cls in facts["act"] and cls not in self.graph.fixed

@@ -113,8 +113,8 @@ class Matcher:
                 for children in orders(node):
                     ways: Sequence[Found] = [start]
                     for part, child in zip(parts, children, strict=True):
-                        if not (ways := join_matches(ways, self._matches(part, child, variables))):
-                            break
+                        theirs = self._matches(part, child, variables)
+                        if not (ways := join_matches(ways, theirs) if theirs else ()): break
                     found += ways
         return found
 

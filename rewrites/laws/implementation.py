@@ -79,6 +79,11 @@ class Implementation:
         return flat(self.over({name: stand_in(name, sort) for name, sort in self.variables.items()}), I)
 
     @cached_property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of nodes that a graph must have for the pattern to match anywhere."""
+        return frozenset(node.kind.name for node in self.pattern.walk()) - {"symbol"}
+
+    @cached_property
     def layout(self) -> str:
         """How the matrices of heads are wanted: as they are, one above the other, or side by side."""
         if any(each.annotation is Stack for kernel in self.named for each in KERNELS[kernel].operands.values()):
