@@ -29,16 +29,15 @@ class Inside:
     def __init__(self, cases: Sequence[Case], memory: Bytes, apart: bool) -> None:
         from formats.kernels.engine.replay import Recording
         self.workers, self.apart = threads(), apart
-        recording, ends = Recording(memory, 1 if apart else self.workers), [0]
+        recording = Recording(memory, 1 if apart else self.workers)
 
         def walk() -> None:
             for _, _, call in cases:
                 call()
                 recording.step()
-                ends.append(len(recording.stages))
         recording.keep(walk)
-        self.ends, self.given = np.array(ends), memory.view(np.int64)
-        self.script = recording.script()
+        self.given, self.script = memory.view(np.int64), recording.script()
+        self.ends = np.array(self.script.ends[:len(cases) + 1])
 
     def run(self, fill: bool = True) -> tuple[Words, float]:
         """Nanoseconds of each case, once: the mean of the workers; and of all that is not a case. Unless `fill`, what

@@ -205,9 +205,24 @@ class Recorded:
 
     def run(self, values: Values) -> None:
         """Writes what later segments read, or the caller. ValueError where an id is outside its table."""
+        self.replay(values)
+
+    def timed(self, values: Values) -> dict[int, float]:
+        """Seconds of each step of a run; where each worker has groups of its own, the mean of what they take for
+        all of theirs. Raises RuntimeError where native code finds no clock."""
+        from formats.kernels.engine.replay import clock
+        if not clock(): raise RuntimeError("steps are not timed here: native code finds no clock")
+        scripts, stamps = self.replay(values, clock())
+        since = 1e-9 * (stamps[..., 0] - stamps[0, 0, 0]) * 10 ** 9 + 1e-9 * stamps[..., 1]
+        taken = [np.diff(each[script.ends[:len(self.steps) + 1]]) for each, script in zip(since, scripts, strict=True)]
+        workers = min(len(taken), threads())
+        return dict(zip(self.steps, (np.sum(taken, axis=0) / workers).tolist(), strict=True))
+
+    def replay(self, values: Values, clock: int = 0) -> tuple[list[Any], NDArray[np.int64]]:
+        """A run; with a clock, when every group's stages began and the last one ended, (seconds, nanoseconds)."""
         from formats.kernels.engine.launch import ARENA, ROOM, address
         from formats.kernels.engine.pool import POOL
-        from formats.kernels.engine.replay import NO_CLOCK, REPLAY, conduct, replay
+        from formats.kernels.engine.replay import REPLAY, conduct, replay
         batch = values.batch
         fields = {name: batch.field(name, most) for name, most in self.read.items()}
         elsewhere = [(values[at], getattr(self.schedule.calls[at].shape, "space", None)) for at in self.elsewhere]
@@ -222,11 +237,14 @@ class Recorded:
             table, *_held = tabled(groups, scripts, fields, batch.starts, elsewhere)
             room = ROOM.reserve(max(script.scratch for script in scripts), workers)
             base = ARENA.reserve(max(script.size for script in scripts), 1 if together else workers)
-            arguments = np.array([(address(table), *base, *room, *NO_CLOCK)], REPLAY)
+            along = 1 + max(script.ends[-1] for script in scripts)
+            stamps = np.zeros((len(groups), along, 2) if clock else 1, np.int64)
+            arguments = np.array([(address(table), *base, *room, clock, address(stamps), along)], REPLAY)
             if together: conduct.call(POOL.state, address(arguments), POOL.ready(workers))
             elif workers > 1: POOL.run(replay.address, address(arguments), len(groups), workers)
             else:
                 for i in range(len(groups)): replay.call(i, 0, address(arguments))
+        return scripts, stamps
 
 
 def tabled(groups: list[Group], scripts: list[Any], fields: dict[str, Words], starts: Words,

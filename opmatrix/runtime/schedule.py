@@ -268,14 +268,23 @@ class Schedule:
         others are copied from them. Called back while this thread records, it runs apart from that."""
         from formats.kernels.engine.launch import RECORDING
         if RECORDING.get(): return Context().run(self.run, batch)
+        values = self.begun(batch)
+        for segment in self.segments: segment.run(values)
+        first, *more = self.results
+        return [np.asarray(values[first]), *(np.array(values[at]) for at in more)]
+
+    def timed(self, batch: Any) -> dict[int, float]:
+        """Seconds of each step of one run, by the number of its call, as the run itself sees them."""
+        values = self.begun(batch)
+        return {step: taken for segment in self.segments for step, taken in segment.timed(values).items()}
+
+    def begun(self, batch: Any) -> Values:
+        """The values of a run that is about to begin."""
         held = dict(enumerate(self.entered(batch))) if self.ports else {}
         extents = self.extents(
             batch) if self.scored or self.ports or self.elsewhere else Extents.made({T: batch.rows, S: len(batch)})
         plan = self.row.times(batch.rows) if self.level else self.laid(self.crossing, extents)
-        values = Values(self, batch, extents, Blocks(plan, self.crossing, held))
-        for segment in self.segments: segment.run(values)
-        first, *more = self.results
-        return [np.asarray(values[first]), *(np.array(values[at]) for at in more)]
+        return Values(self, batch, extents, Blocks(plan, self.crossing, held))
 
     def entered(self, batch: Any) -> list[NDArray[np.float32]]:
         """The matrices that enter, in turn: caches lie with the session. ValueError for a batch that does not give one,

@@ -1,5 +1,6 @@
 """A schedule runs segment by segment: steps that can be recorded, together (recorded.py), and each other step alone, on
 the whole batch. What crosses a border between segments, and the result, lies in buffers of the whole batch."""
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -75,6 +76,12 @@ class Called:
     def run(self, values: Values) -> None:
         """Writes the step's result."""
         for step in self.steps: values.compute(step)
+
+    def timed(self, values: Values) -> dict[int, float]:
+        """Writes it, and says how many seconds that took."""
+        start = time.perf_counter()
+        self.run(values)
+        return dict.fromkeys(self.steps, (time.perf_counter() - start) / len(self.steps))
 
     def peak(self, extents: Extents, starts: Any = None) -> int:
         """Bytes that the kernel allocates itself."""

@@ -1,4 +1,4 @@
-"""The commands: optimize, calibrate, run, embed, evaluate, doctor, laws, explain, verify, spectrum."""
+"""The commands: optimize, calibrate, run, embed, evaluate, doctor, laws, explain, profile, verify, spectrum."""
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -305,6 +305,19 @@ def explain(
     with silence_stdout():
         found = told(directory, Report(), model=model, full=full, laws=own, text=text, texts=workload)
     say(found)
+
+
+@app.command()
+def profile(
+    directory: Saved,
+    sentences: Annotated[int, typer.Option(min=1)] = 1,
+    tokens: Annotated[int, typer.Option(min=1, help="of each sentence, drawn from the vocabulary")] = 128,
+    rounds: Annotated[int, typer.Option(min=1)] = 15,
+) -> None:
+    """Where the time of a saved program goes: every kind of step, as measured inside runs by native code, beside what
+    was predicted."""
+    from rewrites.command.profile import profile as told
+    say(told(directory, sentences, tokens, rounds))
 
 
 @app.command()

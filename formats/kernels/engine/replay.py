@@ -54,6 +54,7 @@ class Recording:
         self.records: list[Any] = []
         self.temporaries: list[np.ndarray] = []              # of this step
         self.regions = [(memory, 0)]                         # memory and its place, in bytes
+        self.ends = [0]                                      # of each step, in stages
         self.end = round_to_lines(memory.nbytes)
 
     def keep(self, walk: Callable[[], Any]) -> Any:
@@ -77,6 +78,7 @@ class Recording:
             self.regions.append((each, at))
             at += round_to_lines(each.nbytes)
         self.end, self.temporaries = max(self.end, at), []
+        self.ends.append(len(self.stages))
 
     def script(self) -> "Script":
         """What was recorded, without addresses of its own."""
@@ -90,7 +92,7 @@ class Recording:
         region = relocate(content, [*own, *((each, 0) for each in self.elsewhere)])
         moved = [np.flatnonzero((region >= 0) & (region < len(own)))]
         moved += [np.flatnonzero(region == i) for i in range(len(own), len(own) + len(self.elsewhere))]
-        return Script(content, moved, len(content) - table.size, len(table), self.end, self.scratch)
+        return Script(content, moved, len(content) - table.size, self.ends, self.end, self.scratch)
 
 
 def round_to_lines(size: int) -> int: return -(-size // 64) * 64
@@ -112,17 +114,18 @@ def relocate(content: np.ndarray, regions: list[tuple[Any, int]]) -> np.ndarray:
 class Script:
     """Stages for some memory that is still to come: `size` bytes, of which records take those from `home` on; every
     worker also needs `scratch` bytes of room. moved: words to which base is added, then those to which the place of
-    each array elsewhere is."""
+    each array elsewhere is. ends: the stages before the first step, and behind each."""
 
-    def __init__(self, content: np.ndarray, moved: list[np.ndarray], table: int, stages: int, home: int,
+    def __init__(self, content: np.ndarray, moved: list[np.ndarray], table: int, ends: list[int], home: int,
                  scratch: int) -> None:
+        self.ends = ends
         self.content, self.home, self.size, self.scratch = content, home, home + content.nbytes, scratch
         rooms, steps = np.flatnonzero(content == ROOM_START), np.flatnonzero(content == ROOM_STEP)
         content[rooms], content[steps] = 0, 0
         self.indices = moved[0], rooms, steps, *moved[1:]
         self.added = np.array([(address(index), len(index)) for index in self.indices])
-        self.record = np.array([(address(content), len(content), address(self.added), len(self.added), table, stages)],
-                               SCRIPT)
+        added = address(self.added), len(self.added)
+        self.record = np.array([(address(content), len(content), *added, table, ends[-1])], SCRIPT)
 
 
 @njit(**HELPER)
