@@ -135,11 +135,21 @@ def show(rows):
     return [Figure(f"predicted seconds of {len(rows)} programs off by, median", 100 * median(off), "%", wide,
                    most=MEDIAN),
             Figure("predicted seconds off by, worst", 100 * max(off), "%", wide, most=WORST),
+            Figure("predicted over the exact program's off by, median", 100 * median(against_exact(rows)), "%", wide),
             Figure(f"Kendall's tau of pairs {APART:g} times apart", tau(rows), "", wide, least=TAU, ceiling=1),
             Figure("priced as calls off by, median", 100 * median(calls), "%", wide)]
 
 
 def errors(rows): return [abs(ahead / found - 1) for _, _, _, ahead, found, *_ in rows]
+
+
+def against_exact(rows):
+    """How far off predicted ratios to the exact program of the same workload are: what a choice between programs rests
+    on, whatever speed the machine has just then."""
+    exact = {row[:2]: row for row in rows if row[2] == "exact"}
+    return [abs(row[3] / exact[row[:2]][3] * exact[row[:2]][4] / row[4] - 1) for row in rows if row[2] != "exact"]
+
+
 def said(off): return f"{median(off):.1%}", f"{max(off):.1%}"
 
 
