@@ -21,8 +21,9 @@ from opmatrix.files.saving import FRONT, REPORT
 from opmatrix.pipelines.embed import batches
 from opmatrix.pipelines.text import Parts, Reading, sentences
 from opmatrix.program import Program
+from rewrites.front.differences import Change
 from rewrites.front.samples import TEXT_KINDS, make_lines
-from rewrites.front.stated import MIN_SENTENCES, Stated, each, uncovered
+from rewrites.front.stated import MIN_SENTENCES, Stated, change_cosines, uncovered
 
 COLUMNS = ("kind", "tokens", "seen", "largest seen", "stated of all", "found of all", "stated worst", "fresh above",
            "largest ratio",
@@ -90,7 +91,13 @@ def outputs(program, exact, texts):
     return found, wanted, np.cumsum([0, *(length for batch in made for length in np.diff(program.starts(batch)))])
 
 
-def statement(program, exact, texts): return Stated.of(*outputs(program, exact, texts), program.pooling)
+def statement(program, exact, texts): return stated(program, *outputs(program, exact, texts))
+
+
+def stated(program, found, wanted, starts):
+    """What is stated of outputs."""
+    vectors = (program.pooling(rows, starts) for rows in (wanted, found))
+    return Stated.of(Change.of(found, wanted, starts), change_cosines(*vectors))
 
 
 def judged(kind, given, program, exact, shipped, lacking):
@@ -98,12 +105,12 @@ def judged(kind, given, program, exact, shipped, lacking):
     drawn = make_lines(kind, given.workload + given.fresh, given.seed)
     (fit, choose, state), fresh = Parts.of(drawn[:given.workload]), drawn[given.workload:]
     seen, new = outputs(program, exact, state), outputs(program, exact, fresh)
-    said, errors = Stated.of(*seen, program.pooling), each(*new)
+    said, errors = stated(program, *seen), Change.of(*new).each
     together = float(np.linalg.norm(new[0] - new[1]) / np.linalg.norm(new[1]))
     lengths, own = np.diff(rows(program, fresh).starts), uncovered(program.tokenizer, rows(program, [*fit, *choose]),
                                                                    rows(program, state))
     covered = ["no" if kind in lists else "yes" for lists in (lacking, own)]
-    return [kind, f"{lengths.min()} to {lengths.max()}", len(state), each(*seen).max(), said.error, together,
+    return [kind, f"{lengths.min()} to {lengths.max()}", len(state), Change.of(*seen).each.max(), said.error, together,
             said.sentence,
             float(np.mean(errors > said.sentence)), errors.max() / said.sentence, said.cosine_mean, said.cosine_most,
             float(np.mean(errors > shipped.sentence)), errors.max() / shipped.sentence, *covered]

@@ -1,7 +1,7 @@
 """bfloat16: a number type as a format."""
 import numpy as np
 
-from formats.core.arrays import FormatError
+from formats.core.arrays import FormatError, multiply_sizes
 from formats.core.epilogue import gamma
 from formats.core.layout import TILE, Panelled, deepened, panels, unpanelled
 from formats.core.sizes import T, ceiling, n, p, u2
@@ -38,11 +38,11 @@ class BF16(Format):
 
     def unsound(self): return "w holds what is not finite" if ((self.w & 0x7F80) == 0x7F80).any() else ""
 
-    def bound(self, x):
+    def bound(self, x, operands=None):
         """Products are exact, their sums are not; numbers below the smallest normal one may be flushed."""
-        x, W = abs(self.reads(x)), abs(self.unpack().astype(np.float64))
-        lost = W.sum(0) + x.sum(1, keepdims=True) + len(W)
-        return gamma(len(W) + 1) * (x @ W) + FLUSHED * lost
+        x, W = operands or self.operands(x)
+        lost = abs(W).sum(0) + abs(x).sum(1, keepdims=True) + len(W)
+        return gamma(len(W) + 1) * multiply_sizes(x, W) + FLUSHED * lost
 
 
 def round_weights(W):

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from formats.core.arrays import (
+    MAX_SIZE,
     Floats,
     FormatError,
     aligned,
@@ -27,6 +28,8 @@ from formats.core.arrays import (
     as_matrix,
     by_rows,
     fixed,
+    is_size,
+    multiply_sizes,
     picture,
     read_sizes,
     separate,
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 DECLARED = ("fit", "pack", "unpack", "kernel")
-MAX_SIZE = 2 ** 31 - 1                                       # side of a matrix, or another size
+Operands = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Spectrum(Protocol):
@@ -243,6 +246,10 @@ class Format:
         """The dense matrix (n, p), float32, newly made."""
         return storable(np.array(self.declared.unpack(self.shape, *self._stored, **self.remembered)))
 
+    def wide(self) -> NDArray[np.float64]:
+        """The same in float64, by one copy less than of what `unpack` gives."""
+        return storable(self.declared.unpack(self.shape, *self._stored, **self.remembered)).astype(np.float64)
+
     def transpose(self) -> "Format":
         """W.T, stored: in the same format unless the format says otherwise."""
         turned: Format = type(self).pack(self.unpack().T, **self.remembered)
@@ -327,17 +334,15 @@ class Format:
         how, bit by bit; others multiply x as it is."""
         return np.asarray(x, np.float64)
 
-    def operands(self, x: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def operands(self, x: ArrayLike) -> Operands:
         """Two matrices in float64 whose product is what the kernel computes but for the roundings of its sums: what it
         reads, and W. A format whose kernel also rounds what lies between two products says what is multiplied last."""
-        return self.reads(x), self.unpack().astype(np.float64)
+        return self.reads(x), self.wide()
 
-    def bound(self, x: ArrayLike) -> NDArray[np.float64]:
-        """Entrywise bound on how far matmul(x) is from the product of `operands(x)`, for any order of summation: γ_n
-        |x| |W| (Higham 2002, eq. 3.5), and what n products lose that underflow (eq. 2.8)."""
-        read, W = self.operands(x)
-        size: NDArray[np.float64] = abs(read) @ abs(W)
-        return gamma(self.shape[0]) * size + self.shape[0] * SMALLEST
+    def bound(self, x: ArrayLike, operands: Operands | None = None) -> NDArray[np.float64]:
+        """Entrywise bound on how far matmul(x) is from the product of `operands(x)`, which may be at hand, for any
+        order of summation: γ_n |x| |W| (Higham 2002, eq. 3.5), and what n products lose that underflow (eq. 2.8)."""
+        return gamma(self.shape[0]) * multiply_sizes(*operands or self.operands(x)) + self.shape[0] * SMALLEST
 
     def tolerance(self, W: Floats) -> float:
         """How far, in Frobenius norm, rounding may put unpack() from a W that can be held: by default not at all."""
@@ -393,8 +398,3 @@ def declared_array(cls: type[Format], name: str, given: Any) -> Array:
     if isinstance(given, Array): return given
     why = "text (is there a `from __future__ import annotations`?)" if isinstance(given, str) else type(given).__name__
     raise TypeError(f"{cls.__name__}.{name} is annotated with {given!r}, {why}; write an array such as f4[n, p]")
-
-
-def is_size(value: Any) -> bool:
-    """Whether a value from a file is a positive integer, and no larger than a kernel counts without overflow."""
-    return type(value) is int and 0 < value <= MAX_SIZE

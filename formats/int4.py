@@ -50,7 +50,7 @@ class Int4(Format):
     def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
     def unsound(self): return unsound("int4", self.scale, self.remembered["group"])
     def tolerance(self, W): return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
-    def bound(self, x): return bound_error(x, self.unpack(), len(self.scale))
+    def bound(self, x, operands=None): return bound_error(x, *operands or self.operands(x), len(self.scale))
 
     @staticmethod
     def reads(x): return by_row(x)

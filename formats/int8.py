@@ -3,7 +3,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from formats.core.arrays import FormatError
+from formats.core.arrays import FormatError, multiply_sizes
 from formats.core.epilogue import gamma
 from formats.core.layout import TILE, Panelled, deepened, panels, unpanelled
 from formats.core.sizes import T, ceiling, f4, n, p, u1
@@ -53,7 +53,7 @@ class Int8(Format):
     def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
     def unsound(self): return unsound("int8", self.scale, self.remembered["group"])
     def tolerance(self, W): return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
-    def bound(self, x): return bound_error(x, self.unpack(), len(self.scale))
+    def bound(self, x, operands=None): return bound_error(x, *operands or self.operands(x), len(self.scale))
 
     @staticmethod
     def reads(x): return by_row(x)
@@ -119,10 +119,10 @@ def by_row(x):
     return whole.astype(np.float64) * scale / lift.astype(np.float64)
 
 
-def bound_error(x, W, groups):
+def bound_error(x, read, W, groups):
     """What is rounded of whole sums, which are exact: unpack() once, each group's sum, scale and product, and their
-    sum. What a product of two scales loses that underflows, every whole number of a sum loses; rows beyond MOST are
-    multiplied back."""
+    sum; x is `read` by rows. What a product of two scales loses that underflows, every whole number of a sum loses;
+    rows beyond MOST are multiplied back."""
     from formats.kernels.products.rounding import LIFT, LIFT_ABOVE
     lost = np.where(abs(np.asarray(x, np.float32)).max(1, keepdims=True) > LIFT_ABOVE, float(LIFT), 1.0)
-    return gamma(groups + 5) * (abs(by_row(x)) @ abs(W.astype(np.float64))) + SMALLEST * (1 + 127 * 127 * len(W)) * lost
+    return gamma(groups + 5) * multiply_sizes(read, W) + SMALLEST * (1 + 127 * 127 * len(W)) * lost

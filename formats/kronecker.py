@@ -52,7 +52,7 @@ class Kronecker(Format):
         (_, _, rows), (_, _, columns) = self.a.shape, self.b.shape
         return f"{rows} × {columns} numbers lie between its two products; {ROOM:,} may" if rows * columns > ROOM else ""
 
-    def bound(self, x):
+    def bound(self, x, operands=None):
         """Two products, a sum, and the rounding of unpack(): γ of their lengths and 1 on |x| Σ |A| ⊗ |B|."""
         x, (terms, _, rows), inner = abs(np.asarray(x, np.float64)), self.a.shape, self.b.shape[1]
         size, steps = absolute(self), terms * (rows + inner) + 2

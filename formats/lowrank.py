@@ -67,7 +67,7 @@ class LowRank(Format):
 
     def scratch(self): return len(self.v)
 
-    def bound(self, x):
+    def bound(self, x, operands=None):
         """Two products and the rounding of unpack(): γ_{n+r+1} |x| |u| |v|, and what underflows in each of the
         three."""
         x, u, v = (abs(np.asarray(each, np.float64)) for each in (x, self.u, self.v))

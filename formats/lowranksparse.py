@@ -73,7 +73,7 @@ class LowRankSparse(Format):
 
     def scratch(self): return len(self.v)
 
-    def bound(self, x):
+    def bound(self, x, operands=None):
         """Three products, a sum, and the rounding of unpack(): γ_{n+r+2} |x| (|u| |v| + |S|), and what underflows."""
         x, u, v = (abs(np.asarray(each, np.float64)) for each in (x, self.u, self.v))
         lost = len(u) * v.sum(0) + (len(u) + len(v)) * (1 + x.sum(1, keepdims=True))

@@ -2,7 +2,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from formats.core.errors import InputError
 from formats.machine.quiet import Watch
+from formats.machine.threads import in_threads
 from opmatrix.measure import collected, medians, peak
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
@@ -26,10 +27,12 @@ from rewrites.compiler.representations import NUMBER_TYPES, Representable, check
 from rewrites.compiler.search import Space, Structure, cheapest, search
 from rewrites.derivations.gains import Group, added, group_laws
 from rewrites.extraction import Infeasible
+from rewrites.front.checked import check_programs
 from rewrites.front.choice import choose
+from rewrites.front.compared import from_import, from_model
 from rewrites.front.differences import difference
 from rewrites.front.goals import Goal, goals
-from rewrites.front.ladder import Front, count_methods, describe_methods
+from rewrites.front.ladder import LARGE, Front, count_methods, describe_methods
 from rewrites.front.opening import calibrated, open_arguments
 from rewrites.front.points import Point, Result
 from rewrites.front.proposals import Choices, propose_methods
@@ -46,7 +49,6 @@ from rewrites.verify.levels import Announce
 JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 RUNS = 3                                                    # of which the most memory counts
 ROUNDING = 4.0                                              # an exact program may round so many times as the import
-ORACLE_ROWS = 256                                           # rows that the float64 oracle reads at a time
 CHECKED_ROWS = 64                                           # rows that every step is checked on
 
 
@@ -54,7 +56,8 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
              text: str | None = None, tokens: int | None = None,
              workload: Workload | Batch | str | Path | Mix | None = None, number_type: str = "int8",
              pairs: str | Path | None = None, drop: float | None = None, output: str = "pooled",
-             remove: Sequence[str] = (), calibrate: str | Path | None = None, leave_out: Sequence[str] = (),
+             adapter: str | Path | None = None, remove: Sequence[str] = (),
+             calibrate: str | Path | None = None, leave_out: Sequence[str] = (),
              laws: Sequence[Law] | None = None, approximations: Sequence[Approximation] = (), machine: Any = None,
              rounds: int = 11, report: Report | None = None) -> Result:
     """The fastest verified program of a model on this machine within the budgets; `best.program` of the result runs.
@@ -78,6 +81,7 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
                      attention, or both
     calibrate        a file of lines, with no labels, that what is left is fitted to (the first part of the text)
     output           pooled: one row a text, as the checkpoint says; rows: one a token
+    adapter          a directory with a LoRA adapter of the checkpoint
     laws, leave_out  what may be used (None: all of `opmatrix.laws`), and the names of what may not
     approximations   of one's own, beside number types, sparsity and rank
     machine          that prices are of (this one, from its calibration)
@@ -91,7 +95,8 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
     error, asked = asked[0].threshold, loosened(asked, keep) if remove and error is None else asked
     report = Report(quiet=True) if report is None else report
     laws = without(EXACT_LAWS if laws is None else laws, leave_out)
-    with report.phase("model"): operator, workload, meta = open_arguments(model, workload, text, tokens, output)
+    with report.phase("model"): operator, workload, meta = open_arguments(model, workload, text, tokens, output,
+                                                                              adapter)
     if remove and not isinstance(operator, Operator):
         raise InputError(f"remove: {', '.join(remove)}: a model of several outputs, {', '.join(outputs(operator))}, "
                          "has no smaller ones: leave it out, or give one operator")
@@ -206,6 +211,8 @@ class Run:
         for name, structure in self.structures.items():
             self.programs[name], self.emitter = structure.program(self.meta, fitted=fitted)
             fitted = self.emitter.shared
+        if self.programs["exact"].stored_bytes > LARGE:     # errors are stated of what the oracle reads
+            self.workload = replace(self.workload, state=self.workload.verify)
 
     def compile(self) -> None:
         for program in self.programs.values():
@@ -274,44 +281,27 @@ class Run:
         """Programs (level 3), then errors on held-out rows against the float64 oracle. An exact program that fails ends
         the run; an approximate one that is further off than was planned is dropped; of the others the error is stated,
         on rows that took no part in the plan."""
-        from rewrites.verify import reading, unrounded, verify_exact, verify_outputs, verify_steps, verify_structure
-        exact, imported = self.programs["exact"], self.programs["imported"]
-        groups, few = list(self.workload.verify.pieces(ORACLE_ROWS)), [next(self.workload.verify.pieces(CHECKED_ROWS))]
-        wanted = {name: np.concatenate([dense(self.outputs[name], group) for group in groups])
-                  for name in exact.outputs}
-        whole = next(iter(wanted.values()))
-        constants = unrounded(self.structures["exact"], self.emitter)
-        results: dict[str, Any] = laws_verified | {
-            "exact": verify_exact(exact, self.operator, few, imported, constants)}
-        if len(self.outputs) > 1: results["outputs"] = verify_outputs(exact, self.outputs, few, constants)
+        exact, imported, verify = self.programs["exact"], self.programs["imported"], self.workload.verify
+        few = [next(verify.pieces(CHECKED_ROWS))]
+        near = dense(self.operator, few[0])
         self.imported = self.point("imported", imported, self.structures["imported"].time, 0.0, 0.0)
-        off = difference(imported.run(self.workload.verify), whole)
-        self.imported.measured_error = self.imported.predicted_error = off
-        near, state = dense(self.operator, few[0]), self.workload.state
-        reference = np.asarray(imported.run(state), np.float64)
-        rounding, known = ROUNDING * self.imported.measured_error, dict[Any, Any]()
-        for point in self.points:
+        every, model = [imported, *(point.program for point in self.points)], self.outputs
+        base, *offs = from_model(every, {name: model[name] for name in exact.outputs}, verify)
+        changes = from_import(every[1:], imported, self.workload.state)
+        self.imported.measured_error = self.imported.predicted_error = next(iter(base.values()))
+        rounding = ROUNDING * self.imported.measured_error
+        for point, off, change in zip(self.points, offs, changes, strict=True):
             point.predicted_error = float(np.hypot(point.predicted_error, rounding))
             planned = float(np.hypot(point.stated_error, rounding))
-            given = point.program.run_all(self.workload.verify)
-            point.measured_error = max(difference(given[name], each) for name, each in wanted.items())
+            point.measured_error = max(off.values())
             point.verified = bool(point.measured_error <= planned)
             checked = max(point.measured_error, difference(point.program.run(few[0]), near))
-            point.stated = Stated.of(point.program.run(state), reference, point.program.starts(state),
-                                     point.program.pooling, rounding, checked)
+            point.stated = Stated.of(*change, rounding, checked)
             point.stated_error = point.stated.error
-            point.checks = results | {"error": {
-                "relative": point.measured_error, "stated": point.stated_error, "rows": len(whole),
-                "like": self.workload.like, **point.stated.described()}}
-            if point.methods:
-                assert self.choices is not None and point.structure is not None
-                own = point.variant
-                emitter = own.sources(point.structure) if own else self.choices.emitted(point.structure, {})[1]
-                model, removal = own.verified(few[0]) if own else (near, {})
-                if (same := (own and own.operator, reading(point.program, point.structure, emitter))) not in known:
-                    known[same] = verify_structure(point.program, few, unrounded(point.structure, emitter), [model])
-                point.checks |= removal | {"exact": None, "steps": verify_steps(point.program, few),
-                                           "structure": known[same]}
+            point.checks = {"error": {
+                "relative": point.measured_error, "stated": point.stated_error,
+                "rows": int(exact.starts(verify)[-1]), "like": self.workload.like, **point.stated.described()}}
+        check_programs(self, laws_verified, few, near)
         self.dropped = [point for point in self.points if not point.verified]
         self.points = [point for point in self.points if point.verified]
 
@@ -332,9 +322,10 @@ class Run:
         """Every program with its certificate: what was verified, and how it keeps the goals."""
         from rewrites.verify.certificate import certified
         few, machine = [next(self.workload.verify.pieces(CHECKED_ROWS))], str(getattr(self.machine, "name", ""))
-        for point in self.points:
-            kept = [goal.described(point, self.points[0]) for goal in asked]
-            point.program = certified(point.program, point.checks | {"goals": kept}, few, machine=machine)
+        kept = [{"goals": [goal.described(point, self.points[0]) for goal in asked]} for point in self.points]
+        made = in_threads(partial(certified, point.program, point.checks | goals, few, machine=machine)
+                          for point, goals in zip(self.points, kept, strict=True))
+        for point, program in zip(self.points, made, strict=True): point.program = program
 
     def measure(self, rounds: int, progress: Any) -> None:
         """Medians of interleaved runs, and the bytes that a run needs."""

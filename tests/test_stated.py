@@ -7,11 +7,12 @@ import pytest
 import tokenizers
 
 from opmatrix.patterns import Batch
-from opmatrix.pipelines.pooling import MEAN, normalise_rows
+from opmatrix.pipelines.pooling import normalise_rows
 from opmatrix.pipelines.text import Parts, Reading, Tokenizer
-from rewrites.front.differences import difference
+from rewrites.front import differences
+from rewrites.front.differences import Change, difference
 from rewrites.front.samples import TEXT_KINDS, make_lines
-from rewrites.front.stated import MIN_SENTENCES, PLENTY, Stated, each, likely, uncovered, worst
+from rewrites.front.stated import MIN_SENTENCES, PLENTY, Stated, change_cosines, uncovered, worst
 
 DRAWN = {"lognormal": lambda rng, n: np.exp(0.1 * rng.standard_normal(n)),
          "wide": lambda rng, n: np.exp(rng.standard_normal(n)),
@@ -50,21 +51,28 @@ def off(rng, sentences=40):
     return wanted + share * rng.standard_normal(wanted.shape), wanted, starts
 
 
-def test_every_sentence_and_every_pair_by_itself():
+@pytest.mark.parametrize("block", [1, 8, 24, 1 << 22])
+def test_every_sentence_and_every_pair_by_itself(monkeypatch, block):
+    """However many numbers are widened at a time."""
+    monkeypatch.setattr(differences, "BLOCK", block)
     found, wanted, starts = off(np.random.default_rng(1))
-    said = Stated.of(found, wanted, starts, MEAN)
     rows = [slice(*pair) for pair in pairwise(starts)]
-    assert each(found, wanted, starts) == pytest.approx([difference(found[at], wanted[at]) for at in rows])
-    before, after = (normalise_rows(np.array([values[at].mean(0) for at in rows])) for values in (wanted, found))
+    before, after = (np.array([values[at].mean(0) for at in rows]) for values in (wanted, found))
+    change = Change.of(found, wanted, starts)
+    said = Stated.of(change, change_cosines(before, after))
+    assert change.each == pytest.approx([np.linalg.norm(found[at] - wanted[at]) / np.linalg.norm(wanted[at])
+                                         for at in rows])
+    assert change.relative == pytest.approx(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+    before, after = normalise_rows(before), normalise_rows(after)
     changed = [abs(after[i] @ after[j] - before[i] @ before[j]) for j in range(40) for i in range(j)]
     assert said.pairs == len(changed) == 780
     assert (said.cosine_mean, said.cosine_most) == pytest.approx((np.mean(changed), max(changed)), rel=1e-4)
-    assert said.error < said.sentence and said.sentence >= each(found, wanted, starts).max()
+    assert said.error < said.sentence and said.sentence >= change.each.max()
 
 
 def test_as_many_other_sentences_together_stay_below():
     rng = np.random.default_rng(2)
-    held = [difference(*off(rng)[:2]) <= likely(*off(rng)) for _ in range(300)]
+    held = [difference(*off(rng)[:2]) <= Change.of(*off(rng)).likely for _ in range(300)]
     assert np.mean(held) >= 0.98
 
 

@@ -3,12 +3,18 @@ import json
 import shutil
 
 import checkpoints
+import ggufs
 import pytest
-from searched import RAGGED, found
+from searched import KINDS, RAGGED, found, structure
 from test_certificate import once  # noqa: F401
 from test_cli import command, patched, refused  # noqa: F401
 
+from formats import FORMATS
+from opmatrix.files.checkpoint import open_model
+from opmatrix.patterns import Batch
 from opmatrix.program import Program
+from rewrites.front.opening import source
+from rewrites.front.reported import Named
 from rewrites.verify import unrounded, verify_exact
 from rewrites.verify.certificate import certified
 
@@ -106,3 +112,41 @@ def test_damage_is_named_with_status_1(command, copy, harm, said):  # noqa: F811
 def test_no_program_is_bad_input(command, tmp_path):  # noqa: F811
     refused(command("verify", tmp_path), tmp_path, "no program.json")
     refused(command("verify", tmp_path / "absent"), "absent")
+
+
+# ---- goals
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory):
+    """A language model, the lines that its perplexity is measured on, and two of its programs that are said to keep
+    it: the exact one, and one that scores the vocabulary in another order."""
+    home = tmp_path_factory.mktemp("speaking")
+    checkpoint = open_model(ggufs.write(home / "small.gguf"))
+    lines = home / "lines.txt"
+    lines.write_text("the bird the cat 12\nthe fish the 1\n2 3 dog the end\nof the end the\n" * 4)
+    made, _ = structure(checkpoint.operator(), *KINDS["exact"]).program(source(checkpoint))
+    named = Named.of(lines)
+    goals = [{"goal": "perplexity<=1.02x", "value": 1.0, "kept": True, "of": named._asdict()},
+             {"goal": "perplexity<=1x", "value": 9.0, "kept": False, "of": named._asdict()},
+             {"goal": "error<=2%", "value": 0.01, "kept": True, "of": None}]
+    head = made.constants[name := made.steps[-1].operands["weight"]]
+    turned = made.over(made.steps, {**made.constants, name: FORMATS["dense"].pack(head.unpack()[:, ::-1])})
+    for each, program in (("exact", made), ("turned", turned)):
+        certified(program, {"error": {"stated": 0.01}, "goals": goals}, [Batch([[3, 4, 5]])]).save(home / each)
+    return home
+
+
+@pytest.mark.parametrize("which, options, verdicts", [
+    ("exact", ["--text", "lines.txt"], ["holds", "holds", "holds"]),
+    ("turned", ["--text", "lines.txt"], ["FAILS", "holds", "holds"]), ("exact", [], ["claimed", "claimed", "holds"])])
+def test_goals_are_measured_again(command, speaking, which, options, verdicts):  # noqa: F811
+    """On the file that they were measured on, against the imported program; what was not kept need not be."""
+    ran = command("verify", speaking / which, *(speaking / each if "." in each else each for each in options))
+    lines = [line.split() for line in ran.out.splitlines() if line.startswith("goal ")]
+    assert [words[2] for words in lines] == verdicts, ran.out
+
+
+@pytest.mark.parametrize("option, words", [("--text", "the perplexity was measured on"),
+                                           ("--pairs", "certified for no spearman")])
+def test_a_file_that_no_goal_was_measured_on_is_bad_input(command, speaking, option, words):  # noqa: F811
+    refused(command("verify", speaking / "exact", option, speaking / "small.gguf"), option, words, "small.gguf")

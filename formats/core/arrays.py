@@ -12,6 +12,8 @@ from .sizes import Array, Size
 
 Floats = NDArray[np.float32]
 LINE = 64                                                    # bytes of a cache line: where stored arrays begin
+MAX_SIZE = 2 ** 31 - 1                                       # side of a matrix, or another size
+SIZED_COLUMNS = 256                                          # whose numbers are made positive at a time
 SINGLE = np.dtype(np.float32)                                # numpy compares types of numbers faster than classes
 OVERLAP_CANDIDATES = 10_000                                  # candidates that the exact test for shared memory may look
                                                              # at
@@ -40,6 +42,14 @@ def storable(array: NDArray[Any]) -> Floats:
     """The array as contiguous float32; what overflows becomes infinite."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, np.float32)
+
+
+def multiply_sizes(x: NDArray[np.float64], W: NDArray[np.float64]) -> NDArray[np.float64]:
+    """|x| |W|, some columns at a time, so that |W| stays in cache."""
+    found, size = np.empty((len(x), W.shape[1])), abs(x)
+    for at in range(0, W.shape[1], SIZED_COLUMNS):
+        np.matmul(size, abs(W[:, at:at + SIZED_COLUMNS]), out=found[:, at:at + SIZED_COLUMNS])
+    return found
 
 
 # ---- what a kernel may read, and write
@@ -172,3 +182,8 @@ def picture(pattern: NDArray[np.bool_], lines: int = 32, columns: int = 64) -> s
     full = np.add.reduceat(np.add.reduceat(pattern, down[:-1], 0, np.int64), across[:-1], 1)
     shade = np.ceil(4 * full / np.outer(np.diff(down), np.diff(across))).astype(int)
     return "\n".join("".join(" ░▒▓█"[level] for level in row) for row in shade)
+
+
+def is_size(value: Any) -> bool:
+    """Whether a value from a file is a positive integer, and no larger than a kernel counts without overflow."""
+    return type(value) is int and 0 < value <= MAX_SIZE

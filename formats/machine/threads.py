@@ -1,10 +1,12 @@
 """How many threads kernels use, and how BLAS is kept from using others beside them."""
 import os
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
+from typing import Any
 
 from .host import Host
 
@@ -111,6 +113,12 @@ SINGLE_BLAS = SingleBlas()
 def single_blas() -> Generator[None]:
     """Limit BLAS to one thread inside; the caller's own setting is restored on leaving."""
     with SINGLE_BLAS: yield
+
+
+def in_threads(calls: Iterable[Callable[[], Any]], most: int = 2) -> list[Any]:
+    """What these calls return, so many at a time, each on one thread of BLAS; of what they raise the first."""
+    with single_blas(), ThreadPoolExecutor(min(most, available())) as pool:
+        return [each.result() for each in [pool.submit(call) for call in calls]]
 
 
 def forked() -> None:

@@ -91,9 +91,9 @@ class LowRankInt8(Format):
                 @ np.rint(u.astype(np.float64) / np.where(self.left > 0, self.left, 1))).astype(np.float32)
         return by_row(sums * (self.left * scale) / lift), v.astype(np.float64)
 
-    def bound(self, x):
-        middle, v = self.operands(x)
-        return bound_error(middle, v, 1)
+    def bound(self, x, operands=None):
+        middle, v = operands or self.operands(x)
+        return bound_error(middle, middle, v, 1)
 
     @classmethod
     def choices(cls, inputs, outputs): return LowRank.choices(inputs, outputs)

@@ -3,7 +3,7 @@ asked."""
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os.path import isdir, isfile
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from formats.core.errors import InputError
 from formats.disk.files import read_json, read_text
 from opmatrix.data import Data
+from opmatrix.files.adapter import Adapter
 from opmatrix.files.declared import embeds, read_pooling
 from opmatrix.files.tensors import Tensor, header
 from opmatrix.pipelines.pooling import LAST, Pooling
@@ -47,12 +48,13 @@ class Config(dict[str, Any]):
 @dataclass(frozen=True)
 class Checkpoint:
     """A model's directory, or its GGUF file, opened: its config read and its tensors listed, none of them loaded yet.
-    `keys` are those of a GGUF file, which has its tokenizer there."""
+    `keys` are those of a GGUF file, which has its tokenizer there; `adapter` is added to its weights."""
     name: str
     directory: Path
     config: Config
     tensors: dict[str, Tensor]
     keys: dict[str, Any] | None = None
+    adapter: Adapter | None = None
 
     @classmethod
     def open(cls, directory: str | Path, name: str | None = None) -> "Checkpoint":
@@ -145,6 +147,7 @@ class Checkpoint:
                 model = build(self.config, at)
                 if pooled: model = model @ self.pooling().operator()
                 if self.speaks: model = model @ head(self.config, at)
+                if self.adapter: model = self.adapter.added(model, self.layout.prefix)
             except ShapeError as error: raise InputError(f"config: its sizes do not fit: {error}") from error
         self.complete(used)
         return model
@@ -186,8 +189,15 @@ class Checkpoint:
         return LAST if self.speaks else read_pooling(self.directory, self.said["hidden_size"], self.positions)
 
 
-def open_model(model: str | Path) -> Checkpoint:
-    """A model by its name (`minilm`, fetched at first use) or by its directory (write ./minilm for one called so)."""
+def open_model(model: str | Path, adapter: str | Path | None = None) -> Checkpoint:
+    """A model by its name (`minilm`, fetched at first use) or by its directory (write ./minilm for one called so), with
+    the LoRA adapter of another directory, if any."""
+    found = open_plain(model)
+    return found if adapter is None else replace(found, adapter=Adapter.read(adapter))
+
+
+def open_plain(model: str | Path) -> Checkpoint:
+    """The same without an adapter."""
     from opmatrix.files.fetch import MODELS, fetch
     if not isinstance(model, str | Path): raise TypeError(f"a model is a name or a directory, not {model!r:.60}")
     if model in MODELS: return Checkpoint.open(fetch(MODELS[str(model)]), str(model))

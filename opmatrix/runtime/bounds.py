@@ -29,7 +29,8 @@ def epilogue(a: Arguments) -> Epilogue:
 
 def linear(a: Arguments) -> Bound:
     """x @ W in any format: what the format says of itself, through the epilogue."""
-    return epilogue(a).bound(a.exact.x @ a.exact.weight, a.weight.bound(a.x), a.weight.rounds)
+    x, W = a.exact.x, a.exact.weight
+    return epilogue(a).bound(x @ W, a.weight.bound(a.x, (x, W)), a.weight.rounds)
 
 
 def pointwise(a: Arguments) -> Bound:

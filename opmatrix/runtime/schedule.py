@@ -358,5 +358,5 @@ def widen_value(value: Any, instead: Mapping[int, Any]) -> Any:
     """Arrays and packed weights as float64 arrays, anything else as it is."""
     if isinstance(value, tuple): return tuple(widen_value(entry, instead) for entry in value)
     value = instead.get(id(value), value)
-    if isinstance(value, Format): value = value.unpack()
+    if isinstance(value, Format): return value.wide()
     return np.asarray(value, np.float64) if isinstance(value, np.ndarray) else value

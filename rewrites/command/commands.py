@@ -83,6 +83,8 @@ def optimize(
         help="a file of lines, without scores, that what is left is fitted to; by default lines of --text")] = None,
     output: Annotated[str, typer.Option(
         help="pooled: one row a text, as the checkpoint says; rows: one a token")] = "pooled",
+    adapter: Annotated[Path | None, typer.Option(
+        metavar="DIR", help="a LoRA adapter of the model, as PEFT saves it")] = None,
     own: Laws = None,
     without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="where to save; ./MODEL.opmatrix by default")] = None,
@@ -110,7 +112,7 @@ def optimize(
     with silence_stdout():
         result = find(model, error=error, keep=tuple(goals or ()), memory=memory and memory * 1e6,
                       text=str(text) if text else None, tokens=tokens, workload=workload and parse_mix(workload),
-                      number_type=number_type, pairs=pairs, drop=drop, output=output,
+                      number_type=number_type, pairs=pairs, drop=drop, output=output, adapter=adapter,
                       remove=tuple(filter(None, remove.split(","))), calibrate=calibrate,
                       leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws),
                       approximations=declared.approximations, report=Report(quiet=quiet))
@@ -321,11 +323,18 @@ def profile(
 
 
 @app.command()
-def verify(directory: Saved, model: Origin = None) -> None:
-    """Do the checks of a saved program's certificate again, as far as the directory and the MODEL allow. Ends with
-    status 1 where one fails."""
+def verify(
+    directory: Saved,
+    model: Origin = None,
+    text: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="the file that a perplexity was measured on, as a goal")] = None,
+    pairs: Annotated[Path | None, typer.Option(
+        metavar="CSV", help="the file that a rank correlation was measured on, as a goal")] = None,
+) -> None:
+    """Do the checks of a saved program's certificate again, as far as the directory, the MODEL and the files of its
+    goals allow. Ends with status 1 where one fails."""
     from rewrites.command.recheck import FAILS, format_checks, of_directory
-    found = of_directory(directory, model)
+    found = of_directory(directory, model, {"perplexity": text, "spearman": pairs})
     say(format_checks(found))
     if any(check.verdict == FAILS for check in found): raise typer.Exit(1)
 

@@ -2,9 +2,12 @@
 from the certificate: limits are in the code, what it states is compared with what is found here, and the rest is
 printed as a claim."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import isfinite
+from dataclasses import replace
+from functools import partial
+from math import inf, isfinite
 from os.path import exists
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -21,12 +24,18 @@ from opmatrix.term import Operator
 from rewrites.compiler.layers import parts
 from rewrites.compiler.lower import plainly
 from rewrites.compiler.search import search
-from rewrites.front.stated import each
+from rewrites.front.differences import Change
+from rewrites.front.goals import MEASURES, Goal
+from rewrites.front.opening import adapter_of
+from rewrites.front.quality import Looked
+from rewrites.front.reported import sha256_hex
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify import Errors, VerificationError, verify_graphs, verify_laws, verify_steps
 from rewrites.verify.certificate import measure_rounding, restored, versions
 from rewrites.verify.programs import EQUAL, ROUNDING, oracle
 
+Files = Mapping[str, Path | None]                           # that goals are measured on, by measure
+NO_FILES: Files = MappingProxyType({})
 LIMITS = {"float64": EQUAL, "rounding": ROUNDING}           # that a certificate may have been made within
 STATED = 1.0                                                # no program is stated to be off by as much as its output
 NEGLIGIBLE = UNIT / 64                                      # programs that round less are alike
@@ -52,9 +61,10 @@ class Alike:
     def seconds(self, kernel: str, **sizes: float) -> float: return 1.0
 
 
-def of_directory(directory: Path, model: str | None = None) -> list[Check]:
+def of_directory(directory: Path, model: str | None = None, files: Files = NO_FILES) -> list[Check]:
     """The checks of a saved program, with the checkpoint that is given, or that it names where that is a directory
-    here. Raises InputError where there is no program, or no such checkpoint."""
+    here, and the files that its goals were measured on, by measure. Raises InputError where there is no program, no
+    such checkpoint, or where a file is not the one that a goal was measured on."""
     if not exists(directory / PROGRAM): Program.load(directory)
     try: program = Program.load(directory)
     except InputError as error:
@@ -63,11 +73,14 @@ def of_directory(directory: Path, model: str | None = None) -> list[Check]:
     here = isinstance(place, str) and (model is not None or exists(place))
     loaded = Check("files", f"{len(program.constants)} constants, {len(program.steps)} steps", "their hash", HOLDS)
     named = [Check("model", f"{place}{'' if model else ', as the program says'}", "", CLAIMED)] if here else []
-    return [loaded, *named, *checks(program, open_model(str(place)).operator(program.pooled) if here else None)]
+    same_files(program, files)
+    operator = open_model(str(place), adapter_of(program)).operator(program.pooled) if here else None
+    return [loaded, *named, *checks(program, operator, files)]
 
 
-def checks(program: Program, model: Operator | None = None) -> Iterator[Check]:
-    """Every check of a program and its certificate; with the model, those that need the oracle."""
+def checks(program: Program, model: Operator | None = None, files: Files = NO_FILES) -> Iterator[Check]:
+    """Every check of a program and its certificate; with the model, those that need the oracle, and with the files of
+    its goals, these."""
     if not (kept := program.meta.get("certificate")):
         yield Check("certificate", "none", "a program that was verified carries one", FAILS)
         return
@@ -85,6 +98,7 @@ def checks(program: Program, model: Operator | None = None) -> Iterator[Check]:
     yield attempted("own rounding", lambda: rounding(program, batches, kept["own"], stated))
     yield attempted("laws", lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True))
     yield from of_model(program, model, batches, stated, exact, kept["verified"])
+    yield from of_goals(program, model, 0.0 if exact else stated, list_goals(kept["verified"]), files)
     yield from claims(kept)
 
 
@@ -172,8 +186,8 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
         return judged(what, f"{found:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds",
                       found <= most)
     def worst() -> Check:
-        pairs = zip(batches, oracle(model, batches), strict=True)
-        found = max(float(each(program.run(batch), rows, program.starts(batch)).max()) for batch, rows in pairs)
+        found = max(float(Change.of(program.run(batch), rows, program.starts(batch)).each.max())
+                    for batch, rows in zip(batches, oracle(model, batches), strict=True))
         return judged("worst sentence against the model", f"{found:.3g}", f"{single}, as stated",
                       is_magnitude(single) and found <= single)
     yield attempted("error against the model", lambda: error("error against the model", batches))
@@ -207,6 +221,57 @@ def graphs(model: Operator) -> Check:
     return judged("graphs of the laws", f"{found['graphs']} hold", "all", True)
 
 
+# ---- the goals that it was certified for
+
+def list_goals(verified: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a certificate says of goals: entries of other forms are none."""
+    said = verified.get("goals")
+    return [each for each in said if isinstance(each, Mapping)] if isinstance(said, list) else []
+
+
+def same_files(program: Program, files: Files) -> None:
+    """Raises InputError for a file that no goal was measured on, or that is not the one that a goal was."""
+    kept = program.meta.get("certificate")
+    known = {str(each.get("goal")): each.get("of") for each in list_goals(kept["verified"])} if kept else {}
+    for name, file in files.items():
+        if file is None: continue
+        option = MEASURES[name].needs.split()[0]
+        of = next((of for goal, of in known.items() if goal.startswith(name) and isinstance(of, Mapping)), None)
+        if of is None: raise InputError(f"{option} {file}: the program was certified for no {name}: leave it out")
+        if (now := sha256_hex(file)) != of.get("sha256"):
+            raise InputError(f"{option} {file}: its SHA-256 is {now}, the {name} was measured on "
+                             f"{of.get('sha256')!s:.64}: give that file")
+
+
+def of_goals(program: Program, model: Operator | None, stated: Any, said: Sequence[Mapping[str, Any]],
+             files: Files) -> Iterator[Check]:
+    """Every goal that it is said to keep, measured again on its file: against the imported program, which is the model
+    but for rounding."""
+    base: dict[str, float] = {}
+    for each in said:
+        yield attempted(f"goal {each.get('goal')!s:.40}", partial(of_goal, program, model, stated, each, files, base))
+
+
+def of_goal(program: Program, model: Operator | None, stated: Any, said: Mapping[str, Any], files: Files,
+            base: dict[str, float]) -> Check:
+    """One of them; `base` keeps the figures of the imported program by measure."""
+    goal = Goal.parsed(str(said.get("goal")))
+    what, name, then = f"goal {goal}", goal.measure.name, f"{said.get('value')}, as it was found"
+    if goal.measure.figure is None:
+        found = Looked({"stored otherwise": 1}, stated if is_magnitude(stated) else inf, {})
+        return judged(what, f"stated {stated}", str(goal), goal.kept(found, found) or said.get("kept") is False)
+    if (file := files.get(name)) is None or model is None:
+        needed = f"{goal.measure.needs}, its file" if file is None else "--model MODEL"
+        return Check(what, then, f"it needs {needed}", CLAIMED)
+    goal = replace(goal, data=goal.measure.read(file))
+    if name not in base:
+        meta = {key: entry for key, entry in program.meta.items() if key != "certificate"}
+        base[name] = goal.figure("the imported program", import_program(model).replace(**meta))
+    found, first = (Looked({}, 0.0, {name: figure}) for figure in (goal.figure("it", program), base[name]))
+    holds = goal.kept(found, first) or said.get("kept") is False
+    return judged(what, f"{goal.value(found, first):.5g}, {then}", str(goal), holds)
+
+
 # ---- what is only said
 
 def claims(kept: Mapping[str, Any]) -> Iterator[Check]:
@@ -214,12 +279,6 @@ def claims(kept: Mapping[str, Any]) -> Iterator[Check]:
     if isinstance(laws := kept["verified"].get("laws"), Mapping) and laws.get("own"):
         yield Check("laws of the user's own", ", ".join(map(str, laws["own"])), "their file is not part of the "
                                                                                 "directory", CLAIMED)
-    goals = kept["verified"].get("goals")
-    for goal in goals if isinstance(goals, list) else ():
-        if isinstance(goal, Mapping) and isinstance(goal.get("of"), Mapping):
-            yield Check("goal", f"{goal.get('goal')}: {goal.get('value')}", f"measured on {goal['of'].get('file')}, "
-                                                                            "which is not part of the directory",
-                                                                            CLAIMED)
     yield Check("float64 with unrounded weights", "", "the directory holds rounded ones", CLAIMED)
     now = versions()
     changed = [f"{name} {then}, now {now.get(name, 'none')}" for name, then in kept["versions"].items()

@@ -1,6 +1,6 @@
 """From chosen nodes to a program: steps in the vocabulary of the runtime, constants evaluated in float64 and rounded
 once."""
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -62,9 +62,9 @@ class Buffer:
 @dataclass
 class Emitter:
     """Collects steps and constants, part by part. `decide` picks the method of a use in a part; `fitted` keeps weights
-    that many programs store alike."""
+    that many programs store alike, as long as one of them does where it holds them weakly."""
 
-    fitted: dict[Any, Any] = field(default_factory=dict)
+    fitted: MutableMapping[Any, Any] = field(default_factory=dict)
     fitter: Fitter = field(default_factory=Fitter)
     steps: list[Step] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
@@ -168,15 +168,15 @@ class Emitter:
         return name
 
     def _constant(self, key: Any, make: Callable[[], Any], what: Any = None) -> str:
-        if key not in self.fitted:
+        if (kept := self.fitted.get(key)) is None:
             made = make()
             # what is promised is one float32, spread
             plain = isinstance(made, np.ndarray) and (made.dtype != np.float32 or any(made.strides))
-            self.fitted[key] = np.ascontiguousarray(made, np.float32) if plain else made
-        name = next((n for n, c in self.constants.items() if c is self.fitted[key]), None)
+            self.fitted[key] = kept = np.ascontiguousarray(made, np.float32) if plain else made
+        name = next((name for name, constant in self.constants.items() if constant is kept), None)
         if name is None:
             name = f"{'w' if isinstance(key[1], Stored | Content) else 'c'}{len(self.constants)}"
-            self.constants[name] = self.fitted[key]
+            self.constants[name] = kept
             self.origins[name] = self.part, key[1] if what is None else what
         return name
 

@@ -1,6 +1,6 @@
 """The exact search: saturate each signature once, extract each pair of border states, join them by a shortest path."""
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, isfinite
@@ -88,7 +88,8 @@ class Structure:
 
     def program(self, meta: dict[str, Any],
                 decide: Callable[[int, Use, Method], Method] = lambda number, use, method: method,
-                fitted: dict[Any, Any] | None = None, fitter: Fitter | None = None) -> tuple[Program, Emitter]:
+                fitted: MutableMapping[Any, Any] | None = None,
+                fitter: Fitter | None = None) -> tuple[Program, Emitter]:
         """The program that runs, its steps in the order that needs the least memory, and where its constants come
         from."""
         emitter = Emitter({} if fitted is None else fitted, fitter or Fitter())

@@ -1,11 +1,10 @@
 """What became of a model: its first layers before and after, the laws that lead from one to the other, step by step,
 and what each law saved, measured by leaving it out."""
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-import numpy as np
 
 from formats.core.errors import InputError
 from formats.disk.files import read_text
@@ -25,9 +24,11 @@ from rewrites.derivations.derivation import Otherwise
 from rewrites.derivations.finding import Underivable
 from rewrites.derivations.gains import join_names, saves
 from rewrites.front.differences import difference
-from rewrites.front.opening import calibrated, source
+from rewrites.front.opening import adapter_of, calibrated, source
 from rewrites.front.points import Result
 from rewrites.front.reported import Reported
+from rewrites.front.sites import sites
+from rewrites.front.trials import changed
 from rewrites.front.workload import Workload
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
@@ -109,20 +110,23 @@ def otherwise(structure: Structure, program: Program, held_out: Batch) -> dict[i
     """What a program does not store as it is: by part, by class and layout, in words, with the change of the output
     that it alone brought about on calibration rows, and brings about on held-out ones."""
     own, emitter = structure.program({}, structure.exactly)
-    wanted = np.asarray(own.run(held_out), np.float64)
+    wanted, values = own.run(held_out), list[Any]()
     found = {number: nearly(extraction) for number, extraction in enumerate(structure.extractions)}
-    for name, part, stored, _ in emitter.sources:
-        if (key := (stored.weight, "columns" if stored.layout == TURNED else stored.layout)) in found[part]:
-            changed = own.over(own.steps, {**own.constants, name: program.constants[name]})
-            words, error, _ = found[part][key]
-            found[part][key] = words, error, difference(changed.run(held_out), wanted)
+    for first, site in sorted(((site.readers(own)[0], site) for site in sites(own, structure, emitter)),
+                              key=lambda pair: pair[0]):
+        key = site.stored.weight, "columns" if site.stored.layout == TURNED else site.stored.layout
+        if key not in found[site.part]: continue
+        for _ in own.schedule.walk(held_out, values, first): pass
+        [rows] = changed(own, site, [partial(program.constants.__getitem__, site.constant)], values, held_out)
+        words, error, _ = found[site.part][key]
+        found[site.part][key] = words, error, difference(rows, wanted)
     return found
 
 
 def again(program: Program, found: Reported, model: str | None = None,
           given: Mapping[str, Path | None] = NO_FILES) -> Run:
     """The search that led to a program, on the model it came from and the user's files."""
-    checkpoint = open_model(model or origin(program))
+    checkpoint = open_model(model or origin(program), adapter_of(program))
     declared = UserDeclarations() if (laws := given.get("laws")) is None else load_laws(laws)
     text, texts = (None if (file := given.get(name)) is None else str(file) for name in ("text", "texts"))
     workload = Workload.of(checkpoint, text, found.tokens, texts, found.mix)

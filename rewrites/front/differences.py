@@ -1,25 +1,62 @@
 """How far one output is from another, and how that varies from sentence to sentence."""
+from collections.abc import Iterable
+from typing import NamedTuple, Self
+
 import numpy as np
 
 DRAWS = 1000                                                # of sentences, to say how an error varies
+BLOCK = 2 ** 22                                             # numbers that are compared at a time, in float64
 
 
 def difference(found: np.ndarray, wanted: np.ndarray) -> float:
     """Relative change of a whole output: the Frobenius norm of the difference over that of the output."""
-    return float(np.linalg.norm(np.asarray(found, np.float64) - wanted) / np.linalg.norm(wanted))
+    return Change.of(found, wanted).relative
 
 
-def surely(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> float:
-    """What such a change of the output stays below, but for one time in a thousand, on as many sentences drawn again
-    from these (bootstrap: Efron 1979). `starts` are the offsets of sentences."""
-    off, size = squares(found, wanted, starts)
-    again = np.random.default_rng(0).integers(0, len(off), (DRAWS, len(off)))
-    return float(np.quantile(np.sqrt(off[again].sum(1) / size[again].sum(1)), 0.999))
+class Change(NamedTuple):
+    """How far one output is from another: squared Frobenius norms of the difference and of the output wanted, (S,)
+    each, of every sentence by itself."""
+    off: np.ndarray
+    size: np.ndarray
 
+    @classmethod
+    def of(cls, found: np.ndarray, wanted: np.ndarray, starts: np.ndarray | None = None) -> Self:
+        """Of rows in any number type; `starts` are the offsets of sentences, without which all rows are one. Some rows
+        at a time are widened: the rows of a language model are as wide as its vocabulary."""
+        some = max(1, BLOCK // max(1, wanted[0].size))
+        rows = np.empty((2, len(wanted)))
+        for at in range(0, len(wanted), some):
+            part = slice(at, at + some)
+            whole = np.asarray(wanted[part], np.float64).reshape(len(wanted[part]), -1)
+            for kept, each in zip(rows, (found[part].reshape(whole.shape) - whole, whole), strict=True):
+                kept[part] = np.einsum("ij,ij->i", each, each)
+        return cls(*np.add.reduceat(rows, [0] if starts is None else starts[:-1], axis=1))
 
-def squares(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Squared Frobenius norms of the change and of the output, (S,) each: of every sentence by itself."""
-    wanted = np.asarray(wanted, np.float64)
-    off, size = (np.add.reduceat(np.square(rows.reshape(len(rows), -1)).sum(1), starts[:-1])
-                 for rows in (found - wanted, wanted))
-    return off, size
+    @classmethod
+    def joined(cls, parts: Iterable[Self]) -> Self:
+        """Of the sentences of several outputs together."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    @property
+    def relative(self) -> float:
+        """Of all sentences together: the norm of the difference over that of the output."""
+        return float(np.sqrt(self.off.sum() / self.size.sum()))
+
+    @property
+    def each(self) -> np.ndarray:
+        """Of every sentence by itself, (S,)."""
+        alone: np.ndarray = np.sqrt(self.off / np.maximum(self.size, np.finfo(np.float64).tiny))
+        return alone
+
+    @property
+    def surely(self) -> float:
+        """What the change of as many sentences drawn again from these stays below, but for one time in a thousand
+        (bootstrap: Efron 1979)."""
+        again = np.random.default_rng(0).integers(0, len(self.off), (DRAWS, len(self.off)))
+        return float(np.quantile(np.sqrt(self.off[again].sum(1) / self.size[again].sum(1)), 0.999))
+
+    @property
+    def likely(self) -> float:
+        """What as many other sentences together stay below, but for one time in a thousand. The bootstrap says how such
+        an error varies; two samples vary alike, so their difference varies by √2 as much."""
+        return self.relative + 2 ** 0.5 * max(0.0, self.surely - self.relative)

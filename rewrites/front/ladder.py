@@ -11,7 +11,7 @@ from rewrites.approximation import by
 from rewrites.compiler.lower import is_plain
 from rewrites.compiler.search import Structure
 from rewrites.extraction import Infeasible
-from rewrites.front.differences import difference, surely
+from rewrites.front.differences import Change
 from rewrites.front.proposals import Choices, chosen_methods, undominated
 
 LADDER = (0.005, 0.05, 0.15, 0.4)                          # errors at which the front is looked at, beside the budget
@@ -40,7 +40,7 @@ class Front:
     meta: dict[str, Any]
 
     def __post_init__(self) -> None:
-        self.wanted = [np.asarray(self.exact.run(batch), np.float64) for batch in self.rows]
+        self.wanted = [self.exact.run(batch) for batch in self.rows]
         self.found: dict[int, tuple[Program, float, float]] = {}        # of a structure: its program, its errors
         self.bound: float | None = None                     # seconds that no program within the error asked for is
                                                             # below
@@ -49,8 +49,8 @@ class Front:
         """How far a program is off and what it is planned to be, on the first rows where that is too much already, else
         on all."""
         for batch, wanted in zip(self.rows, self.wanted, strict=True):
-            rows = program.run(batch)
-            found = difference(rows, wanted), TRUST * surely(rows, wanted, program.starts(batch))
+            change = Change.of(program.run(batch), wanted, program.starts(batch))
+            found = change.relative, TRUST * change.surely
             if found[1] > most:
                 break
         return found

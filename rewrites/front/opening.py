@@ -10,15 +10,19 @@ from opmatrix.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import MEAN
+from opmatrix.program import Program
 from rewrites.compiler.layers import Model, outputs
 from rewrites.compiler.mixed import Mix
 from rewrites.front.workload import Workload, draw_workload
 
 
 def open_arguments(model: str | Model, workload: Workload | Batch | str | Path | Mix | None, text: str | None,
-                   tokens: int | None, output: str = "pooled") -> tuple[Model, Workload, dict[str, Any]]:
+                   tokens: int | None, output: str = "pooled",
+                   adapter: str | Path | None = None) -> tuple[Model, Workload, dict[str, Any]]:
     """The operator, what it is made cheapest for, and what its programs keep of where it comes from."""
     if not isinstance(model, str):
+        if adapter is not None:
+            raise InputError(f"--adapter {adapter}: an operator has no names of weights: add it to a checkpoint")
         if isinstance(workload, str | Path):
             raise InputError(f"workload {workload}: an operator has no tokenizer for texts: give a batch")
         first = next(iter(outputs(model).values()))
@@ -31,7 +35,7 @@ def open_arguments(model: str | Model, workload: Workload | Batch | str | Path |
                              "inputs=..)")
         batch = Batch([np.arange(tokens or 128) % vocabulary]) if workload is None else workload
         return model, draw_workload(batch, model), {"model": "operator"}
-    checkpoint = open_model(model)
+    checkpoint = open_model(model, adapter)
     operator = checkpoint.operator(output == "pooled")
     if workload is None or isinstance(workload, str | Path):
         workload = Workload.of(checkpoint, text, tokens, None if workload is None else str(workload))
@@ -45,6 +49,7 @@ def source(checkpoint: Checkpoint) -> dict[str, Any]:
     tokenizer, pooling = checkpoint.tokenizer_text(), checkpoint.pooling()
     config = {**checkpoint.config, "max_position_embeddings": checkpoint.positions}         # however its family says it
     return {"model": checkpoint.name, "config": config, "source": str(checkpoint.directory.resolve()),
+            **({"adapter": str(checkpoint.adapter.directory.resolve())} if checkpoint.adapter else {}),
             **({} if tokenizer is None else {"tokenizer": tokenizer}),
             **({"pooling": pooling.described()} if pooling != MEAN else {})}
 
@@ -53,3 +58,10 @@ def calibrated(progress: Any) -> Any:
     """This machine's model, from the cache or measured now."""
     from formats.machine.model import this_machine
     return this_machine(progress)
+
+
+def adapter_of(program: Program) -> str | None:
+    """The adapter that a program says it was made with. Raises InputError for what is no name of one."""
+    found = program.meta.get("adapter")
+    if found is None or isinstance(found, str): return found
+    raise InputError(f"the program says that its adapter is {found!r:.60}: make it anew")

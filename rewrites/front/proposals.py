@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import inf
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class Choices:
     own: dict[str, Approximation] = field(default_factory=dict)
     seen: dict[Source, Seen] = field(default_factory=dict)  # of what programs multiply weights by
     fitters: dict[Any, Fitter] = field(default_factory=dict)
-    fitted: dict[Any, dict[Any, Any]] = field(default_factory=dict)
+    fitted: dict[Any, WeakValueDictionary[Any, Any]] = field(default_factory=dict)      # constants of programs in use
 
     @cached_property
     def budgets(self) -> Budgets:
@@ -77,7 +78,7 @@ class Choices:
 
     def emitted(self, structure: Structure, meta: dict[str, Any]) -> tuple[Program, Emitter]:
         """The same before its attention is narrowed, and where its constants come from."""
-        kept, shape = self.fitted.setdefault(tuple(structure.path), {}), uses(structure)
+        kept, shape = self.fitted.setdefault(tuple(structure.path), WeakValueDictionary()), uses(structure)
         if shape not in self.fitters:
             multiplied = inputs(structure)
             if not self.seen.keys() >= {*multiplied.values()}:
@@ -165,7 +166,7 @@ def propose_methods(space: Space, structure: Structure, program: Program, emitte
     and prices is recalled. `own` are approximations that a user declared: these are proposed for every weight, and
     never recalled. Where no error is allowed nothing is proposed."""
     choices = Choices(space, {}, fit, representable, {each.name: each for each in own},
-                      fitted={tuple(structure.path): emitter.fitted})
+                      fitted={tuple(structure.path): WeakValueDictionary(emitter.fitted)})
     if not limits.error: return choices
     found, prices = sites(program, structure, emitter), space.prices
     batch = sample(program, batch, len(found) * limits.most)
@@ -188,7 +189,7 @@ def proposed(program: Program, found: Sequence[Site], prices: Prices | Mean, bat
     """The methods that spectra propose for each weight, with the squared error that each alone brings about. Weights
     are met in the order in which the program reads them: what comes before one is computed once for all, and nothing is
     kept of it afterwards."""
-    wanted, values = np.asarray(program.run(batch), np.float64), list[Any]()
+    wanted, values = program.run(batch), list[Any]()
     measured: Measured = {}
     for done, (first, site) in enumerate(sorted(((site.readers(program)[0], site) for site in found),
                                                 key=lambda pair: pair[0])):

@@ -76,13 +76,12 @@ def sites(program: Program, structure: Structure, emitter: Emitter) -> list[Site
 
 
 def observe(program: Program, names: Sequence[str], batch: Batch) -> dict[str, Seen]:
-    """What each of these values is on a batch."""
+    """What each of these values is on a batch. Steps behind the last of them, such as the scores of a vocabulary, are
+    not run."""
     wanted, found = set(names), dict[str, Seen]()
-    if not wanted:
-        return found
-    for step, (_, _, value) in zip(program.steps, program.schedule.walk(batch), strict=True):
-        if step.output in wanted:
-            found[step.output] = Seen.of(value.reshape(len(value), -1), step.output)
+    last = max((at for at, step in enumerate(program.steps, 1) if step.output in wanted), default=0)
+    for step, (_, _, value) in zip(program.steps, program.schedule.walk(batch, until=last), strict=False):
+        if step.output in wanted: found[step.output] = Seen.of(value.reshape(len(value), -1), step.output)
     return found
 
 

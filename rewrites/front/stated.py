@@ -11,9 +11,9 @@ import numpy as np
 from opmatrix.display.tables import percent
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import batches
-from opmatrix.pipelines.pooling import Pooling, normalise_rows
+from opmatrix.pipelines.pooling import normalise_rows
 from opmatrix.pipelines.text import Reading, Tokenizer
-from rewrites.front.differences import difference, squares, surely
+from rewrites.front.differences import Change
 from rewrites.front.samples import TEXT_KINDS, make_lines
 
 ABOVE, DOUBT = 0.01, 0.01                                   # share of other sentences that exceed the worst, chance
@@ -39,32 +39,15 @@ class Stated:
     cosine_most: float
 
     @classmethod
-    def of(cls, found: np.ndarray, wanted: np.ndarray, starts: np.ndarray, pooling: Pooling, rounding: float = 0.0,
-           checked: float = 0.0) -> "Stated":
-        """From rows (T, n) of a program and those of what it stands for, which itself is off by `rounding`; `checked`
-        is the largest error on those of them that others check, and no less is stated."""
-        seen = len(starts) - 1
-        cosines = changes(found, wanted, starts, pooling)
-        single = worst(each(found, wanted, starts))
-        together = max(checked, hypot(likely(found, wanted, starts), rounding))
-        return cls(seen, together, None if single is None else single + rounding, len(cosines),
+    def of(cls, change: Change, cosines: np.ndarray, rounding: float = 0.0, checked: float = 0.0) -> "Stated":
+        """From the change of a program's output and of cosines against what it stands for, which itself is off by
+        `rounding`; `checked` is the largest error on those of the rows that others check, and no less is stated."""
+        single = worst(change.each)
+        together = max(checked, hypot(change.likely, rounding))
+        return cls(len(change.off), together, None if single is None else single + rounding, len(cosines),
                    float(cosines.mean()) if len(cosines) else 0.0, float(cosines.max(initial=0.0)))
 
     def described(self) -> dict[str, Any]: return asdict(self)
-
-
-def each(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Relative error of every sentence, (S,)."""
-    off, size = squares(found, wanted, starts)
-    alone: np.ndarray = np.sqrt(off / np.maximum(size, np.finfo(np.float64).tiny))
-    return alone
-
-
-def likely(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray) -> float:
-    """What as many other sentences together stay below, but for one time in a thousand. The bootstrap says how such an
-    error varies; two samples vary alike, so their difference varies by √2 as much."""
-    seen = difference(found, wanted)
-    return seen + 2 ** 0.5 * max(0.0, surely(found, wanted, starts) - seen)
 
 
 def worst(errors: np.ndarray) -> float | None:
@@ -85,10 +68,11 @@ def worst(errors: np.ndarray) -> float | None:
     return float(max(falling[0], exp(top[k] + mean * log(k / (n * ABOVE))), exp(top.mean() + times * top.std(ddof=1))))
 
 
-def changes(found: np.ndarray, wanted: np.ndarray, starts: np.ndarray, pooling: Pooling) -> np.ndarray:
-    """|Δcos| of every pair of sentences' embeddings, (S (S − 1) / 2,)."""
-    before, after = (normalise_rows(np.asarray(pooling(rows, starts), np.float64)) for rows in (wanted, found))
-    changed: np.ndarray = abs(after @ after.T - before @ before.T)[np.triu_indices(len(starts) - 1, 1)]
+def change_cosines(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """|Δcos| of every pair of embeddings, of (S, n) before and after: (S (S − 1) / 2,)."""
+    units = [normalise_rows(np.asarray(each, np.float64)) for each in (before, after)]
+    was, now = (each @ each.T for each in units)
+    changed: np.ndarray = abs(now - was)[np.triu_indices(len(before), 1)]
     return changed
 
 

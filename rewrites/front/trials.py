@@ -3,6 +3,7 @@ after it: the batch is repeated, a copy for each, and only the steps that read t
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,24 +16,27 @@ from rewrites.front.sites import Site
 
 CHANGED = "changed"                                         # name of a constant that is tried instead of another
 TOGETHER = 2048                                             # rows of a pass, all copies together
-HELD = 2 ** 28                                              # bytes of weights that are tried together
+HELD = 2 ** 28                                              # bytes of weights that are tried together, and of outputs
 FloatRows = NDArray[np.float32]
-LEAST = 4                                                   # sentences that errors are measured on, however large the
-                                                            # model is
+LEAST, SHORTEST = 4, 16                                     # sentences that errors are measured on, and tokens that are
+                                                            # left of each, however large the model is
 WORK = 3e12                                                 # multiplications that all trials may take before sentences
                                                             # are left out
 
 
 def sample(program: Program, batch: Batch, trials: int) -> Batch:
     """The first sentences of a batch: as many as `trials` passes over half of the weights can have within WORK, and
-    LEAST at least. The methods of a weight are tried on the same sentences, so what these have in common does not
-    change their order; errors of n sentences scatter around those of many by about 1/√n of how they differ from
-    sentence to sentence, and the program that is put together from them is measured on all rows that choose."""
+    LEAST at least, which are cut then. The methods of a weight are tried on the same sentences, so what these have in
+    common does not change their order; errors of n sentences scatter around those of many by about 1/√n of how they
+    differ from sentence to sentence, and the program that is put together from them is measured on all rows that
+    choose."""
     if batch.alone: return batch
     weights = sum(constant.nbytes / 4 for constant in program.constants.values())
     rows = WORK / max(1.0, trials * weights / 2)
-    count = max(LEAST, int(np.searchsorted(batch.starts, rows, "right")) - 1)
-    return batch if count >= len(batch) else joined(islice(batch, count))
+    if (count := int(np.searchsorted(batch.starts, rows, "right")) - 1) >= len(batch): return batch
+    if count >= LEAST: return joined(islice(batch, count))
+    few, side = [*islice(batch, LEAST)], max(SHORTEST, int(rows) // LEAST)
+    return Batch([row.tokens[:side] for row in few], [row.kinds[:side] for row in few])
 
 
 def joined(batches: Sequence[Batch] | Iterator[Batch]) -> Batch:
@@ -45,8 +49,10 @@ def changed(program: Program, site: Site, tried: Sequence[Callable[[], Any]], va
             batch: Batch) -> Iterator[FloatRows]:
     """The output on a batch with each of these in place of a site's weight, given the values of the steps before the
     first that reads it. So many are made and tried together as HELD and TOGETHER allow."""
-    size = program.constants[site.constant].nbytes
-    most = 1 if batch.alone else max(1, min(TOGETHER // batch.rows, HELD // max(1, size)))
+    schedule = program.schedule
+    output = 4 * prod(schedule.calls[schedule.result].shape.at(schedule.extents(batch)))
+    size = max(1, output, program.constants[site.constant].nbytes)
+    most = 1 if batch.alone else max(1, min(TOGETHER // batch.rows, HELD // size))
     for lo in range(0, len(tried), most):
         yield from side_by_side(program, site, [make() for make in tried[lo:lo + most]], values, batch)
 

@@ -8,7 +8,6 @@ from math import inf, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.oracles import dense
@@ -139,8 +138,7 @@ def less(run: "Run", made: Removed) -> Variant:
     structure = cheapest(space, run.representable)
     program, emitter = structure.program(run.meta)
     rows, wanted = (each.run(run.workload.choose) for each in (program, run.programs["exact"]))
-    return Variant(made.model, space, structure, program, emitter, made,
-                   difference(rows, np.asarray(wanted, np.float64)))
+    return Variant(made.model, space, structure, program, emitter, made, difference(rows, wanted))
 
 
 def smaller_points(run: "Run", front: Front) -> Iterator["Point"]:

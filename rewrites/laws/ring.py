@@ -50,6 +50,13 @@ def factor(x: value[n], A: matrix[n, p], B: matrix[n, p]):
     return x @ A + x @ B, x @ (A + B)
 
 
+@law(source="near-ring; Hu et al. 2022, LoRA, eq. 3")
+def beside(x: value[n], A: matrix[n, p], B: matrix[n, k], C: matrix[k, p]):
+    """A thin product that is added to a weight is kept beside it, where the weight is stored in fewer bytes than the
+    sum would be. True of any operators; matrices can be stored."""
+    return x @ (A + B @ C), x @ A + (x @ B) @ C
+
+
 @law(phase=SIMPLIFY, canonical=True, source="associativity of +")
 def outward(x: value[n], c: constant[n], y: value[n]):
     """Constants of a sum stand last, where a kernel adds them. True of any c; constant, it is canonical."""

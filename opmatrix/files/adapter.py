@@ -1,0 +1,103 @@
+"""LoRA adapters (Hu et al. 2022) as PEFT saves them: beside a weight W of the model the product of two thin matrices,
+times a number. Read when asked, like the weights."""
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from formats.core.errors import InputError
+from formats.disk.files import read_json
+from opmatrix.data import Data
+from opmatrix.files.tensors import Tensor, header
+
+if TYPE_CHECKING:
+    from opmatrix.term import Operator
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+STEM, FIRST, SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+MAX_RANK = 1 << 16
+PLAIN: Mapping[str, tuple[Any, ...]] = {                    # keys whose other values change what is computed
+    "peft_type": ("LORA",), "bias": ("none",), "use_dora": (False, None), "modules_to_save": (None, []),
+    "rank_pattern": ({}, None), "alpha_pattern": ({}, None), "layer_replication": (None, []),
+    "lora_bias": (False, None), "use_qalora": (False, None), "target_parameters": (None, []),
+    "trainable_token_indices": (None, [], {}), "init_lora_weights": (True, False, None, "gaussian")}
+
+
+class Pair(NamedTuple):
+    """What is added to one weight: B A times a scale, A (r, in) and B (out, r)."""
+    first: Tensor
+    second: Tensor
+    scale: float
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A directory's pairs, by what PEFT calls the modules that they belong to."""
+    directory: Path
+    pairs: Mapping[str, Pair]
+
+    @classmethod
+    def read(cls, directory: str | Path) -> "Adapter":
+        """Raises InputError where it is no LoRA adapter, is damaged, or does more than add B A to weights."""
+        directory = Path(directory)
+        file, said = directory / CONFIG, read_config(directory / CONFIG)
+        rank, alpha = said.get("r"), said.get("lora_alpha")
+        if not (type(rank) is int and 1 <= rank <= MAX_RANK):
+            raise InputError(f"{file}: r is {rank!r:.40}: it must be a whole number from 1 to {MAX_RANK}")
+        if type(alpha) not in (int, float) or not isfinite(alpha):
+            raise InputError(f"{file}: lora_alpha is {alpha!r:.40}: it must be a number")
+        scale = alpha / (sqrt(rank) if said.get("use_rslora") is True else rank)
+        tensors = header(directory / WEIGHTS)
+        modules = {name.removeprefix(STEM).removesuffix(end): None for name in tensors for end in (FIRST, SECOND)
+                   if name.startswith(STEM) and name.endswith(end)}
+        if odd := tensors.keys() - {f"{STEM}{name}{end}" for name in modules for end in (FIRST, SECOND)}:
+            raise InputError(f"{directory / WEIGHTS}: tensor {min(odd)!r} is none of LoRA's, {STEM}…{FIRST} and "
+                             f"{SECOND}: the model would be computed without it")
+        pairs = {}
+        for name in modules:
+            both = [tensors.get(f"{STEM}{name}{end}") for end in (FIRST, SECOND)]
+            if None in both or [len(each.shape) for each in both] != [2, 2] or not (       # type: ignore[union-attr]
+                    both[0].shape[0] == both[1].shape[1] == rank):                  # type: ignore[union-attr]
+                sizes = [each and each.shape for each in both]
+                raise InputError(f"{directory / WEIGHTS}: {name!r}: lora_A and lora_B are {sizes}: they must be "
+                                 f"{rank} x in and out x {rank}")
+            pairs[name] = Pair(*both, scale)                                        # type: ignore[arg-type]
+        if not pairs: raise InputError(f"{directory / WEIGHTS}: it holds no tensor: give the directory of an adapter")
+        return cls(directory, pairs)
+
+    def added(self, model: "Operator", prefix: str) -> "Operator":
+        """The model with x @ (W + Aᵀ Bᵀ · scale) for every weight that has a pair. Raises InputError for a pair whose
+        weight the model does not have, or has in another shape."""
+        from opmatrix.operators import weight
+        from opmatrix.term import substitute
+        own: dict[str, list[Operator]] = {}
+        for node in model.walk():
+            if node.kind.name == "weight" and (name := (node.args[0].base or node.args[0]).name):
+                own.setdefault(name.removesuffix(".weight"), []).append(node)
+        instead = {}
+        for name, (first, second, scale) in self.pairs.items():
+            nodes = own.get(name) or own.get(name.removeprefix(prefix)) or []
+            wanted = (first.shape[1], second.shape[0])
+            if [node.args[0].shape for node in nodes] != [wanted]:
+                there = " and ".join(" x ".join(map(str, node.args[0].shape)) for node in nodes)
+                raise InputError(f"{self.directory}: {name!r} is for a weight of {wanted[0]} x {wanted[1]}, the model "
+                                 f"has {there or 'none of that name'}: take the adapter of this model")
+            A, B = (Data(each.read(), f"{name}.lora_{part}") for part, each in (("A", first), ("B", second)))
+            scaled = Data(B.array.T.astype(np.float64) * scale, B.name)
+            instead[nodes[0]] = nodes[0] + weight(A.T) @ weight(scaled)
+        return substitute(model, instead)
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Raises InputError, which names the key, for what is no plain LoRA."""
+    try: said = read_json(file)
+    except InputError as error: raise InputError(f"{error}: give the directory of an adapter") from error
+    if not isinstance(said, dict): raise InputError(f"{file}: {type(said).__name__}, not a JSON object: mend it")
+    for key, allowed in PLAIN.items():
+        if said.get(key, allowed[0]) not in allowed:
+            raise InputError(f"{file}: {key} is {said[key]!r:.40}: the model would be computed otherwise: save it as "
+                             "plain LoRA, or merged by PEFT's merge_and_unload()")
+    return said

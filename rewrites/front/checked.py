@@ -1,0 +1,55 @@
+"""The programs of a run, checked step by step on a few rows, several at a time."""
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from formats.machine.threads import in_threads
+from opmatrix.patterns import Batch
+from rewrites.verify.programs import (
+    reading,
+    unrounded,
+    verify_exact,
+    verify_outputs,
+    verify_steps,
+    verify_structure,
+)
+
+if TYPE_CHECKING:
+    from rewrites.run import Run
+
+EXACT = "exact"
+
+
+def check_programs(run: "Run", laws_verified: dict[str, Any], few: Sequence[Batch], near: np.ndarray) -> None:
+    """Adds to the checks of every point of a run what level 3 finds on a few rows, for which the model gives `near`:
+    of the exact program, which serves all, then of each other one its structure, equal ones once, and its steps.
+    Raises VerificationError."""
+    exact, structure = run.programs[EXACT], run.structures[EXACT]
+    constants = unrounded(structure, run.emitter)
+    calls: dict[str, Callable[[], Any]] = {EXACT: partial(
+        verify_exact, exact, run.operator, few, run.programs["imported"], constants, [near])}
+    if len(run.outputs) > 1: calls["outputs"] = partial(verify_outputs, exact, run.outputs, few, constants)
+    read = {(None, reading(exact, structure, run.emitter)): EXACT}         # who checks what is this without rounding
+    whose: dict[int, str] = {}
+    for at, point in enumerate(run.points):
+        if not point.methods: continue
+        assert run.choices is not None and point.structure is not None
+        own = point.variant
+        emitter = own.sources(point.structure) if own else run.choices.emitted(point.structure, {})[1]
+        wanted, removal = own.verified(few[0]) if own else (near, {})
+        point.checks |= removal
+        same = own and own.operator, reading(point.program, point.structure, emitter)
+        whose[at] = read.setdefault(same, own_name := f"structure {at}")
+        if whose[at] == own_name:
+            calls[own_name] = partial(verify_structure, point.program, few, unrounded(point.structure, emitter),
+                                      [wanted])
+        calls[f"steps {at}"] = partial(verify_steps, point.program, few)
+    found = dict(zip(calls, in_threads(calls.values()), strict=True))
+    shared = laws_verified | {name: found[name] for name in (EXACT, "outputs") if name in found}
+    structures = found | {EXACT: found[EXACT]["float64"]}
+    for at, point in enumerate(run.points):
+        point.checks = shared | point.checks
+        if at in whose:
+            point.checks |= {EXACT: None, "steps": found[f"steps {at}"], "structure": structures[whose[at]]}

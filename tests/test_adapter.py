@@ -1,0 +1,113 @@
+"""LoRA adapters: the model is the one with B A · alpha / r added to its weights; laws keep a thin product beside a
+weight that is stored narrower, and merge it where many rows are multiplied; what is none is refused in a line."""
+import json
+
+import checkpoints
+import ggufs
+import numpy as np
+import pytest
+import standin
+from test_cli import command, patched, refused  # noqa: F401
+
+from formats.core.errors import InputError
+from opmatrix.files.checkpoint import open_model
+from opmatrix.operators import tanh, weight
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from rewrites.compiler.search import search
+from rewrites.front.differences import difference
+from rewrites.laws import EXACT_LAWS
+
+RANK, ALPHA, TOKENS = 3, 8, [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
+QUERY = "encoder.layer.0.attention.self.query"
+CONFIG = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none", "target_modules": ["v_proj"]}
+
+
+def thin(n, p, seed=0):
+    """A (r, in) and B (out, r)."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(RANK, n)).astype("<f4"), rng.normal(size=(p, RANK)).astype("<f4")
+
+
+def write(directory, pairs, more=None, **changed):
+    """An adapter as PEFT saves it."""
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text(json.dumps(CONFIG | changed))
+    tensors = {f"base_model.model.{name}.lora_{part}.weight": array for name, both in pairs.items()
+               for part, array in zip("AB", both, strict=True)}
+    checkpoints.safetensors(directory / "adapter_model.safetensors", tensors | (more or {}))
+    return directory
+
+
+def added(name, array, pair, scale=ALPHA / RANK):
+    return {name: (array + scale * pair[1].astype(np.float64) @ pair[0]).astype(np.float32)}
+
+
+def gguf(home):
+    """A LLaMA, the modules of its adapter, and the LLaMA with their products added."""
+    down, value, arrays = thin(64, 32), thin(32, 16, 1), ggufs.arrays()
+    merged = added("blk.1.ffn_down.weight", arrays["blk.1.ffn_down.weight"], down)
+    merged |= added("blk.0.attn_v.weight", arrays["blk.0.attn_v.weight"], value)
+    pairs = {"model.layers.1.mlp.down_proj": down, "model.layers.0.self_attn.v_proj": value}
+    return ggufs.write(home / "plain.gguf"), pairs, ggufs.write(home / "merged.gguf", tensors=merged)
+
+
+def bert(home):
+    query, arrays = thin(24, 24), checkpoints.arrays(checkpoints.CONFIG)
+    merged = added(f"{QUERY}.weight", arrays[f"{QUERY}.weight"], query)
+    return checkpoints.write(home / "plain"), {QUERY: query}, checkpoints.write(home / "merged", tensors=merged)
+
+
+@pytest.mark.parametrize("made", [gguf, bert])
+def test_the_model_is_the_one_with_the_products_added(tmp_path, made):
+    plain, pairs, merged = made(tmp_path)
+    adapter, batch = write(tmp_path / "adapter", pairs), Batch(TOKENS)
+    found = dense(open_model(plain, adapter).operator(), batch)
+    assert difference(found, dense(open_model(merged).operator(), batch)) < 1e-6
+    assert difference(found, dense(open_model(plain).operator(), batch)) > 0.05
+    rooted = write(tmp_path / "rooted", pairs, use_rslora=True, lora_alpha=ALPHA / RANK ** 0.5)
+    assert difference(dense(open_model(plain, rooted).operator(), batch), found) < 1e-12
+
+
+@pytest.mark.parametrize("rows, forms", [(1, ["dense", "dense", "half"]), (4096, ["dense"])])
+def test_a_thin_product_is_kept_beside_a_narrow_weight_for_one_row_and_merged_for_many(rng, rows, forms):
+    """The weight is float16 as it comes, which its sum with the product is not; a number is read in half the time."""
+    machine = standin.machine()
+    arithmetic, read, *others = machine.coefficients["linear.half"]
+    machine.coefficients["linear.half"] = [arithmetic, read / 2, *others]
+    W = rng.normal(size=(512, 512)).astype(np.float16).astype(np.float32)
+    A, B = (rng.normal(size=shape).astype(np.float32) for shape in ((512, 8), (8, 512)))
+    model = weight(rng.normal(size=(11, 512)).astype(np.float32)) @ tanh @ (weight(W) + weight(A) @ weight(B))
+    batch = Batch([rng.integers(0, 11, rows)])
+    found = search(model, EXACT_LAWS, machine, batch.extents())
+    program, _ = found.program({})
+    products = [program.constants[step.operands["weight"]] for step in program.steps if step.kernel == "linear"]
+    assert sorted("dense" if each.plain else each.name for each in products) == forms
+    assert "beside" in found.fired
+    few = Batch([batch.tokens[:9]])
+    assert difference(program.run(few), dense(model, few)) < 1e-6
+
+
+def test_what_is_no_adapter_of_the_model_is_named(tmp_path):
+    plain, pairs, _ = gguf(tmp_path)
+    name, wide = "model.layers.1.mlp.down_proj", thin(99, 32)
+    cases = [({}, {}, {}, "it holds no tensor"), (pairs, {"r": 4}, {}, "they must be 4 x in"),
+             (pairs, {"r": 0}, {}, "r is 0"), (pairs, {"lora_alpha": "8"}, {}, "lora_alpha is '8'"),
+             (pairs, {"peft_type": "IA3"}, {}, "peft_type is 'IA3'"),
+             (pairs, {"use_dora": True}, {}, "use_dora is True"),
+             (pairs, {"init_lora_weights": "pissa"}, {}, "init_lora_weights is 'pissa'"),
+             (pairs, {}, {"base_model.model.lm_head.weight": wide[0]}, "'base_model.model.lm_head.weight' is none of"),
+             ({name: wide}, {}, {}, "is for a weight of 99 x 32, the model has 64 x 32"),
+             ({"model.layers.7.mlp.down_proj": pairs[name]}, {}, {}, "the model has none of that name"),
+             ({name: (pairs[name][0], pairs[name][1].T.copy())}, {}, {}, "they must be 3 x in and out x 3")]
+    for at, (own, changed, more, words) in enumerate(cases):
+        place = write(tmp_path / f"{at}", own, more, **changed)
+        with pytest.raises(InputError) as error: open_model(plain, place).operator()
+        assert words in str(error.value) and str(place) in str(error.value) and "\n" not in str(error.value)
+    (place / "adapter_model.safetensors").write_bytes(b"\xff" * 40)
+    with pytest.raises(InputError, match="no whole safetensors file"): open_model(plain, place)
+
+
+def test_the_command_names_a_directory_that_holds_no_adapter(command, tmp_path):  # noqa: F811
+    plain = ggufs.write(tmp_path / "plain.gguf")
+    refused(command("optimize", plain, "--adapter", tmp_path / "absent"), "absent", "adapter")
