@@ -16,7 +16,7 @@ from opmatrix.files.tensors import Tensor, header
 if TYPE_CHECKING:
     from opmatrix.term import Operator
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, MATRICES = "adapter_config.json", "adapter_model.safetensors"
 STEM, FIRST, SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 MAX_RANK = 1 << 16
 PLAIN: Mapping[str, tuple[Any, ...]] = {                    # keys whose other values change what is computed
@@ -50,11 +50,11 @@ class Adapter:
         if type(alpha) not in (int, float) or not isfinite(alpha):
             raise InputError(f"{file}: lora_alpha is {alpha!r:.40}: it must be a number")
         scale = alpha / (sqrt(rank) if said.get("use_rslora") is True else rank)
-        tensors = header(directory / WEIGHTS)
+        tensors = header(directory / MATRICES)
         modules = {name.removeprefix(STEM).removesuffix(end): None for name in tensors for end in (FIRST, SECOND)
                    if name.startswith(STEM) and name.endswith(end)}
         if odd := tensors.keys() - {f"{STEM}{name}{end}" for name in modules for end in (FIRST, SECOND)}:
-            raise InputError(f"{directory / WEIGHTS}: tensor {min(odd)!r} is none of LoRA's, {STEM}…{FIRST} and "
+            raise InputError(f"{directory / MATRICES}: tensor {min(odd)!r} is none of LoRA's, {STEM}…{FIRST} and "
                              f"{SECOND}: the model would be computed without it")
         pairs = {}
         for name in modules:
@@ -62,10 +62,10 @@ class Adapter:
             if None in both or [len(each.shape) for each in both] != [2, 2] or not (       # type: ignore[union-attr]
                     both[0].shape[0] == both[1].shape[1] == rank):                  # type: ignore[union-attr]
                 sizes = [each and each.shape for each in both]
-                raise InputError(f"{directory / WEIGHTS}: {name!r}: lora_A and lora_B are {sizes}: they must be "
+                raise InputError(f"{directory / MATRICES}: {name!r}: lora_A and lora_B are {sizes}: they must be "
                                  f"{rank} x in and out x {rank}")
             pairs[name] = Pair(*both, scale)                                        # type: ignore[arg-type]
-        if not pairs: raise InputError(f"{directory / WEIGHTS}: it holds no tensor: give the directory of an adapter")
+        if not pairs: raise InputError(f"{directory / MATRICES}: it holds no tensor: give the directory of an adapter")
         return cls(directory, pairs)
 
     def added(self, model: "Operator", prefix: str) -> "Operator":

@@ -19,19 +19,17 @@ from rewrites.verify.programs import (
 if TYPE_CHECKING:
     from rewrites.run import Run
 
-EXACT = "exact"
-
 
 def check_programs(run: "Run", laws_verified: dict[str, Any], few: Sequence[Batch], near: np.ndarray) -> None:
     """Adds to the checks of every point of a run what level 3 finds on a few rows, for which the model gives `near`:
     of the exact program, which serves all, then of each other one its structure, equal ones once, and its steps.
     Raises VerificationError."""
-    exact, structure = run.programs[EXACT], run.structures[EXACT]
+    exact, structure = run.programs["exact"], run.structures["exact"]
     constants = unrounded(structure, run.emitter)
-    calls: dict[str, Callable[[], Any]] = {EXACT: partial(
+    calls: dict[str, Callable[[], Any]] = {"exact": partial(
         verify_exact, exact, run.operator, few, run.programs["imported"], constants, [near])}
     if len(run.outputs) > 1: calls["outputs"] = partial(verify_outputs, exact, run.outputs, few, constants)
-    read = {(None, reading(exact, structure, run.emitter)): EXACT}         # who checks what is this without rounding
+    read = {(None, reading(exact, structure, run.emitter)): "exact"}         # who checks what is this without rounding
     whose: dict[int, str] = {}
     for at, point in enumerate(run.points):
         if not point.methods: continue
@@ -47,9 +45,9 @@ def check_programs(run: "Run", laws_verified: dict[str, Any], few: Sequence[Batc
                                       [wanted])
         calls[f"steps {at}"] = partial(verify_steps, point.program, few)
     found = dict(zip(calls, in_threads(calls.values()), strict=True))
-    shared = laws_verified | {name: found[name] for name in (EXACT, "outputs") if name in found}
-    structures = found | {EXACT: found[EXACT]["float64"]}
+    shared = laws_verified | {name: found[name] for name in ("exact", "outputs") if name in found}
+    structures = found | {"exact": found["exact"]["float64"]}
     for at, point in enumerate(run.points):
         point.checks = shared | point.checks
         if at in whose:
-            point.checks |= {EXACT: None, "steps": found[f"steps {at}"], "structure": structures[whose[at]]}
+            point.checks |= {"exact": None, "steps": found[f"steps {at}"], "structure": structures[whose[at]]}
