@@ -141,12 +141,15 @@ class Format:
 
     @classmethod
     def _pack(cls, W: ArrayLike, **given: Any) -> Self:
-        W = as_matrix(W, f"{cls.name}.pack")
-        arrays = cls.declared.pack(W, **given)
-        packed = cls(W.shape, arrays if isinstance(arrays, tuple) else (arrays,), **{
-            name: given.get(name, cls.parameters[name]) for name in options(cls.declared.unpack)})
+        packed = cls._hold(W := as_matrix(W, f"{cls.name}.pack"), **given)
         packed._must_hold(W)
         return packed
+
+    @classmethod
+    def _hold(cls, W: Floats, **given: Any) -> Self:
+        arrays = cls.declared.pack(W, **{name: given[name] for name in options(cls.declared.pack) if name in given})
+        return cls(W.shape, arrays if isinstance(arrays, tuple) else (arrays,), **{
+            name: given.get(name, cls.parameters[name]) for name in options(cls.declared.unpack)})
 
     def __init__(self, shape: tuple[int, int], arrays: tuple[NDArray[Any], ...], **remembered: int) -> None:
         """From arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others."""
@@ -169,9 +172,8 @@ class Format:
 
     @classmethod
     def approximate(cls, W: ArrayLike, **given: Any) -> Self:
-        """The nearest matrix that can be held, stored: `pack(fit(W))`."""
-        packed: Self = cls.pack(cls.fit(W, **given), **given)
-        return packed
+        """The nearest matrix that can be held, stored: `pack(fit(W))`, where nobody need look whether it is held."""
+        return cls._hold(cls.fit(W, **given), **given)
 
     @classmethod
     def choices(cls, inputs: int, outputs: int) -> list[dict[str, Any]]:
@@ -220,9 +222,8 @@ class Format:
 
     @classmethod
     def promised(cls, inputs: int, outputs: int, **given: Any) -> Self:
-        """One whose sizes and bytes are those of `expected`, and whose numbers nobody knows yet: what programs are
-        planned and priced with. Each of its arrays is one zero in memory, so it may be of any size; it multiplies
-        nothing."""
+        """One whose sizes and bytes are those of `expected`, and whose numbers nobody knows yet: to plan and to price.
+        Each of its arrays is one zero in memory, so it may be of any size; it multiplies nothing."""
         made = cls.__new__(cls)
         made.shape, made.sizes = (inputs, outputs), cls.expected(inputs, outputs, **given)
         made.remembered = {name: made.sizes[size] for name, size in cls.named.items()}
@@ -247,7 +248,7 @@ class Format:
         return storable(np.array(self.declared.unpack(self.shape, *self._stored, **self.remembered)))
 
     def wide(self) -> NDArray[np.float64]:
-        """The same in float64, by one copy less than of what `unpack` gives."""
+        """The same in float64."""
         return storable(self.declared.unpack(self.shape, *self._stored, **self.remembered)).astype(np.float64)
 
     def transpose(self) -> "Format":
@@ -266,8 +267,7 @@ class Format:
     @classmethod
     def from_arrays(cls, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], numbers: bool = True) -> Self:
         """The inverse of meta() and arrays(). Files are not trusted: FormatError names the first name, number type,
-        shape, number or index that is not what the format declares. Whether floating-point numbers are finite is not
-        looked at without `numbers`."""
+        shape, number or index that is not as declared. Without `numbers` nobody looks whether they are finite."""
         remembered = dict(meta)
         name, shape = remembered.pop("format", None), remembered.pop("shape", None)
         if name != cls.name: raise FormatError(f"{cls.name}: given what the format {name!r} stored")

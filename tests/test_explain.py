@@ -182,6 +182,7 @@ def test_a_damaged_report_is_named(saved, change, tmp_path, monkeypatch):
 
 def test_a_model_that_is_gone_is_named(saved, tmp_path, monkeypatch):
     place, _ = saved
-    monkeypatch.setattr(explain, "open_model", lambda name: (_ for _ in ()).throw(explain.InputError(f"{name}: gone")))
+    def gone(name, adapter): raise explain.InputError(f"{name}: gone")
+    monkeypatch.setattr(explain, "open_model", gone)
     with pytest.raises(explain.InputError, match="model: gone"):
         explain.explain(place / "out", Report(quiet=True), text=place / "lines.txt")
