@@ -11,8 +11,10 @@ from test_families import model
 
 from formats import FORMATS
 from opmatrix.program import Program
+from rewrites.compiler.fit import Fitter
+from rewrites.compiler.lower import TURNED, Method
 from rewrites.front import trials
-from rewrites.front.sites import sites
+from rewrites.front.sites import gathered_rows, sites, stored_for
 
 CASES = {"bert": (lambda: searched.model(), RAGGED), "llama": (lambda: model("llama")[1], TOKENS),
          "mistral": (lambda: model("mistral")[1], TOKENS), "qwen3": (lambda: model("qwen3")[1], TOKENS)}
@@ -54,6 +56,26 @@ def test_methods_that_are_tried_side_by_side_give_what_each_gives_alone(rng, mon
         for each, rows in zip(new, outputs, strict=True):
             wanted = Program(program.steps, {**program.constants, site.constant: each}, program.output).run(batch)
             np.testing.assert_allclose(rows, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", ["half", "bf16", "int8"])
+def test_of_a_table_the_rows_that_are_chosen_are_stored_otherwise(case, name):
+    """To the bit what storing all of it so gives, and no other rows are touched."""
+    made, batch = CASES[case]
+    found = structure(made(), *KINDS["exact"], batch=batch)
+    program, emitter = found.program({})
+    tables = [site for site in sites(program, found, emitter) if site.x is None]
+    assert tables
+    for site in tables:
+        rows, numbers = gathered_rows(site, program, batch), site.numbers()
+        some, whole = (stored_for(site, numbers, Fitter(), Method(name), *only) for only in ([rows], []))
+        outputs = [Program(program.steps, {**program.constants, site.constant: each}, program.output).run(batch)
+                   for each in (some, whole, program.constants[site.constant])]
+        assert np.array_equal(*outputs[:2]) and not np.array_equal(*outputs[1:])
+        kept = some.unpack().T if site.stored.layout == TURNED else some.unpack()
+        left = np.setdiff1d(np.arange(len(numbers)), rows)
+        assert np.array_equal(kept[left], numbers[left].astype(np.float32))
 
 
 def test_fewer_sentences_serve_a_large_model(monkeypatch):

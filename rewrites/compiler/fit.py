@@ -29,7 +29,7 @@ class Fitter:
             return declared.store(numbers, method)
         form: Any = FORMATS[method.format]
         if form.plain:
-            return form.pack(numbers.astype(np.float32))
+            return form.approximate(numbers.astype(np.float32))
         if form.projected:
             if key not in self.directions:
                 self.directions[key] = whitened(numbers, None if seen is None else seen.gram)[1]

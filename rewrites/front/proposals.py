@@ -27,7 +27,7 @@ from rewrites.compiler.search import Space, Structure
 from rewrites.front.budgets import Budgets
 from rewrites.front.differences import difference
 from rewrites.front.remember import Measured, errors_file, recall, save_errors
-from rewrites.front.sites import Site, Source, observe, sites, stored_for
+from rewrites.front.sites import Site, Source, gathered_rows, observe, sites, stored_for
 from rewrites.front.trials import changed, sample
 
 SAMPLED_ROWS = 512                                          # rows of a table that spectra look at
@@ -202,8 +202,9 @@ def proposed(program: Program, found: Sequence[Site], prices: Prices | Mean, bat
                if keeps_width(method, limits.narrowest)]
         tried = [*(Method(each.method, tuple(each.parameters.items()), each.fit) for each in offered), *own,
                  *shareable(site, numbers, limits)]
-        outputs = changed(program, site, [partial(stored_for, site, numbers, fitter, each) for each in tried], values,
-                          batch)
+        rows = slice(None) if site.x else gathered_rows(site, program, batch)
+        outputs = changed(program, site, [partial(stored_for, site, numbers, fitter, each, rows) for each in tried],
+                          values, batch)
         measured[site.name] = [each._replace(error=difference(rows, wanted) ** 2 / site.products)
                                for each, rows in zip(tried, outputs, strict=True)]
         fitter.directions.clear()

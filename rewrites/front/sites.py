@@ -91,15 +91,27 @@ def fitter(program: Program, found: Sequence[Site], batch: Batch, own: dict[str,
     return Fitter({site.key: seen[site.x] for site in found if site.x}, own)
 
 
-def stored_for(site: Site, numbers: np.ndarray, fitter: Fitter, method: Method) -> Any:
-    """A site's weight by another method, as the step that reads it wants it; of a table the numbers alone matter."""
+def stored_for(site: Site, numbers: np.ndarray, fitter: Fitter, method: Method, rows: Any = slice(None)) -> Any:
+    """A site's weight by another method, as the step that reads it wants it; of a table the numbers alone matter, and
+    of these the rows that are gathered, as none is stored by what others are."""
     if site.x is not None: return as_dense(fitter.store(numbers, method, site.key))
-    turned = not FORMATS[method.format].rowwise
-    kept = fitter.store(numbers.T if turned else numbers, method, site.key).unpack()
-    rows = kept.T if turned else kept
-    return FORMATS["packed"].pack(rows.T) if site.stored.layout == TURNED else FORMATS["dense"].pack(rows)
+    turned, some, whole = not FORMATS[method.format].rowwise, numbers[rows], numbers.astype(np.float32)
+    kept = fitter.store(some.T if turned else some, method, site.key).unpack()
+    whole[rows] = kept.T if turned else kept
+    if site.stored.layout == TURNED: return FORMATS["packed"].approximate(whole.T)
+    return FORMATS["dense"].approximate(whole)
+
+
+def gathered_rows(site: Site, program: Program, batch: Batch) -> np.ndarray:
+    """The rows of a table that a batch chooses."""
+    step = program.steps[site.readers(program)[0]]
+    [table] = [operand for operand, constant in step.operands.items() if site.reads(operand, constant)]
+    field = str(step.attributes["fields"]).split(",")[int(table.removeprefix("table"))]
+    count = program.constants[site.constant].shape[1 if site.stored.layout == TURNED else 0]
+    found: np.ndarray = np.unique(batch.field(field, count))
+    return found
 
 
 def as_dense(stored: Any) -> Any:
     """The same numbers in the dense kernel, which is quick to measure errors with; what rounds x, too, as it is."""
-    return stored if stored.rounds or stored.rowwise else FORMATS[Dense.name].pack(stored.unpack())
+    return stored if stored.rounds or stored.rowwise else FORMATS[Dense.name].approximate(stored.unpack())
