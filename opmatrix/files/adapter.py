@@ -2,7 +2,7 @@
 times a number. Read when asked, like the weights."""
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CONFIG, MATRICES = "adapter_config.json", "adapter_model.safetensors"
 STEM, FIRST, SECOND = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
-MAX_RANK = 1 << 16
+MAX_RANK, MAX_ALPHA = 1 << 16, 1e30
 PLAIN: Mapping[str, tuple[Any, ...]] = {                    # keys whose other values change what is computed
     "peft_type": ("LORA",), "bias": ("none",), "use_dora": (False, None), "modules_to_save": (None, []),
     "rank_pattern": ({}, None), "alpha_pattern": ({}, None), "layer_replication": (None, []),
@@ -47,8 +47,8 @@ class Adapter:
         rank, alpha = said.get("r"), said.get("lora_alpha")
         if not (type(rank) is int and 1 <= rank <= MAX_RANK):
             raise InputError(f"{file}: r is {rank!r:.40}: it must be a whole number from 1 to {MAX_RANK}")
-        if type(alpha) not in (int, float) or not isfinite(alpha):
-            raise InputError(f"{file}: lora_alpha is {alpha!r:.40}: it must be a number")
+        if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) < MAX_ALPHA:
+            raise InputError(f"{file}: lora_alpha is {alpha!r:.40}: it must be a number, below {MAX_ALPHA:g}")
         scale = alpha / (sqrt(rank) if said.get("use_rslora") is True else rank)
         tensors = header(directory / MATRICES)
         modules = {name.removeprefix(STEM).removesuffix(end): None for name in tensors for end in (FIRST, SECOND)
@@ -58,13 +58,13 @@ class Adapter:
                              f"{SECOND}: the model would be computed without it")
         pairs = {}
         for name in modules:
-            both = [tensors.get(f"{STEM}{name}{end}") for end in (FIRST, SECOND)]
-            if None in both or [len(each.shape) for each in both] != [2, 2] or not (       # type: ignore[union-attr]
-                    both[0].shape[0] == both[1].shape[1] == rank):                  # type: ignore[union-attr]
-                sizes = [each and each.shape for each in both]
+            first, second = (tensors.get(f"{STEM}{name}{end}") for end in (FIRST, SECOND))
+            if first is None or second is None or len(first.shape) != 2 or len(second.shape) != 2 or not (
+                    first.shape[0] == second.shape[1] == rank):
+                sizes = " and ".join(str(each and each.shape) for each in (first, second))
                 raise InputError(f"{directory / MATRICES}: {name!r}: lora_A and lora_B are {sizes}: they must be "
                                  f"{rank} x in and out x {rank}")
-            pairs[name] = Pair(*both, scale)                                        # type: ignore[arg-type]
+            pairs[name] = Pair(first, second, scale)
         if not pairs: raise InputError(f"{directory / MATRICES}: it holds no tensor: give the directory of an adapter")
         return cls(directory, pairs)
 

@@ -29,7 +29,7 @@ def check_programs(run: "Run", laws_verified: dict[str, Any], few: Sequence[Batc
     calls: dict[str, Callable[[], Any]] = {"exact": partial(
         verify_exact, exact, run.operator, few, run.programs["imported"], constants, [near])}
     if len(run.outputs) > 1: calls["outputs"] = partial(verify_outputs, exact, run.outputs, few, constants)
-    read = {(None, reading(exact, structure, run.emitter)): "exact"}         # who checks what is this without rounding
+    read: dict[Any, str] = {(None, reading(exact, structure, run.emitter)): "exact"}     # who checks what reads so
     whose: dict[int, str] = {}
     for at, point in enumerate(run.points):
         if not point.methods: continue
