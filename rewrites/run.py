@@ -249,6 +249,7 @@ class Run:
         # it is of the whole model's programs
         self.bound = None if self.variants else front.bound if error else exact.bound
         self.points += smaller_points(self, front)
+        self.choices.directions.clear()                     # as large as the largest weights
         if memory is not None and not any((p.variant or p.stated_error <= error) and p.predicted_bytes <= memory
                                           for p in self.points):
             raise Infeasible(front.nearest(error, memory))

@@ -16,11 +16,11 @@ WeightKey = tuple[int, int, str]                            # part, class and la
 @dataclass
 class Fitter:
     """`seen` is what each weight multiplies, where a method is fitted to it; `own` the approximations that a user
-    declared, by name."""
+    declared, by name. Fitters of one model may share `directions`, by weight and what it multiplies."""
 
     seen: dict[WeightKey, Seen] = field(default_factory=dict)
     own: dict[str, Approximation] = field(default_factory=dict)
-    directions: dict[WeightKey, np.ndarray] = field(default_factory=dict)
+    directions: dict[tuple[WeightKey, int], np.ndarray] = field(default_factory=dict)
 
     def store(self, numbers: np.ndarray, method: Method, key: WeightKey) -> Any:
         """The weight (in x out, float64) in its representation; storing it as it is only rounds it."""
@@ -31,9 +31,9 @@ class Fitter:
         if form.plain:
             return form.approximate(numbers.astype(np.float32))
         if form.projected:
-            if key not in self.directions:
-                self.directions[key] = whitened(numbers, None if seen is None else seen.gram)[1]
-            return form.projection(numbers, self.directions[key], **options)
+            if (at := (key, id(self if seen is None else seen))) not in self.directions:
+                self.directions[at] = whitened(numbers, None if seen is None else seen.gram)[1]
+            return form.projection(numbers, self.directions[at], **options)
         metric = (None if seen is None or method.fit not in FITTED else seen.diagonal if method.fit == DIAGONAL
                   else seen.gram)
         return Candidate(method.format, options, method.fit).approximate(numbers, metric)

@@ -47,6 +47,7 @@ class Choices:
     own: dict[str, Approximation] = field(default_factory=dict)
     seen: dict[Source, Seen] = field(default_factory=dict)  # of what programs multiply weights by
     fitters: dict[Any, Fitter] = field(default_factory=dict)
+    directions: dict[Any, np.ndarray] = field(default_factory=dict)         # of low rank, which fitters share
     fitted: dict[Any, WeakValueDictionary[Any, Any]] = field(default_factory=dict)      # constants of programs in use
 
     @cached_property
@@ -84,7 +85,8 @@ class Choices:
             if not self.seen.keys() >= {*multiplied.values()}:
                 exact, emitter = structure.program(meta, lambda number, use, method: Method(), kept)
                 self.observe(exact, sites(exact, structure, emitter))
-            self.fitters[shape] = Fitter({key: self.seen[value] for key, value in multiplied.items()}, self.own)
+            self.fitters[shape] = Fitter({key: self.seen[value] for key, value in multiplied.items()}, self.own,
+                                         self.directions)
         return structure.program(meta, fitted=kept, fitter=self.fitters[shape])
 
     def observe(self, exact: Program, found: Sequence[Site]) -> None:

@@ -1,0 +1,45 @@
+"""Programs compared with the model and with the import: the same whatever the groups in which they run."""
+import numpy as np
+import pytest
+from searched import RAGGED, found, relative
+
+from formats import FORMATS
+from opmatrix.oracles import dense
+from opmatrix.pipelines.pooling import normalise_rows
+from opmatrix.program import OUTPUT
+from rewrites.front import compared
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """The model, its import, and its exact program with every weight in int8."""
+    operator, made = found()
+    _, imported, _ = made["imported"]
+    _, exact, _ = made["exact"]
+    weights = {name for step in exact.steps for operand, name in step.operands.items() if operand == "weight"}
+    narrow = {name: FORMATS["int8"].approximate(each.unpack()) if name in weights else each
+              for name, each in exact.constants.items()}
+    return operator, imported, exact.over(exact.steps, narrow)
+
+
+@pytest.mark.parametrize("rows", [1, 6, 256])
+def test_groups_change_nothing(programs, monkeypatch, rows):
+    operator, imported, narrow = programs
+    monkeypatch.setattr(compared, "GROUP_ROWS", rows)
+    base, off = compared.from_model([imported, narrow], {OUTPUT: operator}, RAGGED)
+    wanted = dense(operator, RAGGED)
+    assert off[OUTPUT] == pytest.approx(relative(narrow.run(RAGGED), wanted), rel=1e-4)
+    assert base[OUTPUT] < 1e-6 < 1e-3 < off[OUTPUT]
+    [(change, cosines)] = compared.from_import([narrow], imported, RAGGED)
+    parts = np.split(narrow.run(RAGGED), RAGGED.starts[1:-1]), np.split(imported.run(RAGGED), RAGGED.starts[1:-1])
+    assert change.each == pytest.approx([relative(*pair) for pair in zip(*parts, strict=True)], rel=1e-3)
+    after, before = (normalise_rows(np.array([rows.mean(0) for rows in each])) for each in parts)
+    assert cosines == pytest.approx(abs(after @ after.T - before @ before.T)[np.triu_indices(3, 1)], abs=1e-6)
+
+
+def test_so_many_embeddings_are_kept_as_there_is_room_for(programs, monkeypatch):
+    _, imported, narrow = programs
+    monkeypatch.setattr(compared, "GROUP_ROWS", 1)
+    monkeypatch.setattr(compared, "EMBEDDED", imported.run(RAGGED).shape[1] + 1)
+    [(change, cosines)] = compared.from_import([narrow], imported, RAGGED)
+    assert len(change.off) == 3 and len(cosines) == 1       # of the first two sentences
