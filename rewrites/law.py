@@ -7,6 +7,7 @@ counterexample in `without`."""
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product as cartesian
 from typing import Any
 
@@ -159,10 +160,16 @@ def stand_in(variable: str, sort: Sort) -> Any:
     return Name(variable)
 
 
+@cache
+def sampled(size: Any) -> int:
+    """The number that a check puts for a size."""
+    return int(sympy.sympify(size).subs(SAMPLE))
+
+
 def drawn(rng: np.random.Generator, sort: Sort, variable: str) -> Any:
     """An operator that the variable may be in a check: values depend on the input, operators are not linear."""
     def numbers(*shape: Any) -> Data:
-        return Data(rng.normal(size=[int(sympy.sympify(size).subs(SAMPLE)) for size in shape]), variable)
+        return Data(rng.normal(size=[*map(sampled, shape)]), variable)
     *heads, last = sort.sizes or (None,)
     match sort.name:
         case "value":

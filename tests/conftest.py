@@ -1,5 +1,6 @@
 """What the tests of the algebra start from, and the one whole run that is made for all tests of a process."""
 
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -24,11 +25,38 @@ CONFIG = dict(
 )
 
 
+SHARED = {"optimized", "once"}                              # fixtures that several modules ask for
+
+
 def pytest_sessionstart(session):
     """Before the processes of a whole run begin, kernels are compiled once, and not by each of them."""
     whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if whole and session.config.getoption("numprocesses", None):
         with suppress(RuntimeError): kernels.warm()         # what cannot be compiled, tests say
+
+
+def pytest_collection_modifyitems(items):
+    """Modules that share what takes long come first, so that one process runs them and makes it once: the other
+    begins in the middle, and what either has left is taken from its end."""
+    sharing = {item.path for item in items if SHARED.intersection(item.fixturenames)}
+    items.sort(key=lambda item: item.path not in sharing)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def graphs_shared():
+    """Where tests search at all."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "rewrites.compiler.layers" in sys.modules:
+            from explored import sharing
+            sharing(patch)
+        yield
+
+
+@pytest.fixture
+def graphs_anew(monkeypatch):
+    """For what is about making them."""
+    from explored import anew
+    monkeypatch.setattr("rewrites.compiler.layers.Explorer.graph", anew)
 
 
 @pytest.fixture(scope="session")
@@ -75,10 +103,6 @@ def small(weights):
 
 @pytest.fixture
 def laws_known(monkeypatch):
-    """Laws and their graphs, which tests/test_verify.py verifies, are not verified once more by a whole run, nor is
-    asked what each saves."""
-    found = {"draws": 2, "seed": 0}
-    monkeypatch.setattr("rewrites.run.Run.saved", lambda run: [])
-    monkeypatch.setattr("rewrites.verify.verify_laws", lambda laws, **options: {"laws": len(laws), **found})
-    monkeypatch.setattr("rewrites.verify.verify_graphs",
-                        lambda templates, laws, **options: {"graphs": len(templates), **found})
+    """Imported here, too."""
+    from standin import know_laws
+    know_laws(monkeypatch)

@@ -18,7 +18,6 @@ from rewrites import cli
 from rewrites.command.report import Report
 from rewrites.laws import EXACT_LAWS, attention, joining, ring, spaces
 from rewrites.laws.implementation import IMPLEMENTATIONS
-from rewrites.run import Run
 
 QUERY = "encoder.layer.0.attention.self.query.weight"
 KEYS = {"model", "machine", "workload", "seeds", "versions", "search", "baseline", "front", "chosen"}
@@ -235,9 +234,8 @@ def test_every_program_of_the_front_runs(optimized):
     assert Program.load(out).hash == Program.load(found["front"][found["chosen"]]["program"]).hash
 
 
-def test_without_an_error_or_a_law(command, optimized, tmp_path, monkeypatch):
+def test_without_an_error_or_a_law(command, optimized, tmp_path, laws_known):
     model, text, out, before, _ = optimized
-    monkeypatch.setattr(Run, "saved", lambda run: [])
     ran = command("optimize", model, "--text", text, "--error", "0", "--without", "join", "--without", "stack_columns")
     assert ran.status == 0 and (tmp_path / "model.opmatrix" / "program.json").exists()
     found = json.loads((tmp_path / "model.opmatrix" / "report.json").read_text())
@@ -256,9 +254,8 @@ def test_without_an_error_or_a_law(command, optimized, tmp_path, monkeypatch):
     for phase in found["phases"]: assert f"{phase} " in ran.err
 
 
-def test_a_workload_of_texts_is_timed_and_kept(command, optimized, tmp_path, monkeypatch, laws_known):
+def test_a_workload_of_texts_is_timed_and_kept(command, optimized, tmp_path, laws_known):
     model, lines, texts = *optimized[:2], ["the river", "", "banks of rivers runs dry"]
-    monkeypatch.setattr(Run, "saved", lambda run: [])
     refused(command("optimize", model, "--text", lines, "--workload", "absent.txt", "--out", "o"), "absent.txt",
             "No such file")
     (tmp_path / "mix.txt").write_text("\n".join(texts))

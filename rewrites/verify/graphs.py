@@ -66,13 +66,14 @@ def small(template: Template, laws: Sequence[Law], rng: np.random.Generator) -> 
     return spell_values(replace(template, values=values), laws)
 
 
-def check_seeded(seeds: Sequence[Law], laws: Sequence[Law], seed: int = 0,
+def check_seeded(seeds: Sequence[Law], laws: Sequence[Law], seed: int = 0, shared: Any = None,
                  **other: Sort) -> tuple[list[Disagreement], Graph]:
     """The same on a graph that starts from the left sides of these laws, so that laws are checked that no model needs.
-    `other` widens what variables may be; the graph tells whether a law was then refused."""
+    `shared` is an engine of the laws that traces; `other` widens what variables may be; the graph tells whether a law
+    was then refused."""
     rng = np.random.default_rng(seed)
     template = seeded(seeds, rng, **other)
-    graph = saturate(template, laws, trace=True, rounds=3, budget=4000)
+    graph = saturate(template, laws, trace=True, rounds=3, budget=4000, shared=shared)
     return disagreements(graph, template, rng), graph
 
 

@@ -1,9 +1,11 @@
 """What becomes of a mutant: named by the test of its law, named in a graph that starts from its own left side, or shown
 to be no mutant at all."""
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from rewrites.compiler.egraph import engine
 from rewrites.law import Law
 from rewrites.laws.implementation import Implementation
 from rewrites.verify import computed
@@ -37,7 +39,8 @@ def judge(mutant: Mutant) -> Verdict:
         return of_implementation(mutant, mutant.law)
     law = mutant.law
     alone = any(not law.holds(np.random.default_rng([1, seed])) for seed in SEEDS)
-    graph = any(graph_disproves(law, seed) for seed in (SEEDS if alone else SEEDS[:3]))
+    shared = engine([law], trace=True)
+    graph = any(graph_disproves(law, seed, shared) for seed in (SEEDS if alone else SEEDS[:3]))
     if alone or graph:
         return Verdict(mutant, alone, graph)
     return Verdict(mutant, False, False, AXIOMS if at_place(mutant, law) or proved(law) else "")
@@ -51,9 +54,10 @@ def at_place(mutant: Mutant, law: Law) -> bool:
     return proved(make_law(law, law.variables, ((before,), (after,))))
 
 
-def graph_disproves(law: Law, seed: int) -> bool:
-    """Whether a graph of the law alone, from its own left side, holds a disagreement that names it."""
-    found, _ = check_seeded([law], [law], seed)
+def graph_disproves(law: Law, seed: int, shared: Any) -> bool:
+    """Whether a graph of the law alone, in its engine and from its own left side, holds a disagreement that names
+    it."""
+    found, _ = check_seeded([law], [law], seed, shared)
     return bool(found) and law.name in found[0].laws
 
 

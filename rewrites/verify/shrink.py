@@ -15,7 +15,7 @@ from opmatrix.display.show import labels, text
 from opmatrix.operators import I, symbol, weight
 from opmatrix.shapes import Shape, T
 from opmatrix.term import Operator, substitute
-from rewrites.compiler.egraph import saturate
+from rewrites.compiler.egraph import engine, saturate
 from rewrites.compiler.flat import flat
 from rewrites.compiler.template import Template, shrunken, sizes_of
 from rewrites.law import ROWS, Law
@@ -27,13 +27,28 @@ SPEAKS = ("opmatrix.operators", "opmatrix.patterns", "opmatrix.monoids", "opmatr
           "rewrites.compiler.kinds", "rewrites.law")
 
 
-def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROWS, seed: int = 0) -> list[Disagreement]:
-    """What disagrees in the graph that the laws make of an operator at a random input of sentences of these lengths."""
+def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROWS, seed: int = 0,
+               shared: Any = None) -> list[Disagreement]:
+    """What disagrees in the graph that the laws make of an operator at a random input of sentences of these lengths.
+    `shared` is an engine of the laws that traces."""
     border = entrance(term)
     template = Template.of({"term": flat(term, border)}, [border])
     template = spell_values(template, laws)
-    graph = saturate(template, laws, trace=True, rounds=3, budget=1500)
+    graph = saturate(template, laws, trace=True, rounds=3, budget=1500, shared=shared)
     return disagreements(graph, template, np.random.default_rng(seed), lengths)
+
+
+class Engine:
+    """Checks terms, those of the same laws as before in the same engine. What a check that raised left is not used
+    again."""
+
+    def __init__(self) -> None: self.known: dict[tuple[Law, ...], Any] = {}
+
+    def check(self, term: Operator, laws: tuple[Law, ...], *how: Any) -> list[Disagreement]:
+        shared = self.known.pop(laws, None) or engine(laws, trace=True)
+        found = check_term(term, laws, *how, shared)
+        self.known = {laws: shared}
+        return found
 
 
 def entrance(term: Operator) -> Operator:
@@ -68,6 +83,7 @@ class Shrinker:
 
     def __init__(self, case: Case, seed: int, first: Disagreement, until: float = inf) -> None:
         self.best, self.seed, self.left, self.first, self.until = case, seed, MAX_GRAPHS, first, until
+        self.engine = Engine()
 
     def tries(self, **changed: Any) -> bool:
         """Whether a changed case disagrees too; then it is the best so far."""
@@ -76,7 +92,7 @@ class Shrinker:
         self.left -= 1
         case = replace(self.best, **changed)
         try:
-            found = check_term(case.term, case.laws, case.lengths, self.seed)
+            found = self.engine.check(case.term, case.laws, case.lengths, self.seed)
         except (TypeError, ValueError, KeyError):
             return False
         if not (same := [each for each in found if same_fault(each, self.first)]):
@@ -183,11 +199,12 @@ def start(template: Template, laws: tuple[Law, ...], found: Disagreement, seed: 
     alone is wrong), else by all."""
     named = tuple(law for law in laws if law.name in found.laws)
     terms = [t for t in template.instance(template.values).values() if t.children and t.out.rows is T]
+    shared = Engine()
     for own in named, laws:
         for term in sorted(dict.fromkeys(map(as_operator, terms)), key=count_nodes):
             if monotonic() > until: return None
             try:
-                if again := [each for each in check_term(term, own, seed=seed) if same_fault(each, found)]:
+                if again := [each for each in shared.check(term, own, ROWS, seed) if same_fault(each, found)]:
                     return Case(term, own, found=again[0])
             except (TypeError, ValueError, KeyError):
                 continue
