@@ -121,13 +121,13 @@ def test_every_program_of_random_configs_is_right(seed):
         assert right(program, operator, batch), (config, len(laws), fusion)
 
 
-def test_a_search_gives_the_same_again():
+def test_a_search_gives_the_same_again(graphs_anew):
     operator, found = structures(num_hidden_layers=1)
     again, _ = search(operator, EXACT_LAWS, MACHINE, counted([16])).program({})
     assert again.hash == found["exact"].program({})[0].hash
 
 
-def test_layers_of_equal_structure_are_explored_once():
+def test_layers_of_equal_structure_are_explored_once(graphs_anew):
     few, many = (structures(num_hidden_layers=layers)[1]["exact"] for layers in (2, 5))
     assert few.nodes == many.nodes and many.time > few.time
 
@@ -287,7 +287,7 @@ def test_memory_is_kept_to(again, result):
     assert found.best.program.stored_bytes + peak(found.best.program, found.workload.timed) <= budget
 
 
-def test_a_run_gives_the_same_programs_again(again, result):
+def test_a_run_gives_the_same_programs_again(again, result, graphs_anew):
     found = again()
     assert [p.name for p in found.points] == [p.name for p in result.points]
     for one, other in zip(found.points, result.points, strict=True):

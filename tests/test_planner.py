@@ -93,7 +93,7 @@ def programs(draw):
     return Program(write.steps, constants, draw(st.sampled_from(of("rows", "part"))))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs())
 def test_random_programs(program):
     found, exact = program.run(SMALL), program.exact(SMALL)
@@ -101,7 +101,7 @@ def test_random_programs(program):
     assert np.array_equal(program.run(SMALL), found)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs())
 def test_the_peak_is_the_planned_one(program):
     assert abs(peak(program, LARGE) / program.peak_bytes(LARGE) - 1) < 0.01

@@ -119,7 +119,7 @@ def test_the_front_door_says_what_it_did():
 # ---- layers
 
 @pytest.mark.parametrize("layers", [3, 12])
-def test_one_graph_for_each_signature(layers):
+def test_one_graph_for_each_signature(layers, graphs_anew):
     explorer, found_parts = Explorer(EXACT_LAWS), parts(model(num_hidden_layers=layers))
     for number, before, _ in states(found_parts): explorer.graph(found_parts[number][before])
     assert len(found_parts) == layers + 1 and len(explorer.graphs) == 3     # embeddings, and a layer behind each state

@@ -166,12 +166,12 @@ for name in {formats}: check(FORMATS[name], rng)
 
 @pytest.mark.parametrize("off, left", [pytest.param(off, left, id=off) for off, left in OFF.items()
                                        if {*left} <= {*FEATURES.split(",")} and (off != "amx" or MATRIX)])
-def test_a_processor_with_less(off, left, tmp_path):
-    """Other tiles of sums are used there, and other instructions for narrow numbers; whole numbers have exact
-    products."""
+def test_a_processor_with_less(off, left):
+    """Other tiles of sums are used there, and other instructions for narrow numbers; whole numbers have exact products.
+    Its kernels are kept beside the others, under another key."""
     expected = *(feature in left for feature in ("+avx512f", "+avx512vnni", "+avx512bf16")), False
     formats = ["int8", "packed", "block"] if off == "avx512" else ["bf16", "int8", "int4"]
-    run(BOTH.format(expected=expected, formats=formats), OPMATRIX_CACHE=str(tmp_path), OPMATRIX_FEATURES=f"-{off}")
+    run(BOTH.format(expected=expected, formats=formats), OPMATRIX_FEATURES=f"-{off}")
 
 
 HALVES = """
@@ -194,6 +194,5 @@ check(FORMATS["half"], np.random.default_rng(0))
 @pytest.mark.skipif("+f16c" not in FEATURES.split(","),
                     reason="this processor has no instruction that could be missing")
 @pytest.mark.parametrize("settings", [{}, {"OPMATRIX_FEATURES": "-avx"}], ids=["with", "without"])
-def test_every_float16_is_widened_to_the_same_bits_with_and_without_an_instruction(settings, tmp_path):
-    cache = {"OPMATRIX_CACHE": str(tmp_path)} if settings else {}           # with it kernels are those of all tests
-    run(HALVES.format(expected=not settings), **cache, **settings)
+def test_every_float16_is_widened_to_the_same_bits_with_and_without_an_instruction(settings):
+    run(HALVES.format(expected=not settings), **settings)

@@ -185,13 +185,13 @@ def not_shrunken(monkeypatch): monkeypatch.setattr("rewrites.verify.shrink.SHRIN
 def test_some_wrong_laws_are_found_in_graphs_alone(wrong, not_shrunken):
     wrong.check(rng())                                       # level 1 sees nothing
     with pytest.raises(VerificationError, match=f"level 2: .*made by .*{wrong.name}") as caught:
-        verify_graphs(TEMPLATES, [*EXACT_LAWS, wrong])
+        verify_graphs(TEMPLATES[2:], [*EXACT_LAWS, wrong])
     assert caught.value.level == 2 and caught.value.values["difference"] > 1e-6
 
 
 def test_a_wrong_law_is_named_alone_where_it_fails_alone(not_shrunken):
     with pytest.raises(VerificationError, match=r"made by drops_the_shift \("):
-        verify_graphs(TEMPLATES, [*EXACT_LAWS, drops_the_shift])
+        verify_graphs(TEMPLATES[2:], [*EXACT_LAWS, drops_the_shift])
 
 
 # ---- how it is seen again

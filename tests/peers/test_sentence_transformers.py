@@ -1,6 +1,7 @@
 """Embeddings of checkpoints that sentence-transformers writes, against its own: every mode, lengths, cutting, prompts,
 old files."""
 import json
+from importlib.util import find_spec
 
 import checkpoints
 import numpy as np
@@ -14,7 +15,8 @@ from rewrites.command.evaluate import open_program
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
-peer = pytest.importorskip("sentence_transformers", reason="needs peers: sentence-transformers")
+if not find_spec("sentence_transformers"):                  # to import it takes seconds: only its tests do
+    pytest.skip("needs peers: sentence-transformers", allow_module_level=True)
 
 MOST = 12                                                   # tokens; the model has positions for 20
 TEXTS = ["", "a", "the bank", "The River runs dry.", "the bank of a river " * 2, "rivers runs dry ? " * 3, "dry " * 10,
@@ -41,19 +43,21 @@ def bert(tmp_path_factory):
 
 def written(bert, place, modes, normalise=True, most=MOST, **more):
     """The checkpoint that sentence-transformers saves."""
+    from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
     transformer = Transformer(str(bert), max_seq_length=most)
     modules = [transformer, Pooling(checkpoints.CONFIG["hidden_size"], modes), *[Normalize()] * normalise]
-    peer.SentenceTransformer(modules=modules, device="cpu", **more).save(str(place))
+    SentenceTransformer(modules=modules, device="cpu", **more).save(str(place))
     return place
 
 
 def compare(place, monkeypatch, texts=TEXTS):
     """Both embeddings of the texts: the program's, also once it was saved and loaded, and the peer's."""
+    from sentence_transformers import SentenceTransformer
     monkeypatch.setattr(evaluate, "calibrated", lambda progress: standin.machine())
     program = open_program(str(place))
     program.save(place / "program")
-    found, wanted = program.embed(texts), peer.SentenceTransformer(str(place), device="cpu").encode(texts)
+    found, wanted = program.embed(texts), SentenceTransformer(str(place), device="cpu").encode(texts)
     np.testing.assert_array_equal(Program.load(place / "program").embed(texts), found)
     assert found.shape == wanted.shape and np.isfinite(wanted).all()
     np.testing.assert_allclose(found, wanted, atol=1e-5)
@@ -105,8 +109,9 @@ def test_without_a_length_texts_are_cut_where_positions_end(bert, tmp_path, monk
 
 
 def test_a_dense_layer_is_refused(bert, tmp_path):
+    from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
     modules = [Transformer(str(bert)), Pooling(24, "cls"), Dense(24, 8)]
-    peer.SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path))
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path))
     with pytest.raises(InputError, match=r"modules\.json: a module of type '.*Dense' is not supported"):
         open_program(str(tmp_path))
