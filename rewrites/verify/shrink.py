@@ -44,9 +44,9 @@ class Engine:
 
     def __init__(self) -> None: self.known: dict[tuple[Law, ...], Any] = {}
 
-    def check(self, term: Operator, laws: tuple[Law, ...], *how: Any) -> list[Disagreement]:
+    def check(self, term: Operator, laws: tuple[Law, ...], lengths: Sequence[int], seed: int) -> list[Disagreement]:
         shared = self.known.pop(laws, None) or engine(laws, trace=True)
-        found = check_term(term, laws, *how, shared)
+        found = check_term(term, laws, lengths, seed, shared)
         self.known = {laws: shared}
         return found
 
