@@ -6,23 +6,21 @@ search.
 Of the pairs every other one is text, without its score, that smaller models are fitted to; a quarter chooses
 programs, whose rank correlation may fall by --drop hundredths; a quarter judges what was chosen, and nothing else
 sees it. A technique alone is one stored form (number type, pattern of sparsity, low rank) for as many weights as it
-likes, or hidden units alone, or heads alone. Then, of half of the hidden units: what is lost by OBS, Wanda and
-magnitude."""
+likes, or hidden units alone, or heads alone."""
 import csv
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import command
-import numpy as np
 from all import DATA
 from command import Figure, Parser, concluded, count, number, readable, say, tabled, takes
 
 from formats.machine.model import this_machine
 from opmatrix.display.tables import megabytes, ms, table
 from opmatrix.files.checkpoint import open_model
-from opmatrix.pipelines.pooling import normalise_rows
 from rewrites.command.pairs import Pairs, score_pairs
 from rewrites.command.report import Report, silence_stdout
 from rewrites.compiler.mixed import parse_mix
@@ -30,19 +28,20 @@ from rewrites.extraction import Infeasible
 from rewrites.front import removing
 from rewrites.front.choice import choose
 from rewrites.front.goals import ANY, goals
-from rewrites.front.ladder import LADDER, OBJECTIVES, Front, count_methods, describe_methods
+from rewrites.front.ladder import OBJECTIVES, Front, count_methods, describe_methods
 from rewrites.front.opening import source
+from rewrites.front.points import Point
 from rewrites.front.quality import Quality, loosened
-from rewrites.front.removing import METRICS, Level, removed
-from rewrites.front.variants import less, smaller
-from rewrites.front.workload import Workload, calibration
+from rewrites.front.removing import Level
+from rewrites.front.variants import Untried, smaller, worth
+from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import Run
 
 COLUMNS = ("technique", "program", "ms", "megabytes", "spearman_chosen_by", "spearman_kept_apart", "stated_error")
 EXACT, COMPOSED = "exact float32", "composition"
-HALF = Level(0.5)
-QUICK = HALF, Level(0.625, 0.1)
+QUICK = Level(0.5), Level(0.625, 0.1)
+ERRORS = 0.05, 0.1, 0.15, 0.2, 0.3, 0.4                     # that a technique alone may add, each by itself
 
 
 def main() -> None:
@@ -53,21 +52,18 @@ def main() -> None:
     parser.add_argument("--workload", default="8x128")
     parser.add_argument("--number-type", default="int4")
     parser.add_argument("--rounds", type=count, default=11)
-    parser.add_argument("--quick", action="store_true", help="two smaller models, and none by other metrics")
+    parser.add_argument("--quick", action="store_true", help="two smaller models")
     given = parser.parse_args()
     takes(90 if given.quick else 300)
     with tempfile.TemporaryDirectory() as place, silence_stdout():
         text, chooses, judges = halves(Path(given.pairs), Path(place))
         run, techniques = searched(given, text, chooses)
         rows = [row(run, technique, point, judges) for technique, point in techniques.items()]
-        lost = [] if given.quick else [*quality(run, text, judges)]
     print(table([[*r[:2], ms(r[2]), megabytes(r[3]), *(f"{each:.2f}" for each in r[4:6]), f"{r[6]:.3g}"] for r in rows],
                 ["technique", "its fastest that keeps the correlation", "ms", "MB", "chosen by", "kept apart",
                  "error"]))
-    if lost: print(table([[name, f"{fall:.2f}", f"{cosine:.4f}"] for name, fall, cosine in lost],
-                         [f"{HALF} removed by", "Spearman lost", "mean cosine"]))
     tabled(given.csv, [COLUMNS, *rows])
-    concluded(given, [*figures({r[0]: r for r in rows}), *removal(lost)])
+    concluded(given, figures({r[0]: r for r in rows}))
 
 
 def halves(file: Path, place: Path) -> tuple[Path, Path, Pairs]:
@@ -85,7 +81,7 @@ def halves(file: Path, place: Path) -> tuple[Path, Path, Pairs]:
 
 
 def searched(given, text, chooses):
-    """The run, verified and measured, and the point of each technique."""
+    """The run, measured, and the point of each technique, verified."""
     checkpoint = open_model(given.model)
     workload = Workload.of(checkpoint, mix=parse_mix(f"1:{given.workload}"))
     run = Run(checkpoint.operator(True), workload, this_machine(), EXACT_LAWS, Report(quiet=True), source(checkpoint),
@@ -94,85 +90,74 @@ def searched(given, text, chooses):
     run.explore()
     run.compile()
     run.begin(asked)
-    keeps = run.quality = Quality(loosened(asked, ()), run.exactly)
+    run.quality = Quality(loosened(asked, ()), run.exactly)
     if given.quick: removing.LEVELS = QUICK
     run.variants = smaller(run, ("units", "heads"), text, lambda *_: None)
     say(f"{len(run.variants)} smaller models keep the correlation")
     run.approximate(ANY, lambda *_: None)
+    say("methods of all weights are measured")
     run.front(ANY, None)
-    techniques = {EXACT: run.points[:1], COMPOSED: run.points[1:], **alone(run), **less_alone(run)}
-    every = (point for points in techniques.values() for point in points)
-    run.points = [point for point in every if keeps.kept(point.program, point.stated_error)]
-    say(f"{len(run.points)} programs keep it")
-    run.verify(run.judged_laws(lambda *_: None)[0])
+    say(f"the search has {len(run.points)} programs")
+    techniques = {EXACT: run.points[:1], COMPOSED: run.points[1:], **{name: points for name, points in alone(run)}}
+    run.points = [point for points in techniques.values() for point in points]
     run.judge(asked, lambda *_: None)
     run.measure(given.rounds, lambda *_: None)
-    kept = {id(point) for point in run.points}
-    left = {name: [point for point in points if id(point) in kept] for name, points in techniques.items()}
-    return run, {name: choose(points) for name, points in left.items() if points}
+    exact, chosen = run.points[0], dict[str, Point]()
+    for name, points in techniques.items():
+        kept = [point for point in points if all(goal.kept(point, exact) for goal in run.quality.asked)]
+        if kept: chosen[name] = choose(kept)
+        if kept and name not in (EXACT, COMPOSED) and (least := min(kept, key=bytes_of)) is not chosen[name]:
+            chosen[f"{name}, smallest"] = least
+    say(f"{len(chosen)} of {len(run.points)} programs are verified")
+    run.points = [*chosen.values()]
+    run.verify(run.judged_laws(lambda *_: None)[0])
+    return run, {name: point for name, point in chosen.items() if point.verified}
 
 
-def alone(run):
-    """The points of each stored form alone, over the ladder of errors."""
-    forms = dict.fromkeys(method.format for methods in run.choices.measured.values() for method in methods)
-    return {form: [*within(run, form)] for form in forms}
+def bytes_of(point: Point) -> float: return point.measured_bytes or inf
 
 
-def within(run, form):
-    measured = run.choices.measured.items()
-    choices = replace(run.choices,
-                      measured={at: [each for each in found if each.format == form] for at, found in measured})
-    front = fronted(run, choices)
-    seen = set()
-    for error in LADDER:
+def alone(run) -> Iterator[tuple[str, list[Point]]]:
+    """The points of each technique by itself that keep the correlation: of a stored form, in as many weights as it
+    likes, of hidden units, of heads."""
+    front = Front(run.choices, run.programs["exact"], (run.workload.probe, run.workload.choose), run.workload.timed,
+                  run.meta)
+    for form in dict.fromkeys(method.format for methods in run.choices.measured.values() for method in methods):
+        yield form, looked(run, front, [*within(run, form)])
+    for what in dict.fromkeys(name for variant in run.variants for name in variant.cuts):
+        yield what, looked(run, front, [Untried(variant, variant.structure, variant.program)
+                                        for variant in run.variants if [*variant.cuts] == [what]])
+
+
+def within(run, form: str) -> Iterator[Untried]:
+    """Programs where a weight is stored by one form or as it is, over a ladder of errors."""
+    measured = {at: [each for each in found if each.format == form]
+                for at, found in run.choices.measured.items()}
+    choices, seen = replace(run.choices, measured=measured), set[tuple[float, float]]()
+    for error in ERRORS:
         for weights in OBJECTIVES:
             try: structure = choices.choose(error, None, weights)
             except Infeasible: continue
-            if not structure.error or structure.error in seen: continue
-            seen.add(structure.error)
-            program = choices.program(structure, run.meta)
-            joint, stated = front.errors(program, np.inf)
-            point = run.point(describe_methods(structure), program, structure.time, joint, None,
-                              count_methods(structure), structure)
-            point.stated_error = stated
-            yield point
+            if not structure.error or (spent := (structure.time, structure.memory)) in seen: continue
+            seen.add(spent)
+            yield Untried(None, structure, choices.program(structure, run.meta))
 
 
-def fronted(run, choices):
-    workload = run.workload
-    return Front(choices, run.programs["exact"], (workload.probe, workload.choose), workload.timed, run.meta)
+def looked(run, front: Front, found: Sequence[Untried]) -> list[Point]:
+    """Points of those that keep the quality."""
+    points = []
+    for (variant, structure, program), joint, stated in worth(found, front, run.quality, 2):
+        name = variant.name(structure) if variant else describe_methods(structure)
+        methods = variant.methods(structure) if variant else count_methods(structure)
+        points.append(run.point(name, program, structure.time, joint, None, methods, structure))
+        points[-1].stated_error, points[-1].variant = stated, variant
+    return points
 
 
-def less_alone(run):
-    """Hidden units alone, and heads alone."""
-    front = fronted(run, run.choices)
-    found = {}
-    for variant in run.variants:
-        if len(variant.cuts) > 1: continue
-        joint, stated = front.errors(variant.program, np.inf)
-        point = run.point(variant.name(variant.structure), variant.program, variant.structure.time, joint, None,
-                          variant.methods(variant.structure), variant.structure)
-        point.stated_error, point.variant = stated, variant
-        found.setdefault(next(iter(variant.cuts)), []).append(point)
-    return found
-
-
-def row(run, technique, point, judges):
+def row(run, technique: str, point: Point, judges: Pairs):
     """A row of the table, with the correlation on pairs that nothing has seen."""
     return [technique, point.name, point.measured_s, point.measured_bytes, point.judged["spearman"],
             score_pairs(point.name, point.program, judges).spearman, point.stated_error]
-
-
-def quality(run, text, judges):
-    """By metric, what half of the hidden units costs of the correlation, and the mean cosine of embeddings."""
-    exact = run.programs["exact"]
-    batch = calibration(text, exact.tokenizer, run.workload, judges.texts)
-    whole, wanted = score_pairs("exact", exact,
-                                judges).spearman, normalise_rows(exact.embed(judges.texts, progress=False))
-    for metric in METRICS:
-        program = less(run, removed(run.operator, HALF, batch, metric)).program
-        found = normalise_rows(program.embed(judges.texts, progress=False))
-        yield metric, whole - score_pairs(metric, program, judges).spearman, float((found * wanted).sum(1).mean())
 
 
 def figures(rows: dict[str, Sequence]) -> list[Figure]:
@@ -188,15 +173,6 @@ def figures(rows: dict[str, Sequence]) -> list[Figure]:
             Figure("bytes against exact float32", found[3] / exact[3], most=0.22),
             Figure("Spearman x 100 lost, pairs that chose", exact[4] - found[4], most=0.5),
             Figure("Spearman x 100 lost, pairs kept apart", exact[5] - found[5], most=0.5)]
-
-
-def removal(lost) -> list[Figure]:
-    """Of half of the hidden units."""
-    if not lost: return []
-    best, *others = lost
-    return [Figure("half of the units by OBS: Spearman x 100 lost", best[1], most=0.3),
-            Figure("and mean cosine", best[2], least=0.92),
-            Figure("cosine above Wanda's and magnitude's", best[2] - max(each[2] for each in others), least=0.0)]
 
 
 if __name__ == "__main__": command.run(main)

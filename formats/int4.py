@@ -3,7 +3,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from formats.core.layout import TILE, deepened, panels, unpanelled
+from formats.core.layout import TILE, Panelled, deepened, panels, unpanelled
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
 
@@ -23,6 +23,7 @@ class Int4(Format):
     w: u1[32 * ceiling(n / 64) * 16 * ceiling(p / 16)]
     scale: f4[ceiling(n / size), p]
     unit = "int4"
+    panelled = Panelled(TILE, 4, STEP_INPUTS, halves=True)
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n, T * p * ceiling(n / size)
     together = 2

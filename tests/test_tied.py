@@ -72,7 +72,8 @@ def saved(program, place):
 # ---- the kernel
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from([("packed", {}), ("bf16", {}), ("int8", {}), ("int8", {"group": 64})]), st.integers(1, 150),
+@given(st.sampled_from([("packed", {}), ("bf16", {}), ("int8", {}), ("int8", {"group": 64}),
+                        ("int4", {}), ("int4", {"group": 128})]), st.integers(1, 150),
        st.integers(1, 150),
        st.integers(0, 2 ** 32))
 def test_columns_are_gathered_to_the_bit(form, n, words, seed):

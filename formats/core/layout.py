@@ -10,15 +10,20 @@ VECTOR = 16                                                  # columns of the la
 
 
 class Panelled(NamedTuple):
-    """How a matrix lies in panels: of so many columns, so many inputs of a column side by side, inputs filled up to a
-    multiple."""
+    """How a matrix lies in panels: of so many columns, so many numbers of the array side by side, inputs filled up to
+    a multiple. A byte may hold halves of inputs: the low ones of so many that lie side by side, then the high ones."""
     width: int = PANEL
     words: int = 1
     deep: int = 1
+    halves: bool = False
 
     def filled(self, inputs: int) -> int:
         """How many inputs are stored of so many."""
         return -(-inputs // self.deep) * self.deep
+
+    def stored(self, inputs: int) -> int:
+        """How many numbers of the array a column of so many inputs takes."""
+        return self.filled(inputs) // (1 + self.halves)
 
 
 def panels(W: NDArray[Any], words: int = 1, width: int = PANEL) -> NDArray[Any]:

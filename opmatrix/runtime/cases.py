@@ -45,7 +45,7 @@ def columns(form: type[Format], grid: Any, numbers: Any) -> Iterator[Timed]:
     held = np.ones(uncached() // 4, np.float32).view(form.fields["w"].number.dtype({}))
     assert form.panelled is not None
     for sizes, x, out in grid.passes(numbers):
-        deep, width = form.panelled.filled(n := x.shape[1]), form.panelled.width
+        deep, width = form.panelled.stored(n := x.shape[1]), form.panelled.width
         N = len(held) // deep // width * width
         scales = (np.ones((1, N), np.float32), n) if "scale" in form.fields else ()
         table = kernels.Columns((n, N), form.panelled, held[:deep * N], *scales)

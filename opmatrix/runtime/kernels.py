@@ -76,8 +76,10 @@ def scale(out, x: Rows, *, factor: float) -> Rows:
 
 def columns(name: str) -> Price:
     """Columns of a format's panels, as rows: it reads its own numbers, at least, and writes those of the result."""
-    stored = int(FORMATS[name].fields["w"].number.bytes)
-    return Price(PASS, lambda tile: Work(moved=T * p, stored=stored * T * p), partial(cases.columns, FORMATS[name]))
+    form = FORMATS[name]
+    stored = int(form.fields["w"].number.bytes)
+    return Price(PASS, lambda tile: Work(moved=T * p, stored=stored * T * p / form.together),
+                 partial(cases.columns, form))
 
 
 @kernel(gives=shapes.summed, means=lambda a: meanings.ending(meanings.chosen(a), a), bound=bounds.embed,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -75,13 +75,18 @@ class Variant:
         return dense(self.operator, batch), told or {}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One program of a variant, how far it is off on rows that choose, and what it is planned to be off by."""
+class Untried(NamedTuple):
+    """A program of a variant, or of the model that was asked for, which nobody has looked at yet."""
 
-    variant: Variant
+    variant: Variant | None
     structure: Structure
     program: Program
+
+
+class Outcome(NamedTuple):
+    """A candidate, how far it is off on rows that choose, and what it is planned to be off by."""
+
+    made: Untried
     joint: float
     stated: float
 
@@ -103,19 +108,18 @@ def leaves(model: Operator) -> dict[str, str]:
     return {re.sub(r"\W", "_", each.label): each.key for each in data}
 
 
-def programs(variant: Variant, front: Front, error: float | None) -> Iterator[Outcome]:
+def programs(variant: Variant, front: Front, error: float | None) -> Iterator[Untried]:
     """The exact program of a smaller model, and the fastest, the smallest and one that is both with a little more
     error by methods; where an error is asked for, with what it leaves them."""
     assert variant.choices is not None
-    yield Outcome(variant, variant.structure, variant.program, *front.errors(variant.program, inf))
+    yield Untried(variant, variant.structure, variant.program)
     room = None if error is None else max(0.0, (error / TRUST) ** 2 - variant.off ** 2)
     for budget in BUDGETS if room is None else (sqrt(room), sqrt(room) / 2):
         for weights in (*OBJECTIVES, BOTH):
             try: structure = variant.choices.choose(budget, None, weights)
             except Infeasible: continue
             if not structure.error: continue
-            program = variant.choices.program(structure, front.meta)
-            yield Outcome(variant, structure, program, *front.errors(program, inf))
+            yield Untried(variant, structure, variant.choices.program(structure, front.meta))
 
 
 def smaller(run: "Run", what: Sequence[str], file: str | Path | None, progress: Any) -> list[Variant]:
@@ -146,19 +150,23 @@ def smaller_points(run: "Run", front: Front) -> Iterator["Point"]:
     if not run.variants or run.quality is None: return
     every = [found for variant in run.variants for found in programs(variant, front, run.quality.error)]
     for found in worth(every, front, run.quality):
-        structure, variant = found.structure, found.variant
-        point = run.point(variant.name(structure), found.program, structure.time, found.joint, None,
+        variant, structure, program = found.made
+        assert variant is not None
+        point = run.point(variant.name(structure), program, structure.time, found.joint, None,
                           variant.methods(structure), structure)
         point.stated_error, point.variant = found.stated, variant
         yield point
 
 
-def worth(found: Sequence[Outcome], front: Front, quality: Quality) -> list[Outcome]:
+def worth(found: Sequence[Untried], front: Front, quality: Quality, most: int = MOST) -> list[Outcome]:
     """Those that keep the quality, and that no other such one beats in predicted seconds and bytes; at most so many,
-    the fastest first, and always the smallest."""
-    best: list[Outcome] = []
-    for each in sorted(found, key=lambda each: (each.structure.time, front.bytes(each.program))):
-        size = front.bytes(each.program)
-        if best and size >= front.bytes(best[-1].program): continue
-        if quality.kept(each.program, each.stated, size): best.append(each)
-    return best if len(best) <= MOST else [*best[:MOST - 1], best[-1]]
+    the fastest first, and always the smallest. Only what is not beaten is looked at."""
+    best, least = list[Outcome](), inf
+    sized = sorted(((each.structure.time, front.bytes(each.program), at) for at, each in enumerate(found)))
+    for _, size, at in sized:
+        if size >= least: continue
+        joint, stated = front.errors(found[at].program, inf)
+        if quality.kept(found[at].program, stated, size):
+            best.append(Outcome(found[at], joint, stated))
+            least = size
+    return best if len(best) <= most else [*best[:most - 1], best[-1]]

@@ -9,13 +9,12 @@ from formats.kernels.engine.launch import address, words
 from formats.kernels.engine.memory import bytes_at, extended, floats, shorts, widen
 from formats.kernels.engine.native import njit
 
-# ids (int64), bytes between ids, table; bytes of a number; 0 words: rows of p numbers. Of panels: their width, inputs
-# side by side and
-# in all, N columns; scales (groups, N), and inputs of a group
-SOURCE = np.dtype(words("ids apart table bytes width words deep N scale group"))
+# ids (int64), bytes between ids, table; bytes of a number; 0 words: rows of p numbers. Of panels: their width, numbers
+# side by side and in all, whether bytes hold two inputs, N columns; scales (groups, N), and inputs of a group
+SOURCE = np.dtype(words("ids apart table bytes width words deep halves N scale group"))
 SOURCE_BYTES = SOURCE.itemsize
 f4 = np.float32
-PANEL_TYPES = np.float32, np.uint16, np.uint8                # in panels: float32, bfloat16, bytes with scales
+PANEL_TYPES = np.float32, np.uint16, np.uint8                # in panels: float32, bfloat16, bytes or halves with scales
 
 
 class Columns(NamedTuple):
@@ -33,7 +32,7 @@ class Columns(NamedTuple):
 
     def told(self) -> tuple[int, ...]:
         """What the kernel is told. ValueError for arrays of other sizes or kinds."""
-        (n, N), (width, side, _), deep = self.shape, self.panelled, self.panelled.filled(self.shape[0])
+        (n, N), (width, side, _, halves), deep = self.shape, self.panelled, self.panelled.stored(self.shape[0])
         if self.w.dtype not in PANEL_TYPES or self.w.shape != (deep * -(-N // VECTOR) * VECTOR,
                                                                ) or not is_contiguous(self.w):
             raise ValueError(f"table: {self.w.dtype} of {self.w.shape} are no panels of {n} by {N} numbers")
@@ -44,7 +43,7 @@ class Columns(NamedTuple):
                                        or not is_contiguous(self.scale)):
             raise ValueError(f"table: scales {self.scale.dtype} of {self.scale.shape}, where float32 of {(groups, N)} "
                              "are needed")
-        return address(self.w), self.w.itemsize, width, side, deep, N, address(self.scale), self.group
+        return address(self.w), self.w.itemsize, width, side, deep, int(halves), N, address(self.scale), self.group
 
 
 def is_contiguous(array: np.ndarray) -> bool: return bool(array.flags.c_contiguous and array.flags.aligned)
@@ -52,7 +51,7 @@ def is_contiguous(array: np.ndarray) -> bool: return bool(array.flags.c_contiguo
 
 def describe_table(table: np.ndarray | Columns) -> tuple[int, ...]:
     """What the kernel is told of rows, or of columns. ValueError as of these."""
-    return table.told() if isinstance(table, Columns) else (address(table), table.itemsize, *[0] * 6)
+    return table.told() if isinstance(table, Columns) else (address(table), table.itemsize, *[0] * 7)
 
 
 @njit(**HELPER)
@@ -71,13 +70,25 @@ def add_row(y, f, row, fresh):
 
 
 @njit(**HELPER)
+def add_halves(y, f, column, along, stored, fresh):
+    """The same of halves of bytes, of which every so many hold as many inputs low and the next ones high."""
+    for low in range(0, y.size, f.words):
+        at = low // (2 * f.words) * along
+        high, turn = min(low + f.words, y.size), low // f.words % 2 * 4
+        scale = floats(f.scale + 4 * (low // f.group * f.N + column), 1)[0]
+        for j in range(low, high):
+            add(y, j, f4((np.int64(stored[at + j - low]) >> turn & 15) - 8) * scale, fresh)
+
+
+@njit(**HELPER)
 def add_column(y, f, column, fresh):
-    """The same of a column of panels: float32, bfloat16, or bytes with scales."""
+    """The same of a column of panels: float32, bfloat16, bytes, or halves of them, with scales."""
     start = column // f.width * f.width
     along = min(f.width, (f.N + VECTOR - 1) // VECTOR * VECTOR - start) * f.words
     count, first = (f.deep // f.words - 1) * along + f.words, f.deep * start + (column - start) * f.words
     single, short, stored = floats(f.table + 4 * first,
                                    count), shorts(f.table + 2 * first, count), bytes_at(f.table + first, count)
+    if f.halves: return add_halves(y, f, column, along, stored, fresh)
     at = 0
     for low in range(0, y.size, f.words):
         high = min(low + f.words, y.size)
