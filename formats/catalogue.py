@@ -25,22 +25,22 @@ from .lowranksparse import LowRankSparse
 from .masks import Mask
 from .nm import NM
 from .packed import Packed
+from .pairs.balancedint8 import BalancedInt8
 from .pairs.blockint8 import BlockInt8
 from .pairs.lowrankint8 import LowRankInt8
 from .pairs.nmint8 import NMInt8
 from .sell import SELL
 from .vectorwise import VectorWise
 
-__all__ = ["BF16", "COO", "CSC", "CSR", "FORMATS", "NM", "SELL", "Bitmap", "Block", "BlockDiagonal", "BlockInt8",
-           "Dense", "Epilogue",
+__all__ = ["BF16", "COO", "CSC", "CSR", "FORMATS", "NM", "SELL", "BalancedInt8", "Bitmap", "Block", "BlockDiagonal",
+           "BlockInt8", "Dense", "Epilogue",
            "Format", "FormatError", "Half", "Int4", "Int8", "Kronecker", "LowRank", "LowRankInt8", "LowRankSparse",
            "Mask", "NMInt8",
            "Packed", "VectorWise", "from_arrays"]
 
 FORMATS: dict[str, type[Format]] = {format.name: format for format in (
-    Dense, Packed, Half, BF16, Int8, Int4, CSR, Block, NM, VectorWise, LowRank, BlockInt8, NMInt8, LowRankInt8, CSC,
-    COO,
-    SELL, Bitmap, LowRankSparse, Kronecker, BlockDiagonal)}
+    Dense, Packed, Half, BF16, Int8, Int4, CSR, Block, NM, VectorWise, LowRank, BalancedInt8, BlockInt8, NMInt8,
+    LowRankInt8, CSC, COO, SELL, Bitmap, LowRankSparse, Kronecker, BlockDiagonal)}
 
 
 def from_arrays(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], numbers: bool = True) -> Format:

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -43,26 +43,11 @@ from formats.core.sizes import Array, Later, T, n, p, total_bytes
 if TYPE_CHECKING:
     import sympy
 
+    from .core.weighed import Spectrum
+
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 DECLARED = ("fit", "pack", "unpack", "kernel")
 Operands = tuple[NDArray[np.float64], NDArray[np.float64]]
-
-
-class Spectrum(Protocol):
-    """A matrix that was looked at in the metric of its inputs (opmatrix/spectra/propose.py)."""
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-    @property
-    def errors(self) -> NDArray[np.float64]:
-        """Of the output, by the best matrix of rank 0, 1, …"""
-    @property
-    def shares(self) -> NDArray[np.float64]:
-        """Of each number: the share of the output, squared, that is lost without it, were inputs orthogonal."""
-    def ranks(self) -> list[int]:
-        """At which the error crosses a level that is looked at."""
-    def densities(self, tile: tuple[int, int] | None = None) -> list[float]:
-        """Shares of numbers, or of tiles, at which what is left out crosses a level."""
 
 
 def operations(cls: "type[Format]", declared: Any) -> "sympy.Expr":
@@ -189,6 +174,11 @@ class Format:
     def predicted(cls, spectrum: "Spectrum", **given: Any) -> float | None:
         """The relative error of the output where the spectrum says it; None where the matrix must be fitted to know."""
         return None
+
+    @classmethod
+    def rounding(cls, spectrum: "Spectrum", **given: Any) -> float:
+        """The relative error of the output that a kernel adds by rounding x, about."""
+        return 0.0
 
     @classmethod
     def metric(cls) -> str:

@@ -8,7 +8,7 @@ from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
 
 from .format import Format
-from .int8 import STEP_INPUTS, UNIT, bound_error, by_row, check_group, quantised, scale_groups, unsound
+from .int8 import STEP_INPUTS, UNIT, bound_error, by_row, check_group, quantised, row_rounding, scale_groups, unsound
 from .packed import Packed
 
 GROUP = 64
@@ -55,6 +55,9 @@ class Int4(Format):
 
     @staticmethod
     def reads(x): return by_row(x)
+
+    @classmethod
+    def rounding(cls, spectrum, *, group=GROUP): return row_rounding(spectrum, 1.0)
 
     @classmethod
     def choices(cls, inputs, outputs):

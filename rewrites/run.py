@@ -160,8 +160,7 @@ class Run:
     number_type: str = "int8"
     busy: str = ""
     bound: float | None = None
-    exactly: dict[str, float] = field(default_factory=dict)         # of what judges programs: the figures of the exact
-                                                                    # one
+    exactly: dict[str, float] = field(default_factory=dict)         # figures of the exact program, by measure
     variants: Sequence[Variant] = ()                        # smaller models
     quality: Quality | None = None                          # what their programs have to keep
 
@@ -183,6 +182,11 @@ class Run:
     def operator(self) -> Operator:
         """The first output, which a run gives."""
         return next(iter(self.outputs.values()))
+
+    @cached_property
+    def imported(self) -> Point:
+        """The model with a kernel for each operator."""
+        return self.point("imported", self.programs["imported"], self.structures["imported"].time, 0.0, 0.0)
 
     @cached_property
     def running(self) -> Any:
@@ -226,12 +230,9 @@ class Run:
         is allowed."""
         from opmatrix.spectra import Limits
         self.choices = propose_methods(self.space, self.structures["exact"], self.programs["exact"], self.emitter,
-                                       self.representable,
-                                       self.workload.fit, self.workload.probe,
+                                       self.representable, self.workload.fit, self.workload.probe,
                                        Limits(error=max(0.5, error) if error else 0.0, most=6,
-                                              narrowest=self.representable.narrowest),
-                                       progress,
-                                       self.approximations)
+                                              narrowest=self.representable.narrowest), progress, self.approximations)
         for each in self.variants: each.choices = carried(self.choices, self.operator, each)
 
     def front(self, error: float, memory: float | None) -> None:
@@ -286,7 +287,6 @@ class Run:
         exact, imported, verify = self.programs["exact"], self.programs["imported"], self.workload.verify
         few = [next(verify.pieces(CHECKED_ROWS))]
         near = dense(self.operator, few[0])
-        self.imported = self.point("imported", imported, self.structures["imported"].time, 0.0, 0.0)
         every, model = [imported, *(point.program for point in self.points)], self.outputs
         base, *offs = from_model(every, {name: model[name] for name in exact.outputs}, verify)
         changes = from_import(every[1:], imported, self.workload.state)

@@ -170,7 +170,8 @@ class Weighed:
         form = FORMATS[each.method]
         if (known := form.predicted(self, **each.parameters)) is not None: return known
         fitted = form.fit(self.weight, **each.options(self.gram, len(self.weight)))
-        return float(np.sqrt(output_energy(self.weight - fitted, self.gram) / self.energy)) if self.energy else 0.0
+        lost = output_energy(self.weight - fitted, self.gram) / self.energy if self.energy else 0.0
+        return float(np.hypot(np.sqrt(lost), form.rounding(self, **each.parameters)))
 
 
 def propose_formats(weighed: Weighed, seen: bool) -> Iterator[Candidate]:

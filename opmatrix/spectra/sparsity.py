@@ -39,7 +39,7 @@ def sparsify(weight: ArrayLike, sparsity: Sparsity, gram: ArrayLike | Gram | Non
     InputError for groups that do not fit."""
     w, g = check_matrix(weight, "weight").copy(), metric(gram, len(weight))  # type: ignore[arg-type]
     sparsity.check(len(w))
-    root = np.linalg.cholesky(inverse(g)).T
+    root = np.asarray(np.linalg.cholesky(inverse(g)).T, np.float64)
     block = len(w) if g.ndim == 1 else BLOCK
     for start in range(0, len(w), block):
         rows = slice(start, start + block)

@@ -167,7 +167,7 @@ def byte_blocks(item, worker, arguments):
     lifts = scales + 4 * tall
     own = lifts + 4 * tall
     totals = own + 4 * (rows * groups + tall)                # the line before them is for what is taken off
-    far = round_rows(c, w, low, rows, x, scales, lifts, own, 128, HIGH)
+    far = round_rows(c, w, low, rows, x, scales, lifts, own, 128, HIGH, 0, 0)
     for i in range(rows):
         for g in range(groups): ints_at(totals + 4 * (g * tall + i), 1)[0] = ints_at(own + 4 * (i * groups + g), 1)[0]
     by_panels(multiply_blocks, scales_at, c, w, item, x, 1, c.w, (totals, scales, w.scale, 4 * c.p, 1, tall), far,

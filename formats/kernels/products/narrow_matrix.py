@@ -12,7 +12,7 @@ from formats.kernels.engine.words import as_numbers
 from formats.kernels.rows.following import finish_rows, move_block
 
 from .linear import LINEAR, tile
-from .narrow_vectors import NARROW, halves, lift_rows, nibbled, quantised
+from .narrow_vectors import NARROW, balanced, halves, lift_rows, nibbled, quantised
 from .rounding import ONE, round_bytes, round_halves
 
 BAND = 32                                                    # rows of a pair of registers, whose sums lie in room
@@ -105,12 +105,13 @@ if MATRIX:                                                   # others could not 
         scales = sums + 4 * BAND * PANEL + 64
         lifts, far = scales + 4 * (high - low), False
         totals = lifts + 4 * (high - low)
-        wide = totals + 4 * (high - low) * groups + 64
+        aside = totals + 4 * (high - low) * groups
+        wide = aside + (4 * c.n if w.turn else 0) + 64
         wide -= wide % 64
         block = sums if groups == 1 else wide + PANEL * w.depth  # what the groups add up to
         shape_registers(sums + 4 * BAND * PANEL)
         for i in range(high - low):
-            scale, lift = round_bytes(c.x + 4 * (low + i) * c.along, c.n, row_of(x, i, w.span), w.depth,
+            scale, lift = round_bytes(balanced(c, low + i, w.turn, aside), c.n, row_of(x, i, w.span), w.depth,
                                       1024, w.group, groups, totals + 4 * i * groups, middle)
             floats(scales + 4 * i, 1)[0], floats(lifts + 4 * i, 1)[0] = scale, lift
             far |= lift != ONE

@@ -162,7 +162,7 @@ def pruned_bytes(item, worker, arguments):
     scales = x + rows * w.span
     lifts = scales + 4 * rows
     totals = lifts + 4 * rows
-    far = round_rows(c, w, low, rows, x, scales, lifts, totals, OFFSET, 1)
+    far = round_rows(c, w, low, rows, x, scales, lifts, totals, OFFSET, 1, 0, 0)
     by_panels(multiply_pruned, scales_at, c, w, item, x, 1, c.w, (totals, scales, w.scale, 4 * c.p, 1, scratch), far,
               lifts, block, edge)
 

@@ -9,16 +9,15 @@ from formats.kernels.engine.launch import words
 from formats.kernels.engine.memory import floats, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.vectors import zeros
-from formats.kernels.rows.following import finish_rows, finish_sums, move_block, pointwise_sums, sums_at
+from formats.kernels.rows.following import combine, finish_rows, finish_sums, move_block, pointwise_sums, sums_at
 
 from .linear import LINEAR, tile
 from .rounding import ONE, round_bytes, round_halves
 from .tiles import TALLEST_TILE, grouped_eights, grouped_fours, vector_fours, vector_pairs
 
 # depth: numbers of a row of W, whole steps of 64 bytes; group: those that share a scale, of which there are groups;
-# span:
-# bytes of a converted row
-NARROW = np.dtype(words("w scale depth group groups span"))
+# span: bytes of a converted row; turn: factors of inputs, 0 where there are none
+NARROW = np.dtype(words("w scale depth group groups span turn"))
 BAND = 4 * TALLEST_TILE                                      # rows that meet a panel one after another, while it is in
                                                              # cache
 
@@ -86,13 +85,22 @@ def halves(item, worker, arguments):
 
 
 @njit(forceinline=True, **HELPER)
-def round_rows(c, w, low, rows, x, scales, lifts, totals, middle, beside):
+def balanced(c, low, turn, aside):
+    """A row of x, times factors of its inputs in balance, which then lies aside."""
+    at = c.x + 4 * low * c.along
+    if not turn: return at
+    combine(at, aside, c.n, turn, 0, 0)
+    return aside
+
+
+@njit(forceinline=True, **HELPER)
+def round_rows(c, w, low, rows, x, scales, lifts, totals, middle, beside, turn, aside):
     """The rows of an item as bytes at x, so many beside each other in pieces of 64 bytes, their scales and lifts (see
-    LIFT), and what each group adds up to, times middle; whether any is lifted."""
+    LIFT), and what each group adds up to, times middle; whether any is lifted. turn, aside: see `balanced`."""
     far = False
     for i in range(rows):
         to = x + i // beside * beside * w.span + i % beside * 64
-        scale, lift = round_bytes(c.x + 4 * (low + i) * c.along, c.n, to, w.depth, 64 * beside, w.group, w.groups,
+        scale, lift = round_bytes(balanced(c, low + i, turn, aside), c.n, to, w.depth, 64 * beside, w.group, w.groups,
                                   totals + 4 * i * w.groups, middle)
         floats(scales + 4 * i, 1)[0], floats(lifts + 4 * i, 1)[0] = scale, lift
         far |= lift != ONE
@@ -112,7 +120,8 @@ def bytes_by_vectors(whole, grouped, per, middle, item, worker, arguments):
     scales = x + rows * w.span
     lifts = scales + 4 * rows
     totals = lifts + 4 * rows
-    far = round_rows(c, w, low, rows, x, scales, lifts, totals, middle, 1)
+    aside = totals + 4 * rows * groups
+    far = round_rows(c, w, low, rows, x, scales, lifts, totals, middle, 1, w.turn, aside)
     how, size = (totals, scales, w.scale, 4 * c.p, groups, w.group // 4), w.depth * 4 // per
     words = (c.n + 3) // 4 if per == 4 else w.depth // 4     # what fills x up is zero
     if groups == 1: by_panels(whole, scales_at, c, w, item, x, size, words, how, far, lifts, block, edge)
