@@ -110,7 +110,7 @@ def searched(given, text, chooses):
             chosen[f"{name}, smallest"] = least
     say(f"{len(chosen)} of {len(run.points)} programs are verified")
     run.points = [*chosen.values()]
-    run.verify(run.judged_laws(lambda *_: None)[0])
+    run.verify({})                                          # of laws and graphs `opmatrix optimize` asks
     return run, {name: point for name, point in chosen.items() if point.verified}
 
 
