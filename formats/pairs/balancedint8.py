@@ -18,9 +18,9 @@ LARGEST = 2.0 ** 20                                          # of a factor, and 
 class BalancedInt8(Format):
     """x @ W as (x * turn) @ (W / turn), by a factor of each input; W / turn in bytes as in int8.
 
-    x * turn is rounded row by row on the way. A row of x has one scale, so an input that is far larger than the others leaves them few steps. The factor of an
-    input is the root of W's norm over x's, in which both have one norm; without norms of x all are 1. `group`: as for
-    int8."""
+    x * turn is rounded row by row on the way. A row of x has one scale, so an input that is far larger than the others
+    leaves them few steps. The factor of an input is the root of W's norm over x's, in which both have one norm; without
+    norms of x all are 1. `group`: as for int8."""
     turn: f4[n]
     w: u1[64 * ceiling(n / 64) * 16 * ceiling(p / 16)]
     scale: f4[ceiling(n / size), p]
