@@ -91,7 +91,8 @@ BENCHMARKS = {
     "spectra": Benchmark("--seeds 2", 5, "", 20, "How fast are singular values found?"),
 }
 APART = {"paired": "holds two commits against each other", "neighbours": "needs the machine quiet, then busy",
-         "composition": "fits smaller models for minutes, before it measures anything"}
+         "composition": "fits smaller models for minutes, before it measures anything",
+         "quality": "fits twelve compressed models, each for a minute"}
 
 
 @dataclass
