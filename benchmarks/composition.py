@@ -7,8 +7,8 @@ search.
 Of the pairs every other one is text, without its score, that smaller models are fitted to; a quarter chooses
 programs, whose rank correlation may fall by --drop hundredths; a quarter judges what was chosen, and nothing else
 sees it. Of compositions the fastest is shown, and the fastest that is small; the bars are about that one. A technique
-alone is one stored form (number type, pattern of sparsity, low rank) for as many weights as it likes, or hidden units
-alone, or heads alone."""
+alone is one stored form (number type, pattern of sparsity, low rank) for as many weights as it likes, or number types,
+each weight by its own, or hidden units alone, or heads alone."""
 import csv
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,6 +26,7 @@ from opmatrix.files.checkpoint import open_model
 from rewrites.command.pairs import Pairs, score_pairs
 from rewrites.command.report import Report, silence_stdout
 from rewrites.compiler.mixed import parse_mix
+from rewrites.derivations.gains import only_narrows
 from rewrites.extraction import Infeasible
 from rewrites.front import removing
 from rewrites.front.choice import choose
@@ -127,16 +128,18 @@ def alone(run) -> Iterator[tuple[str, list[Point]]]:
     likes, of hidden units, of heads."""
     front = Front(run.choices, run.programs["exact"], (run.workload.probe, run.workload.choose), run.workload.timed,
                   run.meta)
-    for form in dict.fromkeys(method.format for methods in run.choices.measured.values() for method in methods):
-        yield form, looked(run, front, [*within(run, form)])
+    forms = dict.fromkeys(method.format for methods in run.choices.measured.values() for method in methods)
+    narrow = {form for form in forms if only_narrows([form])}
+    for name, allowed in ({form: {form} for form in forms} | {"number types": narrow}).items():
+        yield name, looked(run, front, [*within(run, allowed)])
     for what in dict.fromkeys(name for variant in run.variants for name in variant.cuts):
         yield what, looked(run, front, [Untried(variant, variant.structure, variant.program)
                                         for variant in run.variants if [*variant.cuts] == [what]])
 
 
-def within(run, form: str) -> Iterator[Untried]:
-    """Programs where a weight is stored by one form or as it is, over a ladder of errors."""
-    measured = {at: [each for each in found if each.format == form]
+def within(run, forms: set[str]) -> Iterator[Untried]:
+    """Programs where a weight is stored by one of these forms or as it is, over a ladder of errors."""
+    measured = {at: [each for each in found if each.format in forms]
                 for at, found in run.choices.measured.items()}
     choices, seen = replace(run.choices, measured=measured), set[tuple[float, float]]()
     for error in ERRORS:
