@@ -47,7 +47,7 @@ def test_other_metrics_only_choose(rule):
 def test_blocks_are_no_other_result(monkeypatch):
     W, gram, _ = drawn(64, 7)
     whole = sparsify(W, Sparsity(groups=(2, 4)), gram)
-    monkeypatch.setattr(sparsity, "BLOCK", 16)
+    monkeypatch.setattr(sparsity, "COMPARED", 16)
     np.testing.assert_allclose(sparsify(W, Sparsity(groups=(2, 4)), gram), whole, rtol=1e-9, atol=1e-12)
 
 

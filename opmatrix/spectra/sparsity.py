@@ -13,7 +13,7 @@ from opmatrix.spectra.gram import Gram, metric
 from opmatrix.spectra.measures import Doubles, check_matrix
 from opmatrix.spectra.removal import inverse
 
-BLOCK = 128                                                 # inputs whose entries are compared, where the rest is
+COMPARED = 128                                              # inputs whose entries are compared, where the rest is
                                                             # corrected
 Groups = tuple[int, int]                                    # n of every m inputs of an output stay
 
@@ -29,8 +29,8 @@ class Sparsity:
         if not 0 <= self.share < 1: raise InputError(f"sparsify: a share of {self.share} goes: give one from 0 below 1")
         if self.groups is None: return
         n, m = self.groups
-        if not 0 < n <= m or inputs % m or BLOCK % m:
-            raise InputError(f"sparsify: {n} of {m} inputs stay of {inputs}: give groups that divide them, and {BLOCK}")
+        if not 0 < n <= m or inputs % m or COMPARED % m:
+            raise InputError(f"sparsify: {n} of {m} stay of {inputs} inputs: groups divide them, and {COMPARED}")
 
 
 def sparsify(weight: ArrayLike, sparsity: Sparsity, gram: ArrayLike | Gram | None = None) -> Doubles:
@@ -40,7 +40,7 @@ def sparsify(weight: ArrayLike, sparsity: Sparsity, gram: ArrayLike | Gram | Non
     w, g = check_matrix(weight, "weight").copy(), metric(gram, len(weight))  # type: ignore[arg-type]
     sparsity.check(len(w))
     root = np.asarray(np.linalg.cholesky(inverse(g)).T, np.float64)
-    block = len(w) if g.ndim == 1 else BLOCK
+    block = len(w) if g.ndim == 1 else COMPARED
     for start in range(0, len(w), block):
         rows = slice(start, start + block)
         lost = sparsify_block(w[rows], root[rows, rows], sparsity)
