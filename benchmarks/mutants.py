@@ -19,7 +19,7 @@ import command
 from command import Figure, Parser, concluded, count, say, tabled, takes
 
 from rewrites.laws import EXACT_LAWS
-from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.laws.implementation import implementations
 from rewrites.verify.judge import AXIOMS, TRIED, Verdict, judge
 from rewrites.verify.mutants import Mutant, kernel_mutants, mutants
 
@@ -47,7 +47,7 @@ def show(name: str, verdicts: list[Verdict], seconds: float, listed: bool) -> li
     return [(name, *row) for row in rows]
 
 
-MADE = {"exact": partial(mutants, EXACT_LAWS), "kernels": partial(kernel_mutants, IMPLEMENTATIONS)}
+MADE = {"exact": partial(mutants, EXACT_LAWS), "kernels": partial(kernel_mutants, [*implementations()])}
 
 
 @cache

@@ -11,6 +11,7 @@ from opmatrix.monoids import MONOIDS
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.term import KINDS, PROPERTIES, Kind
 from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
+from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.proofs.laws.values import LAWS as VALUE_LAWS
 
@@ -66,8 +67,9 @@ def tables() -> str:
             (kind.name, properties(kind), kind.doc or "") for kind in KINDS.values())),
         table("Kernels of programs", "kernel, operands; attributes, what it computes", (
             (name, code(repr(kernel)), first(kernel.function)) for name, kernel in KERNELS.items())),
-        table("Which kernel computes which term", "implementation, statement, source", (
-            (each.name, statement(each.row()[2]), each.source) for each in IMPLEMENTATIONS)),
+        table("Which kernel computes which term; what begins with _ may follow", "implementation, statement, source", (
+            (name, statement(text), source)
+            for name, _, text, _, source in (each.row() for each in (*IMPLEMENTATIONS, *HEADS, *STAGES)))),
         table("What a kernel's seconds are made of", "price, features, each with a fitted coefficient", (
             (name, code(", ".join(str(each) for each in features(name) if each != 1)))
             for name in PRICES | LATER))]) + "\n"

@@ -17,6 +17,7 @@ from opmatrix.program import Program
 from rewrites import cli
 from rewrites.command.report import Report
 from rewrites.laws import EXACT_LAWS, attention, joining, ring, spaces
+from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 
 QUERY = "encoder.layer.0.attention.self.query.weight"
@@ -280,7 +281,7 @@ def test_doctor_says_what_hurts_and_ends_well(command, tmp_path, monkeypatch):
 def test_laws_prints_every_law(command):
     ran = command("laws")
     assert ran.status == 0
-    for law in (*EXACT_LAWS, *IMPLEMENTATIONS):
+    for law in (*EXACT_LAWS, *IMPLEMENTATIONS, *HEADS, *STAGES):
         name, kind, statement, guard, source = law.row()
         for said in (f"{name} ({kind})", statement, guard, source): assert said in ran.out
     assert f"{len(EXACT_LAWS)} exact laws" in ran.out.splitlines()[-1]
@@ -292,7 +293,8 @@ def test_laws_of_a_kind(command):
     assert [line.split(":")[0] for line in exact.out.splitlines() if line.startswith("----")] == [
         f"---- exact, {len(module.LAWS)}" for module in (ring, attention, joining, spaces)]
     assert exact.out.splitlines()[-1] == f"{len(EXACT_LAWS)} exact laws" and "(implementation)" not in exact.out
-    assert f"---- implementation, {len(IMPLEMENTATIONS)}" in every.out and "---- value, " in every.out
+    count = len([*IMPLEMENTATIONS, *HEADS, *STAGES])
+    assert f"---- implementation, {count}" in every.out and "---- value, " in every.out
     refused(command("laws", "--kind", "exakt"), "--kind exakt", "did you mean exact? there are exact, value, "
                                                                 "implementation, own")
 

@@ -1,6 +1,7 @@
 """Level 1: every law alone. What it says holds, what guards it is needed, and kernels compute what is said of them."""
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -46,8 +47,9 @@ from rewrites.law import (
     varying,
 )
 from rewrites.laws import EXACT_LAWS
+from rewrites.laws.epilogues import HEADS, ITSELF, STAGES, chain, epilogues
 from rewrites.laws.facts import DIRECTING
-from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.laws.implementation import IMPLEMENTATIONS, implementations
 from rewrites.verify import Errors, check_seeded, computed, unrounded, verify_steps
 from rewrites.verify.programs import EQUAL
 
@@ -158,7 +160,7 @@ def test_rows_of_the_table(each):
 
 
 def test_names():
-    names = [each.name for each in (*EXACT_LAWS, *IMPLEMENTATIONS)]
+    names = [each.name for each in (*EXACT_LAWS, *implementations())]
     assert len(set(names)) == len(names)
     with pytest.raises(KeyError, match=r"no law 'sread'; there are .*spread"): find(EXACT_LAWS, "sread")
 
@@ -246,7 +248,12 @@ def test_a_kernel_of_caches_computes_its_term(implementation):
     assert matched and worst < 1e-9
 
 
-@pytest.mark.parametrize("implementation", [each for each in IMPLEMENTATIONS if each not in OF_CACHES],
+SHORT = [made for stages in ((), *((stage,) for stage in STAGES)) for head in HEADS if (made := chain(head, *stages))]
+LONG = [*implementations()][len(IMPLEMENTATIONS)::7]         # chains of all lengths
+
+
+@pytest.mark.parametrize("implementation", dict.fromkeys((*(each for each in IMPLEMENTATIONS if each not in OF_CACHES),
+                                                          *SHORT, *LONG)),
                          ids=lambda each: each.name)
 def test_a_kernel_computes_its_term(implementation):
     rng = np.random.default_rng(0)
@@ -261,10 +268,31 @@ def test_a_kernel_computes_its_term(implementation):
 
 
 def test_the_table_of_implementations():
-    assert {kernel for each in IMPLEMENTATIONS for kernel in each.named} == {
+    assert {kernel for each in (*IMPLEMENTATIONS, *HEADS) for kernel in each.named} == {
         "linear", "pointwise", "pointwise_heads", "embed", "attention", "scores", "softmax", "values", "headwise",
         "repeat", "rotate",
         "columns", "pool", "unit", "link", "pick", "attend_once", "append", "attention_cached"}
-    name, kind, statement, *_ = find(IMPLEMENTATIONS, "linear_bias_rms").row()
+    name, kind, statement, *_ = find([*implementations()], "linear_bias_rms").row()
     assert (name, kind) == ("linear_bias_rms", "implementation")
     assert statement.startswith("linear(x, weight, bias, eps, norm='rms') = (x") and statement.endswith("rsqrt)")
+
+
+def test_stages_follow_in_the_order_of_the_kernel():
+    """Any of them may be left out; sums commute, so a residual may come before a bias, but not behind an activation."""
+    bias, activate, times, residual, norm, rms, gained, affine = STAGES
+    found = {*epilogues()}
+    assert (bias, activate, times, residual, rms, affine) in found and (residual, bias, norm) in found
+    assert not found & {(activate, residual, bias), (residual, activate), (norm, rms), (gained, affine), (bias, bias)}
+    assert chain(ITSELF) is None and chain(HEADS[-1], bias) is None, "it does nothing; tables have no bias"
+    assert chain(ITSELF, bias) is chain(ITSELF, bias) and chain(ITSELF, norm, affine).single
+
+
+@pytest.mark.parametrize("stages", [*epilogues()][1::40], ids=lambda each: "_".join(stage.name for stage in each))
+def test_chains_are_found_where_their_whole_pattern_is(stages):
+    """Stage by stage from the class back, and no others, with the same operands."""
+    lowering, *_ = computed.lower_implementation(chain(HEADS[0], *stages), np.random.default_rng(0))
+    matcher, every = lowering.matcher, [made for each in epilogues() for head in HEADS if (made := chain(head, *each))]
+    staged, whole = ({(cls, each.name, *found.items()) for cls in lowering.terms for each, found in ways(cls)}
+                     for ways in (partial(matcher.chains, heads=HEADS, stages=STAGES),
+                                  partial(matcher.wholes, implementations=matcher.able(every))))
+    assert staged == whole and {chain(HEADS[0], *stages).name} < {name for _, name, *_ in whole}

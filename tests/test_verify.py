@@ -17,6 +17,7 @@ from rewrites.law import (
     column,
     constant,
     count,
+    find,
     h,
     law,
     matrix,
@@ -276,14 +277,8 @@ def test_a_wrong_fact_is_found(monkeypatch, rule, said):
 ], ids=lambda each: each if isinstance(each, str) else "")
 def test_a_kernel_that_means_something_else_is_found(monkeypatch, name, body):
     """What it is said to compute is compared with every class that it was matched to."""
-    from rewrites.compiler import lower
-    right = next(each for each in implementation.IMPLEMENTATIONS if each.name == name)
-
-    class Planted(implementation.Implementation):
-        pattern = right.pattern
-
-    wrong = Planted(right.name, right.kernels, body, right.variables, right.attributes)
-    others = [each for each in implementation.IMPLEMENTATIONS if each is not right]
-    monkeypatch.setattr(lower, "IMPLEMENTATIONS", [wrong, *others])
+    right = find([*implementation.implementations()], name)
+    assert right.pattern                                    # it is matched as what it should be
+    monkeypatch.setitem(vars(right), "body", body)
     found_ = check_graph(TEMPLATES[1], () if name == "attention_scaled" else EXACT_LAWS)
     assert found_ and {each.kernel for each in found_} == {name} and name in str(found_[0])

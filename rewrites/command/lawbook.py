@@ -6,6 +6,7 @@ from typing import Any
 from formats.core.errors import InputError
 from rewrites.command.user import UserDeclarations
 from rewrites.laws import attention, joining, ring, spaces
+from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.proofs.laws import values
 
@@ -29,7 +30,8 @@ def list_groups(own: UserDeclarations) -> list[tuple[str, str, Sequence[Any]]]:
     """Kind, heading and laws of every group; the first sentence of a module is its heading."""
     exact = [("exact", heading(module.__doc__ or ""), module.LAWS) for module in (ring, attention, joining, spaces)]
     return [*exact, ("value", heading(values.__doc__ or ""), values.LAWS),
-            ("implementation", "Which kernel of the runtime computes which term.", IMPLEMENTATIONS),
+            ("implementation", "Which kernel of the runtime computes which term; what begins with _ may follow.",
+             (*IMPLEMENTATIONS, *HEADS, *STAGES)),
             ("own", "Declared in your file.", (*own.laws, *own.approximations))]
 
 

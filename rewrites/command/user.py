@@ -22,7 +22,7 @@ from rewrites.approximation import Approximation
 from rewrites.compiler.egraph import SCHEDULE
 from rewrites.law import EXACT, INPUT, ROWS, Law, apart
 from rewrites.laws import EXACT_LAWS
-from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.laws.implementation import implementations
 from rewrites.verify.graphs import check_seeded
 
 DRAWS, SIDES_TOLERANCE = 8, 1e-9
@@ -90,7 +90,7 @@ def locate(file: Path, each: Law | Approximation) -> str:
 
 def distinct(file: Path, declared: Sequence[Law | Approximation]) -> None:
     """No name is taken."""
-    ours: list[Any] = [*EXACT_LAWS, *IMPLEMENTATIONS]
+    ours: list[Any] = [*EXACT_LAWS, *implementations()]
     taken = {str(name): "opmatrix has one" for name in (*(each.name for each in ours), *FORMATS)}
     for each in declared:
         if each.name in taken:

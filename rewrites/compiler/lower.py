@@ -2,7 +2,6 @@
 in one of its representations is a member of the class `use(x, W)`, "x times W in some stored form". Methods and kernels
 add instead of multiplying: product time and error sit on the use, epilogue time on the kernel, bytes on the stored
 form."""
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +23,9 @@ from rewrites.compiler.price import Prices
 from rewrites.compiler.template import Template
 from rewrites.compiler.uncovered import interpreted
 from rewrites.extraction import Node, Problem
-from rewrites.laws.implementation import IMPLEMENTATIONS, Implementation
+from rewrites.laws.epilogues import HEADS, STAGES
+from rewrites.laws.implementation import IMPLEMENTATIONS
+from rewrites.laws.kernel_law import Implementation
 
 
 class Method(NamedTuple):
@@ -146,17 +147,12 @@ class Lowering:
         """Every match of an implementation."""
         if self.near is not None:
             return self.near.matched
-        facts, members = self.graph.facts, self.graph.members
-        kernels: dict[str, list[Implementation]] = defaultdict(list)
-        kinds = {node.kind for node in self.graph.nodes}
-        for implementation in IMPLEMENTATIONS:
-            if (self.fusion or implementation.single) and implementation.kinds <= kinds:
-                kernels[implementation.pattern.kind.name].append(implementation)
-        return [(cls, Call(implementation, tuple(found.items())))
-                for cls in self.terms if cls in facts["act"] and cls not in self.graph.fixed
-                for kind in sorted({node.kind for node in members.get(cls, ())})
-                for implementation in kernels[kind]
-                for found in self.matcher.find(implementation.pattern, cls, implementation.variables)]
+        matcher = self.matcher
+        whole, heads, stages = matcher.able(IMPLEMENTATIONS), matcher.able(HEADS), matcher.able(STAGES)
+        return [(cls, Call(implementation, tuple(bound.items())))
+                for cls in self.terms if cls in self.graph.facts["act"] and cls not in self.graph.fixed
+                for implementation, bound in (*matcher.wholes(cls, whole), *matcher.chains(cls, heads, stages))
+                if self.fusion or implementation.single]
 
     @cached_property
     def kernels(self) -> tuple[list[Node], list[Use]]:

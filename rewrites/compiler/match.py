@@ -2,14 +2,17 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from formats.core.epilogue import ACTIVATIONS
 from opmatrix.shapes import H, S, T, space
 from opmatrix.term import Operator
 from rewrites.compiler.egraph import Graph, Node
 from rewrites.law import Name, Sort, is_variable
+from rewrites.laws.epilogues import ROWS, Stage, chain
+from rewrites.laws.kernel_law import Implementation
 
+Declared = TypeVar("Declared", Implementation, Stage)
 Found = dict[str, Any]                                      # variable -> class, or name of an attribute
 COMMUTES = ("add", "mul")
 C = space("C")                                              # rows of caches
@@ -21,6 +24,7 @@ class Matcher:
 
     def __init__(self, graph: Graph, terms: dict[int, Operator], values: dict[str, Any]) -> None:
         self.graph, self.values = graph, values
+        self.kinds = {node.kind for node in graph.nodes}
         self.members: dict[tuple[int, str], list[Node]] = defaultdict(list)
         for cls, nodes in graph.members.items():
             for node in nodes:
@@ -32,6 +36,7 @@ class Matcher:
                       if all(isinstance(s, int) for s in (term.into.cols, term.out.cols))}
         self.square = {cls for cls, term in terms.items() if not isinstance(term.out.cols, int)}
         self.known: dict[tuple[Operator, int], Sequence[Found]] = {}
+        self.distinct: dict[tuple[Operator, int], Sequence[Found]] = {}
         self.sorts: dict[Operator, Sort] = {}
 
     @cached_property
@@ -59,12 +64,45 @@ class Matcher:
 
     def find(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Iterator[Found]:
         """Each substitution, none twice. Raises TypeError where one symbol is given two sorts."""
-        seen = set()
-        for found in self._matches(pattern, cls, variables):
+        for found in self._ways(pattern, cls, variables):
             bound = {name: found[name] for name in variables}
-            if (key := tuple(bound.values())) not in seen and self._agree(bound, variables):
-                seen.add(key)
-                yield bound
+            if self._agree(bound, variables): yield bound
+
+    def able(self, patterns: Sequence[Declared]) -> list[Declared]:
+        """Those whose kinds of nodes the graph has."""
+        return [each for each in patterns if each.kinds <= self.kinds]
+
+    def wholes(self, cls: int, implementations: Sequence[Implementation]) -> Iterator[tuple[Implementation, Found]]:
+        """Each of these that a class holds as a whole, with its substitutions."""
+        return ((each, found) for each in implementations for found in self.find(each.pattern, cls, each.variables))
+
+    def chains(self, cls: int, heads: Sequence[Implementation],
+               stages: Sequence[Stage]) -> Iterator[tuple[Implementation, Found]]:
+        """Each chain of stages behind a head that a class holds, with its substitution, from the last stage back."""
+        for after, first, operands in self._epilogues(cls, stages):
+            for head in heads:
+                starts = self._ways(head.pattern, first, head.variables)
+                if starts and (made := chain(head, *after)) is not None:
+                    for start in starts:
+                        bound = {name: (start if name in start else operands)[name] for name in made.variables}
+                        if self._agree(bound, made.variables): yield made, bound
+
+    def _epilogues(self, cls: int, stages: Sequence[Stage],
+                   after: tuple[Stage, ...] = ()) -> Iterator[tuple[tuple[Stage, ...], int, Found]]:
+        """Stages that lead from a class to this one, the class, and their operands, where `after` come behind."""
+        yield after, cls, {}
+        for stage in stages:
+            for found in self._ways(stage.pattern, cls, stage.variables):
+                if not all(map(stage.precedes, after)): break
+                for chained, first, operands in self._epilogues(found[ROWS], stages, (stage, *after)):
+                    yield chained, first, operands | found
+
+    def _ways(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Found]:
+        """Each substitution once, whatever its sizes."""
+        if (pattern, cls) not in self.distinct:
+            ways = {tuple(way[name] for name in variables): way for way in self._matches(pattern, cls, variables)}
+            self.distinct[pattern, cls] = [*ways.values()]
+        return self.distinct[pattern, cls]
 
     def _agree(self, bound: Found, variables: dict[str, Sort]) -> bool:
         """Sizes of one name are equal, and patterns have the flags that are asked for."""

@@ -11,7 +11,7 @@ from opmatrix.runtime.operands import C
 from opmatrix.shapes import Space
 from opmatrix.term import Operator, substitute
 from rewrites.law import value as rows
-from rewrites.laws.implementation import Implementation
+from rewrites.laws.kernel_law import Implementation
 
 if TYPE_CHECKING:
     from rewrites.compiler.lower import Lowering

@@ -11,7 +11,6 @@ from rewrites.compiler.search import Structure
 from rewrites.derivations import wording
 from rewrites.derivations.derivation import Derivation, Otherwise
 from rewrites.derivations.finding import derive
-from rewrites.derivations.trees import Forest
 from rewrites.extraction import Extraction
 from rewrites.law import APPROXIMATE, Law
 
@@ -74,7 +73,7 @@ def chain(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise
             found.append(derive(lowering, extraction, part.roots[after], laws))
         else:                                               # the same graph, so the same trees: only numbers differ
             same = found[first]
-            found.append(replace(same, forest=Forest(lowering, same.forest.made, same.forest.read)))
+            found.append(replace(same, forest=replace(same.forest, lowering=lowering)))
     exact = Chain(tuple(found), tuple(like), tuple(structure.path), tuple(laws))
     return exact.approximated({n: nearly(e) for n, e in enumerate(structure.extractions)} if stored is None else stored)
 

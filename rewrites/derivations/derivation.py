@@ -11,7 +11,6 @@ from rewrites.compiler.egraph import Node, build
 from rewrites.compiler.template import sizes_of
 from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree
 from rewrites.law import APPROXIMATE, Law, is_variable, spelled
-from rewrites.laws.implementation import CALLS
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import TOLERANCE, batch, compare_values, stack, width
 from rewrites.verify.numbers import Values
@@ -169,10 +168,10 @@ class Reading:
         if tree.kind == READ:
             whole, *inside = map(self.term, self.forest.read[tree.cls])
             return substitute(whole, dict(zip(inside, parts, strict=True)))
-        if tree.kind in CALLS:
+        if (kernel := self.forest.kernels.get(tree.kind)) is not None:
             operands, others = iter(parts), iter(tree.attributes)
-            return CALLS[tree.kind].over({name: self.values[next(others)] if sort.name in OPEN else next(operands)
-                                          for name, sort in CALLS[tree.kind].variables.items()})
+            return kernel.over({name: self.values[next(others)] if sort.name in OPEN else next(operands)
+                                for name, sort in kernel.variables.items()})
         places = dict(enumerate(parts))
         term = build(Node(tree.kind, tuple(places), tree.attributes, tree.cls, False), places, self.values)
         return stack(self.forest.graph, tree.cls, term, self.numbers)

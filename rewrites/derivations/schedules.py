@@ -31,7 +31,7 @@ from rewrites.derivations.chain import Chain, describe_method
 from rewrites.derivations.derivation import Derivation, Step
 from rewrites.derivations.finding import lowered
 from rewrites.derivations.stages import Stage, Store, Tile, find_law
-from rewrites.derivations.trees import READ, Forest, Tree
+from rewrites.derivations.trees import READ, Tree
 from rewrites.derivations.wording import TRUST, Writer
 from rewrites.extraction import Extraction, Infeasible, extract
 from rewrites.front.differences import difference
@@ -39,7 +39,6 @@ from rewrites.front.opening import source
 from rewrites.front.sites import fitter, sites
 from rewrites.front.workload import Workload
 from rewrites.law import PARTITION, Law, apart
-from rewrites.laws.implementation import CALLS
 from rewrites.verify import VerificationError, verify_laws
 from rewrites.verify.programs import oracle, unrounded, verify_approximate, verify_exact, verify_structure
 
@@ -135,7 +134,7 @@ class Schedule:
         derived = []
         for each, lowering, extraction in zip(self.rewritten, self.structure.lowerings, self.structure.extractions,
                                               strict=True):
-            forest = Forest(lowering, each.forest.made, each.forest.read)
+            forest = replace(each.forest, lowering=lowering)
             _, called = forest.extracted(extraction, each.tree.cls)
             derived.append(Derivation(each.forest, each.start, (*each.steps, *lowered(called))))
         chain = Chain(tuple(derived), like, ((FULL, FULL),) * len(derived), self.laws)
@@ -372,7 +371,8 @@ def has_tiles(kernel: str) -> bool:
 
 def split_axis(part: Derivation, keys: int) -> Derivation:
     """With one step more for each attention: its contracted axis is split."""
-    calls = [tree for tree in part.end.walk() if tree.kind in CALLS and any(map(has_tiles, CALLS[tree.kind].named))]
+    kernels = part.forest.kernels
+    calls = [tree for tree in part.end.walk() if tree.kind in kernels and any(map(has_tiles, kernels[tree.kind].named))]
     steps = [*part.steps]
     for tree in sorted(calls, key=lambda tree: -tree.size):
         after = part.forest.tree(tree.kind, tree.children, (*tree.attributes, f"tile={keys}"), tree.cls)

@@ -12,6 +12,7 @@ from rewrites.compiler.lower import Call, Lowering, Method, Use
 from rewrites.compiler.match import attribute_variable, orders
 from rewrites.extraction import Extraction
 from rewrites.law import is_variable
+from rewrites.laws.kernel_law import Implementation
 
 OPEN = "count", "where", "over", "relation"                          # sorts of variables that stand for attributes
 READ = "interpreted"                                        # what no kernel computes: a term, read over its operands
@@ -57,6 +58,7 @@ class Forest:
 
     lowering: Lowering
     made: dict[Any, Tree] = field(default_factory=dict)
+    kernels: dict[str, Implementation] = field(default_factory=dict)    # by the kinds of trees that stand for calls
     read: dict[int, tuple[Tree, ...]] = field(default_factory=dict)     # class that is interpreted: its tree, and its
                                                                         # operands'
 
@@ -155,7 +157,9 @@ class Forest:
                 found[cls] = self.instance(call, cls, operands)
                 children = tuple(held(call, cls, name, t) for name, t in operands.items() if isinstance(t, Tree))
                 attributes = tuple(t for t in operands.values() if isinstance(t, str))
-                called[found[cls]] = self.tree(f"{call.implementation.name}()", children, attributes, cls)
+                kind = f"{call.implementation.name}()"
+                self.kernels[kind] = call.implementation
+                called[found[cls]] = self.tree(kind, children, attributes, cls)
             return found[cls]
 
         def interpreted(cls: int, operands: list[int]) -> Tree:

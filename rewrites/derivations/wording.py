@@ -10,7 +10,6 @@ from opmatrix.term import KINDS, NAMES, Operator
 from rewrites.derivations.derivation import Derivation, Step, unify
 from rewrites.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree
 from rewrites.law import APPROXIMATE, Law
-from rewrites.laws.implementation import CALLS
 
 INFIX = {"add": (1, " + "), "mul": (2, " * "), "compose": (2, " @ ")}
 NAMED = 12                                                  # nodes of an operator that may have a name of its own
@@ -101,8 +100,8 @@ def describe_sides(forest: Forest, step: Step, laws: dict[str, Law]) -> tuple[st
             left, right = reversed(pair) if step.backwards else pair
             if unify(left, step.before, found := {}) and unify(right, step.after, found):
                 break
-    elif step.after.kind in CALLS and step.before.kind not in CALLS:
-        names = [name for name, sort in CALLS[step.after.kind].variables.items() if sort.name not in OPEN]
+    elif step.after.kind in forest.kernels and step.before.kind not in forest.kernels:
+        names = [name for name, sort in forest.kernels[step.after.kind].variables.items() if sort.name not in OPEN]
         found = dict(zip(names, (child.children[0] if child.kind == STORED else child for child in step.after.children),
                          strict=True))
     said = {name: (tree, plain.text(tree)) for name, tree in found.items() if isinstance(tree, Tree)}

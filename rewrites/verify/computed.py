@@ -25,7 +25,7 @@ from rewrites.compiler.lower import Call, Lowering, Method
 from rewrites.compiler.template import Template
 from rewrites.law import INPUT, RELATED, SAMPLE, Sort, apart, drawn, k, n, p, q
 from rewrites.law import ROWS as LENGTHS
-from rewrites.laws.implementation import Implementation
+from rewrites.laws.kernel_law import Implementation
 from rewrites.verify.mutants import FREE
 from rewrites.verify.numbers import Exact, Values
 

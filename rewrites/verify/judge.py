@@ -7,7 +7,7 @@ import numpy as np
 
 from rewrites.compiler.egraph import engine
 from rewrites.law import Law
-from rewrites.laws.implementation import Implementation
+from rewrites.laws.kernel_law import Implementation
 from rewrites.verify import computed
 from rewrites.verify.equal import proved
 from rewrites.verify.graphs import TOLERANCE, check_seeded

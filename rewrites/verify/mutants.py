@@ -13,7 +13,7 @@ from opmatrix.shapes import N, Space
 from opmatrix.term import KINDS, Operator
 from rewrites.compiler.kinds import adjoint, left, right
 from rewrites.law import Law, Name, Sides, Sort, h, k, n, p, q, stand_in
-from rewrites.laws.implementation import Implementation
+from rewrites.laws.kernel_law import Implementation
 
 Place = tuple[Operator, Operator]
 Made = tuple[str, str, Law, Place | None]                   # kind of mutant, change in words, the law, the place

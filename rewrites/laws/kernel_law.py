@@ -1,0 +1,70 @@
+"""What an implementation law is: kernels, and the term that they compute, read by the float64 oracle too."""
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from opmatrix.data import Data
+from opmatrix.operators import I
+from opmatrix.runtime.kernels import KERNELS
+from opmatrix.runtime.operands import Stack
+from opmatrix.term import Operator
+from rewrites.compiler.flat import flat
+from rewrites.law import IMPLEMENTATION, Sort, stand_in
+
+
+@dataclass(frozen=True, eq=False)
+class Implementation:
+    """`kernels`, one or several in turn, compute `body`; none where nothing runs, as heads are columns side by side.
+    Each takes the variables that its signature names; what it still lacks the one before it gives. An attribute may be
+    a function of what a call is about (rewrites/compiler/calls.py). `single`: one operator alone, which an import
+    without fusion runs."""
+
+    name: str
+    kernels: str | tuple[str, ...]
+    body: Callable[..., Operator]
+    variables: dict[str, Sort]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    single: bool = False
+    source: str = ""
+    kind: str = IMPLEMENTATION
+
+    @cached_property
+    def named(self) -> tuple[str, ...]:
+        """The kernels, in turn."""
+        return (self.kernels,) if isinstance(self.kernels, str) else self.kernels
+
+    def over(self, operands: dict[str, Any]) -> Operator:
+        """What the kernel computes, over these operands."""
+        return self.body(**operands)
+
+    def data(self, values: Mapping[str, Any]) -> list[Data]:
+        """Arrays that its kernel is given beside its variables, from a template's table."""
+        return []
+
+    @cached_property
+    def pattern(self) -> Operator:
+        """The flat term over symbols, one for each variable."""
+        return flat(self.over({name: stand_in(name, sort) for name, sort in self.variables.items()}), I)
+
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        return find_kinds(self.pattern)
+
+    @cached_property
+    def layout(self) -> str:
+        """How the matrices of heads are wanted: as they are, one above the other, or side by side."""
+        if any(each.annotation is Stack for kernel in self.named for each in KERNELS[kernel].operands.values()):
+            return "stack"
+        return "rows" if "x" in self.variables and len(self.variables["x"].sizes) == 2 else "columns"
+
+    def row(self) -> tuple[str, ...]:
+        """Name, kind, statement, guard, source: the row of `opmatrix laws`."""
+        options = "".join(f", {key}={value!r}" for key, value in self.attributes.items() if not callable(value))
+        statement = f"{', '.join(self.named) or 'view'}({', '.join(self.variables)}{options}) = {self.pattern}"
+        return self.name, self.kind, statement, "", self.source
+
+
+def find_kinds(pattern: Operator) -> frozenset[str]:
+    """The kinds of nodes that a graph must have for a pattern to match anywhere."""
+    return frozenset(node.kind.name for node in pattern.walk()) - {"symbol"}
