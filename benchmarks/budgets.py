@@ -11,10 +11,11 @@ from statistics import median
 import command
 import numpy as np
 from command import Figure, Parser, concluded, count, say, tabled, takes, whole
+from random_models import random_config, random_sentences, random_weights
 
 from formats.machine.model import this_machine
 from opmatrix.measure import peak
-from opmatrix.models.transformer import random_config, random_sentences, random_weights, transformer
+from opmatrix.models.transformer import transformer
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from rewrites.command.report import Report, silence_stdout

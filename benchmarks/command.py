@@ -16,6 +16,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TESTS = ROOT / "tests"
 if str(ROOT) not in sys.path: sys.path.insert(0, str(ROOT))  # before an installed opmatrix
+sys.path.append(str(TESTS))                                  # what makes models, programs and mutants
 
 from formats.core.errors import InputError  # noqa: E402
 from formats.disk.files import open_regular, replacing  # noqa: E402

@@ -23,9 +23,7 @@ from threading import Event, Thread
 from threading import enumerate as enumerate_threads
 
 import command
-from command import TESTS, Figure, Parser, concluded, count, tabled, takes, whole
-
-sys.path.append(str(TESTS))
+from command import Figure, Parser, concluded, count, tabled, takes, whole
 
 PHASES = "recording", "preparing", "waiting", "launch", "result"
 HANG = 30                                                   # seconds without an end, of a run that takes milliseconds

@@ -9,11 +9,12 @@ from statistics import median
 import command
 import numpy as np
 from command import Figure, Parser, cell, concluded, count, number, say, spread, tabled, takes
+from random_models import random_weights
 
 from formats.machine.model import this_machine
 from opmatrix.extents import patterns
 from opmatrix.measure import measure
-from opmatrix.models.transformer import random_weights, transformer
+from opmatrix.models.transformer import transformer
 from opmatrix.operators import pick, weight
 from opmatrix.patterns import Batch
 from opmatrix.runtime.scheme import Running

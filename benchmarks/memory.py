@@ -15,10 +15,11 @@ from pathlib import Path
 import command
 import numpy as np
 from command import Figure, Parser, concluded, count, say, tabled, takes
+from random_models import random_weights
 
 from formats.machine.model import this_machine
 from opmatrix.display.tables import table
-from opmatrix.models.transformer import random_weights, transformer
+from opmatrix.models.transformer import transformer
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from rewrites.compiler.lower import EXACT, Method

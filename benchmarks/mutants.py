@@ -17,11 +17,11 @@ from functools import cache, partial
 
 import command
 from command import Figure, Parser, concluded, count, say, tabled, takes
+from judge import AXIOMS, TRIED, Verdict, judge
+from law_mutants import Mutant, kernel_mutants, mutants
 
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import implementations
-from rewrites.verify.judge import AXIOMS, TRIED, Verdict, judge
-from rewrites.verify.mutants import Mutant, kernel_mutants, mutants
 
 COLUMNS = ("kind", "mutants", "law", "e-class", "equal", "tried", "survivors")
 

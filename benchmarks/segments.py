@@ -5,12 +5,12 @@
 Encoders of random weights, written by hand, 384 wide, on sentences of 128 tokens. Behind half of the layers of one of
 them stands a term that is read in float64; all its other steps are recorded, in two segments. The step alone is its
 kernel, called on rows that lie ready. All three take turns in one process, and a ratio is of one round."""
-import sys
 from statistics import median
 
 import command
 import numpy as np
-from command import TESTS, Figure, Parser, cell, concluded, count, spread, tabled, takes
+from command import Figure, Parser, cell, concluded, count, spread, tabled, takes
+from programs import Writer, embedding, fused_layer
 
 from formats import Dense
 from opmatrix.measure import measure
@@ -19,10 +19,6 @@ from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
-
-sys.path.append(str(TESTS))
-
-from programs import Writer, embedding, fused_layer
 
 WIDTH, HEADS, WORDS, SENTENCE = 384, 6, 1000, 128
 PARTS = "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"

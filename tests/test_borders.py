@@ -1,12 +1,12 @@
 """Border forms: what is handed on and what is still to follow are the full value; a form is one function."""
 import numpy as np
 import pytest
+from random_models import random_config, random_weights
 from searched import Round, relative
 
 from opmatrix.data import Data
 from opmatrix.extents import patterns
 from opmatrix.models import build
-from opmatrix.models.transformer import random_config, random_weights
 from opmatrix.operators import I, attention, const, gelu, given, layernorm, relu, rmsnorm, weight
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch, sequence

@@ -29,9 +29,8 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.proofs.equations import Prover, encode_size, prove
 from rewrites.proofs.laws.blocks import SAME
 from rewrites.proofs.laws.values import LAWS, SORTED
-from rewrites.proofs.refute import refute
+from rewrites.proofs.refute import instance, refute
 from rewrites.proofs.value_kinds import below, unit
-from rewrites.verify.mutants import instance
 
 EACH = pytest.mark.parametrize("each", LAWS, ids=lambda law: law.name)
 

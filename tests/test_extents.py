@@ -6,13 +6,14 @@ import pytest
 import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_models import random_config, random_weights
 from searched import RAGGED, Round, model, structure
 
 from formats.kernels.mixing import attending
 from formats.machine.model import features
 from opmatrix import shapes
 from opmatrix.extents import WHOLE, Extents, Missing, T, counted, pairs, patterns
-from opmatrix.models.transformer import random_config, random_weights, transformer
+from opmatrix.models.transformer import transformer
 from opmatrix.operators import I, product, turn
 from opmatrix.patterns import Batch, causal, parse, sequence, window
 from rewrites.compiler.price import Prices

@@ -3,6 +3,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
+import computed
 import numpy as np
 import pytest
 from sympy import sympify
@@ -50,7 +51,7 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.laws.epilogues import HEADS, ITSELF, STAGES, chain, epilogues
 from rewrites.laws.facts import DIRECTING
 from rewrites.laws.implementation import IMPLEMENTATIONS, implementations
-from rewrites.verify import Errors, check_seeded, computed, unrounded, verify_steps
+from rewrites.verify import Errors, check_seeded, unrounded, verify_steps
 from rewrites.verify.programs import EQUAL
 
 LAWS = pytest.mark.parametrize("each", EXACT_LAWS, ids=lambda law: law.name)

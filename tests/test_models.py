@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from conftest import CONFIG
+from random_models import random_config
 from scipy.special import erf
 
 from formats.core.errors import InputError
 from opmatrix.models import build, tensors
-from opmatrix.models.transformer import random_config
 from opmatrix.oracles import dense, entrywise, factors
 from opmatrix.patterns import Batch
 from opmatrix.term import Data

@@ -3,18 +3,18 @@ one."""
 from collections import Counter
 from functools import cache
 
+import computed
 import numpy as np
 import pytest
+from axioms import LAWS as AXIOMS
+from equal import proved
+from judge import TRIED, judge
+from law_mutants import Mutant, kernel_mutants, mutants
 
 from opmatrix.operators import I, product, relu, turn
 from rewrites.law import column, constant, find, law, matrix, n, p, stand_in, value
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import implementations
-from rewrites.proofs.laws.axioms import LAWS as AXIOMS
-from rewrites.verify import computed
-from rewrites.verify.equal import proved
-from rewrites.verify.judge import TRIED, judge
-from rewrites.verify.mutants import Mutant, kernel_mutants, mutants
 
 KINDS = {"guard", "linear", "operand", "transpose", "sign", "scale", "order", "index", "term"}
 EVERY = [*implementations()]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_models import random_config, random_weights
 from safetensors.numpy import load_file
 from searched import Round
 
@@ -16,7 +17,6 @@ from formats.machine.datasheets import datasheet
 from opmatrix.data import Promised
 from opmatrix.extents import counted, patterns
 from opmatrix.models import build, promised
-from opmatrix.models.transformer import random_config, random_weights
 from rewrites.command.commands import app
 from rewrites.compiler.planned import planned
 from rewrites.compiler.search import search

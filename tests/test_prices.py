@@ -1,11 +1,12 @@
 """Prices: what a search is told that kernels cost is what the program that it finds is said to cost."""
 import numpy as np
 import pytest
+from random_models import random_config, random_weights
 from searched import KINDS, RAGGED
 from standin import machine
 
 from opmatrix.extents import patterns
-from opmatrix.models.transformer import random_config, random_weights, transformer
+from opmatrix.models.transformer import transformer
 from opmatrix.operators import pick
 from opmatrix.pipelines.pooling import Pooling
 from rewrites.compiler.search import search

@@ -10,11 +10,12 @@ import numpy as np
 import optimized
 import pytest
 import standin
+from random_models import random_config, random_sentences, random_weights
 
 from formats.core.errors import InputError
 from opmatrix.data import Data
 from opmatrix.files.checkpoint import open_model
-from opmatrix.models.transformer import random_config, random_sentences, random_weights, transformer
+from opmatrix.models.transformer import transformer
 from opmatrix.operators import I, affine, gelu, weight
 from opmatrix.oracles import dense, factors
 from opmatrix.patterns import Batch

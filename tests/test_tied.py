@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_models import random_weights
 from safetensors.numpy import load_file
 from searched import Round
 
 from formats import FORMATS, kernels
 from opmatrix.extents import counted, patterns
 from opmatrix.models import build
-from opmatrix.models.transformer import random_weights
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from opmatrix.program import Program, Step

@@ -3,11 +3,11 @@ from itertools import product
 
 import numpy as np
 import pytest
+from random_models import MASKS, random_config, random_sentences, random_weights
 from searched import KINDS, structure
 
 from formats.core.errors import InputError
 from opmatrix.models import build
-from opmatrix.models.transformer import MASKS, random_config, random_sentences, random_weights
 from opmatrix.operators import ACTIVATIONS
 from opmatrix.oracles import dense, entrywise
 from opmatrix.patterns import Batch, causal, mask, parse, sequence, window

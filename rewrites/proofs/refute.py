@@ -13,10 +13,9 @@ from opmatrix.data import Data
 from opmatrix.operators import const, gelu, heads, ones, product, relu, turn, weight
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
-from opmatrix.shapes import H, N, Shape, T
+from opmatrix.shapes import H, N, Shape, Space, T
 from opmatrix.term import Operator
 from rewrites.law import INPUT, ROWS, Name, apart, bent
-from rewrites.verify.mutants import instance
 
 MIN_DIFFERENCE = 1e-6                                       # relative: far above what float64 rounds
 FREE = (N, T, H)                                            # sizes that an input gives
@@ -116,3 +115,19 @@ def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Gene
         yield matrix(columns, out.cols)
         row: Operator = const(Data(rng.normal(size=out.cols * (stack or (1,))[0]), f"{leaf.args[0]}{next(names)}"))
         yield row @ heads(stack[0]) if stack else row
+
+
+def instance(term: Operator, by: dict[Any, Any], memo: dict[Operator, Operator] | None = None) -> Operator:
+    """The term over other variables: symbols by name, monoids, patterns and numbers of heads too."""
+    memo = {} if memo is None else memo
+    for node in term.walk():
+        if node in memo:
+            continue
+        children = [memo[child] for child in node.children]
+        attributes = [by.get(str(a), a) if isinstance(a, Name | Symbol) else a for a in node.attributes]
+        if node.kind.name == "symbol":
+            memo[node] = by.get(str(node.args[0]), node)
+        else:
+            follows = node.kind.name == "compose" and isinstance(children[0].out.rows, Space)
+            memo[node] = children[0] @ children[1] if follows else node.kind(*children, *attributes)
+    return memo[term]

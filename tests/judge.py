@@ -3,15 +3,15 @@ to be no mutant at all."""
 from dataclasses import dataclass
 from typing import Any
 
+import computed
 import numpy as np
+from equal import proved
+from law_mutants import Mutant, make_law, of_kernel
 
 from rewrites.compiler.egraph import engine
 from rewrites.law import Law
 from rewrites.laws.kernel_law import Implementation
-from rewrites.verify import computed
-from rewrites.verify.equal import proved
 from rewrites.verify.graphs import TOLERANCE, check_seeded
-from rewrites.verify.mutants import Mutant, make_law, of_kernel
 
 SEEDS = range(6)
 TRIED = "a guard of the search: the kernel computes its term of operands without it too, as tried with numbers"

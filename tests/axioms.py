@@ -1,5 +1,5 @@
 """What sums, products and compositions mean, as laws of any values and operators, stored or not. They serve the proof
-that two statements are equal (rewrites/verify/equal.py), not the search."""
+that two statements are equal (equal.py), not the search."""
 from opmatrix.operators import I, heads, product, row, total, turn
 from opmatrix.term import KINDS
 from rewrites.compiler.kinds import adjoint, behind, blank, by_head, joined, left, right

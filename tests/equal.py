@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from axioms import LAWS as AXIOMS
 from sympy import sympify
 
 from opmatrix.shapes import N
@@ -11,7 +12,6 @@ from opmatrix.term import Operator
 from rewrites.compiler.egraph import engine, rules, saturate
 from rewrites.compiler.template import Template
 from rewrites.law import FLAGS, Law, normalised, right_linear
-from rewrites.proofs.laws.axioms import LAWS as AXIOMS
 
 IMPLIED = {normalised: (right_linear,)}                     # flags of a monoid
 

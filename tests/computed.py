@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from law_mutants import FREE
 from sympy import sympify
 
 from opmatrix.operators import I, const, given, pick, product, symbol, turn
@@ -26,7 +27,6 @@ from rewrites.compiler.template import Template
 from rewrites.law import INPUT, RELATED, SAMPLE, Sort, apart, drawn, k, n, p, q
 from rewrites.law import ROWS as LENGTHS
 from rewrites.laws.kernel_law import Implementation
-from rewrites.verify.mutants import FREE
 from rewrites.verify.numbers import Exact, Values
 
 VALUES = ("value", "scores", "column", "level", "varying")

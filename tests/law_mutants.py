@@ -9,11 +9,12 @@ from sympy import Symbol, sympify
 
 from opmatrix import monoids, patterns
 from opmatrix.operators import const, heads, join, turn
-from opmatrix.shapes import N, Space
+from opmatrix.shapes import N
 from opmatrix.term import KINDS, Operator
 from rewrites.compiler.kinds import adjoint, left, right
 from rewrites.law import Law, Name, Sides, Sort, h, k, n, p, q, stand_in
 from rewrites.laws.kernel_law import Implementation
+from rewrites.proofs.refute import instance
 
 Place = tuple[Operator, Operator]
 Made = tuple[str, str, Law, Place | None]                   # kind of mutant, change in words, the law, the place
@@ -51,22 +52,6 @@ def mutants(laws: Sequence[Law]) -> Iterator[Mutant]:
 
 
 # ---- statements as terms
-
-def instance(term: Operator, by: dict[Any, Any], memo: dict[Operator, Operator] | None = None) -> Operator:
-    """The term over other variables: symbols by name, monoids, patterns and numbers of heads too."""
-    memo = {} if memo is None else memo
-    for node in term.walk():
-        if node in memo:
-            continue
-        children = [memo[child] for child in node.children]
-        attributes = [by.get(str(a), a) if isinstance(a, Name | Symbol) else a for a in node.attributes]
-        if node.kind.name == "symbol":
-            memo[node] = by.get(str(node.args[0]), node)
-        else:
-            follows = node.kind.name == "compose" and isinstance(children[0].out.rows, Space)
-            memo[node] = children[0] @ children[1] if follows else node.kind(*children, *attributes)
-    return memo[term]
-
 
 def make_law(law: Law, sorts: dict[str, Sort], sides: Sides, **more: Any) -> Law:
     """A law of these two sides, over variables of these sorts."""
