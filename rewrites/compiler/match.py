@@ -12,7 +12,7 @@ from rewrites.law import Name, Sort, is_variable
 from rewrites.laws.epilogues import ROWS, Stage, chain
 from rewrites.laws.kernel_law import Implementation
 
-Declared = TypeVar("Declared", Implementation, Stage)
+Patterned = TypeVar("Patterned", Implementation, Stage)
 Found = dict[str, Any]                                      # variable -> class, or name of an attribute
 COMMUTES = ("add", "mul")
 C = space("C")                                              # rows of caches
@@ -68,7 +68,7 @@ class Matcher:
             bound = {name: found[name] for name in variables}
             if self._agree(bound, variables): yield bound
 
-    def able(self, patterns: Sequence[Declared]) -> list[Declared]:
+    def able(self, patterns: Sequence[Patterned]) -> list[Patterned]:
         """Those whose kinds of nodes the graph has."""
         return [each for each in patterns if each.kinds <= self.kinds]
 
