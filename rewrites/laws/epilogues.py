@@ -31,7 +31,7 @@ from rewrites.law import (
 from rewrites.laws.kernel_law import Implementation, find_kinds
 
 FIELDS = [field for stage in FUSED for field in stage.fields]       # operands of epilogues, as kernels come to them
-ROWS = "y"                                                  # what a stage is applied to
+ROWS = "_"                                                  # what a stage is applied to, in its pattern
 selection = Sort("value", ("given",))                       # a one-hot value, by a field of the batch
 
 
@@ -62,14 +62,14 @@ class Stage:
 
     @cached_property
     def variables(self) -> dict[str, Sort]:
-        """Its operands, and y, which may be anything."""
+        """Its rows, which may be anything, and its operands."""
         return {ROWS: operator} | self.operands
 
     @cached_property
     def pattern(self) -> Operator:
         """The flat term over symbols."""
-        return flat(self.body(**{name: stand_in(name, sort) for name, sort in self.operands.items()},
-                              y=stand_in(ROWS, value[p])), I)
+        operands = {name: stand_in(name, sort) for name, sort in self.operands.items()}
+        return flat(self.body(stand_in(ROWS, value[p]), **operands), I)
 
     @cached_property
     def kinds(self) -> frozenset[str]:
@@ -84,7 +84,7 @@ class Stage:
     def row(self) -> tuple[str, ...]:
         """What it adds to an implementation's name, kind, statement, guard, source: the row of `opmatrix laws`."""
         kernels = ", ".join(dict.fromkeys(head.named[0] for head in HEADS if accepts(head, self)))
-        statement = f"{kernels}(…, {', '.join(self.operands)}) = {self.pattern}"
+        statement = f"{kernels}({', '.join(self.variables)}) = {self.pattern}"
         return f"_{self.name}", IMPLEMENTATION, statement, "", ""
 
 
