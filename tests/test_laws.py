@@ -288,7 +288,7 @@ def test_stages_follow_in_the_order_of_the_kernel():
     assert chain(ITSELF, bias) is chain(ITSELF, bias) and chain(ITSELF, norm, affine).single
 
 
-@pytest.mark.parametrize("stages", [*epilogues()][1::40], ids=lambda each: "_".join(stage.name for stage in each))
+@pytest.mark.parametrize("stages", [*epilogues()][1::40], ids=lambda each: "".join(stage.name for stage in each))
 def test_chains_are_found_where_their_whole_pattern_is(stages):
     """Stage by stage from the class back, and no others, with the same operands."""
     lowering, *_ = computed.lower_implementation(chain(HEADS[0], *stages), np.random.default_rng(0))

@@ -2,17 +2,16 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from formats.core.epilogue import ACTIVATIONS
 from opmatrix.shapes import H, S, T, space
 from opmatrix.term import Operator
 from rewrites.compiler.egraph import Graph, Node
 from rewrites.law import Name, Sort, is_variable
-from rewrites.laws.epilogues import ROWS, Stage, chain
+from rewrites.laws.epilogues import chain, precedes
 from rewrites.laws.kernel_law import Implementation
 
-Patterned = TypeVar("Patterned", Implementation, Stage)
 Found = dict[str, Any]                                      # variable -> class, or name of an attribute
 COMMUTES = ("add", "mul")
 C = space("C")                                              # rows of caches
@@ -68,7 +67,7 @@ class Matcher:
             bound = {name: found[name] for name in variables}
             if self._agree(bound, variables): yield bound
 
-    def able(self, patterns: Sequence[Patterned]) -> list[Patterned]:
+    def able(self, patterns: Sequence[Implementation]) -> list[Implementation]:
         """Those whose kinds of nodes the graph has."""
         return [each for each in patterns if each.kinds <= self.kinds]
 
@@ -77,7 +76,7 @@ class Matcher:
         return ((each, found) for each in implementations for found in self.find(each.pattern, cls, each.variables))
 
     def chains(self, cls: int, heads: Sequence[Implementation],
-               stages: Sequence[Stage]) -> Iterator[tuple[Implementation, Found]]:
+               stages: Sequence[Implementation]) -> Iterator[tuple[Implementation, Found]]:
         """Each chain of stages behind a head that a class holds, with its substitution, from the last stage back."""
         for after, first, operands in self._epilogues(cls, stages):
             for head in heads:
@@ -87,14 +86,14 @@ class Matcher:
                         bound = {name: (start if name in start else operands)[name] for name in made.variables}
                         if self._agree(bound, made.variables): yield made, bound
 
-    def _epilogues(self, cls: int, stages: Sequence[Stage],
-                   after: tuple[Stage, ...] = ()) -> Iterator[tuple[tuple[Stage, ...], int, Found]]:
+    def _epilogues(self, cls: int, stages: Sequence[Implementation],
+                   after: tuple[Implementation, ...] = ()) -> Iterator[tuple[tuple[Implementation, ...], int, Found]]:
         """Stages that lead from a class to this one, the class, and their operands, where `after` come behind."""
         yield after, cls, {}
         for stage in stages:
             for found in self._ways(stage.pattern, cls, stage.variables):
-                if not all(map(stage.precedes, after)): break
-                for chained, first, operands in self._epilogues(found[ROWS], stages, (stage, *after)):
+                if not all(precedes(stage, other) for other in after): break
+                for chained, first, operands in self._epilogues(found["rows"], stages, (stage, *after)):
                     yield chained, first, operands | found
 
     def _ways(self, pattern: Operator, cls: int, variables: dict[str, Sort]) -> Sequence[Found]:
@@ -185,7 +184,7 @@ class Matcher:
             return any((cls, kind) in self.members for kind in ACTIVATIONS)
         if name == "rotation":
             return (cls, "rotate") in self.members
-        if name in ("scalar", "column", "operator"):
+        if name in ("scalar", "column", "operator", "varying"):
             return True
         if of_heads(sort):                                  # one head is as many as a value may have, not a stack
             return name in ("value", "scores") or self.heads[cls] != 1

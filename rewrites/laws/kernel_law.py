@@ -49,7 +49,8 @@ class Implementation:
 
     @cached_property
     def kinds(self) -> frozenset[str]:
-        return find_kinds(self.pattern)
+        """The kinds of nodes that a graph must have for the pattern to match anywhere."""
+        return frozenset(node.kind.name for node in self.pattern.walk()) - {"symbol"}
 
     @cached_property
     def layout(self) -> str:
@@ -63,8 +64,3 @@ class Implementation:
         options = "".join(f", {key}={value!r}" for key, value in self.attributes.items() if not callable(value))
         statement = f"{', '.join(self.named) or 'view'}({', '.join(self.variables)}{options}) = {self.pattern}"
         return self.name, self.kind, statement, "", self.source
-
-
-def find_kinds(pattern: Operator) -> frozenset[str]:
-    """The kinds of nodes that a graph must have for a pattern to match anywhere."""
-    return frozenset(node.kind.name for node in pattern.walk()) - {"symbol"}
