@@ -17,7 +17,7 @@ from opmatrix.operators import weight
 from opmatrix.term import Operator
 from rewrites.compiler.egraph import Graph
 from rewrites.compiler.kinds import as_array
-from rewrites.compiler.match import Matcher
+from rewrites.compiler.match import Found, Matcher
 from rewrites.compiler.mixed import Mean
 from rewrites.compiler.price import Prices
 from rewrites.compiler.template import Template
@@ -151,7 +151,8 @@ class Lowering:
         whole, heads, stages = matcher.able(IMPLEMENTATIONS), matcher.able(HEADS), matcher.able(STAGES)
         return [(cls, Call(implementation, tuple(bound.items())))
                 for cls in self.terms if cls in self.graph.facts["act"] and cls not in self.graph.fixed
-                for implementation, bound in (*matcher.wholes(cls, whole), *matcher.chains(cls, heads, stages))
+                for implementation, bound in sorted(
+                    (*matcher.chains(cls, heads, stages), *matcher.wholes(cls, whole)), key=root_kind)
                 if self.fusion or implementation.single]
 
     @cached_property
@@ -311,6 +312,11 @@ class Lowering:
     def halves(self, cls: int) -> tuple[int, ...]:
         """The parts of a joined weight or bias."""
         return next((node.children for node in self.graph.members.get(cls, ()) if node.kind == "joined"), ())
+
+
+def root_kind(match: tuple[Implementation, Found]) -> str:
+    """The kind of node that an implementation is matched with: the order in which equally cheap ones are preferred."""
+    return match[0].pattern.kind.name
 
 
 def leaf(data: Data) -> Data:
