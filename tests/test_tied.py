@@ -151,7 +151,7 @@ def test_the_search_for_bytes_alone_takes_one_layout():
                 if lowering.stands_elsewhere(use.weight) else own(lowering, use)
         each = search(operator, EXACT_LAWS, Stages(), extents(operator), methods=methods)
         least.append((each.time, each.memory))
-    assert (found.time, found.memory) == min(least)
+    assert (found.time, found.memory) <= min(least)
 
 
 # ---- within budgets
