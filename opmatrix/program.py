@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from formats.format import Format
 from opmatrix.extents import Extents, S, T
-from opmatrix.measure import undisturbed
+from opmatrix.measure import seconds, undisturbed
 from opmatrix.patterns import Batch, Pattern
 from opmatrix.pipelines.embed import BATCH_ROWS, Progress, Texts, embed_texts, stream
 from opmatrix.pipelines.pooling import Pooling
@@ -62,6 +62,13 @@ class ById(Mapping[int, Any]):
     def __getitem__(self, at: int) -> NDArray[Any]: return self.arrays[self.names[at]]
     def __iter__(self) -> Iterator[int]: return iter(self.names)
     def __len__(self) -> int: return len(self.names)
+
+
+class Profile(NamedTuple):
+    """Seconds of whole runs, one number a round, and of each step in them, by the name of what it gives; views take
+    none, and are left out."""
+    runs: list[float]
+    steps: dict[str, list[float]]
 
 
 class Program:
@@ -201,15 +208,16 @@ class Program:
 
     # ---- what it costs
 
-    def profile(self, batch: Given, rounds: int = 15) -> dict[str, list[float]]:
-        """Seconds of each step inside a run, one number a round, by the name of what the step gives: looked at by
-        native code between its stages, so they add up to the run but for what Python does before and after. Views take
-        none, and are left out. Raises as `run` does, and RuntimeError where native code finds no clock."""
+    def profile(self, batch: Given, rounds: int = 15) -> "Profile":
+        """Seconds of runs, and of each step inside them: looked at by native code between its stages, so they add up to
+        the run but for what Python does before and after. Raises as `run` does, and RuntimeError where native code
+        finds no clock."""
         given, names = batched(batch), [*(port.name for port in self.inputs), *(step.output for step in self.steps)]
+        inside: list[dict[int, float]] = []
         with undisturbed():
             self.schedule.timed(given)                      # compiles, and is not counted
-            taken = [self.schedule.timed(given) for _ in range(rounds)]
-        return {names[step]: [each[step] for each in taken] for step in taken[0]}
+            runs = [seconds(lambda batch: inside.append(self.schedule.timed(batch)), given) for _ in range(rounds)]
+        return Profile(runs, {names[step]: [each[step] for each in inside] for step in inside[0]})
 
     @property
     def stored_bytes(self) -> int:

@@ -29,8 +29,10 @@ def test_every_step_that_computes_is_timed_once_a_round(rng, batch, workers, bet
         wanted = program.run(batch)
         taken = program.profile(batch, 3)
         assert np.array_equal(program.run(batch), wanted)
-    assert [*taken] == computing(program)
-    assert all(len(each) == 3 and min(each) > 0 for each in taken.values())
+    assert [*taken.steps] == computing(program) and len(taken.runs) == 3
+    assert all(len(each) == 3 and min(each) > 0 for each in taken.steps.values())
+    rounds = zip(*taken.steps.values(), taken.runs, strict=True)
+    if workers == 1: assert all(sum(steps) < whole for *steps, whole in rounds)
 
 
 def test_a_machine_without_a_clock_is_told(rng, monkeypatch):

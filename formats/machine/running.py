@@ -45,11 +45,11 @@ class Inside:
         from formats.kernels.engine.launch import ARENA, ROOM, address
         from formats.kernels.engine.pool import POOL
         from formats.kernels.engine.replay import GROUP, REPLAY, clock, conduct, replay
+        begun = time.perf_counter_ns()
         groups, stages, script = self.workers if self.apart else 1, int(self.ends[-1]), self.script
         given = address(self.given), fill * len(self.given)
         table = np.array([(address(script.record), *given, script.home, 0)] * groups, GROUP)
         stamps = np.zeros((groups, stages + 1, 2), np.int64)
-        begun = time.perf_counter_ns()
         with POOL.lock:
             reserved = *ARENA.reserve(script.size, groups), *ROOM.reserve(script.scratch, self.workers)
             arguments = np.array([(address(table), *reserved, clock(), address(stamps), stages + 1)], REPLAY)

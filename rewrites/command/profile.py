@@ -8,7 +8,6 @@ import numpy as np
 from formats.core.errors import InputError
 from formats.machine.quiet import Watch, describe_noise
 from opmatrix.display.tables import ms, table
-from opmatrix.measure import measure
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.costs import Costs
@@ -23,16 +22,16 @@ def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int 
     inputs nobody can draw."""
     program = Program.load(directory)
     batch, watch = drawn(program, sentences, tokens), Watch()
-    inside = {name: median(taken) for name, taken in program.profile(batch, rounds).items()}
-    whole = median(measure({"": program}, [batch], rounds)[""])
+    found = program.profile(batch, rounds)
+    inside, whole = {name: median(taken) for name, taken in found.steps.items()}, median(found.runs)
     running = Running.of(calibrated(lambda *_: None), batch.starts)
     rows = [(what, str(len(names)), ahead, sum(inside[name] for name in names))
             for what, (names, ahead) in group_steps(program, batch, running).items()]
     rows.sort(key=lambda row: -row[-1])
     begins, ahead = float(getattr(running, "start", 0.0)), sum(row[2] for row in rows)
     rows += [("before and after", "", begins, whole - sum(inside.values())), ("a run", "", begins + ahead, whole)]
-    lines = [[what, count, ms(ahead), ms(found), f"{found / whole:.0%}"] for what, count, ahead, found in rows]
-    noise = [describe_noise(seen, "measured times are too long")] if (seen := watch.seen()) else []
+    lines = [[what, count, ms(ahead), ms(seen), f"{seen / whole:.0%}"] for what, count, ahead, seen in rows]
+    noise = [describe_noise(busy, "measured times are too long")] if (busy := watch.seen()) else []
     return "\n".join([f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise,
                       table(lines, HEADER)])
 
