@@ -334,7 +334,7 @@ def test_every_field_of_a_report_is_checked(reported, key, value):
 def test_the_model_is_the_one_that_is_given(reported, monkeypatch, tmp_path):
     opened = []
     monkeypatch.setattr(explain, "open_model",
-                        lambda name: opened.append(name) or (_ for _ in ()).throw(InputError("seen")))
+                        lambda name, adapter: opened.append(name) or (_ for _ in ()).throw(InputError("seen")))
     for given in ("elsewhere", None):
         with pytest.raises(InputError, match="seen"): explain.explain(reported(), Report(quiet=True), model=given)
     assert opened == ["elsewhere", str(tmp_path / "model")]
