@@ -9,7 +9,7 @@ from formats.core.errors import InputError
 from opmatrix.pipelines.text import read_lines
 from rewrites.command import perplexity
 from rewrites.front.choice import choose
-from rewrites.front.goals import ANY, ERROR, Goal, goals
+from rewrites.front.goals import ANY, ERROR, MEASURES, Goal, goals
 from rewrites.front.workload import divided
 from rewrites.run import Run, optimize
 
@@ -39,6 +39,14 @@ def test_a_goal_is_a_measure_and_a_threshold(text, name, threshold, said):
     found = Goal.parsed(text)
     assert (found.measure.name, found.threshold, str(found)) == (name, pytest.approx(threshold, abs=1e-15), said)
     assert Goal.parsed(said) == found
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES.keys())
+def test_the_ends_of_what_may_be_asked_are_read_back(measure):
+    """Certificates keep goals as they are said, and verify reads them again."""
+    for end in (measure.low, measure.high):
+        goal = Goal(measure, end)
+        assert Goal.parsed(str(goal)) == goal
 
 
 @pytest.mark.parametrize("text, words", [

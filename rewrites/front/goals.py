@@ -3,6 +3,7 @@ compared with that of the exact one, so every goal is kept by what is exact."""
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from difflib import get_close_matches
 from operator import sub, truediv
 from pathlib import Path
@@ -20,7 +21,7 @@ ERROR = 0.02                                                # that is allowed wh
 ANY = 0.4                                                   # and where other goals judge
 DROP = 0.3                                                  # hundredths of a rank correlation that pairs may lose
 TOKENS = 4096                                               # of a text that programs are judged by
-GOAL = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)\s*([%x]?)\s*")
+GOAL = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d{1,3})?)\s*([%x]?)\s*")
 
 
 class Measure(NamedTuple):
@@ -92,7 +93,8 @@ class Goal:
             raise InputError(f"{where}: {name} is kept by {measure.sign}, such as {measure.example}")
         if unit != measure.unit and not (measure.unit == "%" and not unit):
             raise InputError(f"{where}: the number is written as in {measure.example}")
-        return cls(measure, float(number) / (100 if unit == "%" else 1)).checked(where)
+        threshold = Decimal(number).scaleb(-2 if unit == "%" else 0)      # a float over 100 is off by its last digit
+        return cls(measure, float(threshold)).checked(where)
 
     def checked(self, where: str) -> "Goal":
         """Itself. Raises InputError for a threshold that every program keeps, or none."""
