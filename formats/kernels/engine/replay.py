@@ -33,7 +33,6 @@ REPLAY = np.dtype(words("groups base apart room step clock stamps along"))
 ENTRY = 3                                                    # of the table: function, arguments, items
 OWN = 3                                                      # kinds of addresses that every script has: base, room,
                                                              # step
-NO_CLOCK = 0, 0, 0
 MONOTONIC = int(getattr(time, "CLOCK_MONOTONIC", 0))
 look = calling(2)                                            # at the clock
 
