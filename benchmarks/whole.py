@@ -30,6 +30,7 @@ from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.scheme import Running
 from rewrites.command.report import Report
+from rewrites.compiler.price import Prices
 from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import Run
@@ -113,9 +114,8 @@ def timed(model, workload, given):
 
 def predicted(program, batch, machine):
     """Seconds of a run, as the search prices them."""
-    running = Running.of(machine, batch.starts)
-    extents = running.group(program.extents(batch)) if isinstance(running, Running) else batch
-    return running.start + sum(running.seconds(kernel, **sizes) for kernel, sizes in program.cost(extents))
+    prices = Prices(Running.of(machine, batch.starts), program.extents(batch))
+    return prices.start + prices.seconds(program.cost(prices.group))
 
 
 STAGES = {"find": find, "time": timed}

@@ -20,6 +20,7 @@ from opmatrix.pipelines.embed import BATCH_ROWS, Progress, Texts, embed_texts, s
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.pipelines.text import Tokenizer
 from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.recorded import least_limits
 from opmatrix.runtime.schedule import Schedule
 from opmatrix.runtime.seen import pattern
 from opmatrix.signature import INTEGER, Port, Signature
@@ -104,10 +105,8 @@ class Program:
     @cached_property
     def signature(self) -> Signature:
         """What it reads and gives, by name."""
-        limits: dict[str, int] = {}
-        relations: dict[str, None] = {}
+        limits, relations = least_limits(self.schedule.calls), dict[str, None]()
         for call in self.schedule.calls:
-            limits |= call.kernel.fields(call.bound)
             relations |= dict.fromkeys(map(str, call.kernel.relations(call.bound)))
         fields = [Port(name, "T", 1, 1, INTEGER) for name in limits]
         return Signature({port.name: port for port in (*self.inputs, *fields)}, tuple(relations), self.schedule.outputs,

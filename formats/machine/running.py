@@ -44,7 +44,7 @@ class Inside:
         is read lies in the workers' memory from the run before."""
         from formats.kernels.engine.launch import ARENA, ROOM, address
         from formats.kernels.engine.pool import POOL
-        from formats.kernels.engine.replay import GROUP, REPLAY, clock, conduct, replay
+        from formats.kernels.engine.replay import GROUP, REPLAY, clock, conduct, nanoseconds, replay
         begun = time.perf_counter_ns()
         groups, stages, script = self.workers if self.apart else 1, int(self.ends[-1]), self.script
         given = address(self.given), fill * len(self.given)
@@ -56,7 +56,7 @@ class Inside:
             if self.apart: POOL.run(replay.address, address(arguments), groups, self.workers)
             else: conduct.call(POOL.state, address(arguments), POOL.ready(self.workers))
         whole = time.perf_counter_ns() - begun
-        since: Words = (stamps[..., 0] - stamps[0, 0, 0]) * 10**9 + stamps[..., 1]
+        since: Words = nanoseconds(stamps)
         return np.diff(since[:, self.ends]).mean(0), whole - float(since[:, -1].max() - since[:, 0].min())
 
 

@@ -1,7 +1,7 @@
 """Steps run from recordings: the launches of a number of rows are kept, and replayed on groups of sentences
 (scheme.py)."""
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -97,11 +97,7 @@ class Recorded:
     @cached_property
     def read(self) -> dict[str, int]:
         """Fields of the batch that are read, each with the least limit of its tables."""
-        limits: dict[str, int] = {}
-        for call in map(self.schedule.calls.__getitem__, self.steps):
-            for name, limit in call.kernel.fields(call.bound).items():
-                limits[name] = min(limit, limits.get(name, limit))
-        return limits
+        return least_limits(map(self.schedule.calls.__getitem__, self.steps))
 
     @cached_property
     def counted(self) -> bool:
@@ -210,15 +206,15 @@ class Recorded:
     def timed(self, values: Values) -> dict[int, float]:
         """Seconds of each step of a run; where each worker has groups of its own, the mean of what they take for
         all of theirs. Raises RuntimeError where native code finds no clock."""
-        from formats.kernels.engine.replay import clock
+        from formats.kernels.engine.replay import clock, nanoseconds
         if not clock(): raise RuntimeError("steps are not timed here: native code finds no clock")
         scripts, stamps = self.replay(values, clock())
-        since = 1e-9 * (stamps[..., 0] - stamps[0, 0, 0]) * 10 ** 9 + 1e-9 * stamps[..., 1]
+        since = 1e-9 * nanoseconds(stamps)
         taken = [np.diff(each[script.ends[:len(self.steps) + 1]]) for each, script in zip(since, scripts, strict=True)]
         workers = min(len(taken), threads())
         return dict(zip(self.steps, (np.sum(taken, axis=0) / workers).tolist(), strict=True))
 
-    def replay(self, values: Values, clock: int = 0) -> tuple[list[Any], NDArray[np.int64]]:
+    def replay(self, values: Values, clock: int = 0) -> tuple[list[Any], Any]:
         """A run; with a clock, when every group's stages began and the last one ended, (seconds, nanoseconds)."""
         from formats.kernels.engine.launch import ARENA, ROOM, address
         from formats.kernels.engine.pool import POOL
@@ -237,8 +233,8 @@ class Recorded:
             table, *_held = tabled(groups, scripts, fields, batch.starts, elsewhere)
             room = ROOM.reserve(max(script.scratch for script in scripts), workers)
             base = ARENA.reserve(max(script.size for script in scripts), 1 if together else workers)
-            along = 1 + max(script.ends[-1] for script in scripts)
-            stamps = np.zeros((len(groups), along, 2) if clock else 1, np.int64)
+            along = 1 + max(script.ends[-1] for script in scripts) if clock else 0
+            stamps = np.zeros((len(groups), along, 2), np.int64) if clock else None
             arguments = np.array([(address(table), *base, *room, clock, address(stamps), along)], REPLAY)
             if together: conduct.call(POOL.state, address(arguments), POOL.ready(workers))
             elif workers > 1: POOL.run(replay.address, address(arguments), len(groups), workers)
@@ -265,6 +261,14 @@ def tabled(groups: list[Group], scripts: list[Any], fields: dict[str, Words], st
         fill(words, rows, own, starts[group.first:group.last + 1] - group.low)
         table[i] = address(script.record), address(words), len(words), script.home, address(places[i])
     return table, inputs, places
+
+
+def least_limits(calls: Iterable[Any]) -> dict[str, int]:
+    """The fields of the batch that these calls read, each with the least limit of its tables."""
+    limits: dict[str, int] = {}
+    for call in calls:
+        for name, limit in call.kernel.fields(call.bound).items(): limits[name] = min(limit, limits.get(name, limit))
+    return limits
 
 
 def launches(call: Any) -> bool:

@@ -1,7 +1,6 @@
 """Where the seconds of a saved program go: every kind of step, as measured inside runs, beside what its price says."""
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,9 @@ from opmatrix.display.tables import ms, table
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.runtime.costs import Costs
+from opmatrix.runtime.recorded import least_limits
 from opmatrix.runtime.scheme import Running
+from rewrites.compiler.price import Prices
 from rewrites.front.opening import calibrated
 
 HEADER = ["", "steps", "ms predicted", "measured", "share"]
@@ -24,12 +25,12 @@ def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int 
     batch, watch = drawn(program, sentences, tokens), Watch()
     found = program.profile(batch, rounds)
     inside, whole = {name: median(taken) for name, taken in found.steps.items()}, median(found.runs)
-    running = Running.of(calibrated(lambda *_: None), batch.starts)
+    prices = Prices(Running.of(calibrated(lambda *_: None), batch.starts), program.extents(batch))
     rows = [(what, str(len(names)), ahead, sum(inside[name] for name in names))
-            for what, (names, ahead) in group_steps(program, batch, running).items()]
+            for what, (names, ahead) in group_steps(program, prices).items()]
     rows.sort(key=lambda row: -row[-1])
-    begins, ahead = float(getattr(running, "start", 0.0)), sum(row[2] for row in rows)
-    rows += [("before and after", "", begins, whole - sum(inside.values())), ("a run", "", begins + ahead, whole)]
+    ahead = prices.start + sum(row[2] for row in rows)
+    rows += [("before and after", "", prices.start, whole - sum(inside.values())), ("a run", "", ahead, whole)]
     lines = [[what, count, ms(ahead), ms(seen), f"{seen / whole:.0%}"] for what, count, ahead, seen in rows]
     noise = [describe_noise(busy, "measured times are too long")] if (busy := watch.seen()) else []
     return "\n".join([f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise,
@@ -38,8 +39,7 @@ def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int 
 
 def drawn(program: Program, sentences: int, tokens: int) -> Batch:
     """Sentences of tokens that are drawn from the whole vocabulary."""
-    limits: dict[str, int] = {}
-    for call in program.schedule.calls: limits |= call.kernel.fields(call.bound)
+    limits = least_limits(program.schedule.calls)
     if program.inputs or "tokens" not in limits:
         raise InputError("profile: this program reads matrices, and nobody draws these: give Program.profile yours")
     if tokens > (most := limits.get("positions", tokens)):
@@ -47,15 +47,14 @@ def drawn(program: Program, sentences: int, tokens: int) -> Batch:
     return Batch(np.random.default_rng(0).integers(0, limits["tokens"], (sentences, tokens)).tolist())
 
 
-def group_steps(program: Program, batch: Batch, running: Any) -> dict[str, tuple[list[str], float]]:
+def group_steps(program: Program, prices: Prices) -> dict[str, tuple[list[str], float]]:
     """The steps that are not views by what is priced of them: names, and predicted seconds of all."""
-    extents = running.group(program.extents(batch)) if isinstance(running, Running) else program.extents(batch)
     found: dict[str, tuple[list[str], float]] = {}
     for step, call in zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True):
         if call.kernel.view or call.kernel.held: continue
-        costs = call.kernel.cost(call.bound, call.shape, extents)
+        costs = call.kernel.cost(call.bound, call.shape, prices.group)
         names, ahead = found.get(what := told(step.kernel, costs), ([], 0.0))
-        found[what] = [*names, step.output], ahead + sum(running.seconds(kernel, **sizes) for kernel, sizes in costs)
+        found[what] = [*names, step.output], ahead + prices.seconds(costs)
     return found
 
 

@@ -43,6 +43,12 @@ def clock() -> int:
     return 0
 
 
+def nanoseconds(stamps: np.ndarray) -> np.ndarray:
+    """Of the stamps of groups, (groups, along): since the second in which the first group began."""
+    found: np.ndarray = (stamps[..., 0] - stamps[0, 0, 0]) * 10**9 + stamps[..., 1]
+    return found
+
+
 class Recording:
     """Launches that are kept, for so many workers. memory: what they may write to; elsewhere: arrays that stand for
     those of each group, whose places are given when it runs."""
