@@ -107,6 +107,7 @@ def peak(program: Any, batch: Any, runs: int = 1) -> int:
         most = 0
         for _ in range(runs):
             ARENA.release()
+            program.schedule.forget()
             before = tracemalloc.get_traced_memory()[0]
             tracemalloc.reset_peak()
             kept = program.run(batch)

@@ -87,6 +87,7 @@ def test_random_programs_cut_anywhere(program, threads):
                          for segment in schedule.segments for steps in pieces if steps[0] in segment.steps]
     schedule.crossing = schedule.between()
     vars(schedule).pop("row", None)
+    schedule.forget()
     with limit(threads): found = program.run(BATCH)
     assert np.allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
@@ -140,3 +141,17 @@ def test_a_forked_process_runs_it(rng):
     if not (child := os.fork()):
         os._exit(0 if np.array_equal(program.run(BATCH), wanted) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("lengths", [[17], [60, 64, 1, 62, 63] * 8], ids=["together", "in groups"])
+def test_a_batch_like_one_before_has_its_own_numbers(lengths):
+    """What is remembered of where sentences start says nothing of their tokens, or of where buffers lie: to the bit
+    what a program gives that has seen none before. An id outside its table is refused as the first time."""
+    batches = [[(np.arange(n) + shift) % 20 for n in lengths] for shift in (0, 7)]
+    program, *fresh = (stepped(np.random.default_rng(3)) for _ in range(3))
+    kept = [program.run(batch) for batch in batches]
+    assert all(np.array_equal(found, each.run(batch)) for found, each, batch in zip(kept, fresh, batches, strict=True))
+    assert len(program.schedule.segments[0].tables) == 1 and not np.array_equal(*kept)
+    batches[0][-1][-1] = 20
+    with pytest.raises(ValueError, match=r"id 20 of sentence .* is outside 0\.\.19"): program.run(batches[0])
+    assert np.array_equal(program.run(batches[1]), kept[1])

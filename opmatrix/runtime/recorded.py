@@ -13,60 +13,18 @@ from numpy.typing import NDArray
 from formats.machine.host import caches
 from formats.machine.threads import threads
 from opmatrix.extents import Extents, S, T
-from opmatrix.patterns import FIELDS
-from opmatrix.runtime.operands import C, round_to_lines
+from opmatrix.runtime.operands import round_to_lines
 from opmatrix.runtime.planner import Plan
 from opmatrix.runtime.scheme import GROUP_ROWS, Group, Words, make_groups
 from opmatrix.runtime.segments import ROW, Span, Values, plan_buffers
+from opmatrix.runtime.slots import Slots, Table
 
 SCRIPT_SHARE = 1 / 8                                        # of the last cache, for scripts of a program that are
                                                             # remembered
-INPUT_FIELDS = *FIELDS, "slots"                             # of what slots hold, a number a row
+TABLES = 4                                                  # of batches, that a segment remembers
 SINGLE = 2                                                  # sequences at most of which a script is for no more than
                                                             # there are
 RECORDS = 110                                               # bytes that the records of a step take, about
-
-
-class Slots:
-    """A batch of so many rows and sequences as recordings see it: where the numbers of every batch of that size will
-    lie."""
-
-    def __init__(self, rows: int, sentences: int, words: Words):
-        from formats.kernels.mixing.caches import PAGE
-        from formats.kernels.mixing.heads import Layout
-        self.page, self.rows, self.sentences, self.words = PAGE, rows, sentences, words
-        words[:] = 0
-        self.starts = Layout(*words[len(INPUT_FIELDS) * rows:].reshape(2, rows + 1))
-        self.before = np.full(1, -1, np.int64)              # of one page, which stands for those of a session
-        fill(words, rows, {}, [0, rows])
-
-    def extents(self) -> Extents: return Extents({T: self.rows, S: self.sentences, C: self.page})
-
-    @property
-    def slots(self) -> Words:
-        """Rows of caches."""
-        return self.field("slots", 0)
-
-    @staticmethod
-    def count(rows: int) -> int: return (len(INPUT_FIELDS) + 2) * rows + 2
-
-    def field(self, name: str, limit: int) -> Words:
-        """The numbers of a field; whether they are below the limit is asked of each batch."""
-        at = INPUT_FIELDS.index(name) * self.rows
-        return self.words[at:at + self.rows]
-
-
-def fill(words: Words, rows: int, fields: dict[str, Words], starts: Sequence[int] | Words) -> None:
-    """Write a batch into its slots: fields, then the layout of its sentences, whose last entry is repeated to the
-    end."""
-    from formats.kernels.mixing.heads import layout
-    for i, name in enumerate(INPUT_FIELDS):
-        if name in fields: words[i * rows:(i + 1) * rows] = fields[name]
-    for place, part in zip(words[len(INPUT_FIELDS) * rows:].reshape(2, rows + 1),
-                           layout(np.asarray(starts, np.int64).tobytes()),
-                           strict=True):
-        place[:len(part)] = part
-        place[len(part):] = part[-1]
 
 
 class Recorded:
@@ -79,6 +37,7 @@ class Recorded:
                                                             # once
         self.steps = steps
         self.scripts: OrderedDict[tuple[int, int, int], Any] = OrderedDict()
+        self.tables: OrderedDict[tuple[bytes, int], Table] = OrderedDict()
 
     @cached_property
     def elsewhere(self) -> list[int]:
@@ -134,6 +93,7 @@ class Recorded:
             kept = SCRIPT_SHARE * caches()[-1] / len(self.schedule.segments)
             while len(self.scripts) > 1 and sum(each.content.nbytes for each in self.scripts.values()) > kept:
                 self.scripts.popitem(last=False)
+                self.tables.clear()                         # which hold scripts, too
         return script
 
     def record(self, rows: int, sentences: int, workers: int) -> Any:
@@ -216,51 +176,44 @@ class Recorded:
 
     def replay(self, values: Values, clock: int = 0) -> tuple[list[Any], Any]:
         """A run; with a clock, when every group's stages began and the last one ended, (seconds, nanoseconds)."""
-        from formats.kernels.engine.launch import ARENA, ROOM, address
+        from formats.kernels.engine.launch import ARENA, ROOM, address, filled
         from formats.kernels.engine.pool import POOL
-        from formats.kernels.engine.replay import REPLAY, conduct, replay
+        from formats.kernels.engine.replay import conduct, replay
         batch = values.batch
-        fields = {name: batch.field(name, most) for name, most in self.read.items()}
-        elsewhere = [(values[at], getattr(self.schedule.calls[at].shape, "space", None)) for at in self.elsewhere]
+        fields = [batch.field(name, most) for name, most in self.read.items()]
+        arrays = [values[at] for at in self.elsewhere]
         if self.schedule.state:
-            fields["slots"] = batch.slots
-            elsewhere.append((batch.before, None))
+            fields.append(batch.slots)
+            arrays.append(batch.before)
         workers = threads()
-        groups = make_groups(batch.starts, workers)
-        together = len(groups) == 1
+        key = batch.starts.tobytes(), workers
         with POOL.lock:
-            scripts = [self.script(group, workers if together else 1) for group in groups]
-            table, *_held = tabled(groups, scripts, fields, batch.starts, elsewhere)
-            room = ROOM.reserve(max(script.scratch for script in scripts), workers)
-            base = ARENA.reserve(max(script.size for script in scripts), 1 if together else workers)
-            along = 1 + max(script.ends[-1] for script in scripts) if clock else 0
-            stamps = np.zeros((len(groups), along, 2), np.int64) if clock else None
-            arguments = np.array([(address(table), *base, *room, clock, address(stamps), along)], REPLAY)
-            if together: conduct.call(POOL.state, address(arguments), POOL.ready(workers))
-            elif workers > 1: POOL.run(replay.address, address(arguments), len(groups), workers)
+            table = self.tables.pop(key, None) or self.table(batch.starts, workers, arrays)    # nobody else has it now
+            table.fill(fields, arrays)
+            room = ROOM.reserve(table.scratch, workers)
+            base = ARENA.reserve(table.size, 1 if table.alone else workers)
+            stamps = np.zeros((table.groups, table.stages + 1, 2), np.int64) if clock else None
+            arguments = filled(table.address, *base, *room, clock, address(stamps), table.stages + 1)
+            if table.alone: conduct.call(POOL.state, address(arguments), POOL.ready(workers))
+            elif workers > 1: POOL.run(replay.address, address(arguments), table.groups, workers)
             else:
-                for i in range(len(groups)): replay.call(i, 0, address(arguments))
-        return scripts, stamps
+                for i in range(table.groups): replay.call(i, 0, address(arguments))
+            self.tables[key] = table
+            while len(self.tables) > TABLES: self.tables.popitem(last=False)
+        return table.scripts, stamps
 
+    def forget(self) -> None:
+        """Scripts stay, as compiled code does."""
+        self.tables.clear()
 
-def tabled(groups: list[Group], scripts: list[Any], fields: dict[str, Words], starts: Words,
-           elsewhere: list[tuple[NDArray[Any], Any]]) -> tuple[NDArray[Any], Words, Words]:
-    """What replay reads of each group, and the inputs and places elsewhere that it points to: of arrays of the batch,
-    those of its tokens or sequences, by the space of their rows; none of caches."""
-    from formats.kernels.engine.launch import address
-    from formats.kernels.engine.replay import GROUP as KIND
-    sizes = [group.high - group.low for group in groups]
-    ends = np.cumsum([0, *map(Slots.count, sizes)])
-    inputs, table = np.empty(ends[-1], np.int64), np.zeros(len(groups), KIND)
-    steps = [(address(array), array.strides[0], space) for array, space in elsewhere]
-    places = np.array([[at + {T: group.low, S: group.first}.get(space, 0) * step for at, step, space in steps]
-                       for group in groups])
-    for i, (group, script, rows) in enumerate(zip(groups, scripts, sizes, strict=True)):
-        words = inputs[ends[i]:ends[i + 1]]
-        own = {name: field[group.low:group.high] for name, field in fields.items()}
-        fill(words, rows, own, starts[group.first:group.last + 1] - group.low)
-        table[i] = address(script.record), address(words), len(words), script.home, address(places[i])
-    return table, inputs, places
+    def table(self, starts: Words, workers: int, arrays: Sequence[NDArray[Any]]) -> Table:
+        """The table of batches whose sentences start at these rows, on so many workers. The pool is locked."""
+        groups = make_groups(starts, workers)
+        scripts = [self.script(group, workers if len(groups) == 1 else 1) for group in groups]
+        spaces = [getattr(self.schedule.calls[at].shape, "space", None) for at in self.elsewhere]
+        names = [*self.read]
+        if self.schedule.state: names, spaces = [*names, "slots"], [*spaces, None]
+        return Table(groups, scripts, starts, names, spaces, arrays)
 
 
 def least_limits(calls: Iterable[Any]) -> dict[str, int]:

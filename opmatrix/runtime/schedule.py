@@ -156,6 +156,7 @@ class Schedule:
         self.level = not (self.scored or any(span.size.sequence or span.size.other for span in self.spans.values()))
         self.segments = self.divided()
         self.crossing = self.between()
+        self.latest: tuple[tuple[int, int], Extents, Plan] | None = None
         self.dropped: list[list[int]] = [[] for _ in range(len(self.calls) + 1)]
         for v, last_use in enumerate(last_uses(self.calls, self.results)): self.dropped[last_use].append(v)
 
@@ -281,10 +282,26 @@ class Schedule:
     def begun(self, batch: Any) -> Values:
         """The values of a run that is about to begin."""
         held = dict(enumerate(self.entered(batch))) if self.ports else {}
-        extents = self.extents(
-            batch) if self.scored or self.ports or self.elsewhere else Extents.made({T: batch.rows, S: len(batch)})
-        plan = self.row.times(batch.rows) if self.level else self.laid(self.crossing, extents)
+        if self.scored or self.ports or self.elsewhere:
+            extents = self.extents(batch)
+            plan = self.row.times(batch.rows) if self.level else self.laid(self.crossing, extents)
+        else: extents, plan = self.sized(batch.rows, len(batch))
         return Values(self, batch, extents, Blocks(plan, self.crossing, held))
+
+    def sized(self, rows: int, sentences: int) -> tuple[Extents, Plan]:
+        """The extents of a batch that nothing else is asked of, and the plan of what crosses borders; those of the last
+        one are remembered."""
+        latest, key = self.latest, (rows, sentences)        # read once: other threads may run, too
+        if latest is None or latest[0] != key:
+            extents = Extents.made({T: rows, S: sentences})
+            plan = self.row.times(rows) if self.level else self.laid(self.crossing, extents)
+            self.latest = latest = key, extents, plan
+        return latest[1], latest[2]
+
+    def forget(self) -> None:
+        """Give back what calls hand on to one another: it is made anew."""
+        self.latest = None
+        for segment in self.segments: segment.forget()
 
     def entered(self, batch: Any) -> list[NDArray[np.float32]]:
         """The matrices that enter, in turn: caches lie with the session. ValueError for a batch that does not give one,

@@ -1,5 +1,6 @@
 """A schedule runs segment by segment: steps that can be recorded, together (recorded.py), and each other step alone, on
 the whole batch. What crosses a border between segments, and the result, lies in buffers of the whole batch."""
+import ctypes
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -83,6 +84,9 @@ class Called:
         self.run(values)
         return dict.fromkeys(self.steps, (time.perf_counter() - start) / len(self.steps))
 
+    def forget(self) -> None:
+        """It keeps nothing."""
+
     def peak(self, extents: Extents, starts: Any = None) -> int:
         """Bytes that the kernel allocates itself."""
         calls = [self.schedule.calls[step] for step in self.steps]
@@ -92,5 +96,5 @@ class Called:
 def block(size: int) -> NDArray[np.uint8]:
     """Bytes that begin on a cache line."""
     whole = np.empty(size + LINE, np.uint8)
-    start = -whole.__array_interface__["data"][0] % LINE
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(memoryview(whole))) % LINE      # sooner than by what numpy tells
     return whole[start:start + size]

@@ -1,0 +1,95 @@
+"""A batch as recordings see it: numbers of every row and the layout of its sentences, in words that native code copies
+to where the launches of a group read them."""
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.extents import Extents, S, T
+from opmatrix.patterns import FIELDS
+from opmatrix.runtime.operands import C
+from opmatrix.runtime.scheme import Group, Words
+
+INPUT_FIELDS = *FIELDS, "slots"                             # of what slots hold, a number a row
+
+
+class Slots:
+    """A batch of so many rows and sequences as recordings see it: where the numbers of every batch of that size will
+    lie."""
+
+    def __init__(self, rows: int, sentences: int, words: Words):
+        from formats.kernels.mixing.caches import PAGE
+        from formats.kernels.mixing.heads import Layout
+        self.page, self.rows, self.sentences, self.words = PAGE, rows, sentences, words
+        words[:] = 0
+        self.starts = Layout(*words[len(INPUT_FIELDS) * rows:].reshape(2, rows + 1))
+        self.before = np.full(1, -1, np.int64)              # of one page, which stands for those of a session
+        place(words, rows, [0, rows])
+
+    def extents(self) -> Extents: return Extents({T: self.rows, S: self.sentences, C: self.page})
+
+    @property
+    def slots(self) -> Words:
+        """Rows of caches."""
+        return self.field("slots", 0)
+
+    @staticmethod
+    def count(rows: int) -> int: return (len(INPUT_FIELDS) + 2) * rows + 2
+
+    def field(self, name: str, limit: int) -> Words:
+        """The numbers of a field; whether they are below the limit is asked of each batch."""
+        at = INPUT_FIELDS.index(name) * self.rows
+        return self.words[at:at + self.rows]
+
+
+def place(words: Words, rows: int, starts: Sequence[int] | Words) -> None:
+    """Write the layout of a batch's sentences into its slots; the last entry is repeated to the end."""
+    from formats.kernels.mixing.heads import layout
+    for kept, part in zip(words[len(INPUT_FIELDS) * rows:].reshape(2, rows + 1),
+                          layout(np.asarray(starts, np.int64).tobytes()),
+                          strict=True):
+        kept[:len(part)] = part
+        kept[len(part):] = part[-1]
+
+
+class Table:
+    """What replay reads of the groups of every batch whose sentences start at the same rows: made once, and filled for
+    each run, so one run at a time has it. Of arrays elsewhere a group has the rows of its tokens or of its sequences,
+    by their space; all of caches."""
+
+    def __init__(self, groups: list[Group], scripts: list[Any], starts: Words, names: Sequence[str],
+                 spaces: Sequence[Any], arrays: Sequence[NDArray[Any]]):
+        from formats.kernels.engine.launch import address
+        from formats.kernels.engine.replay import GROUP
+        self.groups, self.scripts = len(groups), scripts
+        self.scratch, self.size = max(each.scratch for each in scripts), max(each.size for each in scripts)
+        self.stages = max(each.ends[-1] for each in scripts)
+        sizes = [group.high - group.low for group in groups]
+        ends = np.cumsum([0, *map(Slots.count, sizes)])
+        self.inputs = np.empty(ends[-1], np.int64)
+        words = [self.inputs[low:high] for low, high in pairwise(ends)]
+        self.fields = [[(own[rows * at:rows * (at + 1)], group.low, group.high)
+                        for own, rows, group in zip(words, sizes, groups, strict=True)]
+                       for at in map(INPUT_FIELDS.index, names)]
+        self.offsets = np.array([[{T: group.low, S: group.first}.get(space, 0) * array.strides[0]
+                                  for space, array in zip(spaces, arrays, strict=True)] for group in groups])
+        self.places = np.empty((len(groups), len(arrays)), np.int64)
+        self.records = np.zeros(len(groups), GROUP)
+        for i, (group, script, own) in enumerate(zip(groups, scripts, words, strict=True)):
+            place(own, sizes[i], starts[group.first:group.last + 1] - group.low)
+            self.records[i] = address(script.record), address(own), len(own), script.home, address(self.places[i])
+        self.address = address(self.records)
+
+    @property
+    def alone(self) -> bool:
+        """Whether all workers are on one group together."""
+        return self.groups == 1
+
+    def fill(self, fields: Sequence[Words], arrays: Sequence[NDArray[Any]]) -> None:
+        """A batch's numbers, and where its arrays are."""
+        from formats.kernels.engine.launch import address
+        for field, parts in zip(fields, self.fields, strict=True):
+            for own, low, high in parts: own[:] = field[low:high]
+        np.add(self.offsets, [address(array) for array in arrays], out=self.places)
