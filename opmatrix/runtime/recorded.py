@@ -17,7 +17,7 @@ from opmatrix.runtime.operands import round_to_lines
 from opmatrix.runtime.planner import Plan
 from opmatrix.runtime.scheme import GROUP_ROWS, Group, Words, make_groups
 from opmatrix.runtime.segments import ROW, Span, Values, plan_buffers
-from opmatrix.runtime.slots import Slots, Table
+from opmatrix.runtime.slots import GroupTable, Slots
 
 SCRIPT_SHARE = 1 / 8                                        # of the last cache, for scripts of a program that are
                                                             # remembered
@@ -37,7 +37,7 @@ class Recorded:
                                                             # once
         self.steps = steps
         self.scripts: OrderedDict[tuple[int, int, int], Any] = OrderedDict()
-        self.tables: OrderedDict[tuple[bytes, int], Table] = OrderedDict()
+        self.tables: OrderedDict[tuple[bytes, int], GroupTable] = OrderedDict()
 
     @cached_property
     def elsewhere(self) -> list[int]:
@@ -142,15 +142,18 @@ class Recorded:
         return {at: self.schedule.calls[at].shape.size.sequence * sentences for at in self.handed}
 
     def peak(self, extents: Extents, starts: Words | None = None) -> int:
-        """Bytes of the inputs and of what lies between kernels, of every worker. Without the sentences' starts as if
-        they could be cut anywhere."""
+        """Bytes of what lies between kernels, of every worker. Without the sentences' starts as if they could be cut
+        anywhere."""
         workers, rows = threads(), extents[T]
         groups = [] if starts is None else [(group.high - group.low, group.last - group.first)
                                             for group in make_groups(starts, workers)]
         if not groups:
             groups = [(whole := min(rows, workers * GROUP_ROWS), min(whole, extents[S]) if self.counted else whole)]
-        at_once = (workers if len(groups) > 1 else 1) * max(self.arena(*each) for each in groups)
-        return int(at_once + 8 * Slots.count(rows))
+        return int((workers if len(groups) > 1 else 1) * max(self.arena(*each) for each in groups))
+
+    def held(self, extents: Extents) -> int:
+        """Bytes of its inputs, which last beyond its steps: of a batch's rows."""
+        return 8 * Slots.count(int(extents[T]))
 
     def arena(self, rows: int, sentences: int) -> int:
         """Bytes of a worker's inputs, buffers and records."""
@@ -206,14 +209,14 @@ class Recorded:
         """Scripts stay, as compiled code does."""
         self.tables.clear()
 
-    def table(self, starts: Words, workers: int, arrays: Sequence[NDArray[Any]]) -> Table:
+    def table(self, starts: Words, workers: int, arrays: Sequence[NDArray[Any]]) -> GroupTable:
         """The table of batches whose sentences start at these rows, on so many workers. The pool is locked."""
         groups = make_groups(starts, workers)
         scripts = [self.script(group, workers if len(groups) == 1 else 1) for group in groups]
         spaces = [getattr(self.schedule.calls[at].shape, "space", None) for at in self.elsewhere]
         names = [*self.read]
         if self.schedule.state: names, spaces = [*names, "slots"], [*spaces, None]
-        return Table(groups, scripts, starts, names, spaces, arrays)
+        return GroupTable(groups, scripts, starts, names, spaces, arrays)
 
 
 def least_limits(calls: Iterable[Any]) -> dict[str, int]:

@@ -220,14 +220,16 @@ class Schedule:
         return self.laid(self.crossing, ROW)
 
     def peak(self, extents: Extents, starts: NDArray[np.int64] | None = None) -> int:
-        """Bytes of the result's block, of what lies between segments and within them, of caches, and of Python's own
-        objects. The arenas of segments are kept, so the largest counts beside what steps allocate that are called."""
+        """Bytes of the result's block, of what lies between segments and within them, of what recordings read of a
+        batch, of caches, and of Python's own objects. The arenas of segments are kept, so the largest counts beside
+        what steps allocate that are called."""
         within = {kind: max((each.peak(extents, starts) for each in self.segments if isinstance(each, kind)), default=0)
                   for kind in (Recorded, Called)}
         called = sum(isinstance(each, Called) for each in self.segments)
+        inputs = sum(each.held(extents) for each in self.segments if isinstance(each, Recorded))
         held = self.cached * extents[C] if self.state else 0
         more = sum(self.calls[at].shape.size.at(extents) for at in self.results[1:])       # copies
-        return int(self.laid(self.crossing, extents).end + 2 * LINE + sum(within.values()) + held + more
+        return int(self.laid(self.crossing, extents).end + 2 * LINE + sum(within.values()) + inputs + held + more
                    + objects(called))
 
     @cached_property

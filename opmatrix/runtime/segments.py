@@ -1,6 +1,5 @@
 """A schedule runs segment by segment: steps that can be recorded, together (recorded.py), and each other step alone, on
 the whole batch. What crosses a border between segments, and the result, lies in buffers of the whole batch."""
-import ctypes
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -95,6 +94,7 @@ class Called:
 
 def block(size: int) -> NDArray[np.uint8]:
     """Bytes that begin on a cache line."""
+    from formats.kernels.engine.launch import address
     whole = np.empty(size + LINE, np.uint8)
-    start = -ctypes.addressof(ctypes.c_char.from_buffer(memoryview(whole))) % LINE      # sooner than by what numpy tells
+    start = -address(whole) % LINE
     return whole[start:start + size]

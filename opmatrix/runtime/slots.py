@@ -54,7 +54,7 @@ def place(words: Words, rows: int, starts: Sequence[int] | Words) -> None:
         kept[len(part):] = part[-1]
 
 
-class Table:
+class GroupTable:
     """What replay reads of the groups of every batch whose sentences start at the same rows: made once, and filled for
     each run, so one run at a time has it. Of arrays elsewhere a group has the rows of its tokens or of its sequences,
     by their space; all of caches."""
