@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
 LIMIT = 300                                                 # seconds that end a child which should take one, or
                                                             # compiles first
 

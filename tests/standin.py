@@ -21,8 +21,8 @@ def machine(): return Machine({kernel: coefficients(kernel) for kernel in PRICES
 
 
 def know_laws(patch):
-    """Laws and their graphs, which tests/test_verify.py verifies, are not verified once more by a whole run, nor is
-    asked what each saves."""
+    """Laws and their graphs, which tests/rewrites/test_verify.py verifies, are not verified once more by a whole run,
+    nor is asked what each saves."""
     found = {"draws": 2, "seed": 0}
     patch.setattr("rewrites.run.Run.saved", lambda run: [])
     patch.setattr("rewrites.verify.verify_laws", lambda laws, **options: {"laws": len(laws), **found})

@@ -1,10 +1,10 @@
 """Three of the random BERTs of benchmarks/berts.py, from transformers' save_pretrained to a program that runs."""
 import sys
-from pathlib import Path
 
 import pytest
+from children import ROOT
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))
 
 import berts
 

@@ -68,8 +68,8 @@ def relative(found, wanted): return np.abs(found - wanted).max() / np.abs(wanted
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_hidden_states_are_those_of_transformers(rng, shape, laws_known):
     """In float64, and those of the exact program, none of whose steps is read as a term. transformers takes its angles
-    and norms in float32 whatever its weights are: what float64 is closer to than 1e-5 is tests/test_transformer.py's
-    numpy."""
+    and norms in float32 whatever its weights are: what float64 is closer to than 1e-5 is the numpy of
+    tests/rewrites/test_transformer.py."""
     model = peer(shape, 0)
     operator, batch = ours(model), Batch([rng.integers(0, WORDS, length) for length in LENGTHS])
     assert relative(dense(operator, batch), states(model.double(), batch)) < 1e-5

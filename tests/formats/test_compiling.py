@@ -1,0 +1,204 @@
+"""Compiled code is found again until something changes that it depends on; what runs it knows no compiler."""
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from checkpoints import CONFIG, arrays
+from children import ROOT
+from programs import bert_program, unfused_layer
+
+from formats import FORMATS, kernels
+from formats.kernels.engine import compiler, objects
+from formats.kernels.engine.compiled import FUNCTIONS, Function, provide
+from formats.kernels.engine.native import Nothing, types
+
+
+@Function.of(1, rare=True)
+def impossible(number):
+    """No code can be made of this."""
+    number.nowhere()
+
+
+def done(code, root=ROOT, **environment):
+    """What a Python does that imports the packages below root."""
+    environment = os.environ | {"PYTHONPATH": str(root)} | environment
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=root)
+
+
+def run(code, root=ROOT, **environment):
+    """What it prints."""
+    found = done(code, root, **environment)
+    assert found.returncode == 0, found.stderr
+    return found.stdout.split()
+
+
+SQUARE = """
+import sys
+import numpy as np
+from formats import kernels
+from formats.kernels.engine import objects
+from formats.kernels.engine.compiled import FUNCTIONS
+from formats.kernels.engine.launch import address
+kernels.warm(["square"])
+x = np.arange(40, dtype=np.float32)
+FUNCTIONS["square"].call(address(x), 40, 1, 160)
+assert (x == np.arange(40) ** 2).all()
+print("compiled" if "formats.kernels.engine.compiler" in sys.modules else "found", objects.key())
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache that has one function, and its key."""
+    directory = tmp_path_factory.mktemp("cache")
+    said, key = run(SQUARE, OPMATRIX_CACHE=str(directory))
+    assert said == "compiled"
+    return directory, key
+
+
+def test_what_was_compiled_is_found_again(cache):
+    assert run(SQUARE, OPMATRIX_CACHE=str(cache[0])) == ["found", cache[1]]
+
+
+@pytest.mark.parametrize("damage", [lambda code: code[:-30], lambda code: code[:900] + b"!" + code[901:]])
+def test_what_is_damaged_is_compiled_again(cache, damage):
+    directory, key = cache
+    file, = directory.rglob("square.o")
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert run(SQUARE, OPMATRIX_CACHE=str(directory)) == ["compiled", key]
+    assert len(file.read_bytes()) == len(whole) and [*file.parent.iterdir()] == [file]
+
+
+def test_any_change_of_a_source_changes_the_name(cache, tmp_path):
+    shutil.copytree(ROOT / "formats", tmp_path / "formats")
+    same, = run("from formats.kernels.engine import objects; print(objects.key())", tmp_path)
+    with (tmp_path / "formats" / "kernels" / "engine" / "memory.py").open("a") as helper: helper.write("\n# changed\n")
+    changed, = run("from formats.kernels.engine import objects; print(objects.key())", tmp_path)
+    assert same == cache[1] != changed
+
+
+@pytest.mark.parametrize("setting",
+                         [("CPU_FEATURES", "+sse2"), ("CPU_NAME", "generic"), ("ENABLE_AVX", "0"), ("OPT", "1")])
+def test_other_settings_have_other_names(cache, setting):
+    name, value = setting
+    code = "from formats.kernels.engine import native, objects; print(objects.key(), '+avx' in native.FEATURES)"
+    key, avx = run(code, **{f"NUMBA_{name}": value})
+    assert key != cache[1] and avx == str(name == "OPT" and "+avx" in objects.FEATURES)
+
+
+@pytest.mark.parametrize("place", ["{}", "/proc/none", "{}/kernels"])
+def test_a_cache_that_cannot_be_written_to(tmp_path, place):
+    (tmp_path / "kernels").write_text("in the way")
+    found = done(SQUARE, OPMATRIX_CACHE=place.format(tmp_path))
+    assert found.returncode == 0 and found.stdout.startswith("compiled ")
+    assert found.stderr.startswith(
+        "opmatrix: compiled kernels: not kept: ") and found.stderr.count("\n") == 1, found.stderr
+    assert (tmp_path / "kernels").read_text() == "in the way" and {path.name
+                                                                   for path in tmp_path.iterdir()} <= {
+            "kernels", "processors"}
+
+
+FULL = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+{}
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+kernels.warm(["relu"])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of files")
+def test_a_disk_that_is_full_everywhere_is_an_error_in_words(tmp_path):
+    """Nothing half is left, and nothing half is called."""
+    found = done(FULL.format(SQUARE), OPMATRIX_CACHE=str(tmp_path))
+    assert "not compiled: relu" in found.stderr and "File too large" in found.stderr and found.stdout.startswith(
+        "compiled ")
+    assert [file.name for file in (tmp_path / "kernels").rglob("*") if file.is_file()] == ["square.o"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to others")
+@pytest.mark.parametrize("place", ["square.o", "kernels"])
+@pytest.mark.parametrize("theirs", [lambda path: os.chown(path, 54321, -1), lambda path: path.chmod(0o777)])
+def test_object_code_that_others_could_have_written_is_not_called(cache, tmp_path, place, theirs):
+    """It is whole and would be found: only who owns it, or may write to it, is wrong."""
+    shutil.copytree(cache[0], mine := tmp_path / "mine")
+    for path in (mine, *mine.rglob("*")): path.chmod(0o700)
+    assert run(SQUARE, OPMATRIX_CACHE=str(mine)) == ["found", cache[1]]
+    theirs(found := next(mine.rglob(place)))
+    ran = done(SQUARE, OPMATRIX_CACHE=str(mine))
+    assert ran.returncode == 0 and ran.stdout.split() == ["compiled", cache[1]]
+    assert ran.stderr.count("\n") == 1 and str(found) in ran.stderr and ("54321" in ran.stderr
+                                                                         or "others may write" in ran.stderr)
+    again = done(SQUARE, OPMATRIX_CACHE=str(mine))
+    if place == "square.o": assert again.stdout.split()[0] == "found" and not again.stderr, "ours took its place"
+    else: assert again.stdout.split()[0] == "compiled" and again.stderr == ran.stderr
+
+
+def test_together_is_at_once(tmp_path):
+    assert run("""
+from formats.kernels.rows import activations; from formats.kernels.engine import compiled
+missed = []
+def walk():
+    missed.append([each.address for each in (activations.relu, activations.square)])
+    if len(missed) == 2: compiled.provide = None                # nothing is left to compile
+    return missed[-1]
+assert compiled.walk_compiled(walk, activations.relu)[1] == activations.square.place != 0
+assert missed[0] == [0, 0] and compiled.MISSING.get() is None
+print("done")
+""", OPMATRIX_CACHE=str(tmp_path)) == ["done"]
+
+
+def test_a_saved_program_runs_without_a_compiler(tmp_path):
+    program = bert_program(CONFIG, arrays(CONFIG), unfused_layer, FORMATS["packed"].pack)
+    program.save(tmp_path / "program")
+    code = f"""
+import sys
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+program = Program.load({str(tmp_path / 'program')!r})
+batch = Batch([[3, 4, 5], [8], [9, 10, 11, 12]])
+found = program.run(batch)
+known = any(each in sys.modules for each in ("numba", "llvmlite"))
+print(known, found.tobytes().hex())
+"""
+    run(code)
+    known, found = run(code)
+    assert known == "False"
+    from opmatrix.patterns import Batch
+    assert program.run(Batch([[3, 4, 5], [8], [9, 10, 11, 12]])).tobytes().hex() == found
+
+
+def test_what_cannot_be_compiled_says_why():
+    with pytest.raises(RuntimeError, match=r"(?s)not compiled: impossible .*TypingError.*nowhere"):
+        provide([impossible])
+    with pytest.raises(ValueError, match=r"kernels: no such_one; .*gemm"): kernels.warm(["such_one"])
+    here = done("from formats.kernels.engine.compiled import Kernel\ndef local(item, worker, arguments): "
+                "pass\nKernel(local).call(1, 1, 1)")
+    assert "local: a kernel of __main__ cannot be compiled" in here.stderr
+
+
+def test_a_kernel_must_be_declared_where_it_says(monkeypatch):
+    def hidden(number): pass
+    function = Function(hidden, 1, rare=True)
+    monkeypatch.delitem(FUNCTIONS, "hidden")
+    with pytest.raises(RuntimeError, match="test_compiling: importing it declares no kernel hidden"):
+        provide([function])
+
+
+def test_without_a_python_there_is_no_compiling(monkeypatch):
+    monkeypatch.setattr(compiler.sys, "executable", "")
+    with pytest.raises(RuntimeError, match=r"impossible: to be compiled, and sys\.executable"): provide([impossible])
+
+
+def test_what_only_the_compiler_has_is_nothing():
+    class Kind(types.Type): """Declared by a kernel."""
+    assert Kind(1, name="x") is Nothing is types.int64 and "numba" not in sys.modules
+
+
+def test_every_kernel_compiles_and_says_so():
+    told = []
+    kernels.warm(progress=lambda name, seconds: told.append(name))
+    assert sorted(told) == sorted(name for name, function in FUNCTIONS.items() if not function.rare)

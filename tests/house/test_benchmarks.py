@@ -1,0 +1,214 @@
+"""What all benchmarks share: they start from anywhere, refuse in a line, and judge their figures. Nothing is timed
+here."""
+import json
+import os
+import sys
+from math import inf, nan
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import standin
+from children import ROOT
+from forked import Forks
+
+sys.path.append(str(ROOT / "benchmarks"))
+
+import command
+import crossovers
+import prediction
+from bars import Table, plot
+from command import HERE, Figure, concluded
+
+from formats.core.errors import InputError
+
+COMMANDS = sorted(file.name for file in HERE.glob("*.py") if "command.run(main" in file.read_text())
+EMPTY = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OPMATRIX_DATA")}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A benchmark as it is started by hand, in another folder, with nothing that says where the packages are."""
+    place = tmp_path_factory.mktemp("elsewhere")
+    with Forks(place, EMPTY) as run: yield lambda name, *words: run(place, HERE / name, *words)
+
+
+def test_every_benchmark_starts(ran):
+    assert len(COMMANDS) > 20
+    for name in COMMANDS:
+        status, out, errors = ran(name, "--help")
+        assert (status, errors) == (0, "") and "--figures" in out, f"{name}: {errors}"
+
+
+def test_no_benchmark_is_called_like_a_package():
+    """A script's folder comes first where it looks for modules."""
+    assert not {file.stem for file in HERE.glob("*.py")} & {"formats", "opmatrix", "rewrites"}
+
+
+BAD = "this is no such file"
+REFUSED = [
+    ("extraction.py", ["nowhere"], "DIR: nowhere: it is no directory"), ("extraction.py", [], "nothing to extract"),
+    ("extraction.py", ["{folder}"], "bad.json: no JSON"),
+    ("peer_laws.py", ["nowhere.csv"], "file: nowhere.csv: No such file"),
+    ("peer_laws.py", ["{folder}/bad.json"], "the columns lhs, rhs, truth are missing"),
+    ("peer_laws.py", ["{folder}/bytes"], "byte 0 is not UTF-8"),
+    ("prediction.py", ["--machine", "{folder}/bad.json"], "give what `opmatrix calibrate` saved here"),
+    ("selection.py", ["nowhere"], "directory: nowhere: it is no directory"),
+    ("selection.py", ["{folder}"], "it holds no patterns"), ("stated.py", ["{folder}"], "report.json: No such file"),
+    ("gain.py", ["--model", "nowhere"], "nowhere: neither"), ("ranking.py", ["--model", "nowhere"], "nowhere: neither"),
+    ("sparse.py", ["--model", "{folder}"], "config.json"),
+    ("whole.py", ["--rounds", "0"], "--rounds: 0: a whole number from 1 on"),
+    ("spectra.py", ["--subspaces", "3,9"], "--subspaces 3: more than --count 4"),
+    ("masks.py", ["--csv", "nowhere/out.csv"], "--csv nowhere/out.csv: it is to be a file"),
+    ("crossovers.py", ["--formats", "zip"], "--formats zip: dense"),
+    ("guards.py", ["--doors", "back"], "--doors back: "),
+    ("hostile.py", ["--files", "0"], "--files: 0: a whole number from 1 on"),
+    ("paired.py", ["no-such"], "no-such: no commit of"),
+    ("models.py", ["--types", "float8"], "--types float8: float32")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("given")
+    (place / "bad.json").write_text(BAD)
+    (place / "bytes").write_bytes(b"\xff\xfe")
+    return place
+
+
+def test_what_is_refused_is_one_line(ran, folder):
+    for name, words, said in REFUSED:
+        status, _, errors = ran(name, *(word.format(folder=folder) for word in words))
+        lines = [line for line in errors.splitlines() if not line.startswith(("busy machine", "   "))]
+        assert status == 2 and len(lines) == 1, f"{name} {words}: {errors}"
+        assert lines[0].startswith(f"{name}: ") and said in lines[0], f"{name} {words}: {errors}"
+
+
+@pytest.mark.parametrize("kind, text, value", [
+    ("count", "7", 7), ("count", "0", None), ("count", "x", None), ("whole", "0", 0), ("whole", "-1", None),
+    ("whole", "1.5", None),
+    ("share", "0.5", 0.5), ("share", "0", None), ("share", "6.26", None), ("share", "nan", None),
+    ("positive", "inf", None),
+    ("shape", "8x128", (8, 128)), ("shape", "8", None), ("shape", "0x3", None)])
+def test_an_option_out_of_range_is_refused(kind, text, value):
+    parser = command.Parser("What it does.", table=False)
+    parser.add_argument("--it", type=getattr(command, kind))
+    if value is not None: assert parser.parse_args(["--it", text]).it == value
+    else:
+        with pytest.raises(InputError, match=f"--it: {text}: "): parser.parse_args(["--it", text])
+
+
+@pytest.mark.parametrize("given, verdict", [
+    (dict(value=0.8, least=0.7), "met"), (dict(value=0.6, least=0.7), "missed"), (dict(value=3.0, most=3), "met"),
+    (dict(value=3.1, most=3), "missed"), (dict(value=5.0), ""), (dict(value=2.0, least=1, most=3), "met"),
+    (dict(value=0.72, least=0.7, spread=0.1), "not measured here: the bar lies within the spread"),
+    (dict(value=0.72, least=0.7, spread=0.05), "met"), (dict(value=1.2, most=1, spread=0.2), "missed"),
+    (dict(value=6.26, least=0.7, ceiling=1), "impossible: beyond 1, so it was measured wrongly"),
+    (dict(value=-0.1, most=0.7, ceiling=1), "impossible: beyond 1, so it was measured wrongly"),
+    (dict(value=1.03, least=0.7, ceiling=1), "met"),
+    (dict(value=None, least=1, why="no torch"), "not measured here: no torch"),
+    (dict(value=nan, least=1), "not measured here: no number came out"),
+    (dict(value=inf, least=1), "not measured here: no number came out")])
+def test_a_figure_is_judged_by_its_bar(given, verdict): assert Figure("speed", **given).verdict == verdict
+
+
+def test_figures_are_printed_and_written(tmp_path, capsys):
+    figures = Figure("speed", 0.5, "x", 0.04, least=0.4), Figure("loss", None, most=1, why="no data")
+    concluded(SimpleNamespace(figures=tmp_path / "out.json"), figures)
+    assert [Figure(**each) for each in json.loads((tmp_path / "out.json").read_text())] == [*figures]
+    said = capsys.readouterr().out
+    assert ("0.5 x" in said and "± 2.0 %" in said and "≥ 0.4" in said and "met" in said
+            and "not measured here: no data" in said)
+
+
+def test_too_few_times_have_no_spread():
+    assert command.spread([1.0, 2.0, 3.0]) is None and command.shown(None) == ""
+    assert command.spread([1.0, 1.0, 1.0, 1.2, 1.2]) == pytest.approx(0.2) and command.spread([1.0] * 9) == 0
+
+
+# ---- products
+
+def asked(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["crossovers.py", *words])
+    return crossovers.arguments()
+
+
+def test_a_quick_run_keeps_the_options_that_are_given(monkeypatch):
+    given = asked(monkeypatch, "--quick", "--shapes", "64x128", "--densities", "0.25", "--decode", "1")
+    assert (given.shapes, given.densities, given.decode) == (["64x128"], [0.25], 1.0)
+    assert {task for task, *_ in crossovers.tasks(given)} == {("64x128", "random", 0.25, (1, 128))}
+    assert len(crossovers.tasks(asked(monkeypatch,
+                                      "--quick"))) < len(crossovers.tasks(asked(monkeypatch, "--shapes", "64x128")))
+    assert not asked(monkeypatch, "--quick").decode and asked(monkeypatch).decode
+
+
+def test_the_whole_grid_alone_holds_the_bars(monkeypatch):
+    held = {words: any(task[0] == "4096x4096" for task, *_ in crossovers.tasks(asked(monkeypatch, *words)))
+            for words in ((), ("--quick",), ("--structures", "random"), ("--bars",))}
+    assert held == {(): True, ("--quick",): False, ("--structures", "random"): False, ("--bars",): True}
+
+
+def row(form, provider, at, seconds, structure="random", rows=128):
+    return dict(shape="64x128", rows=rows, structure=structure, density=at, format=form, provider=provider, threads=1,
+                median_s=seconds,
+                min_s=seconds, bytes=1, error=0.0, rounds=[seconds] * 5, spread=0.0)
+
+
+class Reads:
+    """A process that multiplies at a share of the speed of reading."""
+    provider, threads = "ours", 1
+    def __init__(self, share): self.share = share
+    def ask(self, what, /, **given): return 1 << 30, 9e9, 1e10, [0.1, *[self.share] * 7, 99.0]
+
+
+@pytest.mark.parametrize("share, size, said", [
+    (0.8, 4, "met"), (0.5, 4, "missed"), (6.26, 4, "impossible: beyond 1, so it was measured wrongly"),
+    (0.8, 1, "not measured here: 64 MiB are less than twice the last cache of 64 MiB")])
+def test_no_product_reads_faster_than_memory(share, size, said, monkeypatch):
+    monkeypatch.setattr(crossovers, "caches", lambda: [1 << 15, 64 << 20])
+    monkeypatch.setattr(crossovers.peaks, "free_memory", lambda: 1 << 40)
+    figures = [*crossovers.decoded([Reads(share)], SimpleNamespace(decode=size, threads=[1]))]
+    assert {each.verdict for each in figures} == {said} and len(figures) == len(crossovers.DECODED)
+
+
+def test_bars_are_figures_of_the_first_number_of_threads(capsys):
+    rows = [row(form, who, at, seconds) for at in (0.1, 0.4, 0.8)
+            for form, who, seconds in (("dense", "numpy", 8.0), ("csr", "ours", 2.0))]
+    figures = {each.what: each for each in crossovers.report(Table(rows), [1])}
+    assert figures["CSR at 0.1 against dense"].verdict == "met" and figures["CSR at 0.1 against dense"].value == 4.0
+    assert figures["CSR: density up to which it beats dense float32"].value == 0.8, "it wins as far as was measured"
+    assert figures["CSR at 0.1 against the best library's CSR"].verdict == "not measured here: no such row"
+    assert "bars on 1 thread(s)" in capsys.readouterr().out
+
+
+def test_the_legend_lies_beside_the_panels(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs peers: matplotlib")
+    rows = [row(f"a format with a long name {i}", "ours", at, 1.0 + at * i) for at in (0.1, 0.5) for i in range(40)]
+    rows += [row("dense", "numpy", at, 2.0) for at in (0.1, 0.5)]
+    figure = plot(Table(rows), tmp_path / "out.png")
+    legend, edge = figure.legends[0].get_window_extent(), figure.get_window_extent()
+    assert (tmp_path / "out.png").exists() and legend.x1 <= edge.x1 and legend.y0 >= edge.y0, "nothing of it is cut off"
+    for part in (*figure.axes, figure.texts[0]): assert not part.get_window_extent().overlaps(legend)
+
+
+# ---- prediction
+
+def test_one_matrix_of_each_format_is_enough(monkeypatch, tmp_path, capsys):
+    """Its products get made-up seconds."""
+    from formats import FORMATS
+    from formats.machine import calibration
+    from formats.machine.model import Machine
+    monkeypatch.setattr(Machine, "load", lambda file: standin.machine())
+    monkeypatch.setattr(calibration, "measured",
+                        lambda cases, most: [(kernel, sizes, 1e-4) for kernel, sizes, _ in cases])
+    monkeypatch.setattr("formats.FORMATS", {name: FORMATS[name] for name in ("dense", "csr")})
+    table = prediction.measured(tmp_path, 1)
+    assert {row[0] for row in table} == {"dense", "csr"} and {row[5] for row in table} == {0.0}, "the even matrix"
+    figures = prediction.show(table)
+    assert len(figures) == 3 and all(np.isfinite(each.value) for each in figures)
+    assert prediction.show([each for each in table if each[3] > 1])[2].what == "formats of 2 that keep both bars"
+    capsys.readouterr()
+
+
+def test_a_calibration_of_elsewhere_is_refused(tmp_path):
+    (tmp_path / "machine.json").write_text("{}")
+    with pytest.raises(InputError, match=r"machine\.json"): prediction.measured(tmp_path / "machine.json", 1)

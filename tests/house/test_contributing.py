@@ -1,0 +1,70 @@
+"""What CONTRIBUTING.md says is so: its commands are those of CI, its recipes run, and what is declared lies where it
+says."""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from children import ROOT
+
+from formats import FORMATS
+from formats.machine.datasheets import FILE, datasheets
+from opmatrix.models import FAMILIES
+from opmatrix.runtime.kernels import KERNELS
+from opmatrix.term import PROPERTIES
+from rewrites.laws import EXACT_LAWS
+
+TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+ROW = r"^\| an? ([\w ]+) \| `([\w/.]+)` \| \[[\w/.]+\]\(([\w/.]+)\) \|$"
+ROWS = {what: (place, page) for what, place, page in re.findall(ROW, TEXT, re.M)}
+PAGES = sorted((ROOT / "docs").glob("add_a_*.md"))
+
+
+def source(thing):
+    """The file that declares a thing, from the root on."""
+    return Path(sys.modules[thing.__module__].__file__).relative_to(ROOT)
+
+
+DECLARED = {"law": [source(each.body) for each in EXACT_LAWS],
+            "storage format": [source(each) for each in FORMATS.values()],
+            "property": [source(each.sides) for each in PROPERTIES.values()],
+            "family of models": [source(each) for each in FAMILIES.values()],
+            "kernel": [source(each.function) for each in KERNELS.values()],
+            "machine": [FILE.relative_to(ROOT)] * len(datasheets())}
+
+
+def test_every_recipe_is_listed():
+    assert set(DECLARED) <= set(ROWS) and {ROOT / page for _, page in ROWS.values()} == set(PAGES)
+
+
+@pytest.mark.parametrize("what", DECLARED)
+def test_what_there_is_lies_where_it_says(what):
+    """From the listing of folders alone: the place has the thing's name, and holds all that there are of it."""
+    place, page = ROWS[what]
+    assert any(word[:6] in place for word in what.split()
+               if len(word) > 2) and place in (ROOT / page).read_text("utf-8")
+    assert DECLARED[what] and all(file.is_relative_to(place.rstrip("/")) for file in DECLARED[what])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "add_a_kernel"], ids=lambda page: page.stem)
+def test_a_recipe_runs(page, tmp_path):
+    """In a process of its own, from a file as a user has it; the kernel's is tests/house/test_add_a_kernel.py."""
+    script = tmp_path / "added.py"
+    blocks = "\n".join(re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S))
+    script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{blocks}", "utf-8")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert "assert" in blocks and not done.returncode, done.stderr
+
+
+def test_commands_are_those_of_ci():
+    commands = [line.split("#")[0].split() for line in re.search(r"```\n(.*?)```", TEXT, re.S)[1].splitlines()]
+    ci = (ROOT / ".ci" / "run").read_text("utf-8")
+    assert len(commands) == 3 and commands[0][0] == "pip" and "'.[test]'" in commands[0] and "'.[test]'" in ci
+    assert commands[1] == ["pytest"] and commands[2] == ["ruff", "check", ".", "&&",
+                                                         "mypy"] and "ruff check . && mypy" in ci
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", TEXT))
+def test_links_lead_somewhere(target):
+    assert (ROOT / target).exists()

@@ -1,0 +1,43 @@
+"""Notebooks of docs/ are stored with their outputs, and run again from the first cell to the last."""
+
+import pytest
+from children import ROOT
+
+nbclient = pytest.importorskip("nbclient", reason="needs peers: nbclient")
+nbformat = pytest.importorskip("nbformat", reason="needs peers: nbformat")
+pytest.importorskip("ipykernel", reason="needs peers: ipykernel")
+pytest.importorskip("matplotlib", reason="needs peers: matplotlib")
+
+FILES = {"algebra": 5, "families": 0}                       # of docs/, and how many pictures each has at least
+
+
+def cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+def pictures(notebook):
+    """For each cell, how many pictures it draws."""
+    return [sum("image/png" in output.get("data", {}) for output in cell.outputs) for cell in cells(notebook)]
+
+
+@pytest.fixture(scope="module", params=FILES)
+def stored(request):
+    file = ROOT / "docs" / f"{request.param}.ipynb"
+    return file, nbformat.read(file, as_version=4), FILES[request.param]
+
+
+def test_it_is_stored_as_it_ran(stored):
+    file, notebook, _ = stored
+    nbformat.validate(notebook)
+    assert [cell.execution_count for cell in cells(notebook)] == list(range(1, len(cells(notebook)) + 1))
+    assert not [output for cell in cells(notebook) for output in cell.outputs if output.output_type == "error"]
+    assert str(ROOT) not in file.read_text("utf-8") and file.stat().st_size < 400_000
+
+
+def test_it_runs(stored, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    _, notebook, drawn = stored
+    again = nbformat.from_dict(notebook.copy())
+    for cell in cells(again): cell.outputs, cell.execution_count = [], None
+    place = {"metadata": {"path": tmp_path}}
+    nbclient.NotebookClient(again, timeout=300, kernel_name="python3", resources=place).execute()
+    assert pictures(again) == pictures(notebook) and sum(pictures(again)) >= drawn

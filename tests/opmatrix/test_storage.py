@@ -1,0 +1,384 @@
+"""Programs on disk: the same bits back, whole or not at all, and one line that names what is wrong with a file."""
+import json
+import mmap
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from checkpoints import CONFIG, arrays, write_tokenizer
+from children import ROOT
+from programs import bert_program, fused_layer, unfused_layer
+from safetensors.numpy import load_file, save_file
+
+from formats import CSR, NM, Block, Dense, Half, LowRank
+from formats import FORMATS as ALL
+from formats.core.errors import InputError
+from opmatrix.files import saving
+from opmatrix.files.storage import PROGRAM, WEIGHTS
+from opmatrix.patterns import Batch
+from opmatrix.program import Program
+from rewrites.verify import certificate
+
+RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
+FORMATS = {
+    "dense": Dense.pack, "half": Half.approximate, "csr": lambda W: CSR.approximate(W, density=0.4),
+    "block": lambda W: Block.approximate(W, density=0.5, tile=(4, 8)), "nm": NM.approximate,
+    "lowrank": lambda W: LowRank.approximate(W, rank=7),
+}
+FORMATS = {name: form.approximate for name, form in ALL.items()} | FORMATS
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    write_tokenizer(path)
+    return path.read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def program(tokenizer):
+    made = bert_program(CONFIG, arrays(CONFIG), tokenizer=tokenizer, rows=[1, 512])
+    return certificate.certified(made, {"error": 0.1 + 0.2, "rows": [1, 20]}, [Batch(RAGGED)])
+
+
+@pytest.fixture
+def saved(program, tmp_path):
+    program.save(tmp_path / "small.opmatrix")
+    return tmp_path / "small.opmatrix"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("layer", [fused_layer, unfused_layer])
+def test_bit_for_bit(tmp_path, format, layer):
+    program = bert_program(CONFIG, arrays(CONFIG), layer, FORMATS[format])
+    program.save(tmp_path / "p")
+    loaded = Program.load(tmp_path / "p")
+    assert loaded.hash == program.hash and str(loaded) == str(program) and loaded.meta == program.meta
+    for (name, array), (other, kept) in zip(program.arrays(), loaded.arrays(), strict=True):
+        assert name == other and array.dtype == kept.dtype and array.tobytes() == kept.tobytes()
+    assert np.array_equal(loaded.run(RAGGED), program.run(RAGGED))
+    assert loaded.stored_bytes == program.stored_bytes
+
+
+def test_every_file_beside_it(saved, program, tokenizer):
+    assert sorted(p.name for p in saved.iterdir()) == [
+        "certificate.json", "config.json", PROGRAM, "tokenizer.json", WEIGHTS]
+    assert (saved / "tokenizer.json").read_text("utf-8") == tokenizer
+    assert json.loads((saved / "config.json").read_text()) == CONFIG
+    assert Program.load(saved).meta == program.meta
+    assert sorted(p.name for p in saved.parent.iterdir()) == ["small.opmatrix"], "nothing temporary is left"
+
+
+def with_front(program, other, directory):
+    """A directory as `optimize` leaves it: the chosen program, and a front of two that it is one of."""
+    with saving.replacing_program(directory) as fresh:
+        saving.write_front({fresh: program, fresh / "front/0": other, fresh / "front/1": program})
+    return directory
+
+
+@pytest.fixture
+def other(tokenizer):
+    return bert_program(CONFIG, arrays(CONFIG), unfused_layer, FORMATS["half"], tokenizer=tokenizer, rows=[1, 512])
+
+
+def test_what_programs_of_a_front_share_is_stored_once(program, other, tmp_path):
+    """The chosen program is one of its front; every program has the tokenizer. Other files of equal length stay
+    apart."""
+    place = with_front(program, other, tmp_path / "p")
+    front = place / "front/0", place / "front/1"
+    for name in (PROGRAM, WEIGHTS, "tokenizer.json", "config.json", "certificate.json"):
+        assert (place / name).samefile(front[1] / name)
+    assert (front[0] / "tokenizer.json").samefile(place / "tokenizer.json")
+    assert not (front[0] / WEIGHTS).samefile(place / WEIGHTS) and (front[0]
+                                                                   / "config.json").samefile(front[1] / "config.json")
+    assert [path for path in place.rglob("*") if path.name.startswith(".")] == []
+
+
+def test_each_program_of_a_front_stands_alone(program, other, tmp_path):
+    """Moved, copied, replaced, or with the others removed."""
+    place = with_front(program, other, tmp_path / "p")
+    shutil.copytree(place, tmp_path / "copy")
+    (place / "front/1").rename(tmp_path / "moved")
+    with_front(other, other, place)
+    for each, expected in ((tmp_path / "moved", program), (tmp_path / "copy/front/0", other),
+                           (tmp_path / "copy", program), (place, other)):
+        assert Program.load(each).hash == expected.hash
+    assert not (tmp_path / "copy" / WEIGHTS).samefile(tmp_path / "moved" / WEIGHTS)
+    shutil.rmtree(place)
+    assert np.array_equal(Program.load(tmp_path / "moved").run(RAGGED), program.run(RAGGED))
+
+
+def test_where_files_have_one_name_only_they_are_copies(program, other, tmp_path, monkeypatch):
+    def refused(*_): raise PermissionError(1, "Operation not permitted")
+    monkeypatch.setattr("os.link", refused)
+    place = with_front(program, other, tmp_path / "p")
+    assert not (place / WEIGHTS).samefile(place / "front/1" / WEIGHTS)
+    assert {Program.load(each).hash for each in (place, place / "front/1")} == {program.hash}
+
+
+def test_files_of_equal_length_are_not_equal(tmp_path):
+    for name, text in (("a", "one"), ("b", "two"), ("c", "one")): (tmp_path / name).write_text(text)
+    saving.once(tmp_path)
+    assert [(tmp_path / name).read_text() for name in "abc"] == ["one", "two", "one"]
+    assert (tmp_path / "a").samefile(tmp_path / "c") and not (tmp_path / "a").samefile(tmp_path / "b")
+
+
+def test_it_embeds_texts(saved):
+    program = Program.load(saved)
+    texts = ["the river runs dry", "a bank", "of"]
+    found = program.embed(texts)
+    assert found.shape == (3, 24) and found.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(program.embed(texts, rows=5), found, atol=1e-6)
+    np.testing.assert_allclose(program.embed("a bank"), found[1:2], atol=1e-6)
+    rows = program.exact(program.tokenizer.encode("a bank")).mean(0)
+    np.testing.assert_allclose(found[1], rows / np.linalg.norm(rows), atol=1e-6)
+
+
+@pytest.mark.parametrize("texts, complaint", [
+    ([], "no text"), ("river " * 30, "positions for 20"), ([3], "text 0 is 3"),
+])
+def test_texts_that_cannot_be_embedded(saved, texts, complaint):
+    with pytest.raises(InputError, match=complaint): Program.load(saved).embed(texts)
+
+
+def test_without_a_tokenizer():
+    with pytest.raises(InputError, match="no tokenizer"): bert_program(CONFIG, arrays(CONFIG)).embed("a bank")
+
+
+def test_the_hash_is_of_everything_but_the_certificate(program):
+    assert program.replace(certificate={"other": 1}).hash == program.hash
+    assert "certificate" in program.meta and "certificate" not in program.replace(rows=[1, 511]).meta
+    changed = dict(program.constants)
+    changed["word"] = Dense.pack(np.nextafter(program.constants["word"].unpack(), np.float32(9)))
+    others = [program.replace(rows=[1, 511]), program.replace(tokenizer=None),
+              Program(program.steps, changed, program.output, program.meta),
+              Program(program.steps, program.constants, program.steps[0].output, program.meta)]
+    assert len({program.hash, *(other.hash for other in others)}) == 5
+
+
+# ---- arrays in a file
+
+def lies_in(array):
+    """What a view is a view of, in the end."""
+    while isinstance(array, np.ndarray) and array.base is not None: array = array.base
+    return array.obj if isinstance(array, memoryview) else array
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_arrays_are_mapped_and_begin_on_cache_lines(tmp_path, format):
+    bert_program(CONFIG, arrays(CONFIG), fused_layer, FORMATS[format]).save(tmp_path / "p")
+    program = Program.load(tmp_path / "p")
+    loaded = dict(program.arrays())
+    stored = {name: array for name, array in loaded.items() if array.size}
+    assert all(array.ctypes.data % 64 == 0 and not array.flags.writeable for array in stored.values())
+    copied = {f"{name}.{field}" for name, c in program.constants.items() for field in getattr(c, "indices", list)()}
+    assert {name for name, array in stored.items() if not isinstance(lies_in(array), mmap.mmap)} == copied & {*stored}
+    assert {name for name in load_file(tmp_path / "p" / WEIGHTS) if not name.startswith("padding")} == set(loaded)
+
+
+def test_arrays_that_lie_anywhere_are_copied(tmp_path):
+    program = bert_program(CONFIG, arrays(CONFIG), fused_layer, FORMATS["csr"])
+    program.save(tmp_path / "p")
+    save_file({"shift": np.zeros(3, np.uint8)} | dict(program.arrays()), file := tmp_path / "p" / WEIGHTS)
+    raw = file.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    assert any((8 + length + entry["data_offsets"][0]) % 64 for entry in json.loads(raw[8:8 + length]).values())
+    with pytest.raises(InputError, match="array 'shift' belongs to no"): Program.load(tmp_path / "p")
+    save_file(dict(program.arrays()), file)
+    loaded = Program.load(tmp_path / "p")
+    assert all(array.ctypes.data % 64 == 0 for _, array in loaded.arrays())
+    assert np.array_equal(loaded.run(RAGGED), program.run(RAGGED))
+
+
+def test_what_cannot_be_mapped_is_read(saved, program, monkeypatch):
+    def none(*_, **__): raise OSError(19, "No such device")
+    monkeypatch.setattr(mmap, "mmap", none)
+    loaded = Program.load(saved)
+    assert all(array.ctypes.data % 64 == 0 and isinstance(lies_in(array), np.ndarray) for _, array in loaded.arrays())
+    assert loaded.hash == program.hash and np.array_equal(loaded.run(RAGGED), program.run(RAGGED))
+
+
+@pytest.mark.parametrize("harm", [
+    lambda saved, other: other.save(saved), lambda saved, other: shutil.rmtree(saved),
+    lambda saved, other: (saved / WEIGHTS).unlink(),
+], ids=["replaced", "removed", "weights removed"])
+def test_a_loaded_program_outlives_its_files(saved, program, harm):
+    loaded = Program.load(saved)
+    harm(saved, Program(program.steps, program.constants | {"word": Dense.pack(0 * program.constants["word"].unpack())},
+                        program.output, program.meta))
+    assert np.array_equal(loaded.run(RAGGED), program.run(RAGGED))
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 256, 4096])
+def test_the_hash_of_the_files_is_that_of_the_program(saved, program, monkeypatch, piece):
+    monkeypatch.setattr("opmatrix.files.mapped.PIECE", piece)
+    program.replace(model="other").save(saved)
+    loaded = Program.load(saved)
+    said = loaded.hash
+    del loaded.hash
+    assert loaded.hash == said
+
+
+def test_arrays_of_another_number_type_are_not_stored(program, tmp_path):
+    odd = Program(program.steps, {**program.constants, "odd": np.zeros(3, np.complex64)}, program.output, program.meta)
+    with pytest.raises(InputError, match="array 'odd' is of complex64"): odd.save(tmp_path / "odd")
+    assert not list(tmp_path.iterdir())
+
+
+def test_loading_imports_nothing_heavy(saved):
+    heavy = "{'sympy', 'scipy', 'numba', 'llvmlite', 'egglog', 'rich', 'tokenizers', 'torch', 'matplotlib'}"
+    code = (f"import sys; from opmatrix.program import Program; program = Program.load({str(saved)!r}); "
+            f"print(*{heavy} & set(sys.modules)); program.run([[3, 4], [5]]); program.cost([[3]]); print('sympy' in "
+            "sys.modules)")
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert run.stdout.split() == ["False"], run.stdout + run.stderr
+
+
+# ---- what was there before
+
+def test_a_program_is_replaced_and_what_else_was_there_is_kept(saved, program):
+    (saved / "notes.txt").write_text("mine")
+    other = program.replace(model="other", certificate=None)
+    other.save(saved)
+    assert Program.load(saved).hash == other.hash
+    assert (saved / "notes.txt").read_text() == "mine" and not (saved / "certificate.json").exists()
+    assert [p.name for p in saved.parent.iterdir()] == [saved.name]
+
+
+@pytest.mark.parametrize("make", [
+    lambda path: path.write_text("a file"),
+    lambda path: (path.mkdir(), (path / "thesis.tex").write_text("years")),
+    lambda path: (path.mkdir(), (path / PROGRAM).write_text('{"kind": "another"}')),
+])
+def test_anything_else_is_left_alone(program, tmp_path, make):
+    make(path := tmp_path / "taken")
+    with pytest.raises(InputError, match=r"taken: it exists and is no opmatrix program"): program.save(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+def test_an_empty_directory_is_filled(program, tmp_path):
+    (tmp_path / "empty").mkdir()
+    program.save(tmp_path / "empty")
+    assert Program.load(tmp_path / "empty").hash == program.hash
+
+
+def test_a_failed_save_leaves_the_old_one(saved, program, monkeypatch):
+    before = {p.name: p.read_bytes() for p in saved.iterdir()}
+
+    def full(*_): raise OSError(28, "No space left on device")
+    monkeypatch.setattr("opmatrix.files.saving.write_tensors", full)
+    with pytest.raises(InputError, match="No space left on device"): program.replace(model="other").save(saved)
+    assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
+    assert [p.name for p in saved.parent.iterdir()] == [saved.name]
+
+
+# ---- what is wrong with a file
+
+def edit(change):
+    """A way to damage program.json: the object is changed in place."""
+    def damage(directory):
+        found = json.loads((directory / PROGRAM).read_text())
+        change(found)
+        (directory / PROGRAM).write_text(json.dumps(found))
+    return damage
+
+
+def tensors(change):
+    """A way to damage the weights: the arrays are changed in place."""
+    def damage(directory):
+        found = load_file(directory / WEIGHTS)
+        change(found)
+        save_file(found, directory / WEIGHTS)
+    return damage
+
+
+def cut(name, size): return lambda d: (d / name).write_bytes((d / name).read_bytes()[:size])
+
+
+WORD, BIAS = "word.w", "encoder.layer.0.output.dense.bias"
+DAMAGE = {
+    "no directory": (shutil.rmtree, "no program.json in it"),
+    "no program": (lambda d: (d / PROGRAM).unlink(), "no program.json in it"),
+    "no weights": (lambda d: (d / WEIGHTS).unlink(), "weights.safetensors: No such file"),
+    "program cut": (cut(PROGRAM, 300), "program.json: no JSON"),
+    "program empty": (cut(PROGRAM, 0), "program.json: no JSON"),
+    "program is a list": (lambda d: (d / PROGRAM).write_text("[]"), "program.json: it holds a list, not an object"),
+    "another kind": (edit(lambda p: p.update(kind="cake")), "program.json: kind is 'cake'"),
+    "another version": (edit(lambda p: p.update(version=99)), "program.json: version is 99, but this opmatrix reads 3"),
+    "no steps": (edit(lambda p: p.pop("steps")), "program.json: 'steps' is missing"),
+    "steps are no list": (edit(lambda p: p.update(steps={})), "program.json: 'steps' is a dict, not a list"),
+    "a step is no step": (edit(lambda p: p["steps"].insert(2, ["scale"])), r"program.json: steps\[2\] is \['scale'\]"),
+    "an operand is no name": (edit(lambda p: p["steps"][1][1].update(x=1)), r"program.json: steps\[1\] is \["),
+    "an unknown kernel": (edit(lambda p: p["steps"].insert(1, ["exec", {}, {}, "y"])),
+                          "program.json: steps: step 1, y = exec: there is no such kernel"),
+    "a step undefined": (edit(lambda p: p["steps"].pop(0)), "program.json: steps: step 0"),
+    "no such output": (edit(lambda p: p.update(output="zz")), "program.json: steps: output: no step gives 'zz'"),
+    "output is no name": (edit(lambda p: p.update(output=3)), "program.json: 'output' is a int, not a str"),
+    "a step changed": (edit(lambda p: p["steps"][0][2].update(eps=1e-3)), "program.json: hash is '[0-9a-f]{32}', but"),
+    "meta changed": (edit(lambda p: p["meta"].update(model="other")), "program.json: hash is"),
+    "no hash": (edit(lambda p: p.pop("hash")), "program.json: 'hash' is missing"),
+    "an unknown format": (edit(lambda p: p["constants"]["word"].update(format="zip")),
+                          "program.json: constants: 'word': format 'zip' is unknown"),
+    "a constant is no object": (edit(lambda p: p["constants"].update(word=3)), "'word': format 'None' is unknown"),
+    "a shape changed": (edit(lambda p: p["constants"]["word"].update(shape=[24, 41])),
+                        r"weights.safetensors: constant 'word': dense.w"),
+    "a constant more": (edit(lambda p: p["constants"].update(more={"format": "array"})),
+                        "weights.safetensors: array 'more' is missing"),
+    "weights cut": (cut(WEIGHTS, 5000), "weights.safetensors: 5000 bytes that are no whole safetensors file"),
+    "weights empty": (cut(WEIGHTS, 0), "weights.safetensors: 0 bytes that are no whole"),
+    "weights are text": (lambda d: (d / WEIGHTS).write_text("hello, world"), "weights.safetensors: 12 bytes that are"),
+    "an array lost": (tensors(lambda t: t.pop(WORD)), "weights.safetensors: array 'word.w' is missing"),
+    "an array more": (tensors(lambda t: t.update(extra=t[WORD])), "weights.safetensors: array 'extra' belongs to no"),
+    "padding that is none": (
+        tensors(lambda t: next(v for k, v in t.items() if k.startswith("padding")).__setitem__(0, 1)),
+                             "array 'padding[0-9]+' belongs to no constant"),
+    "an array shorter": (tensors(lambda t: t.update({WORD: t[WORD][1:].copy()})), "safetensors: constant 'word'"),
+    "an array in float64": (tensors(lambda t: t.update({BIAS: t[BIAS].astype("f8")})),
+                            "program.json: steps: step .* must be Vector"),
+    "a table in float64": (tensors(lambda t: t.update({WORD: t[WORD].astype("f8")})), "safetensors: constant 'word'"),
+    "one number changed": (tensors(lambda t: t[WORD].__setitem__((3, 4), 1.5)), "program.json: hash is"),
+    "nan": (tensors(lambda t: t[WORD].__setitem__((3, 4), np.nan)), "weights.safetensors: constant 'word': .*nan"),
+    "config cut": (cut("config.json", 10), "config.json: no JSON"),
+    "tokenizer changed": (lambda d: (d / "tokenizer.json").write_text("{}"), "program.json: hash is"),
+    "tokenizer is no text": (lambda d: (d / "tokenizer.json").write_bytes(b"\xff\xfe"), "tokenizer.json: byte 0 is not "
+                                                                                        "UTF-8"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_named(saved, damage):
+    harm, complaint = DAMAGE[damage]
+    harm(saved)
+    with pytest.raises(InputError, match=complaint) as error: Program.load(saved)
+    assert str(saved) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("at", range(0, 1000, 37))
+def test_no_flipped_bit_is_loaded(saved, at):
+    """Wherever a bit of the weights is flipped, loading says so."""
+    raw = bytearray((saved / WEIGHTS).read_bytes())
+    raw[at * (len(raw) - 1) // 999] ^= 16
+    (saved / WEIGHTS).write_bytes(raw)
+    with pytest.raises(InputError): Program.load(saved)
+
+
+def places(value, path=()):
+    """Every path into a JSON value."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in entries: yield from [(*path, key), *places(entry, (*path, key))]
+
+
+@pytest.mark.parametrize("value", [None, True, -1, 2.5, 10**30, "x", "gelu", [], {}, [1, 2], {"a": 1}], ids=repr)
+def test_no_other_error_escapes(saved, program, value):
+    """Whatever takes the place of any entry of program.json, the program is the same or refused in one line."""
+    good = (saved / PROGRAM).read_text()
+    for path in list(places(json.loads(good)))[::7]:
+        found = entry = json.loads(good)
+        for key in path[:-1]: entry = entry[key]
+        entry[path[-1]] = value
+        (saved / PROGRAM).write_text(json.dumps(found))
+        try: assert Program.load(saved).hash == program.hash
+        except InputError as error: assert str(saved) in str(error) and "\n" not in str(error)
