@@ -17,7 +17,7 @@ def functions(file):
 def test_every_fault_has_a_test_that_is_there():
     assert len(ROWS) > 12
     for row in ROWS:
-        named = re.findall(r"`(tests/\w+\.py)::(\w+)`", row[2])
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row[2])
         assert named and len(named) == row[2].count("`tests/"), row
         for file, test in named: assert test.startswith("test_") and test in functions(file), f"{file} has no {test}"
 
