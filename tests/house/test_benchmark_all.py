@@ -109,7 +109,8 @@ def test_what_does_not_end_is_ended_with_all_that_it_started(run, monkeypatch):
 def test_what_it_runs_is_ended_with_it(run, monkeypatch):
     """It is told to end by a signal, as by a shell that gives up."""
     def tell(self, limit=None, wait=subprocess.Popen.wait):
-        while limit and not (run.out / "pid").exists(): time.sleep(0.01)
+        pid = run.out / "pid"                               # which is there before it holds a number
+        while limit and not (pid.exists() and pid.read_text()): time.sleep(0.01)
         if limit: os.kill(os.getpid(), signal.SIGTERM)
         return wait(self, limit)
     monkeypatch.setattr(subprocess.Popen, "wait", tell)
