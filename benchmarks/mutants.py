@@ -5,8 +5,8 @@
 A mutant is a law with one thing changed: a guard dropped, operands exchanged, a transpose, sign or scale put in or left
 out, the order of a composition, an index, a term. `law` is how many fail alone on random operators, `e-class` how many
 are named in a graph that starts from their own left side, `equal` how many no check names because both sides are proved
-to be one, `tried` how many of the kernels lack a guard without which their term was still computed, with numbers. All
-7,865 of the kernels take about four minutes on two cores; --every 10 judges each tenth.
+to be one, `tried` how many of the kernels lack a guard without which their term was still computed, with numbers. Those
+of the kernels are thousands and take minutes; --every 10 judges each tenth.
 """
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import typer
 
 from formats.core.errors import InputError
 from formats.disk.files import writable
+from rewrites.command import options
 from rewrites.command.outputs import possible, say, write_results
 
 INTERRUPTED = (KeyboardInterrupt, typer.Abort)
@@ -40,58 +41,28 @@ def show_version(asked: Annotated[bool, typer.Option("--version", callback=versi
     pass
 
 
-Model = Annotated[str, typer.Argument(
-    help="minilm, smollm2, a directory with config.json, model.safetensors and tokenizer.json, or a .gguf file;"
-         " with --machine also a config.json alone")]
-Laws = Annotated[Path | None, typer.Option(
-    "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you "
-                                   "trust")]
-Results = Annotated[Path | None, typer.Option("--json", help="where to write all results")]
-Origin = Annotated[str | None, typer.Option(
-    "--model", help="the checkpoint that it was made of; without it, the one that the program names")]
-Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote")]
-Truncate = Annotated[bool | None, typer.Option(
-    "--truncate/--no-truncate", help="cut long texts; by default where the checkpoint has a max_seq_length")]
-
-
 @app.command()
 def optimize(
-    model: Model,
-    error: Annotated[float | None, typer.Option(help="relative change of the output on held-out rows; 0: none; 0.02 "
-                                                     "without goals")] = None,
-    goals: Annotated[list[str] | None, typer.Option(
-        "--keep", metavar="GOAL", help="error<=2%, spearman>=-0.3 (with --pairs) or perplexity<=1.02x (with "
-                                                "--text, on its held-out lines, and --output rows), against the exact "
-                                                "program (may be given again)")] = None,
-    memory: Annotated[float | None, typer.Option(help="megabytes, stored and working together")] = None,
-    text: Annotated[Path | None, typer.Option(help="a file of lines: of every four one fits, one chooses, two state "
-                                                   "the error")] = None,
-    tokens: Annotated[int | None, typer.Option(help="the workload: one sentence of so many tokens")] = None,
-    workload: Annotated[str | None, typer.Option(
-        metavar="FILE|SHARES", help="the workload instead: texts, one a line, in batches as `embed` makes them; or "
-                                    "shares of batches of sentences x tokens, such as 0.7:1x16,0.3:8x128")] = None,
-    number_type: Annotated[str, typer.Option(help="the narrowest that weights may be stored by: float32, bf16, int8 or "
-                                                  "int4")] = "int8",
-    pairs: Annotated[Path | None, typer.Option(
-        metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of an error")] = None,
-    drop: Annotated[float | None, typer.Option(
-        help="how far Spearman's correlation (x 100) of the pairs may fall; 0.3")] = None,
-    remove: Annotated[str, typer.Option(
-        metavar="units,heads",
-        help="try models with fewer hidden units, fewer heads, or both, too; nothing is trained")] = "",
-    calibrate: Annotated[Path | None, typer.Option(
-        help="a file of lines, without scores, that what is left is fitted to; by default lines of --text")] = None,
-    output: Annotated[str, typer.Option(
-        help="pooled: one row a text, as the checkpoint says; rows: one a token")] = "pooled",
-    adapter: Annotated[Path | None, typer.Option(
-        metavar="DIR", help="a LoRA adapter of the model, as PEFT saves it")] = None,
-    own: Laws = None,
-    without: Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="where to save; ./MODEL.opmatrix by default")] = None,
-    results: Results = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="say nothing of phases meanwhile")] = False,
-    machine: Annotated[str | None, typer.Option(metavar="NAME", help="only predict, for A100, H100, Ascend910B or "
-                                                                     "TPUv5e")] = None,
+    model: options.Model,
+    error: options.Error = None,
+    goals: options.Goals = None,
+    memory: options.Memory = None,
+    text: options.Text = None,
+    tokens: options.Tokens = None,
+    workload: options.Work = None,
+    number_type: options.NumberType = "int8",
+    pairs: options.ScoredPairs = None,
+    drop: options.Drop = None,
+    remove: options.Remove = "",
+    calibrate: options.Lines = None,
+    output: options.Output = "pooled",
+    adapter: options.Adapter = None,
+    own: options.Laws = None,
+    without: options.Without = None,
+    out: options.Out = None,
+    results: options.Results = None,
+    quiet: options.Quiet = False,
+    machine: options.Elsewhere = None,
 ) -> None:
     """Find, verify, measure and save the cheapest program of a MODEL."""
     if machine is not None:
@@ -169,9 +140,9 @@ def calibrate() -> None:
 
 @app.command()
 def run(
-    directory: Saved,
+    directory: options.Saved,
     text: Annotated[list[str], typer.Argument(help="sentences")],
-    truncate: Truncate = None,
+    truncate: options.Truncate = None,
 ) -> None:
     """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are; of
     a language model, the likeliest tokens that follow each."""
@@ -196,11 +167,11 @@ def run(
 
 @app.command()
 def embed(
-    directory: Saved,
+    directory: options.Saved,
     file: Annotated[str, typer.Argument(help="a file of texts, one a line; - for the standard input")],
     out: Annotated[Path, typer.Option(metavar="OUT.npy", help="float32, a row for each line")],
     rows: Annotated[int | None, typer.Option(help="tokens of a batch, about")] = None,
-    truncate: Truncate = None,
+    truncate: options.Truncate = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="a line that cannot be embedded: a row of NaN")] = False,
 ) -> None:
     """Embed every line of a FILE with a saved program, written whole or not at all: a row each, pooled as the
@@ -238,8 +209,8 @@ def evaluate(
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="a text that language models foresee, in windows of "
                                                                    "512 tokens")] = None,
     tokens: Annotated[int | None, typer.Option(help="only so many of the text's first tokens")] = None,
-    results: Results = None,
-    truncate: Truncate = None,
+    results: options.Results = None,
+    truncate: options.Truncate = None,
 ) -> None:
     """With --pairs: Spearman's correlation, times 100, of the cosines of sentence pairs, as `embed` embeds them, with
     scores of people. With --text: the perplexity of language models, and nats a byte."""
@@ -265,7 +236,7 @@ def evaluate(
 
 @app.command()
 def doctor(
-    results: Results = None,
+    results: options.Results = None,
     clean: Annotated[bool,
                      typer.Option("--clean", help="remove from the cache what this version makes no use of")] = False,
 ) -> None:
@@ -281,7 +252,7 @@ def doctor(
 
 @app.command()
 def laws(
-    own: Laws = None,
+    own: options.Laws = None,
     kind: Annotated[str | None, typer.Option(help="exact, value, implementation or own; all without it")] = None,
 ) -> None:
     """Every law, in groups: what it says, its guard, its source."""
@@ -291,12 +262,12 @@ def laws(
 
 @app.command()
 def explain(
-    directory: Saved,
-    own: Laws = None,
+    directory: options.Saved,
+    own: options.Laws = None,
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --text")] = None,
     workload: Annotated[Path | None,
                         typer.Option(metavar="FILE", help="the file, where it was made with --workload")] = None,
-    model: Origin = None,
+    model: options.Origin = None,
     full: Annotated[bool, typer.Option("--full",
                                        help="every step of the derivation, and the program before it, too")] = False,
 ) -> None:
@@ -311,7 +282,7 @@ def explain(
 
 @app.command()
 def profile(
-    directory: Saved,
+    directory: options.Saved,
     sentences: Annotated[int, typer.Option(min=1)] = 1,
     tokens: Annotated[int, typer.Option(min=1, help="of each sentence, drawn from the vocabulary")] = 128,
     rounds: Annotated[int, typer.Option(min=1)] = 15,
@@ -324,8 +295,8 @@ def profile(
 
 @app.command()
 def verify(
-    directory: Saved,
-    model: Origin = None,
+    directory: options.Saved,
+    model: options.Origin = None,
     text: Annotated[Path | None, typer.Option(
         metavar="FILE", help="the file that a perplexity was measured on, as a goal")] = None,
     pairs: Annotated[Path | None, typer.Option(
@@ -341,7 +312,7 @@ def verify(
 
 @app.command()
 def spectrum(
-    model: Model,
+    model: options.Model,
     out: Annotated[Path | None, typer.Option(help="where to draw the picture (needs matplotlib)")] = None,
 ) -> None:
     """Singular values, ranks and energy knees of every weight of a MODEL, printed and drawn. Columns are explained

@@ -1,0 +1,55 @@
+"""Options of the command line that several commands have, and those of `optimize`."""
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+# ---- of several commands
+
+Model = Annotated[str, typer.Argument(
+    help="minilm, smollm2, a directory with config.json, model.safetensors and tokenizer.json, or a .gguf file;"
+         " with --machine also a config.json alone")]
+Laws = Annotated[Path | None, typer.Option(
+    "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you "
+                                   "trust")]
+Results = Annotated[Path | None, typer.Option("--json", help="where to write all results")]
+Origin = Annotated[str | None, typer.Option(
+    "--model", help="the checkpoint that it was made of; without it, the one that the program names")]
+Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote")]
+Truncate = Annotated[bool | None, typer.Option(
+    "--truncate/--no-truncate", help="cut long texts; by default where the checkpoint has a max_seq_length")]
+
+# ---- of `optimize`
+
+Error = Annotated[float | None, typer.Option(
+    help="relative change of the output on held-out rows; 0: none; 0.02 without goals")]
+Goals = Annotated[list[str] | None, typer.Option(
+    "--keep", metavar="GOAL", help="error<=2%, spearman>=-0.3 (with --pairs) or perplexity<=1.02x (with --text, on "
+                                   "its held-out lines, and --output rows), against the exact program (may be "
+                                   "given again)")]
+Memory = Annotated[float | None, typer.Option(help="megabytes, stored and working together")]
+Text = Annotated[Path | None, typer.Option(
+    help="a file of lines: of every four one fits, one chooses, two state the error")]
+Tokens = Annotated[int | None, typer.Option(help="the workload: one sentence of so many tokens")]
+Work = Annotated[str | None, typer.Option(
+    metavar="FILE|SHARES", help="the workload instead: texts, one a line, in batches as `embed` makes them; or shares "
+                                "of batches of sentences x tokens, such as 0.7:1x16,0.3:8x128")]
+NumberType = Annotated[str, typer.Option(
+    help="the narrowest that weights may be stored by: float32, bf16, int8 or int4")]
+ScoredPairs = Annotated[Path | None, typer.Option(
+    metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of an error")]
+Drop = Annotated[float | None, typer.Option(
+    help="how far Spearman's correlation (x 100) of the pairs may fall; 0.3")]
+Remove = Annotated[str, typer.Option(
+    metavar="units,heads", help="try models with fewer hidden units, fewer heads, or both, too; nothing is trained")]
+Lines = Annotated[Path | None, typer.Option(
+    help="a file of lines, without scores, that what is left is fitted to; by default lines of --text")]
+Output = Annotated[str, typer.Option(
+    help="pooled: one row a text, as the checkpoint says; rows: one a token")]
+Adapter = Annotated[Path | None, typer.Option(
+    metavar="DIR", help="a LoRA adapter of the model, as PEFT saves it")]
+Without = Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="where to save; ./MODEL.opmatrix by default")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="say nothing of phases meanwhile")]
+Elsewhere = Annotated[str | None, typer.Option(
+    metavar="NAME", help="only predict, for A100, H100, Ascend910B or TPUv5e")]
