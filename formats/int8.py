@@ -72,8 +72,7 @@ class Int8(Format):
 def row_rounding(spectrum, turn):
     """The relative error of the output by rounding rows of x times factors of inputs (n,), as if independent: a step is
     1/127 of a row's largest number, which is that of the largest input, or of normal numbers of the mean one."""
-    g = spectrum.gram if spectrum.gram.ndim == 1 else np.diagonal(spectrum.gram)
-    seen, W = g * np.square(turn), spectrum.weight / np.reshape(turn, (-1, 1))
+    seen, W = spectrum.squares * np.square(turn), spectrum.weight / np.reshape(turn, (-1, 1))
     largest = max(seen.max(), 2 * np.log(len(seen) + 1) * seen.mean())
     return float(np.sqrt(largest * np.square(W).sum() / spectrum.energy / 12) / 127) if spectrum.energy else 0.0
 

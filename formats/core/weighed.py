@@ -17,6 +17,9 @@ class Spectrum(Protocol):
     def gram(self) -> NDArray[np.float64]:
         """Of its inputs, (n, n), or its diagonal, (n,)."""
     @property
+    def squares(self) -> NDArray[np.float64]:
+        """Of its inputs: the diagonal of the Gram matrix, (n,)."""
+    @property
     def energy(self) -> float:
         """Of the output: the sum of its squares."""
     @property

@@ -71,8 +71,7 @@ class BalancedInt8(Format):
 
     @classmethod
     def rounding(cls, spectrum, *, group=COLUMN):
-        norms = np.sqrt(spectrum.gram if spectrum.gram.ndim == 1 else np.diagonal(spectrum.gram))
-        return row_rounding(spectrum, balancing(spectrum.weight, norms))
+        return row_rounding(spectrum, balancing(spectrum.weight, np.sqrt(spectrum.squares)))
 
     @classmethod
     def choices(cls, inputs, outputs): return Int8.choices(inputs, outputs)

@@ -131,6 +131,11 @@ class Weighed:
     limits: Limits
 
     @property
+    def squares(self) -> Doubles:
+        """Of its inputs."""
+        return gram_diagonal(self.gram)
+
+    @property
     def shape(self) -> tuple[int, int]:
         n, p = self.weight.shape
         return n, p
