@@ -130,9 +130,9 @@ class Opmatrix(Engine):
 
 
 class Torch(Engine):
-    """transformers' BertModel with torch's own fused attention. bf16 is the model in bfloat16, which is saved so; int8
-    is torch's dynamic quantisation of the linear layers, weights by output channel, made when it is loaded, as it
-    cannot be saved without pickle."""
+    """transformers' model with torch's own fused attention; a BERT has no pooler, a decoder fills no cache. bf16 is the
+    model in bfloat16, which is saved so; int8 is torch's dynamic quantisation of the linear layers, weights by output
+    channel, made when it is loaded, as it cannot be saved without pickle."""
     name, packages = "torch", ("torch", "transformers")
     compiled = False
 
@@ -145,8 +145,10 @@ class Torch(Engine):
         import transformers
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        return torch, transformers.BertModel.from_pretrained(
-            directory, dtype=number, attn_implementation="sdpa", add_pooling_layer=False, local_files_only=True).eval()
+        kind = transformers.AutoConfig.from_pretrained(directory, local_files_only=True).model_type
+        plain = {"add_pooling_layer": False} if kind == "bert" else {"use_cache": False}
+        return torch, transformers.AutoModel.from_pretrained(
+            directory, dtype=number, attn_implementation="sdpa", local_files_only=True, **plain).eval()
 
     def serve(self, job):
         torch, model = self.model(job.place)

@@ -122,26 +122,42 @@ def reference(checkpoint, workload):
 
 
 def model(name):
-    """A checkpoint by name: minilm, base (12 layers of 768 columns, random weights), or a directory."""
-    if name != "base": return open_model(name)
-    if not (home := cache_directory() / "base").exists(): write_base(home)
-    return Checkpoint.open(home, "base")
+    """A checkpoint by name: minilm, base (12 layers of 768 columns, random weights), smollm2, or a directory. What a
+    GGUF file holds is written as transformers reads it, for peers: float32, and without a head."""
+    found = None if name == "base" else open_model(name)
+    if found is not None and found.keys is None: return found
+    called = "base" if found is None else f"{found.name}-widened"
+    if not (home := cache_directory() / called).exists(): write(home, *(base() if found is None else widened(found)))
+    return Checkpoint.open(home, name)
 
 
-def write_base(home):
-    """A BERT-base of random weights with minilm's tokenizer, whole or not at all: normal with deviation 0.02 (Devlin et
-    al. 2018), gains around one."""
-    from safetensors.numpy import save_file
-
+def base():
+    """Weights of a BERT-base, normal with deviation 0.02 (Devlin et al. 2018), gains around one; its config, and
+    minilm's tokenizer."""
     from opmatrix.models import tensors
-    rng, fresh = np.random.default_rng(0), home.with_name(f"{home.name}.{uuid.uuid4().hex[:8]}")
+    rng = np.random.default_rng(0)
+    weights = {name: (0.02 * rng.standard_normal(shape, np.float32) + name.endswith("LayerNorm.weight")
+                      ).astype(np.float32) for name, shape in tensors(BASE).items()}
+    return weights, BASE, open_model("minilm").tokenizer_text()
+
+
+def widened(checkpoint):
+    """The weights of a decoder without its head, widened to float32; their config, and its tokenizer."""
+    weights = {name: np.ascontiguousarray(checkpoint.at(name).array) for name in checkpoint.tensors
+               if name != checkpoint.layout.head}
+    architectures = [name.replace("ForCausalLM", "Model") for name in checkpoint.config["architectures"]]
+    return weights, {**checkpoint.config, "architectures": architectures}, checkpoint.tokenizer_text()
+
+
+def write(home, weights, config, tokenizer):
+    """A checkpoint's directory, whole or not at all."""
+    from safetensors.numpy import save_file
+    fresh = home.with_name(f"{home.name}.{uuid.uuid4().hex[:8]}")
     fresh.mkdir(parents=True)
     try:
-        save_file({name: (0.02 * rng.standard_normal(shape, np.float32)
-                          + name.endswith("LayerNorm.weight")).astype(np.float32)
-                   for name, shape in tensors(BASE).items()}, fresh / "model.safetensors", {"format": "pt"})
-        (fresh / "config.json").write_text(json.dumps(BASE, indent=1))
-        shutil.copy(open_model("minilm").directory / "tokenizer.json", fresh)
+        save_file(weights, fresh / "model.safetensors", {"format": "pt"})
+        (fresh / "config.json").write_text(json.dumps(config, indent=1))
+        (fresh / "tokenizer.json").write_text(tokenizer, "utf-8")
         os.replace(fresh, home)
     finally: shutil.rmtree(fresh, ignore_errors=True)
 

@@ -1,7 +1,7 @@
 """bfloat16: a number type as a format."""
 import numpy as np
 
-from formats.core.arrays import FormatError, multiply_sizes
+from formats.core.arrays import BLOCK, FormatError, as_matrix, multiply_sizes
 from formats.core.epilogue import gamma
 from formats.core.layout import TILE, Panelled, deepened, panels, unpanelled
 from formats.core.sizes import T, ceiling, n, p, u2
@@ -29,6 +29,11 @@ class BF16(Format):
     def unpack(shape, w):
         return widen_bits(unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 2, TILE)[:shape[0]])
 
+    @classmethod
+    def approximate(cls, W):
+        """The same as `pack(fit(W))`: what is rounded twice stays what it is."""
+        return cls._hold(as_matrix(W, "bf16.fit"))
+
     def kernel(x, w, out, epilogue):
         from .kernels import product_bf16
         product_bf16(x, w, out, epilogue)
@@ -41,16 +46,19 @@ class BF16(Format):
     def bound(self, x, operands=None):
         """Products are exact, their sums are not; numbers below the smallest normal one may be flushed."""
         x, W = operands or self.operands(x)
-        lost = abs(W).sum(0) + abs(x).sum(1, keepdims=True) + len(W)
+        lost = multiply_sizes(np.ones((1, len(W))), W) + abs(x).sum(1, keepdims=True) + len(W)
         return gamma(len(W) + 1) * multiply_sizes(x, W) + FLUSHED * lost
 
 
 def round_weights(W):
     """The bits of the nearest bfloat16 numbers, ties to even; FormatError where there is none."""
-    kept = nearest(W)
-    if (beyond := abs(W).view(np.uint32) >= BF16_OVERFLOW).any():
-        i, j = np.argwhere(beyond)[0]
-        raise FormatError(f"bf16.fit: W[{i}, {j}] = {W[i, j]} is beyond the largest bfloat16")
+    kept, some = np.empty(W.shape, np.uint16), max(1, BLOCK // W.shape[1])
+    for at in range(0, len(W), some):
+        part = W[at:at + some]
+        if (beyond := abs(part).view(np.uint32) >= BF16_OVERFLOW).any():
+            i, j = np.argwhere(beyond)[0]
+            raise FormatError(f"bf16.fit: W[{at + i}, {j}] = {part[i, j]} is beyond the largest bfloat16")
+        kept[at:at + some] = nearest(part)
     return kept
 
 

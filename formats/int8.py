@@ -3,7 +3,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from formats.core.arrays import FormatError, multiply_sizes
+from formats.core.arrays import BLOCK, FormatError, multiply_sizes
 from formats.core.epilogue import gamma
 from formats.core.layout import TILE, Panelled, deepened, panels, unpanelled
 from formats.core.sizes import T, ceiling, f4, n, p, u1
@@ -86,12 +86,18 @@ def check_group(where, group):
 def quantised(W, group, most):
     """W (n, p) as whole float32 numbers up to `most`, and the scales (groups, p) of groups of inputs."""
     group = check_group("quantise", group)
-    largest = np.maximum.reduceat(abs(W), np.arange(0, len(W), group), 0)
-    if largest.max() > MAX_WEIGHT:
-        raise FormatError(f"quantise: W holds {largest.max():.3g}, beyond {MAX_WEIGHT:.3g}; give smaller weights")
-    scale = (largest / most).astype(np.float32)
-    inverse = np.divide(1, scale, out=np.zeros_like(scale, np.float64), where=scale > SMALLEST)
-    return np.clip(np.rint(W * repeat_scales(inverse, len(W), group)), -most, most).astype(np.float32), scale
+    starts, some = np.arange(0, len(W), group), max(1, BLOCK // len(W))
+    whole, scale = np.empty(W.shape, np.float32), np.empty((len(starts), W.shape[1]), np.float32)
+    for at in range(0, W.shape[1], some):
+        part = W[:, at:at + some]
+        largest = np.maximum.reduceat(abs(part), starts, 0)
+        if largest.max() > MAX_WEIGHT:
+            raise FormatError(f"quantise: W holds {largest.max():.3g}, beyond {MAX_WEIGHT:.3g}; give smaller weights")
+        scale[:, at:at + some] = own = (largest / most).astype(np.float32)
+        inverse = np.divide(1, own, out=np.zeros_like(own, np.float64), where=own > SMALLEST)
+        rounded = np.rint(part * repeat_scales(inverse, len(W), group))
+        whole[:, at:at + some] = np.clip(rounded, -most, most, out=rounded)
+    return whole, scale
 
 
 def repeat_scales(rows, n, group):

@@ -29,7 +29,7 @@ from rewrites.derivations.gains import Group, added, group_laws
 from rewrites.extraction import Infeasible
 from rewrites.front.checked import check_programs
 from rewrites.front.choice import choose
-from rewrites.front.compared import from_import, from_model
+from rewrites.front.compared import compare
 from rewrites.front.differences import difference
 from rewrites.front.goals import Goal, goals
 from rewrites.front.ladder import LARGE, Front, count_methods, describe_methods
@@ -251,7 +251,8 @@ class Run:
         # it is of the whole model's programs
         self.bound = None if self.variants else front.bound if error else exact.bound
         self.points += smaller_points(self, front)
-        self.choices.directions.clear()                     # as large as the largest weights
+        for choices in (self.choices, *(each.choices for each in self.variants)):
+            if choices is not None: choices.settle()
         if memory is not None and not any((p.variant or p.stated_error <= error) and p.predicted_bytes <= memory
                                           for p in self.points):
             raise Infeasible(front.nearest(error, memory))
@@ -288,8 +289,8 @@ class Run:
         few = [next(verify.pieces(CHECKED_ROWS))]
         near = dense(self.operator, few[0])
         every, model = [imported, *(point.program for point in self.points)], self.outputs
-        base, *offs = from_model(every, {name: model[name] for name in exact.outputs}, verify)
-        changes = from_import(every[1:], imported, self.workload.state)
+        (base, *offs), changes = compare(every, {name: model[name] for name in exact.outputs}, verify,
+                                         self.workload.state)
         self.imported.measured_error = self.imported.predicted_error = next(iter(base.values()))
         rounding = ROUNDING * self.imported.measured_error
         for point, off, change in zip(self.points, offs, changes, strict=True):

@@ -5,7 +5,7 @@ from typing import Self
 
 import numpy as np
 
-from formats.core.arrays import as_matrix
+from formats.core.arrays import BLOCK, as_matrix
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
 from formats.format import Format
@@ -47,7 +47,7 @@ class BalancedInt8(Format):
         """W (n, p) by norms of its inputs (n,): the factors that balance both, then bytes."""
         W = as_matrix(W, "balancedint8")
         turn = np.ones(len(W), np.float32) if scale is None else balancing(W, scale)
-        return cls(W.shape, (turn, *Int8.declared.pack((W / turn[:, None]).astype(np.float32), group=group)),
+        return cls(W.shape, (turn, *Int8.declared.pack(W / turn[:, None], group=group)),
                    group=group)
 
     def turned(self, x): return np.asarray(x, np.float32) * self.turn
@@ -81,7 +81,9 @@ class BalancedInt8(Format):
 
 def balancing(W, scale):
     """The root of W's norm over x's for each input, float32; within bounds, around 1, where an input is seldom met."""
-    norms = np.linalg.norm(W.astype(np.float64), axis=1), np.asarray(scale, np.float64)
+    some = max(1, BLOCK // W.shape[1])
+    own = [np.linalg.norm(W[at:at + some].astype(np.float64), axis=1) for at in range(0, len(W), some)]
+    norms = np.concatenate(own), np.asarray(scale, np.float64)
     both = (norms[0] > 0) & (norms[1] > 0)
     found = np.sqrt(np.divide(norms[0], norms[1], out=np.ones(len(W)), where=both))
     middle = np.exp(np.log(found[both]).mean()) if both.any() else 1.0

@@ -52,30 +52,45 @@ class Gram:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What calibration saw of a value: its rows X (rows, n) in float32, or their Gram where that takes fewer bytes. A
-    share of the energy, which is the trace of XᵀX, is spread over all directions: few rows say nothing of most, which
-    is no reason to drop those."""
+    """What calibration saw of a value: its rows X (rows, n) in float32, or of many rows half of their Gram, which is
+    symmetric. A share of the energy, which is the trace of XᵀX, is spread over all directions: few rows say nothing of
+    most, which is no reason to drop those."""
     rows: NDArray[np.float32] | None
-    whole: Gram | None = None
+    half: Gram | None = None                                # its matrix is the upper triangle, row after row
 
     @classmethod
     def of(cls, activations: NDArray[np.float32], name: str = "activations") -> "Seen":
         """Raises InputError where an entry is not finite."""
         check_matrix(activations, name)
         rows, n = activations.shape
-        return cls(np.array(activations)) if rows <= 2 * n else cls(None, Gram.of(activations, name))
+        if rows <= 2 * n: return cls(np.array(activations))
+        whole = Gram.of(activations, name)
+        return cls(None, replace(whole, matrix=np.concatenate([row[i:] for i, row in enumerate(whole.matrix)])))
 
     @property
     def gram(self) -> Gram:
         """XᵀX with its ridge."""
-        found = Gram.of(self.rows) if self.whole is None else self.whole    # type: ignore[arg-type]
-        return replace(found, matrix=found.matrix + ridge(np.diagonal(found.matrix)) * np.eye(len(found.matrix)))
+        if self.half is None: found = Gram.of(self.rows)    # type: ignore[arg-type]
+        else: found = replace(self.half, matrix=mirrored(self.half.matrix, len(self.half.total)))
+        at = np.diag_indices(len(found.total))
+        found.matrix[at] += ridge(found.matrix[at])
+        return found
 
     @property
     def diagonal(self) -> Doubles:
         """Its diagonal alone, (n,)."""
-        own = np.diagonal(self.whole.matrix) if self.whole else np.square(self.rows, dtype=np.float64).sum(0)    # type: ignore[arg-type]
+        if self.half is None: own = np.square(self.rows, dtype=np.float64).sum(0)       # type: ignore[arg-type]
+        else: own = self.half.matrix[np.cumsum([0, *range(len(self.half.total), 1, -1)])]
         return np.asarray(own + ridge(own))
+
+
+def mirrored(upper: Doubles, n: int) -> Doubles:
+    """(n, n): the symmetric matrix with this upper triangle."""
+    found, at = np.empty((n, n)), 0
+    for i in range(n):
+        found[i, i:] = found[i:, i] = upper[at:at + n - i]
+        at += n - i
+    return found
 
 
 def ridge(diagonal: Doubles) -> float:

@@ -3,12 +3,14 @@ once."""
 from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from formats import FORMATS
 from formats.core.epilogue import ACTIVATIONS
+from formats.machine.threads import in_threads
 from opmatrix.data import Data
 from opmatrix.program import Step
 from opmatrix.runtime.kernel import Declared, in_heads
@@ -73,12 +75,27 @@ class Emitter:
                                                                          # and what it is there
     readings: list[tuple[Call, int]] = field(default_factory=list)
     values: dict[int, Buffer] = field(default_factory=dict)
+    made: dict[Any, Any] = field(default_factory=dict)      # weights that no step reads yet
     part: int = 0
 
     @property
     def shared(self) -> dict[Any, Any]:
         """Of what it keeps, that which is the same in programs of any structure."""
         return {key: constant for key, constant in self.fitted.items() if key[0] == ANYWHERE}
+
+    def fit(self, parts: Iterable[tuple[Lowering, Iterable[Any]]],
+            decide: Callable[[int, Use, Method], Method]) -> None:
+        """Makes the weights that parts read and nobody keeps, several at a time, the largest first: nearly all that
+        making a program takes."""
+        calls: dict[Any, Callable[[], Any]] = {}
+        sizes: dict[Any, int] = {}
+        for number, (lowering, nodes) in enumerate(parts):
+            for use, method in [(node.cls, node.label) for node in nodes if isinstance(node.cls, Use)]:
+                key, make = self._storing(lowering, number, lowering.held(use, decide(number, use, method)))
+                if key in self.fitted: continue
+                calls[key], sizes[key] = make, prod(lowering.stored(use.weight, use.layout))
+        order = sorted(calls, key=lambda key: -sizes[key])
+        self.made = dict(zip(order, in_threads(map(calls.__getitem__, order)), strict=True))
 
     def emit(self, lowering: Lowering, nodes: Iterable[Any], number: int, given: dict[int, Buffer],
              decide: Callable[[int, Use, Method], Method]) -> None:
@@ -155,21 +172,25 @@ class Emitter:
         return self._constant((ANYWHERE, data), partial(np.asarray, data.array))
 
     def _weight(self, lowering: Lowering, stored: Stored, x: int) -> str:
+        stored = stored._replace(method=stored.method._replace(error=0.0))
+        key, make = self._storing(lowering, self.part, stored)
+        if lowering.promised(stored.weight): return self._constant(key, make)
+        name = self._constant(key, make, stored)
+        if stored.layout != "stack": self.sources.append(Source(name, self.part, stored, x))
+        return name
+
+    def _storing(self, lowering: Lowering, part: int, stored: Stored) -> tuple[Any, Callable[[], Any]]:
+        """What a weight of a part is kept by, and how it is made."""
         cls, how, method = stored = stored._replace(method=stored.method._replace(error=0.0))
         content = lowering.content(stored)
-        key = (self.part, stored) if content is None else (ANYWHERE, content)
-        if lowering.promised(cls):
-            return self._constant(key, lambda: promise(lowering.stored(cls, how), method))
-        if how == "stack":
-            return self._constant(key, lambda: lowering.matrix(cls, how), stored)
-        where = (self.part, cls, how)
-        name = self._constant(key, lambda: self.fitter.store(lowering.matrix(cls, how), method, where), stored)
-        self.sources.append(Source(name, self.part, stored, x))
-        return name
+        key = (part, stored) if content is None else (ANYWHERE, content)
+        if lowering.promised(cls): return key, lambda: promise(lowering.stored(cls, how), method)
+        if how == "stack": return key, lambda: lowering.matrix(cls, how)
+        return key, lambda: self.fitter.store(lowering.matrix(cls, how), method, (part, cls, how))
 
     def _constant(self, key: Any, make: Callable[[], Any], what: Any = None) -> str:
         if (kept := self.fitted.get(key)) is None:
-            made = make()
+            made = self.made.pop(key) if key in self.made else make()
             # what is promised is one float32, spread
             plain = isinstance(made, np.ndarray) and (made.dtype != np.float32 or any(made.strides))
             self.fitted[key] = kept = np.ascontiguousarray(made, np.float32) if plain else made

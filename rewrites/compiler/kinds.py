@@ -26,7 +26,10 @@ def as_array(term: Operator, width: Any = None) -> np.ndarray:
             first, then = term.children
             if I in first.children and first.kind.name == "mul" and all(each is I or each.constant
                                                                         for each in first.children):
-                return np.asarray(dense(first, np.ones((1, int(width)))).T * as_array(then, width))
+                numbers = as_array(then, width)
+                own = numbers.flags.owndata and numbers.flags.writeable     # a weight that was widened just now
+                rows = dense(first, np.ones((1, int(width)))).T
+                return np.asarray(np.multiply(rows, numbers, out=numbers if own else None))
             return np.asarray(dense(then, as_array(first, width)))
     return np.asarray(dense(term, np.eye(int(width))))
 

@@ -79,7 +79,13 @@ class Structure:
         if not method.error: return method
         content, every = self.contents[number][use], [each for part in self.contents for each in part.values()]
         turned = self.lowerings[number].held(use, method).layout == TURNED
-        return Method("packed") if turned or (content is not None and every.count(content) > 1) else Method()
+        shared = content is not None and every.count(content) > 1
+        return Method("packed") if turned or shared else self.plainly(number, use, method)
+
+    def plainly(self, number: int, use: Use, method: Method) -> Method:
+        """What stores a weight as it is, whatever a program stores it by: panels where it is multiplied by, as in exact
+        programs, rows elsewhere."""
+        return Method() if use.layout == "stack" or self.lowerings[number].gathers(use) else Method("packed")
 
     @property
     def error(self) -> float:
@@ -98,6 +104,7 @@ class Structure:
         chosen = zip(self.lowerings, self.extractions, self.parts, strict=True)
         found: dict[str, str] = {}
         ports: dict[str, Port] = {}
+        emitter.fit(zip(self.lowerings, (each.nodes for each in self.extractions), strict=True), decide)
         for number, (lowering, extraction, part) in enumerate(chosen):
             named = lowering.graph.named
             handed = {named[part.border]: result} if part.border is not None else {}

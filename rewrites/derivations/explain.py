@@ -1,6 +1,6 @@
 """What became of a model: its first layers before and after, the laws that lead from one to the other, step by step,
 and what each law saved, measured by leaving it out."""
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -93,7 +93,8 @@ def tell(result: Result, target: Path, places: Sequence[Path]) -> None:
     held_out = next(result.workload.verify.pieces(CHECKED_ROWS))
     for place, point in [*zip(places, result.points, strict=True), (target, result.best)]:
         if point.structure is not None:
-            stored = otherwise(point.structure, point.program, held_out) if place == target else None
+            kept = None if point.variant or result.choices is None else result.choices.kept(point.structure)
+            stored = otherwise(point.structure, point.program, held_out, kept) if place == target else None
             before = f"{point.variant.removed.told()}\n" if point.variant and point.variant.removed else ""
             (place / DERIVATION).write_text(before + derive(point.structure, result.laws, stored))
 
@@ -106,10 +107,12 @@ def derive(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwis
         return f"none was found: {error}"
 
 
-def otherwise(structure: Structure, program: Program, held_out: Batch) -> dict[int, Otherwise]:
+def otherwise(structure: Structure, program: Program, held_out: Batch,
+              kept: MutableMapping[Any, Any] | None = None) -> dict[int, Otherwise]:
     """What a program does not store as it is: by part, by class and layout, in words, with the change of the output
-    that it alone brought about on calibration rows, and brings about on held-out ones."""
-    own, emitter = structure.program({}, structure.exactly)
+    that it alone brought about on calibration rows, and brings about on held-out ones. `kept` are constants of other
+    programs of these border states."""
+    own, emitter = structure.program({}, structure.exactly, kept)
     wanted, values = own.run(held_out), list[Any]()
     found = {number: nearly(extraction) for number, extraction in enumerate(structure.extractions)}
     for first, site in sorted(((site.readers(own)[0], site) for site in sites(own, structure, emitter)),

@@ -35,7 +35,7 @@ def check_programs(run: "Run", laws_verified: dict[str, Any], few: Sequence[Batc
         if not point.methods: continue
         assert run.choices is not None and point.structure is not None
         own = point.variant
-        emitter = own.sources(point.structure) if own else run.choices.emitted(point.structure, {})[1]
+        emitter = own.sources(point) if own else run.choices.sources[point.program]
         wanted, removal = own.verified(few[0]) if own else (near, {})
         point.checks |= removal
         same = own and own.operator, reading(point.program, point.structure, emitter)

@@ -1,6 +1,6 @@
 """How far programs are from the model and from its import. All of them run on one group of sentences after another:
 no whole output is held, as a row of a language model is as wide as its vocabulary."""
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -26,32 +26,50 @@ class Compared(NamedTuple):
     cosines: NDArray[np.float64]
 
 
-def from_model(programs: Sequence[Program], model: Mapping[str, Operator], batch: Batch) -> list[dict[str, float]]:
-    """How far each program is from the model in float64, relative, output by output."""
-    names = [[name for name in program.outputs if name in model] for program in programs]
-
-    def compared(group: Batch) -> list[dict[str, Change]]:
-        wanted = {name: dense(model[name], group) for name in dict.fromkeys(chain(*names))}
-        given = (program.run_all(group) for program in programs)
-        return [{name: Change.of(found[name], wanted[name]) for name in own}
-                for own, found in zip(names, given, strict=True)]
-    parts = in_threads([partial(compared, group) for group in batch.pieces(GROUP_ROWS)])
-    return [{name: Change.joined(part[at][name] for part in parts).relative for name in own}
-            for at, own in enumerate(names)]
+class Looked(NamedTuple):
+    """What programs gave for a group: how far each is from the model, output by output; the change of each but the
+    first from that one, and the embeddings of all where there is room for them."""
+    offs: list[dict[str, Change]]
+    changes: list[Change]
+    vectors: list[NDArray[np.float32]]
 
 
-def from_import(programs: Sequence[Program], imported: Program, batch: Batch) -> list[Compared]:
-    """How far each program is from the imported one, sentence by sentence, and how the cosines of the first sentences
-    change, of as many as EMBEDDED allows."""
-    changes: list[list[Change]] = [[] for _ in programs]
-    embedded: list[list[NDArray[np.float32]]] = [[] for _ in (imported, *programs)]
-    room = EMBEDDED
+def compare(programs: Sequence[Program], model: Mapping[str, Operator], verify: Batch,
+            state: Batch) -> tuple[list[dict[str, float]], list[Compared]]:
+    """How far each program is from the model in float64 on `verify`, relative, output by output; how far each but the
+    first is from that one on `state`, sentence by sentence, and how the cosines of the first sentences change, of as
+    many as EMBEDDED allows. Where both batches are one every program runs once."""
+    near = in_threads(looks(programs, model, verify, state is verify))
+    far = near if state is verify else [look() for look in looks(programs, {}, state, True)]
+    offs = [{name: Change.joined(look.offs[at][name] for look in near).relative for name in near[0].offs[at]}
+            for at in range(len(programs))]
+    before, *after = map(np.concatenate, zip(*(look.vectors for look in far if look.vectors), strict=True))
+    changes = zip(*(look.changes for look in far), strict=True)
+    return offs, [Compared(Change.joined(kept), change_cosines(before, each))
+                  for kept, each in zip(changes, after, strict=True)]
+
+
+def looks(programs: Sequence[Program], model: Mapping[str, Operator], batch: Batch,
+          stated: bool) -> Iterator[Callable[[], Looked]]:
+    """A call for each group of a batch."""
+    rows = 0
     for group in batch.pieces(GROUP_ROWS):
-        outputs, starts = [each.run(group) for each in (imported, *programs)], imported.starts(group)
-        for found, kept in zip(outputs[1:], changes, strict=True): kept.append(Change.of(found, outputs[0], starts))
-        vectors = [imported.pooling(rows, starts) for rows in outputs] if room > 0 else []
-        for each, own in zip(vectors, embedded, strict=False): own.append(each)
-        room -= vectors[0].size if vectors else 0
-    before, *after = map(np.concatenate, embedded)
-    return [Compared(Change.joined(kept), change_cosines(before, each))
-            for kept, each in zip(changes, after, strict=True)]
+        yield partial(looked, programs, model, group, rows if stated else None)
+        rows += len(programs[0].starts(group)) - 1
+
+
+def looked(programs: Sequence[Program], model: Mapping[str, Operator], group: Batch, before: int | None) -> Looked:
+    """Of one group, before which so many rows were embedded; None: nothing is stated of it."""
+    names = [[name for name in program.outputs if name in model] for program in programs]
+    wanted = {name: dense(model[name], group) for name in dict.fromkeys(chain(*names))}
+    found, starts = Looked([], [], []), programs[0].starts(group)
+    first: NDArray[np.float32] | None = None
+    for program, own in zip(programs, names, strict=True):
+        given = program.run_all(group)
+        found.offs.append({name: Change.of(given[name], wanted[name]) for name in own})
+        if before is None: continue
+        rows = next(iter(given.values()))
+        if first is None: first = rows
+        else: found.changes.append(Change.of(rows, first, starts))
+        if before * rows[0].size < EMBEDDED: found.vectors.append(programs[0].pooling(rows, starts))
+    return found

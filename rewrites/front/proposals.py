@@ -1,11 +1,11 @@
 """Approximations: spectra propose them for every weight of the exact program, the model itself says what each costs in
 error, and a search over whole programs chooses structure and methods within budgets of error and memory."""
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import inf
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class Choices:
     fitters: dict[Any, Fitter] = field(default_factory=dict)
     directions: dict[Any, np.ndarray] = field(default_factory=dict)         # of low rank, which fitters share
     fitted: dict[Any, WeakValueDictionary[Any, Any]] = field(default_factory=dict)      # constants of programs in use
+    sources: WeakKeyDictionary[Program, Emitter] = field(default_factory=WeakKeyDictionary)     # where they come from
 
     @cached_property
     def budgets(self) -> Budgets:
@@ -74,20 +75,31 @@ class Choices:
 
     def program(self, structure: Structure, meta: dict[str, Any]) -> Program:
         """A structure with its methods, fitted to what its exact program multiplies each weight by."""
-        found = self.emitted(structure, meta)[0]
-        return narrowed(found, self.space.prices)
+        found, emitter = structure.program(meta, fitted=self.kept(structure), fitter=self.fitter(structure, meta))
+        made = narrowed(found, self.space.prices)
+        self.sources[made] = replace(emitter, fitted={}, fitter=Fitter())
+        return made
 
-    def emitted(self, structure: Structure, meta: dict[str, Any]) -> tuple[Program, Emitter]:
-        """The same before its attention is narrowed, and where its constants come from."""
-        kept, shape = self.fitted.setdefault(tuple(structure.path), WeakValueDictionary()), uses(structure)
+    def kept(self, structure: Structure) -> WeakValueDictionary[Any, Any]:
+        """The constants of programs in use that hand on the same border states."""
+        return self.fitted.setdefault(tuple(structure.path), WeakValueDictionary())
+
+    def fitter(self, structure: Structure, meta: dict[str, Any]) -> Fitter:
+        """What fits the weights of a structure."""
+        kept, shape = self.kept(structure), uses(structure)
         if shape not in self.fitters:
             multiplied = inputs(structure)
             if not self.seen.keys() >= {*multiplied.values()}:
-                exact, emitter = structure.program(meta, lambda number, use, method: Method(), kept)
+                exact, emitter = structure.program(meta, structure.plainly, kept)
                 self.observe(exact, sites(exact, structure, emitter))
             self.fitters[shape] = Fitter({key: self.seen[value] for key, value in multiplied.items()}, self.own,
                                          self.directions)
-        return structure.program(meta, fitted=kept, fitter=self.fitters[shape])
+        return self.fitters[shape]
+
+    def settle(self) -> None:
+        """Programs are chosen: what their weights were fitted to, which is as large as the largest of them, is let
+        go."""
+        for each in (self.seen, self.directions, self.fitters): each.clear()
 
     def observe(self, exact: Program, found: Sequence[Site]) -> None:
         """What weights are multiplied by, as far as no program before had the same value."""

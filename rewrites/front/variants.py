@@ -63,10 +63,10 @@ class Variant:
     def methods(self, structure: Structure) -> dict[str, int]:
         return self.cuts | count_methods(structure)
 
-    def sources(self, structure: Structure) -> Emitter:
+    def sources(self, point: "Point") -> Emitter:
         """Where the constants of one of its programs come from."""
-        if self.choices is None or structure is self.structure: return self.emitter
-        return self.choices.emitted(structure, {})[1]
+        if self.choices is None or point.structure is self.structure: return self.emitter
+        return self.choices.sources[point.program]
 
     def verified(self, batch: Batch) -> tuple[NDArray[Any], dict[str, Any]]:
         """Its output in float64, and what a certificate says of how it was made. Raises VerificationError where its

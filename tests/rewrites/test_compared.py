@@ -5,6 +5,7 @@ from searched import RAGGED, found, relative
 
 from formats import FORMATS
 from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import normalise_rows
 from opmatrix.program import OUTPUT
 from rewrites.front import compared
@@ -22,15 +23,15 @@ def programs():
     return operator, imported, exact.over(exact.steps, narrow)
 
 
+@pytest.mark.parametrize("state", [RAGGED, Batch(*zip(*((row.tokens, row.kinds) for row in RAGGED), strict=True))])
 @pytest.mark.parametrize("rows", [1, 6, 256])
-def test_groups_change_nothing(programs, monkeypatch, rows):
+def test_groups_change_nothing(programs, monkeypatch, rows, state):
     operator, imported, narrow = programs
     monkeypatch.setattr(compared, "GROUP_ROWS", rows)
-    base, off = compared.from_model([imported, narrow], {OUTPUT: operator}, RAGGED)
+    (base, off), [(change, cosines)] = compared.compare([imported, narrow], {OUTPUT: operator}, RAGGED, state)
     wanted = dense(operator, RAGGED)
     assert off[OUTPUT] == pytest.approx(relative(narrow.run(RAGGED), wanted), rel=1e-4)
     assert base[OUTPUT] < 1e-6 < 1e-3 < off[OUTPUT]
-    [(change, cosines)] = compared.from_import([narrow], imported, RAGGED)
     parts = np.split(narrow.run(RAGGED), RAGGED.starts[1:-1]), np.split(imported.run(RAGGED), RAGGED.starts[1:-1])
     assert change.each == pytest.approx([relative(*pair) for pair in zip(*parts, strict=True)], rel=1e-3)
     after, before = (normalise_rows(np.array([rows.mean(0) for rows in each])) for each in parts)
@@ -38,8 +39,8 @@ def test_groups_change_nothing(programs, monkeypatch, rows):
 
 
 def test_so_many_embeddings_are_kept_as_there_is_room_for(programs, monkeypatch):
-    _, imported, narrow = programs
+    operator, imported, narrow = programs
     monkeypatch.setattr(compared, "GROUP_ROWS", 1)
     monkeypatch.setattr(compared, "EMBEDDED", imported.run(RAGGED).shape[1] + 1)
-    [(change, cosines)] = compared.from_import([narrow], imported, RAGGED)
+    _, [(change, cosines)] = compared.compare([imported, narrow], {OUTPUT: operator}, RAGGED, RAGGED)
     assert len(change.off) == 3 and len(cosines) == 1       # of the first two sentences

@@ -204,7 +204,8 @@ def test_a_narrow_layout_serves_both_and_its_error_is_measured_for_each(tmp_path
     choices = propose_methods(space, structure, program, emitter, Representable(), fit, probe,
                               Limits(error=0.5, narrowest=8))
     narrow = choices.choose(0.5, 500_000)                   # one table in half has 384,000 bytes, in bytes 204,544
-    found, own = choices.emitted(narrow, {})
+    found = choices.program(narrow, {})
+    own = choices.sources[found]
     table, head = tables(found)
     assert table == head and found.constants[head].name in ("int8", "bf16")
     errors = [node.label.error for lowering, extraction in zip(narrow.lowerings, narrow.extractions, strict=True)
