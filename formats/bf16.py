@@ -1,7 +1,7 @@
 """bfloat16: a number type as a format."""
 import numpy as np
 
-from formats.core.arrays import BLOCK, FormatError, as_matrix, multiply_sizes
+from formats.core.arrays import ROUNDED_TOGETHER, FormatError, as_matrix, multiply_sizes
 from formats.core.epilogue import gamma
 from formats.core.layout import TILE, Panelled, deepened, panels, unpanelled
 from formats.core.sizes import T, ceiling, n, p, u2
@@ -52,7 +52,7 @@ class BF16(Format):
 
 def round_weights(W):
     """The bits of the nearest bfloat16 numbers, ties to even; FormatError where there is none."""
-    kept, some = np.empty(W.shape, np.uint16), max(1, BLOCK // W.shape[1])
+    kept, some = np.empty(W.shape, np.uint16), max(1, ROUNDED_TOGETHER // W.shape[1])
     for at in range(0, len(W), some):
         part = W[at:at + some]
         if (beyond := abs(part).view(np.uint32) >= BF16_OVERFLOW).any():

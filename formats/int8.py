@@ -3,7 +3,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from formats.core.arrays import BLOCK, FormatError, multiply_sizes
+from formats.core.arrays import ROUNDED_TOGETHER, FormatError, multiply_sizes
 from formats.core.epilogue import gamma
 from formats.core.layout import TILE, Panelled, deepened, panels, unpanelled
 from formats.core.sizes import T, ceiling, f4, n, p, u1
@@ -86,7 +86,7 @@ def check_group(where, group):
 def quantised(W, group, most):
     """W (n, p) as whole float32 numbers up to `most`, and the scales (groups, p) of groups of inputs."""
     group = check_group("quantise", group)
-    starts, some = np.arange(0, len(W), group), max(1, BLOCK // len(W))
+    starts, some = np.arange(0, len(W), group), max(1, ROUNDED_TOGETHER // len(W))
     whole, scale = np.empty(W.shape, np.float32), np.empty((len(starts), W.shape[1]), np.float32)
     for at in range(0, W.shape[1], some):
         part = W[:, at:at + some]

@@ -14,8 +14,7 @@ Floats = NDArray[np.float32]
 LINE = 64                                                    # bytes of a cache line: where stored arrays begin
 MAX_SIZE = 2 ** 31 - 1                                       # side of a matrix, or another size
 SIZED_COLUMNS = 256                                          # whose numbers are made positive at a time
-BLOCK = 2 ** 18                                              # numbers of a weight that are rounded at a time, which a
-                                                             # near cache holds
+ROUNDED_TOGETHER = 2 ** 18                                   # numbers of a weight: a near cache holds them
 SINGLE = np.dtype(np.float32)                                # numpy compares types of numbers faster than classes
 OVERLAP_CANDIDATES = 10_000                                  # candidates that the exact test for shared memory may look
                                                              # at

@@ -5,7 +5,7 @@ from typing import Self
 
 import numpy as np
 
-from formats.core.arrays import BLOCK, as_matrix
+from formats.core.arrays import ROUNDED_TOGETHER, as_matrix
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
 from formats.format import Format
@@ -81,7 +81,7 @@ class BalancedInt8(Format):
 
 def balancing(W, scale):
     """The root of W's norm over x's for each input, float32; within bounds, around 1, where an input is seldom met."""
-    some = max(1, BLOCK // W.shape[1])
+    some = max(1, ROUNDED_TOGETHER // W.shape[1])
     own = [np.linalg.norm(W[at:at + some].astype(np.float64), axis=1) for at in range(0, len(W), some)]
     norms = np.concatenate(own), np.asarray(scale, np.float64)
     both = (norms[0] > 0) & (norms[1] > 0)
