@@ -29,17 +29,18 @@ from .pairs.balancedint8 import BalancedInt8
 from .pairs.blockint8 import BlockInt8
 from .pairs.lowrankint8 import LowRankInt8
 from .pairs.nmint8 import NMInt8
+from .q4_1 import Q4_1
 from .sell import SELL
 from .vectorwise import VectorWise
 
-__all__ = ["BF16", "COO", "CSC", "CSR", "FORMATS", "NM", "SELL", "BalancedInt8", "Bitmap", "Block", "BlockDiagonal",
+__all__ = ["BF16", "COO", "CSC", "CSR", "FORMATS", "NM", "Q4_1", "SELL", "BalancedInt8", "Bitmap", "Block", "BlockDiagonal",
            "BlockInt8", "Dense", "Epilogue",
            "Format", "FormatError", "Half", "Int4", "Int8", "Kronecker", "LowRank", "LowRankInt8", "LowRankSparse",
            "Mask", "NMInt8",
            "Packed", "VectorWise", "from_arrays"]
 
 FORMATS: dict[str, type[Format]] = {format.name: format for format in (
-    Dense, Packed, Half, BF16, Int8, Int4, CSR, Block, NM, VectorWise, LowRank, BalancedInt8, BlockInt8, NMInt8,
+    Dense, Packed, Half, BF16, Int8, Int4, Q4_1, CSR, Block, NM, VectorWise, LowRank, BalancedInt8, BlockInt8, NMInt8,
     LowRankInt8, CSC, COO, SELL, Bitmap, LowRankSparse, Kronecker, BlockDiagonal)}
 
 

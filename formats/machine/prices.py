@@ -89,7 +89,7 @@ def price_product(name: str) -> Price:
 def price_products(searched: bool) -> dict[str, Price]:
     """Of the formats that searches meet, or of the others."""
     return {f"linear.{name}": price_product(name) for name, form in FORMATS.items()
-            if (form.proposed or form.plain) == searched}
+            if (form.proposed or form.plain or form.filed) == searched}
 
 
 PRICES: dict[str, Price] = {
