@@ -33,8 +33,8 @@ from .q4_1 import Q4_1
 from .sell import SELL
 from .vectorwise import VectorWise
 
-__all__ = ["BF16", "COO", "CSC", "CSR", "FORMATS", "NM", "Q4_1", "SELL", "BalancedInt8", "Bitmap", "Block", "BlockDiagonal",
-           "BlockInt8", "Dense", "Epilogue",
+__all__ = ["BF16", "COO", "CSC", "CSR", "FORMATS", "NM", "Q4_1", "SELL", "BalancedInt8", "Bitmap", "Block",
+           "BlockDiagonal", "BlockInt8", "Dense", "Epilogue",
            "Format", "FormatError", "Half", "Int4", "Int8", "Kronecker", "LowRank", "LowRankInt8", "LowRankSparse",
            "Mask", "NMInt8",
            "Packed", "VectorWise", "from_arrays"]

@@ -9,7 +9,7 @@ from .format import Format
 from .half import FLOAT16_MAX
 from .packed import Packed
 
-GROUP, WORD, MOST = 32, 8, 15                                # inputs of a group, and of a word; the highest level
+GROUP_INPUTS, WORD_INPUTS, HIGHEST = 32, 8, 15              # inputs of a group, and of a word; the highest level
 
 
 class Q4_1(Format):
@@ -25,18 +25,15 @@ class Q4_1(Format):
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p)
 
-    def fit(W):
-        q, d, m = levels(W)
-        return widen(q, d[:, None], m[:, None]).reshape(-1, W.shape[1])[:len(W)]
-
-    def pack(W): return stored(*levels(W))
+    def fit(W): return rows_of_levels(*fit_levels(W))[:len(W)]
+    def pack(W): return level_arrays(*fit_levels(W))
 
     def unpack(shape, w, scale):
-        groups = -(-shape[0] // GROUP)
-        words = unpanelled(w, (WORDS * groups, shape[1]))
+        groups = -(-shape[0] // GROUP_INPUTS)
+        words = unpanelled(w, (GROUP_WORDS * groups, shape[1]))
         d, m = unpanelled(scale, (2 * groups, shape[1]), 2).reshape(groups, 2, -1).swapaxes(0, 1)
-        q = words[:, None] >> SHIFTS & MOST
-        return widen(q.reshape(groups, GROUP, -1), d[:, None], m[:, None]).reshape(-1, shape[1])[:shape[0]]
+        q = words[:, None] >> SHIFTS & HIGHEST
+        return rows_of_levels(q.reshape(groups, GROUP_INPUTS, -1), d, m)[:shape[0]]
 
     def kernel(x, w, scale, out, epilogue):
         from .kernels import product_levels
@@ -47,56 +44,61 @@ class Q4_1(Format):
     @classmethod
     def of_blocks(cls, blocks):
         """x @ W.T for blocks (p, n / 32) of a file, records of d, m and q, two levels to a byte: the first 16 low."""
-        q = np.concatenate([blocks["q"] & MOST, blocks["q"] >> 4], 2).transpose(1, 2, 0)
-        return cls((GROUP * blocks.shape[1], len(blocks)), stored(q, blocks["d"].T, blocks["m"].T))
+        q = np.concatenate([blocks["q"] & HIGHEST, blocks["q"] >> 4], 2).transpose(1, 2, 0)
+        return cls((GROUP_INPUTS * blocks.shape[1], len(blocks)), level_arrays(q, blocks["d"].T, blocks["m"].T))
 
     @classmethod
     def indices(cls): return []                              # words are numbers
 
 
-WORDS = GROUP // WORD                                        # of a group
-SHIFTS = 4 * np.arange(WORD, dtype=np.uint32)[:, None]       # of the levels of a word
+GROUP_WORDS = GROUP_INPUTS // WORD_INPUTS                    # of a group
+SHIFTS = 4 * np.arange(WORD_INPUTS, dtype=np.uint32)[:, None]      # of the levels of a word
+SPANS = [(span, first) for span in range(HIGHEST, 0, -1) for first in range(HIGHEST + 1 - span)]
 EXACT_BITS = 20                                              # of d below the largest number: then d q + m is exact
 
 
-def stored(q, d, m):
+def level_arrays(q, d, m):
     """Levels (groups, 32, p), d and m (groups, p) as the format's arrays."""
     groups, _, p = q.shape
-    shifted = q.reshape(WORDS * groups, WORD, p).astype(np.uint32) << SHIFTS
+    shifted = q.reshape(GROUP_WORDS * groups, WORD_INPUTS, p).astype(np.uint32) << SHIFTS
     pairs = np.stack([d, m], 1).reshape(2 * groups, p)
     return panels(np.bitwise_or.reduce(shifted, 1)), panels(pairs, 2)
 
 
-def widen(q, d, m):
+def widen_levels(q, d, m):
     """d q + m in float32: a product of 15 bits is exact, so only the sum is rounded."""
     return d.astype(np.float32) * q.astype(np.float32) + m.astype(np.float32)
 
 
-def levels(W):
+def rows_of_levels(q, d, m):
+    """Levels (groups, 32, p), d and m (groups, p) as numbers, a row an input."""
+    return widen_levels(q, d[:, None], m[:, None]).reshape(-1, q.shape[2])
+
+
+def fit_levels(W):
     """(q, d, m) of W (n, p), filled up to whole groups: exactly where the numbers of a group are such levels and d is
     not negative; else the nearest ones between its least number and its largest."""
     if abs(W).max() > FLOAT16_MAX:
         raise FormatError(f"q4_1: W holds {abs(W).max():.3g}, beyond {FLOAT16_MAX:.0f}, the largest float16")
-    whole = np.pad(W, ((0, -len(W) % GROUP), (0, 0)), "edge").reshape(-1, GROUP, W.shape[1])
-    groups = np.ascontiguousarray(whole.swapaxes(1, 2)).reshape(-1, GROUP)
+    whole = np.pad(W, ((0, -len(W) % GROUP_INPUTS), (0, 0)), "edge").reshape(-1, GROUP_INPUTS, W.shape[1])
+    groups = np.ascontiguousarray(whole.swapaxes(1, 2)).reshape(-1, GROUP_INPUTS)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         found = nearest_levels(groups)
-        few = (np.diff(np.sort(groups)) > 0).sum(1) <= MOST
-        left = np.flatnonzero(few & (widen(*found) != groups).any(1))
-        for span, first in ((span, first) for span in range(MOST, 0, -1) for first in range(MOST - span + 1)):
-            if not len(left): break
+        few = (np.diff(np.sort(groups)) > 0).sum(1) <= HIGHEST
+        left = np.flatnonzero(few & (widen_levels(*found) != groups).any(1))
+        for span, first in SPANS if len(left) else ():
             some = levels_between(groups[left], span, first)
-            held = (widen(*some) == groups[left]).all(1)
+            held = (widen_levels(*some) == groups[left]).all(1)
             for every, those in zip(found, some, strict=True): every[left[held]] = those[held]
             left = left[~held]
     q, d, m = found
-    return q.reshape(len(whole), -1, GROUP).swapaxes(1, 2), d.reshape(len(whole), -1), m.reshape(len(whole), -1)
+    return q.reshape(len(whole), -1, GROUP_INPUTS).swapaxes(1, 2), d.reshape(len(whole), -1), m.reshape(len(whole), -1)
 
 
 def nearest_levels(groups):
     """(q, d, m) of groups (count, 32): of their numbers the nearest levels, d so coarse that these are exact."""
     low, high = groups.min(1, keepdims=True), groups.max(1, keepdims=True)
-    d, m = ((high - low) / MOST).astype(np.float16), low.astype(np.float16)
+    d, m = ((high - low) / HIGHEST).astype(np.float16), low.astype(np.float16)
     grid = np.ldexp(np.float32(1), np.frexp(np.maximum(-low, high))[1] - EXACT_BITS)
     d = (np.rint(d / grid) * grid).astype(np.float16)
     q = nearest_whole(groups, d, m)
@@ -113,4 +115,4 @@ def levels_between(groups, span, first):
 
 
 def nearest_whole(groups, d, m):
-    return np.clip(np.rint((groups - m.astype(np.float32)) / d.astype(np.float32)), 0, MOST).astype(np.uint8)
+    return np.clip(np.rint((groups - m.astype(np.float32)) / d.astype(np.float32)), 0, HIGHEST).astype(np.uint8)

@@ -14,10 +14,12 @@ class Data:
     """An array as an attribute: equal where its numbers are, so weights shared between layers are one node.
 
     A single number is kept as float64. The array is a read-only view of what was given: do not write to that later.
-    `name` is what it is called where it comes from, `label` that name as a Python identifier."""
+    `name` is what it is called where it comes from, `label` that name as a Python identifier. `blocks` (rows, groups)
+    are those of its file that its numbers were widened from, where a format holds such."""
     base: Data | None = None
+    blocks: NDArray[Any] | None = None
 
-    def __init__(self, array: Any, name: str | None = None) -> None:
+    def __init__(self, array: Any, name: str | None = None, blocks: NDArray[Any] | None = None) -> None:
         array = np.atleast_1d(np.asarray(array))
         if array.dtype.kind not in "fiub":                  # imported here: it needs sympy, and programs that run do
                                                             # not
@@ -26,7 +28,7 @@ class Data:
                             "is not known yet is none: put a matrix of known size before it)")
         self.array: NDArray[Any] = (array.astype(np.float64) if array.shape == (1,) else array).view()
         self.array.flags.writeable = False
-        self.name = name
+        self.name, self.blocks = name, blocks
 
     @classmethod
     def of(cls, thing: Any) -> Data:

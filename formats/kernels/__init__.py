@@ -15,7 +15,7 @@ WHERE = {name: module for module, names in {
     "products.sparse": ("product_csr", "product_nm"),
     "products.tiled_blocks": ("product_block", "product_vectorwise"),
     "products.packed_panels": ("product_packed",),
-    "products.levels": ("product_levels",),
+    "products.level_panels": ("product_levels",),
     "products.narrow": ("product_bf16", "product_int8", "product_int4", "product_balanced_bytes",
                         "product_lowrank_bytes"),
     "products.narrow_blocks": ("product_byte_blocks",),

@@ -102,7 +102,8 @@ class Checkpoint:
             keys = [key for key, size in self.config.items() if type(size) is int and size in differ] or ["its sizes"]
             raise InputError(f"{tensor.file}: tensor {tensor.name!r} is {format_shape(tensor.shape)}, but "
                              f"{self.config.path} leads to {format_shape(shape)}: check {', '.join(keys)}")
-        return Data(tensor.read(), name)
+        array, blocks = tensor.read_both()
+        return Data(array, name, blocks)
 
     @cached_property
     def layout(self) -> "Layout":

@@ -12,10 +12,11 @@ Blocks: TypeAlias = NDArray[Any]
 
 class BlockType(NamedTuple):
     """A block of so many numbers, and how n blocks become n rows of them. What rounds nothing is exact; a scaled block
-    is what ggml makes of it: products and sums of float32."""
+    is what ggml makes of it: products and sums of float32. `kept`: a format holds the blocks as they are."""
     block: np.dtype[Any]
     numbers: int
     widen: Callable[[Blocks], Floats]
+    kept: bool = False
 
 
 def bfloat16(x: Blocks) -> Floats:
@@ -68,7 +69,8 @@ STORED = {
     "F32": BlockType(np.dtype("<f4"), 1, identity), "F16": BlockType(np.dtype("<f2"), 1, as_float32),
     "BF16": BlockType(np.dtype("<u2"), 1, bfloat16), "F64": BlockType(np.dtype("<f8"), 1, as_float32),
     "Q4_0": BlockType(np.dtype([("d", "<f2"), ("q", "u1", 16)]), 32, q4_0),
-    "Q4_1": BlockType(np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)]), 32, q4_1),
+    "Q4_1": BlockType(np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)]), 32, q4_1,
+                      kept=True),
     "Q8_0": BlockType(np.dtype([("d", "<f2"), ("q", "i1", 32)]), 32, q8_0),
     "Q4_K": BlockType(np.dtype([("d", "<f2"), ("m", "<f2"), ("scales", "u1", 12), ("q", "u1", 128)]), 256, q4_k),
     "Q6_K": BlockType(np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")]), 256,

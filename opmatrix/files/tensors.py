@@ -31,10 +31,14 @@ class Tensor(NamedTuple):
     def read(self) -> NDArray[np.float32]:
         """The tensor in float32. Raises InputError where it has another number type, or an entry that is no finite
         number there."""
+        return self.read_both()[0]
+
+    def read_both(self) -> tuple[NDArray[np.float32], NDArray[Any] | None]:
+        """The same, and its blocks (rows, groups) where a format holds them."""
         if self.number not in STORED:
             raise InputError(f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
                              + ", ".join(name for name in STORED if name in NUMBER_BYTES))
-        block, size, widen = STORED[self.number]
+        block, size, widen, kept = STORED[self.number]
         count = prod(self.shape) // size
         with open_regular(self.file) as raw:
             raw.seek(self.start)
@@ -48,10 +52,13 @@ class Tensor(NamedTuple):
             found = numbers[at] if numbers.dtype.kind == "f" else array[at]
             raise InputError(f"{self.file}: tensor {self.name!r} has {found} at {first}: weights must be finite numbers"
                              + (" of float32, at most 3.4e38" if np.isfinite(found) else ", so get or train it again"))
-        return split_pairs(array.reshape(self.shape), self.pairs) if self.pairs else array.reshape(self.shape)
+        blocks = numbers.reshape(*self.shape[:-1], -1) if kept and len(self.shape) == 2 else None
+        array = array.reshape(self.shape)
+        if not self.pairs: return array, blocks
+        return split_pairs(array, self.pairs), None if blocks is None else split_pairs(blocks, self.pairs)
 
 
-def split_pairs(array: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+def split_pairs(array: NDArray[Any], heads: int) -> NDArray[Any]:
     """Rows that lie in pairs, within each head by halves."""
     paired = array.reshape(heads, -1, 2, *array.shape[1:])
     return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(array.shape)

@@ -186,6 +186,8 @@ class Emitter:
         key = (part, stored) if content is None else (ANYWHERE, content)
         if lowering.promised(cls): return key, lambda: promise(lowering.stored(cls, how), method)
         if how == "stack": return key, lambda: lowering.matrix(cls, how)
+        form: Any = FORMATS.get(method.format)
+        if form and form.filed: return key, lambda: form.of_blocks(np.concatenate(lowering.filed(cls, how)))
         return key, lambda: self.fitter.store(lowering.matrix(cls, how), method, (part, cls, how))
 
     def _constant(self, key: Any, make: Callable[[], Any], what: Any = None) -> str:

@@ -1,5 +1,6 @@
-"""Representations that hold a weight exactly: sparse ones where it is pruned, half where it was trained so. Nothing is
-rounded, so they belong to the exact search; a dense weight costs a look at a sample of its numbers."""
+"""Representations that hold a weight exactly: sparse ones where it is pruned, half where it was trained so, blocks
+where its file stores it so. Nothing is rounded, so they belong to the exact search; a dense weight costs a look at a
+sample of its numbers."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -8,13 +9,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from formats import FORMATS, Format, FormatError, Half
+from formats import FORMATS, Q4_1, Format, FormatError, Half
 from formats.core.errors import InputError
 from formats.core.sizes import T
 from formats.select import sampled
 from opmatrix.data import Data, Promised
 from opmatrix.term import Operator
-from rewrites.compiler.lower import EXACT, Lowering, Method, Use
+from rewrites.compiler.lower import EXACT, Lowering, Method, Use, leaf
 from rewrites.compiler.template import Template
 
 SAMPLED_NUMBERS = 4096                                      # numbers that are looked at before all of them are
@@ -56,9 +57,10 @@ def exactly_half(numbers: np.ndarray) -> bool:
 
 
 def content(template: Template) -> tuple[str, ...]:
-    """The keys of the weights whose numbers decide what can hold them: layers of equal structure are the same problem
-    where these are equal."""
-    return tuple(value.key for value in template.values.values() if isinstance(value, Data) and looked(value))
+    """The keys of the weights whose numbers decide what can hold them, and which others a file stores in blocks: layers
+    of equal structure are the same problem where these are equal."""
+    return tuple(value.key if looked(value) else name for name, value in template.values.items()
+                 if isinstance(value, Data) and (looked(value) or leaf(value).blocks is not None))
 
 
 def forms(numbers: np.ndarray) -> Iterator[Method]:
@@ -122,11 +124,10 @@ class Representable:
 
     def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
         leaves = [t.args[0] for t in lowering.terms[use.weight].walk() if t.kind.name == "weight"]
-        plain = EXACT if use.layout == "stack" else (*EXACT, Method("packed"))
-        if use.layout == "stack" or not promising(leaves):  # the matrices of heads have one kernel, a dense one
-            return plain
-        found = forms(lowering.matrix(use.weight, use.layout))
-        return *plain, *(method for method in found if keeps_width(method, self.narrowest))
+        if use.layout == "stack": return EXACT              # the matrices of heads have one kernel, a dense one
+        found = [*forms(lowering.matrix(use.weight, use.layout))] if promising(leaves) else []
+        if lowering.filed(use.weight, use.layout): found.append(Method(Q4_1.name))
+        return *EXACT, Method("packed"), *(method for method in found if keeps_width(method, self.narrowest))
 
 
 def promising(leaves: Sequence[Data]) -> bool:

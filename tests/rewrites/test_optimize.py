@@ -178,8 +178,8 @@ def test_forms_are_exact_and_priced_by_their_true_sizes(matrix, names):
 
 def width(name):
     """Bits of the numbers that a format of this name multiplies by, as people say them."""
-    return next((bits for kind, bits in {"half": 16, "bf16": 16, "int8": 8, "int4": 4}.items() if name.endswith(kind)),
-                32)
+    known = {"half": 16, "bf16": 16, "q4_1": 16, "int8": 8, "int4": 4}
+    return next((bits for kind, bits in known.items() if name.endswith(kind)), 32)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -38,20 +38,20 @@ from formats.kernels.engine.words import SHORT, WORDS, words_of
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.kernels.rows.tail import permute
 from formats.machine.threads import threads
+from formats.q4_1 import GROUP_INPUTS, WORD_INPUTS
 
 from .gemm import multiply
 from .linear import LINEAR, check_product, linear_stages, tile, typed
 from .packed_panels import BLOCK_DEPTH, block_of_panel
 
-LEVELS = np.dtype(words("w scale groups"))
-GROUP, WORD = 32, 8                                          # inputs that share d and m, and of a word
-FEW_ROWS = 8                                                 # rows up to which levels are widened in registers
-HALVES = ir.VectorType(ir.HalfType(), LANES)
+LEVELLED = np.dtype(words("w scale groups"))
+REGISTER_ROWS = 8                                                 # rows up to which levels are widened in registers
+SIXTEEN_HALVES = ir.VectorType(ir.HalfType(), LANES)
 
 
 def widen_halves(builder, shorts):
     """16 float16 by their bits, as float32."""
-    if WIDENS: return builder.fpext(builder.bitcast(shorts, HALVES), VECTOR)
+    if WIDENS: return builder.fpext(builder.bitcast(shorts, SIXTEEN_HALVES), VECTOR)
     found = ir.Constant(VECTOR, ir.Undefined)
     for lane in map(LANE, range(LANES)):
         bits = builder.zext(builder.extract_element(shorts, lane), LANE)
@@ -66,11 +66,16 @@ def level(builder, words, i):
     return builder.uitofp(builder.and_(shifted, words_of(15)), VECTOR)
 
 
-def widened(builder, turns, across, w, i):
+def numbers_of(builder, turns, across, w, i):
     """Numbers that level i of the words at w means, a vector of 16 outputs each: d q + m."""
     found = [builder.bitcast(load_vector(builder, w, 64 * v), WORDS) for v in range(across)]
     return [multiply_add(builder, builder.extract_value(turns, v), level(builder, each, i),
                          builder.extract_value(turns, across + v)) for v, each in enumerate(found)]
+
+
+def ask_ahead(builder, across, w):
+    """Ask for words that are met a little later."""
+    for v in range(across): ask_line(builder, builder.add(w, w.type(AHEAD + 64 * v)))
 
 
 @intrinsic
@@ -87,15 +92,13 @@ def read_turns(typing, sums, scale):
 
 @intrinsic
 def add_levels(typing, sums, x, along, w, turns):
-    """sums + (eight inputs of each row, rows along bytes apart) times the numbers of the words at w. A tile of one row
-    waits for memory, so it asks ahead."""
+    """sums + (eight inputs of each row, rows along bytes apart) times the numbers of the words at w."""
     def code(context, builder, signature, values):
         tile, x, along, w, turns = values
         sums_ = [builder.extract_value(tile, i) for i in range(sums.count)]
-        if sums.rows == 1:
-            for v in range(sums.across): ask_line(builder, builder.add(w, w.type(AHEAD + 64 * v)))
-        for i in range(WORD):
-            numbers = widened(builder, turns, sums.across, w, i)
+        ask_ahead(builder, sums.across, w)
+        for i in range(WORD_INPUTS):
+            numbers = numbers_of(builder, turns, sums.across, w, i)
             for r in range(sums.rows):
                 at = builder.add(x, builder.mul(along, along.type(r)))
                 factor = splat(builder, builder.load(pointer_at(builder, at, 4 * i, FLOAT)))
@@ -111,9 +114,10 @@ def store_levels(typing, sums, w, turns, to, apart):
     """The numbers of the words at w, eight rows of a block that lie apart bytes from each other."""
     def code(context, builder, signature, values):
         _, w, turns, to, apart = values
-        for i in range(WORD):
+        ask_ahead(builder, sums.across, w)
+        for i in range(WORD_INPUTS):
             row = builder.add(to, builder.mul(apart, apart.type(i)))
-            for v, number in enumerate(widened(builder, turns, sums.across, w, i)): put(builder, number, row, 64 * v)
+            for v, number in enumerate(numbers_of(builder, turns, sums.across, w, i)): put(builder, number, row, 64 * v)
         return context.get_dummy_value()
     return types.void(sums, types.int64, turns, types.int64, types.int64), code
 
@@ -122,16 +126,16 @@ def store_levels(typing, sums, w, turns, to, apart):
 def strip_levels(none, x, along, w, scale, across, depth, y, step, room, lanes):
     """A tile of sums: some rows against as many columns as it has; room for eight rows of it."""
     sums = none
-    for top in range(0, depth, GROUP):
-        turns, end = read_turns(none, scale), min(top + GROUP, depth) - WORD + 1
-        for k in range(top, end, WORD):
+    for top in range(0, depth, GROUP_INPUTS):
+        turns, end = read_turns(none, scale), min(top + GROUP_INPUTS, depth) - WORD_INPUTS + 1
+        for k in range(top, end, WORD_INPUTS):
             sums = add_levels(sums, x + 4 * k, along, w, turns)
             w += across
         scale += across
-        if top + GROUP > depth and depth % WORD:
+        if top + GROUP_INPUTS > depth and depth % WORD_INPUTS:
             store_levels(none, w, turns, room, 4 * span(none))
-            for k in range(depth // WORD * WORD, depth):
-                sums = add_outer(sums, x + 4 * k, along, room + 4 * span(none) * (k % WORD), None)
+            for k in range(depth // WORD_INPUTS * WORD_INPUTS, depth):
+                sums = add_outer(sums, x + 4 * k, along, room + 4 * span(none) * (k % WORD_INPUTS), None)
     store_tile(sums, y, step, lanes)
 
 
@@ -153,49 +157,58 @@ def strips(four, two, one, rows, x, along, w, scale, across, depth, y, step, roo
 def widen_strip(none, w, scale, across, depth, to):
     """As many columns of a panel as a tile has, from the beginning of a group on, as rows of 64 float32; of the last
     word all eight."""
-    for top in range(0, depth, GROUP):
+    for top in range(0, depth, GROUP_INPUTS):
         turns = read_turns(none, scale)
-        for k in range(top, min(top + GROUP, depth), WORD):
+        for _ in range(top, min(top + GROUP_INPUTS, depth), WORD_INPUTS):
             store_levels(none, w, turns, to, 4 * PANEL)
-            w, to = w + across, to + 4 * PANEL * WORD
+            w, to = w + across, to + 4 * PANEL * WORD_INPUTS
         scale += across
+
+
+@njit(**HELPER)
+def widen_columns(whole, columns, w, scale, across, depth, to):
+    """All columns of a panel, see widen_strip."""
+    if whole: widen_strip(zeros(1, 4), w, scale, across, depth, to)
+    else:
+        for at in range(0, 4 * columns, 64): widen_strip(zeros(1, 1), w + at, scale + at, across, depth, to + at)
 
 
 @Kernel
 def levels(item, worker, arguments):
     """w in levels; the epilogue follows panel by panel."""
     c = record(arguments, LINEAR)
-    w = record(c.w, LEVELS)
+    w = record(c.w, LEVELLED)
     low, high, left, right = tile(c, item)
     x, along, step, room, rows = c.x + 4 * low * c.along, 4 * c.along, 4 * c.step, c.room + worker * c.apart, high - low
     for start in range(left, right, PANEL):
         columns, y = min(PANEL, c.p - start), c.out + 4 * low * c.step + 4 * start
         across, whole = (columns + 15) // 16 * 64, MANY_REGISTERS and columns == PANEL
-        stored, scale = w.w + GROUP // 2 * w.groups * start, w.scale + 4 * w.groups * start
-        if rows <= FEW_ROWS and whole:
+        stored, scale = w.w + GROUP_INPUTS // 2 * w.groups * start, w.scale + 4 * w.groups * start
+        if rows <= REGISTER_ROWS and whole:
             strips(zeros(4, 4), zeros(2, 4), zeros(1, 4), rows, x, along, stored, scale, across, c.n, y, step, room,
                    None)
-        elif rows <= FEW_ROWS:
+        elif rows <= REGISTER_ROWS:
             for at in range(0, columns, LANES):
                 strips(zeros(4, 1), zeros(2, 1), zeros(1, 1), rows, x, along, stored + 4 * at, scale + 4 * at, across,
                        c.n, y + 4 * at, step, room, min(LANES, columns - at))
         else:
             for top in range(0, c.n, BLOCK_DEPTH):
-                depth, words, turns = min(BLOCK_DEPTH, c.n - top), stored + across * top // WORD, scale + across * top // GROUP
-                for at in range(0, columns, LANES):
-                    widen_strip(zeros(1, 1), words + 4 * at, turns + 4 * at, across, depth, room + 4 * at)
-                if whole: block_of_panel(rows, top == 0, depth, x + 4 * top, along, room, y, step, zeros(1, 1))
-                else: multiply(c.multiply, rows, columns, depth, x + 4 * top, along, room, 4 * PANEL, y, step, top == 0)
+                depth, begin = min(BLOCK_DEPTH, c.n - top), x + 4 * top
+                words, turns = stored + across * top // WORD_INPUTS, scale + across * top // GROUP_INPUTS
+                widen_columns(whole, columns, words, turns, across, depth, room)
+                if whole: block_of_panel(rows, top == 0, depth, begin, along, room, y, step, zeros(1, 1))
+                else: multiply(c.multiply, rows, columns, depth, begin, along, room, 4 * PANEL, y, step, top == 0)
         finish_block(c.after, low, high, start, start + columns)
     if right - left == c.p: finish_rows(c.after, low, high)
 
 
-def product_levels(x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray, epilogue: Any = None) -> np.ndarray:
+def product_levels(x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
+                   epilogue: Any = None) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; w: words (uint32) of eight levels, in panels, n rounded up to 32;
     scale: float16, d and m in pairs, a row for every 32 inputs, in panels. Sums are float32."""
     check_product(x, None, None, out, w=typed("w", w, np.uint32), scale=typed("scale", scale, np.float16))
-    groups, columns = -(-x.shape[1] // GROUP), -(-out.shape[1] // LANES) * LANES
-    if (w.size, scale.size) != (GROUP // WORD * groups * columns, 2 * groups * columns):
+    groups, columns = -(-x.shape[1] // GROUP_INPUTS), -(-out.shape[1] // LANES) * LANES
+    if (w.size, scale.size) != (GROUP_INPUTS // WORD_INPUTS * groups * columns, 2 * groups * columns):
         raise ValueError(f"levels: {w.size} words and {scale.size} numbers do not make panels of {x.shape[1]} by "
                          f"{out.shape[1]}")
     after, workers, weight = epilogue_record(epilogue, out), threads(), filled(address(w), address(scale), groups)
