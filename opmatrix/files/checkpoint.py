@@ -191,8 +191,8 @@ class Checkpoint:
 
 
 def open_model(model: str | Path, adapter: str | Path | None = None) -> Checkpoint:
-    """A model by its name (`minilm`, fetched at first use) or by its directory (write ./minilm for one called so), with
-    the LoRA adapter of another directory, if any."""
+    """A model by its name (`minilm`, fetched at first use), by its directory (write ./minilm for one called so), or by
+    its name on the hub (org/name@revision), with the LoRA adapter of another directory, if any."""
     found = open_plain(model)
     return found if adapter is None else replace(found, adapter=Adapter.read(adapter))
 
@@ -200,9 +200,11 @@ def open_model(model: str | Path, adapter: str | Path | None = None) -> Checkpoi
 def open_plain(model: str | Path) -> Checkpoint:
     """The same without an adapter."""
     from opmatrix.files.fetch import MODELS, fetch
+    from opmatrix.files.hub import download, is_hub_name
     if not isinstance(model, str | Path): raise TypeError(f"a model is a name or a directory, not {model!r:.60}")
     if model in MODELS: return Checkpoint.open(fetch(MODELS[str(model)]), str(model))
     if not isdir(model) and not (isfile(model) and str(model).endswith(".gguf")):
+        if is_hub_name(str(model)) and not isfile(model): return Checkpoint.open(download(str(model)), str(model))
         raise InputError(f"{model}: neither a model that opmatrix fetches ({', '.join(MODELS)}) nor a directory with "
                          f"config.json and {WEIGHTS} nor a .gguf file; what the hub calls so, transformers brings into "
                          f"a directory: AutoModel.from_pretrained(NAME).save_pretrained(DIR), and so AutoTokenizer")

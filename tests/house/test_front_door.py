@@ -133,4 +133,4 @@ def test_help_says_what_every_option_of_optimize_is():
 
 def test_what_is_no_model_is_refused():
     with pytest.raises(InputError, match="absent/model: neither a model that opmatrix fetches"):
-        om.optimize("absent/model")
+        om.optimize("./absent/model")

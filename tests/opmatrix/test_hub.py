@@ -1,0 +1,79 @@
+"""Models by their names on the hub, from a stand-in for huggingface_hub: nothing here asks a network."""
+import sys
+from fnmatch import fnmatch
+from types import SimpleNamespace
+
+import checkpoints
+import numpy as np
+import pytest
+
+from formats.core.errors import InputError
+from opmatrix.files.checkpoint import open_model
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub of one model in shards, with code and pickled weights beside it; what it was asked for; where it puts what
+    the patterns allow, as links to other files."""
+    there = checkpoints.write(tmp_path / "there", shards=2)
+    for name in ("modeling.py", "pytorch_model.bin", "model.onnx"): (there / name).write_text("print('run')")
+    asked = []
+
+    def snapshot_download(repository, *, revision=None, allow_patterns):
+        if repository != "org/small": raise OSError("404 Client Error.\nRepository Not Found")
+        asked.append((repository, revision))
+        (place := tmp_path / "cache").mkdir(exist_ok=True)
+        for file in there.iterdir():
+            if any(fnmatch(file.name, pattern) for pattern in allow_patterns) and not (place / file.name).exists():
+                (place / file.name).symlink_to(file)
+        return str(place)
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
+    return SimpleNamespace(asked=asked, there=there, cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name, revision", [("org/small", None), ("org/small@v1.0", "v1.0"),
+                                            ("org/small@refs/pr/1", "refs/pr/1")])
+def test_a_name_of_the_hub_is_the_model_there(hub, name, revision):
+    found, batch = open_model(name), Batch([[1, 2, 3], [4]])
+    assert hub.asked == [("org/small", revision)] and found.name == name
+    assert np.array_equal(dense(found.operator(), batch), dense(open_model(hub.there).operator(), batch))
+    assert found.tokenizer().encode("the bank").tokens.tolist()
+
+
+def test_only_numbers_and_json_are_brought(hub):
+    open_model("org/small")
+    names = {file.name for file in hub.cache.iterdir()}
+    assert "config.json" in names and "tokenizer.json" in names and len(names) == 5
+    assert not {name for name in names if not name.endswith((".json", ".safetensors"))}
+
+
+def test_a_directory_comes_before_the_hub(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoints.write(tmp_path / "org" / "small", seed=3)
+    assert open_model("org/small").directory.resolve() == tmp_path / "org" / "small" and not hub.asked
+
+
+def test_what_the_hub_does_not_give_is_one_line(hub):
+    with pytest.raises(InputError, match=r"^org/large: no directory is called so, and huggingface_hub cannot give it: "
+                                         r"404 Client Error\.: check the name$"): open_model("org/large")
+
+
+@pytest.mark.parametrize("name", ["./org/small", "/org/small", "org/small/", "org/small/more", "org/small@", "../small",
+                                  "org/sm all", "org/small@-x", "https://hub/org/small"])
+def test_what_is_no_name_of_the_hub_asks_nobody(hub, name):
+    with pytest.raises(InputError, match="neither a model that opmatrix fetches"): open_model(name)
+    assert not hub.asked
+
+
+def test_without_the_package_the_lines_that_make_a_directory_are_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InputError) as caught: open_model("org/small@v1")
+    said = str(caught.value)
+    assert "\n" not in said and said.endswith(
+        "pip install huggingface_hub; or make a directory: from transformers import AutoModel, AutoTokenizer; "
+        "AutoModel.from_pretrained('org/small').save_pretrained('small'); "
+        "AutoTokenizer.from_pretrained('org/small').save_pretrained('small')")
+    compile(said.partition("make a directory: ")[2], "said", "exec")
