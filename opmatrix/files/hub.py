@@ -5,7 +5,7 @@ from pathlib import Path
 
 from formats.core.errors import InputError
 
-NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
+HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 FILES = ("config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors", "tokenizer.json",
          "modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "*_Pooling/config.json",
          "*_Normalize/config.json")
@@ -14,13 +14,13 @@ BY_HAND = ("from transformers import AutoModel, AutoTokenizer; "
            "AutoTokenizer.from_pretrained({0!r}).save_pretrained({1!r})")
 
 
-def is_hub_name(model: str) -> bool: return bool(NAME.fullmatch(model))
+def is_hub_name(model: str) -> bool: return bool(HUB_NAME.fullmatch(model))
 
 
 def download(model: str) -> Path:
     """The directory of a model's files, in the cache of huggingface_hub. Raises InputError where that is not installed,
     with the lines of Python that make a directory without it, and where it cannot give the model, with what it says."""
-    found = NAME.fullmatch(model)
+    found = HUB_NAME.fullmatch(model)
     assert found
     repository, revision = found["repository"], found["revision"]
     try:
