@@ -12,14 +12,14 @@ from safetensors.numpy import load_file
 from opmatrix.extents import counted, patterns
 from opmatrix.files.checkpoint import open_model
 from rewrites.command.perplexity import of_text
+from rewrites.compiler.lower import plainly
 from rewrites.compiler.search import search
 from rewrites.front.opening import source
-from rewrites.laws import EXACT_LAWS
 
 DATA = Path(__file__).parents[1] / "data"
 RECORD = json.loads((DATA / "record.json").read_text())
 MODELS = {"gpt2": plain.gpt2, "pangu": plain.pangu_alpha}
-BYTES = 1 << 13                                             # of the text, of which plain numpy scores each
+BYTES = 1 << 11                                             # of the text, of which plain numpy scores each
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def test_a_trained_model_foresees_text_as_plain_numpy_does(family, text):
     """Far better than 5.55 nats, which is to know nothing of a byte; and what was written down after training."""
     checkpoint, side = open_model(DATA / f"{family}_bytes"), RECORD["models"][family]
     model = checkpoint.operator()
-    program, _ = search(model, EXACT_LAWS, standin.machine(), counted([side["window"]] * 4, patterns(model))).program(
-        source(checkpoint))
+    program, _ = search(model, (), standin.machine(), counted([side["window"]], patterns(model)), methods=plainly,
+                        fusion=False).program(source(checkpoint))
     found = of_text(family, program, text[:BYTES], "held_out.txt")
     assert found.bytes_a_token == 1 and found.count == BYTES - BYTES // side["window"]
     assert found.nats == pytest.approx(plain_nats(family, text[:BYTES], side["window"]), rel=1e-5)
