@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import sympy
-from data import data
+from fetched import data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays

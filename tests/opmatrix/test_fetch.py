@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from children import ROOT, TESTS
-from data import minilm
+from fetched import minilm
 
 from formats.core.errors import InputError
 from formats.disk.cache import cache_directory

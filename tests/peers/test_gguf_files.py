@@ -2,7 +2,7 @@
 has them."""
 import numpy as np
 import pytest
-from data import data, smollm2
+from fetched import data, smollm2
 
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.quantised import STORED

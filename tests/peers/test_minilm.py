@@ -2,7 +2,7 @@
 import checkpoints
 import numpy as np
 import pytest
-from data import minilm
+from fetched import minilm
 
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.oracles import dense

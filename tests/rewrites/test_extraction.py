@@ -8,7 +8,7 @@ from math import inf
 from random import Random
 
 import pytest
-from data import data
+from fetched import data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
