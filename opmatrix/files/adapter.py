@@ -24,6 +24,11 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {                    # keys whose other v
     "rank_pattern": ({}, None), "alpha_pattern": ({}, None), "layer_replication": (None, []),
     "lora_bias": (False, None), "use_qalora": (False, None), "target_parameters": (None, []),
     "trainable_token_indices": (None, [], {}), "init_lora_weights": (True, False, None, "gaussian")}
+FREE = frozenset((                                          # keys that say how it was trained, or are read here
+    "auto_mapping base_model_name_or_path corda_config eva_config exclude_modules fan_in_fan_out inference_mode "
+    "layers_pattern layers_to_transform loftq_config lora_alpha lora_dropout lora_ga_config megatron_config "
+    "megatron_core peft_version qalora_group_size r revision target_modules task_type use_rslora velora_config"
+    ).split())
 
 
 class Pair(NamedTuple):
@@ -96,8 +101,8 @@ def read_config(file: Path) -> dict[str, Any]:
     try: said = read_json(file)
     except InputError as error: raise InputError(f"{error}: give the directory of an adapter") from error
     if not isinstance(said, dict): raise InputError(f"{file}: {type(said).__name__}, not a JSON object: mend it")
-    for key, allowed in PLAIN.items():
-        if said.get(key, allowed[0]) not in allowed:
+    for key in sorted(said.keys() - FREE):                   # what PEFT may learn later, too, and then switches on
+        if said[key] not in PLAIN.get(key, (None, False, "", [], {})):
             raise InputError(f"{file}: {key} is {said[key]!r:.40}: the model would be computed otherwise: save it as "
                              "plain LoRA, or merged by PEFT's merge_and_unload()")
     return said

@@ -1,6 +1,7 @@
 """LoRA adapters: the model is the one with B A · alpha / r added to its weights; laws keep a thin product beside a
 weight that is stored narrower, and merge it where many rows are multiplied; what is none is refused in a line."""
 import json
+from pathlib import Path
 
 import checkpoints
 import ggufs
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 import standin
 from test_cli import command, patched, refused  # noqa: F401
+from test_q4_1 import blocks, widened
 
 from formats.core.errors import InputError
+from opmatrix.data import Data
 from opmatrix.files.checkpoint import open_model
 from opmatrix.operators import tanh, weight
 from opmatrix.oracles import dense
@@ -69,13 +72,42 @@ def test_the_model_is_the_one_with_the_products_added(tmp_path, made):
     assert difference(dense(open_model(plain, rooted).operator(), batch), found) < 1e-12
 
 
-@pytest.mark.parametrize("rows, forms", [(1, ["dense", "dense", "half"]), (4096, ["dense"])])
-def test_a_thin_product_is_kept_beside_a_narrow_weight_for_one_row_and_merged_for_many(rng, rows, forms):
-    """The weight is float16 as it comes, which its sum with the product is not; a number is read in half the time."""
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "peft.json").read_text())
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_peft_saves_is_read(tmp_path, rng, name):
+    """Names, shapes and configs as PEFT 0.21.2 and transformers 5.23.0 write them, with random numbers."""
+    model, weights, adapter, tensors = RECORDED[name].values()
+    arrays = {each: (rng.normal(size=shape) / 4 + (len(shape) == 1)).astype("<f4") for each, shape in weights.items()}
+    parts = {each: rng.normal(size=shape).astype("<f4") / 4 for each, shape in tensors.items()}
+    scale, merged = adapter["lora_alpha"] / adapter["r"] ** (0.5 if adapter["use_rslora"] else 1), dict(arrays)
+    for each in (each.removesuffix(".lora_A.weight") for each in parts if ".lora_A." in each):
+        product = scale * parts[f"{each}.lora_B.weight"].astype(np.float64) @ parts[f"{each}.lora_A.weight"]
+        to = f"{each.removeprefix('base_model.model.')}.weight"
+        to = to if to in arrays else to.removeprefix("transformer.")
+        merged[to] = (arrays[to] + (product.T if adapter["fan_in_fan_out"] else product)).astype("<f4")
+    for place, config, stored in (("plain", model, arrays), ("merged", model, merged), ("adapter", adapter, parts)):
+        (tmp_path / place).mkdir()
+        stem = "adapter_" if place == "adapter" else ""
+        (tmp_path / place / f"{stem}config.json").write_text(json.dumps(config))
+        checkpoints.safetensors(tmp_path / place / f"{stem}model.safetensors", stored)
+    found, wanted, without = (dense(open_model(tmp_path / place, also).operator(), Batch(TOKENS)) for place, also in (
+        ("plain", tmp_path / "adapter"), ("merged", None), ("plain", None)))
+    assert difference(found, wanted) < 1e-6 and difference(without, wanted) > 0.01
+
+
+@pytest.mark.parametrize("name, rows, forms", [
+    (name, *each) for name in ("half", "q4_1") for each in ((1, ["dense", "dense", name]), (4096, ["dense"]))])
+def test_a_thin_product_is_kept_beside_a_narrow_weight_for_one_row_and_merged_for_many(rng, name, rows, forms):
+    """The weight is float16 as it comes, or blocks of a file, which its sum with the product is not; a number is read
+    in half the time."""
     machine = standin.machine()
-    arithmetic, read, *others = machine.coefficients["linear.half"]
-    machine.coefficients["linear.half"] = [arithmetic, read / 2, *others]
+    arithmetic, read, *others = machine.coefficients[f"linear.{name}"]
+    machine.coefficients[f"linear.{name}"] = [arithmetic, read / 2, *others]
+    made = blocks(rng, 512, 16)
     W = rng.normal(size=(512, 512)).astype(np.float16).astype(np.float32)
+    if name == "q4_1": W = Data(widened(made), "W", made).T
     A, B = (rng.normal(size=shape).astype(np.float32) for shape in ((512, 8), (8, 512)))
     model = weight(rng.normal(size=(11, 512)).astype(np.float32)) @ tanh @ (weight(W) + weight(A) @ weight(B))
     batch = Batch([rng.integers(0, 11, rows)])
@@ -95,6 +127,8 @@ def test_what_is_no_adapter_of_the_model_is_named(tmp_path):
              (pairs, {"r": 0}, {}, "r is 0"), (pairs, {"lora_alpha": 1e200}, {}, "lora_alpha is 1e+200"),
              (pairs, {"peft_type": "IA3"}, {}, "peft_type is 'IA3'"),
              (pairs, {"use_dora": True}, {}, "use_dora is True"),
+             (pairs, {"alora_invocation_tokens": [3, 4]}, {}, "alora_invocation_tokens is [3, 4]"),
+             (pairs, {"use_later": True}, {}, "use_later is True"),
              (pairs, {"init_lora_weights": "pissa"}, {}, "init_lora_weights is 'pissa'"),
              (pairs, {}, {"base_model.model.lm_head.weight": wide[0]}, "'base_model.model.lm_head.weight' is none of"),
              ({name: wide}, {}, {}, "is for a weight of 99 x 32, the model has 64 x 32"),
