@@ -40,7 +40,8 @@ class Int8(Format):
 
     def pack(W, *, group=COLUMN):
         whole, scale = quantised(W, group, 127)
-        return panels(deepened((whole + 128).astype(np.uint8), STEP_INPUTS), 4, TILE), scale
+        whole += 128
+        return panels(deepened(whole.astype(np.uint8), STEP_INPUTS), 4, TILE), scale
 
     def unpack(shape, w, scale, *, group):
         stored = unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 4, TILE)[:shape[0]]
@@ -101,13 +102,14 @@ def quantised(W, group, most):
 
 
 def repeat_scales(rows, n, group):
-    """A row for every group as a row for every input."""
-    return np.repeat(rows, group if len(rows) > 1 else n, 0)[:n]
+    """A row for every group as a row for every input, or as one where there is one group."""
+    return rows if len(rows) == 1 else np.repeat(rows, group, 0)[:n]
 
 
 def scale_groups(whole, scale, group):
-    """Whole numbers times their scales."""
-    return whole * repeat_scales(scale, len(whole), group)
+    """Whole numbers times their scales, in place."""
+    whole *= repeat_scales(scale, len(whole), group)
+    return whole
 
 
 def unsound(where, scale, group):

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from formats import FORMATS
+from formats.core.arrays import storable
 from opmatrix.spectra.gram import Seen, whitened
 from opmatrix.spectra.propose import Candidate
 from rewrites.approximation import Approximation
@@ -36,4 +37,5 @@ class Fitter:
             return form.projection(numbers, self.directions[at], **options)
         metric = (None if seen is None or method.fit not in FITTED else seen.diagonal if method.fit == DIAGONAL
                   else seen.gram)
+        numbers = storable(numbers)                         # wide ones are let go: formats round these
         return Candidate(method.format, options, method.fit).approximate(numbers, metric)
