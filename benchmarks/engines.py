@@ -209,15 +209,19 @@ class Compiled(Torch):
 
 
 def module(model, masked):
-    """Token ids, and a mask where some is needed, in; hidden states out: all that is exported."""
+    """Token ids, and a mask where some is needed, in; hidden states out: all that is exported. A decoder is told whom
+    its rows see, as transformers finds it out by operators that exporters lack; padding stands behind all of them."""
     import torch
+    causal = model.config.model_type != "bert"
 
     class Hidden(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.model = model
 
-        def forward(self, ids, mask=None): return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        def forward(self, ids, mask=None):
+            if causal: mask = torch.full(2 * ids.shape[1:], -torch.inf).triu(1)[None, None]
+            return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
 
     ids = torch.ones((2, 16), dtype=torch.int64)
     return Hidden(), (ids, ids.tril(8)) if masked else (ids,)

@@ -2,7 +2,7 @@
 each weight may be stored in eight ways.
 
     python benchmarks/search.py [--layers 1 2 6 12 24 48] [--tokens 128] [--rounds 3] [--width 768] [--brief]
-                                [--csv OUT]
+                                [--models smollm2] [--csv OUT]
 
 Only sizes count, so weights are promised, not made. Imports are done
 before the clock starts; figures are medians of rounds, without the garbage collector, as timeit has it."""
@@ -22,6 +22,7 @@ from formats.machine.model import this_machine
 from opmatrix.data import Promised
 from opmatrix.display.tables import table
 from opmatrix.extents import counted, patterns
+from opmatrix.files.checkpoint import open_model
 from opmatrix.measure import undisturbed
 from opmatrix.models import build
 from rewrites.compiler.flat import factors
@@ -39,6 +40,7 @@ OFFERED = [(Method(), 0.0), (Method("half"), 1e-4), (Method("csr", (("density", 
            (Method("lowrank", (("rank", 192),)), 0.012)]    # methods, and the size of the errors that are drawn for
                                                             # them
 PUBLISHED = {"Tensat": 1.4, "TASO": 13.6}                   # seconds on BERT (Yang et al. 2021, MLSys, table 2)
+BARS = {"smollm2": 1.5}                                     # seconds of a model's search
 
 
 def main() -> None:
@@ -48,6 +50,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--width", type=count, default=768)
     parser.add_argument("--brief", action="store_true", help="the layers alone: no other widths, methods or laws")
+    parser.add_argument("--models", nargs="+", default=[], help="names or directories of checkpoints")
     given = parser.parse_args()
     takes(4 + 0.06 * given.rounds * sum(given.layers) + (not given.brief) * (20 + 12 * given.rounds))
     rounds, rows = Rounds(this_machine(), given), []
@@ -62,8 +65,12 @@ def main() -> None:
     print(table(lines, ["layers", *HEADER]))
     if not given.brief:
         for part in (others, methods, laws): rows += part(rounds, given)
-    tabled(given.csv, [COLUMNS, *rows])
-    concluded(given, [*figures(whole)])
+    named = {name: rounds.of(open_model(name).operator(), EXACT_LAWS) for name in given.models}
+    if named: print("\nmodels\n\n" + table([row(*each) for each in named.items()], ["", *HEADER]))
+    tabled(given.csv, [COLUMNS, *rows, *(line for name, found in named.items()
+                                         for line in written(name, len(EXACT_LAWS), found))])
+    concluded(given, [*figures(whole), *(Figure(f"search of {name}", median(found.totals), "s", spread(found.totals),
+                                                most=BARS.get(name)) for name, found in named.items())])
 
 
 def figures(whole):

@@ -39,9 +39,8 @@ class Int8(Format):
         return scale_groups(whole, scale, group)
 
     def pack(W, *, group=COLUMN):
-        whole, scale = quantised(W, group, 127)
-        whole += 128
-        return panels(deepened(whole.astype(np.uint8), STEP_INPUTS), 4, TILE), scale
+        whole, scale = quantised(W, group, 127, 128, np.uint8)
+        return panels(deepened(whole, STEP_INPUTS), 4, TILE), scale
 
     def unpack(shape, w, scale, *, group):
         stored = unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 4, TILE)[:shape[0]]
@@ -84,11 +83,12 @@ def check_group(where, group):
     raise FormatError(f"{where}: group = {group!r} is not a positive multiple of {STEP_INPUTS}")
 
 
-def quantised(W, group, most):
-    """W (n, p) as whole float32 numbers up to `most`, and the scales (groups, p) of groups of inputs."""
+def quantised(W, group, most, more=0, kind=np.float32):
+    """W (n, p) as whole numbers up to `most`, to which `more` is added, and the scales (groups, p) of groups of
+    inputs. Some columns at a time are rounded: of all of them float64 would take four times the bytes of W."""
     group = check_group("quantise", group)
     starts, some = np.arange(0, len(W), group), max(1, ROUNDED_TOGETHER // len(W))
-    whole, scale = np.empty(W.shape, np.float32), np.empty((len(starts), W.shape[1]), np.float32)
+    whole, scale = np.empty(W.shape, kind), np.empty((len(starts), W.shape[1]), np.float32)
     for at in range(0, W.shape[1], some):
         part = W[:, at:at + some]
         largest = np.maximum.reduceat(abs(part), starts, 0)
@@ -97,7 +97,7 @@ def quantised(W, group, most):
         scale[:, at:at + some] = own = (largest / most).astype(np.float32)
         inverse = np.divide(1, own, out=np.zeros_like(own, np.float64), where=own > SMALLEST)
         rounded = np.rint(part * repeat_scales(inverse, len(W), group))
-        whole[:, at:at + some] = np.clip(rounded, -most, most, out=rounded)
+        whole[:, at:at + some] = np.clip(rounded, -most, most, out=rounded) + more
     return whole, scale
 
 
