@@ -70,15 +70,20 @@ def test_any_levels_are_found_again(rng):
 
 # ---- in programs
 
-@pytest.fixture(scope="module")
-def space(tmp_path_factory):
-    """Of a model whose matrices are blocks."""
+def space_of(folder, stem, layers=2):
+    """Of a model of so many layers, 2 or more, whose matrices of these names are blocks."""
     rng = np.random.default_rng(5)
     made = {name: blocks(rng, shape[0], shape[1] // GROUP) for name, shape in ggufs.shapes().items()
-            if name.startswith("blk.") and len(shape) > 1}
+            if name.startswith(stem) and len(shape) > 1}
     tensors = {name: (TYPE, (len(each), GROUP * each.shape[1]), each.tobytes()) for name, each in made.items()}
-    model = open_model(ggufs.write(tmp_path_factory.mktemp("blocks") / "small.gguf", tensors=tensors)).operator()
+    more = {f"blk.{l}.{name[6:]}": array for l in range(2, layers) for name, array in ggufs.arrays(l).items()
+            if name.startswith("blk.1.")}
+    model = open_model(ggufs.write(folder / "small.gguf", {"llama.block_count": layers}, more | tensors)).operator()
     return Space(model, EXACT_LAWS, standin.machine(), counted([7, 1], patterns(model)))
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory): return space_of(tmp_path_factory.mktemp("blocks"), "blk.")
 
 
 def formats_of(program): return [each.name for each in program.constants.values() if hasattr(each, "unpack")]
@@ -104,6 +109,17 @@ def test_a_gain_is_folded_where_that_pays_or_the_blocks_are_kept(space):
     least = within(space, Representable(), weights=(0, 1, 0)).program({})[0]
     gains = [step for step in least.steps if "gain" in step.operands]
     assert len(gains) == 5 and formats_of(least).count("q4_1") == len(formats_of(least)) - 1
+
+
+def test_layers_of_one_structure_that_are_stored_otherwise_are_two_problems(tmp_path):
+    """Of four layers the second is blocks, the third float32; blocks are read for nearly nothing."""
+    space = space_of(tmp_path, "blk.1.", 4)
+    rates = space.machine.coefficients
+    rates["linear.q4_1"] = [each / 100 for each in rates["linear.q4_1"]]
+    program = search(space.model, EXACT_LAWS, space.machine, space.extents).program({})[0]
+    stored = formats_of(program)
+    assert 4 <= stored.count("q4_1") <= 7 and stored.count("packed") + stored.count("dense") >= 13
+    assert np.linalg.norm(program.run(BATCH) - (wanted := dense(space.model, BATCH))) < 2e-6 * np.linalg.norm(wanted)
 
 
 def test_number_types_leave_blocks_out(space):
