@@ -19,6 +19,7 @@ from opmatrix.term import Operator
 from rewrites.approximation import Approximation
 from rewrites.command.aside import Aside
 from rewrites.command.report import Report
+from rewrites.compiler.detours import part_factors
 from rewrites.compiler.layers import Model, Part, outputs, parts
 from rewrites.compiler.lower import plainly
 from rewrites.compiler.mixed import Mix
@@ -39,6 +40,7 @@ from rewrites.front.proposals import Choices, propose_methods
 from rewrites.front.quality import Quality, loosened
 from rewrites.front.removing import check_removal
 from rewrites.front.stated import Stated
+from rewrites.front.tolls import offered
 from rewrites.front.variants import Variant, carried, smaller, smaller_points
 from rewrites.front.workload import Workload, check_output
 from rewrites.law import Law
@@ -226,13 +228,14 @@ class Run:
         check_precision(self.operator, programs, next(self.workload.verify.pieces(CHECKED_ROWS)))
 
     def approximate(self, error: float, progress: Any) -> None:
-        """Measures what each proposed method does to the output, on rows that it is not fitted to; none where no error
-        is allowed."""
+        """Measures what each proposed method, and each detour, does to the output, on rows that it is not fitted to;
+        none where no error is allowed."""
         from opmatrix.spectra import Limits
         self.choices = propose_methods(self.space, self.structures["exact"], self.programs["exact"], self.emitter,
                                        self.representable, self.workload.fit, self.workload.probe,
                                        Limits(error=max(0.5, error) if error else 0.0, most=6,
                                               narrowest=self.representable.narrowest), progress, self.approximations)
+        self.space.detours = offered(part_factors(self.model), self.programs["exact"], self.workload.probe, error)
         for each in self.variants: each.choices = carried(self.choices, self.operator, each)
 
     def front(self, error: float, memory: float | None) -> None:

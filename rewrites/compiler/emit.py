@@ -83,13 +83,13 @@ class Emitter:
         """Of what it keeps, that which is the same in programs of any structure."""
         return {key: constant for key, constant in self.fitted.items() if key[0] == ANYWHERE}
 
-    def fit(self, parts: Iterable[tuple[Lowering, Iterable[Any]]],
+    def fit(self, parts: Iterable[tuple[int, Lowering, Iterable[Any]]],
             decide: Callable[[int, Use, Method], Method]) -> None:
         """Makes the weights that parts read and nobody keeps, several at a time, the largest first: nearly all that
         making a program takes."""
         calls: dict[Any, Callable[[], Any]] = {}
         sizes: dict[Any, int] = {}
-        for number, (lowering, nodes) in enumerate(parts):
+        for number, lowering, nodes in parts:
             for use, method in [(node.cls, node.label) for node in nodes if isinstance(node.cls, Use)]:
                 key, make = self._storing(lowering, number, lowering.held(use, decide(number, use, method)))
                 if key in self.fitted: continue

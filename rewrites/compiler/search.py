@@ -1,6 +1,6 @@
 """The exact search: saturate each signature once, extract each pair of border states, join them by a shortest path."""
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, isfinite
@@ -14,6 +14,7 @@ from opmatrix.runtime.order import ordered
 from opmatrix.signature import Port
 from opmatrix.weightless import Planned
 from rewrites.compiler.borders import FULL
+from rewrites.compiler.detours import Detour
 from rewrites.compiler.emit import AS_ROWS, Buffer, Emitter
 from rewrites.compiler.fit import Fitter
 from rewrites.compiler.layers import Explorer, Model, Part, outputs, parts, spine, states
@@ -49,6 +50,23 @@ class Structure:
     fired: frozenset[str] = frozenset()
     names: tuple[str, ...] = (OUTPUT,)                      # of the outputs, in the model's order
     last: str = OUTPUT                                      # the one that the last part gives
+    detours: Mapping[int, Detour] = field(default_factory=dict)         # those taken, by their numbers
+    numbers: Sequence[int] = ()                             # of the parts and detours on the path; by default all parts
+
+    def __post_init__(self) -> None:
+        self.numbers = self.numbers or range(len(self.path))
+
+    @property
+    def route(self) -> tuple[tuple[int, tuple[str, str]], ...]:
+        """The parts and detours on the path, each with its border states."""
+        return tuple(zip(self.numbers, self.path, strict=True))
+
+    def lowering(self, number: int) -> Lowering:
+        return self.lowerings[self.numbers.index(number)]
+
+    def before(self, number: int) -> str:
+        """The border state before a part."""
+        return self.path[self.numbers.index(number)][0]
 
     @property
     def gap(self) -> float:
@@ -77,15 +95,16 @@ class Structure:
         """A method that stores a weight as it is, in the same layout, instead of one with an error: several uses of one
         constant stay that."""
         if not method.error: return method
-        content, every = self.contents[number][use], [each for part in self.contents for each in part.values()]
-        turned = self.lowerings[number].held(use, method).layout == TURNED
+        content = self.contents[self.numbers.index(number)][use]
+        every = [each for part in self.contents for each in part.values()]
+        turned = self.lowering(number).held(use, method).layout == TURNED
         shared = content is not None and every.count(content) > 1
         return Method("packed") if turned or shared else self.plainly(number, use, method)
 
     def plainly(self, number: int, use: Use, method: Method) -> Method:
         """What stores a weight as it is, whatever a program stores it by: panels where it is multiplied by, as in exact
         programs, rows elsewhere."""
-        return Method() if use.layout == "stack" or self.lowerings[number].gathers(use) else Method("packed")
+        return Method() if use.layout == "stack" or self.lowering(number).gathers(use) else Method("packed")
 
     @property
     def error(self) -> float:
@@ -101,17 +120,17 @@ class Structure:
         emitter = Emitter({} if fitted is None else fitted, fitter or Fitter())
         handed: dict[int, Buffer] = {}
         result = Buffer({}, 1)                              # nothing is handed on yet
-        chosen = zip(self.lowerings, self.extractions, self.parts, strict=True)
+        chosen = zip(self.route, self.lowerings, self.extractions, self.parts, strict=True)
         found: dict[str, str] = {}
         ports: dict[str, Port] = {}
-        emitter.fit(zip(self.lowerings, (each.nodes for each in self.extractions), strict=True), decide)
-        for number, (lowering, extraction, part) in enumerate(chosen):
+        emitter.fit(zip(self.numbers, self.lowerings, (each.nodes for each in self.extractions), strict=True), decide)
+        for (number, (_, after)), lowering, extraction, part in chosen:
             named = lowering.graph.named
             handed = {named[part.border]: result} if part.border is not None else {}
             handed |= {named[name]: input_buffer(port) for name, port in part.template.entered.items()}
             ports |= {port.name: port for port in part.template.entered.values()}
             emitter.emit(lowering, extraction.nodes, number, handed, decide)
-            result = emitter.values[named[part.roots[self.path[number][1]]]]
+            result = emitter.values[named[part.roots[after]]]
             found |= {name: emitter.output(named[cls], name in ports) for name, cls in part.outputs.items()}
         return self.made(emitter, found | {self.last: emitter.rows(result)}, ports, meta), emitter
 
@@ -145,6 +164,8 @@ class Space:
     seconds: dict[str, float] = field(default_factory=dict)
     found: Sequence[dict[str, Part]] = ()
     like: "Space | None" = None
+    detours: Sequence[Detour] = ()                          # numbered behind the parts: searches within budgets take
+                                                            # them
 
     def __post_init__(self) -> None:
         start = time.perf_counter()
@@ -159,16 +180,31 @@ class Space:
         """The leaves that stand in several places, with how many."""
         return places(self.found)
 
+    def behind(self, number: int) -> Mapping[str, Part]:
+        """A part, or a detour, by the state of the border before it."""
+        own = number - len(self.found)
+        return self.found[number] if own < 0 else {FULL: self.detours[own].part}
+
+    def span(self, number: int) -> tuple[int, int]:
+        """The first and the last part that it stands for."""
+        own = number - len(self.found)
+        return (number, number) if own < 0 else (self.detours[own].first, self.detours[own].last)
+
+    def ways(self) -> Iterator[tuple[int, str, str]]:
+        """Every part with its pairs of border states, then every detour."""
+        yield from states(self.found)
+        yield from ((len(self.found) + own, FULL, FULL) for own in range(len(self.detours)))
+
     def shared(self, number: int) -> tuple[Data, ...]:
         """Those of a part, in order."""
         if not self.tied: return ()
-        every = {leaf(data): None for part in self.found[number].values() for data in part.template.weights}
+        every = {leaf(data): None for part in self.behind(number).values() for data in part.template.weights}
         return tuple(data for data in every if data in self.tied)
 
     def lowering(self, number: int, before: str) -> Lowering:
         """The lowered graph of a part behind a border state; parts of equal structure and sizes share their kernels."""
         if (number, before) not in self.lowerings:
-            part = self.found[number][before]
+            part = self.behind(number)[before]
             same, near = (part.template.text, own := sizes(part)), (part.template.text, ranked(own))
             made = Lowering(self.explorer.graph(part), part.template, self.prices, self.fusion,
                             self.first.get(same), self.first.get(near), frozenset(self.tied))
@@ -178,26 +214,30 @@ class Space:
         return self.lowerings[number, before]
 
     def problem(self, number: int, before: str, after: str, methods: Methods) -> Problem:
-        """The programs of a part from one border state to another."""
-        part, lowering = self.found[number][before], self.lowering(number, before)
+        """The programs of a part from one border state to another. What a detour is given has its error."""
+        part, lowering = self.behind(number)[before], self.lowering(number, before)
         named = lowering.graph.named
         roots = [named[part.roots[after]], *(named[cls] for cls in part.outputs.values())]
-        return lowering.problem(roots,
-                                [named[name] for name in (*([part.border] if part.border else []),
-                                                          *part.template.entered)], methods)
+        found = lowering.problem(roots, [named[name] for name in (*([part.border] if part.border else []),
+                                                                  *part.template.entered)], methods)
+        if number < len(self.found): return found
+        border, *nodes = found.nodes
+        return found._replace(nodes=[border._replace(error=self.detours[number - len(self.found)].error), *nodes])
 
-    def structure(self, path: Sequence[tuple[str, str]], chosen: list[Extraction], bound: float, greedy: float,
-                  seconds: dict[str, float], cost: float | None = None) -> Structure:
-        """One program for every part along a path of border states."""
+    def structure(self, route: Sequence[tuple[int, tuple[str, str]]], chosen: list[Extraction], bound: float,
+                  greedy: float, seconds: dict[str, float], cost: float | None = None) -> Structure:
+        """One program for every part, or detour, along a path of border states."""
         start = self.prices.start
         graphs, total = self.explorer.graphs.values(), start + sum(e.time for e in chosen)
         cost, bound = total if cost is None else start + cost, start + bound
         fired = frozenset(name.removesuffix(" backwards") for g in graphs for name, count in g.matches.items() if count)
-        return Structure([self.lowering(n, before) for n, (before, _) in enumerate(path)], chosen, [*path],
-                         [self.found[n][before] for n, (before, _) in enumerate(path)],
+        count = len(self.found)
+        return Structure([self.lowering(n, before) for n, (before, _) in route], chosen, [pair for _, pair in route],
+                         [self.behind(n)[before] for n, (before, _) in route],
                          total, cost, min(bound, cost), greedy, self.seconds | seconds | self.explorer.seconds(),
                          sum(len(g.nodes) for g in graphs), sum(len(g.members) for g in graphs),
-                         [cut for g in graphs for cut in g.cut], fired, tuple(outputs(self.model)), spine(self.model))
+                         [cut for g in graphs for cut in g.cut], fired, tuple(outputs(self.model)), spine(self.model),
+                         {n: self.detours[n - count] for n, _ in route if n >= count}, [n for n, _ in route])
 
 
 def search(model: Model, laws: Sequence[Law], machine: Machine | Sequence[Machine], extents: Extents | Mix, *,
@@ -248,10 +288,10 @@ def chain(space: Space, methods: Methods, time_limit: float, along: Sequence[tup
         taken += time.perf_counter() - start
         if (extraction := solved[key]) is not None:
             best[number][before, after] = extraction
-    path = shortest([{pair: e.cost for pair, e in stage.items()} for stage in best])
-    chosen = [best[number][pair] for number, pair in enumerate(path)]
+    route = shortest([{pair: e.cost for pair, e in stage.items()} for stage in best])
+    chosen = [best[number][pair] for number, pair in route]
     bound = lowest([{pair: e.bound for pair, e in stage.items()} for stage in best])
-    return space.structure(path, chosen, bound, sum(e.greedy for e in chosen), {"extract": taken})
+    return space.structure(route, chosen, bound, sum(e.greedy for e in chosen), {"extract": taken})
 
 
 def input_buffer(port: Port) -> Buffer:
@@ -282,21 +322,26 @@ def solve(problem: Problem, lowering: Lowering, time_limit: float) -> Extraction
         return None
 
 
-def shortest(stages: Sequence[dict[tuple[str, str], float]]) -> list[tuple[str, str]]:
-    """The cheapest chain of (state before, state after) through all stages, from and to the full state."""
-    reached: dict[str, tuple[float, list[tuple[str, str]]]] = {FULL: (0.0, [])}
-    for number, stage in enumerate(stages):
-        after: dict[str, tuple[float, list[tuple[str, str]]]] = {}
-        for (before, behind), cost in stage.items():
-            total = reached.get(before, (inf, []))[0] + cost
-            if total < after.get(behind, (inf, []))[0]:
-                after[behind] = (total, [*reached[before][1], (before, behind)])
-        if not after:
-            raise Infeasible(f"part {number} of the model has no program: no kernel computes one of its operators")
-        reached = after
-    return reached[FULL][1]
+def shortest(stages: Sequence[Mapping[tuple[str, str], float]],
+             spans: Sequence[tuple[int, int]] = ()) -> list[tuple[int, tuple[str, str]]]:
+    """The cheapest chain through all parts, from and to the full state: numbers of stages, each with its states before
+    and after. `stages` are costs by these; `spans` say which parts each stands for, its own by default."""
+    spans = spans or [(number, number) for number in range(len(stages))]
+    parts = 1 + max(last for _, last in spans)
+    reached: list[dict[str, tuple[float, list[tuple[int, tuple[str, str]]]]]] = [{} for _ in range(parts + 1)]
+    reached[0][FULL] = 0.0, []
+    for number in sorted(range(len(stages)), key=lambda number: spans[number]):
+        first, last = spans[number]
+        for pair, cost in stages[number].items():
+            before, path = reached[first].get(pair[0], (inf, []))
+            if before + cost < reached[last + 1].get(pair[1], (inf, []))[0]:
+                reached[last + 1][pair[1]] = before + cost, [*path, (number, pair)]
+    empty = next((part for part, after in enumerate(reached[1:]) if not after), None)
+    if empty is not None:
+        raise Infeasible(f"part {empty} of the model has no program: no kernel computes one of its operators")
+    return reached[parts][FULL][1]
 
 
-def lowest(stages: Sequence[dict[tuple[str, str], float]]) -> float:
+def lowest(stages: Sequence[Mapping[tuple[str, str], float]], spans: Sequence[tuple[int, int]] = ()) -> float:
     """The cost of that chain."""
-    return sum(stage[pair] for stage, pair in zip(stages, shortest(stages), strict=True))
+    return sum(stages[number][pair] for number, pair in shortest(stages, spans))

@@ -75,7 +75,9 @@ def chain(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise
             same = found[first]
             found.append(replace(same, forest=replace(same.forest, lowering=lowering)))
     exact = Chain(tuple(found), tuple(like), tuple(structure.path), tuple(laws))
-    return exact.approximated({n: nearly(e) for n, e in enumerate(structure.extractions)} if stored is None else stored)
+    own = zip(structure.numbers, structure.extractions, strict=True)
+    return exact.approximated({place: nearly(extraction) if stored is None else stored.get(number, {})
+                               for place, (number, extraction) in enumerate(own)})
 
 
 def nearly(extraction: Extraction) -> Otherwise:

@@ -95,8 +95,10 @@ def tell(result: Result, target: Path, places: Sequence[Path]) -> None:
         if point.structure is not None:
             kept = None if point.variant or result.choices is None else result.choices.kept(point.structure)
             stored = otherwise(point.structure, point.program, held_out, kept) if place == target else None
-            before = f"{point.variant.removed.told()}\n" if point.variant and point.variant.removed else ""
-            (place / DERIVATION).write_text(before + derive(point.structure, result.laws, stored))
+            before = [point.variant.removed.told()] if point.variant and point.variant.removed else []
+            before += [f"approximation: {each}, alone, on calibration rows" for each in
+                       point.structure.detours.values()]
+            (place / DERIVATION).write_text("\n".join([*before, derive(point.structure, result.laws, stored)]))
 
 
 def derive(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise] | None = None) -> str:
@@ -114,7 +116,8 @@ def otherwise(structure: Structure, program: Program, held_out: Batch,
     programs of these border states."""
     own, emitter = structure.program({}, structure.exactly, kept)
     wanted, values = own.run(held_out), list[Any]()
-    found = {number: nearly(extraction) for number, extraction in enumerate(structure.extractions)}
+    found = {number: nearly(extraction) for number, extraction in zip(structure.numbers, structure.extractions,
+                                                                      strict=True)}
     for first, site in sorted(((site.readers(own)[0], site) for site in sites(own, structure, emitter)),
                               key=lambda pair: pair[0]):
         key = site.stored.weight, "columns" if site.stored.layout == TURNED else site.stored.layout

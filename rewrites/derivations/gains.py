@@ -39,7 +39,9 @@ def added(imported: "Point", fused: "Point", points: Sequence["Point"], best: "P
                                                         and only_narrows(point.methods)]
     numbers = choose(narrow) if narrow and best.methods else None
     last = None if best is exact or best is numbers else best
-    more = "+ sparsity and rank" if best.variant is None else "+ fewer units and heads"
+    detours = best.structure is not None and best.structure.detours
+    more = ("+ fewer units and heads" if best.variant else
+            "+ sparsity, rank and fewer layers" if detours else "+ sparsity and rank")
     rows = {"imported": imported, "+ fusion": fused, "+ laws": exact, "+ number types": numbers, more: last}
     return [*steps([(name, point.name if point else "", point.rounds_s if point else None)
                     for name, point in rows.items()])]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from rewrites.compiler.layers import states
 from rewrites.compiler.search import Methods, Space, Structure, lowest
 from rewrites.compiler.sharing import find_shared, users
 from rewrites.extraction import Infeasible
@@ -45,7 +44,8 @@ class Budgets:
     def __init__(self, space: Space, methods: Methods) -> None:
         self.space, self.pool, self.seeded = space, dict[Any, dict[Any, Shape]](), set[Price]()
         self.stages = [PartProblem(number, (before, after), space.problem(number, before, after, methods),
-                                   space.lowering(number, before)) for number, before, after in states(space.found)]
+                                   space.lowering(number, before), space.span(number))
+                       for number, before, after in space.ways()]
         self.sizes = linked(self.stages)
 
     def within(self, error: float | None = None, memory: float | None = None, weights: Price = (1, 0, 0),
@@ -63,7 +63,8 @@ class Budgets:
             raise Infeasible(f"no program within squared error {error} and {memory} bytes of weights: the closest is "
                              f"over by {found.over:.3g} of a budget")
         chosen = [self.stages[column.stage].extraction(column, weights) for column in found.best]
-        return self.space.structure([self.stages[column.stage].pair for column in found.best], chosen, found.bound, inf,
+        route = [(self.stages[column.stage].number, self.stages[column.stage].pair) for column in found.best]
+        return self.space.structure(route, chosen, found.bound, inf,
                                     {"within": time.perf_counter() - start}, found.master.cost(found.best))
 
 
@@ -108,8 +109,8 @@ class Budgeted:
         """About what a whole program costs."""
         costs: dict[int, float] = {}
         for column in self.columns(self.weights):
-            number, cost = self.stages[column.stage].number, float(column.spent @ self.weights)
-            costs[number] = min(cost, costs.get(number, inf))
+            stage, cost = self.stages[column.stage], float(column.spent @ self.weights)
+            if not stage.tolls: costs[stage.number] = min(cost, costs.get(stage.number, inf))
         return sum(costs.values()) or 1.0
 
     def closed(self, gap: float) -> bool:
@@ -134,7 +135,8 @@ class Budgeted:
         paid = sum((price[criterion] - self.weights[criterion]) * limit for criterion, limit in self.limits.items())
         over = sum(min(0.0, price[1] * size - sum(rent for (_, other), rent in rents.items() if other == content))
                    for content, size in self.sizes.items())
-        return lowest([answers[number] for number in sorted(answers)]) - paid + over
+        spans, numbers = {stage.number: stage.span for stage in self.stages}, sorted(answers)
+        return lowest([answers[number] for number in numbers], [spans[number] for number in numbers]) - paid + over
 
     def filled(self) -> Dual:
         """The relaxation over every column that the known shapes make: priced out until none would lower it."""

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from formats.machine.threads import in_threads
+from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
+from rewrites.compiler.detours import detoured, part_factors
 from rewrites.verify.programs import (
     reading,
     unrounded,
@@ -36,8 +38,11 @@ def check_programs(run: "Run", laws_verified: dict[str, Any], few: Sequence[Batc
         assert run.choices is not None and point.structure is not None
         own = point.variant
         emitter = own.sources(point) if own else run.choices.sources[point.program]
-        wanted, removal = own.verified(few[0]) if own else (near, {})
-        point.checks |= removal
+        wanted, told = own.verified(few[0]) if own else (near, {})
+        taken = [*point.structure.detours.values()]
+        if taken:
+            wanted, told = dense(detoured(part_factors(run.model), taken), few[0]), {"detours": [*map(str, taken)]}
+        point.checks |= told
         same = own and own.operator, reading(point.program, point.structure, emitter)
         whose[at] = read.setdefault(same, own_name := f"structure {at}")
         if whose[at] == own_name:

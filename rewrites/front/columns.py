@@ -45,13 +45,14 @@ class Column(NamedTuple):
 
 @dataclass
 class PartProblem:
-    """A part between two border states: its problem, what each use of a weight may be stored by, and what of that other
-    parts may read, too, with this part's equal share."""
+    """A part between two border states, or a detour over the parts of its span: its problem, what each use of a weight
+    may be stored by, and what of that other parts may read, too, with this part's equal share."""
 
     number: int
     pair: tuple[str, str]
     problem: Problem
     lowering: Lowering
+    span: tuple[int, int]
     offers: dict[Use, list[tuple[Node, Node]]] = field(default_factory=dict)
     tables: dict[Shape, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     shared: dict[Any, tuple[Shared, float]] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class PartProblem:
             if isinstance(node.cls, Use):
                 self.offers.setdefault(node.cls, []).append((node, stored[node.children[0]]))
         self.rest = [node for node in self.problem.nodes if not isinstance(node.cls, (Use, Stored))]
+        self.tolls = {node.cls: node for node in self.rest if node.error}
 
     @property
     def key(self) -> Any:
@@ -106,11 +108,16 @@ class PartProblem:
                            if not isinstance(node.cls, (Use, Stored))),
                      tuple(node.cls for node in extraction.nodes if isinstance(node.cls, Use)))
 
+    def fixed(self, shape: Shape) -> list[Node]:
+        """The kernels and rows of a shape with this part's own errors: a detour's is of what it is given."""
+        return [self.tolls.get(node.cls, node) for node in shape.fixed]
+
     def table(self, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
         """What the kernels spend, and what each offer of each use does: uses x offers x 3, infinite where there is
         none; of what is shared no bytes."""
         if shape not in self.tables:
-            fixed = np.array([(n.time, 0.0 if n.cls in self.shared else n.memory, n.error) for n in shape.fixed]).sum(0)
+            fixed = np.array([(n.time, 0.0 if n.cls in self.shared else n.memory, n.error)
+                              for n in self.fixed(shape)]).sum(0)
             offers = np.full((len(shape.uses), max((len(self.offers[u]) for u in shape.uses), default=1), 3), inf)
             for row, use in zip(offers, shape.uses, strict=True):
                 row[:len(self.offers[use])] = [(u.time, 0.0 if s.cls in self.shared else s.memory, u.error)
@@ -145,7 +152,7 @@ class PartProblem:
     def extraction(self, column: Column, weights: Price) -> Extraction:
         """A column as an extraction: the nodes that it stands for."""
         offers = [self.offers[use][method] for use, method in zip(column.shape.uses, column.methods, strict=True)]
-        choice = {node.cls: node for node in (*column.shape.fixed, *(node for offer in offers for node in offer))}
+        choice = {node.cls: node for node in (*self.fixed(column.shape), *(node for offer in offers for node in offer))}
         nodes = order(choice, self.problem.roots)
         time, memory, error = (sum(getattr(node, name) for node in nodes) for name in ("time", "memory", "error"))
         cost = float(np.dot((time, memory, error), weights))
@@ -179,13 +186,13 @@ class Master:
     seen: set[Any] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        last = max(stage.number for stage in self.stages)
+        last = max(stage.span[1] for stage in self.stages)
         self.rows: dict[tuple[int, str], int] = {(-1, FULL): 0}
         for stage in self.stages:
-            if stage.number < last:
-                self.rows.setdefault((stage.number, stage.pair[1]), len(self.rows))
-            if stage.number:
-                self.rows.setdefault((stage.number - 1, stage.pair[0]), len(self.rows))
+            if stage.span[1] < last:
+                self.rows.setdefault((stage.span[1], stage.pair[1]), len(self.rows))
+            if stage.span[0]:
+                self.rows.setdefault((stage.span[0] - 1, stage.pair[0]), len(self.rows))
         links = dict.fromkeys((stage.number, content) for stage in self.stages for content, _ in stage.shared.values())
         self.links = {link: row for row, link in enumerate(links)}
 
@@ -209,8 +216,8 @@ class Master:
 
     def ends(self, stage: int) -> tuple[int | None, int | None]:
         """The rows that a column of this stage leaves and reaches."""
-        number, (before, after) = self.stages[stage].number, self.stages[stage].pair
-        return self.rows.get((number - 1, before)), self.rows.get((number, after))
+        (first, last), (before, after) = self.stages[stage].span, self.stages[stage].pair
+        return self.rows.get((first - 1, before)), self.rows.get((last, after))
 
     def add(self, column: Column) -> bool:
         """Whether it is new."""
@@ -284,7 +291,7 @@ class Master:
         if found.x is None:
             return None
         chosen = [column for column, share in zip(self.columns, found.x, strict=False) if share > 0.5]
-        return sorted(chosen, key=lambda column: self.stages[column.stage].number)
+        return sorted(chosen, key=lambda column: self.stages[column.stage].span)
 
     def rounded(self, dual: Dual) -> list[Column]:
         """The path that takes the largest share at every border state, whatever it spends."""

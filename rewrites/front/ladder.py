@@ -114,8 +114,9 @@ def describe_methods(structure: Structure) -> str:
 
 
 def count_methods(structure: Structure) -> dict[str, int]:
-    """How many weights each format that is not plain, or approximation of a user, stores."""
-    formats = [by(method) for method in chosen_methods(structure)]
+    """How many detours of each kind there are, and how many weights each format that is not plain, or approximation of
+    a user, stores."""
+    formats = [*(each.what for each in structure.detours.values()), *map(by, chosen_methods(structure))]
     return {name: formats.count(name) for name in dict.fromkeys(formats) if not is_plain(name)}
 
 

@@ -82,7 +82,7 @@ class Choices:
 
     def kept(self, structure: Structure) -> WeakValueDictionary[Any, Any]:
         """The constants of programs in use that hand on the same border states."""
-        return self.fitted.setdefault(tuple(structure.path), WeakValueDictionary())
+        return self.fitted.setdefault(structure.route, WeakValueDictionary())
 
     def fitter(self, structure: Structure, meta: dict[str, Any]) -> Fitter:
         """What fits the weights of a structure."""
@@ -124,17 +124,18 @@ def summed(sets: Sequence[Sequence[Method]]) -> Iterator[Method]:
 
 def uses(structure: Structure) -> tuple[Any, ...]:
     """The border states and the uses of weights of a program, whatever they are stored by."""
-    return (*structure.path, *((number, node.cls) for number, extraction in enumerate(structure.extractions)
-                               for node in extraction.nodes if isinstance(node.cls, Use)))
+    return (*structure.route, *((number, node.cls) for number, extraction in zip(structure.numbers,
+                                                                                 structure.extractions, strict=True)
+                                for node in extraction.nodes if isinstance(node.cls, Use)))
 
 
 def inputs(structure: Structure) -> dict[WeightKey, Source]:
     """What a program multiplies each weight by."""
     found = {}
-    for number, (extraction, lowering) in enumerate(zip(structure.extractions, structure.lowerings, strict=True)):
+    for number, extraction, lowering in zip(structure.numbers, structure.extractions, structure.lowerings, strict=True):
         for use in (node.cls for node in extraction.nodes if isinstance(node.cls, Use)):
             if use.layout != "stack" and not lowering.gathers(use):
-                found[number, use.weight, use.layout] = number, structure.path[number][0], use.x
+                found[number, use.weight, use.layout] = number, structure.before(number), use.x
     return found
 
 
@@ -180,7 +181,7 @@ def propose_methods(space: Space, structure: Structure, program: Program, emitte
     and prices is recalled. `own` are approximations that a user declared: these are proposed for every weight, and
     never recalled. Where no error is allowed nothing is proposed."""
     choices = Choices(space, {}, fit, representable, {each.name: each for each in own},
-                      fitted={tuple(structure.path): WeakValueDictionary(emitter.fitted)})
+                      fitted={structure.route: WeakValueDictionary(emitter.fitted)})
     if not limits.error: return choices
     found, prices = sites(program, structure, emitter), space.prices
     batch = sample(program, batch, len(found) * limits.most)
@@ -192,7 +193,7 @@ def propose_methods(space: Space, structure: Structure, program: Program, emitte
         if not own:
             save_errors(file, measured)
     for site in found:
-        leaves = frozenset(keys(structure.lowerings[site.part], site.stored.weight))
+        leaves = frozenset(keys(structure.lowering(site.part), site.stored.weight))
         choices.measured.setdefault(leaves, measured[site.name])
     return choices
 

@@ -98,7 +98,9 @@ def machine_name(machine: Any) -> str:
 def describe_point(point: Point, place: Path) -> dict[str, Any]:
     removed = point.variant.removed if point.variant else None
     return figures(point) | {"program": str(place), "laws": list(point.laws), "methods": point.methods,
-                             "removed": removed and removed.described()}
+                             "removed": removed and removed.described(),
+                             "detours": [str(each) for each in point.structure.detours.values()]
+                             if point.structure else []}
 
 
 def figures(point: Point) -> dict[str, Any]:

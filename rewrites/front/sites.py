@@ -67,7 +67,7 @@ def sites(program: Program, structure: Structure, emitter: Emitter) -> list[Site
             for constant in step.operands.values(): users.setdefault(constant, []).append(step.operands["x"])
     counts, found = {constant: len(each) for constant, each in users.items()}, []
     for constant, part, stored, value in emitter.sources:
-        lowering, before = structure.lowerings[part], structure.path[part][0]
+        lowering, before = structure.lowering(part), structure.before(part)
         gathered = value in lowering.graph.facts["given"]
         x = None if gathered else users[constant].pop(0)
         found.append(Site(constant, part, stored, x, (part, before, value), lowering,

@@ -16,7 +16,7 @@ from opmatrix.runtime.schedule import bound, widen_arguments
 from opmatrix.runtime.scheme import GROUP_ROWS
 from opmatrix.term import Operator
 from rewrites.compiler.emit import Emitter
-from rewrites.compiler.lower import Lowering, Method, Stored
+from rewrites.compiler.lower import Method, Stored
 from rewrites.compiler.search import Structure
 from rewrites.verify.failure import VerificationError
 
@@ -54,14 +54,14 @@ class Unrounded(Mapping[str, NDArray[Any]]):
     """The constants of a program in float64, evaluated from the model's own whenever one is asked for: all of them
     would be twice the model."""
 
-    lowerings: Sequence[Lowering]
+    structure: Structure
     emitter: Emitter
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         part, what = self.emitter.origins[name]
         if isinstance(what, Data): return what.array
-        if isinstance(what, Stored): return self.lowerings[part].matrix(what.weight, what.layout)
-        return self.lowerings[part].vector(what.constant, self.emitter.constants[name].shape[0])
+        if isinstance(what, Stored): return self.structure.lowering(part).matrix(what.weight, what.layout)
+        return self.structure.lowering(part).vector(what.constant, self.emitter.constants[name].shape[0])
 
     def __iter__(self) -> Iterator[str]: return iter(self.emitter.origins)
     def __len__(self) -> int: return len(self.emitter.origins)
@@ -69,7 +69,7 @@ class Unrounded(Mapping[str, NDArray[Any]]):
 
 def unrounded(structure: Structure, emitter: Emitter) -> Unrounded:
     """The constants of a program before they were rounded: by name, weights as matrices."""
-    return Unrounded(structure.lowerings, emitter)
+    return Unrounded(structure, emitter)
 
 
 def reading(program: Program, structure: Structure, emitter: Emitter) -> Hashable:
@@ -77,7 +77,7 @@ def reading(program: Program, structure: Structure, emitter: Emitter) -> Hashabl
     give the same."""
     stand = {name: (part, what._replace(method=Method()) if isinstance(what, Stored) else what)
              for name, (part, what) in emitter.origins.items()}
-    return tuple(structure.path), tuple(
+    return structure.route, tuple(
         (step.kernel, tuple((operand, stand.get(name, name)) for operand, name in step.operands.items()),
          tuple(step.attributes.items()), step.output) for step in program.steps)
 

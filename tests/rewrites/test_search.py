@@ -140,7 +140,7 @@ def test_a_model_that_ends_in_a_norm_ends_in_the_full_value():
 
 def test_the_cheapest_chain_of_states():
     stages = [{("full", "full"): 1.0, ("full", "normed"): 2.0}, {("full", "full"): 5.0, ("normed", "full"): 1.0}]
-    assert shortest(stages) == [("full", "normed"), ("normed", "full")]
+    assert shortest(stages) == [(0, ("full", "normed")), (1, ("normed", "full"))]
     with pytest.raises(Infeasible, match="part 1 of the model has no program"): shortest([*stages[:1], {}])
 
 
