@@ -92,7 +92,8 @@ BENCHMARKS = {
 }
 APART = {"paired": "holds two commits against each other", "neighbours": "needs the machine quiet, then busy",
          "composition": "fits smaller models for minutes, before it measures anything",
-         "quality": "fits twelve compressed models, each for a minute"}
+         "quality": "fits twelve compressed models, each for a minute",
+         "interactions": "fits two dozen compressed models"}
 
 
 @dataclass

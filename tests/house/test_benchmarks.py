@@ -212,3 +212,21 @@ def test_one_matrix_of_each_format_is_enough(monkeypatch, tmp_path, capsys):
 def test_a_calibration_of_elsewhere_is_refused(tmp_path):
     (tmp_path / "machine.json").write_text("{}")
     with pytest.raises(InputError, match=r"machine\.json"): prediction.measured(tmp_path / "machine.json", 1)
+
+
+def test_two_techniques_against_each_alone():
+    """Number types come last; a structure has its own pair with bytes where there is one; apart, factors multiply and
+    losses add."""
+    import interactions
+    from interactions import Outcome, apart, figures, narrow, ordered, structure
+    assert [*ordered(["int8", "2:4", "units"])] == [("2:4", "int8"), ("2:4", "units"), ("units", "int8"),
+                                                   ("units", "2:4")]
+    assert len([*ordered(interactions.NAMES)]) == 41        # 5 x 4 structures, 5 x 3 with numbers, 3 x 2 numbers
+    assert [narrow(structure(name, 64, 64), "int8").format for name in interactions.FITS] == ["lowrankint8", "nmint8",
+                                                                                             "int8"]
+    one, other = Outcome(0.5, 0.5, 0.3, 0.1, 1.0), Outcome(0.4, 0.2, 0.4, 0.2, -0.5)
+    assert apart(one, other) == pytest.approx((0.2, 0.1, 0.5, 0.3, 0.5))
+    found = figures({"2:4": one, "units": other}, {("2:4", "units"): apart(one, other),
+                                                   ("units", "2:4"): Outcome(0.4, 0.1, 0.6, 0.15, 0.0)})
+    assert [each.value for each in found[:3]] == pytest.approx([1.5, 1.0, 1.1])
+    assert found[-1].value == pytest.approx(2.0)
