@@ -89,6 +89,7 @@ class Format:
     parameters: ClassVar[dict[str, Any]] = {}
     together: ClassVar[int] = 1                              # weights in one of its narrowest numbers
     proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
+    common: ClassVar[bool] = True                            # whether it is unasked: others are timed when first met
     filed: ClassVar[bool] = False                            # whether files store weights so: searches keep these so
     plain: ClassVar[bool] = False                            # whether it holds any matrix in float32, number by number
     rowwise: ClassVar[bool] = False                          # whether rows of it can be gathered

@@ -22,7 +22,7 @@ class Int4(Format):
     `group`: so many inputs of an output share a scale, a multiple of 64."""
     w: u1[32 * ceiling(n / 64) * 16 * ceiling(p / 16)]
     scale: f4[ceiling(n / size), p]
-    unit = "int4"
+    unit, common = "int4", False
     panelled = Panelled(TILE, 4, STEP_INPUTS, halves=True)
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n, T * p * ceiling(n / size)

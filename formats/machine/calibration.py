@@ -255,9 +255,9 @@ def rated(rows: Measurements) -> Rates:
 
 
 def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = False, blas: bool = False) -> Machine:
-    """Measures this machine, in 24 seconds at most, or full, in a minute and a half, with what searches never meet;
-    kernels are compiled, or read from the cache, first. With `blas` also float32 products by numpy, which nothing but
-    `formats.select` asks for. What is taken on a busy machine is marked so."""
+    """Measures this machine, in 24 seconds at most, or full, in a minute and a half, with what is else timed when a
+    search first meets it; kernels are compiled, or read from the cache, first. With `blas` also float32 products by
+    numpy, which nothing but `formats.select` asks for. What is taken on a busy machine is marked so."""
     from formats import kernels
     kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
     numbers, plan, watch = Numbers(), FULL if full else QUICK, Watch()

@@ -179,14 +179,16 @@ class Machine(Rates):
 
     def holding(self, kernel: str) -> "Machine":
         """What nobody asked for before is measured, where this machine is the one at hand."""
-        return self.more if kernel in LATER and kernel not in self.coefficients and self.identity == identity(
-            ) else self
+        if kernel not in LATER or kernel in self.coefficients or self.identity != identity(): return self
+        if kernel not in self.more:
+            from formats.machine.calibration import calibrate_more
+            self.more[kernel] = kept_or(beside([kernel]), [kernel], partial(calibrate_more, [kernel]), lambda *_: None)
+        return self.more[kernel]
 
     @cached_property
-    def more(self) -> "Machine":
-        """The rates of what searches never meet, kept beside the calibration."""
-        from formats.machine.calibration import calibrate_more
-        return kept_or(beside(LATER), LATER, partial(calibrate_more, LATER), lambda *_: None)
+    def more(self) -> dict[str, "Machine"]:
+        """The rates of what was first met later, each kept in a file beside the calibration."""
+        return {}
 
     @property
     def unpriced(self) -> list[str]:

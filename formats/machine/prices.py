@@ -86,17 +86,17 @@ def price_product(name: str) -> Price:
     return Price(lambda: FORMATS[name].work, product=name)
 
 
-def price_products(searched: bool) -> dict[str, Price]:
-    """Of the formats that searches meet, or of the others."""
+def price_products(common: bool) -> dict[str, Price]:
+    """Of the formats that every search meets, or of the others."""
     return {f"linear.{name}": price_product(name) for name, form in FORMATS.items()
-            if (form.proposed or form.plain or form.filed) == searched}
+            if (form.common and (form.proposed or form.plain)) == common}
 
 
 PRICES: dict[str, Price] = {
-    **price_products(searched=True),
+    **price_products(common=True),
     **{f"{name}{behind}": riding(stage) for behind in ("", NARROW_SUFFIX) for name, stage in EPILOGUE.items()},
     **{f"pointwise.{name}": passing(stage) for name, stage in EPILOGUE.items()}}
-LATER = price_products(searched=False)                      # timed when somebody first asks what they take
+LATER = price_products(common=False)                        # each timed when somebody first asks what they take
 OPTIONAL = {"linear.blas": price_product("dense")}          # timed only where asked for: numpy's product
 ALL_PRICES: Mapping[str, Price] = ChainMap(PRICES, LATER, OPTIONAL)
 

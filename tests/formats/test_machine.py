@@ -247,17 +247,18 @@ def test_what_a_calibration_lacks_is_measured_alone_and_kept_beside_it(cache, mo
     assert this_machine() == whole.also(more) and asked == [["pool"], ["pool"]]
 
 
-def test_what_searches_never_meet_is_measured_when_somebody_asks_and_kept_beside(cache, monkeypatch):
-    """Once, and only for the machine at hand."""
+def test_what_is_not_common_is_measured_when_somebody_asks_and_kept_beside(cache, monkeypatch):
+    """Each once, and only for the machine at hand."""
     asked, more = [], known(names=LATER)
     monkeypatch.setattr(calibration, "calibrate_more", lambda names, progress: asked.append([*names]) or more)
     known().save(machines.machine_file())
-    machine, sizes, [kernel, *_] = this_machine(), SIZES | {"T": 16}, LATER
+    machine, sizes, [kernel, other, *_] = this_machine(), SIZES | {"T": 16}, LATER
+    assert {"linear.int4", "linear.q4_1"} < {*LATER}
     assert not machine.unpriced and machine.seconds("linear.dense", **sizes) > 0 and not asked
     for each in (machine, this_machine()):
         assert each.seconds(kernel, **sizes) == more.seconds(kernel, **sizes)
         assert each.between(kernel, **sizes) == more.between(kernel, **sizes)
-    assert asked == [[*LATER]]
+    assert asked == [[kernel]] and machine.seconds(other, **sizes) > 0 and asked == [[kernel], [other]]
     with pytest.raises(KeyError, match=kernel): replace(machine, versions={}).seconds(kernel, **sizes)
 
 

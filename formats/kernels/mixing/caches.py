@@ -37,7 +37,7 @@ APPEND = np.dtype(words("x x_row x_head out out_row out_head slots T heads cols"
 f4 = np.float32
 
 
-@Kernel
+@Kernel.of(3, rare=True)
 def append_rows(item, worker, arguments):
     """Rows of x to their slots."""
     c = record(arguments, APPEND)
@@ -98,7 +98,7 @@ def follows(c, row):
     return pair[0] % PAGE == PAGE - 1 and longs(c.before + 8 * (pair[1] // PAGE), 1)[0] == pair[0] // PAGE
 
 
-@Kernel
+@Kernel.of(3, rare=True)
 def attend_cached(item, worker, arguments):
     """softmax(scale q kᵀ) v of an item: a few rows, of heads that share keys and values. Rows that follow one another
     in their sequence meet its pages together."""

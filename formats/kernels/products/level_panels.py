@@ -173,7 +173,7 @@ def widen_columns(whole, columns, w, scale, across, depth, to):
         for at in range(0, 4 * columns, 64): widen_strip(zeros(1, 1), w + at, scale + at, across, depth, to + at)
 
 
-@Kernel
+@Kernel.of(3, rare=True)
 def levels(item, worker, arguments):
     """w in levels; the epilogue follows panel by panel."""
     c = record(arguments, LINEAR)

@@ -142,7 +142,7 @@ if MATRIX:                                                   # others could not 
         """Bytes, by matrix registers."""
         bytes_by(128, 4, False, item, worker, arguments)
 
-    @Kernel
+    @Kernel.of(3, rare=True)
     def nibbled_matrix(item, worker, arguments):
         """Halves of bytes, spread, by matrix registers."""
         bytes_by(8, 8, True, item, worker, arguments)

@@ -134,7 +134,7 @@ def quantised(item, worker, arguments):
     bytes_by_vectors(vector_fours, grouped_fours, 4, 128, item, worker, arguments)
 
 
-@Kernel
+@Kernel.of(3, rare=True)
 def nibbled(item, worker, arguments):
     """Halves of bytes, by vectors."""
     bytes_by_vectors(grouped_eights, grouped_eights, 8, 8, item, worker, arguments)
