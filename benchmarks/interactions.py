@@ -32,7 +32,7 @@ from opmatrix.patterns import Batch
 from opmatrix.term import Operator
 from rewrites.command.pairs import Pairs
 from rewrites.command.report import Report, silence_stdout
-from rewrites.compiler.lower import EXACT, Method
+from rewrites.compiler.lower import Method, plainly
 from rewrites.compiler.mixed import parse_mix
 from rewrites.compiler.narrowing import narrowed
 from rewrites.compiler.search import Space, cheapest
@@ -79,12 +79,12 @@ class State(NamedTuple):
     def methods(self, lowering, use):
         """What a use is stored by."""
         leaves = [term.args[0] for term in lowering.terms[use.weight].walk() if term.kind.name == "weight"]
-        if use.layout == "stack" or not leaves: return EXACT
+        if use.layout == "stack" or not leaves: return plainly(lowering, use)
         one, *others = [self.stored.get(each.label) for each in leaves]
         n, p = leaves[0].shape
         method = narrow(one if all(each == one for each in others) else None, self.numbers[n != p])
         plain = method.plain or (lowering.gathers(use) and not lowering.gatherable(use, method))
-        return EXACT if plain else (method,)
+        return plainly(lowering, use) if plain else (method,)
 
 
 class Outcome(NamedTuple):
