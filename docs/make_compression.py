@@ -56,7 +56,7 @@ def main() -> None:
         say("found the front")
         batch = calibration(text, run.programs["exact"].tokenizer, run.workload, pairs.texts)
         made["composition"] = taken_apart(run, next(batch.pieces(QUICK_ROWS)), pairs)
-    with replacing(FILE) as raw: raw.write((json.dumps(made, indent=0) + "\n").encode())
+    with replacing(FILE) as raw: raw.write((json.dumps(made) + "\n").encode())
 
 
 def few(values: np.ndarray) -> list[list[float]]:
