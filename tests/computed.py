@@ -87,7 +87,7 @@ def cached(lowering: Lowering, cls: int) -> bool:
 def unrounded(lowering: Lowering, emitter: Emitter) -> Mapping[str, Exact]:
     """The emitted constants before they were rounded."""
     from rewrites.verify.programs import unrounded as constants
-    return constants(SimpleNamespace(lowerings=[lowering]), emitter)      # type: ignore[arg-type]
+    return constants(SimpleNamespace(lowering=lambda part: lowering), emitter)      # type: ignore[arg-type]
 
 
 def bind_arguments(kernel: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,9 @@ def pytest_sessionstart(session):
     """Before the processes of a whole run begin, kernels are compiled once, and not by each of them."""
     whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if whole and session.config.getoption("numprocesses", None):
-        with suppress(RuntimeError): kernels.warm()         # what cannot be compiled, tests say
+        with suppress(RuntimeError):                        # what cannot be compiled, tests say
+            kernels.warm()
+            kernels.warm(["attend_cached", "append_rows", "nibbled", "levels"])       # rare, but not in tests
 
 
 def pytest_collection_modifyitems(items):
