@@ -78,7 +78,7 @@ class State(NamedTuple):
 
     def methods(self, lowering, use):
         """What a use is stored by."""
-        leaves = [term.args[0] for term in lowering.terms[use.weight].walk() if term.kind.name == "weight"]
+        leaves = lowering.arrays(use.weight)
         if use.layout == "stack" or not leaves: return plainly(lowering, use)
         one, *others = [self.stored.get(each.label) for each in leaves]
         n, p = leaves[0].shape

@@ -25,7 +25,7 @@ from opmatrix.data import Data
 from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.operators import I, const, weight
-from opmatrix.oracles import Dense, apply_factor, check_input, factors
+from opmatrix.oracles import apply_factor, entered, factors
 from opmatrix.pipelines.pooling import normalise_rows
 from opmatrix.spectra.gram import Gram, low_rank, predicted_error
 from opmatrix.spectra.sparsity import Sparsity, sparsify
@@ -126,9 +126,8 @@ def compressed(model: Operator, technique: Technique, batch, metric: str) -> tup
     if technique.level is not None:
         less = removed(model, technique.level, batch, metric)
         return less.zeroed, [cut.error for cut in less.cuts]
-    tokens, of = check_input(model, batch, None)
     first, *rest = factors(model)                           # tables are looked up
-    x, made, errors = apply_factor(first, Dense(tokens.astype(np.float32), of, np.float32)), [first], list[float]()
+    x, made, errors = apply_factor(first, entered(model, batch, dtype=np.float32)), [first], list[float]()
     for factor in rest:
         for at in range(sum(1 for _ in matrices(factor))):
             node, before = [*matrices(factor)][at]

@@ -131,7 +131,7 @@ def different(layers, width):
 def offered(lowering, use):
     """Eight methods for a weight, each with an error that is drawn for its leaf and the method."""
     if use.layout == "stack" or use.x in lowering.graph.facts["given"]: return EXACT
-    leaves = [t.args[0].label for t in lowering.terms[use.weight].walk() if t.kind.name == "weight"]
+    leaves = [data.label for data in lowering.arrays(use.weight)]
     return [method._replace(error=sum((size * (0.3 + crc32(f"{leaf}{method}".encode()) % 1000 / 500)) ** 2
                                       for leaf in leaves))
             for method, size in OFFERED]

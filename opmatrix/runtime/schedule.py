@@ -286,7 +286,7 @@ class Schedule:
         held = dict(enumerate(self.entered(batch))) if self.ports else {}
         if self.scored or self.ports or self.elsewhere:
             extents = self.extents(batch)
-            plan = self.row.times(batch.rows) if self.level else self.laid(self.crossing, extents)
+            plan = self.across(extents)
         else: extents, plan = self.sized(batch.rows, len(batch))
         return Values(self, batch, extents, Blocks(plan, self.crossing, held))
 
@@ -296,9 +296,12 @@ class Schedule:
         latest, key = self.latest, (rows, sentences)        # read once: other threads may run, too
         if latest is None or latest[0] != key:
             extents = Extents.made({T: rows, S: sentences})
-            plan = self.row.times(rows) if self.level else self.laid(self.crossing, extents)
-            self.latest = latest = key, extents, plan
+            self.latest = latest = key, extents, self.across(extents)
         return latest[1], latest[2]
+
+    def across(self, extents: Extents) -> Plan:
+        """The plan of what crosses borders between segments."""
+        return self.row.times(extents[T]) if self.level else self.laid(self.crossing, extents)
 
     def forget(self) -> None:
         """Give back what calls hand on to one another: it is made anew."""

@@ -277,8 +277,11 @@ class Lowering:
         if self.like is not None:
             return self.like.families
         names = self.template.names
-        return {use: tuple(names[t.args[0]] for t in self.terms[use.weight].walk() if t.kind.name == "weight")
-                for use in self.kernels[1]}
+        return {use: tuple(map(names.__getitem__, self.arrays(use.weight))) for use in self.kernels[1]}
+
+    def arrays(self, cls: int) -> list[Data]:
+        """The arrays that a weight is made of."""
+        return [term.args[0] for term in self.terms[cls].walk() if term.kind.name == "weight"]
 
     def matrix(self, cls: int, how: str, width: int | None = None) -> np.ndarray:
         """The float64 numbers of a weight as a kernel wants them: in x out, heads side by side or one above the

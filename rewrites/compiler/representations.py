@@ -123,9 +123,8 @@ class Representable:
         return self.known[key]
 
     def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
-        leaves = [t.args[0] for t in lowering.terms[use.weight].walk() if t.kind.name == "weight"]
         if use.layout == "stack": return EXACT              # the matrices of heads have one kernel, a dense one
-        found = [*forms(lowering.matrix(use.weight, use.layout))] if promising(leaves) else []
+        found = [*forms(lowering.matrix(use.weight, use.layout))] if promising(lowering.arrays(use.weight)) else []
         if lowering.filed(use.weight, use.layout): found.append(Method(Q4_1.name))
         return *EXACT, Method("packed"), *(method for method in found if keeps_width(method, self.narrowest))
 

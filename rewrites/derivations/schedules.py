@@ -197,8 +197,7 @@ class Schedule:
     def names(self, site: Site) -> list[str]:
         """The names of the arrays that a weight is made of."""
         part, cls, _ = site
-        return [str(term.args[0]) for term in self.structure.lowerings[part].terms[cls].walk()
-                if term.kind.name == "weight"]
+        return [*map(str, self.structure.lowerings[part].arrays(cls))]
 
     def choice(self, stage: Store) -> list[Site]:
         """The weights that a stage is about."""

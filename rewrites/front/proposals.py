@@ -110,7 +110,7 @@ class Choices:
 
 def keys(lowering: Lowering, cls: int) -> Iterator[str]:
     """The contents of the leaves that a weight is made of."""
-    return (term.args[0].key for term in lowering.terms[cls].walk() if term.kind.name == "weight")
+    return (data.key for data in lowering.arrays(cls))
 
 
 def summed(sets: Sequence[Sequence[Method]]) -> Iterator[Method]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.core.errors import InputError
-from opmatrix.oracles import Dense, apply_factor, check_input, dense, factors
+from opmatrix.oracles import apply_factor, dense, entered, factors
 from opmatrix.patterns import Batch
 from opmatrix.spectra.gram import Gram
 from opmatrix.spectra.removal import Removal, remove
@@ -98,8 +98,7 @@ class Removed:
 def removed(model: Operator, level: Level, batch: Batch, metric: str = METRICS[0]) -> Removed:
     """The model with as much removed as a level says, fitted to the rows of a batch. Raises InputError where a weight
     has more inputs than there are rows."""
-    tokens, of = check_input(model, batch, None)
-    x = Dense(tokens.astype(np.float32), of, np.float32)
+    x = entered(model, batch, dtype=np.float32)
     small, zeroed, cuts = list[Operator](), list[Operator](), list[Cut]()
     for factor in factors(model):
         whole = factor

@@ -5,7 +5,7 @@ from itertools import islice
 
 import numpy as np
 
-from opmatrix.oracles import Dense, apply_factor, check_input
+from opmatrix.oracles import Dense, apply_factor, entered
 from opmatrix.patterns import Batch
 from opmatrix.program import Program
 from opmatrix.term import Operator
@@ -47,8 +47,7 @@ def tolled(groups: Sequence[Sequence[Operator]], found: Sequence[Detour], batch:
 
 def walked(groups: Sequence[Sequence[Operator]], batch: Batch) -> list[Dense]:
     """The residual stream of a batch: what enters, then what every part makes of it."""
-    tokens, of = check_input(groups[0][0], batch, None)
-    stream = [Dense(tokens.astype(np.float32), of, np.float32)]
+    stream = [entered(groups[0][0], batch, dtype=np.float32)]
     for group in groups: stream.append(through(group, stream[-1]))
     return stream
 

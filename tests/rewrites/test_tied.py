@@ -139,17 +139,22 @@ def test_two_layouts_count_as_two(tmp_path):
         assert found.memory == program.stored_bytes == saved(program, tmp_path / str(machine.gathering)) > 2 * TABLE
 
 
+def laid(own, gathered, multiplied):
+    """Methods by which what stands elsewhere, too, is gathered from one format and multiplied by in another."""
+    def methods(lowering, use):
+        wanted = gathered if lowering.gathers(use) else multiplied
+        return [each for each in own(lowering, use) if each.format == wanted] \
+            if lowering.stands_elsewhere(use.weight) else own(lowering, use)
+    return methods
+
+
 def test_the_search_for_bytes_alone_takes_one_layout():
     """Of programs of equal time, all pairs of layouts tried, none has fewer bytes."""
     operator = model()
     found = search(operator, EXACT_LAWS, Stages(), extents(operator))
     own, least = Representable(), []
     for gathered, multiplied in product(("dense", "packed"), repeat=2):
-        def methods(lowering, use, gathered=gathered, multiplied=multiplied):
-            wanted = gathered if lowering.gathers(use) else multiplied
-            return [each for each in own(lowering, use) if each.format == wanted] \
-                if lowering.stands_elsewhere(use.weight) else own(lowering, use)
-        each = search(operator, EXACT_LAWS, Stages(), extents(operator), methods=methods)
+        each = search(operator, EXACT_LAWS, Stages(), extents(operator), methods=laid(own, gathered, multiplied))
         least.append((each.time, each.memory))
     assert (found.time, found.memory) <= min(least)
 
@@ -183,11 +188,8 @@ def test_bounds_hold_for_every_pair_of_layouts(space):
     """No program of any layouts is below the bound that was proved within its bytes."""
     own, found = Representable(), []
     for gathered, multiplied in product(("dense", "packed"), repeat=2):
-        def methods(lowering, use, gathered=gathered, multiplied=multiplied):
-            wanted = gathered if lowering.gathers(use) else multiplied
-            return [each for each in own(lowering, use) if each.format == wanted] \
-                if lowering.stands_elsewhere(use.weight) else own(lowering, use)
-        found.append(search(space.model, EXACT_LAWS, space.machine, space.extents, methods=methods))
+        found.append(search(space.model, EXACT_LAWS, space.machine, space.extents,
+                            methods=laid(own, gathered, multiplied)))
     for memory in {each.memory for each in found}:
         best = within(space, own, memory=memory)
         assert best.memory <= memory
