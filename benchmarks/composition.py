@@ -28,22 +28,22 @@ from rewrites.command.report import Report, silence_stdout
 from rewrites.compiler.mixed import parse_mix
 from rewrites.derivations.gains import only_narrows
 from rewrites.extraction import Infeasible
-from rewrites.front import removing
 from rewrites.front.choice import choose
 from rewrites.front.goals import ANY, goals
 from rewrites.front.ladder import OBJECTIVES, Front, count_methods, describe_methods
 from rewrites.front.opening import source
 from rewrites.front.points import Point
 from rewrites.front.quality import Quality, loosened
-from rewrites.front.removing import Level
-from rewrites.front.variants import Untried, smaller, worth
 from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import Run
+from rewrites.smaller import losses
+from rewrites.smaller.removing import WHAT
+from rewrites.smaller.variants import Untried, smaller, worth
 
 COLUMNS = ("technique", "program", "ms", "megabytes", "spearman_chosen_by", "spearman_kept_apart", "stated_error")
 EXACT, COMPOSED, SMALL = "exact float32", "composition", "composition, small"
-QUICK = Level(0.5), Level(0.625, 0.1)
+QUICK = 0.45, 0.6                                           # of what could go
 ERRORS = 0.05, 0.1, 0.15, 0.2, 0.3, 0.4                     # that a technique alone may add, each by itself
 
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--number-type", default="int4")
     parser.add_argument("--bytes", type=share, default=0.22, help="of the exact program's that a small one may need")
     parser.add_argument("--rounds", type=count, default=11)
-    parser.add_argument("--quick", action="store_true", help="two smaller models")
+    parser.add_argument("--quick", action="store_true", help="two smaller models of each kind")
     given = parser.parse_args()
     takes(90 if given.quick else 300)
     with tempfile.TemporaryDirectory() as place, silence_stdout():
@@ -95,8 +95,8 @@ def searched(given, text, chooses):
     run.compile()
     run.begin(asked)
     run.quality = Quality(loosened(asked, ()), run.exactly)
-    if given.quick: removing.LEVELS = QUICK
-    run.variants = smaller(run, ("units", "heads"), text, lambda *_: None)
+    if given.quick: losses.SHARES = QUICK
+    run.variants = [each for what in (WHAT, *zip(WHAT)) for each in smaller(run, what, text, lambda *_: None)]
     say(f"{len(run.variants)} smaller models keep the correlation")
     run.approximate(ANY, lambda *_: None)
     say("methods of all weights are measured")

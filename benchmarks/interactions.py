@@ -37,11 +37,11 @@ from rewrites.compiler.mixed import parse_mix
 from rewrites.compiler.narrowing import narrowed
 from rewrites.compiler.search import Space, cheapest
 from rewrites.front.opening import source
-from rewrites.front.removing import METRICS, Level, removed
-from rewrites.front.units import split
 from rewrites.front.workload import Workload, calibration
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import Run
+from rewrites.smaller.removing import METRICS, Level, removed
+from rewrites.smaller.units import split
 
 NUMBERS = "int8", "bf16", "int4"
 FITS = {"low rank": TECHNIQUES["low rank"], "2:4": TECHNIQUES["2:4"], "half": TECHNIQUES["half of the entries"]}

@@ -35,11 +35,11 @@ from rewrites.command.report import Report, silence_stdout
 from rewrites.compiler.lower import plainly
 from rewrites.compiler.search import Space, cheapest
 from rewrites.front.opening import source
-from rewrites.front.removing import METRICS, Level, removed
-from rewrites.front.units import split
 from rewrites.front.workload import Workload, calibration
 from rewrites.laws import EXACT_LAWS
 from rewrites.run import Run
+from rewrites.smaller.removing import METRICS, Level, removed
+from rewrites.smaller.units import split
 
 COLUMNS = "technique", "metric", "layer_error", "cosine", "spearman_lost"
 NAMES = dict(zip(METRICS, ("OBS", "Wanda", "magnitude"), strict=True))

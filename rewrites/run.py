@@ -38,13 +38,13 @@ from rewrites.front.opening import calibrated, open_arguments
 from rewrites.front.points import Point, Result
 from rewrites.front.proposals import Choices, propose_methods
 from rewrites.front.quality import Quality, loosened
-from rewrites.front.removing import check_removal
 from rewrites.front.stated import Stated
 from rewrites.front.tolls import offered
-from rewrites.front.variants import Variant, carried, smaller, smaller_points
 from rewrites.front.workload import Workload, check_output
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
+from rewrites.smaller.removing import check_removal
+from rewrites.smaller.variants import Variant, carried, smaller, smaller_points
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.levels import Announce
 from rewrites.verify.programs import EQUAL

@@ -3,7 +3,8 @@ closed form (Hassibi and Stork 1993, equations 5 and 8; groups: Kurtic et al. 20
 
 The metric decides what it is: with the whole Gram of the inputs it is exact OBS; with its diagonal nothing can be
 corrected, and the order is Wanda's (Sun et al. 2023); without one the order is that of magnitudes."""
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,18 +37,26 @@ def remove(weight: ArrayLike, count: int, gram: ArrayLike | Gram | None = None, 
     least, tr((H⁻¹)_GG⁻¹ W_G W_Gᵀ); all that is left is corrected, W -= H⁻¹_:G (H⁻¹)_GG⁻¹ W_G, and H⁻¹ loses the
     group's rows and columns. O(n³ + n² p) in all: corrections of up to 64 inputs are made together. Raises InputError
     where sizes do not fit."""
+    return next(removals(weight, [count], gram, group))
+
+
+def removals(weight: ArrayLike, counts: Sequence[int], gram: ArrayLike | Gram | None = None,
+             group: int = 1) -> Iterator[Removal]:
+    """The same for several counts, rising, by one sweep: what goes first goes from all."""
     w, g = check_matrix(weight, "weight"), metric(gram, len(weight))  # type: ignore[arg-type]
     if group < 1 or len(w) % group: raise InputError(f"remove: {len(w)} inputs in groups of {group}: give a divisor")
-    if not 0 <= count < len(w) // group:
-        raise InputError(f"remove: {count} of {len(w) // group} groups of inputs: at least one is left")
-    state = Surgery.of(w, inverse(g), group)
-    for _ in range(count):
-        if state.waiting.shape[1] >= DELAY: state.settle()
-        state.remove()
-    state.settle()
-    found = Removal(state.left, state.weight, 0.0)
-    lost, energy = output_energy(w - found.whole(len(w)), g), output_energy(w, g)
-    return Removal(state.left, state.weight, float(np.sqrt(lost / energy)) if energy else 0.0)
+    for count in counts:
+        if not 0 <= count < len(w) // group:
+            raise InputError(f"remove: {count} of {len(w) // group} groups of inputs: at least one is left")
+    state, energy, done = Surgery.of(w, inverse(g), group), output_energy(w, g), 0
+    for count in counts:
+        for _ in range(count - done):
+            if state.waiting.shape[1] >= DELAY: state.settle()
+            state.remove()
+        state.settle()
+        done, found = count, Removal(state.left, state.weight, 0.0)
+        lost = output_energy(w - found.whole(len(w)), g)
+        yield replace(found, error=float(np.sqrt(lost / energy)) if energy else 0.0)
 
 
 def inverse(gram: Doubles) -> Doubles:

@@ -12,9 +12,9 @@ from rewrites.derivations.gains import Gain
 from rewrites.front.goals import Goal
 from rewrites.front.proposals import Choices
 from rewrites.front.stated import Stated
-from rewrites.front.variants import Variant
 from rewrites.front.workload import Workload
 from rewrites.law import Law
+from rewrites.smaller.variants import Variant
 
 
 @dataclass(repr=False)

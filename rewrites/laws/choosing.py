@@ -1,5 +1,5 @@
 """Columns that are chosen, `x @ P` with one 1 in each column of P, pass whatever treats columns alike. They lead from
-a weight with rows of zeros to smaller weights before it (rewrites/front/units.py); the search has no use for them, as
+a weight with rows of zeros to smaller weights before it (rewrites/smaller/units.py); the search has no use for them, as
 it never widens a value."""
 from rewrites.law import choice, collect, entrywise, law, matrix, n, p, value
 

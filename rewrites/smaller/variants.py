@@ -23,8 +23,10 @@ from rewrites.front.differences import difference
 from rewrites.front.ladder import OBJECTIVES, TRUST, Front, count_methods, describe_methods
 from rewrites.front.proposals import Choices
 from rewrites.front.quality import Quality
-from rewrites.front.removing import Removed, levels, removed
+from rewrites.front.trials import sample
 from rewrites.front.workload import calibration
+from rewrites.smaller.losses import SHARES, Curve, curves, levels, trials
+from rewrites.smaller.removing import Removed, every_pair, removed
 
 if TYPE_CHECKING:
     from rewrites.front.points import Point
@@ -123,16 +125,20 @@ def programs(variant: Variant, front: Front, error: float | None) -> Iterator[Un
 
 
 def smaller(run: "Run", what: Sequence[str], file: str | Path | None, progress: Any) -> list[Variant]:
-    """Models with less of what may go, fitted to a file or to the lines that methods are fitted to, as far as their
-    exact programs keep the quality."""
+    """Models with less of what may go, where it costs least, fitted to a file or to the lines that methods are fitted
+    to, as far as their exact programs keep the quality."""
     assert run.quality is not None
     batch, exact = run.workload.fit, run.programs["exact"]
     if file is not None: batch = calibration(file, exact.tokenizer, run.workload, run.quality.texts)
-    kept, found = list[Variant](), levels(run.operator, what)
-    for done, level in enumerate(found):
+    all_steps, losses, kept = len(every_pair(run.operator)) + len(SHARES), list[Curve](), list[Variant]()
+    judged = sample(exact, run.workload.choose, trials(run.operator))
+    for curve in curves(run.operator, what, batch, judged):
+        losses.append(curve)
+        progress(len(losses), all_steps)
+    for done, level in enumerate(levels(losses, what), len(losses) + 1):
         made = less(run, removed(run.operator, level, batch))
         if run.quality.kept(made.program, made.off): kept.append(made)
-        progress(done + 1, len(found))
+        progress(done, all_steps)
     return kept
 
 

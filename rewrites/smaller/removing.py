@@ -1,6 +1,6 @@
 """Models with fewer hidden units and heads: removed layer by layer, on the activations of what is already smaller,
 with what is left corrected for it (opmatrix/spectra/removal.py), from text that nobody labelled."""
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import matmul
@@ -12,10 +12,10 @@ from formats.core.errors import InputError
 from opmatrix.oracles import apply_factor, dense, entered, factors
 from opmatrix.patterns import Batch
 from opmatrix.spectra.gram import Gram
-from opmatrix.spectra.removal import Removal, remove
+from opmatrix.spectra.removal import Removal, removals
 from opmatrix.term import Operator, substitute
 from rewrites.front.differences import difference
-from rewrites.front.units import HEADS, UNITS, Numbers, Pair, pairs
+from rewrites.smaller.units import HEADS, UNITS, Numbers, Pair, pairs
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import EQUAL
 
@@ -25,10 +25,12 @@ METRICS = "gram", "diagonal", "none"                        # OBS, Wanda, magnit
 
 
 class Level(NamedTuple):
-    """The shares of hidden units and of heads that go."""
+    """The shares of hidden units and of heads that go: the same of every layer, but where `kept` says how many groups
+    each pair of the model keeps."""
 
     units: float = 0.0
     heads: float = 0.0
+    kept: tuple[int, ...] = ()
 
     def left(self, pair: Pair) -> int:
         """How many groups of a pair's columns stay: of units a multiple of what kernels take at once, or of a quarter
@@ -37,11 +39,12 @@ class Level(NamedTuple):
         step = min(PANEL_COLUMNS, max(1, count // 4)) if pair.what == UNITS else 1
         return min(count, max(step, step * round(count * (1 - share) / step)))
 
+    def lefts(self, every: Sequence[Pair]) -> list[int]:
+        """How many groups each pair of a model keeps."""
+        return [*self.kept] or [self.left(pair) for pair in every]
+
     def __str__(self) -> str:
-        return ", ".join(f"{100 * share:.3g} % of {what}" for what, share in self._asdict().items() if share)
-
-
-LEVELS = (*map(Level, (0.35, 0.5, 0.625)), *(Level(share, 0.1) for share in (0.0, 0.5, 0.625)))
+        return ", ".join(f"{100 * share:.3g} % of {what}" for what, share in zip(WHAT, self, strict=False) if share)
 
 
 class Cut(NamedTuple):
@@ -100,13 +103,14 @@ def removed(model: Operator, level: Level, batch: Batch, metric: str = METRICS[0
     has more inputs than there are rows."""
     x = entered(model, batch, dtype=np.float32)
     small, zeroed, cuts = list[Operator](), list[Operator](), list[Cut]()
+    lefts = iter(level.lefts(every_pair(model)))
     for factor in factors(model):
         whole = factor
         for at in range(sum(1 for _ in pairs(factor))):
             pair, twin = ([*pairs(each)][at] for each in (factor, whole))
-            if (left := level.left(pair)) == pair.groups: continue
+            if (left := next(lefts)) == pair.groups: continue
             rows = apply_factor(pair.before, x).array
-            found, bias, cut = fit_removal(pair, left, rows, metric)
+            found, bias, cut = next(fit_removals(pair, [left], rows, metric))
             factor = substitute(factor, {pair.node: pair.cut(found.left, found.weight, bias)})
             whole = substitute(whole, {twin.node: twin.zeroed(found.whole(rows.shape[1]), bias)})
             cuts.append(cut)
@@ -116,10 +120,11 @@ def removed(model: Operator, level: Level, batch: Batch, metric: str = METRICS[0
     return Removed(level, reduce(matmul, small), reduce(matmul, zeroed), tuple(cuts), batch.rows, metric)
 
 
-def fit_removal(pair: Pair, left: int, rows: np.ndarray, metric: str) -> tuple[Removal, Numbers | None, Cut]:
-    """The weight of a pair with so many groups of inputs left, fitted to what it reads, (rows, n), and its bias. What
-    is lost on average goes to the bias, if there is one, so that OBS has to keep the rest alone: its metric is the
-    covariance then."""
+def fit_removals(pair: Pair, lefts: Sequence[int], rows: np.ndarray,
+                 metric: str = METRICS[0]) -> Iterator[tuple[Removal, Numbers | None, Cut]]:
+    """The weight of a pair with so many groups of inputs left, falling, fitted to what it reads, (rows, n), and its
+    bias. What is lost on average goes to the bias, if there is one, so that OBS has to keep the rest alone: its metric
+    is the covariance then."""
     name, n = pair.weight.label, rows.shape[1]
     if len(rows) < n:
         raise InputError(f"--calibrate: {len(rows)} tokens say too little of the {n} inputs of {name}: give a text of "
@@ -127,10 +132,12 @@ def fit_removal(pair: Pair, left: int, rows: np.ndarray, metric: str) -> tuple[R
     gram = Gram.of(rows, f"what {name} reads")
     whole = gram.matrix if pair.bias is None else gram.covariance
     metrics = {"gram": whole, "diagonal": np.diagonal(gram.matrix), "none": None}
-    found = remove(pair.weight.array, pair.groups - left, metrics[metric], pair.group)
-    bias = None if pair.bias is None else np.asarray(pair.bias.array, np.float64)
-    if bias is not None and metric == "gram": bias += gram.total / gram.rows @ (pair.weight.array - found.whole(n))
-    return found, bias, Cut(name, pair.what, left, pair.groups, found.error, singular(whole))
+    counts, damped = [pair.groups - left for left in lefts], singular(whole)
+    for left, found in zip(lefts, removals(pair.weight.array, counts, metrics[metric], pair.group), strict=True):
+        bias = None if pair.bias is None else np.asarray(pair.bias.array, np.float64)
+        if bias is not None and metric == "gram":
+            bias = bias + gram.total / gram.rows @ (pair.weight.array - found.whole(n))
+        yield found, bias, Cut(name, pair.what, left, pair.groups, found.error, damped)
 
 
 def singular(gram: np.ndarray) -> bool:
@@ -148,12 +155,5 @@ def check_removal(what: Sequence[str], file: object) -> None:
         raise InputError(f"--calibrate {file}: it fits what is left by --remove: give that, too")
 
 
-def levels(model: Operator, what: Sequence[str]) -> list[Level]:
-    """The levels at which these are removed of a model, each of which leaves something else. Raises InputError where
-    it has nothing of them to spare."""
-    every = [pair for factor in factors(model) for pair in pairs(factor)]
-    found = {tuple(level.left(pair) for pair in every): level for level in reversed(LEVELS)
-             if all(name in what for name, share in level._asdict().items() if share)}
-    found.pop(tuple(pair.groups for pair in every), None)
-    if not found: raise InputError(f"--remove {','.join(what)}: the model has none that could go: leave the option out")
-    return sorted(found.values())
+def every_pair(model: Operator) -> list[Pair]:
+    return [pair for factor in factors(model) for pair in pairs(factor)]
