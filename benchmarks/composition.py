@@ -1,14 +1,15 @@
 """The best composition of optimisations that the search finds, against each technique alone, tuned by the same
 search.
 
-    python benchmarks/composition.py [--quick] [--pairs CSV] [--drop 0.5] [--bytes 0.22] [--workload 8x128]
+    python benchmarks/composition.py [--quick] [--pairs CSV] [--drop 0.25] [--bytes 0.22] [--workload 8x128]
                                      [--rounds 11] [--csv OUT]
 
 Of the pairs every other one is text, without its score, that smaller models are fitted to; a quarter chooses
-programs, whose rank correlation may fall by --drop hundredths; a quarter judges what was chosen, and nothing else
-sees it. Of compositions the fastest is shown, and the fastest that is small; the bars are about that one. A technique
-alone is one stored form (number type, pattern of sparsity, low rank) for as many weights as it likes, or number types,
-each weight by its own, or hidden units alone, or heads alone."""
+programs, whose rank correlation may fall by --drop hundredths: half of what may be lost in the end, as what is chosen
+by some pairs loses more on others; a quarter judges what was chosen, and nothing else sees it. Of compositions the
+fastest is shown, and the fastest that is small; the bars are about that one. A technique alone is one stored form
+(number type, pattern of sparsity, low rank) for as many weights as it likes, or number types, each weight by its own,
+or hidden units alone, or heads alone; all but these two may leave layers out, too."""
 import csv
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -51,7 +52,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--pairs", type=readable, default=DATA / "sts" / "stsb-en-dev.csv")
-    parser.add_argument("--drop", type=number(float, 0, 100, "from 0 to 100 hundredths"), default=0.5)
+    parser.add_argument("--drop", type=number(float, 0, 100, "from 0 to 100 hundredths"), default=0.25)
     parser.add_argument("--workload", default="8x128")
     parser.add_argument("--number-type", default="int4")
     parser.add_argument("--bytes", type=share, default=0.22, help="of the exact program's that a small one may need")

@@ -1,1 +1,1 @@
-"""Smaller models: units and heads go where it costs least, what is left is fitted, each model is searched for itself."""
+"""Smaller models: units and heads go where it costs least, what is left is fitted, each model is searched by itself."""

@@ -44,7 +44,8 @@ class Level(NamedTuple):
         return [*self.kept] or [self.left(pair) for pair in every]
 
     def __str__(self) -> str:
-        return ", ".join(f"{100 * share:.3g} % of {what}" for what, share in zip(WHAT, self, strict=False) if share)
+        return ", ".join(f"{100 * share:.3g} % of {what}" for what, share in zip(WHAT, self[:2], strict=True)
+                         if share)
 
 
 class Cut(NamedTuple):
