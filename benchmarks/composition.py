@@ -9,7 +9,7 @@ programs, whose rank correlation may fall by --drop hundredths: half of what may
 by some pairs loses more on others; a quarter judges what was chosen, and nothing else sees it. Of compositions the
 fastest is shown, and the fastest that is small; the bars are about that one. A technique alone is one stored form
 (number type, pattern of sparsity, low rank) for as many weights as it likes, or number types, each weight by its own,
-or hidden units alone, or heads alone; all but these two may leave layers out, too."""
+or hidden units, heads or layers left out and nothing else."""
 import csv
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,6 +27,7 @@ from opmatrix.files.checkpoint import open_model
 from rewrites.command.pairs import Pairs, score_pairs
 from rewrites.command.report import Report, silence_stdout
 from rewrites.compiler.mixed import parse_mix
+from rewrites.compiler.search import Space
 from rewrites.derivations.gains import only_narrows
 from rewrites.extraction import Infeasible
 from rewrites.front.choice import choose
@@ -43,7 +44,7 @@ from rewrites.smaller.removing import WHAT
 from rewrites.smaller.variants import Untried, smaller, worth
 
 COLUMNS = ("technique", "program", "ms", "megabytes", "spearman_chosen_by", "spearman_kept_apart", "stated_error")
-EXACT, COMPOSED, SMALL = "exact float32", "composition", "composition, small"
+EXACT, COMPOSED, SMALL, LAYERS = "exact float32", "composition", "composition, small", "layers"
 QUICK = 0.45, 0.6                                           # of what could go
 ERRORS = 0.05, 0.1, 0.15, 0.2, 0.3, 0.4                     # that a technique alone may add, each by itself
 
@@ -131,18 +132,20 @@ def alone(run) -> Iterator[tuple[str, list[Point]]]:
                   run.meta)
     forms = dict.fromkeys(method.format for methods in run.choices.measured.values() for method in methods)
     narrow = {form for form in forms if only_narrows([form])}
+    plain = replace(run.space, detours=(), like=run.space)
     for name, allowed in ({form: {form} for form in forms} | {"number types": narrow}).items():
-        yield name, looked(run, front, [*within(run, allowed)])
+        yield name, looked(run, front, [*within(run, plain, allowed)])
+    if run.space.detours: yield LAYERS, looked(run, front, [*within(run, run.space, set())])
     for what in dict.fromkeys(name for variant in run.variants for name in variant.cuts):
         yield what, looked(run, front, [Untried(variant, variant.structure, variant.program)
                                         for variant in run.variants if [*variant.cuts] == [what]])
 
 
-def within(run, forms: set[str]) -> Iterator[Untried]:
-    """Programs where a weight is stored by one of these forms or as it is, over a ladder of errors."""
+def within(run, space: Space, forms: set[str]) -> Iterator[Untried]:
+    """Programs of a space where a weight is stored by one of these forms or as it is, over a ladder of errors."""
     measured = {at: [each for each in found if each.format in forms]
                 for at, found in run.choices.measured.items()}
-    choices, seen = replace(run.choices, measured=measured), set[tuple[float, float]]()
+    choices, seen = replace(run.choices, space=space, measured=measured), set[tuple[float, float]]()
     for error in ERRORS:
         for weights in OBJECTIVES:
             try: structure = choices.choose(error, None, weights)
