@@ -1,0 +1,93 @@
+"""Whether errors add up as the search takes it: errors of programs as predicted, the root of the sum of what each
+method and detour alone brings about, against those measured; and errors of methods alone against those on other rows.
+
+    python benchmarks/errors.py [--model minilm] [--programs 20] [--csv OUT]
+
+Methods are measured alone on a few sentences, as `optimize` does it, programs on other ones. Programs are the fastest
+and the smallest over a ladder of errors, all different."""
+import time
+from math import inf, sqrt
+from statistics import median
+
+import command
+from command import Figure, Parser, concluded, count, say, tabled, takes
+from scipy.stats import spearmanr
+
+from formats.machine.model import this_machine
+from opmatrix.display.tables import table
+from opmatrix.files.checkpoint import open_model
+from opmatrix.spectra import Limits
+from rewrites.command.report import Report, silence_stdout
+from rewrites.extraction import Infeasible
+from rewrites.front.differences import difference
+from rewrites.front.ladder import OBJECTIVES, describe_methods
+from rewrites.front.opening import source
+from rewrites.front.proposals import propose_methods
+from rewrites.front.workload import Workload
+from rewrites.laws import EXACT_LAWS
+from rewrites.run import Run
+
+COLUMNS = "program", "predicted", "measured", "factor"
+LEAST, MOST = 0.002, 0.4                                    # errors of the ladder
+LIMITS = Limits(error=0.5, most=6)
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--model", default="minilm")
+    parser.add_argument("--programs", type=count, default=20)
+    given = parser.parse_args()
+    takes(20 + 4 * given.programs)
+    checkpoint = open_model(given.model)
+    with silence_stdout():
+        run = Run(checkpoint.operator(True), Workload.of(checkpoint), this_machine(), EXACT_LAWS, Report(quiet=True),
+                  source(checkpoint))
+        run.explore()
+        run.approximate(MOST, lambda *_: None)
+        say("methods of all weights are measured")
+        start = time.perf_counter()
+        proved = run.choices.choose(0.02, prove=True)
+        took = time.perf_counter() - start
+        rows = [*programs(run, given.programs)]
+        alone, others = [*methods(run)]
+    print(table([[row[0], *(f"{100 * each:.3g} %" for each in row[1:3]), f"{row[3]:.2f}"] for row in rows],
+                ["program", "predicted", "measured", "factor"]))
+    tabled(given.csv, [COLUMNS, *rows])
+    what = f"predicted and measured errors of {len(rows)} programs apart by a factor of"
+    concluded(given, [
+        Figure(f"{what}, at most", max((row[3] for row in rows), default=inf), most=1.3),
+        Figure(f"{what}, median", median(row[3] for row in rows) if rows else None, why="no program"),
+        Figure(f"rank correlation of {len(alone)} errors of single methods with those on other rows",
+               float(spearmanr(alone, others).statistic), least=0.95, ceiling=1),
+        Figure(f"the search within 2 %, {len(run.parts)} parts, {len(run.space.detours)} detours", took, "s", most=10),
+        Figure("its gap", 100 * (1 - proved.bound / proved.time) if proved.bound > 0 else None, "%",
+               why="nothing is proved")])
+
+
+def programs(run: Run, most: int):
+    """Rows of so many different programs, spread over the ladder."""
+    exact, batch, found = run.programs["exact"], run.workload.choose, {}
+    for step in range(most):
+        for weights in OBJECTIVES:
+            try: structure = run.choices.choose(LEAST * (MOST / LEAST) ** (step / max(1, most - 1)), None, weights)
+            except Infeasible: continue
+            if structure.error: found[structure.time, structure.memory] = structure
+    say(f"{len(found)} programs")
+    wanted, every = exact.run(batch), sorted(found.values(), key=lambda each: each.error)
+    for at in range(min(most, len(every))):
+        structure = every[at * len(every) // min(most, len(every))]
+        measured = difference(run.choices.program(structure, run.meta).run(batch), wanted)
+        predicted = sqrt(structure.error)
+        yield describe_methods(structure), predicted, measured, max(predicted / measured, measured / predicted)
+
+
+def methods(run: Run):
+    """The errors of methods alone as the search knows them, and on the rows that states are made of."""
+    again = propose_methods(run.space, run.structures["exact"], run.programs["exact"], run.emitter, run.representable,
+                            run.workload.fit, run.workload.verify, LIMITS)
+    pairs = [(each.error, other.error) for leaves, found in run.choices.measured.items()
+             for each in found for other in again.measured[leaves] if each._replace(error=0) == other._replace(error=0)]
+    yield from zip(*pairs, strict=True)
+
+
+if __name__ == "__main__": command.run(main)
