@@ -128,7 +128,8 @@ Line = TypeVar("Line")
 
 class Parts(NamedTuple, Generic[Line]):
     """Lines, or what else texts are, in three parts that share none: methods are `fit` to the first, programs
-    `choose`n by the second, errors `state`d of the third. A text that a file has twice may be in two of them, as it may come again."""
+    `choose`n by the second, errors `state`d of the third. A text that a file has twice may be in two of them, as it may
+    come again."""
 
     fit: Sequence[Line]
     choose: Sequence[Line]

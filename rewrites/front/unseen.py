@@ -17,6 +17,7 @@ from rewrites.compiler.mixed import Mean
 from rewrites.compiler.price import Prices
 from rewrites.compiler.sparser import unseeing
 from rewrites.front.differences import difference
+from rewrites.front.ladder import LARGE
 from rewrites.front.tolls import LEAST
 from rewrites.front.trials import WORK
 from rewrites.front.workload import Workload
@@ -47,7 +48,7 @@ class Unseen:
                   if each.first in self.steps and self.saved(each) * len(self.steps) >= REPAID * self.seconds]
         known = [each for each in paying
                  if min(self.left_out(each, batch) for batch in judges) >= ALIKE * self.left_out(each, timed)]
-        if paying and not known: return [], self.unknown()
+        if not known: return [], self.unknown() if paying else ""
         return [*self.tolled(known[:max(len(self.steps), self.passes)], most)], ""
 
     @cached_property
@@ -108,8 +109,9 @@ class Unseen:
 
     @cached_property
     def sample(self) -> Batch:
-        """The longest of the sentences that choose."""
-        rows = sorted(self.workload.choose, key=lambda row: -row.rows)[:SENTENCES]
+        """The longest of the sentences that choose; one for a large model."""
+        count = SENTENCES if self.program.stored_bytes <= LARGE else 1
+        rows = sorted(self.workload.choose, key=lambda row: -row.rows)[:count]
         return Batch([row.tokens for row in rows], [row.kinds for row in rows])
 
     def tolled(self, tried: Sequence[Detour], most: float) -> Iterator[Detour]:
