@@ -3,9 +3,10 @@
     python benchmarks/sparser.py [--model NAME --text FILE] [--tokens 4096] [--errors 0.05 0] [--rounds 9]
                                  [--layers 4] [--heads 4] [--width 64] [--number-type float32] [--csv OUT]
 
-Seconds as predicted and measured, and errors. Without --model it is a decoder of random numbers, every other layer of which looks near by and every other one
-anywhere, on random tokens: patterns serve the former, where the error allows any. With a model its texts are joined to
-as many tokens, which say the errors. Without an error, and at a quarter of LONG tokens, none may be chosen."""
+Seconds as predicted and measured, and errors. Without --model it is a decoder of random numbers, every other layer of
+which looks near by and every other one anywhere, on random tokens: patterns serve the former, where the error allows
+any. With a model its texts are joined to as many tokens, which say the errors. Without an error, and at a quarter of
+LONG tokens, none may be chosen."""
 import argparse
 from functools import reduce
 from operator import matmul
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("--width", type=count, default=64, help="of a head")
     parser.add_argument("--number-type", choices=("float32", "bf16", "int8"), default="float32")
     given = parser.parse_args()
-    takes(1200 if given.model else 15 + 6e-7 * given.tokens ** 2 * given.layers * given.heads * len(given.errors) / 4)
+    takes(1200 if given.model else 20 + 4e-7 * given.tokens ** 2 * given.layers * given.heads * len(given.errors))
     rows, figures = [], []
     for tokens, error in [*((given.tokens, error) for error in given.errors), (LONG // 4, max(given.errors))]:
         dense, best = raced(given, tokens, error)
@@ -48,7 +49,7 @@ def main() -> None:
         rows += [(tokens, f"{error:g}", point.name, 1e3 * point.predicted_s, 1e3 * (point.measured_s or 0.0),
                   f"{point.stated_error:.2g}") for point in (dense, best)]
         figures += judged(tokens, error, dense, best)
-    print(table([[each if isinstance(each, str | int) else f"{each:.1f}" for each in row] for row in rows],
+    print(table([[f"{each:.1f}" if isinstance(each, float) else str(each) for each in row] for row in rows],
                 [*COLUMNS]))
     tabled(given.csv, [COLUMNS, *rows])
     concluded(given, figures)
