@@ -40,8 +40,7 @@ from rewrites.front.proposals import Choices, propose_methods
 from rewrites.front.quality import Quality, loosened
 from rewrites.front.removing import check_removal
 from rewrites.front.stated import Stated
-from rewrites.front.tolls import offered
-from rewrites.front.unseen import Unseen
+from rewrites.front.tolls import Unseen, offered
 from rewrites.front.variants import Variant, carried, smaller, smaller_points
 from rewrites.front.workload import Workload, check_output
 from rewrites.law import Law

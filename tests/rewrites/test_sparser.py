@@ -20,7 +20,7 @@ from rewrites.compiler.detours import detoured, part_factors
 from rewrites.compiler.search import Space, cheapest
 from rewrites.compiler.sparser import KEPT, LEFT_OUT, LONG, SPARSE, sparser, unseeing
 from rewrites.front.results import save
-from rewrites.front.unseen import Unseen
+from rewrites.front.tolls import Unseen
 from rewrites.front.workload import Workload
 from rewrites.laws import EXACT_LAWS
 
