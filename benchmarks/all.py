@@ -93,7 +93,8 @@ BENCHMARKS = {
 APART = {"paired": "holds two commits against each other", "neighbours": "needs the machine quiet, then busy",
          "composition": "fits smaller models for minutes, before it measures anything",
          "quality": "fits twelve compressed models, each for a minute",
-         "interactions": "fits two dozen compressed models"}
+         "interactions": "fits two dozen compressed models",
+         "sparser": "reads attention of 4096 tokens in float64 for minutes, to verify what it measures"}
 
 
 @dataclass

@@ -28,7 +28,8 @@ What there is; `help(om.NAME)` says more of each:
     rows         layernorm, rmsnorm, unit_length, centre, mean, softmax, over, monoids, Monoid
     heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
-    batches      given, relation, pick, among, Pattern, sequence, causal, window, everyone, mask
+    batches      given, relation, pick, among
+    patterns     Pattern, sequence, causal, window, hubs, scattered, coarse, everyone, mask
     numbers      dense, entrywise
     errors       InputError, FormatError, ShapeError, Infeasible, VerificationError
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from formats.core.sizes import S, Size, T, size
 from formats.masks import attended
-from opmatrix.patterns import Batch, Pattern, everyone, parse, sequence
+from opmatrix.pattern_text import parse
+from opmatrix.patterns import Batch, Pattern, everyone, sequence
 from opmatrix.relations import Relation, parse_relation
 from opmatrix.signature import Port
 

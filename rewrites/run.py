@@ -39,7 +39,7 @@ from rewrites.front.points import Point, Result
 from rewrites.front.proposals import Choices, propose_methods
 from rewrites.front.quality import Quality, loosened
 from rewrites.front.stated import Stated
-from rewrites.front.tolls import offered
+from rewrites.front.tolls import Unseen, offered
 from rewrites.front.workload import Workload, check_output
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
@@ -52,7 +52,6 @@ from rewrites.verify.programs import EQUAL
 JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 RUNS = 3                                                    # of which the most memory counts
 ROUNDING = 4.0                                              # an exact program may round so many times as the import
-CHECKED_ROWS = 64                                           # rows that every step is checked on
 
 
 def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[str] = (), memory: float | None = None,
@@ -225,17 +224,20 @@ class Run:
         for program in self.programs.values():
             for _, batch in self.workload.shares: program.run(batch)
         programs = self.programs["imported"], self.programs["exact"]
-        check_precision(self.operator, programs, next(self.workload.verify.pieces(CHECKED_ROWS)))
+        check_precision(self.operator, programs, self.workload.few)
 
     def approximate(self, error: float, progress: Any) -> None:
         """Measures what each proposed method, and each detour, does to the output, on rows that it is not fitted to;
-        none where no error is allowed."""
+        none where no error is allowed. Fewer keys for attention are tried on rows that may be longer."""
         from opmatrix.spectra import Limits
         self.choices = propose_methods(self.space, self.structures["exact"], self.programs["exact"], self.emitter,
                                        self.representable, self.workload.fit, self.workload.probe,
                                        Limits(error=max(0.5, error) if error else 0.0, most=6,
                                               narrowest=self.representable.narrowest), progress, self.approximations)
-        self.space.detours = offered(part_factors(self.model), self.programs["exact"], self.workload.probe, error)
+        groups, exact = part_factors(self.model), self.programs["exact"]
+        sparse, why = Unseen(exact, self.emitter.parts, self.space.prices, self.workload).offered(groups, error)
+        if why: self.report.say(why)
+        self.space.detours = [*offered(groups, exact, self.workload.probe, error), *sparse]
         for each in self.variants: each.choices = carried(self.choices, self.operator, each)
 
     def front(self, error: float, memory: float | None) -> None:
@@ -289,7 +291,7 @@ class Run:
         the run; an approximate one that is further off than was planned is dropped; of the others the error is stated,
         on rows that took no part in the plan."""
         exact, imported, verify = self.programs["exact"], self.programs["imported"], self.workload.verify
-        few = [next(verify.pieces(CHECKED_ROWS))]
+        few = [self.workload.few]
         near = dense(self.operator, few[0])
         every, model = [imported, *(point.program for point in self.points)], self.outputs
         (base, *offs), changes = compare(every, {name: model[name] for name in exact.outputs}, verify,
@@ -327,7 +329,7 @@ class Run:
     def certify(self, asked: Sequence[Goal]) -> None:
         """Every program with its certificate: what was verified, and how it keeps the goals."""
         from rewrites.verify.certificate import certified
-        few, machine = [next(self.workload.verify.pieces(CHECKED_ROWS))], str(getattr(self.machine, "name", ""))
+        few, machine = [self.workload.few], str(getattr(self.machine, "name", ""))
         kept = [{"goals": [goal.described(point, self.points[0]) for goal in asked]} for point in self.points]
         made = in_threads(partial(certified, point.program, point.checks | goals, few, machine=machine)
                           for point, goals in zip(self.points, kept, strict=True))

@@ -26,7 +26,7 @@ from opmatrix.operators import (
     weight,
 )
 from opmatrix.oracles import Dense, dense, entrywise
-from opmatrix.patterns import Batch, causal, everyone, mask, sequence, window
+from opmatrix.patterns import Batch, causal, coarse, everyone, hubs, mask, scattered, sequence, window
 from opmatrix.program import Program
 from opmatrix.term import KINDS, Data, formula, read
 from rewrites.compiler.egraph import fitting, saturate
@@ -45,7 +45,8 @@ LIMIT = 40                                                  # operators of a pro
 FUNCTIONS = [kind() for kind in KINDS.values() if kind.signature.parameters.keys() == set() and kind().entrywise
              and kind.name not in ("I", "rsqrt")]
 PATTERNS = (everyone, sequence, causal, sequence & causal, sequence & (causal | window(1)), window(2),
-            sequence & window(1), mask(Data(np.tri(LONGEST) + np.eye(LONGEST, k=2), "seen")) & sequence)
+            sequence & window(1), sequence & coarse(window(0) | hubs(1) | scattered(1), 2),
+            mask(Data(np.tri(LONGEST) + np.eye(LONGEST, k=2), "seen")) & sequence)
 BACKWARDS, LINKS = (operators.relation(name, "T", "T") for name in ("backwards", "links"))
 WITHIN = (sequence, sequence & causal, sequence & window(1))
 STORED = "weight", "const", "given", "diag"                 # leaves that hold numbers: no operators

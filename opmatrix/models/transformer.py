@@ -24,7 +24,7 @@ from opmatrix.operators import (
     rotary,
     weight,
 )
-from opmatrix.patterns import parse
+from opmatrix.pattern_text import parse
 
 SIZES = "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"
 NORMS = dict(layer=layernorm, rms=rmsnorm)

@@ -11,7 +11,8 @@ from formats.core.errors import InputError
 from opmatrix.monoids import softmax, sum
 from opmatrix.operators import I, given, product, turn
 from opmatrix.oracles import factors
-from opmatrix.patterns import among, everyone, parse
+from opmatrix.pattern_text import parse
+from opmatrix.patterns import among, everyone
 from opmatrix.program import OUTPUT, Program, Step
 from opmatrix.relations import GIVEN, HELD, SLOTS
 from opmatrix.runtime.kernels import CAUSAL

@@ -3,7 +3,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from formats.core.errors import InputError
 from formats.disk.files import read_bytes, read_text
@@ -123,16 +123,20 @@ def sentences() -> list[str]:
     return (files("opmatrix") / "sentences.txt").read_text("utf-8").splitlines()
 
 
-class Parts(NamedTuple):
-    """Lines in three parts that share none: methods are `fit` to the first, programs `choose`n by the second, errors
-    `state`d of the third. A text that a file has twice may be in two of them, as it may come again."""
+Line = TypeVar("Line")
 
-    fit: Sequence[str]
-    choose: Sequence[str]
-    state: Sequence[str]
+
+class Parts(NamedTuple, Generic[Line]):
+    """Lines, or what else texts are, in three parts that share none: methods are `fit` to the first, programs
+    `choose`n by the second, errors `state`d of the third. A text that a file has twice may be in two of them, as it may
+    come again."""
+
+    fit: Sequence[Line]
+    choose: Sequence[Line]
+    state: Sequence[Line]
 
     @classmethod
-    def of(cls, lines: Sequence[str]) -> "Parts":
+    def of(cls, lines: Sequence[Line]) -> "Parts[Line]":
         """Counted from 0, the odd lines state; of the even ones every other fits. Fewer than LINES leave a part
         empty."""
         return cls(lines[0::4], lines[2::4], lines[1::2])

@@ -15,7 +15,8 @@ from formats.core.reductions import HOW
 from formats.core.sizes import S, T, n, p
 from formats.machine.prices import PRICES, S2, Price, Work, d, h, up
 from opmatrix.extents import WHOLE, pairs
-from opmatrix.patterns import among, parse
+from opmatrix.pattern_text import parse
+from opmatrix.patterns import among
 from opmatrix.relations import HELD, SLOTS, parse_relation
 from opmatrix.runtime import bounds, cases, costs, meanings, seen
 from opmatrix.runtime import shape_rules as shapes

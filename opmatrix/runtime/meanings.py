@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.epilogue import ACTIVATIONS
-from opmatrix.patterns import Pattern, parse
+from opmatrix.pattern_text import parse
+from opmatrix.patterns import Pattern
 from opmatrix.relations import parse_relation
 from opmatrix.runtime.shape_rules import turned_tables
 

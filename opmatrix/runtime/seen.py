@@ -7,7 +7,8 @@ from weakref import finalize
 from numpy.typing import NDArray
 
 from formats.masks import Mask
-from opmatrix.patterns import MAX_TABLES, Pattern, parse
+from opmatrix.pattern_text import parse
+from opmatrix.patterns import MAX_TABLES, Pattern
 
 Tables = tuple[NDArray[Any], ...]
 MASKS: dict[tuple[Any, ...], Mask] = {}                     # as long as their tables: recordings hold where they lie
@@ -45,9 +46,8 @@ def build_mask(where: str, tables: Tables, batch: Any) -> Mask:
     """The mask of a pattern for the sentences of a batch. ValueError for a position that its tables do not know."""
     found = parse(where, tables)
     if found.limit is not None: batch.field("positions", found.limit)
-    made = found.mask(batch.rows)
-    key = where, *map(id, tables), made.shape
+    key = where, *map(id, tables), found.known(batch.rows)
     if key not in MASKS:
-        MASKS[key] = made
+        MASKS[key] = found.mask(batch.rows)
         for table in tables: finalize(table, MASKS.pop, key, None)
     return MASKS[key]

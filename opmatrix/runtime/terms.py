@@ -10,7 +10,8 @@ from formats.disk.files import parse_json
 from opmatrix import monoids
 from opmatrix.data import Data
 from opmatrix.operators import symbol
-from opmatrix.patterns import Pattern, everyone, parse
+from opmatrix.pattern_text import parse
+from opmatrix.patterns import Pattern, everyone
 from opmatrix.relations import Relation, relation
 from opmatrix.shapes import H, N, Shape, ShapeError, Space, T, expression, space
 from opmatrix.signature import WIDEST

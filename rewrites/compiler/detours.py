@@ -1,6 +1,7 @@
-"""Other ways through a model than part by part, each with an error: residuals left out, so that x + f(x) is x, and
-residuals side by side, x + f(x) + g(x). A detour leads from the full value before a part to the full value behind the
-same or the next one, so the search takes it, or not, as it takes a method of a weight."""
+"""Other ways through a model than part by part, each with an error: residuals left out, so that x + f(x) is x,
+residuals side by side, x + f(x) + g(x), and attention that sees fewer keys (sparser.py). A detour leads from the full
+value before a part to the full value behind the same or the next one, so the search takes it, or not, as it takes a
+method of a weight."""
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -9,6 +10,7 @@ from operator import add, matmul
 
 from opmatrix.operators import I, symbol
 from opmatrix.oracles import factors
+from opmatrix.patterns import Pattern
 from opmatrix.shapes import Shape, T
 from opmatrix.term import Operator
 from rewrites.compiler.borders import FULL
@@ -23,7 +25,7 @@ DROPPED, INNER, BESIDE = "layer dropped", "block dropped", "side by side"
 @dataclass(frozen=True)
 class Detour:
     """`factors` in place of the parts first to last. `error` is the squared relative change of the model's output that
-    this alone brings about."""
+    this alone brings about; `where`: whom its attention sees, where that is what makes it another way."""
 
     what: str
     first: int
@@ -31,6 +33,7 @@ class Detour:
     factors: tuple[Operator, ...]
     width: int
     error: float = 0.0
+    where: Pattern | None = None
 
     @property
     def term(self) -> Operator: return reduce(matmul, self.factors, I)
@@ -43,7 +46,8 @@ class Detour:
 
     def __str__(self) -> str:
         where = f"part {self.first + 1}" + f" to {self.last + 1}" * (self.last > self.first)
-        return f"{self.what}: {where}, off by {100 * self.error ** 0.5:.3g} %"
+        seen = f", which sees {self.where}" if self.where else ""
+        return f"{self.what}: {where}{seen}, off by {100 * self.error ** 0.5:.3g} %"
 
 
 def part_factors(model: Model) -> list[list[Operator]]:
@@ -75,8 +79,7 @@ def detours(groups: Sequence[Sequence[Operator]]) -> Iterator[Detour]:
     """Every detour of a model by the factors of its parts. The first part makes rows of tokens, and stays."""
     for number, group in enumerate(groups):
         if not number or group[0].into.rows is not T: continue
-        width = next(cols for before in reversed(groups[:number]) for factor in reversed(before)
-                     if isinstance(cols := factor.out.cols, int))       # the factor of a norm takes any
+        width = width_before(groups, number)
         seen: set[Operator] = set()
         for what, left in (*shorter(group, width), *alongside(group)):
             each = Detour(what, number, number, tuple(left), width)
@@ -85,6 +88,12 @@ def detours(groups: Sequence[Sequence[Operator]]) -> Iterator[Detour]:
                 yield each
         if number + 1 < len(groups) and (both := paralleled(group, groups[number + 1])) is not None:
             yield Detour(BESIDE, number, number + 1, tuple(both), width)
+
+
+def width_before(groups: Sequence[Sequence[Operator]], number: int) -> int:
+    """The columns of what a part is given; the factor of a norm takes any."""
+    return next(cols for before in reversed(groups[:number]) for factor in reversed(before)
+                if isinstance(cols := factor.out.cols, int))
 
 
 def shorter(group: Sequence[Operator], width: int) -> Iterator[tuple[str, list[Operator]]]:

@@ -74,6 +74,7 @@ class Emitter:
     origins: dict[str, tuple[int, Any]] = field(default_factory=dict)    # of a constant: the part that first read it,
                                                                          # and what it is there
     readings: list[tuple[Call, int]] = field(default_factory=list)
+    parts: dict[str, int] = field(default_factory=dict)     # of a step's output: the part that it is of
     values: dict[int, Buffer] = field(default_factory=dict)
     made: dict[Any, Any] = field(default_factory=dict)      # weights that no step reads yet
     part: int = 0
@@ -117,6 +118,7 @@ class Emitter:
             if before: operands = {next(name for name in declared.operands if name not in operands): before} | operands
             before = self._name()
             self.steps.append(Step(declared.name, operands, attributes, before))
+            self.parts[before] = self.part
             self.values[cls] = Buffer({heads if in_heads(declared.result, heads) else AS_ROWS: before}, heads)
         if not before:
             self.values[cls] = Buffer(self.values[dict(call.bound)["x"]].names, heads)

@@ -32,7 +32,7 @@ from rewrites.front.trials import changed
 from rewrites.front.workload import Workload
 from rewrites.law import Law
 from rewrites.laws import EXACT_LAWS, without
-from rewrites.run import CHECKED_ROWS, Run
+from rewrites.run import Run
 
 NO_FILES: Mapping[str, Path | None] = {}
 SHOWN_STEPS = 14                                            # steps: about a layer
@@ -90,7 +90,7 @@ def outlined(steps: str) -> str:
 
 def tell(result: Result, target: Path, places: Sequence[Path]) -> None:
     """Writes beside every saved program the steps that lead to it from the imported model."""
-    held_out = next(result.workload.verify.pieces(CHECKED_ROWS))
+    held_out = result.workload.few
     for place, point in [*zip(places, result.points, strict=True), (target, result.best)]:
         if point.structure is not None:
             kept = None if point.variant or result.choices is None else result.choices.kept(point.structure)

@@ -18,12 +18,13 @@ from opmatrix.measure import Seconds, measure
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import batches, name_line
 from opmatrix.pipelines.embed import read_lines as read
-from opmatrix.pipelines.text import Parts, Reading, Tokenizer, read_lines, sentences
+from opmatrix.pipelines.text import LINES, Parts, Reading, Tokenizer, read_lines, sentences
 from opmatrix.runtime.scheme import Running
 from rewrites.compiler.layers import Model, outputs
 from rewrites.compiler.mixed import Mix
 from rewrites.compiler.mixed import batches as batches_of
 from rewrites.compiler.mixed import describe_mix as said_of
+from rewrites.compiler.sparser import LONG, sparser
 from rewrites.front.stated import MIN_SENTENCES, uncovered
 
 OUTPUTS = "pooled", "rows"                                  # a row a text, a row a token
@@ -32,6 +33,8 @@ SAMPLED_LINES, SCANNED = 1024, 65536                                 # lines tha
                                                                      # of a file
 FIT, CHOOSE, VERIFY, STATE = 4096, 1024, 2048, 32768        # rows at most, of whole sentences: VERIFY go through the
                                                             # float64 oracle
+TEXTS = 16                                                  # of joined lines: 4 choose, 8 state
+CHECKED_ROWS = 64
 CALIBRATE = 8192                                            # rows that what is removed is fitted to, about
 
 
@@ -45,9 +48,23 @@ def drawn_from(text: str | None, file: str | None) -> tuple[Sequence[str], str]:
     return sentences(), f"the shipped sentences: {file} has fewer than {2 * MIN_SENTENCES} lines"
 
 
-def divided(lines: Sequence[str]) -> Parts:
+def divided(lines: Sequence[str]) -> Parts[str]:
     """At most MOST of some lines, spread over all, in parts."""
     return Parts.of(lines[::-(-len(lines) // SAMPLED_LINES)])
+
+
+def texts(tokenizer: Tokenizer, lines: Sequence[str], tokens: int) -> Iterator[list[int]]:
+    """Consecutive lines joined to texts of so many tokens."""
+    held: list[str] = []
+    count, reading = 0, Reading(truncate=True, skip_bad=True)
+    for line in lines:
+        [row] = tokenizer.rows([line], reading)
+        if not row: continue
+        held.append(line)
+        count += len(row)
+        if count >= tokens and len(text := tokenizer.cut(tokenizer.pooling.prompt + "\n".join(held), tokens)) == tokens:
+            yield text
+            held, count = [], 0
 
 
 def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
@@ -97,6 +114,13 @@ class Workload:
         """The batches whose seconds count, by their shares."""
         return self.mix or ((1.0, self.timed),)
 
+    @property
+    def few(self) -> Batch:
+        """Rows that every step is checked on: the first sentences of `verify`, long ones cut."""
+        first = next(self.verify.pieces(CHECKED_ROWS))
+        if first.alone or np.diff(first.starts).max() <= LONG: return first
+        return Batch([row.tokens[:LONG] for row in first], [row.kinds[:LONG] for row in first])
+
     def measured(self, programs: Mapping[str, Any], rounds: int, progress: Any) -> Seconds:
         """Seconds of programs, round by round: the mean of the batches by their shares."""
         shares, batches = zip(*self.shares, strict=True)
@@ -112,9 +136,11 @@ class Workload:
         return self.timed.rows
 
     def extents(self, model: Model) -> Extents | Mix:
-        """Those of the timed batch, with a model's patterns, inputs and relations; of several, with their shares."""
-        known = collect_needs(*outputs(model).values())
-        found = [(share, batch.extents(*known)) for share, batch in self.shares]
+        """Those of the timed batch, with a model's patterns, sparser ones, inputs and relations; of several, with their
+        shares."""
+        seen, ports, relations = collect_needs(*outputs(model).values())
+        every = dict.fromkeys([*seen, *(each for one in seen for each in sparser(one, np.diff(self.timed.starts)))])
+        found = [(share, batch.extents(every, ports, relations)) for share, batch in self.shares]
         return found if self.mix else found[0][1]
 
     @property
@@ -126,9 +152,10 @@ class Workload:
     @classmethod
     def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None,
            file: str | None = None, mix: Mix | None = None) -> "Workload":
-        """Rows come from the lines of `text`, or of `file`, or the sentences that ship. Timed are the batches of a
-        `mix`, or a batch as `embed` makes of the texts of `file`, or one sentence of `tokens` tokens; without any the
-        whole text, or 128 tokens. Raises InputError for a length that the model has no positions for."""
+        """Rows come from the lines of `text`, or of `file`, or the sentences that ship; where what is timed is long,
+        and lines are enough, they are joined to texts as long. Timed are the batches of a `mix`, or a batch as `embed`
+        makes of the texts of `file`, or one sentence of `tokens` tokens; without any the whole text, or 128 tokens.
+        Raises InputError for a length that the model has no positions for."""
         if tokens is not None and (file is not None or mix is not None):
             given = file if mix is None else "of shares"
             raise InputError(f"--tokens {tokens} --workload {given}: give one of them, both say what is timed")
@@ -147,8 +174,13 @@ class Workload:
         mixed: tuple[tuple[float, Batch], ...] = ()
         if mix is not None:
             mixed, said, timed = of_shares(mix, limit, checkpoint.name, fit.tokens)
+        probe, longest = Batch([row.tokens for row in islice(choose, PROBE)]), int(np.diff(timed.starts).max())
+        joined = [*islice(texts(tokenizer, lines, longest), TEXTS)] if file is None and longest >= LONG else []
+        if len(joined) >= LINES:
+            choose, state = Batch(Parts.of(joined).choose), Batch(Parts.of(joined).state)
+            like += f", joined to texts of {longest} tokens"
         check_tokens(checkpoint, fit, choose, state, *(batch for _, batch in mixed or ((1.0, timed),)))
-        return cls(timed, fit, choose, Batch([row.tokens for row in islice(choose, PROBE)]), state,
+        return cls(timed, fit, choose, probe, state,
                    next(state.pieces(VERIFY)), said, like,
                    uncovered(tokenizer, fit, state), text, tokens, file, mixed)
 
@@ -168,9 +200,11 @@ class Workload:
 
         def some(count: int) -> Batch:
             return Batch([rng.integers(0, vocabulary, length) for length in rng.choice(lengths, count)])
+        sentences = min(sentences, max(4, STATE // int(lengths.max())))
         half, judged = some(sentences // 2), some(sentences)
+        probe, verify, fit = (next(each.pieces(2 * FIT)) for each in (half, judged, some(sentences)))
         said = f"{len(lengths)} sequences of random tokens"
-        return cls(timed, some(sentences), half, half, judged, judged, said, "random tokens")
+        return cls(timed, fit, half, probe, judged, verify, said, "random tokens")
 
 
 def calibration(file: str | Path, tokenizer: Tokenizer, workload: Workload, others: Sequence[str] = ()) -> Batch:

@@ -11,7 +11,17 @@ from opmatrix import oracles
 from opmatrix.monoids import MONOIDS
 from opmatrix.operators import I, attention, given, over, product, softmax, weight
 from opmatrix.oracles import dense, entrywise
-from opmatrix.patterns import Batch, Pattern, causal, everyone, mask, sequence, window
+from opmatrix.patterns import (
+    Batch,
+    Pattern,
+    causal,
+    coarse,
+    everyone,
+    hubs,
+    mask,
+    sequence,
+    window,
+)
 from opmatrix.shapes import ShapeError
 from opmatrix.term import Data, formula
 
@@ -110,6 +120,10 @@ def test_patterns(batch):
         (sequence & causal, (s[i] == s[j]) & (p[j] <= p[i])),
         (sequence | window(0), (s[i] == s[j]) | (p[i] == p[j])),
         (mask(np.tri(4)), p[j] <= p[i]),
+        (hubs(1), (p[i] < 1) | (p[j] < 1)),
+        (coarse(causal, 2), p[j] // 2 <= p[i] // 2),
+        (sequence & coarse(window(0) | hubs(1), 2),
+         (s[i] == s[j]) & ((p[i] // 2 == p[j] // 2) | (p[i] < 2) | (p[j] < 2))),
         (mask(np.eye(4)[::-1]) & sequence, (s[i] == s[j]) & (p[i] + p[j] == 3)),
     ):
         np.testing.assert_array_equal(seen(where, batch), want, err_msg=str(where))

@@ -15,7 +15,8 @@ from opmatrix import shapes
 from opmatrix.extents import WHOLE, Extents, Missing, T, counted, pairs, patterns
 from opmatrix.models.transformer import transformer
 from opmatrix.operators import I, product, turn
-from opmatrix.patterns import Batch, causal, parse, sequence, window
+from opmatrix.pattern_text import parse
+from opmatrix.patterns import Batch, causal, sequence, window
 from rewrites.compiler.price import Prices
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=6)

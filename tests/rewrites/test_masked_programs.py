@@ -15,7 +15,8 @@ from opmatrix.extents import T, counted, pairs, patterns
 from opmatrix.operators import I, attention, weight
 from opmatrix.operators import given as field
 from opmatrix.oracles import dense
-from opmatrix.patterns import Batch, causal, mask, parse, sequence, window
+from opmatrix.pattern_text import parse
+from opmatrix.patterns import Batch, causal, mask, sequence, window
 from opmatrix.program import Program
 from rewrites.compiler.narrowing import narrowed
 from rewrites.compiler.price import Prices

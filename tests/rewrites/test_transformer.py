@@ -10,7 +10,8 @@ from formats.core.errors import InputError
 from opmatrix.models import build
 from opmatrix.operators import ACTIVATIONS
 from opmatrix.oracles import dense, entrywise
-from opmatrix.patterns import Batch, causal, mask, parse, sequence, window
+from opmatrix.pattern_text import parse
+from opmatrix.patterns import Batch, causal, mask, sequence, window
 from opmatrix.program import Program
 from rewrites.compiler.layers import parts
 from rewrites.laws import EXACT_LAWS

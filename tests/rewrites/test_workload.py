@@ -9,6 +9,7 @@ from opmatrix.operators import I
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import BATCH_ROWS, batches
 from opmatrix.pipelines.text import Parts, sentences
+from rewrites.compiler.sparser import LONG
 from rewrites.front.opening import open_arguments
 from rewrites.front.workload import CHOOSE, FIT, VERIFY, Workload
 
@@ -99,3 +100,14 @@ def test_in_python_a_workload_is_a_file_or_a_batch(model, tmp_path):
     batch = Batch([[1, 2, 3], [4]])
     assert open_arguments(str(model.directory), batch, None, None)[1].timed is batch
     with pytest.raises(InputError, match="no tokenizer"): open_arguments(I, "texts.txt", None, None)
+
+
+@pytest.mark.parametrize("lines, joined", [(4 * LONG, True), (LONG // 8, False)], ids=["enough text", "too little"])
+def test_lines_are_joined_where_what_is_timed_is_long(lines, joined, tmp_path):
+    """Consecutive ones, to texts as long, in parts that share none; where they are too few, errors are of lines."""
+    long = open_model(checkpoints.write(tmp_path / "model", max_position_embeddings=2 * LONG))
+    (tmp_path / "text.txt").write_text("\n".join(LINES[i % 3] for i in range(lines)))
+    found = Workload.of(long, str(tmp_path / "text.txt"), tokens=LONG)
+    assert (np.diff(found.state.starts) == LONG).all() == (np.diff(found.choose.starts) == LONG).all() == joined
+    assert ("joined to texts" in found.like) == joined and np.diff(found.probe.starts).max() < 20
+    assert found.few.rows <= max(LONG, VERIFY) and Workload.of(long, tokens=LONG - 1).like == "the shipped sentences"
