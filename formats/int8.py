@@ -71,7 +71,7 @@ class Int8(Format):
 
 def row_rounding(spectrum, seen, W):
     """The relative error of the output by rounding rows whose inputs have these squares, before W, as if independent: a
-    step is 1/127 of a row's largest number, which is that of the largest input, or of normal numbers of the mean one."""
+    step is 1/127 of a row's largest number, that of the largest input, or of normal numbers of the mean one."""
     largest = max(seen.max(), 2 * np.log(len(seen) + 1) * seen.mean())
     return float(np.sqrt(largest * np.square(W).sum() / spectrum.energy / 12) / 127) if spectrum.energy else 0.0
 

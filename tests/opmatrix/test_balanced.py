@@ -62,7 +62,8 @@ def test_what_nothing_rounds_is_exact(inputs, rows):
     rng, each, outputs = np.random.default_rng(rows), orders(inputs), 70
     W, x = (rng.integers(-126, 127, shape).astype(np.float32) for shape in ((inputs, outputs), (rows, inputs)))
     W[rng.integers(0, inputs, outputs), np.arange(outputs)] = x[np.arange(rows), rng.integers(0, inputs, rows)] = 127
-    stored = BALANCED((inputs, outputs), (np.ones(inputs, np.float32), *FORMATS["int8"].declared.pack(W)), group=1 << 16)
+    arrays = np.ones(inputs, np.float32), *FORMATS["int8"].declared.pack(W)
+    stored = BALANCED((inputs, outputs), arrays, group=1 << 16)
     given = mixed(x.T).T / each
     assert np.array_equal(stored.matmul(given), x.astype(np.int64) @ W.astype(np.int64))
 
