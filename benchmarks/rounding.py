@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=count, default=15)
     given = parser.parse_args()
     named("formats", given.formats, FORMATS)
-    takes(15 + given.rounds * len(given.formats) / 10)
+    takes(6 + given.rounds * len(given.formats) / 10)
     rows = [*measured(given)]
     print(table([[name, ms(seconds), f"{share:.3f}", f"{100 * error:.3g} %", f"{size:.1f}"]
                  for name, seconds, share, _, error, size in rows],

@@ -80,7 +80,7 @@ class BalancedInt8(Format):
         """What is mixed has the mean square of its inputs, were they independent."""
         turn = balancing(spectrum.weight, np.sqrt(spectrum.squares)).astype(np.float64)
         seen = spectrum.squares * np.square(turn)
-        shared = [np.resize(part.mean(0), part.size) for part in grouped(filled(seen[:, None]))]
+        shared = [np.resize(part.mean(0), part.size) for part in mixing_groups(topped_up(seen[:, None]))]
         return row_rounding(spectrum, np.concatenate(shared), spectrum.weight / turn[:, None])
 
     @classmethod
@@ -109,12 +109,12 @@ def orders(inputs):
     return np.array(found)
 
 
-def filled(rows):
+def topped_up(rows):
     """Rows (n, m), and zeros up to whole steps."""
     return np.pad(rows, ((0, -len(rows) % STEP_INPUTS), (0, 0)))
 
 
-def grouped(rows):
+def mixing_groups(rows):
     """Views of rows that are mixed with one another: (order, 16, m)."""
     at, each = 0, orders(len(rows))
     while at < len(rows):
@@ -124,8 +124,8 @@ def grouped(rows):
 
 def mixed(rows):
     """H times rows (n, m), filled up: Walsh and Hadamard's sums and differences, in the kernel's order."""
-    found = filled(rows)
-    for part in grouped(found):
+    found = topped_up(rows)
+    for part in mixing_groups(found):
         order = len(part)
         for apart in (2 ** stage for stage in range(order.bit_length() - 1)):
             pairs = part.reshape(-1, 2, apart, *part.shape[1:])
