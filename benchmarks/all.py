@@ -63,6 +63,7 @@ BENCHMARKS = {
                           "How fast are products, on one core?"),
     "structured": Benchmark("--shapes 384x1536 --rows 128 --rounds 15", 8, "", 20, "What do blocks, N:M and low rank "
                                                                                    "of int8 save?"),
+    "rounding": Benchmark("--rounds 3 --workload 1x128", 6, "", 20, "How far off are weights that are all int8?"),
     "attention": Benchmark("--rounds 5 --widths 32", 8, "", 60, "How near is attention to a product?"),
     "masks": Benchmark("--lengths 1024 --rounds 5", 10, "", 45, "What do masks save, and are they priced so?"),
     "search": Benchmark("--layers 12 48 --rounds 3 --brief", 12, "", 90,

@@ -5,10 +5,10 @@ does not hold, nor one for Q4_1.
     ...]
         [--rounds 15] [--csv OUT]
 
-Calls are those of a recorded program: a kernel and its arguments, without Python's part of a step; all add a bias. Ours
-round rows of x on the way, the trial is given rounded ones. All take turns; figures are medians, `share` is ours over
-the trial's. FILE is a module, which is run, with `make_gemm(kind, epilogue)`, `pack`, `bf16` and `keep`. One processor
-is used, the last that is allowed."""
+Calls are those of a recorded program: a kernel and its arguments, without Python's part of a step, on rows that begin
+lines of memory; all add a bias. Ours round rows of x on the way, the trial is given rounded ones. All take turns;
+figures are medians, `share` is ours over the trial's. FILE is a module, which is run, with `make_gemm(kind, epilogue)`,
+`pack`, `bf16` and `keep`. One processor is used, the last that is allowed."""
 import argparse
 import os
 import time
@@ -97,7 +97,7 @@ def raced(kind, shape, sizes, trial, rounds):
     weight, peer = form.pack(form.fit(w)) if hasattr(form, "fit") else form.pack(w), theirs(kind, trial, w, bias)
     runs, alive = {}, []
     for rows in sizes:
-        x, out = rng.standard_normal((rows, n), np.float32), np.empty((rows, p), np.float32)
+        x, out = lined(rng.standard_normal((rows, n), np.float32)), lined(np.empty((rows, p), np.float32))
         weight.matmul(x, out, Epilogue(bias=bias))
         want, scale = out.copy(), abs(out).max()
         runs[rows, "ours"] = ours(weight, x, out, Epilogue(bias=bias), alive)
@@ -107,6 +107,14 @@ def raced(kind, shape, sizes, trial, rounds):
             if who == "trial" and kind != "int4": assert abs(found - want).max() < 2e-3 * scale, (kind, shape, rows)
     took = timed(runs, rounds)
     return [told(kind, shape, rows, took) for rows in sizes]
+
+
+def lined(array):
+    """A copy that begins a line of memory, as buffers of programs do, and the trial's."""
+    room = np.empty(array.nbytes + 64, np.uint8)
+    copy = room[-address(room) % 64:][:array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def told(kind, shape, rows, took):

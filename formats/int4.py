@@ -57,7 +57,7 @@ class Int4(Format):
     def reads(x): return by_row(x)
 
     @classmethod
-    def rounding(cls, spectrum, *, group=GROUP): return row_rounding(spectrum, 1.0)
+    def rounding(cls, spectrum, *, group=GROUP): return row_rounding(spectrum, spectrum.squares, spectrum.weight)
 
     @classmethod
     def choices(cls, inputs, outputs):

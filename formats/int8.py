@@ -59,7 +59,7 @@ class Int8(Format):
     def reads(x): return by_row(x)
 
     @classmethod
-    def rounding(cls, spectrum, *, group=COLUMN): return row_rounding(spectrum, 1.0)
+    def rounding(cls, spectrum, *, group=COLUMN): return row_rounding(spectrum, spectrum.squares, spectrum.weight)
 
     @classmethod
     def choices(cls, inputs, outputs):
@@ -69,10 +69,9 @@ class Int8(Format):
     def counts(cls, inputs, outputs, *, group=COLUMN): return {size: check_group("int8", group)}
 
 
-def row_rounding(spectrum, turn):
-    """The relative error of the output by rounding rows of x times factors of inputs (n,), as if independent: a step is
-    1/127 of a row's largest number, which is that of the largest input, or of normal numbers of the mean one."""
-    seen, W = spectrum.squares * np.square(turn), spectrum.weight / np.reshape(turn, (-1, 1))
+def row_rounding(spectrum, seen, W):
+    """The relative error of the output by rounding rows whose inputs have these squares, before W, as if independent: a
+    step is 1/127 of a row's largest number, that of the largest input, or of normal numbers of the mean one."""
     largest = max(seen.max(), 2 * np.log(len(seen) + 1) * seen.mean())
     return float(np.sqrt(largest * np.square(W).sum() / spectrum.energy / 12) / 127) if spectrum.energy else 0.0
 

@@ -1,5 +1,6 @@
-"""Bytes whose inputs are balanced: what is large in x for few inputs is taken to W (Xiao et al. 2022, SmoothQuant,
-arXiv:2211.10438, equation 4)."""
+"""Bytes of balanced and mixed inputs: what is large in x for few inputs is taken to W (Xiao et al. 2022, SmoothQuant,
+arXiv:2211.10438, equation 4), and what is left of it is spread over its neighbours by an orthogonal matrix (Ashkboos et
+al. 2024, QuaRot, arXiv:2404.00456)."""
 from types import MappingProxyType
 from typing import Self
 
@@ -9,19 +10,22 @@ from formats.core.arrays import ROUNDED_TOGETHER, as_matrix
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
 from formats.format import Format
-from formats.int8 import COLUMN, Int8, bound_error, by_row, row_rounding, unsound
+from formats.int8 import COLUMN, STEP_INPUTS, Int8, bound_error, by_row, row_rounding, unsound
 from formats.packed import Packed
 
-LARGEST = 2.0 ** 20                                          # of a factor, and one over the smallest
+LARGEST = 2.0 ** 20                                          # of what balances an input, and one over the smallest
+LANES, ORDERS = 16, (16, 8, 4)                               # inputs of a vector, and vectors that are mixed
 
 
 class BalancedInt8(Format):
-    """x @ W as (x * turn) @ (W / turn), by a factor of each input; W / turn in bytes as in int8.
+    """x @ W as ((x * factor) H) @ W', a factor of each input; W' = H (W / factor) over H² in bytes as in int8.
 
-    x * turn is rounded row by row on the way. A row of x has one scale, so an input that is far larger than the others
-    leaves them few steps. The factor of an input is the root of W's norm over x's, in which both have one norm; without
-    norms of x all are 1. `group`: as for int8."""
-    turn: f4[n]
+    (x * factor) H is rounded row by row on the way. A row of x has one scale, so numbers that are far larger than the
+    others leave them few steps. Where an input is large in every row, its factor helps: the root of W's norm over x's,
+    in which both have one norm; without norms of x all are equal. Where it is in some rows, H does, a Hadamard matrix
+    (sums and differences) of 16 inputs that lie 16 apart, or of 8 or 4 where no more are left; columns of W gain too.
+    `group`: as for int8."""
+    factor: f4[n]
     w: u1[64 * ceiling(n / 64) * 16 * ceiling(p / 16)]
     scale: f4[ceiling(n / size), p]
     unit = "int8"
@@ -33,45 +37,51 @@ class BalancedInt8(Format):
         """The nearest whole multiples of scales, in balance. scale: the norms of inputs, (n,)."""
         return BalancedInt8.approximate(W, group=group, scale=scale).unpack()
 
-    def pack(W, *, group=COLUMN): return np.ones(len(W), np.float32), *Int8.declared.pack(W, group=group)
+    def pack(W, *, group=COLUMN): return stored(W, np.ones(len(W)), group)
 
-    def unpack(shape, turn, w, scale, *, group):
-        return Int8.declared.unpack(shape, w, scale, group=group) * turn[:, None]
+    def unpack(shape, factor, w, scale, *, group):
+        return mixed(unpacked(shape, w, scale, group))[:shape[0]] * factor[:, None]
 
-    def kernel(x, turn, w, scale, out, epilogue, *, group):
+    def kernel(x, factor, w, scale, out, epilogue, *, group):
         from formats.kernels import product_balanced_bytes
-        product_balanced_bytes(x, turn, w, scale, group, out, epilogue)
+        product_balanced_bytes(x, factor, w, scale, group, out, epilogue)
 
     @classmethod
     def approximate(cls, W, *, group=COLUMN, scale=None) -> Self:
         """W (n, p) by norms of its inputs (n,): the factors that balance both, then bytes."""
         W = as_matrix(W, "balancedint8")
-        turn = np.ones(len(W), np.float32) if scale is None else balancing(W, scale)
-        return cls(W.shape, (turn, *Int8.declared.pack(W / turn[:, None], group=group)),
-                   group=group)
+        return cls(W.shape, stored(W, np.ones(len(W)) if scale is None else balancing(W, scale), group), group=group)
 
-    def turned(self, x): return np.asarray(x, np.float32) * self.turn
-    def reads(self, x): return by_row(self.turned(x)) / self.turn
+    def turned(self, x):
+        """x (T, n) in balance and mixed, (T, n filled up), by the kernel's float32 operations, one by one."""
+        return np.ascontiguousarray(mixed((np.asarray(x, np.float32) * self.factor).T).T)
+
+    def reads(self, x):
+        n = self.shape[0]
+        return mixed((by_row(self.turned(x)) / orders(n)).T)[:n].T / self.factor
 
     def operands(self, x):
-        """Both in balance."""
-        return by_row(self.turned(x)), Int8.declared.unpack(self.shape, self.w, self.scale, **self.remembered).astype(
-            np.float64)
+        """Both in balance, mixed."""
+        return by_row(self.turned(x)), unpacked(self.shape, self.w, self.scale, **self.remembered).astype(np.float64)
 
     def bound(self, x, operands=None):
         return bound_error(self.turned(x), *operands or self.operands(x), len(self.scale))
 
-    def tolerance(self, W): return 8 * 2.0 ** -24 * float(np.linalg.norm(W.astype(np.float64)))
+    def tolerance(self, W): return 16 * 2.0 ** -24 * float(np.linalg.norm(W.astype(np.float64)))
     def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
 
     def unsound(self):
-        if not ((self.turn >= 1 / LARGEST) & (self.turn <= LARGEST)).all():
-            return f"a factor is {self.turn.min()} or {self.turn.max()}, beyond {LARGEST:g} and its inverse"
+        if not ((self.factor >= 1 / LARGEST / ORDERS[0]) & (self.factor <= LARGEST)).all():
+            return f"a factor is {self.factor.min()} or {self.factor.max()}, beyond {LARGEST:g} and its inverse"
         return unsound("balancedint8", self.scale, self.remembered["group"])
 
     @classmethod
     def rounding(cls, spectrum, *, group=COLUMN):
-        return row_rounding(spectrum, balancing(spectrum.weight, np.sqrt(spectrum.squares)))
+        """What is mixed has the mean square of its inputs, were they independent."""
+        turn = balancing(spectrum.weight, np.sqrt(spectrum.squares)).astype(np.float64)
+        seen = spectrum.squares * np.square(turn)
+        shared = [np.resize(part.mean(0), part.size) for part in mixing_groups(topped_up(seen[:, None]))]
+        return row_rounding(spectrum, np.concatenate(shared), spectrum.weight / turn[:, None])
 
     @classmethod
     def choices(cls, inputs, outputs): return Int8.choices(inputs, outputs)
@@ -88,3 +98,49 @@ def balancing(W, scale):
     found = np.sqrt(np.divide(norms[0], norms[1], out=np.ones(len(W)), where=both))
     middle = np.exp(np.log(found[both]).mean()) if both.any() else 1.0
     return np.clip(np.where(both, found / middle, 1.0), 1 / LARGEST, LARGEST).astype(np.float32)
+
+
+def orders(inputs):
+    """The order of H where each input is mixed, those included that fill up whole steps."""
+    vectors, found = -(-inputs // STEP_INPUTS) * STEP_INPUTS // LANES, []
+    for order in ORDERS:
+        found += [order] * (vectors // order * order * LANES)
+        vectors %= order
+    return np.array(found)
+
+
+def topped_up(rows):
+    """Rows (n, m), and zeros up to whole steps."""
+    return np.pad(rows, ((0, -len(rows) % STEP_INPUTS), (0, 0)))
+
+
+def mixing_groups(rows):
+    """Views of rows that are mixed with one another: (order, 16, m)."""
+    at, each = 0, orders(len(rows))
+    while at < len(rows):
+        yield rows[at:at + LANES * each[at]].reshape(each[at], LANES, -1)
+        at += LANES * each[at]
+
+
+def mixed(rows):
+    """H times rows (n, m), filled up: Walsh and Hadamard's sums and differences, in the kernel's order."""
+    found = topped_up(rows)
+    for part in mixing_groups(found):
+        order = len(part)
+        for apart in (2 ** stage for stage in range(order.bit_length() - 1)):
+            pairs = part.reshape(-1, 2, apart, *part.shape[1:])
+            pairs[:, 0], pairs[:, 1] = pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]
+    return found
+
+
+def stored(W, balance, group):
+    """The arrays of W (n, p), whose inputs are balanced so. Factors make H a multiple of an orthogonal matrix, by which
+    no number grows beyond the largest of its group, so that none overflows."""
+    each = orders(len(W))
+    factor = (balance / np.sqrt(ORDERS[0] * each[:len(W)])).astype(np.float32)
+    return factor, *Int8.declared.pack(mixed(W / factor[:, None]) / each[:, None].astype(np.float32), group=group)
+
+
+def unpacked(shape, w, scale, group):
+    """W' (n filled up, p)."""
+    return Int8.declared.unpack((-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), w, scale, group=group)

@@ -21,7 +21,7 @@ from rewrites.compiler.lower import Method
 from rewrites.compiler.mixed import Mean
 from rewrites.compiler.price import Prices
 
-ERRORS_VERSION = 7                                          # of what is kept and how it is found
+ERRORS_VERSION = 8                                          # of what is kept and how it is found
 Measured = dict[str, list[Method]]                          # name of a constant to its methods with their errors
 
 

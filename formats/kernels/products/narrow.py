@@ -29,19 +29,20 @@ f4 = np.float32
 
 class Narrow(NamedTuple):
     """A weight of narrow numbers as kernels take it: the first for one row, the second for more. scale: (groups, p). n
-    is rounded up to units in w, p to 16; `per` numbers lie in one of w. turn: factors (n,) of the inputs of x."""
+    is rounded up to units in w, p to 16; `per` numbers lie in one of w. factors:
+    (n,) of the inputs of x in balance."""
     kernels: tuple[Kernel, Kernel]
     w: np.ndarray
     scale: np.ndarray | None
     group: int
     unit: int
     per: int = 1
-    turn: np.ndarray | None = None
+    factors: np.ndarray | None = None
 
     def described(self, n: int, p: int, rows: int) -> tuple[Record, int]:
         """The record that describes it, and the scratch that items of so many rows take. ValueError where it is not n
         by p."""
-        (_, w, scale, group, unit, per, turn) = self
+        (_, w, scale, group, unit, per, factors) = self
         depth, columns = -(-n // unit) * unit, -(-p // 16) * 16
         if w.size * per != depth * columns:
             raise ValueError(f"w: {w.size} numbers of {w.dtype} do not make panels of {depth} by {columns}")
@@ -51,17 +52,18 @@ class Narrow(NamedTuple):
         if (scale is not None and scale.shape != (groups, p)) or group % unit:
             raise ValueError(f"scale: expected one for each of {p} columns and groups of {group} in {n} inputs, a "
                              f"multiple of {unit}")
-        if turn is not None and turn.shape != (n,): raise ValueError(f"turn: {turn.shape} are no factors of {n} inputs")
+        if factors is not None and factors.shape != (n,):
+            raise ValueError(f"factors: {factors.shape} are none of {n} inputs")
         room = ((rows + ASIDE) * (span + 8 + 4 * groups) + 8 * ASIDE * PANEL + PANEL * (4 * groups + depth + 4)
-                + (0 if turn is None else 4 * n) + 256)
-        return filled(address(w), address(scale), depth, group, groups, span, address(turn)), room
+                + (0 if factors is None else 4 * depth) + 256)
+        return filled(address(w), address(scale), depth, group, groups, span, address(factors)), room
 
 
 def product_narrow(x: np.ndarray, weights: Sequence[Narrow], out: np.ndarray, epilogue: Any) -> np.ndarray:
     """out (T, p) = x (T, n) @ the weights, one after another, then the epilogue; what lies between two is float32, as
     many columns as the first has scales."""
     stored = {f"{name}{i}": array for i, each in enumerate(weights)
-              for name, array in (("w", each.w), ("scale", each.scale), ("turn", each.turn))
+              for name, array in (("w", each.w), ("scale", each.scale), ("factors", each.factors))
               if array is not None}
     check_product(x, None, None, out, **stored)
     T, workers = len(x), threads()
@@ -101,10 +103,11 @@ def product_int4(x: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int, ou
     return product_narrow(x, [weight], out, epilogue)
 
 
-def product_balanced_bytes(x: np.ndarray, turn: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int,
+def product_balanced_bytes(x: np.ndarray, factors: np.ndarray, w: np.ndarray, scale: np.ndarray, group: int,
                            out: np.ndarray, epilogue: Any = None) -> np.ndarray:
-    """The same of x times factors of its inputs (n,), float32, which are multiplied before rows are rounded."""
-    return product_narrow(x, [in_bytes(w, scale, group)._replace(turn=typed("turn", turn, f4))], out, epilogue)
+    """The same of x times factors of its inputs (n,), float32, and mixed (balancing.py), before rows are rounded."""
+    weight = in_bytes(w, scale, group)._replace(factors=typed("factors", factors, f4))
+    return product_narrow(x, [weight], out, epilogue)
 
 
 def in_bytes(w: np.ndarray, scale: np.ndarray, group: int) -> Narrow:

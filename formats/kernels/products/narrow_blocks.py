@@ -32,7 +32,7 @@ from formats.machine.threads import threads
 from .linear import LINEAR, check_product, linear_stages, split_work, tile, typed
 from .narrow_vectors import BAND, by_panels, round_rows, scales_at
 from .rounding import as_words
-from .tiles import emit_loop, offset_by, settle_sums
+from .tiles import emit_loop, joined_sums, offset_by, settle_sums
 
 TILE_INPUTS, TILE_OUTPUTS = 64, 16                           # inputs and outputs of a tile
 TILE_BYTES, LINE_BYTES = TILE_INPUTS * TILE_OUTPUTS, 64      # bytes of a tile, and of one of its words
@@ -71,12 +71,8 @@ def tiled(rows: int) -> Any:
                 _, w, *totals = emit_loop(builder, WORD(TILE_INPUTS // 4 // STEP), [begin, w, *totals], few_words)
                 return [w, *totals]
             _, *found = emit_loop(builder, count, [w, *[ir.Constant(VECTOR, None)] * (rows * chains)], one_tile)
-            whole = [builder.bitcast(each, WORDS) for each in found]
-            joined = whole[::chains]
-            for extra in range(1, chains):
-                joined = [builder.add(a, b) for a, b in zip(joined, whole[extra::chains], strict=True)]
-            each = settle_sums(builder, [builder.bitcast(total, VECTOR) for total in joined], None, 1, less, WORD(4),
-                               factors, scales)
+            joined = [joined_sums(builder, found[r * chains:(r + 1) * chains]) for r in range(rows)]
+            each = settle_sums(builder, joined, None, 1, less, WORD(4), factors, scales)
             for r, number in enumerate(each):
                 number = builder.fadd(number, load_vector(builder, bias))
                 number = builder.fadd(number, load_vector(builder, offset_by(builder, residual, further, r)))

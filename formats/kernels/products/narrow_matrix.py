@@ -106,13 +106,14 @@ if MATRIX:                                                   # others could not 
         lifts, far = scales + 4 * (high - low), False
         totals = lifts + 4 * (high - low)
         aside = totals + 4 * (high - low) * groups
-        wide = aside + (4 * c.n if w.turn else 0) + 64
+        wide = aside + (4 * w.depth if w.factors else 0) + 64
         wide -= wide % 64
         block = sums if groups == 1 else wide + PANEL * w.depth  # what the groups add up to
         shape_registers(sums + 4 * BAND * PANEL)
         for i in range(high - low):
-            scale, lift = round_bytes(balanced(c, low + i, w.turn, aside), c.n, row_of(x, i, w.span), w.depth,
-                                      1024, w.group, groups, totals + 4 * i * groups, middle)
+            at, n = balanced(c, low + i, w.depth, w.factors, aside)
+            scale, lift = round_bytes(at, n, row_of(x, i, w.span), w.depth, 1024, w.group, groups,
+                                      totals + 4 * i * groups, middle)
             floats(scales + 4 * i, 1)[0], floats(lifts + 4 * i, 1)[0] = scale, lift
             far |= lift != ONE
         for start in range(left, right, PANEL):

@@ -29,12 +29,14 @@ from formats.machine.threads import threads
 
 from .linear import LINEAR, check_product, linear_stages, split_work, tile, typed
 from .narrow_vectors import BAND, by_panels, round_rows, scales_at
-from .tiles import emit_loop, offset_by, settle_sums, vector_fours
+from .tiles import emit_loop, joined_sums, settle_sums, vector_fours
 
 # idx: bits of the places; depth, group, groups, span: as for dense bytes; kept: numbers of every four
 PRUNED = np.dtype(words("w scale depth group groups span idx kept"))
 EXPANDS = "+avx512vbmi2" in FEATURES                         # an instruction that puts bytes where bits are set
 PLACE_BYTES, LINE_BYTES = 8, 64                              # bytes of the places of a vector, and of the vector
+STEP, CHAINS = 8, 4                                          # words that a row takes at a time, their places a line of
+                                                             # memory; sums of it
 FEW = 1, 2                                                   # numbers of every four that are kept
 OFFSET = 128                                                 # what was added to W: the byte of what is not kept
 
@@ -70,27 +72,29 @@ def expanded(builder, bits, numbers, kept):
     return all_
 
 
-def one_row(kept: int, across: int) -> Any:
-    """An intrinsic: sums of a row by 16 outputs times across, of so many words; panels of 16 outputs lie one after
-    another, bits and numbers apart."""
+def one_row(kept: int) -> Any:
+    """An intrinsic: sums of a row by 16 outputs, of so many words, whole steps; panels of 16 outputs lie one after
+    another, bits and numbers apart, so that both are read as they lie in memory."""
     @intrinsic
     def sums(typing, x, w, idx, words, y, bias, residual, less, factors, scales):
         def code(context, builder, signature, values):
             x, w, idx, words, y, bias, residual, less, factors, scales = values
             def step(_, values):
                 x, w, idx, *totals = values
-                factor = everywhere(builder, builder.load(pointer_at(builder, x, 0, LANE)))
-                for v in range(across):
-                    bits = offset_by(builder, idx, builder.mul(words, WORD(PLACE_BYTES)), v)
-                    numbers = offset_by(builder, w, builder.mul(words, WORD(LANES * kept)), v)
-                    for each in (bits, numbers): ask_line(builder, builder.add(each, WORD(AHEAD)))
-                    totals[v] = add_fours(builder, totals[v], factor, expanded(builder, bits, numbers, kept))
-                return [builder.add(x, WORD(4)), builder.add(w, WORD(LANES * kept)),
-                        builder.add(idx, WORD(PLACE_BYTES)), *totals]
-            _, _, _, *found = emit_loop(builder, words, [x, w, idx, *[ir.Constant(VECTOR, None)] * across], step)
-            for v, number in enumerate(settle_sums(builder, found, None, across, less, WORD(4), factors, scales)):
-                for more in (bias, residual): number = builder.fadd(number, load_vector(builder, more, 64 * v))
-                put(builder, number, y, 64 * v)
+                for start, bytes_ in ((idx, PLACE_BYTES * STEP), (w, LANES * kept * STEP)):
+                    for line in range(0, bytes_, LINE_BYTES): ask_line(builder, builder.add(start, WORD(AHEAD + line)))
+                for i in range(STEP):
+                    bits, numbers = builder.add(idx, WORD(PLACE_BYTES * i)), builder.add(w, WORD(LANES * kept * i))
+                    factor = everywhere(builder, builder.load(pointer_at(builder, x, 4 * i, LANE)))
+                    totals[i % CHAINS] = add_fours(builder, totals[i % CHAINS], factor,
+                                                   expanded(builder, bits, numbers, kept))
+                return [builder.add(x, WORD(4 * STEP)), builder.add(w, WORD(LANES * kept * STEP)),
+                        builder.add(idx, WORD(PLACE_BYTES * STEP)), *totals]
+            _, _, _, *found = emit_loop(builder, builder.udiv(words, WORD(STEP)),
+                                        [x, w, idx, *[ir.Constant(VECTOR, None)] * CHAINS], step)
+            [number] = settle_sums(builder, [joined_sums(builder, found)], None, 1, less, WORD(4), factors, scales)
+            for more in (bias, residual): number = builder.fadd(number, load_vector(builder, more))
+            put(builder, number, y)
             return context.get_dummy_value()
         return types.void(*[types.int64] * 10), code
     return sums
@@ -115,16 +119,13 @@ def expanding(kept: int) -> Any:
 
 def by_kept(kept: int) -> Any:
     """Functions: a row against a panel, and the panel to scratch."""
-    wide, narrow, expand = one_row(kept, PANEL // LANES), one_row(kept, 1), expanding(kept)
+    some, expand = one_row(kept), expanding(kept)
 
     @njit(**HELPER)
     def single(x, val, idx, words, columns, y, bias, residual, less, factors, scales):
-        if columns == PANEL: wide(x, val, idx, words, y, bias, residual, less, factors, scales)
-        else:
-            for j in range(0, columns, LANES):
-                narrow(x, val + kept * words * j, idx + words * j // 2, words, y + 4 * j, bias + 4 * j,
-                       residual + 4 * j, less, factors,
-                       scales + 4 * j)
+        for j in range(0, columns, LANES):
+            some(x, val + kept * words * j, idx + words * j // 2, words, y + 4 * j, bias + 4 * j, residual + 4 * j,
+                 less, factors, scales + 4 * j)
     return single, expand
 
 

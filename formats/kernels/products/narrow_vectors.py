@@ -9,15 +9,16 @@ from formats.kernels.engine.launch import words
 from formats.kernels.engine.memory import floats, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.vectors import zeros
-from formats.kernels.rows.following import combine, finish_rows, finish_sums, move_block, pointwise_sums, sums_at
+from formats.kernels.rows.following import finish_rows, finish_sums, move_block, pointwise_sums, sums_at
 
+from .balancing import mix_row
 from .linear import LINEAR, tile
 from .rounding import ONE, round_bytes, round_halves
 from .tiles import TALLEST_TILE, grouped_eights, grouped_fours, vector_fours, vector_pairs
 
 # depth: numbers of a row of W, whole steps of 64 bytes; group: those that share a scale, of which there are groups;
-# span: bytes of a converted row; turn: factors of inputs, 0 where there are none
-NARROW = np.dtype(words("w scale depth group groups span turn"))
+# span: bytes of a converted row; factors: of inputs in balance, 0 where there are none
+NARROW = np.dtype(words("w scale depth group groups span factors"))
 BAND = 4 * TALLEST_TILE                                      # rows that meet a panel one after another, while it is in
                                                              # cache
 
@@ -85,23 +86,23 @@ def halves(item, worker, arguments):
 
 
 @njit(forceinline=True, **HELPER)
-def balanced(c, low, turn, aside):
-    """A row of x, times factors of its inputs in balance, which then lies aside."""
-    at = c.x + 4 * low * c.along
-    if not turn: return at
-    combine(at, aside, c.n, turn, 0, 0)
-    return aside
+def balanced(c, row, depth, factors, aside):
+    """Where a row of x lies, and its numbers; in balance where inputs have factors, which then lies aside."""
+    at = c.x + 4 * row * c.along
+    if not factors: return at, c.n
+    mix_row(at, c.n, factors, aside, depth)
+    return aside, depth
 
 
 @njit(forceinline=True, **HELPER)
-def round_rows(c, w, low, rows, x, scales, lifts, totals, middle, beside, turn, aside):
+def round_rows(c, w, low, rows, x, scales, lifts, totals, middle, beside, factors, aside):
     """The rows of an item as bytes at x, so many beside each other in pieces of 64 bytes, their scales and lifts (see
-    LIFT), and what each group adds up to, times middle; whether any is lifted. turn, aside: see `balanced`."""
+    LIFT), and what each group adds up to, times middle; whether any is lifted. factors, aside: see `balanced`."""
     far = False
     for i in range(rows):
         to = x + i // beside * beside * w.span + i % beside * 64
-        scale, lift = round_bytes(balanced(c, low + i, turn, aside), c.n, to, w.depth, 64 * beside, w.group, w.groups,
-                                  totals + 4 * i * w.groups, middle)
+        at, n = balanced(c, low + i, w.depth, factors, aside)
+        scale, lift = round_bytes(at, n, to, w.depth, 64 * beside, w.group, w.groups, totals + 4 * i * w.groups, middle)
         floats(scales + 4 * i, 1)[0], floats(lifts + 4 * i, 1)[0] = scale, lift
         far |= lift != ONE
     return far
@@ -121,9 +122,9 @@ def bytes_by_vectors(whole, grouped, per, middle, item, worker, arguments):
     lifts = scales + 4 * rows
     totals = lifts + 4 * rows
     aside = totals + 4 * rows * groups
-    far = round_rows(c, w, low, rows, x, scales, lifts, totals, middle, 1, w.turn, aside)
+    far = round_rows(c, w, low, rows, x, scales, lifts, totals, middle, 1, w.factors, aside)
     how, size = (totals, scales, w.scale, 4 * c.p, groups, w.group // 4), w.depth * 4 // per
-    words = (c.n + 3) // 4 if per == 4 else w.depth // 4     # what fills x up is zero
+    words = (c.n + 3) // 4 if per == 4 and not w.factors else w.depth // 4     # what fills x up is zero
     if groups == 1: by_panels(whole, scales_at, c, w, item, x, size, words, how, far, lifts, block, edge)
     else: by_panels(grouped, scales_at, c, w, item, x, size, words, how, far, lifts, block, edge)
 

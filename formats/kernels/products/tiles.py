@@ -4,6 +4,7 @@ One generator makes them all, loops included, so that sums never pass through me
 in whichever tile it is, so its bits depend on no tile. A product of words takes up to six cycles and two begin in each
 (Zen 5), so at least twelve sums must be on their way."""
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, NamedTuple
 
 from formats.kernels.engine.compiled import HELPER
@@ -89,6 +90,12 @@ def accumulate(builder, kind, rows, across, x, along, w, apart, beside, steps):
     x, w, *sums = emit_loop(builder, builder.udiv(steps, WORD(kind.deep)),
                             [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)], step)
     return x, w, sums
+
+
+def joined_sums(builder, sums):
+    """The sum of whole numbers whose bits some vectors hold."""
+    whole = [builder.bitcast(each, WORDS) for each in sums]
+    return builder.bitcast(reduce(builder.add, whole), VECTOR)
 
 
 def settle_sums(builder, sums, numbers, across, less, apart, factors, scales):

@@ -1,0 +1,59 @@
+"""Rows of x times factors of their inputs, then mixed: vectors that lie side by side become their sums and differences
+by a Hadamard matrix, so that what a few inputs hold is spread over 16 times as many (Ashkboos et al. 2024, QuaRot,
+arXiv:2404.00456, section 4).
+
+Sums of vectors need no shuffles, and each is one float32 operation, so that numpy computes the same bits
+(formats/pairs/balancedint8.py)."""
+from typing import Any
+
+from formats.kernels.engine.compiled import HELPER
+from formats.kernels.engine.native import intrinsic, njit, types
+from formats.kernels.engine.vectors import LANES, load_vector, put
+
+ORDERS = 16, 8, 4                                            # vectors of a group, the most that fit; a row has whole
+                                                             # fours
+
+
+def mixing(order: int) -> Any:
+    """An intrinsic: so many vectors at x times those at factors, mixed, to an address. With lanes, so many numbers are
+    read, and zeros."""
+    @intrinsic
+    def mix(typing, x, factors, to, lanes):
+        def code(context, builder, signature, values):
+            x, factors, to, left = values
+            def each(address, v):
+                some = None if lanes == types.none else builder.sub(left, left.type(LANES * v))
+                return load_vector(builder, address, 64 * v, some)
+            found = [builder.fmul(each(x, v), each(factors, v)) for v in range(order)]
+            for apart in (2 ** stage for stage in range(order.bit_length() - 1)):
+                for v in (v for v in range(order) if not v & apart):
+                    a, b = found[v], found[v + apart]
+                    found[v], found[v + apart] = builder.fadd(a, b), builder.fsub(a, b)
+            for v, vector in enumerate(found): put(builder, vector, to, 64 * v)
+            return context.get_dummy_value()
+        return types.void(types.int64, types.int64, types.int64, lanes), code
+    return mix
+
+
+def by_order(order: int) -> Any:
+    """A function: as many groups of so many vectors as fit before depth, from an input on; where the next begins."""
+    mix, width = mixing(order), LANES * order
+
+    @njit(**HELPER)
+    def groups(x, n, factors, to, start, depth):
+        while start + width <= depth:
+            at = 4 * start
+            if start + width <= n: mix(x + at, factors + at, to + at, None)
+            else: mix(x + at, factors + at, to + at, n - start)
+            start += width
+        return start
+    return groups
+
+
+sixteens, eights, fours = map(by_order, ORDERS)
+
+
+@njit(**HELPER)
+def mix_row(x, n, factors, to, depth):
+    """n float32 at x in balance, mixed, to an address; zeros follow them up to depth, a multiple of 64."""
+    fours(x, n, factors, to, eights(x, n, factors, to, sixteens(x, n, factors, to, 0, depth), depth), depth)
