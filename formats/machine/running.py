@@ -4,6 +4,7 @@ memory, as it does in a program that others ran since, and what a kernel reads w
 core."""
 import time
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -63,12 +64,17 @@ class Inside:
 def inside(cases: Sequence[Case], memory: Bytes, apart: bool, seconds: float,
            progress: Callable[..., None] = lambda *_: None
            ) -> tuple[Measurements, float]:
-    """The lower eighth of all rounds of each case, of which there are three at least: what else the machine does only
-    ever adds; and of what a run takes beside its kernels: until they begin, and the first of them more than it takes
+    """The median of all rounds of each case, of which there are three at least, as programs are judged by medians; and
+    of what a run takes beside its kernels the lower eighth: until they begin, and the first of them more than it takes
     later, as all caches have forgotten what it needs. `seconds`: after these no more rounds are begun."""
+    from formats.kernels.engine.compiled import walk_compiled
+    from formats.kernels.engine.pool import end_workers, launch_items, worker_loop
+    from formats.kernels.engine.replay import conduct, replay
     order = np.random.default_rng(1).permutation(len(cases))
     parts = [order[at:at + SCRIPT_CASES] for at in range(0, len(order), SCRIPT_CASES)]
-    scripts = [Inside([cases[0], cases[0], *(cases[i] for i in part)], memory, apart) for part in parts]
+    scripts = walk_compiled(lambda: [Inside([cases[0], cases[0], *(cases[i] for i in part)], memory, apart)
+                                     for part in parts], replay, conduct, launch_items, worker_loop, end_workers,
+                            progress=lambda name, _: progress(f"compiled {name}"))
     taken: list[list[float]] = [[] for _ in cases]
     starts: list[float] = []
     end = time.perf_counter() + seconds
@@ -80,7 +86,7 @@ def inside(cases: Sequence[Case], memory: Bytes, apart: bool, seconds: float,
             starts.append(1e-9 * float(beside + first - again))
             for i, each in zip(part, every, strict=True): taken[i].append(1e-9 * float(each))
         progress(done + 2, MAX_ROUNDS + 1)
-    return ([(kernel, sizes, quantile(each, EIGHTH)) for (kernel, sizes, _), each in zip(cases, taken, strict=True)],
+    return ([(kernel, sizes, median(each)) for (kernel, sizes, _), each in zip(cases, taken, strict=True)],
             quantile(starts, EIGHTH))
 
 
