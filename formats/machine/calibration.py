@@ -20,7 +20,7 @@ from formats.machine.peaks import vector_rate
 from formats.machine.predictor import fitted
 from formats.machine.prices import ALL_PRICES, EPILOGUE, LATER, NARROW_SUFFIX, PRICES, price, staged
 from formats.machine.quiet import Watch, timed
-from formats.machine.running import Case, Measurements, allocate_both, inside
+from formats.machine.running import BEGINNINGS, Case, Measurements, allocate_both, forgotten, inside
 from formats.machine.threads import threads
 
 MIN_SECONDS = 5e-12                                         # seconds a number: nothing is free, whatever the noise says
@@ -271,7 +271,8 @@ def calibrate(progress: Callable[..., None] = lambda *_: None, whole: bool = Fal
     if threads() > 1: watch.speedup = (rate := vector_rate()).all / rate.one
     inside_plan = INSIDE_FULL if full else INSIDE
     ways = {way: in_runs(way, progress, inside_plan, names) if whole else Rates({}) for way in WAYS if clock()}
-    return Machine(**vars(found) | {"cold": max(0.0, quantile(firsts, 0.5))}, **here(), ways=ways, busy=watch.seen())
+    cold = max(0.0, quantile(firsts, 0.5)) if firsts else 0.0
+    return Machine(**vars(found) | {"cold": cold}, **here(), ways=ways, busy=watch.seen())
 
 
 def called(names: Collection[str], plan: Effort, numbers: Numbers, progress: Callable[..., None], seconds: float,
@@ -303,12 +304,13 @@ def in_runs(way: str, progress: Callable[..., None], plan: Effort, names: Collec
     cases = [*others(REPLAYED, numbers, [name for name in names if price(name).recorded]),
              *products(formats_of(names), plan, numbers),
              *(case for form in RIDDEN if rides for case in riding(numbers, form))]
-    rows, start = inside(cases, numbers.memory, way == WAYS[0], plan.seconds, progress)
-    workers = threads() if way == "together" else 1
+    rows = inside(cases, numbers.memory, way == WAYS[0], plan.seconds, progress)
+    workers, sentences = (1, threads()) if way == WAYS[0] else (threads(), 1)
     rates = rated([(kernel, even(kernel, sizes, workers), taken) for kernel, sizes, taken in rows
                    if kernel in ALL_PRICES])
     ridden = along(rates, lambda form: slopes(rows, form)) if rides else {}
-    return replace(rates, coefficients=rates.coefficients | ridden, start=max(start, 0.0))
+    start = sum(forgotten(begun(sentences)) for begun in BEGINNINGS) if rides else 0.0
+    return replace(rates, coefficients=rates.coefficients | ridden, start=start)
 
 
 def calibrate_more(names: Collection[str], way: str, progress: Callable[..., None] = lambda *_: None) -> Machine:

@@ -23,7 +23,6 @@ from . import objects
 from .compiled import FUNCTIONS, OPTIONS, UNFORKED, Function
 from .native import COMPILES, FEATURES, NAME, cfunc, llvm
 
-CALLED_FROM_C = "cfunc."                                     # how numba calls what C may call
 LINES = 30                                                   # of what a process said before it failed
 
 
@@ -93,7 +92,7 @@ def main(directory: str, spare: str, claims: str, *names: str) -> None:
     """Compile what nobody else has claimed yet, into a directory, or a spare one where that cannot keep it."""
     answers = os.dup(1)
     os.dup2(2, 1)                                            # what modules print is no answer
-    leave_unfinished()
+    leave_unemitted()
     for each in names:
         module, name = each.split(":")
         try: (Path(claims) / name).touch(exist_ok=False)
@@ -106,25 +105,20 @@ def main(directory: str, spare: str, claims: str, *names: str) -> None:
         os.write(answers, f"{name} {time.perf_counter() - begun:.3f} {unkept}\n".encode())
 
 
-def leave_unfinished() -> None:
-    """From now on numba neither optimises nor makes machine code of a helper by itself: it only becomes part of
-    kernels, each of which is optimised as a whole and whose code `compile_to` makes (half of the time otherwise). What
-    numba has made stays in use until the process ends, so nothing looks for garbage (a tenth)."""
+def leave_unemitted() -> None:
+    """From now on numba makes no machine code: a helper only becomes part of kernels, and that of a kernel is made
+    once, by `compile_to`. What numba has made stays in use until the process ends, so nothing looks for garbage."""
     from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 
-    class Unfinished(JITCodeLibrary):
-        """A module that is linked into others, and has no address."""
-
-        def _optimize_final_module(self) -> None:
-            if any(each.name.startswith(CALLED_FROM_C) for each in self._final_module.functions):
-                super()._optimize_final_module()
+    class Unemitted(JITCodeLibrary):
+        """A module that is linked and optimised, and has no address."""
 
         def _finalize_specific(self) -> None: pass
 
         def get_pointer_to_function(self, name: str) -> int:
             self._ensure_finalized()
             return 0
-    JITCPUCodegen._library_class = Unfinished
+    JITCPUCodegen._library_class = Unemitted
     for unneeded in ("_add_module", "set_env"): setattr(JITCPUCodegen, unneeded, lambda *_: None)
     gc.disable()
 
