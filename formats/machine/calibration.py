@@ -267,7 +267,7 @@ def calibrate(progress: Callable[..., None] = lambda *_: None, whole: bool = Fal
     if whole: kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
     firsts: list[float] = []
     # of what is never recorded Python is the most, and calls differ on a quiet machine, too
-    found = called(names, plan, numbers, progress, plan.seconds, watch if whole else None, firsts, blas)
+    found = by_calls(names, plan, numbers, progress, plan.seconds, watch if whole else None, firsts, blas)
     if threads() > 1: watch.speedup = (rate := vector_rate()).all / rate.one
     inside_plan = INSIDE_FULL if full else INSIDE
     ways = {way: in_runs(way, progress, inside_plan, names) if whole else Rates({}) for way in WAYS if clock()}
@@ -275,8 +275,8 @@ def calibrate(progress: Callable[..., None] = lambda *_: None, whole: bool = Fal
     return Machine(**vars(found) | {"cold": cold}, **here(), ways=ways, busy=watch.seen())
 
 
-def called(names: Collection[str], plan: Effort, numbers: Numbers, progress: Callable[..., None], seconds: float,
-           watch: Watch | None = None, firsts: list[float] | None = None, blas: bool = False) -> Rates:
+def by_calls(names: Collection[str], plan: Effort, numbers: Numbers, progress: Callable[..., None], seconds: float,
+             watch: Watch | None = None, firsts: list[float] | None = None, blas: bool = False) -> Rates:
     """The rates of calls from Python, of these kernels, and of stages behind products where they are among them."""
     cases = [*products(formats_of(names), plan, numbers), *(by_numpy(plan, numbers) if blas else ()),
              *others(GRID, numbers, names)]
@@ -318,5 +318,5 @@ def calibrate_more(names: Collection[str], way: str, progress: Callable[..., Non
     taken."""
     watch = Watch()
     if way != CALLED: return Machine({}, **here(), ways={way: in_runs(way, progress, INSIDE, names)}, busy=watch.seen())
-    rates = called(names, QUICK, Numbers(), progress, MORE * (1 + len(formats_of(names)) / 4), watch)
+    rates = by_calls(names, QUICK, Numbers(), progress, MORE * (1 + len(formats_of(names)) / 4), watch)
     return Machine(**vars(rates), **here(), busy=watch.seen())
