@@ -10,9 +10,11 @@ import sys
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 
-MOVED = {"formats.machine.model": "formats.machine", "rewrites.derivations.schedules": "rewrites.schedules",
+MOVED = {"formats.machine.model": "formats.machine", "formats.machine.calibration": "formats.calibration",
+         "rewrites.derivations.schedules": "rewrites.schedules",
          "rewrites.derivations.stages": "rewrites.stages"}        # where they were before 0.8
 
 
@@ -41,10 +43,11 @@ def unusable(file):
 
 
 def calibrate():
-    """Takes a quick calibration, and says where it is kept. It is not marked as taken while busy, or one side would
-    take it anew."""
-    model = module("formats.machine.model")
-    if getattr(machine := model.this_machine(), "busy", ""): replace(machine, busy="").save(model.machine_file())
+    """Takes a quick calibration, whole, and says where it is kept. It is not marked as taken while busy, or one side
+    would take it anew."""
+    model, measure = module("formats.machine.model"), module("formats.machine.calibration").calibrate
+    machine = measure(whole=True) if "whole" in signature(measure).parameters else model.this_machine()
+    (replace(machine, busy="") if hasattr(machine, "busy") else machine).save(model.machine_file())
     return str(model.machine_file())
 
 

@@ -3,7 +3,7 @@ import numpy as np
 
 from formats.core.arrays import ROUNDED_TOGETHER, FormatError, as_matrix, multiply_sizes
 from formats.core.epilogue import gamma
-from formats.core.layout import TILE, Panelled, deepened, panels, unpanelled
+from formats.core.layout import PANEL, TILE, Panelled, deepened, panels, unpanelled
 from formats.core.sizes import T, ceiling, n, p, u2
 
 from .format import Format
@@ -21,6 +21,7 @@ class BF16(Format):
     w: u2[32 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     unit, rough = "bf16", True
     panelled = Panelled(TILE, 2, STEP_INPUTS)
+    portion = PANEL
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n
 

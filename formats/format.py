@@ -88,6 +88,7 @@ class Format:
     rounds: ClassVar[bool] = False                           # whether its kernel rounds x, too, as `reads` says
     parameters: ClassVar[dict[str, Any]] = {}
     together: ClassVar[int] = 1                              # weights in one of its narrowest numbers
+    portion: ClassVar[int] = 16                              # outputs that a thread takes at a time
     proposed: ClassVar[bool] = True                          # to whoever asks what a weight may be stored in
     common: ClassVar[bool] = True                            # whether it is unasked: others are timed when first met
     filed: ClassVar[bool] = False                            # whether files store weights so: searches keep these so

@@ -3,7 +3,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from formats.core.layout import TILE, Panelled, deepened, panels, unpanelled
+from formats.core.layout import PANEL, TILE, Panelled, deepened, panels, unpanelled
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
 
@@ -24,6 +24,7 @@ class Int4(Format):
     scale: f4[ceiling(n / size), p]
     unit, common = "int4", False
     panelled = Panelled(TILE, 4, STEP_INPUTS, halves=True)
+    portion = PANEL
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n, T * p * ceiling(n / size)
     together = 2

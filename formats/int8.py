@@ -5,7 +5,7 @@ import numpy as np
 
 from formats.core.arrays import ROUNDED_TOGETHER, FormatError, multiply_sizes
 from formats.core.epilogue import gamma
-from formats.core.layout import TILE, Panelled, deepened, panels, unpanelled
+from formats.core.layout import PANEL, TILE, Panelled, deepened, panels, unpanelled
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
 
@@ -29,6 +29,7 @@ class Int8(Format):
     scale: f4[ceiling(n / size), p]
     unit = "int8"
     panelled = Panelled(TILE, 4, STEP_INPUTS)
+    portion = PANEL
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n, T * p * ceiling(n / size)
     named = MappingProxyType({"group": size})

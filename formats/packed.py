@@ -1,6 +1,6 @@
 """Packed: float32 in the order in which a kernel reads it."""
 
-from formats.core.layout import Panelled, panels, unpanelled
+from formats.core.layout import PANEL, Panelled, panels, unpanelled
 from formats.core.sizes import T, ceiling, f4, n, p
 
 from .format import Format
@@ -15,6 +15,7 @@ class Packed(Format):
     plain, proposed = True, False                            # it is as exact as dense
     unit = "float32"
     panelled = Panelled()
+    portion = PANEL
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p)
 

@@ -2,7 +2,7 @@
 import numpy as np
 
 from formats.core.arrays import FormatError
-from formats.core.layout import panels, unpanelled
+from formats.core.layout import PANEL, panels, unpanelled
 from formats.core.sizes import T, ceiling, f2, n, p, u4
 
 from .format import Format
@@ -21,6 +21,7 @@ class Q4_1(Format):
     w: u4[4 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     scale: f2[2 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     proposed, filed = False, True
+    portion = PANEL
     unit = "float32"
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p)

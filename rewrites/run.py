@@ -103,7 +103,8 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
         raise InputError(f"remove: {', '.join(remove)}: a model of several outputs, {', '.join(outputs(operator))}, "
                          "has no smaller ones: leave it out, or give one operator")
     if machine is None:
-        with report.phase("machine") as progress: machine = calibrated(progress)
+        with report.phase("machine") as progress:
+            machine = calibrated(progress, *(batch for _, batch in workload.shares))
     run = Run(operator, workload, machine, laws, report, meta, approximations=approximations, number_type=number_type)
     return pursue(run, asked, error, memory, remove, calibrate, rounds)
 

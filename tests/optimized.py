@@ -40,7 +40,7 @@ def optimized(place):
         return found[-1]
     arguments = [model, "--text", lines, "--error", "0.2", "--out", place / "out", "--json", place / "found.json"]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
-        patch.setattr(run, "calibrated", lambda progress: standin.machine())
+        patch.setattr(run, "calibrated", lambda progress, *batches: standin.machine())
         patch.setattr(run, "optimize", noted)
         patch.setattr(sys, "argv", ["opmatrix", "optimize", *map(str, arguments)])
         cli.main()

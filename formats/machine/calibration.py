@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from formats import FORMATS, Format, FormatError
+from formats import FORMATS, Format, FormatError, kernels
 from formats.core.epilogue import Epilogue
+from formats.kernels.engine.replay import clock
 from formats.machine.features import count_uncached, even, quantile, weigh_format
-from formats.machine.model import WAYS, Machine, Rates, evaluate_features, here
+from formats.machine.model import CALLED, WAYS, Machine, Rates, evaluate_features, here
 from formats.machine.peaks import vector_rate
 from formats.machine.predictor import fitted
-from formats.machine.prices import ALL_PRICES, EPILOGUE, LATER, NARROW_SUFFIX, OPTIONAL, PRICES, price, staged
+from formats.machine.prices import ALL_PRICES, EPILOGUE, LATER, NARROW_SUFFIX, PRICES, price, staged
 from formats.machine.quiet import Watch, timed
-from formats.machine.running import Case, Measurements, allocate_both, inside
+from formats.machine.running import BEGINNINGS, Case, Measurements, allocate_both, forgotten, inside
 from formats.machine.threads import threads
 
 MIN_SECONDS = 5e-12                                         # seconds a number: nothing is free, whatever the noise says
@@ -254,25 +255,34 @@ def rated(rows: Measurements) -> Rates:
                    interval={kernel: each.alone for kernel, each in corrections.items()})
 
 
-def calibrate(progress: Callable[..., None] = lambda *_: None, full: bool = False, blas: bool = False) -> Machine:
-    """Measures this machine, in 24 seconds at most, or full, in a minute and a half, with what is else timed when a
-    search first meets it; kernels are compiled, or read from the cache, first. With `blas` also float32 products by
-    numpy, which nothing but `formats.select` asks for. What is taken on a busy machine is marked so."""
-    from formats import kernels
-    kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
+def calibrate(progress: Callable[..., None] = lambda *_: None, whole: bool = False, full: bool = False,
+              blas: bool = False) -> Machine:
+    """Begins to measure this machine: what is never recorded, so always called from Python; all else is measured when
+    somebody first asks for it. Or measures it whole, in 24 seconds at most, or full, with what searches seldom ask for,
+    in a minute and a half. With `blas` also float32 products by numpy, which nothing but `formats.select` asks for.
+    What is taken on a busy machine is marked so."""
     numbers, plan, watch = Numbers(), FULL if full else QUICK, Watch()
-    names = [*PRICES, *(LATER if full else ())]
-    cases = [*products(formats_of(names), plan, numbers), *(by_numpy(plan, numbers) if blas else ()),
-             *others(GRID, numbers)]
+    whole = whole or full or not clock()
+    names = [name for name, each in PRICES.items() if whole or not each.recorded] + [*(LATER if full else ())]
+    if whole: kernels.warm(progress=lambda name, seconds: progress(f"compiled {name}"))
     firsts: list[float] = []
-    plain = rated(measured(cases, progress, plan.seconds, watch, firsts))
-    coefficients = plain.coefficients | along(plain, lambda form: fused(numbers, form))
-    known = [*names, *(OPTIONAL if blas else ())]
+    # of what is never recorded Python is the most, and calls differ on a quiet machine, too
+    found = by_calls(names, plan, numbers, progress, plan.seconds, watch if whole else None, firsts, blas)
     if threads() > 1: watch.speedup = (rate := vector_rate()).all / rate.one
-    ways = in_runs(progress, INSIDE_FULL if full else INSIDE, names, behind=RIDDEN)
-    return Machine({kernel: coefficients[kernel] for kernel in known}, plain.interval, plain.corrections, plain.one_row,
-                   plain.far,
-                   cold=max(0.0, quantile(firsts, 0.5)) if firsts else 0.0, **here(), ways=ways, busy=watch.seen())
+    inside_plan = INSIDE_FULL if full else INSIDE
+    ways = {way: in_runs(way, progress, inside_plan, names) if whole else Rates({}) for way in WAYS if clock()}
+    cold = max(0.0, quantile(firsts, 0.5)) if firsts else 0.0
+    return Machine(**vars(found) | {"cold": cold}, **here(), ways=ways, busy=watch.seen())
+
+
+def by_calls(names: Collection[str], plan: Effort, numbers: Numbers, progress: Callable[..., None], seconds: float,
+             watch: Watch | None = None, firsts: list[float] | None = None, blas: bool = False) -> Rates:
+    """The rates of calls from Python, of these kernels, and of stages behind products where they are among them."""
+    cases = [*products(formats_of(names), plan, numbers), *(by_numpy(plan, numbers) if blas else ()),
+             *others(GRID, numbers, names)]
+    rates = rated(measured(cases, progress, seconds, watch, firsts))
+    if not any(price(name).rides for name in names): return rates
+    return replace(rates, coefficients=rates.coefficients | along(rates, lambda form: fused(numbers, form)))
 
 
 def along(rates: Rates, added: Callable[[str], dict[str, float]]) -> dict[str, list[float]]:
@@ -287,29 +297,26 @@ def formats_of(names: Iterable[str]) -> list[str]:
     return [price(name).product for name in names if price(name).product]
 
 
-def in_runs(progress: Callable[..., None], plan: Effort, names: Iterable[str],
-            behind: Collection[str] = ()) -> dict[str, Rates]:
-    """The rates of these kernels inside runs, and of stages behind products in some formats, for each way of running;
-    none where there is no clock that native code can look at."""
-    from formats.kernels.engine.replay import clock
-    if not clock(): return {}
-    numbers, found = Numbers(1 << 20), {}
+def in_runs(way: str, progress: Callable[..., None], plan: Effort, names: Collection[str]) -> Rates:
+    """The rates of those of these kernels that are recorded, inside runs of this way, and of stages behind products
+    where they are among them."""
+    numbers, rides = Numbers(1 << 20), any(price(name).rides for name in names)
     cases = [*others(REPLAYED, numbers, [name for name in names if price(name).recorded]),
-             *products(formats_of(names), plan, numbers), *(case for form in behind for case in riding(numbers, form))]
-    for way in WAYS if cases else ():
-        rows, start = inside(cases, numbers.memory, way == WAYS[0], plan.seconds, progress)
-        share = partial(even, workers=threads()) if way == "together" else dict
-        rates = rated([(kernel, share(sizes), taken) for kernel, sizes, taken in rows if kernel in ALL_PRICES])
-        ridden = along(rates, lambda form: slopes(rows, form)) if behind else {}    # noqa: B023
-        found[way] = replace(rates, coefficients=rates.coefficients | ridden, start=max(start, 0.0))
-    return found
+             *products(formats_of(names), plan, numbers),
+             *(case for form in RIDDEN if rides for case in riding(numbers, form))]
+    rows = inside(cases, numbers.memory, way == WAYS[0], plan.seconds, progress)
+    workers, sentences = (1, threads()) if way == WAYS[0] else (threads(), 1)
+    rates = rated([(kernel, even(kernel, sizes, workers), taken) for kernel, sizes, taken in rows
+                   if kernel in ALL_PRICES])
+    ridden = along(rates, lambda form: slopes(rows, form)) if rides else {}
+    start = sum(forgotten(begun(sentences)) for begun in BEGINNINGS) if rides else 0.0
+    return replace(rates, coefficients=rates.coefficients | ridden, start=start)
 
 
-def calibrate_more(names: Collection[str], progress: Callable[..., None] = lambda *_: None) -> Machine:
-    """The rates of these kernels alone, in a few seconds: of those that were declared after a calibration was taken."""
-    numbers, watch = Numbers(), Watch()
-    forms = formats_of(names)
-    cases = [*products(forms, QUICK, numbers), *others(GRID, numbers, names)]
-    plain = rated(measured(cases, progress, MORE * (1 + len(forms) / 4), watch))
-    return Machine(plain.coefficients, plain.interval, plain.corrections, **here(),
-                   ways=in_runs(progress, INSIDE, names), busy=watch.seen())
+def calibrate_more(names: Collection[str], way: str, progress: Callable[..., None] = lambda *_: None) -> Machine:
+    """The rates of these kernels in one way, in a few seconds: of what nobody asked for when a calibration was
+    taken."""
+    watch = Watch()
+    if way != CALLED: return Machine({}, **here(), ways={way: in_runs(way, progress, INSIDE, names)}, busy=watch.seen())
+    rates = by_calls(names, QUICK, Numbers(), progress, MORE * (1 + len(formats_of(names)) / 4), watch)
+    return Machine(**vars(rates), **here(), busy=watch.seen())

@@ -11,7 +11,6 @@ from formats.core import sizes
 from formats.machine.host import caches
 from formats.machine.prices import price
 
-PANEL = 64                                                  # columns
 T, n, p = sizes.T.expression, sizes.n.expression, sizes.p.expression
 
 
@@ -48,11 +47,15 @@ def others(kernel: str) -> tuple[str, ...]:
     return compiled(kernel)[0]
 
 
-def even(sizes: Mapping[str, float], workers: int) -> dict[str, float]:
-    """Of a product that all workers share, the sizes of the part that the busiest has, times the workers: columns are
-    handed out by panels, which do not always come out even."""
-    step = PANEL * workers
-    return dict(sizes) | ({"p": step * ceil(sizes["p"] / step)} if "n" in sizes and "h" not in sizes else {})
+def even(kernel: str, sizes: Mapping[str, float], workers: int) -> dict[str, float]:
+    """Of a product that all workers share, the sizes of the part that the busiest has, times the workers: rows, or
+    where there are few, columns, are handed out by portions, which do not always come out even."""
+    from formats.kernels.products.linear import split_work  # with what launches, which not all need that ask for prices
+    if workers == 1 or not (name := price(kernel).product): return dict(sizes)
+    T, p = max(ceil(sizes["T"]), 1), int(sizes["p"])
+    rows, columns = split_work(T, p, workers, FORMATS[name].portion)
+    if rows == T: return dict(sizes) | {"p": workers * columns}
+    return dict(sizes) | {"T": workers * rows * ceil(T / rows / workers)}
 
 
 def count_uncached(kernel: str, sizes: Mapping[str, float]) -> float:

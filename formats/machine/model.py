@@ -21,7 +21,7 @@ from formats.disk.files import parse_json, shown
 from formats.machine.features import count_uncached
 from formats.machine.host import Host, caches, cpuinfo
 from formats.machine.predictor import Correction
-from formats.machine.prices import ALL_PRICES, LATER, PRICES, price, untimed
+from formats.machine.prices import ALL_PRICES, LATER, PRICES, price
 from formats.machine.quiet import probe
 from formats.machine.switches import switched_off
 
@@ -29,6 +29,7 @@ FEATURES_VERSION = 10                                       # of the features: o
 KEPT_CONTENT = "the calibration"
 WAYS = "apart", "together"                                  # inside a run: each worker at a group of its own, or all at
                                                             # one
+CALLED = "called"                                           # from Python
 MAX_LOG, MIN_DEVIATION = 20, 1e-3                           # of a correction: no logarithm is larger, no deviation
                                                             # smaller
 SAID = 1000                                                 # characters of what was seen, fewer
@@ -155,16 +156,14 @@ class Machine(Rates):
         return try_put(file, json.dumps(asdict(self), indent=1).encode(), KEPT_CONTENT)
 
     @classmethod
-    def load(cls, file: Path, wanted: Collection[str] | None = None) -> "Machine":
-        """With rates of these kernels at least, by default of all that are never measured alone. Raises NotThisMachine
-        where the file is not what `save` writes here: another machine, version, damage, or others could have written
-        it."""
-        if wanted is None: wanted = [name for name, each in PRICES.items() if each.cases is untimed]
+    def load(cls, file: Path, wanted: Collection[str] = (), way: str = CALLED) -> "Machine":
+        """With rates of these kernels at least, in this way. Raises NotThisMachine where the file is not what `save`
+        writes here: another machine, version, damage, or others could have written it."""
         try:
             read = read_rates(parse_json(recall(file), shown(file)))
             read["ways"] = {way: Rates(**read_rates(each)) for way, each in read["ways"].items()}
             found = cls(**read)
-            wrong = [kernel for kernel in wanted if kernel not in found.coefficients]
+            wrong = [kernel for kernel in wanted if kernel not in found.rates(way).coefficients]
             wrong += [kernel for each in (found, *found.ways.values()) for kernel in each.wrong]
             wrong += [way for way in found.ways if way not in WAYS]
             if not (isinstance(found.busy, str) and len(found.busy) < SAID and found.busy.isprintable()):
@@ -177,28 +176,33 @@ class Machine(Rates):
         if not here: raise NotThisMachine(f"{file}: of another machine or other versions")
         return found
 
-    def holding(self, kernel: str) -> "Machine":
-        """What nobody asked for before is measured, where this machine is the one at hand."""
-        if kernel not in LATER or kernel in self.coefficients or self.identity != identity(): return self
-        if kernel not in self.more:
+    def holding(self, kernel: str, way: str = CALLED, progress: Callable[..., None] = lambda *_: None) -> Rates:
+        """The rates in which those of this kernel stand, called from Python or inside a run. What nobody asked for
+        before is measured, where this machine is the one at hand: with all that every search meets, or alone."""
+        own = self.rates(way)
+        if kernel in own.coefficients: return own
+        if (way, kernel) not in self.more:
+            names = [name for name in ([kernel] if kernel in LATER else PRICES)
+                     if name not in own.coefficients and (way == CALLED or price(name).recorded)]
+            if kernel not in names or self.identity != identity(): return self.more.setdefault((way, kernel), own)
             from formats.machine.calibration import calibrate_more
-            self.more[kernel] = kept_or(beside([kernel]), [kernel], partial(calibrate_more, [kernel]), lambda *_: None)
-        return self.more[kernel]
+            measure = partial(calibrate_more, names, way)
+            found = kept_or(beside([way, *names]), measure, progress, names, way).rates(way)
+            self.more.update(dict.fromkeys([(way, name) for name in names], found))
+        return self.more[way, kernel]
+
+    def rates(self, way: str) -> Rates:
+        """Those that are here, of calls or in a way of running."""
+        return self if way == CALLED else self.ways[way]
+
+    def opened(self, way: str, progress: Callable[..., None] = lambda *_: None) -> Rates:
+        """The rates of a way of running, with what every search meets."""
+        return self.holding(next(iter(PRICES)), way, progress)
 
     @cached_property
-    def more(self) -> dict[str, "Machine"]:
-        """The rates of what was first met later, each kept in a file beside the calibration."""
+    def more(self) -> dict[tuple[str, str], Rates]:
+        """The rates of what was first met later, by way and kernel, each kept in a file beside the calibration."""
         return {}
-
-    @property
-    def unpriced(self) -> list[str]:
-        """The kernels that have cases of their own and no rate here."""
-        return [name for name, each in PRICES.items() if each.cases is not untimed and name not in self.coefficients]
-
-    def joined(self, other: "Machine") -> "Machine":
-        """With the rates of kernels that another calibration of this machine has."""
-        ways = {way: rates.also(other.ways[way]) if way in other.ways else rates for way, rates in self.ways.items()}
-        return replace(self.also(other), ways=ways, busy=self.busy or other.busy)
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -270,15 +274,12 @@ def current(file: Path) -> bool:
 
 
 def this_machine(progress: Callable[..., None] = lambda *_: None) -> Machine:
-    """This machine's model: read from the cache, else calibrated (18 seconds at most) and kept there. What cannot be
-    read, belongs to another machine, or could be somebody else's, is measured again, and that is said; so is what
-    cannot be kept. What was measured while the machine was busy is measured again as soon as it is quiet; until then it
-    is used, and that is said. Kernels that were declared since are measured alone, and kept beside it."""
-    from formats.machine.calibration import calibrate, calibrate_more
-    machine = kept_or(machine_file(), None, calibrate, progress)
-    if missing := machine.unpriced:
-        machine = machine.joined(kept_or(beside(missing), missing, partial(calibrate_more, missing), progress))
-    return machine
+    """This machine's model: read from the cache, else begun and kept there; what it is asked for is measured when it is
+    first asked, and kept beside it. What cannot be read, belongs to another machine, or could be somebody else's, is
+    measured again, and that is said; so is what cannot be kept. What was measured while the machine was busy is
+    measured again as soon as it is quiet; until then it is used, and that is said."""
+    from formats.machine.calibration import calibrate
+    return kept_or(machine_file(), calibrate, progress)
 
 
 def beside(names: Iterable[str]) -> Path:
@@ -286,11 +287,11 @@ def beside(names: Iterable[str]) -> Path:
     return machine_file().with_suffix(f".{digested(' '.join(names))}.json")
 
 
-def kept_or(file: Path, wanted: Collection[str] | None, measure: Callable[..., Machine],
-            progress: Callable[..., None]) -> Machine:
-    """What is kept in a file, or else measured and kept there."""
+def kept_or(file: Path, measure: Callable[..., Machine], progress: Callable[..., None], wanted: Collection[str] = (),
+            way: str = CALLED) -> Machine:
+    """What is kept in a file, of these kernels in this way, or else measured and kept there."""
     if os.path.lexists(file):
-        try: machine = Machine.load(file, wanted)
+        try: machine = Machine.load(file, wanted, way)
         except NotThisMachine as error: say(f"measured again: {error}")
         else:
             if not machine.busy: return machine

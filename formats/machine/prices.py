@@ -43,13 +43,15 @@ class Price:
     gets a coefficient by calibration, and so does the call itself, unless it `rides` along with another. `work` is that
     of one call on a matrix unit of these tiles; `cases` are the calls that a calibration times; `recorded`: they may be
     recorded, as they are inside a run. `product`: the format that it multiplies by, whose prices of one row and of
-    weights beyond the caches are apart."""
+    weights beyond the caches are apart. `common`: it is measured with all that every search meets, and not alone when
+    somebody first asks."""
     features: Any
     work: Callable[[Tile], Work] = lambda tile: Work()
     cases: Callable[["Grid", "Numbers"], Iterator[Timed]] = untimed
     rides: bool = False
     recorded: bool = True
     product: str = ""
+    common: bool = True
 
 
 def staged(stage: EpilogueStage, x: np.ndarray) -> Epilogue:

@@ -7,6 +7,7 @@ from typing import Self
 import numpy as np
 
 from formats.core.arrays import ROUNDED_TOGETHER, as_matrix
+from formats.core.layout import PANEL
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
 from formats.format import Format
@@ -29,6 +30,7 @@ class BalancedInt8(Format):
     w: u1[64 * ceiling(n / 64) * 16 * ceiling(p / 16)]
     scale: f4[ceiling(n / size), p]
     unit = "int8"
+    portion = PANEL
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n, T * p * ceiling(n / size)
     named = MappingProxyType({"group": size})

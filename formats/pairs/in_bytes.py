@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import Floats, FormatError
+from formats.core.layout import PANEL
 from formats.core.sizes import ON_NUMBERS, Size
 from formats.format import Format, options
 from formats.int8 import UNIT, bound_error, by_row, quantised, scale_groups
@@ -25,7 +26,7 @@ class Bytes:
     fixed: ClassVar[dict[str, Any]]
     arranged: ClassVar[Callable[..., tuple[NDArray[Any], ...]]]
     restored: ClassVar[Callable[..., tuple[NDArray[Any], ...]]]
-    unit = "int8"
+    unit, portion = "int8", PANEL
 
     def __init_subclass__(cls, structure: type[Format], **fixed: Any) -> None:
         cls.structure, cls.fixed, whole = structure, fixed, structure.declared

@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from formats.core.arrays import FormatError, as_matrix
-from formats.core.layout import TILE, unpanelled
+from formats.core.layout import PANEL, TILE, unpanelled
 from formats.core.sizes import T, ceiling, f4, n, p, r, u1
 from formats.format import Format
 from formats.int8 import STEP_INPUTS, Int8, bound_error, by_row, row_bytes
@@ -27,6 +27,7 @@ class LowRankInt8(Format):
     v: u1[64 * ceiling(r / 64) * 16 * ceiling(p / 16)]
     right: f4[p]
     unit, projected, projects = "int8", True, False
+    portion = PANEL
     flops = 2 * T * r * (n + p)
     work = T * r * (n + p), r * (n + p) * ceiling(T / 256), T * (n + p + r), T * (n + r), T * (r + p)
 

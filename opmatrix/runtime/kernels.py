@@ -13,7 +13,7 @@ from formats import kernels as compiled
 from formats.core.epilogue import ACTIVATIONS, EPS, NORMS, Epilogue
 from formats.core.reductions import HOW
 from formats.core.sizes import S, T, n, p
-from formats.machine.prices import PRICES, S2, Price, Work, d, h, up
+from formats.machine.prices import LATER, PRICES, S2, Price, Work, d, h, up
 from opmatrix.extents import WHOLE, pairs
 from opmatrix.pattern_text import parse
 from opmatrix.patterns import among
@@ -41,7 +41,7 @@ def kernel(**readings: Any):
     """Enter a function into the table, with its readings (see Declared), and its prices into the machines'."""
     def enter(function):
         KERNELS[function.__name__] = declared = Declared(function, **readings)
-        PRICES.update(declared.prices)
+        for name, each in declared.prices.items(): (PRICES if each.common else LATER)[name] = each
         return function
     return enter
 
@@ -102,7 +102,7 @@ def embed(out, batch, tables: Tables, gain: Vector = None, shift: Vector = None,
 
 @kernel(gives=shapes.turned, means=meanings.rotated, bound=bounds.rotate, cost=costs.passed("rotate"),
         launches=True, moves=True, over="x", fields=lambda a: {"positions": len(a.cos)},
-        price=Price(PASS, lambda tile: Work(vector=3 * T * p, moved=2 * T * p), cases.rotate))
+        price=Price(PASS, lambda tile: Work(vector=3 * T * p, moved=2 * T * p), cases.rotate, common=False))
 def rotate(out, batch, x: Heads, cos: Array, sin: Array, *, rows: Literal["all", "first", "last"] = "all") -> Heads:
     """Columns i and k + i of every head as a pair, turned by the angle of column i in the row of the tables that a
     row's position names; tables are positions × k, columns behind 2 k stay (Su et al. 2021, RoPE). Rows are all tokens,
@@ -143,7 +143,8 @@ def unit(out, x: Rows, *, unit: Least) -> Rows:
 
 
 @kernel(gives=shapes.linked, means=meanings.linked, bound=bounds.link, cost=costs.linked, moves=True, relations=related,
-        price=Price(PASS, lambda tile: Work(vector=2 * T * p, moved=2 * T * p), cases.link, recorded=False))
+        price=Price(PASS, lambda tile: Work(vector=2 * T * p, moved=2 * T * p), cases.link, recorded=False,
+                    common=False))
 def link(out, batch, x: Rows, *, relation: str, over: Literal["sum", "mean", "max"]) -> Rows:
     """A row for each row of a relation that the batch gives: what its entries join, times their numbers."""
     found = batch.relation(parse_relation(relation))
@@ -153,7 +154,7 @@ def link(out, batch, x: Rows, *, relation: str, over: Literal["sum", "mean", "ma
 
 @kernel(gives=shapes.linked, means=meanings.picked, bound=bounds.copied, cost=costs.passed("pick"), moves=True,
         relations=related,
-        price=Price(PASS, lambda tile: Work(moved=2 * T * p), cases.pick, recorded=False))
+        price=Price(PASS, lambda tile: Work(moved=2 * T * p), cases.pick, recorded=False, common=False))
 def pick(out, batch, x: Rows, *, relation: str) -> Rows:
     """The row of x that a relation has as its only entry, for each row of the relation."""
     found = batch.relation(parse_relation(relation))
@@ -163,7 +164,8 @@ def pick(out, batch, x: Rows, *, relation: str) -> Rows:
 
 @kernel(gives=shapes.attended_once, means=meanings.attended_once, bound=bounds.attend_once, cost=costs.once,
         launches=True, moves=True, cached="attention_cached",
-        price=Price((T * h * d,), lambda tile: Work(vector=4 * T * h * d, moved=2 * T * h * d), cases.attend_once))
+        price=Price((T * h * d,), lambda tile: Work(vector=4 * T * h * d, moved=2 * T * h * d), cases.attend_once,
+                    common=False))
 def attend_once(out, batch, q: Heads, k: Heads, v: Heads, *, scale: float = 1.0, where: str = "sequence",
                 query: Literal["first", "last"]) -> Heads:
     """Attention of one query of each sequence, its first token or its last, to those that it sees."""

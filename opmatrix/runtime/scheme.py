@@ -78,17 +78,17 @@ class Running:
     @property
     def start(self) -> float:
         """Seconds of a run beside its kernels."""
-        return float(self.machine.ways[self.way].start)
+        return float(self.machine.opened(self.way).start)
 
     def seconds(self, kernel: str, **sizes: float) -> float:
         """Predicted seconds of a kernel for all groups, its sizes those of one. What never runs so is priced as a call
         from Python."""
         from formats.machine.features import even  # with sympy, which nothing that only runs needs
         from formats.machine.prices import price
-        rates = self.machine.holding(kernel).ways[self.way]
+        rates = self.machine.holding(kernel, self.way)
         if kernel not in rates.coefficients:
             calls = self.times * (self.machine.threads if self.lengths else 1)        # for every group of every worker
             return calls * float(self.machine.seconds(kernel,
                                                       **sizes)) + (0.0 if price(kernel).rides else self.machine.cold)
-        if self.way == "together": sizes = even(sizes, self.machine.threads)
+        if self.way == "together": sizes = even(kernel, sizes, self.machine.threads)
         return self.times * float(rates.seconds(kernel, **sizes))

@@ -11,6 +11,7 @@ from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.pooling import MEAN
 from opmatrix.program import Program
+from opmatrix.runtime.scheme import Running
 from rewrites.compiler.layers import Model, outputs
 from rewrites.compiler.mixed import Mix
 from rewrites.front.workload import Workload, draw_workload
@@ -54,10 +55,13 @@ def source(checkpoint: Checkpoint) -> dict[str, Any]:
             **({"pooling": pooling.described()} if pooling != MEAN else {})}
 
 
-def calibrated(progress: Any) -> Any:
-    """This machine's model, from the cache or measured now."""
+def calibrated(progress: Any, *batches: Batch) -> Any:
+    """This machine's model, from the cache or measured now, with what runs of these batches take."""
     from formats.machine.model import this_machine
-    return this_machine(progress)
+    machine = this_machine(progress)
+    ways = {Running.of(machine, batch.starts).way for batch in batches} if machine.ways else ()
+    for way in sorted(ways): machine.opened(way, progress)
+    return machine
 
 
 def adapter_of(program: Program) -> str | None:

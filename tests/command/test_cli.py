@@ -45,7 +45,7 @@ def patched():
     """No test calibrates."""
     with pytest.MonkeyPatch.context() as patch:
         for module in ("rewrites.run", "rewrites.derivations.explain", "rewrites.command.evaluate"):
-            patch.setattr(f"{module}.calibrated", lambda progress: standin.machine())
+            patch.setattr(f"{module}.calibrated", lambda progress, *batches: standin.machine())
         yield patch
 
 

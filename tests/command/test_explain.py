@@ -37,7 +37,7 @@ def saved(tmp_path_factory):
 @pytest.fixture(scope="module")
 def told(saved):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(explain, "calibrated", lambda progress: standin.machine())
+        patch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
         return explain.explain(saved[0] / "out", Report(quiet=True), rounds=2, text=saved[0] / "lines.txt", full=True)
 
 
@@ -139,7 +139,7 @@ def test_the_steps_are_kept_beside_each_program(saved, tmp_path, monkeypatch):
     kept = (tmp_path / "copy" / DERIVATION).read_text()
     assert kept == explain.derive(found.structures["exact"],
                                   found.laws) and (tmp_path / "copy" / "front" / "0" / DERIVATION).exists()
-    monkeypatch.setattr(explain, "calibrated", lambda progress: standin.machine())
+    monkeypatch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
     monkeypatch.setattr(explain.Run, "leaving", lambda run, exact: iter(()))
     given = {"rounds": 1, "text": place / "lines.txt"}
     assert kept in explain.explain(tmp_path / "copy", Report(quiet=True), full=True, **given)
@@ -157,7 +157,7 @@ def test_the_front_is_shown_as_it_was_found(saved, told):
 
 def test_the_search_is_for_the_same_workload(saved, monkeypatch):
     place, found = saved
-    monkeypatch.setattr(explain, "calibrated", lambda progress: standin.machine())
+    monkeypatch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
     report = Reported.read(place / "out" / "report.json")
     run = explain.again(Program.load(place / "out"), report, given={"text": place / "lines.txt"})
     assert (run.workload.rows, run.workload.timed.extents(), run.workload.name) == \
@@ -168,7 +168,7 @@ def test_the_search_is_for_the_same_workload(saved, monkeypatch):
 
 @pytest.mark.parametrize("change", ["{", "[]", "{}", {"chosen": 99}, {"front": 3}, {"without": None}], ids=str)
 def test_a_damaged_report_is_named(saved, change, tmp_path, monkeypatch):
-    monkeypatch.setattr(explain, "calibrated", lambda progress: standin.machine())
+    monkeypatch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
     copy = tmp_path / "copy"
     shutil.copytree(saved[0] / "out", copy)
     whole = json.loads((copy / "report.json").read_text())

@@ -42,7 +42,7 @@ def test_a_machine_without_a_clock_is_told(rng, monkeypatch):
 
 def test_a_saved_program_is_profiled(command, optimized, monkeypatch):  # noqa: F811
     """What all its steps are predicted to take together is what the search predicts."""
-    monkeypatch.setattr(profile, "calibrated", lambda progress: standin.machine())
+    monkeypatch.setattr(profile, "calibrated", lambda progress, *batches: standin.machine())
     ran = command("profile", optimized.out, "--tokens", 8, "--rounds", 2)
     lines = [line.split() for line in ran.out.splitlines()]
     assert ran.status == 0 and lines[-1][:2] == ["a", "run"] and lines[-1][-1] == "100%"

@@ -98,11 +98,13 @@ def test_calibration_recovers_a_machine(monkeypatch):
         inside.append(({kernel for kernel, *_ in cases}, apart))
         def seconds(kernel, sizes):
             if kernel not in PRICES: return 1e-6 * len(kernel)
-            return truth.seconds(kernel, **(sizes if apart else even(sizes, threads())))
-        return [(kernel, sizes, seconds(kernel, sizes)) for kernel, sizes, _ in cases], 3e-5
+            return truth.seconds(kernel, **even(kernel, sizes, 1 if apart else threads()))
+        return [(kernel, sizes, seconds(kernel, sizes)) for kernel, sizes, _ in cases]
     monkeypatch.setattr(calibration, "inside", replayed)
+    def forgotten(call): return 3e-5 if call() is not None else 0.0
+    monkeypatch.setattr(calibration, "forgotten", forgotten)
     told = []
-    found = calibration.calibrate(lambda *what: told.append(what))
+    found = calibration.calibrate(lambda *what: told.append(what), whole=True)
     assert ran == OWN == set(found.interval) and max(found.interval.values()) < 1e-6
     assert "the middle half of repeated timings is 100% wide" in found.busy, "and it is marked"
     assert set(found.coefficients) == set(PRICES) and found.identity == machines.identity()
@@ -199,7 +201,6 @@ def spoiled(text, **changes): return json.dumps(json.loads(text) | changes)
     (lambda text: spoiled(text, corrections=7), "AttributeError"),
     (lambda text: spoiled(text, far={"linear.dense": [1e-10]}), "no prices of linear.dense"),
     (lambda text: spoiled(text, one_row={"linear.dense": [-1, 1, 1, 1]}), "no prices of linear.dense"),
-    (lambda text: spoiled(text, coefficients={}), "no prices of linear.dense"),
     (lambda text: text.replace("2e-11", '"much"'), "no prices of"),
     (lambda text: text.replace("2e-11", '"2e-11"'), "no prices of"),
     (lambda text: text.replace("2e-11", "true"), "no prices of"),
@@ -233,33 +234,59 @@ def test_foreign_and_damaged_files_are_measured_again(cache, monkeypatch, caplog
     assert said in told and "measured again" in told and "\n" not in told and Machine.load(kept) == known()
 
 
-def test_what_a_calibration_lacks_is_measured_alone_and_kept_beside_it(cache, monkeypatch):
+def learning(monkeypatch, **rates):
+    """What is asked of `calibrate_more`, which finds these."""
+    asked = []
+    def more(names, way, progress):
+        asked.append(([*names], way))
+        return known(**rates)
+    monkeypatch.setattr(calibration, "calibrate_more", more)
+    return asked
+
+
+def test_what_a_calibration_lacks_is_measured_when_somebody_asks_and_kept_beside_it(cache, monkeypatch):
     """A kernel that was declared since; nothing that was measured before changes, and nothing is measured twice."""
-    whole, asked = known(), []
-    more = replace(whole, coefficients={"pool": [1e-9, 1e-9, 3e-6]})
-    before = replace(whole, coefficients={name: each for name, each in whole.coefficients.items() if name != "pool"})
+    sizes, asked = SIZES | {"T": 16}, learning(monkeypatch)
+    before = replace(known(), coefficients={name: rates(name) for name in PRICES if name != "pool"})
     before.save(machines.machine_file())
-    monkeypatch.setattr(calibration, "calibrate_more", lambda names, progress: asked.append(names) or more)
-    assert this_machine() == this_machine() == whole.also(more) and asked == [["pool"]]
-    assert Machine.load(machines.machine_file()) == before
+    for _ in range(2): assert this_machine().seconds("pool", **sizes) == known().seconds("pool", **sizes)
+    assert this_machine() == before and asked == [(["pool"], "called")]
     [beside] = set(machines.machine_file().parent.iterdir()) - {machines.machine_file()}
     beside.write_text(spoiled(beside.read_text(), coefficients={}))
-    assert this_machine() == whole.also(more) and asked == [["pool"], ["pool"]]
+    assert this_machine().seconds("pool", **sizes) > 0 and asked == 2 * [(["pool"], "called")]
 
 
-def test_what_is_not_common_is_measured_when_somebody_asks_and_kept_beside(cache, monkeypatch):
+def test_what_is_not_common_is_measured_alone(cache, monkeypatch):
     """Each once, and only for the machine at hand."""
-    asked, more = [], known(names=LATER)
-    monkeypatch.setattr(calibration, "calibrate_more", lambda names, progress: asked.append([*names]) or more)
+    asked, more = learning(monkeypatch, names=LATER), known(names=LATER)
     known().save(machines.machine_file())
     machine, sizes, [kernel, other, *_] = this_machine(), SIZES | {"T": 16}, LATER
-    assert {"linear.int4", "linear.q4_1"} < {*LATER}
-    assert not machine.unpriced and machine.seconds("linear.dense", **sizes) > 0 and not asked
+    assert {"linear.int4", "linear.q4_1", "rotate", "link"} < {*LATER}
+    assert machine.seconds("linear.dense", **sizes) > 0 and not asked
     for each in (machine, this_machine()):
         assert each.seconds(kernel, **sizes) == more.seconds(kernel, **sizes)
         assert each.between(kernel, **sizes) == more.between(kernel, **sizes)
-    assert asked == [[kernel]] and machine.seconds(other, **sizes) > 0 and asked == [[kernel], [other]]
+    assert asked == [([kernel], "called")] and machine.seconds(other, **sizes) > 0
+    assert asked == [([each], "called") for each in (kernel, other)]
     with pytest.raises(KeyError, match=kernel): replace(machine, versions={}).seconds(kernel, **sizes)
+
+
+def test_a_way_of_running_is_measured_when_something_runs_so(cache, monkeypatch):
+    """With all that every search meets, once; what is never recorded is asked of calls, and measures nothing."""
+    way = Rates({name: rates(name) for name in RECORDED}, start=2e-5)
+    asked = learning(monkeypatch, ways={"together": way})
+    replace(known(), ways={each: Rates({}) for each in machines.WAYS}).save(machines.machine_file())
+    machine = this_machine()
+    assert machine.holding("scores", "together") == Rates({}) and not asked
+    assert machine.opened("together") == machine.holding("pool", "together") == this_machine().opened("together") == way
+    assert asked == [([name for name in PRICES if name in RECORDED], "together")] and machine.opened("together").start
+
+
+def test_a_calibration_begins_with_what_is_never_recorded(monkeypatch):
+    monkeypatch.setattr(calibration, "QUICK", calibration.Effort(3, 3, 256, 100, seconds=0))
+    found = calibration.calibrate()
+    assert set(found.coefficients) == set(PRICES) - RECORDED and not found.wrong
+    assert found.ways == {way: Rates({}) for way in machines.WAYS}
 
 
 def test_what_nobody_declares_is_left_out(cache, monkeypatch):
@@ -268,14 +295,13 @@ def test_what_nobody_declares_is_left_out(cache, monkeypatch):
     assert Machine.load(file) == known() and "pool" not in known().coefficients
 
 
-def test_kernels_are_calibrated_alone(monkeypatch):
-    """Those that are asked for, in both ways of running where they are recorded."""
+@pytest.mark.parametrize("way, found", (("called", {"pool", "link"}), ("together", {"pool"}), ("apart", {"pool"})))
+def test_kernels_are_calibrated_alone(monkeypatch, way, found):
+    """Those that are asked for; inside runs where they are recorded."""
     monkeypatch.setattr(calibration, "INSIDE", calibration.Effort(3, 3, 256, 100, seconds=0))
     monkeypatch.setattr(calibration, "MORE", 0)
-    found = calibration.calibrate_more(["pool", "pick"])
-    assert set(found.coefficients) == {"pool", "pick"} and set(found.ways) == set(machines.WAYS)
-    assert all(set(rates.coefficients) == {"pool"} and not rates.wrong
-               for rates in found.ways.values()) and not found.wrong
+    machine = calibration.calibrate_more(["pool", "link"], way)
+    assert set(machine.rates(way).coefficients) == found and not machine.wrong and not machine.rates(way).wrong
 
 
 def test_a_calibration_is_kept(cache, monkeypatch):

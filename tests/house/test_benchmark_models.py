@@ -40,7 +40,7 @@ def place(tmp_path_factory):
     (place / "cache").mkdir()
     (place / "cache" / "kernels").symlink_to(kernels)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rewrites.command.evaluate.calibrated", lambda progress: standin.machine())
+        patch.setattr("rewrites.command.evaluate.calibrated", lambda progress, *batches: standin.machine())
         found = open_program(str(place / "small"))          # as imported: what laws do to it others test
     for workload in ("2x6", "file"): found.save(place / "programs" / f"small-float32-{workload}")
     return place

@@ -111,7 +111,7 @@ def test_a_first_program_from_its_help_alone(tmp_path, monkeypatch, laws_known):
     assert '"minilm", error=0.02' in program and program.count("\n") == 5
     small(tmp_path / "model", max_position_embeddings=128)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "calibrated", lambda progress: standin.machine())
+    monkeypatch.setattr(run, "calibrated", lambda progress, *batches: standin.machine())
     found = {}
     exec(program.replace('"minilm", error=0.02', '"model", error=0.02, rounds=2'), found)
     assert found["vectors"].shape == (2, 32) and found["program"].hash == found["result"].best.program.hash

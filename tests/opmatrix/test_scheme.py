@@ -7,9 +7,13 @@ import pytest
 import standin
 from searched import RAGGED, model
 
+from formats import FORMATS
+from formats.kernels.products import linear
+from formats.kernels.products.linear import split_work
 from formats.machine.features import even
 from formats.machine.model import Rates
 from formats.machine.prices import NARROW_SUFFIX, PRICES
+from formats.machine.threads import limit
 from opmatrix.extents import WHOLE, Extents, S, T, counted
 from opmatrix.patterns import Batch
 from opmatrix.runtime.scheme import Running, assign_groups, make_groups
@@ -24,9 +28,9 @@ class Rate:
     """Seconds that are what was asked: the sizes, times a factor."""
 
     def __init__(self, factor):
-        self.factor, self.asked, self.coefficients = factor, [], {"attention": [], "linear.dense": []}
+        self.factor, self.asked, self.coefficients = factor, [], {"attention": [], "linear.packed": []}
 
-    def holding(self, kernel): return self
+    def holding(self, kernel, way=None): return self.ways[way] if way else self
 
     def seconds(self, kernel, **sizes):
         self.asked.append(sizes)
@@ -45,7 +49,7 @@ def starts(*lengths): return np.cumsum([0, *lengths])
 def test_a_sentence_is_priced_where_all_work_on_it():
     found = machine()
     running = Running.of(found, starts(16))
-    assert running.seconds("linear.dense", T=16, n=3, p=128) == 160
+    assert running.seconds("linear.packed", T=16, n=3, p=128) == 160
     assert found.ways["together"].asked == [{"T": 16, "n": 3, "p": 128}] and not found.ways["apart"].asked
 
 
@@ -62,7 +66,7 @@ def test_uneven_groups_cost_what_the_worker_with_the_most_takes():
     parts = make_groups(starts(*lengths), 2)
     rows = max(sum(part.high - part.low for part in own) for own in assign_groups(parts, 2))
     running = Running.of(machine(), starts(*lengths))
-    assert len(parts) > 2 and running.seconds("linear.dense",
+    assert len(parts) > 2 and running.seconds("linear.packed",
                                               T=running.group(counted(lengths))[T]) == pytest.approx(rows)
 
 
@@ -112,10 +116,33 @@ def test_the_search_prices_what_runs(methods, way, batch):
 
 
 def test_columns_that_do_not_come_out_even_cost_what_the_busiest_worker_has():
-    """Three panels on two workers are as four; what is no product stays as it is."""
-    assert even({"T": 16, "n": 384, "p": 130, "nnz": 7}, 2) == {"T": 16, "n": 384, "p": 256, "nnz": 7}
-    assert even({"T": 16, "n": 384, "p": 1536}, 2)["p"] == 1536 and even({"T": 16, "n": 384, "p": 130}, 1)["p"] == 192
-    for sizes in ({"T": 3, "p": 130}, {"T": 3, "h": 2, "n": 8, "p": 130}): assert even(sizes, 2) == sizes
+    """Three panels on two workers are as four; what takes 16 columns at a time comes out even; rows are handed out
+    where there are many; what is no product stays as it is."""
+    def shared(kernel, workers=2, **sizes):
+        found = even(kernel, sizes | {"n": 384}, workers)
+        return found["T"], found["p"]
+    assert even("linear.packed", {"T": 16, "n": 384, "p": 130, "nnz": 7}, 2) == {"T": 16, "n": 384, "p": 256, "nnz": 7}
+    assert shared("linear.packed", T=16, p=1536) == (16, 1536) and shared("linear.packed", T=16, p=192) == (16, 256)
+    assert shared("linear.dense", T=16, p=192) == (16, 192) and shared("linear.dense", T=16, p=130) == (16, 160)
+    assert shared("linear.packed", T=256, p=192) == (256, 192) and shared("linear.int8", T=601, p=192) == (604, 192)
+    assert shared("linear.packed", T=16, p=64) == (16, 128) and shared("linear.packed", 1, T=16, p=130) == (16, 130)
+    assert even("scale", {"T": 3, "p": 130}, 2) == {"T": 3, "p": 130}
     found = machine()
-    Running.of(found, starts(16)).seconds("linear.dense", T=16, n=384, p=130)
+    Running.of(found, starts(16)).seconds("linear.packed", T=16, n=384, p=130)
     assert found.ways["together"].asked == [{"T": 16, "n": 384, "p": 256}]
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.proposed or form.plain])
+def test_prices_hand_out_what_kernels_hand_out(monkeypatch, name, rng):
+    """What a launch divides a product into, is what its price takes it to be."""
+    seen = []
+    def noted(rows, columns, workers, unit=1):
+        found = split_work(rows, columns, workers, unit)
+        seen.append(found)
+        return found
+    monkeypatch.setattr(linear, "split_work", noted)
+    form = FORMATS[name]
+    with limit(2):
+        weight = form.approximate(rng.standard_normal((256, 192), np.float32))
+        weight.matmul(rng.standard_normal((16, 256), np.float32))
+    assert not seen or split_work(16, 192, 2, form.portion) in seen

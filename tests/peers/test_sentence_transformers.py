@@ -54,7 +54,7 @@ def written(bert, place, modes, normalise=True, most=MOST, **more):
 def compare(place, monkeypatch, texts=TEXTS):
     """Both embeddings of the texts: the program's, also once it was saved and loaded, and the peer's."""
     from sentence_transformers import SentenceTransformer
-    monkeypatch.setattr(evaluate, "calibrated", lambda progress: standin.machine())
+    monkeypatch.setattr(evaluate, "calibrated", lambda progress, *batches: standin.machine())
     program = open_program(str(place))
     program.save(place / "program")
     found, wanted = program.embed(texts), SentenceTransformer(str(place), device="cpu").encode(texts)

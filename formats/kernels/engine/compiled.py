@@ -80,16 +80,18 @@ class Kernel(Function):
     """A function of (item, worker, arguments), for launch."""
 
 
-def walk_compiled(walk: Callable[[], T], *needed: Function) -> T:
-    """walk(). If it or those needed besides lack functions, they are compiled at once, and it is done again: the first
-    time they have the address 0. Python itself leaves the context, however the walk ends."""
+def walk_compiled(walk: Callable[[], T], *needed: Function,
+                  progress: Callable[[str, float], None] = lambda name, seconds: None) -> T:
+    """walk(). If it or those needed besides lack functions, they are compiled at once, with progress(name, seconds)
+    after each, and it is done again: the first time they have the address 0. Python itself leaves the context, however
+    the walk ends."""
     missing = [each for each in needed if not each.found()]
     def collect() -> T:
         MISSING.set(missing)
         return walk()
     result = copy_context().run(collect)
     if not missing: return result
-    provide(missing)
+    provide(missing, progress)
     return walk()
 
 

@@ -2,6 +2,7 @@
 
 $ python -m formats.kernels.engine.compiler DIRECTORY SPARE CLAIMS MODULE:NAME ...
 NAME seconds [why it is in the spare directory]                      (a line for each that it compiled)"""
+import gc
 import os
 import shutil
 import subprocess
@@ -91,6 +92,7 @@ def main(directory: str, spare: str, claims: str, *names: str) -> None:
     """Compile what nobody else has claimed yet, into a directory, or a spare one where that cannot keep it."""
     answers = os.dup(1)
     os.dup2(2, 1)                                            # what modules print is no answer
+    leave_unemitted()
     for each in names:
         module, name = each.split(":")
         try: (Path(claims) / name).touch(exist_ok=False)
@@ -101,6 +103,24 @@ def main(directory: str, spare: str, claims: str, *names: str) -> None:
         try: unkept = compile_to(FUNCTIONS[name], Path(directory), Path(spare))
         except Exception as error: raise SystemExit(f"{module}.{name}: {type(error).__name__}: {error}") from error
         os.write(answers, f"{name} {time.perf_counter() - begun:.3f} {unkept}\n".encode())
+
+
+def leave_unemitted() -> None:
+    """From now on numba makes no machine code: a helper only becomes part of kernels, and that of a kernel is made
+    once, by `compile_to`. What numba has made stays in use until the process ends, so nothing looks for garbage."""
+    from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
+
+    class Unemitted(JITCodeLibrary):
+        """A module that is linked and optimised, and has no address."""
+
+        def _finalize_specific(self) -> None: pass
+
+        def get_pointer_to_function(self, name: str) -> int:
+            self._ensure_finalized()
+            return 0
+    JITCPUCodegen._library_class = Unemitted
+    for unneeded in ("_add_module", "set_env"): setattr(JITCPUCodegen, unneeded, lambda *_: None)
+    gc.disable()
 
 
 def compile_to(function: Function, directory: Path, spare: Path) -> str:
