@@ -95,6 +95,7 @@ APART = {"paired": "holds two commits against each other", "neighbours": "needs 
          "composition": "fits smaller models for minutes, before it measures anything",
          "quality": "fits twelve compressed models, each for a minute",
          "interactions": "fits two dozen compressed models",
+         "errors": "measures every method of a model twice, to hold one against the other",
          "sparser": "reads attention of 4096 tokens in float64 for minutes, to verify what it measures"}
 
 
