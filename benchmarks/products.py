@@ -23,12 +23,14 @@ import numpy as np
 from command import Figure, InputError, Parser, concluded, count, listed, named, shape, tabled, takes
 
 from formats import FORMATS
+from formats.core.arrays import aligned, room
 from formats.core.epilogue import Epilogue
 from formats.kernels.engine.launch import RECORDING, address
 from formats.machine.threads import limit
 
 TYPES = {"float32": "packed", "bf16": "bf16", "int8": "int8", "int4": "int4", "q4_1": "q4_1"}
 COLUMNS = "type", "inputs", "outputs", "rows", "microseconds", "Gflop/s", "trial Gflop/s", "share"
+F4 = np.dtype(np.float32)
 WIDTH = 48                                                   # columns of the trial's panels
 MOST = 1 << 14                                               # rows, inputs, outputs
 LEAST = 2e-4                                                 # seconds of a timing, which repeats shorter calls
@@ -97,7 +99,7 @@ def raced(kind, shape, sizes, trial, rounds):
     weight, peer = form.pack(form.fit(w)) if hasattr(form, "fit") else form.pack(w), theirs(kind, trial, w, bias)
     runs, alive = {}, []
     for rows in sizes:
-        x, out = lined(rng.standard_normal((rows, n), np.float32)), lined(np.empty((rows, p), np.float32))
+        x, out = aligned(rng.standard_normal((rows, n), np.float32), F4, "x"), room((rows, p), F4)
         weight.matmul(x, out, Epilogue(bias=bias))
         want, scale = out.copy(), abs(out).max()
         runs[rows, "ours"] = ours(weight, x, out, Epilogue(bias=bias), alive)
@@ -107,14 +109,6 @@ def raced(kind, shape, sizes, trial, rounds):
             if who == "trial" and kind != "int4": assert abs(found - want).max() < 2e-3 * scale, (kind, shape, rows)
     took = timed(runs, rounds)
     return [told(kind, shape, rows, took) for rows in sizes]
-
-
-def lined(array):
-    """A copy that begins a line of memory, as buffers of programs do, and the trial's."""
-    room = np.empty(array.nbytes + 64, np.uint8)
-    copy = room[-address(room) % 64:][:array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
 
 
 def told(kind, shape, rows, took):

@@ -12,9 +12,10 @@ from statistics import median
 import command
 import numpy as np
 from command import Figure, Parser, cell, concluded, count, listed, number, shape, spread, tabled, takes
-from products import lined, ours, rounds_of
+from products import F4, ours, rounds_of
 
 from formats import FORMATS
+from formats.core.arrays import aligned, room
 from formats.core.epilogue import Epilogue
 from formats.machine.host import caches
 from formats.machine.threads import limit
@@ -66,8 +67,9 @@ def raced(forms, sizes, rounds):
     alive, found, (n, p) = [], [], forms[DENSE].shape
     rng = np.random.default_rng(1)
     for rows in sizes:
-        x, bias = lined(rng.standard_normal((rows, n), np.float32)), Epilogue(bias=rng.standard_normal(p, np.float32))
-        taken = rounds_of({name: ours(each, x, lined(np.empty((rows, p), np.float32)), bias, alive)
+        x = aligned(rng.standard_normal((rows, n), np.float32), F4, "x")
+        bias = Epilogue(bias=rng.standard_normal(p, np.float32))
+        taken = rounds_of({name: ours(each, x, room((rows, p), F4), bias, alive)
                            for name, each in forms.items()}, rounds)
         for name, each in forms.items():
             shares = [mine / dense for mine, dense in zip(taken[name], taken[DENSE], strict=True)]

@@ -6,7 +6,9 @@ from numpy.typing import NDArray
 
 PANEL = 64                                                   # columns
 TILE = 16                                                    # of narrow numbers: those of a matrix register
-VECTOR = 16                                                  # columns of the last panel are filled up to whole vectors
+VECTOR = 16                                                  # numbers; the last panel is filled up to whole vectors
+MIXED = 16, 8, 4                                             # vectors of inputs that a Hadamard matrix mixes, the most
+                                                             # that are left; a filled row has whole fours
 
 
 class Panelled(NamedTuple):

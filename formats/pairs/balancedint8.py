@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from formats.core.arrays import ROUNDED_TOGETHER, as_matrix
-from formats.core.layout import PANEL
+from formats.core.layout import MIXED, PANEL, VECTOR
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
 from formats.format import Format
@@ -15,7 +15,6 @@ from formats.int8 import COLUMN, STEP_INPUTS, Int8, bound_error, by_row, row_rou
 from formats.packed import Packed
 
 LARGEST = 2.0 ** 20                                          # of what balances an input, and one over the smallest
-LANES, ORDERS = 16, (16, 8, 4)                               # inputs of a vector, and vectors that are mixed
 
 
 class BalancedInt8(Format):
@@ -73,7 +72,7 @@ class BalancedInt8(Format):
     def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
 
     def unsound(self):
-        if not ((self.factor >= 1 / LARGEST / ORDERS[0]) & (self.factor <= LARGEST)).all():
+        if not ((self.factor >= 1 / LARGEST / MIXED[0]) & (self.factor <= LARGEST)).all():
             return f"a factor is {self.factor.min()} or {self.factor.max()}, beyond {LARGEST:g} and its inverse"
         return unsound("balancedint8", self.scale, self.remembered["group"])
 
@@ -104,9 +103,9 @@ def balancing(W, scale):
 
 def orders(inputs):
     """The order of H where each input is mixed, those included that fill up whole steps."""
-    vectors, found = -(-inputs // STEP_INPUTS) * STEP_INPUTS // LANES, []
-    for order in ORDERS:
-        found += [order] * (vectors // order * order * LANES)
+    vectors, found = -(-inputs // STEP_INPUTS) * STEP_INPUTS // VECTOR, []
+    for order in MIXED:
+        found += [order] * (vectors // order * order * VECTOR)
         vectors %= order
     return np.array(found)
 
@@ -120,8 +119,8 @@ def mixing_groups(rows):
     """Views of rows that are mixed with one another: (order, 16, m)."""
     at, each = 0, orders(len(rows))
     while at < len(rows):
-        yield rows[at:at + LANES * each[at]].reshape(each[at], LANES, -1)
-        at += LANES * each[at]
+        yield rows[at:at + VECTOR * each[at]].reshape(each[at], VECTOR, -1)
+        at += VECTOR * each[at]
 
 
 def mixed(rows):
@@ -139,7 +138,7 @@ def stored(W, balance, group):
     """The arrays of W (n, p), whose inputs are balanced so. Factors make H a multiple of an orthogonal matrix, by which
     no number grows beyond the largest of its group, so that none overflows."""
     each = orders(len(W))
-    factor = (balance / np.sqrt(ORDERS[0] * each[:len(W)])).astype(np.float32)
+    factor = (balance / np.sqrt(MIXED[0] * each[:len(W)])).astype(np.float32)
     return factor, *Int8.declared.pack(mixed(W / factor[:, None]) / each[:, None].astype(np.float32), group=group)
 
 

@@ -21,7 +21,7 @@ from rewrites.compiler.price import Prices
 from rewrites.compiler.sparser import unseeing
 from rewrites.front.differences import difference
 from rewrites.front.ladder import LARGE
-from rewrites.front.trials import SHORTEST, WORK, sample
+from rewrites.front.trials import SHORTEST, WORK, half_pass, joined, sample
 from rewrites.front.workload import Workload
 
 LEAST = 2.0 ** -24                                          # relative: what float32 does not tell from nothing
@@ -153,15 +153,13 @@ class Unseen:
     @property
     def passes(self) -> int:
         """How many trials there may be."""
-        weights = sum(constant.nbytes / 4 for constant in self.program.constants.values())
-        return int(WORK / (self.sample.rows * weights / 2))
+        return int(WORK / (self.sample.rows * half_pass(self.program)))
 
     @cached_property
     def sample(self) -> Batch:
         """The longest of the sentences that choose; one for a large model."""
         count = SENTENCES if self.program.stored_bytes <= LARGE else 1
-        rows = sorted(self.workload.choose, key=lambda row: -row.rows)[:count]
-        return Batch([row.tokens for row in rows], [row.kinds for row in rows])
+        return joined(sorted(self.workload.choose, key=lambda row: -row.rows)[:count])
 
     def tolled(self, tried: Sequence[Detour], most: float) -> Iterator[Detour]:
         """Those that change the output by at most so much, with the squares of what they change; the steps before are

@@ -31,12 +31,16 @@ def sample(program: Program, batch: Batch, trials: int) -> Batch:
     differ from sentence to sentence, and the program that is put together from them is measured on all rows that
     choose."""
     if batch.alone: return batch
-    weights = sum(constant.nbytes / 4 for constant in program.constants.values())
-    rows = WORK / max(1.0, trials * weights / 2)
+    rows = WORK / max(1.0, trials * half_pass(program))
     if (count := int(np.searchsorted(batch.starts, rows, "right")) - 1) >= len(batch): return batch
     if count >= LEAST: return joined(islice(batch, count))
     few, side = [*islice(batch, LEAST)], max(SHORTEST, int(rows) // LEAST)
     return Batch([row.tokens[:side] for row in few], [row.kinds[:side] for row in few])
+
+
+def half_pass(program: Program) -> float:
+    """Multiplications of a row by half of a program's weights."""
+    return sum(constant.nbytes / 4 for constant in program.constants.values()) / 2
 
 
 def joined(batches: Sequence[Batch] | Iterator[Batch]) -> Batch:

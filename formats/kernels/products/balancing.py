@@ -6,12 +6,10 @@ Sums of vectors need no shuffles, and each is one float32 operation, so that num
 (formats/pairs/balancedint8.py)."""
 from typing import Any
 
+from formats.core.layout import MIXED
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.native import intrinsic, njit, types
 from formats.kernels.engine.vectors import LANES, load_vector, put
-
-ORDERS = 16, 8, 4                                            # vectors of a group, the most that fit; a row has whole
-                                                             # fours
 
 
 def mixing(order: int) -> Any:
@@ -50,7 +48,7 @@ def by_order(order: int) -> Any:
     return groups
 
 
-sixteens, eights, fours = map(by_order, ORDERS)
+sixteens, eights, fours = map(by_order, MIXED)
 
 
 @njit(**HELPER)
