@@ -10,7 +10,7 @@ import numpy as np
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json
-from opmatrix.data import Data
+from opmatrix.data import Data, Promised
 from opmatrix.files.tensors import Tensor, header
 
 if TYPE_CHECKING:
@@ -73,26 +73,48 @@ class Adapter:
         if not pairs: raise InputError(f"{directory / MATRICES}: it holds no tensor: give the directory of an adapter")
         return cls(directory, pairs)
 
-    def added(self, model: "Operator", prefix: str) -> "Operator":
+
+class Additions:
+    """An adapter's pairs on their way into one model. Weights of equal numbers are one node, and a pair belongs to a
+    name: so a weight that has one is built by its name alone, and exchanged for its sum when the model is there."""
+
+    def __init__(self, adapter: Adapter, prefix: str):
+        """`prefix` may stand before the names of a family. Raises InputError for two pairs of one weight."""
+        self.directory, self.pairs = adapter.directory, dict[str, tuple[str, Pair]]()
+        self.weights: dict[str, Data] = {}
+        for name, pair in adapter.pairs.items():
+            module = name.removeprefix(prefix)
+            if module in self.pairs:
+                raise InputError(f"{self.directory}: {name!r} and {self.pairs[module][0]!r} are one weight of the "
+                                 "model: save the adapter with one of them")
+            self.pairs[module] = name, pair
+
+    def held(self, tensor: str, weight: Data) -> Data:
+        """What a family is to build with in place of a weight that it calls so: its name alone, if it has a pair."""
+        if (module := tensor.removesuffix(".weight")) not in self.pairs: return weight
+        self.weights[module] = weight
+        return Promised(module, weight.shape)
+
+    def put(self, model: "Operator") -> "Operator":
         """The model with x @ (W + Aᵀ Bᵀ · scale) for every weight that has a pair. Raises InputError for a pair whose
         weight the model does not have, or has in another shape."""
         from opmatrix.operators import weight
         from opmatrix.term import substitute
-        own: dict[str, list[Operator]] = {}
+        holders: dict[str, list[Operator]] = {module: [] for module in self.pairs}
         for node in model.walk():
-            if node.kind.name == "weight" and (name := (node.args[0].base or node.args[0]).name):
-                own.setdefault(name.removesuffix(".weight"), []).append(node)
+            for data in (each.base or each for each in node.attributes if isinstance(each, Data)):
+                if isinstance(data, Promised): holders[str(data.name)].append(node)
         instead = {}
-        for name, (first, second, scale) in self.pairs.items():
-            nodes = own.get(name) or own.get(name.removeprefix(prefix)) or []
-            wanted = (first.shape[1], second.shape[0])
-            if [node.args[0].shape for node in nodes] != [wanted]:
+        for module, (name, pair) in self.pairs.items():
+            nodes, wanted = holders[module], (pair.first.shape[1], pair.second.shape[0])
+            if [(node.kind.name, node.args[0].shape) for node in nodes] != [("weight", wanted)]:
                 there = " and ".join(" x ".join(map(str, node.args[0].shape)) for node in nodes)
                 raise InputError(f"{self.directory}: {name!r} is for a weight of {wanted[0]} x {wanted[1]}, the model "
                                  f"has {there or 'none of that name'}: take the adapter of this model")
-            A, B = (Data(each.read(), f"{name}.lora_{part}") for part, each in (("A", first), ("B", second)))
-            scaled = Data(B.array.T.astype(np.float64) * scale, B.name)
-            instead[nodes[0]] = nodes[0] + weight(A.T) @ weight(scaled)
+            A, B = (Data(each.read(), f"{name}.lora_{part}") for part, each in zip("AB", pair[:2], strict=True))
+            scaled = Data(B.array.T.astype(np.float64) * pair.scale, B.name)
+            whole = self.weights[module]
+            instead[nodes[0]] = weight(whole.T if nodes[0].args[0].base else whole) + weight(A.T) @ weight(scaled)
         return substitute(model, instead)
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from os.path import isdir, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from formats.core.errors import InputError
 from formats.disk.files import read_json, read_text
 from opmatrix.data import Data
-from opmatrix.files.adapter import Adapter
+from opmatrix.files.adapter import Adapter, Additions
 from opmatrix.files.declared import embeds, read_pooling
 from opmatrix.files.tensors import Tensor, header
 from opmatrix.pipelines.pooling import LAST, Pooling
@@ -138,17 +138,19 @@ class Checkpoint:
         from opmatrix.models import build, head
         from opmatrix.shapes import ShapeError
         used: set[Tensor] = set()
+        beside = self.adapter and Additions(self.adapter, self.layout.prefix)
 
-        def at(name: str, *shape: int) -> Data:
+        def at(name: str, *shape: int, called: str = "") -> Data:
             used.add(self.find(name))
-            return self.at(name, *shape)
+            return beside.held(called or name, self.at(name, *shape)) if beside else self.at(name, *shape)
 
         with self.config.named():
             try:
                 model = build(self.config, at)
                 if pooled: model = model @ self.pooling().operator()
-                if self.speaks: model = model @ head(self.config, at)
-                if self.adapter: model = self.adapter.added(model, self.layout.prefix)
+                # tied or not, adapters call it by its own name
+                if self.speaks: model = model @ head(self.config, partial(at, called=self.layout.head))
+                if beside: model = beside.put(model)
             except ShapeError as error: raise InputError(f"config: its sizes do not fit: {error}") from error
         self.complete(used)
         return model

@@ -75,26 +75,74 @@ def test_the_model_is_the_one_with_the_products_added(tmp_path, made):
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "peft.json").read_text())
 
 
+def stored(home, **models):
+    """Directories of what is given as (config, tensors); an adapter's files have names of their own."""
+    for place, (config, tensors) in models.items():
+        (home / place).mkdir(parents=True)
+        stem = "adapter_" if place == "adapter" else ""
+        (home / place / f"{stem}config.json").write_text(json.dumps(config))
+        checkpoints.safetensors(home / place / f"{stem}model.safetensors", tensors)
+
+
+def merged_by_numpy(arrays, adapter, pairs):
+    """W + s B A for the tensor of each name, whatever other tensors hold."""
+    scale, merged = adapter["lora_alpha"] / adapter["r"] ** (0.5 if adapter["use_rslora"] else 1), dict(arrays)
+    for each in (each.removesuffix(".lora_A.weight") for each in pairs if ".lora_A." in each):
+        product = scale * pairs[f"{each}.lora_B.weight"].astype(np.float64) @ pairs[f"{each}.lora_A.weight"]
+        to = f"{each.removeprefix('base_model.model.')}.weight"
+        to = to if to in arrays else to.removeprefix("transformer.")
+        turned = adapter["fan_in_fan_out"] and not to.startswith("lm_head")              # a plain Linear
+        merged[to] = (arrays[to] + (product.T if turned else product)).astype("<f4")
+    return merged
+
+
 @pytest.mark.parametrize("name", RECORDED)
 def test_what_peft_saves_is_read(tmp_path, rng, name):
     """Names, shapes and configs as PEFT 0.21.2 and transformers 5.23.0 write them, with random numbers."""
     model, weights, adapter, tensors = RECORDED[name].values()
     arrays = {each: (rng.normal(size=shape) / 4 + (len(shape) == 1)).astype("<f4") for each, shape in weights.items()}
-    parts = {each: rng.normal(size=shape).astype("<f4") / 4 for each, shape in tensors.items()}
-    scale, merged = adapter["lora_alpha"] / adapter["r"] ** (0.5 if adapter["use_rslora"] else 1), dict(arrays)
-    for each in (each.removesuffix(".lora_A.weight") for each in parts if ".lora_A." in each):
-        product = scale * parts[f"{each}.lora_B.weight"].astype(np.float64) @ parts[f"{each}.lora_A.weight"]
-        to = f"{each.removeprefix('base_model.model.')}.weight"
-        to = to if to in arrays else to.removeprefix("transformer.")
-        merged[to] = (arrays[to] + (product.T if adapter["fan_in_fan_out"] else product)).astype("<f4")
-    for place, config, stored in (("plain", model, arrays), ("merged", model, merged), ("adapter", adapter, parts)):
-        (tmp_path / place).mkdir()
-        stem = "adapter_" if place == "adapter" else ""
-        (tmp_path / place / f"{stem}config.json").write_text(json.dumps(config))
-        checkpoints.safetensors(tmp_path / place / f"{stem}model.safetensors", stored)
+    pairs = {each: rng.normal(size=shape).astype("<f4") / 4 for each, shape in tensors.items()}
+    stored(tmp_path, plain=(model, arrays), merged=(model, merged_by_numpy(arrays, adapter, pairs)),
+           adapter=(adapter, pairs))
     found, wanted, without = (dense(open_model(tmp_path / place, also).operator(), Batch(TOKENS)) for place, also in (
         ("plain", tmp_path / "adapter"), ("merged", None), ("plain", None)))
     assert difference(found, wanted) < 1e-6 and difference(without, wanted) > 0.01
+
+
+@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("seed", range(4))
+def test_pairs_belong_to_names_whatever_weights_are_equal(tmp_path, name, seed):
+    """Weights of one shape are drawn from two arrays, in which one is zero: queries are keys, layers are layers. Any
+    matrices have pairs, some of them equal; the scores of a vocabulary too, whether the table of tokens is theirs or
+    not."""
+    rng = np.random.default_rng(seed)
+    model, weights, adapter, _ = RECORDED[name].values()
+    pool = lambda shape, gain=0: [(rng.normal(size=shape) / 4 + gain).astype("<f4"), np.full(shape, gain, "<f4")]
+    pools = {tuple(shape): pool(shape, len(shape) == 1) for shape in weights.values()}
+    arrays = {each: pools[tuple(shape)][int(rng.random() < 0.3)] for each, shape in weights.items()}
+    untied = dict(arrays)
+    if tied := next((each for each in arrays if each.endswith("wte.weight")), None):
+        untied["lm_head.weight"] = arrays[tied]
+    matrices = [each for each, array in untied.items() if array.ndim == 2
+                and not any(other in each for other in ("embed", "pooler", "wte", "wpe"))]
+    pairs, thin_pools = {}, {}
+    for each in rng.permutation(matrices)[:rng.integers(1, len(matrices) + 1)]:
+        out, n = untied[each].shape[::-1 if adapter["fan_in_fan_out"] and "lm_head" not in each else 1]
+        stem = f"base_model.model.{each.removesuffix('.weight')}"
+        for part, shape in (("A", (adapter["r"], n)), ("B", (out, adapter["r"]))):
+            pairs[f"{stem}.lora_{part}.weight"] = thin_pools.setdefault(shape, pool(shape)[0])
+    stored(tmp_path, plain=(model, arrays), adapter=(adapter, pairs),
+           merged=(model | {"tie_word_embeddings": False}, merged_by_numpy(untied, adapter, pairs)))
+    found, wanted = (dense(open_model(tmp_path / place, also).operator(), Batch(TOKENS)) for place, also in (
+        ("plain", tmp_path / "adapter"), ("merged", None)))
+    assert difference(found, wanted) < 1e-6
+
+
+def test_one_weight_that_an_adapter_names_twice_is_refused(tmp_path):
+    plain, pairs, _ = gguf(tmp_path)
+    (name, pair), *_ = pairs.items()
+    place = write(tmp_path / "twice", {name: pair, name.removeprefix("model."): pair})
+    with pytest.raises(InputError, match="are one weight of the model"): open_model(plain, place).operator()
 
 
 @pytest.mark.parametrize("name, rows, forms", [
