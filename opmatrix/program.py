@@ -189,8 +189,13 @@ class Program:
         return np.arange(self.schedule.extents(batch)[self.space] + 1)
 
     def vectors(self, batch: Batch) -> Floats:
-        """(S, n): an embedding for each sentence, pooled by the program, or as `pooling` says."""
-        return self.run(batch) if self.pooled else self.pooling(self.run(batch), batch.starts)
+        """(S, n): an embedding for each sentence, pooled by the program, or as `pooling` says. Raises InputError where
+        the model answers by a head that its rows are without."""
+        if self.pooled: return self.run(batch)
+        if head := self.meta.get("head"):
+            raise InputError(f"{head!s:.300}: the model answers by a head, and the mean of its rows is none of its "
+                             "answers: take the rows, program.run(program.tokenizer.encode(texts))")
+        return self.pooling(self.run(batch), batch.starts)
 
     @cached_property
     def pooling(self) -> Pooling:

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 WEIGHTS, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 SPEAKS = "ForCausalLM", "LMHeadModel"                       # how the architectures of language models end
+# and those of models that answer by a head of their own
+ANSWERS = tuple(f"For{task}" for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering",
+                                          "MultipleChoice", "NextSentencePrediction"))
+HEADED = ("a head that an embedding would be computed without: save the model without it, by transformers' "
+          "AutoModel.from_pretrained(DIR).save_pretrained(NEW), or take a row a token: --output rows")
 
 
 class Config(dict[str, Any]):
@@ -126,15 +131,37 @@ class Checkpoint:
     def speaks(self) -> bool:
         """Whether it is a language model, whose rows score the vocabulary: its architecture says so, and no file says
         how its rows become embeddings."""
+        return bool(self.layout.table) and self.architecture.endswith(SPEAKS) and not embeds(self.directory)
+
+    @property
+    def architecture(self) -> str:
+        """The class that the config names; empty where it names none."""
         match self.config.get("architectures"):
-            case [str(name), *_]:
-                return bool(self.layout.table) and name.endswith(SPEAKS) and not embeds(self.directory)
-        return False
+            case [str(name), *_]: return name
+        return ""
+
+    @cached_property
+    def head(self) -> str:
+        """What it answers by, beyond rows: the tensor on top, or the architecture. Empty where it is the rows that are
+        asked for: it speaks, files say how rows become embeddings, or what stands on top only trained it."""
+        if self.speaks or embeds(self.directory): return ""
+        from opmatrix.models import tensors
+        named = f" ({self.architecture})" if self.architecture else ""
+        known = {*map(self.part, tensors(self.config)), *self.layout.trained, self.layout.head.split(".")[0]}
+        for name, tensor in sorted(self.tensors.items()):
+            if self.part(name) not in known and not name.endswith(self.layout.buffers):
+                return f"{tensor.file}: tensor {name!r}{named}"
+        return f"{self.config.path}: {self.architecture}" if self.architecture.endswith(ANSWERS) else ""
+
+    def part(self, name: str) -> str:
+        """The first word of a tensor's name, behind the family's prefix."""
+        return name.removeprefix(self.layout.prefix).split(".")[0]
 
     def operator(self, pooled: bool = False) -> "Operator":
         """The whole model as an operator, from tokens to features, or to scores of the vocabulary where it `speaks`;
         with its pooling where that is asked for. Raises InputError as `at` does, where the config's sizes do not fit
-        one another, and where the weights hold a tensor of the model's own parts that it does not use."""
+        one another, where the weights hold a tensor of the model's own parts that it does not use, and for the
+        embedding of a model that answers by a head."""
         from opmatrix.models import build, head
         from opmatrix.shapes import ShapeError
         used: set[Tensor] = set()
@@ -146,6 +173,7 @@ class Checkpoint:
 
         with self.config.named():
             try:
+                if pooled and self.head: raise InputError(f"{self.head}: {HEADED}")
                 model = build(self.config, at)
                 if pooled: model = model @ self.pooling().operator()
                 # tied or not, adapters call it by its own name
@@ -158,11 +186,10 @@ class Checkpoint:
     def complete(self, found: set[Tensor]) -> None:
         """Raises InputError where a tensor is left over that stands beside a used one: a layer that the config leaves
         out, or a part that the family does not know. Heads on top stand apart, and are left alone."""
-        def part(name: str) -> str: return name.removeprefix(self.layout.prefix).split(".")[0]
         used = {name for name, tensor in self.tensors.items() if tensor in found}
-        parts, kinds = {part(name) for name in used}, {numberless(name) for name in used}
+        parts, kinds = {*map(self.part, used)}, {numberless(name) for name in used}
         for name, tensor in self.tensors.items():
-            if name in used or part(name) not in parts or name.endswith(self.layout.buffers): continue
+            if name in used or self.part(name) not in parts or name.endswith(self.layout.buffers): continue
             if numberless(name) in kinds:
                 raise InputError(f"{self.directory}: the weights hold {name!r}, which {self.config.path} leaves out: "
                                  "check its number of layers")

@@ -27,13 +27,16 @@ class Layout(NamedTuple):
 
     `prefix` stands before names in files that hold a head, too; `spellings` are endings and their older forms; what
     ends with one of `buffers` is no weight. `table` holds the rows of tokens, `head` the scores of the vocabulary
-    (unless tie_word_embeddings says that the table does). `positions` gives how many a model has, of its settings.
-    `gguf`: names in GGUF files to names here, # standing for a layer; `permuted`: those whose rows GGUF permutes."""
+    (unless tie_word_embeddings says that the table does). `trained`: parts on top that only trained it, or that nothing
+    but a head reads; whatever else stands on top answers something that rows alone do not. `positions` gives how many
+    a model has, of its settings. `gguf`: names in GGUF files to names here, # standing for a layer; `permuted`: those
+    whose rows GGUF permutes."""
     prefix: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
     buffers: tuple[str, ...] = ()
     table: str = ""
     head: str = ""
+    trained: tuple[str, ...] = ()
     positions: Callable[[Mapping[str, Any]], int] = lambda said: int(said["max_position_embeddings"])
     gguf: Mapping[str, str] = MappingProxyType({})
     permuted: tuple[str, ...] = ()

@@ -51,6 +51,7 @@ def source(checkpoint: Checkpoint) -> dict[str, Any]:
     config = {**checkpoint.config, "max_position_embeddings": checkpoint.positions}         # however its family says it
     return {"model": checkpoint.name, "config": config, "source": str(checkpoint.directory.resolve()),
             **({"adapter": str(checkpoint.adapter.directory.resolve())} if checkpoint.adapter else {}),
+            **({"head": checkpoint.head} if checkpoint.head else {}),
             **({} if tokenizer is None else {"tokenizer": tokenizer}),
             **({"pooling": pooling.described()} if pooling != MEAN else {})}
 

@@ -52,12 +52,12 @@ def test_one_whole_file_goes_before_an_index(tmp_path):
     assert np.array_equal(Checkpoint.open(tmp_path).at(NAME).array, whole)
 
 
-def test_tensors_of_a_head_are_left_alone(tmp_path):
+def test_tensors_of_a_head_that_trained_the_model_are_left_alone(tmp_path):
     extra = {"pooler.dense.weight": np.ones((24, 24), np.float32), "embeddings.position_ids": np.arange(20.0)[None],
-             "cls.predictions.decoder.weight": np.ones((41, 24)), "classifier.bias": np.ones(2),
-             "qa_outputs.bias": np.ones(2)}
-    checkpoint = Checkpoint.open(checkpoints.write(tmp_path, tensors=extra))
-    assert run(checkpoint).shape == (7, 24)
+             "cls.predictions.decoder.weight": np.ones((41, 24)), "cls.seq_relationship.bias": np.ones(2)}
+    checkpoint = Checkpoint.open(checkpoints.write(tmp_path, tensors=extra, architectures=["BertForPreTraining"]))
+    assert run(checkpoint).shape == (7, 24) and not checkpoint.head
+    assert np.allclose(dense(checkpoint.operator(True), BATCH), checkpoint.pooling()(run(checkpoint), BATCH.starts))
 
 
 def test_a_model_is_opened_by_its_directory(tmp_path):

@@ -1,0 +1,95 @@
+"""Heads on top of rows, of every family: what only trained a model is left alone, what answers by it is refused where
+an embedding is asked for, by its name; files that say how rows become embeddings go before both."""
+import json
+import re
+
+import checkpoints
+import numpy as np
+import pytest
+from programs import bert_program
+from test_families import BERT, CASES
+
+from formats.core.errors import InputError
+from opmatrix.files.checkpoint import open_model
+from opmatrix.models import FAMILIES, layout, tensors
+from opmatrix.oracles import dense
+from opmatrix.patterns import Batch
+from rewrites.front.opening import source
+
+BATCH = Batch([[3, 4, 5, 6, 7], [8]])
+CONFIGS = {"bert": BERT} | {family: config for family, config, _ in reversed(CASES.values())}
+POOLED = ["pooler.dense.weight"]                            # stands with the model, behind its prefix
+# as transformers 5.23.0 writes them: the architecture, and what stands on top
+HARMLESS = {"bert": {"BertModel": POOLED, "BertForMaskedLM": ["cls.predictions.transform.dense.weight"],
+                     "BertForPreTraining": [*POOLED, "cls.predictions.bias", "cls.seq_relationship.weight"],
+                     "Contriever": POOLED},
+            "roberta": {"RobertaModel": POOLED, "RobertaForMaskedLM": ["lm_head.dense.weight", "lm_head.bias"]},
+            "distilbert": {"DistilBertModel": [], "DistilBertForMaskedLM": [
+                "vocab_transform.weight", "vocab_layer_norm.weight", "vocab_projector.bias"]},
+            "gpt2": {"GPT2Model": []}, "llama": {"LlamaModel": []}, "mistral": {"MistralModel": []},
+            "qwen2": {"Qwen2Model": []}, "qwen3": {"Qwen3Model": []}}
+ENCODERS = {"SequenceClassification": ["classifier.weight"], "TokenClassification": ["classifier.bias"],
+            "QuestionAnswering": ["qa_outputs.weight"], "MultipleChoice": [*POOLED, "classifier.weight"]}
+DECODERS = {"SequenceClassification": ["score.weight"], "TokenClassification": ["score.weight", "score.bias"]}
+STEMS = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "gpt2": "GPT2", "llama": "Llama",
+         "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+ANSWERING = {family: {f"{stem}For{task}": names for task, names in (
+    ENCODERS if "Bert" in stem or "Roberta" in stem else DECODERS).items()} for family, stem in STEMS.items()}
+ANSWERING["bert"] |= {"BertForNextSentencePrediction": ["cls.seq_relationship.weight"], "Someone": ["mlp.dense.weight"]}
+ANSWERING["roberta"] |= {"RobertaForSequenceClassification": ["classifier.dense.weight", "classifier.out_proj.bias"]}
+ANSWERING["distilbert"] |= {"DistilBertForSequenceClassification": ["pre_classifier.weight", "classifier.weight"]}
+ANSWERING["gpt2"] |= {"GPT2DoubleHeadsModel": ["lm_head.weight", "multiple_choice_head.summary.weight"]}
+cases = lambda table: [(family, architecture) for family in table for architecture in table[family]]
+
+
+def write(home, family, architecture, names):
+    """A checkpoint of a family with more tensors on top, its own behind the prefix that files with a head have."""
+    config = CONFIGS[family] | {"model_type": family, "architectures": [architecture] if architecture else None}
+    rng, prefix = np.random.default_rng(0), layout(config).prefix if names else ""
+    numbers = {prefix + name: rng.normal(size=shape).astype("<f4") for name, shape in tensors(config).items()}
+    on_top = {prefix * (name in POOLED) + name: np.ones((2, 24), "<f4") for name in names}
+    home.mkdir()
+    (home / "config.json").write_text(json.dumps(config))
+    checkpoints.safetensors(home / "model.safetensors", numbers | on_top)
+    return home
+
+
+def vectors(home): return dense(open_model(home).operator(True), BATCH)
+
+
+@pytest.mark.parametrize("family, architecture", cases(HARMLESS))
+def test_what_only_trained_a_model_is_left_alone(tmp_path, family, architecture):
+    found = vectors(write(tmp_path / "model", family, architecture, HARMLESS[family][architecture]))
+    assert np.array_equal(found, vectors(write(tmp_path / "plain", family, None, [])))
+
+
+@pytest.mark.parametrize("family, architecture", cases(ANSWERING))
+def test_a_model_that_answers_by_a_head_is_not_embedded(tmp_path, family, architecture):
+    """Its rows are those of the model, and of its files."""
+    home = write(tmp_path / "model", family, architecture, names := ANSWERING[family][architecture])
+    answering = [name for name in sorted(names) if not name.startswith(("lm_head", "pooler", "cls"))]
+    named = f"{re.escape(str(home))}/model.safetensors: tensor {answering[0]!r} " if answering else "/config.json: "
+    with pytest.raises(InputError, match=rf"{named}\(?{architecture}\)?: a head .* AutoModel") as error: vectors(home)
+    assert "\n" not in str(error.value) and "--output rows" in str(error.value)
+    rows = dense(open_model(home).operator(), BATCH)
+    assert np.array_equal(rows, dense(open_model(write(tmp_path / "plain", family, None, [])).operator(), BATCH))
+
+
+def test_every_family_that_others_save_is_here():
+    assert STEMS.keys() == HARMLESS.keys() == FAMILIES.keys() - {"gpt_pangu", "PanguEmbedded", "transformer"}
+
+
+def test_files_that_say_how_rows_become_embeddings_go_before_a_head(tmp_path):
+    home = checkpoints.pool(checkpoints.write(tmp_path, tensors={"classifier.weight": np.ones((2, 24), "<f4")},
+                                              architectures=["BertForSequenceClassification"]))
+    assert vectors(home).shape == (2, 24) and not open_model(home).head
+
+
+def test_a_program_of_its_rows_embeds_no_text(tmp_path):
+    home = checkpoints.write(tmp_path, tensors={"classifier.weight": np.ones((2, 24), "<f4")})
+    program = bert_program(checkpoints.CONFIG, checkpoints.arrays(checkpoints.CONFIG))
+    program.meta = source(open_model(home))
+    texts = ["the bank of the river", "a"]
+    with pytest.raises(InputError, match=r"tensor 'classifier\.weight': the model answers by a head"):
+        program.embed(texts)
+    assert program.run(program.tokenizer.encode(texts)).shape[1] == 24
