@@ -181,8 +181,12 @@ def write_npy(blocks: Iterable[Floats], out: Path) -> tuple[int, int]:
 
 
 def replaceable(out: Path) -> None:
-    """Raises InputError where no .npy file could be written, or what is there is no array."""
+    """Raises InputError where no .npy file could be written, what is there is no array, or the name promises something
+    else."""
     writable(out)
+    if out.suffix.lower() != ".npy":
+        raise InputError(f"{out}: embeddings are written as NumPy's arrays: let its name end in .npy, "
+                         f"{out.with_suffix('.npy').name} say")
     if out.exists() and not is_npy(out):
         raise InputError(f"{out}: it exists and is no .npy file: choose another name or remove it")
 

@@ -71,6 +71,7 @@ def optimize(
     if model.endswith(".json"):
         raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine "
                          "NAME to predict")
+    from opmatrix.files.saving import attempt
     from rewrites.command.report import Report, silence_stdout
     from rewrites.compiler.mixed import parse_mix
     from rewrites.front.reported import Named
@@ -78,7 +79,9 @@ def optimize(
     from rewrites.laws import EXACT_LAWS
     from rewrites.run import optimize as find
     target = out or Path(f"{Path(model).resolve().name}.opmatrix")
-    refuse(memory, number_type, output, target, results)
+    refuse(memory, number_type, output)
+    possible({"--out": (target, attempt), "--json": (results, writable)},
+             model, text, workload, pairs, calibrate, adapter, own)
     declared, laws = declarations(own), Named.of(own)
     with silence_stdout():
         result = find(model, error=error, keep=tuple(goals or ()), memory=memory and memory * 1e6,
@@ -116,15 +119,12 @@ def declarations(file: Path | None) -> Any:
     return UserDeclarations() if file is None else load_laws(file)
 
 
-def refuse(memory: float | None, number_type: str, output: str, target: Path, results: Path | None) -> None:
+def refuse(memory: float | None, number_type: str, output: str) -> None:
     """What can be known to be wrong before the work begins, as an InputError that names the option."""
-    from opmatrix.files.saving import attempt
     from rewrites.compiler.representations import check_budgets
     from rewrites.front.workload import check_output
     check_budgets(memory and 1e6 * memory, number_type)
     check_output(output)
-    possible("--out", attempt, target)
-    possible("--json", writable, results)
 
 
 @app.command()
@@ -189,7 +189,7 @@ def embed(
         write_npy,
     )
     from opmatrix.program import Program
-    possible("--out", replaceable, out)
+    possible({"--out": (out, replaceable)}, directory, None if file == "-" else file)
     program, start = Program.load(directory), time.perf_counter()
     texts = read_stdin() if file == "-" else Path(file)
     how = reading("standard input" if file == "-" else file, truncate, skip_bad)
@@ -217,7 +217,7 @@ def evaluate(
     from rewrites.command import evaluate as evaluation
     from rewrites.command.pairs import Pairs
     from rewrites.command.report import Report, silence_stdout
-    possible("--json", writable, results)
+    possible({"--json": (results, writable)}, models, pairs, text)
     if tokens is not None and text is None: raise InputError(f"--tokens {tokens}: it is of a text: give --text FILE")
     if tokens is not None and tokens < 2:
         raise InputError(f"--tokens {tokens}: at least 2, as the first is not foreseen")
@@ -243,7 +243,7 @@ def doctor(
     """The processor and what kernels use of it, cores, libraries, caches; settings that hurt, and what to set."""
     from rewrites.command.doctor import facts_as_json, format_facts, went
     from rewrites.command.examine import cleaned, examined
-    possible("--json", writable, results)
+    possible({"--json": (results, writable)})
     gone = cleaned() if clean else []
     facts = examined()
     write_results(facts_as_json(facts), results)
@@ -320,7 +320,7 @@ def spectrum(
     from opmatrix.display.draw import drawable, spectrum_figure, spectrum_text
     from opmatrix.files.checkpoint import open_model
     from rewrites.command.spectrum import weights
-    possible("--out", drawable, out)
+    possible({"--out": (out, drawable)}, model)
     found = weights(open_model(model).operator())
     say(spectrum_text(found))
     if out is not None:

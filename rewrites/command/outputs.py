@@ -1,14 +1,16 @@
 """What a command prints, and the files that it writes where a user says: whether they can be written is known before
 the work."""
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from formats.core.errors import InputError
-from formats.disk.files import reason, replacing
+from formats.disk.cache import location
+from formats.disk.files import reason, replacing, shown
 
 CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if chr(number) not in "\n\t"}
 
@@ -23,11 +25,48 @@ def say(words: str) -> None:
     typer.echo(printable(words))
 
 
-def possible(option: str, check: Callable[[Path], None], place: Path | None) -> None:
-    """Raises what the check of a place raises, an InputError, with the option before it."""
-    if place is None: return
-    try: check(place)
-    except InputError as error: raise InputError(f"{option} {error}") from error
+Places = Mapping[str, tuple[Path | None, Callable[[Path], None]]]           # what is written, by its option; a check
+
+
+def possible(places: Places, *reads: object) -> None:
+    """Raises InputError, with the option before it, for a place that its check refuses, and for one where writing would
+    replace what the command reads, or what it writes elsewhere: both are compared as the system resolves them.
+    `reads`: arguments of the command that name files or directories, or lists of them; what names none is passed by."""
+    written: dict[Path, str] = {}
+    inputs = [path for each in reads for path in existing(each)]
+    for option, (place, check) in places.items():
+        if place is None: continue
+        try:
+            check(place)
+            for path in inputs: refuse_overwriting(place, path)
+            for other in written: refuse_overlap(place, other, written[other])
+        except InputError as error: raise InputError(f"{option} {error}") from error
+        written[place] = option
+
+
+def existing(given: object) -> Iterator[Path]:
+    """The paths that an argument names: itself, each of a list, the cached directory of a model that is fetched."""
+    from opmatrix.files.fetch import MODELS
+    for each in given if isinstance(given, list | tuple) else [given]:
+        if not isinstance(each, str | Path): continue
+        path = location() / each if each in MODELS else Path(each)
+        with suppress(OSError, ValueError):
+            if path.exists(): yield path
+
+
+def refuse_overwriting(place: Path, read: Path) -> None:
+    """Raises InputError where what is read is at the place, or within it, or holds a file there."""
+    at, source = place.resolve(), read.resolve()
+    held = source in at.parents and at.exists() and not at.is_dir()
+    if at == source or at in source.parents or held or (at.exists() and at.samefile(source)):
+        raise InputError(f"{shown(place)}: it would replace what is read from {shown(read)}: name another place")
+
+
+def refuse_overlap(place: Path, other: Path, option: str) -> None:
+    """Raises InputError where two places are one, or one is within the other."""
+    at, there = place.resolve(), other.resolve()
+    if at == there or at in there.parents or there in at.parents:
+        raise InputError(f"{shown(place)}: {option} {shown(other)} is written there, too: name another place")
 
 
 def write_results(found: dict[str, Any], file: Path | None) -> None:
