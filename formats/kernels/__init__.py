@@ -47,9 +47,13 @@ def __getattr__(name: str) -> Any:
 
 @cache
 def digest() -> str:
-    """A name for these sources: what was compiled from others, or measured with them, is not of these."""
-    sources = sorted(Path(__file__).parent.rglob("*.py"))
-    return hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=8).hexdigest()
+    """A name for these sources and for what they have from other modules, which becomes part of their code: what was
+    compiled from others, or measured with them, is not of these."""
+    from formats.kernels.frozen import imported
+    home = Path(__file__).parent
+    found = hashlib.blake2b(b"".join(path.read_bytes() for path in sorted(home.rglob("*.py"))), digest_size=8)
+    for each in imported(home, __name__): found.update(each.encode())
+    return found.hexdigest()
 
 
 def warm(names: list[str] | None = None, progress: Callable[[str, float], None] = lambda name, seconds: None) -> float:

@@ -1,8 +1,10 @@
 """Compiled code is found again until something changes that it depends on; what runs it knows no compiler."""
+import ast
 import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 from checkpoints import CONFIG, arrays
@@ -10,6 +12,7 @@ from children import ROOT
 from programs import bert_program, unfused_layer
 
 from formats import FORMATS, kernels
+from formats.kernels import frozen
 from formats.kernels.engine import compiler, objects
 from formats.kernels.engine.compiled import FUNCTIONS, Function, provide
 from formats.kernels.engine.native import Nothing, types
@@ -78,6 +81,72 @@ def test_any_change_of_a_source_changes_the_name(cache, tmp_path):
     with (tmp_path / "formats" / "kernels" / "engine" / "memory.py").open("a") as helper: helper.write("\n# changed\n")
     changed, = run("from formats.kernels.engine import objects; print(objects.key())", tmp_path)
     assert same == cache[1] != changed
+
+
+def imported_by(path):
+    """(module, name) of what a source imports, by its syntax tree."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names=names): yield from ((each.name, "") for each in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                yield from (("." * level + (module or ""), each.name) for each in names)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "formats").rglob("*.py")), ids=lambda path: path.stem)
+def test_imports_are_found_without_a_syntax_tree(file):
+    """What stands in docstrings may be found besides."""
+    assert {*imported_by(file)} <= {*frozen.imports(file.read_text())}
+
+
+HOME = ROOT / "formats" / "kernels"
+CONSTANTS = sorted({pair for file in HOME.rglob("*.py") for pair in imported_by(file)
+                    if pair[0].startswith("formats.") and not pair[0].startswith("formats.kernels")
+                    and isinstance(getattr(import_module(pair[0]), pair[1], None), int | float | tuple | dict)})
+
+
+@pytest.mark.parametrize("module, name", CONSTANTS)
+def test_any_constant_that_kernels_have_from_elsewhere_changes_the_name(monkeypatch, module, name):
+    before = kernels.digest.__wrapped__()
+    assert before == kernels.digest.__wrapped__()
+    match value := getattr(import_module(module), name):
+        case tuple(): changed = (*value, value[-1])
+        case dict(): changed = value | {"another": 1}
+        case _: changed = value + 1 if value < 1e9 else value / 2
+    monkeypatch.setattr(f"{module}.{name}", changed)
+    assert before != kernels.digest.__wrapped__()
+    assert len(CONSTANTS) > 8
+
+
+def test_a_constant_of_another_module_changes_the_name(cache, tmp_path):
+    shutil.copytree(ROOT / "formats", tmp_path / "formats")
+    file = tmp_path / "formats" / "core" / "layout.py"
+    file.write_text(file.read_text().replace("\nPANEL = 64 ", "\nPANEL = 32 "))
+    changed, = run("from formats.kernels.engine import objects; print(objects.key())", tmp_path)
+    assert cache[1] != changed
+
+
+OUTSIDE = {"kernels.py": "from formats.kernels.engine.compiled import Function\nfrom mine.helpers import scaled\n"
+                         "from mine import tables\nSHIFT = 3\n@Function.of(1, result=True)\n"
+                         "def shifted(number): return scaled(number) + SHIFT + tables.WIDE\n",
+           "helpers.py": "from formats.kernels.engine.native import njit\nfrom .constants import SCALE\n"
+                         "@njit\ndef scaled(number): return number * SCALE\n",
+           "constants.py": "SCALE = 2\n",
+           "tables.py": "import os\nWIDE = int(os.environ.get('WIDE', 5))\nNOW = os.getpid()\n"}
+
+
+def test_a_kernel_from_elsewhere_is_named_by_all_that_it_is_made_of(tmp_path):
+    """The sources and values of modules that its module imports; in the process that compiles, too."""
+    def symbol(**environment):
+        return run("from mine.kernels import shifted; print(shifted.symbol)",
+                   PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}", **environment)[0]
+    (tmp_path / "mine").mkdir()
+    for name, source in OUTSIDE.items(): (tmp_path / "mine" / name).write_text(source)
+    first = symbol()
+    assert first == symbol(OPMATRIX_COMPILES="1") != symbol(WIDE="6")
+    for name in OUTSIDE:
+        (tmp_path / "mine" / name).write_text(OUTSIDE[name] + "\nMORE = 1\n")
+        assert symbol() != first
+        (tmp_path / "mine" / name).write_text(OUTSIDE[name])
 
 
 @pytest.mark.parametrize("setting",

@@ -2,7 +2,6 @@
 several at once (compiler.py)."""
 import ctypes
 import hashlib
-import linecache
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +10,8 @@ from contextvars import ContextVar, copy_context
 from functools import cached_property
 from threading import RLock
 from typing import Any, Self, TypeVar
+
+from formats.kernels.frozen import closure
 
 from . import objects
 from .native import cgutils, intrinsic, ir, types
@@ -61,13 +62,12 @@ class Function:
 
     @cached_property
     def symbol(self) -> str:
-        """The name of its object code; one from elsewhere has the file that it is declared in as part of it."""
+        """The name of its object code; one from elsewhere has what it is declared by, and with, as part of it."""
         if (module := self.body.__module__).startswith(f"{HOME}."): return self.name
         if module == "__main__":
             raise RuntimeError(f"{self.name}: a kernel of __main__ cannot be compiled, declare it in a module that can "
                                "be imported")
-        source = "".join(linecache.getlines(self.body.__code__.co_filename, self.body.__globals__))
-        return f"{self.name}-{hashlib.blake2b(source.encode(), digest_size=8).hexdigest()}"
+        return f"{self.name}-{hashlib.blake2b(closure(self.body).encode(), digest_size=8).hexdigest()}"
 
     def found(self) -> bool:
         """Whether it is in this process, or was in the cache."""

@@ -1,0 +1,95 @@
+"""What a compiler freezes into code and the code's own source does not say: values that come from other modules.
+
+Kernels of this package are told from others by their sources and by what these import from elsewhere in the project
+(`imported`); one that is declared outside by the sources and the values of its module and of all that it imports
+(`closure`)."""
+import re
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import resolve_name
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+IMPORTS = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)"
+                     r"|^[ \t]*import[ \t]+([\w., \t]+)", re.MULTILINE)
+COMMENT = re.compile(r"#[^\n]*")
+ROOT = __name__.partition(".")[0]                            # the package that kernels are part of
+CONSTANT = type(None), bool, int, float, complex, str, bytes, tuple, frozenset, np.generic, np.dtype
+
+
+def imported(home: Path, package: str) -> Iterator[str]:
+    """What the modules of a package in this directory import from elsewhere in the project, each as its name and in
+    words. Imports are found by a pattern: reading all syntax takes thirty times as long."""
+    found = set()
+    for file in home.rglob("*.py"):
+        within = ".".join([package, *file.relative_to(home).parts[:-1]])
+        for module, name in imports(file.read_text("utf-8")):
+            whole = resolve_name(module, within) if module.startswith(".") else module
+            if whole.partition(".")[0] == ROOT and not f"{whole}.".startswith(f"{package}."): found.add((whole, name))
+    for module, name in sorted(found):
+        yield f"{module}.{name} {words(member(module, name))}"
+
+
+def imports(source: str) -> Iterator[tuple[str, str]]:
+    """(module, name) of each name that a source imports; a module by itself has no name."""
+    for module, names, modules in IMPORTS.findall(source):
+        listed = (each.split()[0] for each in COMMENT.sub("", names or modules).strip("() \t\n").split(",")
+                  if each.strip())
+        yield from ((module, each) if module else (each, "") for each in listed)
+
+
+def member(module: str, name: str) -> Any:
+    """What an import gives: a module, or what it holds by that name, or a module within it."""
+    there = import_module(module)
+    if not name: return there
+    return getattr(there, name) if hasattr(there, name) else import_module(f"{module}.{name}")
+
+
+def words(value: Any) -> str:
+    """Numbers, texts, arrays and tables of them, which is what code can hold; anything else is the same word."""
+    match value:
+        case np.ndarray(): return f"{value.dtype} {value.shape} {value.tobytes().hex()}"
+        case tuple() | list(): return f"{type(value).__name__}({', '.join(map(words, value))})"
+        case set() | frozenset(): return f"set({', '.join(sorted(map(words, value)))})"
+        case dict(): return f"dict({', '.join(f'{words(key)}: {words(each)}' for key, each in value.items())})"
+    return f"{type(value).__name__} {value!r}" if isinstance(value, CONSTANT) else "…"
+
+
+# ---- kernels that are declared outside
+
+def closure(body: Callable[..., Any]) -> str:
+    """The sources of a function's module and of all that it imports, as far as these are no library's, with the values
+    that functions there name, and those that the function itself holds. A process that compiles has the same words for
+    them."""
+    import ast
+    from linecache import getlines
+    trees, sources, left = dict[str, ast.Module](), dict[str, str](), [body.__module__]
+    while left:
+        if (name := left.pop()) in trees or not (name == body.__module__ or is_own(name)): continue
+        module = vars(sys.modules[name])
+        sources[name] = "".join(getlines(module.get("__file__") or body.__code__.co_filename, module))
+        trees[name] = ast.parse(sources[name])
+        for node in ast.walk(trees[name]):
+            match node:
+                case ast.Import(names=names): left += [each.name for each in names]
+                case ast.ImportFrom(module=base, names=names, level=level):
+                    whole = resolve_name("." * level + (base or ""), module.get("__package__")) if level else base
+                    left += [str(whole), *(f"{whole}.{each.name}" for each in names)]
+    spoken = {getattr(node, "id", "") or getattr(node, "attr", "") for tree in trees.values() for function in
+              ast.walk(tree) if isinstance(function, ast.FunctionDef) for node in ast.walk(function)}
+    return "\n".join([words(tuple(cell.cell_contents for cell in body.__closure__ or ())), words(body.__defaults__), *(
+        f"{name} {words({each: value for each, value in sorted(vars(sys.modules[name]).items()) if each in spoken})}\n"
+        f"{sources[name]}" for name in sorted(sources))])
+
+
+def is_own(module: str) -> bool:
+    """Whether a module is somebody's own, here in a file: no library's, and not of this project, which others know by
+    the values that they have of it."""
+    from sysconfig import get_path
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if not file or module.partition(".")[0] == ROOT: return False
+    libraries = {Path(get_path(each)).resolve() for each in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return not libraries & {*Path(file).resolve().parents}
