@@ -3,7 +3,7 @@ import os
 import struct
 from collections.abc import Mapping
 from io import BufferedReader
-from math import prod
+from math import nextafter, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ CONFIG_NAMES = {                                            # what configs call 
     "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.sliding_window": "sliding_window"}
 SCALING = {"rope.scaling.type": "rope_type", "rope.scaling.factor": "factor",
            "rope.scaling.original_context_length": "original_max_position_embeddings"}
+DEFAULT_SCALING = "linear"                                   # what silence means where there is a factor; 0 is none
+                                                             # (llama.cpp, load_hparams)
 KNOWN_KEYS = "vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.finetuned"
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -134,18 +136,32 @@ def config(found: Header, file: Path) -> dict[str, Any]:
         raise InputError(f"{file}: {kind}.{min(unknown)} is {own[min(unknown)]!r:.40}: the model would be computed "
                          "without it")
     made = {CONFIG_NAMES[name]: value for name, value in own.items() if name in CONFIG_NAMES}
-    scaling = {SCALING[name]: value for name, value in own.items() if name in SCALING}
-    if scaling.get("rope_type", "none") != "none": made["rope_scaling"] = scaling
+    scaling = {"rope_type": DEFAULT_SCALING} | {SCALING[name]: value for name, value in own.items() if name in SCALING}
+    scaled = scaling["rope_type"] != DEFAULT_SCALING or scaling.get("factor", 0) != 0
+    if scaled and scaling["rope_type"] != "none": made["rope_scaling"] = scaling
     heads, width = made.get("num_attention_heads"), made.get("hidden_size")
     columns = made.get("head_dim") or (width // heads if type(heads) is type(width) is int and heads else None)
-    if columns and type(turning := own.get("rope.dimension_count")) is int:
-        made["partial_rotary_factor"] = turning / columns
+    if type(columns) is int:
+        turning, values = (own.get(name, columns) for name in ("rope.dimension_count", "attention.value_length"))
+        if type(turning) is not int or not 1 <= turning <= columns:
+            raise InputError(f"{file}: {kind}.rope.dimension_count is {turning!r:.40}: it must be a whole number from "
+                             f"1 to {columns}, a head's columns")
+        if values != columns:
+            raise InputError(f"{file}: {kind}.attention.value_length is {values!r:.40}: it must be {columns}, as of "
+                             "queries and keys")
+        made["partial_rotary_factor"] = share(turning, columns)
     rows = found.tensors[
         "token_embd.weight"].shape[0] if "token_embd.weight" in found.tensors else own.get("vocab_size")
     family = "mistral" if kind == "llama" and "sliding_window" in made else kind
     return made | dict(model_type=family, architectures=[FAMILIES[kind]], vocab_size=rows,
                        tie_word_embeddings="output.weight" not in found.tensors,
                        attention_bias="blk.0.attn_q.bias" in found.tensors)
+
+
+def share(some: int, of: int) -> float:
+    """The number that gives so many when it is taken times all of them and what is behind the point is cut off."""
+    near = some / of
+    return near if int(near * of) == some else nextafter(near, 1)
 
 
 def rename_tensors(found: Header, called: Mapping[str, str], permuted: tuple[str, ...],

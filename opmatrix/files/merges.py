@@ -2,7 +2,7 @@
 is named."""
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from formats.core.errors import InputError
 from opmatrix.pipelines.text import unpanicked
@@ -12,9 +12,18 @@ CONTROL, OWN = 3, 4                                         # types of tokens th
 SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
          r"|\s*[\r\n]+|"
          r"\s+(?!\S)|\s+")
-RULES = {                                                   # by name: a pattern, or GPT-2's, with or without each digit
-                                                            # apart
-    "gpt-2": None, "default": None, "smollm": "digits", "llama-bpe": SPLIT.format("{1,3}"), "qwen2": SPLIT.format("")}
+
+
+class Rule(NamedTuple):
+    """How words are cut: by a pattern, or as GPT-2's, with or without each digit apart; whether whole words go before
+    merges, and whether texts begin with a token of their own where the file says nothing (llama.cpp, llama-vocab)."""
+    split: str | None = None
+    whole: bool = False
+    begins: bool = False
+
+
+RULES = {"gpt-2": Rule(), "default": Rule(), "smollm": Rule("digits"), "qwen2": Rule(SPLIT.format("")),
+         "llama-bpe": Rule(SPLIT.format("{1,3}"), True, True)}              # by the name of a pre-tokenizer
 
 
 @unpanicked()
@@ -32,22 +41,40 @@ def tokenizer(said: Mapping[str, Any], rows: int, file: Path) -> str:
     if len(kinds) != rows: raise InputError(f"{file}: {len(kinds)} types of {rows} tokens: take another file")
     vocabulary = {token: at for at, token in enumerate(tokens)}
     if len(vocabulary) != rows: raise InputError(f"{file}: a token is in the vocabulary twice: take another file")
-    rule = said.get(f"{KEY}pre", "default")
+    rule = RULES[said.get(f"{KEY}pre", "default")]
+    first, last = (special(said, f"{end}_token", default, tokens, file)
+                   for end, default in (("bos", rule.begins), ("eos", False)))
+    if switch(said, "add_sep_token", False, file):
+        raise InputError(f"{file}: {KEY}add_sep_token is True: texts would be read without it: take another file")
     try:
         pairs = [tuple(merge.split(" ", 1)) for merge in merges]
-        made = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=rule == "llama-bpe"))
-        made.pre_tokenizer, made.decoder = before(RULES[rule]), tokenizers.decoders.ByteLevel()
+        made = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=rule.whole))
+        made.pre_tokenizer, made.decoder = before(rule.split), tokenizers.decoders.ByteLevel()
         for wanted in (CONTROL, OWN):
             added = [tokenizers.AddedToken(token, special=wanted == CONTROL, normalized=False)
                      for token, kind in zip(tokens, kinds, strict=True) if kind == wanted]
             (made.add_special_tokens if wanted == CONTROL else made.add_tokens)(added)
-        if said.get(f"{KEY}add_bos_token", False):
-            first = tokens[said[f"{KEY}bos_token_id"]]
-            made.post_processor = processors.TemplateProcessing(single=f"{first} $A",
-                                                                special_tokens=[(first, vocabulary[first])])
+        if first or last:
+            made.post_processor = processors.TemplateProcessing(
+                single=[*first, "$A", *last],
+                special_tokens=[(each, vocabulary[each]) for each in dict.fromkeys(first + last)])
     except Exception as error:
         raise InputError(f"{file}: its vocabulary is no tokenizer ({error!s:.200}): get it again") from error
     return str(made.to_str())
+
+
+def switch(said: Mapping[str, Any], name: str, default: bool, file: Path) -> bool:
+    """What is true or false of a tokenizer."""
+    if type(found := said.get(KEY + name, default)) is bool: return found
+    raise InputError(f"{file}: {KEY}{name} is {found!r:.40}: it must be true or false")
+
+
+def special(said: Mapping[str, Any], name: str, default: bool, tokens: list[str], file: Path) -> list[str]:
+    """The token that every text begins or ends with, if the file, or its silence, says so."""
+    if not switch(said, f"add_{name}", default, file): return []
+    if type(at := said.get(f"{KEY}{name}_id")) is int and 0 <= at < len(tokens): return [tokens[at]]
+    raise InputError(f"{file}: {KEY}{name}_id is {at!r:.40}: texts have it, so it must be a whole number below "
+                     f"{len(tokens)}")
 
 
 def listed(said: Mapping[str, Any], name: str, file: Path) -> list[Any]:

@@ -12,6 +12,8 @@ from ggufs import WORDS, write
 from formats.core.errors import InputError
 from formats.disk.files import parse_json
 from opmatrix.files.checkpoint import Checkpoint, open_model
+from opmatrix.files.gguf import share
+from opmatrix.files.merges import RULES
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 
@@ -62,6 +64,35 @@ def test_a_head_of_its_own_and_a_window(tmp_path):
     made = open_model(write(tmp_path / "own.gguf", {"llama.attention.sliding_window": 3}, {"output.weight": head}))
     assert made.config["model_type"] == "mistral" and not made.config["tie_word_embeddings"]
     assert np.array_equal(made.at("lm_head.weight").array, head)
+
+
+@pytest.mark.parametrize("said, turns", [
+    ({}, 1), ({"type": "none", "factor": 4.0}, 1), ({"factor": 4.0}, 4), ({"type": "linear", "factor": 4.0}, 4),
+    ({"factor": 0.0}, 1), ({"type": "linear"}, 1), ({"factor": 1.0}, 1), ({"type": "linear", "factor": 0.0}, 1)])
+def test_positions_are_scaled_as_the_file_or_its_silence_says(tmp_path, said, turns):
+    """As llama.cpp's load_hparams: linear where there is a factor and no type; no factor, or 0, is none."""
+    keys = {f"llama.rope.scaling.{name}": value for name, value in said.items()}
+    found = dense(open_model(write(tmp_path / "scaled.gguf", keys)).operator(), BATCH)
+    plainly = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": float(turns)} if turns > 1 else {}
+    assert np.array_equal(found, dense(open_model(write(tmp_path / "plain.gguf", plainly)).operator(), BATCH))
+    unscaled = dense(open_model(write(tmp_path / "unscaled.gguf")).operator(), BATCH)
+    assert np.array_equal(found, unscaled) == (turns == 1)
+
+
+def test_as_many_columns_turn_as_the_file_says():
+    for columns in range(2, 260):
+        for turning in range(1, columns + 1): assert int(columns * share(turning, columns)) == turning
+
+
+@pytest.mark.parametrize("turning", [2, 4, 6])
+def test_some_columns_of_a_head_turn(tmp_path, turning):
+    made = open_model(write(tmp_path / "some.gguf", {"llama.rope.dimension_count": turning}))
+    said = dict(num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5, hidden_size=32, num_hidden_layers=2)
+    w = {name: made.at(name).array.astype(np.float64) for name in map(ours, ggufs.shapes())}
+    turns = 300.0 ** (-np.arange(0, turning, 2) / turning)
+    hidden = np.concatenate([plain.llama(said, w, one.tokens, frequencies=turns) for one in BATCH])
+    scores = hidden @ w["embed_tokens.weight"].T
+    np.testing.assert_allclose(dense(made.operator(), BATCH), scores, rtol=1e-10, atol=1e-11)
 
 
 HALVES = {1: lambda x: x.astype("<f2"), 30: lambda x: (x.view("<u4") >> 16).astype("<u2")}
@@ -115,8 +146,27 @@ VOCABULARIES = {
     "a merge of nothing": ({"tokenizer.ggml.merges": ["x"]}, "its vocabulary is no tokenizer"),
     "a merge of strangers": ({"tokenizer.ggml.merges": ["é é"]}, "its vocabulary is no tokenizer"),
     "no first": ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 99},
-                 "its vocabulary is no tokenizer"),
+                 "tokenizer.ggml.bos_token_id is 99: texts have it, so it must be a whole number below 40"),
+    "no last": ({"tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.eos_token_id": None},
+                "tokenizer.ggml.eos_token_id is None"),
+    "first in words": ({"tokenizer.ggml.add_bos_token": "yes"}, "tokenizer.ggml.add_bos_token is 'yes': it must be"),
+    "last as a number": ({"tokenizer.ggml.add_eos_token": 1}, "tokenizer.ggml.add_eos_token is 1: it must be true"),
+    "another end": ({"tokenizer.ggml.add_sep_token": True}, "tokenizer.ggml.add_sep_token is True: texts would be read "
+                                                            "without it"),
 }
+
+
+@pytest.mark.parametrize("last", [None, False, True])
+@pytest.mark.parametrize("first", [None, False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_texts_begin_and_end_as_the_file_or_its_silence_says(tmp_path, rule, first, last):
+    """As llama.cpp's llama_vocab::impl::load: of the rules that are read here, those of LLaMA 3 alone begin texts
+    where nothing is said; nothing is ended."""
+    said = {"tokenizer.ggml.pre": rule, "tokenizer.ggml.add_bos_token": first, "tokenizer.ggml.add_eos_token": last,
+            "tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
+    tokens = open_model(write(tmp_path / "small.gguf", said)).tokenizer().encode("the").tokens.tolist()
+    begins = rule == "llama-bpe" if first is None else first
+    assert tokens == [0] * begins + [ggufs.TOKENS.index("the")] + [1] * bool(last)
 
 
 @pytest.mark.parametrize("wrong", VOCABULARIES)
@@ -171,6 +221,16 @@ DAMAGE = {
     "a layer too few": (saying("llama.block_count", 3), r"tensor 'layers\.2\..*' is missing"),
     "another width": (saying("llama.embedding_length", 64), "tensor 'token_embd.weight' is 40 × 32, but .* leads to 40 "
                                                             "× 64"),
+    "turns of no columns": (saying("llama.rope.dimension_count", 0), "dimension_count is 0: it must be a whole number "
+                                                                     "from 1 to 8"),
+    "turns of more columns": (saying("llama.rope.dimension_count", 10), "dimension_count is 10: it must be"),
+    "turns of part of a column": (saying("llama.rope.dimension_count", 4.0), "dimension_count is 4.0: it must be"),
+    "turns in words": (saying("llama.rope.dimension_count", "all"), "dimension_count is 'all': it must be"),
+    "turns of an odd number": (saying("llama.rope.dimension_count", 7), "an even number of its columns turn, not 7"),
+    "values of their own": (saying("llama.attention.value_length", 4), "value_length is 4: it must be 8"),
+    "a factor in words": (saying("llama.rope.scaling.factor", "4"), "factor is '4': it must be a number"),
+    "a negative factor": (saying("llama.rope.scaling.factor", -2.0), "factor is -2.0: it must be a number"),
+    "scaling of another kind": (saying("llama.rope.scaling.type", "longrope"), "rope_type is 'longrope': it must be"),
     "heads that share badly": (saying("llama.attention.head_count_kv", 3), "num_key_value_heads is 3: it must be a "
                                                                            "divisor"),
     "no finite numbers": (partial(write, tensors={NORM: np.full(32, np.nan)}),
