@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from formats.disk.files import fill, read_json, reason, shown
 from opmatrix.files.mapped import GAP, pieces, write_tensors
+from opmatrix.files.placing import recover, replace_directory
 from opmatrix.files.storage import APART, KIND, NAMED_VERSION, PROGRAM, SHARDS, SHARED, VERSION, WEIGHTS
 from opmatrix.program import Program
 
@@ -24,15 +25,15 @@ OURS = (*FILES, DERIVATION, REPORT)
 
 
 def save(program: Program, directory: str | Path) -> None:
-    """Write the program's directory. It appears by one renaming, complete. A program that was there is replaced; what
+    """Write the program's directory. It appears at once, complete. A program that was there is replaced; what
     else lay in its directory is kept. InputError where something else is there, or it cannot be written."""
     with replacing_program(directory) as fresh: write_program(program, fresh)
 
 
 @contextmanager
 def replacing_program(directory: str | Path) -> Generator[Path]:
-    """A fresh directory to write a program into, and its front. When the block ends it takes its place by one renaming;
-    what lay there and was no program is kept. Where the block raises, or is interrupted, what was there stays. Raises
+    """A fresh directory to write a program into, and its front. When the block ends it takes its place at once; what
+    lay there and was no program is kept. Where the block raises, or is interrupted, what was there stays. Raises
     InputError."""
     target = vacant(directory)
     with fresh_directory(target, directory) as fresh:
@@ -41,7 +42,7 @@ def replacing_program(directory: str | Path) -> Generator[Path]:
         once(fresh)
         for file in fresh.rglob("*"):
             if file.is_file(): flush(file)
-        swap(fresh, target)
+        replace_directory(fresh, target, FILES)
 
 
 def attempt(directory: str | Path) -> None:
@@ -79,6 +80,7 @@ def vacant(directory: str | Path) -> Path:
     try:
         if named.is_symlink(): raise InputError(f"{words}: it is a link: name the directory itself")
         target, here = named.resolve(), Path.cwd()
+        recover(target)
         if target in (here, *here.parents):
             raise InputError(f"{words}: it is or holds the working directory: name another one")
         taken = exists(target)
@@ -220,24 +222,3 @@ def link(there: Path, file: Path) -> None:
 def flush(file: Path) -> None:
     """Waits until a file is on the disk."""
     with file.open("r+b") as opened: os.fsync(opened.fileno())
-
-
-def swap(fresh: Path, target: Path) -> None:
-    """Put the fresh directory in the target's place, and into it what lay there beside the old program and is not made
-    anew. Where that fails or is interrupted, all is put back."""
-    old, moved = fresh.with_name(f"{fresh.name}.old"), list[str]()
-    try:
-        if target.exists(): target.rename(old)
-        fresh.rename(target)
-        for name in sorted(path.name for path in old.iterdir()) if old.exists() else ():
-            if name in FILES or (target / name).exists(): continue
-            moved.append(name)
-            (old / name).rename(target / name)
-    except BaseException:
-        for name in moved:
-            with suppress(FileNotFoundError): (target / name).rename(old / name)
-        if old.exists():
-            if target.exists(): target.rename(fresh)
-            old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)

@@ -12,6 +12,7 @@ from formats.core.errors import InputError
 from formats.disk.files import open_regular, read_json, read_text
 from opmatrix.files import certified
 from opmatrix.files.mapped import AGAIN, DTYPES, ArrayFile, Digest, Part
+from opmatrix.files.placing import recover
 from opmatrix.files.tensors import Tensor, is_printable, tensors
 from opmatrix.pipelines.pooling import Pooling
 from opmatrix.program import ARRAY, Constant, Program, Step
@@ -33,6 +34,7 @@ def load(directory: str | Path, copy: bool = False) -> Program:
     if not isinstance(directory, str | Path): raise TypeError(f"a saved program is a directory, not {directory!r:.60}")
     directory = Path(directory)
     file, weights = directory / PROGRAM, directory / WEIGHTS
+    recover(directory.absolute())
     if not exists(file): raise InputError(f"{directory}: no {PROGRAM} in it: give the directory of a saved program")
     found = read_object(file)
     if (kind := found.get("kind")) != KIND: raise InputError(f"{file}: kind is {kind!r:.80}, not {KIND!r}")

@@ -20,7 +20,7 @@ from test_cli import command, patched, refused  # noqa: F401
 
 from formats.core.errors import InputError
 from formats.disk import files
-from opmatrix.files import saving
+from opmatrix.files import placing, saving
 from opmatrix.pipelines.embed import MAX_LINE_BYTES, embed_texts, quantity
 from opmatrix.program import Program
 from rewrites.command.report import Report
@@ -101,23 +101,102 @@ def full(*_): raise OSError(errno.ENOSPC, "No space left on device")
 def stopped(*_): raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("failing", [full, stopped])
-@pytest.mark.parametrize("step", range(5))
-def test_a_save_that_fails_at_any_step_leaves_what_was_there(program, tmp_path, monkeypatch, failing, step):
-    """Of the renames that put a program into its place each fails in turn; so does the first writing to the disk."""
-    place, steps = written(program, tmp_path / "place"), [0]
+def keep(place):
+    """What is the user's beside a program: a file, a link, directories within one another."""
+    (place / "notes" / "deeper").mkdir(parents=True)
+    (place / "notes" / "deeper" / "mine.txt").write_text("mine")
     (place / "notes.txt").write_text("mine")
-    before, rename = contents(tmp_path), Path.rename
+    (place / "link").symlink_to("notes.txt")
 
-    def counted(*given):
-        steps[0] += 1
-        return failing() if steps[0] == step else rename(*given)
-    if step: monkeypatch.setattr(Path, "rename", counted)
-    else: monkeypatch.setattr(saving, "flush", failing)
-    with pytest.raises(KeyboardInterrupt if failing is stopped
-                       else InputError), saving.replacing_program(place) as fresh:
-        saving.write_program(program.replace(model="other"), fresh)
-    assert contents(tmp_path) == before
+
+def laid(place, said):
+    """A directory of two files that say the same."""
+    place.mkdir(parents=True)
+    for name in ("program.json", "weights"): (place / name).write_text(said)
+    return place
+
+
+def replace_by(said, place):
+    """The directory at a place by one that says something else, as a save does it."""
+    with saving.fresh_directory(place, place) as fresh:
+        for name in ("program.json", "weights"): (fresh / name).write_text(said)
+        placing.replace_directory(fresh, place, ("program.json", "weights"))
+
+
+def at_line(wanted, act):
+    """A trace that acts at one line of the module that puts programs into their places; how many it has met."""
+    met = [0]
+    def local(frame, event, _):
+        if event == "line":
+            met[0] += 1
+            if met[0] == wanted: act()
+        return local
+    return met, lambda frame, event, _: local if frame.f_code.co_filename == placing.__file__ else None
+
+
+def lines_of(run):
+    """How many lines of that module a run passes."""
+    met, trace = at_line(0, None)
+    sys.settrace(trace)
+    try: run()
+    finally: sys.settrace(None)
+    return met[0]
+
+
+@pytest.fixture(params=["at once", "by two renamings"])
+def exchanging(request, monkeypatch):
+    """As the system does it, and as one that cannot exchange two directories."""
+    if request.param != "at once": monkeypatch.setattr(placing, "exchange", lambda *_: False)
+    elif not sys.platform.startswith("linux"): pytest.skip("directories are exchanged on Linux")
+
+
+def test_a_save_that_fails_at_any_line_leaves_what_was_there(tmp_path, exchanging):
+    """Or has put the new program there, with all that is the user's; nothing is left beside it."""
+    keep(laid(tmp_path / "old", "old"))
+    place, before, outcomes = tmp_path / "work" / "place", contents(tmp_path / "old"), set()
+    shutil.copytree(tmp_path / "old", place, symlinks=True)
+    lines = lines_of(lambda: replace_by("new", place))
+    replaced = contents(place)
+    for line in range(1, lines + 1):
+        shutil.rmtree(place.parent)
+        shutil.copytree(tmp_path / "old", place, symlinks=True)
+        _, trace = at_line(line, (full, stopped)[line % 2])
+        sys.settrace(trace)
+        try: replace_by("new", place)
+        except (InputError, KeyboardInterrupt): pass
+        finally: sys.settrace(None)
+        found = contents(place)
+        assert found in (before, replaced) and "notes/deeper/mine.txt" in found, line
+        assert [*place.parent.iterdir()] == [place] or found == replaced
+        outcomes.add(found == before)
+    assert outcomes == {True, False} and lines > 12
+
+
+def test_a_save_that_is_killed_at_any_line_leaves_one_program_or_the_other(tmp_path, exchanging):
+    """Killed: nothing is done any more. What was the user's is there, too; the next save goes on from there."""
+    keep(place := laid(tmp_path / "place", "0"))
+    lines, found = lines_of(lambda: replace_by("0", place)), ["0"]
+    for line in range(1, lines + 1):
+        if not (killed := os.fork()):
+            sys.settrace(at_line(line, lambda: os._exit(9))[1])
+            replace_by(str(line), place)
+            os._exit(0)
+        assert os.waitpid(killed, 0)[1] >> 8 in (0, 9)
+        placing.recover(place)
+        found.append((place / "program.json").read_text())
+        assert found[-1] == (place / "weights").read_text() and found[-1] in (found[-2], str(line))
+        assert (place / "notes" / "deeper" / "mine.txt").read_text() == (place / "link").read_text() == "mine"
+    replace_by("other", place)
+    assert (place / "program.json").read_text() == "other" and lines > 12 and 5 < len({*found}) < lines
+
+
+def test_a_program_that_waits_beside_its_place_is_loaded_and_replaced(program, tmp_path):
+    for act in (Program.load, program.save):
+        place = written(program, tmp_path / "place")
+        place.rename(placing.aside(place))
+        act(place)
+        assert Program.load(place).hash == program.hash and (place / "front").is_dir()
+        assert [*tmp_path.iterdir()] == [place]
 
 
 @pytest.mark.parametrize("out, words", [
