@@ -126,7 +126,8 @@ class Program:
     __call__ = run
 
     def run_all(self, batch: Given) -> dict[str, Floats]:
-        """Every output by name, as one run gives them. Raises as `run` does."""
+        """Every output by name, as one run gives them; those that are one value are one array. Raises as `run`
+        does."""
         return dict(zip(self.outputs, self.schedule.run(batched(batch)), strict=True))
 
     def exact(self, batch: Given, constants: Mapping[str, NDArray[Any]] | None = None, rounded: bool = True) -> Exact:

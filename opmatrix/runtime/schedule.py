@@ -228,7 +228,7 @@ class Schedule:
         called = sum(isinstance(each, Called) for each in self.segments)
         inputs = sum(each.held(extents) for each in self.segments if isinstance(each, Recorded))
         held = self.cached * extents[C] if self.state else 0
-        more = sum(self.calls[at].shape.size.at(extents) for at in self.results[1:])       # copies
+        more = sum(self.calls[at].shape.size.at(extents) for at in {*self.results} - {self.result})     # copies
         return int(self.laid(self.crossing, extents).end + 2 * LINE + sum(within.values()) + inputs + held + more
                    + objects(called))
 
@@ -268,13 +268,15 @@ class Schedule:
 
     def run(self, batch: Any) -> list[NDArray[np.float32]]:
         """The outputs' rows. Buffers of the whole batch are of this call alone; the first output lies in one, the
-        others are copied from them. Called back while this thread records, it runs apart from that."""
+        others are copied from them, each value once: outputs that are one value are one array. Called back while this
+        thread records, it runs apart from that."""
         from formats.kernels.engine.launch import RECORDING
         if RECORDING.get(): return Context().run(self.run, batch)
         values = self.begun(batch)
         for segment in self.segments: segment.run(values)
-        first, *more = self.results
-        return [np.asarray(values[first]), *(np.array(values[at]) for at in more)]
+        rows = {self.result: np.asarray(values[self.result])}
+        rows |= {at: np.array(values[at]) for at in {*self.results} - rows.keys()}
+        return [rows[at] for at in self.results]
 
     def timed(self, batch: Any) -> dict[int, float]:
         """Seconds of each step of one run, by the number of its call, as the run itself sees them."""

@@ -1,6 +1,7 @@
 """What crosses the border of a program: several outputs, matrices that enter, spaces of a batch's own, and what files
 say of them."""
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -153,6 +154,27 @@ def test_several_outputs_are_one_program(laws, tmp_path):
         for name, term in model.items(): assert relative(outputs[name], dense(term, RAGGED)) < 1e-5
     assert max(verify_outputs(program, model, [RAGGED], unrounded(structure, emitter)).values()) < 1e-12
     verify_steps(program, [RAGGED])
+
+
+@pytest.mark.parametrize("count", [1, 2, 600])
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_outputs_that_are_one_value_are_one_array(count, others):
+    """However many names a value has: memory, said and taken, is that of the values."""
+    steps = [Step("scale", {"x": "x"}, {"factor": float(i)}, f"h{i}") for i in range(1 + others)]
+    names = {f"same{i}": "h0" for i in range(count)} | {f"other{i}.{j}": f"h{i}" for i in range(1, 1 + others)
+                                                        for j in range(count)}
+    once, many = (Program(steps, {}, each, inputs=[Port("x", "V", 1024)]) for each in (
+        {name: f"h{i}" for i, name in enumerate("abcd"[:1 + others])}, names))
+    batch = Batch(inputs={"x": np.ones((200, 1024), np.float32)})
+    assert once.peak_bytes(batch) == many.peak_bytes(batch)
+    many.run_all(batch)
+    tracemalloc.start()
+    try:
+        found = many.run_all(batch)
+        assert tracemalloc.get_traced_memory()[1] < many.peak_bytes(batch) + 200 * 1024
+    finally: tracemalloc.stop()
+    assert [*found] == [*names] and len({id(each) for each in found.values()}) == 1 + others
+    for name, value in names.items(): assert (found[name] == float(value[1:])).all()
 
 
 def test_optimize_states_the_worst_output(laws_known):
