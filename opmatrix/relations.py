@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.core.arrays import find_misfit
+from formats.core.errors import InputError
+
 __all__ = ["Relation", "relation"]
 
 
@@ -82,7 +85,7 @@ class Sparse(NamedTuple):
     @classmethod
     def of(cls, given: Any, where: str) -> Sparse:
         """From a scipy matrix or an array, whose zeros are absent. Raises ValueError for what is no matrix of finite
-        numbers, and for entries beyond its shape, which scipy does not look for."""
+        numbers of float32, and for entries beyond its shape, which scipy does not look for."""
         if isinstance(given, Sparse): made = given
         elif hasattr(given, "tocsr"):
             check_bounds(given, where)
@@ -100,7 +103,10 @@ class Sparse(NamedTuple):
             made = cls(starts.astype(np.int64), at.astype(np.int64), np.asarray(array[rows, at], np.float64),
                        array.shape)
         made.check(where)
-        if not np.isfinite(made.numbers).all(): raise ValueError(f"{where} has an entry that is no finite number")
+        if wrong := find_misfit(made.numbers):
+            (entry,), number = wrong
+            row = int(np.searchsorted(made.starts, entry, "right")) - 1
+            raise InputError(f"{where} has {number} in row {row}, column {made.at[entry]}")
         return made
 
     def check(self, where: str) -> None:

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from formats.core.arrays import find_misfit
+from formats.core.errors import InputError
+
 __all__ = ["Port", "Signature"]
 
 FLOAT, INTEGER = "float32", "int64"                         # of values; of fields of a batch
@@ -55,14 +58,13 @@ class Port:
         raise ValueError(f"{name}: {said!r:.80}, not [space, columns, heads, number type]")
 
     def matrix(self, given: Any, where: str) -> np.ndarray:
-        """The float64 numbers of a matrix, rows × columns or rows × heads × columns. Raises ValueError for another
-        shape, or what is no finite number."""
+        """The numbers of a matrix, rows × columns or rows × heads × columns. Raises ValueError for another shape, and
+        InputError for what is no finite number of float32."""
         found = np.asarray(given)
         wanted = (self.columns,) if self.heads == 1 else (self.heads, self.columns)
         if found.dtype.kind not in "fiu" or found.ndim != 1 + len(wanted) or found.shape[1:] != wanted:
             raise ValueError(f"{where} {self}: the batch gives {found.dtype}{list(found.shape)}")
-        if not np.isfinite(found).all():
-            raise ValueError(f"{where} {self}: the batch gives an entry that is no finite number")
+        if wrong := find_misfit(found): raise InputError(f"{where} {self}: the batch gives {wrong[1]} at {[*wrong[0]]}")
         return found
 
 

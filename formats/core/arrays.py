@@ -150,6 +150,18 @@ def all_finite(array: NDArray[Any]) -> bool:
     return all(np.isfinite(flat[at:at + (1 << 18)]).all() for at in range(0, flat.size, 1 << 18))
 
 
+def find_misfit(array: NDArray[Any]) -> tuple[tuple[int, ...], str] | None:
+    """Where the first number lies that float32 has none for, and the number in words; a megabyte at a time."""
+    flat = array.reshape(-1)
+    for at in range(0, flat.size, 1 << 18):
+        with np.errstate(over="ignore"): fits = np.isfinite(flat[at:at + (1 << 18)].astype(np.float32, copy=False))
+        if fits.all(): continue
+        found = flat[first := at + int(np.argmin(fits))]
+        why = "beyond float32, which has numbers to 3.4e38: scale it" if np.isfinite(found) else "no finite number"
+        return tuple(int(each) for each in np.unravel_index(first, array.shape)), f"{found:g}, {why},"
+    return None
+
+
 def read_sizes(name: str, fields: Mapping[str, Array], arrays: tuple[NDArray[Any], ...],
                known: Mapping[Any, int]) -> dict[Any, int]:
     """Every size, read off the arrays of a format where an axis is just that size; FormatError where one disagrees."""

@@ -6,6 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import standin
+from scipy import sparse
 from searched import RAGGED, Round, relative
 from searched import model as bert
 
@@ -99,6 +100,35 @@ def test_a_matrix_or_relation_that_does_not_fit_is_said(batch, words):
     program = found(MODEL, graph())[0]
     for use in (program.run, program.exact, program.peak_bytes):
         with pytest.raises(ValueError, match=words): use(batch)
+
+
+HUGE = float(np.finfo(np.float32).max)
+MOST = 2.0 ** 128 - 2.0 ** 103                            # from here on float32 has only infinity
+
+
+@pytest.mark.parametrize("number", [1e300, -1e300, np.inf, -np.inf, np.nan, MOST, -MOST])
+@pytest.mark.parametrize("at", [(0, 0), (6, 5), (3, 2)])
+def test_a_number_that_float32_has_not_is_named(at, number):
+    """In matrices of inputs, and in relations however they come."""
+    x, edges = np.ones((7, 6)), np.eye(7)
+    x[at] = number
+    with pytest.raises(InputError, match=rf"input features: V × 6 float32: .* at \[{at[0]}, {at[1]}\]") as error:
+        program = Program([Step("scale", {"x": "features"}, {"factor": 2.0}, "y")], {}, "y",
+                          inputs=[Port("features", "V", 6)])
+        program.run(Batch(inputs={"features": x}))
+    assert f"{number:g}, " in str(error.value) and "\n" not in str(error.value)
+    edges[at] = number
+    for relation_ in (edges, sparse.csr_matrix(edges), sparse.coo_matrix(edges)):
+        with pytest.raises(InputError, match=rf"relation 'edges' has .* in row {at[0]}, column {at[1]}") as error:
+            Batch(inputs={"features": np.ones((7, 6))}, relations={"edges": relation_})
+        assert f"{number:g}, " in str(error.value)
+
+
+@pytest.mark.parametrize("number", [HUGE, -HUGE, np.nextafter(MOST, 0), 2 ** 62, 5e-324])
+def test_the_largest_numbers_of_float32_are_taken(number):
+    port = Port("x", "V", 1)
+    assert np.isfinite(np.asarray(port.matrix(np.array([[number]]), "input"), np.float32)).all()
+    assert Batch(inputs={"x": np.ones((1, 1))}, relations={"r": np.array([[number]])}).relations["r"].numbers == number
 
 
 def test_a_matrix_that_enters_is_not_written_over():
