@@ -1,4 +1,5 @@
 """The command `opmatrix`. What must be in the environment before numpy is imported is put there first."""
+import errno
 import gc
 import os
 import sys
@@ -6,14 +7,16 @@ from typing import Any, NoReturn
 
 from rewrites.command.environment import prepare
 
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG              # of a disk, a share of it, a file
 OBJECTS = 50_000, 10, 10                                    # made before garbage is looked for: graphs are large and
                                                             # hold no cycles
 
 
 def main() -> None:
     """Runs a command. Exit status: 2 and one line on stderr for bad input; 70 for a fault in opmatrix, whose line names
-    the file that keeps it; 130 where it was interrupted; 1 where what was verified does not hold, or nobody reads what
-    is printed."""
+    the file that keeps it; 130 where it was interrupted; 1 where what was verified does not hold, or what is printed
+    cannot be written, in one line, or nobody reads it."""
+    attend_streams()
     try: run_command()
     except KeyboardInterrupt: exit_with("interrupted", 130)
 
@@ -34,14 +37,30 @@ def run_command() -> None:
     except INTERRUPTED:
         exit_with("interrupted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)        # what Python would still write at its end
+        discard(1)
         sys.exit(1)
     except MemoryError:
         exit_with("there is not enough memory for this model or batch", 2)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:             # what is asked for is an InputError by now
+            discard(1)
+            exit_with(f"{error.filename or 'what is printed'}: not written: {error.strerror}: make room there", 1)
         from rewrites.command.faults import STATUS, report_fault
         exit_with(report_fault(error), STATUS)
     sys.exit(status)
+
+
+def attend_streams() -> None:
+    """A closed standard output ends the command, before a file takes its number and is printed into; a closed standard
+    error is one that says nothing."""
+    if sys.stderr is None: sys.stderr = open(os.devnull, "w")
+    if sys.stdout is None: exit_with("standard output: it is closed: send it to a file, or to /dev/null", 2)
+
+
+def discard(*streams: int) -> None:
+    """What is still to be written to these at the end of the process goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams: os.dup2(nowhere, stream)
 
 
 def usage(error: Any) -> str:
@@ -53,7 +72,8 @@ def usage(error: Any) -> str:
 def exit_with(message: str, status: int) -> NoReturn:
     """One line on stderr, without what a terminal would obey, and the end."""
     from rewrites.command.outputs import printable
-    print(f"opmatrix: {printable(' '.join(message.split()))}", file=sys.stderr)
+    try: print(f"opmatrix: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
+    except OSError: discard(2)
     sys.exit(status)
 
 

@@ -1,10 +1,13 @@
 """What is not the user's error: status 70, one line, and a file that keeps all of it; what is the user's stays so."""
+import errno
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +17,7 @@ from searched import model
 from test_cli import command, patched, refused  # noqa: F401
 
 from formats.core.errors import InputError
+from rewrites import cli
 from rewrites.command import commands
 from rewrites.compiler.layers import parts
 from rewrites.law import SIMPLIFY, law, matrix, n, p, value
@@ -125,6 +129,38 @@ def test_nobody_reads_to_the_end(tmp_path):
                          text=True, cwd=tmp_path,
                          env=ENVIRONMENT)
     assert len(ran.stdout.splitlines()) == 1 and not ran.stderr and not [*tmp_path.iterdir()]
+
+
+class Full(io.RawIOBase):
+    """Takes no byte."""
+    def writable(self): return True
+    def write(self, some): raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("buffered", [True, False], ids=["whole", "by lines"])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["laws"], ["embed", "-h"], ["optimize", "-h"]])
+def test_a_full_output_is_a_line_and_no_fault(patched, monkeypatch, capfd, tmp_path, words, buffered):  # noqa: F811
+    """Whatever prints: commands, typer, its help."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "discard", lambda *streams: None)
+    monkeypatch.setattr(sys, "argv", ["opmatrix", *words])
+    full = io.TextIOWrapper(io.BufferedWriter(Full()), "utf-8", line_buffering=not buffered)
+    monkeypatch.setattr(sys, "stdout", full)
+    with pytest.raises(SystemExit) as end: cli.main()
+    said = "opmatrix: what is printed: not written: No space left on device: make room there\n"
+    assert (end.value.code, capfd.readouterr().err) == (1, said) and not [*tmp_path.iterdir()]
+    with suppress(OSError): full.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
+@pytest.mark.parametrize("redirected, status, words", [
+    ("> /dev/full", 1, "opmatrix: what is printed: not written: No space left on device: make room there\n"),
+    (">&-", 2, "opmatrix: standard output: it is closed: send it to a file, or to /dev/null\n"),
+    ("2>&-", 0, ""), ("> /dev/full 2>&1", 1, "")])
+def test_streams_that_take_nothing(tmp_path, redirected, status, words):
+    ran = subprocess.run(["bash", "-c", f"{sys.executable} -m rewrites.cli --version {redirected}"],
+                         capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT)
+    assert (ran.returncode, ran.stderr) == (status, words) and not [*tmp_path.iterdir()]
 
 
 def test_an_interruption_leaves_nothing(tmp_path):
