@@ -7,8 +7,8 @@ from formats.core.errors import InputError
 
 HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 FILES = ("config.json", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors", "tokenizer.json",
-         "modules.json", "config_sentence_transformers.json", "sentence_*_config.json", "*_Pooling/config.json",
-         "*_Normalize/config.json")
+         "tokenizer_config.json", "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",
+         "*/config.json")                                   # of modules: their folders are called as modules.json says
 BY_HAND = ("from transformers import AutoModel, AutoTokenizer; "
            "AutoModel.from_pretrained({0!r}).save_pretrained({1!r}); "
            "AutoTokenizer.from_pretrained({0!r}).save_pretrained({1!r})")

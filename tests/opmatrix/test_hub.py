@@ -1,6 +1,7 @@
 """Models by their names on the hub, from a stand-in for huggingface_hub: nothing here asks a network."""
 import sys
 from fnmatch import fnmatch
+from pathlib import Path
 from types import SimpleNamespace
 
 import checkpoints
@@ -25,9 +26,11 @@ def hub(monkeypatch, tmp_path):
         if repository != "org/small": raise OSError("404 Client Error.\nRepository Not Found")
         asked.append((repository, revision))
         (place := tmp_path / "cache").mkdir(exist_ok=True)
-        for file in there.iterdir():
-            if any(fnmatch(file.name, pattern) for pattern in allow_patterns) and not (place / file.name).exists():
-                (place / file.name).symlink_to(file)
+        for file in (file for file in there.rglob("*") if file.is_file()):
+            name = str(file.relative_to(there))
+            if any(fnmatch(name, pattern) for pattern in allow_patterns) and not (place / name).exists():
+                (place / name).parent.mkdir(exist_ok=True)
+                (place / name).symlink_to(file)
         return str(place)
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
@@ -48,6 +51,39 @@ def test_only_numbers_and_json_are_brought(hub):
     names = {file.name for file in hub.cache.iterdir()}
     assert "config.json" in names and "tokenizer.json" in names and len(names) == 5
     assert not {name for name in names if not name.endswith((".json", ".safetensors"))}
+
+
+OPENED: list[str] | None = None
+
+
+def note(event, arguments):
+    """An audit hook, which stays as long as the process: notes what is opened while somebody wants to know."""
+    if event == "open" and OPENED is not None: OPENED.append(str(arguments[0]))
+
+
+@pytest.mark.parametrize("folders", [("1_Pooling", "2_Normalize"), ("pooling", "last")])
+def test_all_that_is_read_of_a_directory_is_brought(hub, monkeypatch, folders):
+    """Every file that a directory with all of them is read from, and so the same tokens and pooling."""
+    checkpoints.pool(hub.there, "mean", files={
+        "config_sentence_transformers.json": {"prompts": {"query": "of "}, "default_prompt_name": "query"},
+        "sentence_bert_config.json": {"do_lower_case": True}, "tokenizer_config.json": {"model_max_length": 7},
+        "2_Normalize/config.json": {}})
+    said = (hub.there / "modules.json").read_text()
+    for name, other in zip(("1_Pooling", "2_Normalize"), folders, strict=True):
+        (hub.there / name).rename(hub.there / other)
+        said = said.replace(f'"path": "{name}"', f'"path": "{other}"')
+    (hub.there / "modules.json").write_text(said)
+    sys.addaudithook(note)
+    monkeypatch.setattr(sys.modules[__name__], "OPENED", [])
+    here = open_model(hub.there)
+    here.operator(True)
+    wanted = here.pooling(), here.tokenizer().encode("the bank " * 9).tokens.tolist(), here.positions
+    read = {str(Path(file).relative_to(hub.there)) for file in OPENED if str(file).startswith(f"{hub.there}/")}
+    assert {"tokenizer_config.json", f"{folders[0]}/config.json", "sentence_bert_config.json"} <= read
+    found = open_model("org/small")
+    assert read <= {str(file.relative_to(hub.cache)) for file in hub.cache.rglob("*")}
+    assert (found.pooling(), found.tokenizer().encode("the bank " * 9).tokens.tolist(), found.positions) == wanted
+    assert wanted[0].max_seq_length == 7 and wanted[0].lower and wanted[0].prompt == "of "
 
 
 def test_a_directory_comes_before_the_hub(hub, tmp_path, monkeypatch):
