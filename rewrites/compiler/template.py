@@ -1,13 +1,16 @@
 """A layer without its numbers: the text that enters the graph, and a table of the numbers by name. Layers of equal
 structure have equal text and share one graph."""
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from opmatrix.data import Data
 from opmatrix.shapes import Shape
 from opmatrix.signature import Port
 from opmatrix.term import KINDS, PROPERTIES, Operator
+from rewrites.compiler.sizing import asked, shrink
 from rewrites.laws import facts
 
 
@@ -86,32 +89,20 @@ class Template:
             built[entry.name] = Operator(KINDS[entry.kind], *children, *attributes)
         return built
 
-
-    def splits(self) -> set[tuple[int, int]]:
-        """Every number of heads that columns are cut into or joined from, with the columns of one."""
-        terms, found = self.instance(self.values), set[tuple[Any, Any]]()
-        for entry in self.entries:
-            if entry.kind == "compose" and terms[entry.children[1]].kind.name in ("heads", "join"):
-                which = entry.name if terms[entry.children[1]].kind.name == "heads" else entry.children[0]
-                found.add((terms[which].out.heads, terms[which].out.cols))
-        return {(heads, columns) for heads, columns in found if isinstance(heads, int) and isinstance(columns, int)}
-
-    def turns(self) -> set[tuple[int, int]]:
-        """Of every rotation half the columns that turn, and how many do not."""
-        tables = ((self.values[entry.attributes[0]], self.values[entry.attributes[2]]) for entry in self.entries
-                  if entry.kind == "rotate")
-        return {(cos.shape[1], rest) for cos, rest in tables}
-
-    def sums(self) -> set[tuple[int, int]]:
-        """The columns of values that stand side by side."""
-        terms = self.instance(self.values)
-        found = {tuple(terms[child].out.cols for child in entry.children) for entry in self.entries
-                 if entry.kind == "row"}
-        return {(a, b) for a, b in found if isinstance(a, int) and isinstance(b, int)}
-
     def shrunken(self, draw: Callable[[tuple[int, ...]], Any]) -> dict[str, Any]:
-        """Its values at small sizes that fit one another as its own do."""
-        return shrink(self.values, draw, self.splits(), self.turns(), self.sums())
+        """Its values at small sizes that fit one another as its own do; at its own, where such are not found."""
+        small = self.small_sizes()
+        return {name: shrunken(value, small, draw) for name, value in self.values.items()}
+
+    def small_sizes(self) -> dict[int, int]:
+        """A small size for each that its values have; nothing for those that stay, as all do where what a kind makes of
+        sizes cannot be followed."""
+        try:
+            small = shrink(asked(self.values, self.instance))
+            self.instance({name: shrunken(value, small, np.ones) for name, value in self.values.items()})
+        except (TypeError, ValueError):
+            return {}
+        return small
 
 
 def write_node(entry: Entry) -> str:
@@ -133,51 +124,6 @@ def find_facts(term: Operator, leaves: Sequence[Operator], measured: Sequence[st
     yield from (name for name in (PROPERTIES if term.kind.name == "symbol" else measured) if getattr(term, name))
 
 
-def shrink(values: dict[str, Any], draw: Callable[[tuple[int, ...]], Any],
-           splits: Iterable[tuple[int, int]] = (), turns: Iterable[tuple[int, int]] = (),
-           sums: Iterable[tuple[int, int]] = ()) -> dict[str, Any]:
-    """The same table at sizes of at most 16 or so: equal sizes stay equal, different ones different. `splits` are the
-    numbers of heads, each with the columns of one, whose product stays a product; where nobody says, a number that
-    divides a size is one of heads. `turns` are those of `Template.turns`, twice the first of which and the second stay
-    a head's columns; `sums` stay sums. Where not all of this can be, sizes stay as they are."""
-    counts, turns = {v for v in values.values() if type(v) is int}, [*turns]
-    parts = {a + b: (a, b) for a, b in sums}
-    sizes = sorted({s for v in values.values() for s in sizes_of(v)} | counts
-                   | {2 * half + rest for half, rest in turns}
-                   | {size for total, both in parts.items() for size in (total, *both)})
-    heads = counts - {rest for _, rest in turns}
-    small = products([*splits] or [(c, size // c) for c in heads for size in sizes if 1 < c < size and size % c == 0],
-                     turns)
-    for size in sizes:
-        if size not in small:
-            small[size] = sum(small[part] for part in parts[size]) if size in parts else \
-                next(even for even in range(4, 2 * len(small) + 8, 2) if even not in small.values())
-    if any(small[total] != small[a] + small[b] for total, (a, b) in parts.items()):
-        small = {size: size for size in {0, 1, *small}}
-    return {name: shrunken(value, small, draw) for name, value in values.items()}
-
-
-def products(pairs: Sequence[tuple[int, int]], turns: Sequence[tuple[int, int]] = ()) -> dict[int, int]:
-    """Small numbers for heads, for the columns of one and for both together, and for the columns that turn; the numbers
-    themselves where these are so much alike that no smaller ones are."""
-    small = {0: 0, 1: 1}
-    for power, heads in enumerate(sorted({heads for heads, _ in pairs} - {1})):
-        small[heads] = 2 ** (power + 1)
-    turned = {2 * half + rest: (half, rest) for half, rest in turns}
-    for number, columns in enumerate(sorted({columns for _, columns in pairs} | turned.keys())):
-        half, rest = turned.get(columns, (columns, 0))
-        small.setdefault(half, 3 + 2 * number)
-        small.setdefault(rest, 6 + 4 * number)
-        small.setdefault(columns, 2 * small[half] + small[rest])
-    same = all(small[2 * half + rest] == 2 * small[half] + small[rest] for half, rest in turns)
-    if same and all(small.setdefault(heads * columns, small[heads] * small[columns]) == small[heads] * small[columns]
-                    for heads, columns in pairs):
-        return small
-    whole = {size for heads, columns in pairs for size in (heads, columns, heads * columns)}
-    return {size: size for size in whole | {0, 1}
-            | {size for half, rest in turns for size in (half, rest, 2 * half + rest)}}
-
-
 def sizes_of(value: Any) -> tuple[int, ...]:
     if isinstance(value, Data):
         return tuple(value.array.shape)
@@ -193,10 +139,10 @@ def shrunken(value: Any, small: dict[int, int], draw: Callable[[tuple[int, ...]]
         return value if abs(value.array.item()) > 1e-3 else Data(abs(draw((1,))))
     if isinstance(value, Data):
         name = value.name or (f"{value.base.name}.T" if value.base and value.base.name else None)
-        return Data(draw(tuple(small[s] for s in value.array.shape)), name)     # what errors call it
+        return Data(draw(tuple(small.get(s, s) for s in map(int, value.array.shape))), name)   # what errors call it
     if isinstance(value, Port):
         return replace(value, columns=small.get(value.columns, value.columns),
                        heads=small.get(value.heads, value.heads))
     if isinstance(value, Shape):
         return Shape(*(small.get(s, s) if isinstance(s, int) else s for s in value))
-    return small[value] if type(value) is int else value
+    return small.get(value, value) if type(value) is int else value

@@ -1,0 +1,222 @@
+"""Small sizes that fit one another as those of a template do. What ties sizes is listed nowhere: sizes that remember
+what they are asked go through the shape rules of kinds (concolic execution: Godefroid, Klarlund, Sen 2005), and small
+ones are found of which every question has the answer that it had."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from math import prod
+from operator import eq, le, lt, mul
+from typing import Any, NamedTuple
+
+from opmatrix.data import Data, Promised
+from opmatrix.shapes import Shape
+from opmatrix.signature import Port
+from opmatrix.term import Operator
+
+Terms = tuple[tuple[tuple[int, ...], int], ...]             # of a polynomial in sizes: factors, how many times
+LARGEST, FIRST = 64, 4                                      # of small sizes, and that tried first for what is no factor
+TRIES = 3000                                                # sizes that may be given before all stay as they are
+
+
+def divides(a: int, b: int) -> bool: return b != 0 and a % b == 0
+
+
+class Question(NamedTuple):
+    """What was asked of two sizes: eq, lt, le or divides."""
+    asked: Callable[[int, int], bool]
+    left: Terms
+    right: Terms
+
+    def sizes(self) -> set[int]: return {size for terms in self[1:] for factors, _ in terms for size in factors}
+
+    def answer(self, small: Mapping[int, int]) -> bool:
+        left, right = (sum(times * prod(small[size] for size in factors) for factors, times in terms)
+                       for terms in self[1:])
+        return self.asked(left, right)
+
+
+class Answers(dict[Question, bool]):
+    """Every question with its answer, and the sizes it was about. A size is known by its number, so equal ones are
+    one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: set[int] = set()
+
+    def size(self, number: int) -> Any:
+        """A size that remembers what it is asked; none and one are what they are."""
+        if number < 2: return number
+        self.sizes.add(number)
+        return Traced.of(number, (((number,), 1),), self)
+
+    def ask(self, asked: Callable[[int, int], bool], a: Traced, b: Traced) -> bool:
+        answer = asked(int(a), int(b))
+        if a.terms != b.terms: self[Question(asked, a.terms, b.terms)] = answer
+        return answer
+
+
+class Traced(int):
+    """A size that knows what it was made of, and notes what is asked of it. A plain number from 3 on that it meets is
+    the size of that number; 2 is what doubles."""
+    terms: Terms
+    answers: Answers
+
+    @classmethod
+    def of(cls, number: int, terms: Terms, answers: Answers) -> Traced:
+        made = cls(number)
+        made.terms, made.answers = terms, answers
+        return made
+
+    def met(self, other: Any) -> Any:
+        """What it meets, as such a size."""
+        if isinstance(other, Traced): return other
+        if not isinstance(other, int): return NotImplemented
+        return self.answers.size(other) if other > 2 else Traced.of(other, (((), int(other)),), self.answers)
+
+    def __hash__(self) -> int: return hash((id(self.answers), self.terms))
+
+
+def combined(sign: int) -> Callable[[Traced, Traced], Any]:
+    def add(a: Traced, b: Traced) -> Any:
+        count: dict[tuple[int, ...], int] = {}
+        for factors, times in chain(a.terms, ((factors, sign * times) for factors, times in b.terms)):
+            count[factors] = count.get(factors, 0) + times
+        return gathered(int(a) + sign * int(b), count, a.answers)
+    return add
+
+
+def multiplied(a: Traced, b: Traced) -> Any:
+    count: dict[tuple[int, ...], int] = {}
+    for one, times in a.terms:
+        for other, again in b.terms:
+            factors = tuple(sorted(one + other))
+            count[factors] = count.get(factors, 0) + times * again
+    return gathered(mul(int(a), int(b)), count, a.answers)
+
+
+def gathered(number: int, count: Mapping[tuple[int, ...], int], answers: Answers) -> Any:
+    """A sum of terms; a plain number where no size is left in it."""
+    terms = tuple(sorted((factors, times) for factors, times in count.items() if times))
+    return Traced.of(number, terms, answers) if any(factors for factors, _ in terms) else number
+
+
+def divided(a: Traced, b: Traced) -> Any:
+    """The size of that number; b times it is a, or less by what is left over."""
+    quotient = a.met(int(a) // int(b))
+    product = a.met(multiplied(quotient, b))
+    if not a.answers.ask(divides, a, b):
+        a.answers.ask(le, product, a)
+        a.answers.ask(lt, a, a.met(combined(1)(product, b)))
+    else: a.answers.ask(eq, product, a)
+    return quotient if int(quotient) > 1 else int(quotient)
+
+
+def left_over(a: Traced, b: Traced) -> int:
+    a.answers.ask(divides, a, b)
+    return int(a) % int(b)
+
+
+def compared(asked: Callable[[int, int], bool], a: Traced, b: Traced) -> bool: return a.answers.ask(asked, a, b)
+
+
+def turned(does: Callable[[Traced, Traced], Any]) -> Callable[[Traced, Traced], Any]: return lambda a, b: does(b, a)
+
+
+OPERATIONS: dict[str, Callable[[Traced, Traced], Any]] = {
+    "add": combined(1), "sub": combined(-1), "mul": multiplied, "floordiv": divided, "mod": left_over}
+QUESTIONS: dict[str, Callable[[Traced, Traced], Any]] = {
+    "eq": partial(compared, eq), "lt": partial(compared, lt), "le": partial(compared, le),
+    "ne": lambda a, b: not compared(eq, a, b), "gt": turned(partial(compared, lt)),
+    "ge": turned(partial(compared, le))}
+
+
+def method(does: Callable[[Traced, Traced], Any]) -> Callable[[Traced, Any], Any]:
+    def applied(self: Traced, other: Any) -> Any:
+        met = self.met(other)
+        return met if met is NotImplemented else does(self, met)
+    return applied
+
+
+for name, does in OPERATIONS.items():
+    setattr(Traced, f"__{name}__", method(does))
+    setattr(Traced, f"__r{name}__", method(turned(does)))
+for name, does in QUESTIONS.items(): setattr(Traced, f"__{name}__", method(does))
+
+
+def traced(name: str, value: Any, answers: Answers) -> Any:
+    """A value of a template with sizes that remember what they are asked."""
+    size = answers.size
+    if isinstance(value, Data): return Promised(f"{name} {id(answers)}", tuple(map(size, value.shape)))
+    if isinstance(value, Port): return replace(value, columns=size(value.columns), heads=size(value.heads))
+    if isinstance(value, Shape): return Shape(*(size(s) if isinstance(s, int) else s for s in value))
+    if hasattr(value, "merge") and (value.width or 0) > 1: return asking(value, answers)
+    return size(value) if type(value) is int else value
+
+
+def asking(monoid: Any, answers: Answers) -> Any:
+    """A monoid that gives several columns, which stay as many; it asks whether as many numbers are merged."""
+    width = answers.size(monoid.width)
+    answers[Question(eq, width.terms, (((), monoid.width),))] = True
+
+    def count(merged: Any) -> Any:
+        if isinstance(merged, int): answers.ask(le, width, width.met(merged))
+        return monoid.width
+    return type(monoid.__name__, (monoid,), {"count": staticmethod(count)})
+
+
+def asked(values: Mapping[str, Any], instance: Callable[[dict[str, Any]], Mapping[str, Operator]]) -> Answers:
+    """What the shape rules of kinds ask of the sizes of a template, and what its terms' sizes are made of."""
+    answers = Answers()
+    built = instance({name: traced(name, value, answers) for name, value in values.items()})
+    for term in built.values():
+        for size in (*term.into, *term.out):
+            if isinstance(size, Traced): size.__eq__(answers.size(int(size)))
+        for shape in [each for each in [*term.shapes] if any(isinstance(size, Traced) for size in each)]:
+            term.shapes.pop(shape, None)                    # terms without sizes of their own live on
+    return answers
+
+
+def shrink(answers: Answers) -> dict[int, int]:
+    """A small number for each size, another for each, so that every answer is what it was; sizes that have none stay as
+    they are. Nothing where that is not found soon."""
+    products = {size for question in answers for terms in question[1:] for factors, _ in terms
+                if len(factors) > 1 or question.asked is divides for size in factors}
+    domains = {size: candidates(size, 2 if size in products else FIRST) for size in answers.sizes}
+    about = {size: [(question, question.sizes()) for question in answers if size in question.sizes()]
+             for size in answers.sizes}
+    left = [TRIES]
+
+    def search(small: dict[int, int], domains: dict[int, list[int]]) -> dict[int, int] | None:
+        if not domains: return small
+        size = min(domains, key=lambda each: (len(domains[each]), each))
+        for number in domains[size]:
+            left[0] -= 1
+            if left[0] < 0: return None
+            more = small | {size: number}
+            rest = {each: [n for n in able if n != number] for each, able in domains.items() if each != size}
+            for question, sizes in about[size]:
+                narrow(question, answers[question], sizes, more, rest)
+            if all(rest.values()) and (found := search(more, rest)) is not None: return found
+        return None
+
+    start = {size: [n for n in able if all(question.answer({size: n}) == answers[question]
+                                           for question, sizes in about[size] if sizes == {size})]
+             for size, able in domains.items()}
+    return search({}, start) or {}
+
+
+def narrow(question: Question, answer: bool, sizes: Iterable[int], small: Mapping[int, int],
+           domains: dict[int, list[int]]) -> None:
+    """Leaves the last size that a question is about the numbers that answer it so."""
+    open_sizes = [size for size in sizes if size not in small]
+    if len(open_sizes) == 1:
+        size = open_sizes[0]
+        domains[size] = [n for n in domains[size] if question.answer({**small, size: n}) == answer]
+
+
+def candidates(size: int, first: int) -> list[int]:
+    """The numbers that a size may become, those tried first first: none is larger, and it may stay."""
+    return [*range(first, min(size, LARGEST + 1)), *range(min(first, size) - 1, 1, -1), size]
