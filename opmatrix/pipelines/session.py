@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import wraps
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,8 @@ from opmatrix.signature import Port
 if TYPE_CHECKING:
     from opmatrix.program import Program
 
-P = ParamSpec("P")
-R = TypeVar("R")
-INSIDE: ContextVar[tuple["Pages", ...]] = ContextVar("inside", default=())             # sessions in a call of this thread
+Call = TypeVar("Call", bound=Callable[..., Any])
+INSIDE: ContextVar[tuple["Pages", ...]] = ContextVar("inside", default=())              # sessions whose calls run here
 
 
 class Held:
@@ -42,19 +41,19 @@ class Held:
     def __repr__(self) -> str: return f"<sequence {self.number}, {self.length} rows>"
 
 
-def alone(call: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+def alone(call: Call) -> Call:
     """A call of a session: one at a time, others wait, and one within another is refused. Python itself lets go of the
     lock and leaves the context, wherever the call is interrupted."""
-    def entered(session: "Pages", *args: P.args, **named: P.kwargs) -> R:
+    def entered(session: "Pages", *args: Any, **named: Any) -> Any:
         if session in INSIDE.get():
             raise InputError("session: it is called back within a call of its own: wait until that has ended")
         INSIDE.set((*INSIDE.get(), session))
         return call(session, *args, **named)
 
     @wraps(call)
-    def called(session: Any, *args: P.args, **named: P.kwargs) -> R:
+    def called(session: "Pages", *args: Any, **named: Any) -> Any:
         with session.lock: return copy_context().run(entered, session, *args, **named)
-    return called
+    return cast(Call, called)
 
 
 class New(Batch):

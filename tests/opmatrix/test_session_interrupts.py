@@ -19,7 +19,7 @@ from opmatrix.signature import Port
 
 WORDS, WIDTH, PAGES = 30, 24, 12
 LINES = {pages.__file__, session.__file__}
-BELOW = tuple(str(Path(each.__file__).parent) for each in (formats, opmatrix))          # the packages that a step runs in
+BELOW = tuple(str(Path(each.__file__).parent) for each in (formats, opmatrix))          # what a step runs in
 APART = 11                                                  # of lines below, every so many
 
 
@@ -185,7 +185,8 @@ def test_an_exact_step_that_is_interrupted():
 # ---- what raises by itself
 
 @pytest.mark.parametrize("new, words", [({1: [WORDS]}, "tokens: id 30"), ({1: [2], 2: [3], 3: []}, "0 tokens"),
-                                        ({1: text(PAGES * PAGE), 2: [1]}, "space C is full"), ({1: ["x"]}, "ids are int")])
+                                        ({1: text(PAGES * PAGE), 2: [1]}, "space C is full"),
+                                        ({1: ["x"]}, "ids are integers")])
 def test_a_step_that_is_refused_has_not_happened(new, words):
     (without, _), (follows, _) = wanted("step of all", False)
     made = prepared()
