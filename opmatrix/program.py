@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.core.arrays import Floats
+from formats.core.arrays import Floats, as_contiguous
 from formats.core.errors import InputError
 from formats.format import Format
 from opmatrix.extents import Extents, S, T
@@ -83,13 +83,15 @@ class Program:
 
     It cannot be changed; it keeps nothing of a call, so threads may share it; the same batch gives the same bits.
     `meta` is JSON: model, config, tokenizer (the text of a tokenizer.json), pooling (see opmatrix.pipelines.pooling),
-    certificate, whatever belongs to it. Raises ValueError, which names the step, for an unknown kernel, operand,
-    attribute or shape that does not fit."""
+    certificate, whatever belongs to it. Constants may lie anywhere, as they do in mapped files: what does not begin at
+    a multiple of a number's size is copied once. Raises ValueError, which names the step, for an unknown kernel,
+    operand, attribute or shape that does not fit."""
 
     def __init__(self, steps: Iterable[Step], constants: Mapping[str, Constant], outputs: str | Mapping[str, str],
                  meta: Mapping[str, Any] | None = None, *, inputs: Iterable[Port] = (),
                  state: Mapping[str, str] = MappingProxyType({})):
-        held = {name: self.held(constant) for name, constant in constants.items()}
+        held = {name: constant if isinstance(constant, Format) else as_contiguous(name, np.asarray(constant))
+                for name, constant in constants.items()}
         self.steps, self.constants = tuple(steps), MappingProxyType(held)
         self.outputs = MappingProxyType({OUTPUT: outputs} if isinstance(outputs, str) else dict(outputs))
         if not self.outputs: raise ValueError("output: a program gives one, at least")
@@ -111,11 +113,6 @@ class Program:
         fields = [Port(name, "T", 1, 1, INTEGER) for name in limits]
         return Signature({port.name: port for port in (*self.inputs, *fields)}, tuple(relations), self.schedule.outputs,
                          self.state)
-
-    @staticmethod
-    def held(constant: Constant) -> Constant:
-        """A constant as programs hold it."""
-        return constant if isinstance(constant, Format) else np.ascontiguousarray(constant)
 
     def run(self, batch: Given) -> Floats:
         """(T, n): one row a token, sentences one after another; (S, n): one a sentence, where the program is `pooled`.

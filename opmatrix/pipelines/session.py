@@ -1,11 +1,12 @@
 """Sessions: the state of a program, sequence by sequence. A program itself never changes.
 
-Rows of caches are handed out in pages; a page knows the page before it, so sequences share those that they begin with,
-and what a fork writes goes to a page of its own."""
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+Rows of caches are handed out in pages (pages.py); a page knows the page before it, so sequences share those that they
+begin with, and what a fork writes goes to a page of its own."""
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar, copy_context
+from functools import wraps
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from opmatrix.extents import Extents, collect_needs, pairs
 from opmatrix.patterns import Batch, Ids, Pattern
+from opmatrix.pipelines.pages import NO_PAGE, Rows, State, Usage, pages_of
 from opmatrix.relations import HELD, SLOTS, Relation, Sparse
 from opmatrix.runtime.meanings import held
 from opmatrix.runtime.operands import C
@@ -21,17 +23,37 @@ from opmatrix.signature import Port
 if TYPE_CHECKING:
     from opmatrix.program import Program
 
-NO_PAGE = -1                                                # the page before the first
+Call = TypeVar("Call", bound=Callable[..., Any])
+INSIDE: ContextVar[tuple["Pages", ...]] = ContextVar("inside", default=())              # sessions whose calls run here
 
 
 class Held:
-    """A sequence that a session holds: its number, how many rows it has, its last page and how many there are."""
+    """A sequence that a session holds: its number, and how many rows it has."""
 
-    def __init__(self, session: "Pages", number: int, length: int = 0, page: int = NO_PAGE, pages: int = 0):
-        self.session, self.number, self.length, self.page, self.pages = session, number, length, page, pages
+    def __init__(self, session: "Pages", number: int): self.session, self.number = session, number
+
+    @property
+    def length(self) -> int:
+        """Its rows; none once it has left."""
+        return self.session.state.sequences.get(self, Rows()).length
 
     def __len__(self) -> int: return self.length
     def __repr__(self) -> str: return f"<sequence {self.number}, {self.length} rows>"
+
+
+def alone(call: Call) -> Call:
+    """A call of a session: one at a time, others wait, and one within another is refused. Python itself lets go of the
+    lock and leaves the context, wherever the call is interrupted."""
+    def entered(session: "Pages", *args: Any, **named: Any) -> Any:
+        if session in INSIDE.get():
+            raise InputError("session: it is called back within a call of its own: wait until that has ended")
+        INSIDE.set((*INSIDE.get(), session))
+        return call(session, *args, **named)
+
+    @wraps(call)
+    def called(session: "Pages", *args: Any, **named: Any) -> Any:
+        with session.lock: return copy_context().run(entered, session, *args, **named)
+    return cast(Call, called)
 
 
 class New(Batch):
@@ -84,167 +106,157 @@ class Pages:
     """Caches of so many rows, in whole pages, and the sequences that share them.
 
     One caller at a time; others wait. `exact`: caches are float64. Raises InputError, which names space, sequence and
-    sizes, for a sequence that it does not hold, and where the caches are full: all is then as it was before."""
+    sizes, for a sequence that it does not hold, and where the caches are full. A call that raises anything, wherever it
+    was, has changed nothing, or was over: what it changes is `state`, in one assignment, behind all that it writes."""
     program: "Program | None" = None
 
     def __init__(self, ports: Sequence[Port], capacity: int, exact: bool = False):
         from formats.kernels.mixing.caches import PAGE
         if type(capacity) is not int or capacity < 1:
             raise InputError(f"start: capacity is {capacity!r:.40}: it is a number of rows of space C, 1 or more")
-        self.exact, self.side, pages = exact, PAGE, -(-capacity // PAGE)
+        self.exact, self.side, pages = exact, PAGE, pages_of(capacity, PAGE)
         number = np.float64 if exact else np.float32
         self.caches = {port.name: np.zeros((pages * PAGE, port.heads, port.columns), number) for port in ports}
         self.before = np.full(pages, NO_PAGE, np.int64)
-        self.users = [0] * pages                            # of each page: sequences that end in it, and pages that
-                                                            # follow it
-        self.free = [*range(pages)][::-1]
-        self.sequences: dict[int, Held] = {}
-        self.lock, self.busy, self.made = RLock(), False, 0
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """One call at a time; one that is given up leaves pages as the sequences have them."""
-        with self.lock:
-            if self.busy:
-                raise InputError("session: it is called back within a call of its own: wait until that has ended")
-            try:
-                self.busy = True
-                yield
-            except BaseException:
-                self.recount()
-                raise
-            finally: self.busy = False
+        self.lock, self.state = RLock(), State[Held]({})
+        self.latest = Usage(self.before, ())
 
     # ---- sequences
 
+    @alone
     def join(self) -> Held:
         """A new sequence, without rows."""
-        with self.alone(): return self.joined(0, NO_PAGE, 0)
+        self.begin()
+        return self.joined(Rows())
 
-    def joined(self, length: int, page: int, pages: int) -> Held:
-        """A new sequence with so many rows, that ends in this page."""
-        self.made += 1
-        self.sequences[self.made] = held = Held(self, self.made, length, page, pages)
+    def joined(self, rows: Rows) -> Held:
+        """A new sequence that has these rows."""
+        held = Held(self, self.state.made + 1)
+        self.commit({**self.state.sequences, held: rows}, held.number)
         return held
 
+    @alone
     def fork(self, sequence: Held) -> Held:
         """A new sequence with the same rows; pages are shared until one of both writes."""
-        with self.alone():
-            own = self.known(sequence, "fork")
-            if own.pages: self.users[own.page] += 1
-            return self.joined(own.length, own.page, own.pages)
+        rows = self.rows(sequence, "fork")
+        self.begin().share(rows.page)
+        return self.joined(rows)
 
+    @alone
     def rewind(self, sequence: Held, length: int) -> None:
         """A sequence gives back the rows from `length` on."""
-        with self.alone():
-            own = self.known(sequence, "rewind")
-            if type(length) is not int or not 0 <= length <= own.length:
-                raise InputError(f"rewind: sequence {own.number} has {own.length} rows in space C: it cannot go back "
-                                 f"to {length!r:.40}")
-            own.length = length
-            self.trim(own)
+        has = self.rows(sequence, "rewind").length
+        if type(length) is not int or not 0 <= length <= has:
+            raise InputError(f"rewind: sequence {sequence.number} has {has} rows in space C: it cannot go back to "
+                             f"{length!r:.40}")
+        self.commit({**self.state.sequences, sequence: self.cut(sequence, length)})
 
+    @alone
     def leave(self, sequence: Held) -> None:
         """A sequence gives back all of its rows, and is no longer held."""
-        with self.alone():
-            own = self.known(sequence, "leave")
-            own.length = 0
-            self.trim(own)
-            del self.sequences[own.number]
+        self.rows(sequence, "leave")
+        self.cut(sequence, 0)
+        self.commit({each: rows for each, rows in self.state.sequences.items() if each is not sequence})
+
+    @property
+    def sequences(self) -> dict[int, Held]:
+        """Those that it holds, by their numbers."""
+        return {held.number: held for held in self.state.sequences}
 
     # ---- new rows
 
-    def batch(self, new: Mapping[Held, Ids]) -> tuple[New, dict[Held, int]]:
-        """New rows, in slots of their own, and how many rows their sequences have with them."""
-        sequences = [self.known(each, "step") for each in new]
-        counts = [len(ids) for ids in new.values()]
-        self.room(sequences, counts)
-        slots = [slot for own, count in zip(sequences, counts, strict=True) for slot in self.slots(own, count)]
-        made = New(new.values(), [own.length for own in sequences], np.array(slots, np.int64), self)
-        return made, {own: own.length + count for own, count in zip(sequences, counts, strict=True)}
+    def batch(self, new: Mapping[Held, Ids]) -> tuple[New, dict[Held, Rows]]:
+        """New rows, in slots of their own, and what their sequences have with them, once that is committed."""
+        slots, has = self.take({each: len(ids) for each, ids in new.items()})
+        return New(new.values(), [each.length for each in new], slots, self), has
 
-    def known(self, sequence: Held, doing: str) -> Held:
-        """A sequence of this session. Raises InputError for any other."""
+    def take(self, counts: Mapping[Held, int]) -> tuple[NDArray[np.int64], dict[Held, Rows]]:
+        """Slots for so many new rows of sequences, in turn, and what the sequences have with them. What others see of a
+        page that is written to is copied to another one before."""
+        had = {each: self.rows(each, "step") for each in counts}
+        written: dict[int, list[Held]] = {}
+        for each, count in counts.items():
+            if count and had[each].length % self.side: written.setdefault(had[each].page, []).append(each)
+        self.room(had, counts, {page: len(writers) for page, writers in written.items()})
+        usage = self.begin()
+        stay = {self.staying(usage, writers, had) for writers in written.values()}
+        taken = [self.grown(usage, had[each], count, each in stay) for each, count in counts.items()]
+        slots = np.array([slot for slots, _ in taken for slot in slots], np.int64)
+        return slots, dict(zip(counts, (rows for _, rows in taken), strict=True))
+
+    def rows(self, sequence: Held, doing: str) -> Rows:
+        """What a sequence of this session has. Raises InputError for any other."""
         if not isinstance(sequence, Held):
             raise InputError(f"{doing}: {sequence!r:.40} is no sequence: join() gives one")
         if sequence.session is not self:
             other = "another program" if sequence.session.program is not self.program else "this program"
             raise InputError(f"{doing}: sequence {sequence.number} belongs to another session, of {other}: use that "
                              "session")
-        if self.sequences.get(sequence.number) is not sequence:
-            raise InputError(f"{doing}: sequence {sequence.number} has left; space C holds {len(self.sequences)} "
+        if sequence not in self.state.sequences:
+            raise InputError(f"{doing}: sequence {sequence.number} has left; space C holds {len(self.state.sequences)} "
                              "sequences")
-        return sequence
+        return self.state.sequences[sequence]
+
+    def room(self, had: Mapping[Held, Rows], counts: Mapping[Held, int], writers: Mapping[int, int]) -> None:
+        """Raises InputError where new rows need more pages than are free, given how many sequences write to pages."""
+        usage, side = self.usage, self.side
+        need = sum(pages_of(rows.length + counts[each], side) - pages_of(rows.length, side)
+                   for each, rows in had.items())
+        need += sum(min(count, usage.users[page] - 1) for page, count in writers.items())
+        if need > len(usage.free):
+            said = f"{sum(counts.values())} new rows of {len(had)} sequences need {need} pages of {side} rows"
+            raise InputError(f"step: space C is full: {said}, and {len(usage.free)} of {len(self.before)} are free: "
+                             "let sequences leave, or start with more rows")
 
     # ---- pages
 
-    def room(self, sequences: Sequence[Held], counts: Sequence[int]) -> None:
-        """Raises InputError where new rows need more pages than are free."""
-        need, shared = 0, dict[int, int]()
-        for own, count in zip(sequences, counts, strict=True):
-            need += -(-(own.length + count) // self.side) - own.pages
-            if own.length % self.side and count: shared[own.page] = shared.get(own.page, 0) + 1
-        need += sum(min(writers, self.users[page] - 1) for page, writers in shared.items())
-        if need > len(self.free):
-            said = f"{sum(counts)} new rows of {len(sequences)} sequences need {need} pages of {self.side} rows"
-            raise InputError(f"step: space C is full: {said}, and {len(self.free)} of {len(self.before)} are free: "
-                             "let sequences leave, or start with more rows")
+    @property
+    def usage(self) -> Usage:
+        """Who uses which pages, as it is: counted anew where a call was given up."""
+        state, latest = self.state, self.latest
+        if latest.of is state: return latest
+        usage = Usage(self.before, (rows.page for rows in state.sequences.values()))
+        usage.of = state
+        return usage
 
-    def slots(self, own: Held, count: int) -> list[int]:
-        """Rows of caches for so many new rows of a sequence."""
-        found = []
-        for at in range(own.length, own.length + count):
-            row = at % self.side
-            if not row: self.add(own)
-            elif self.users[own.page] > 1: self.split(own, row)
-            found.append(own.page * self.side + row)
-        return found
+    def begin(self) -> Usage:
+        """The same, to be changed: it is that of no state until what changes is committed."""
+        self.latest = usage = self.usage
+        usage.of = None
+        return usage
 
-    def add(self, own: Held) -> None:
-        """Another page for a sequence: what ended in its last page is now the page that follows."""
-        page = self.free.pop()
-        self.before[page], self.users[page] = own.page, 1
-        own.page, own.pages = page, own.pages + 1
+    def commit(self, sequences: Mapping[Held, Rows], made: int = 0) -> None:
+        """All that a call changes that has begun, at once: what sequences have from here on, and how many were made."""
+        self.state = State(sequences, made or self.state.made)
+        self.latest.of = self.state
 
-    def split(self, own: Held, rows: int) -> None:
+    def staying(self, usage: Usage, writers: Sequence[Held], had: Mapping[Held, Rows]) -> Held | None:
+        """Of the sequences that write to a page the one that may write where it is: nobody else sees what lies behind
+        its rows. Where others use the page, too, there is none."""
+        if len(writers) < usage.users[had[writers[0]].page]: return None
+        return max(reversed(writers), key=lambda each: had[each].length)
+
+    def grown(self, usage: Usage, rows: Rows, count: int, stays: bool) -> tuple[list[int], Rows]:
+        """Slots of so many new rows of a sequence, and what it has with them."""
+        (length, page), side = rows, self.side
+        begun, pages = length % side, list[int]()
+        if begun and count:
+            if not stays: page = self.moved(usage, page, begun)
+            pages.append(page)
+        for _ in range(pages_of(length + count, side) - pages_of(length, side)): pages.append(page := usage.add(page))
+        slots = [pages[at // side] * side + at % side for at in range(begun, begun + count)]
+        return slots, Rows(length + count, page)
+
+    def moved(self, usage: Usage, page: int, rows: int) -> int:
         """A page of its own for a sequence, with a copy of these first rows of its last page."""
-        old = own.page
-        self.drop(own)
-        self.add(own)
-        for cache in self.caches.values(): cache[own.page * self.side:][:rows] = cache[old * self.side:][:rows]
+        own = usage.add(usage.drop(page))
+        for cache in self.caches.values(): cache[own * self.side:][:rows] = cache[page * self.side:][:rows]
+        return own
 
-    def drop(self, own: Held) -> None:
-        """A sequence ends in the page before; a page that nobody needs is free."""
-        page = own.page
-        own.page, own.pages = int(self.before[page]), own.pages - 1
-        self.users[page] -= 1
-        if self.users[page]:                                # it still follows the page before, and so does the sequence
-            if own.page != NO_PAGE: self.users[own.page] += 1
-        else: self.free.append(page)
-
-    def trim(self, own: Held) -> None:
-        """Pages behind the last row are given back."""
-        while own.pages > -(-own.length // self.side): self.drop(own)
-
-    def recount(self) -> None:
-        """Counts pages anew, by what the sequences hold, wherever a call was given up."""
-        users, held = [0] * len(self.before), set[int]()
-        for own in self.sequences.values():
-            chain = [*self.chain(own)]
-            chain = chain[len(chain) - -(-own.length // self.side):]
-            own.page, own.pages = chain[0] if chain else NO_PAGE, len(chain)
-            if chain: users[chain[0]] += 1
-            for page in set(chain) - held:
-                if (before := int(self.before[page])) != NO_PAGE: users[before] += 1
-            held |= {*chain}
-        self.users, self.free = users, [page for page in range(len(users)) if page not in held][::-1]
-
-    def chain(self, own: Held) -> Iterator[int]:
-        """The pages of a sequence, the last one first."""
-        page = own.page
-        while page != NO_PAGE:
-            yield page
-            page = int(self.before[page])
+    def cut(self, sequence: Held, length: int) -> Rows:
+        """What a sequence has that gives back the rows from `length` on, and the pages behind them."""
+        rows, pages = self.state.sequences[sequence], pages_of(length, self.side)
+        return Rows(length, self.begin().cut(rows.page, pages_of(rows.length, self.side) - pages))
 
     # ---- what it takes
 
@@ -259,9 +271,9 @@ class Pages:
         return sum(cache.nbytes for cache in self.caches.values())
 
     def __repr__(self) -> str:
-        taken = len(self.before) - len(self.free)
+        taken = len(self.before) - len(self.usage.free)
         pages = f"{taken} of {len(self.before)} pages of {self.side} rows"
-        return f"<Session of {len(self.sequences)} sequences, {pages}, {self.bytes:,} bytes>"
+        return f"<Session of {len(self.state.sequences)} sequences, {pages}, {self.bytes:,} bytes>"
 
 
 class Session(Pages):
@@ -277,14 +289,14 @@ class Session(Pages):
         super().__init__(ports, capacity, exact)
         self.program = program
 
+    @alone
     def step(self, new: Mapping[Held, Ids]) -> NDArray[Any]:
         """(T, n): the outputs of new rows, sequence after sequence, which then belong to them; (S, n) of a program that
         gives a row a sequence. Each has one token id or more; a prompt is one call."""
-        with self.alone():
-            batch, lengths = self.batch(new)
-            found = self.exactly(batch) if self.exact else self.program.schedule.run(batch)[0]
-            for own, length in lengths.items(): own.length = length
-            return found
+        batch, has = self.batch(new)
+        found = self.exactly(batch) if self.exact else self.program.schedule.run(batch)[0]
+        self.commit({**self.state.sequences, **has})
+        return found
 
     def exactly(self, batch: New) -> NDArray[np.float64]:
         """A step by the meanings of the kernels."""
@@ -305,5 +317,5 @@ def some(outputs: Mapping[str, Any], lengths: Sequence[int], counts: Sequence[in
     pages = Pages(ports, sum(end + PAGE for end in ends))
     for cache in pages.caches.values(): cache[...] = rng.normal(size=cache.shape)
     sequences = [pages.join() for _ in lengths]
-    for own, length in zip(sequences, lengths, strict=True): pages.slots(own, length); own.length = length
+    pages.commit(pages.take(dict(zip(sequences, lengths, strict=True)))[1])
     return pages.batch({own: rng.integers(0, words, count) for own, count in zip(sequences, counts, strict=True)})[0]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.core.arrays import as_contiguous
 from formats.format import Format
 from opmatrix.extents import Extents, S, T
 from opmatrix.relations import Relation
@@ -317,7 +318,7 @@ class Schedule:
             said = ", ".join(str(self.calls[i].shape) for i in self.state)
             raise ValueError(f"this program has state in space C ({said:.80}): run it by a session, "
                              "program.start(capacity)")
-        return [batch.caches[port.name] if i in self.state else np.ascontiguousarray(batch.input(port), np.float32)
+        return [batch.caches[port.name] if i in self.state else as_contiguous(port.name, batch.input(port), np.float32)
                 for i, port in enumerate(self.ports)]
 
     def trace(self, batch: Any) -> Iterator[tuple[Any, Any]]:

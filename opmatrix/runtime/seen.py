@@ -2,7 +2,6 @@
 reads."""
 from types import SimpleNamespace as Bound
 from typing import Any
-from weakref import finalize
 
 from numpy.typing import NDArray
 
@@ -11,7 +10,6 @@ from opmatrix.pattern_text import parse
 from opmatrix.patterns import MAX_TABLES, Pattern
 
 Tables = tuple[NDArray[Any], ...]
-MASKS: dict[tuple[Any, ...], Mask] = {}                     # as long as their tables: recordings hold where they lie
 
 
 def tables(a: Bound) -> Tables:
@@ -46,8 +44,4 @@ def build_mask(where: str, tables: Tables, batch: Any) -> Mask:
     """The mask of a pattern for the sentences of a batch. ValueError for a position that its tables do not know."""
     found = parse(where, tables)
     if found.limit is not None: batch.field("positions", found.limit)
-    key = where, *map(id, tables), found.known(batch.rows)
-    if key not in MASKS:
-        MASKS[key] = found.mask(batch.rows)
-        for table in tables: finalize(table, MASKS.pop, key, None)
-    return MASKS[key]
+    return found.mask(batch.rows)

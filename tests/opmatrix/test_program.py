@@ -135,8 +135,10 @@ def stepped(program, rng):
     """The rows of RAGGED as new rows of sequences that have some already."""
     session = program.start(200)
     for cache in session.caches.values(): cache[...] = rng.standard_normal(cache.shape)
-    slots = [slot for ids in RAGGED for slot in session.slots(session.join(), 3 + len(ids))[3:]]
-    return New(RAGGED, [3] * len(RAGGED), np.array(slots), session)
+    slots, _ = session.take({session.join(): 3 + len(ids) for ids in RAGGED})
+    ends = np.cumsum([3 + len(ids) for ids in RAGGED])
+    new = np.concatenate([slots[end - len(ids):end] for end, ids in zip(ends, RAGGED, strict=True)])
+    return New(RAGGED, [3] * len(RAGGED), new, session)
 
 
 def test_columns_of_a_wider_value_are_read_in_place(rng):

@@ -244,10 +244,10 @@ class Interleaved(RuleBasedStateMachine):
           seed=st.integers(0, 99))
     def step(self, chosen, counts, seed):
         new = {each: text(count, seed + i) for i, (each, count) in enumerate(zip(chosen, counts, strict=False))}
-        before, free = {each: each.length for each in new}, len(self.session.free)
+        before, free = {each: each.length for each in new}, len(self.session.usage.free)
         try: rows = self.session.step(new)
         except InputError as error:
-            assert "space C is full" in str(error) and free == len(self.session.free)
+            assert "space C is full" in str(error) and free == len(self.session.usage.free)
             assert all(each.length == length for each, length in before.items())
             return
         for each, ids in new.items(): self.texts[each] += ids.tolist()
@@ -267,15 +267,25 @@ class Interleaved(RuleBasedStateMachine):
 
 def counted(session):
     """Every page is free or held, once, and has as many users as it has."""
-    followed = {page for held in session.sequences.values() for page in session.chain(held)}
-    assert followed.isdisjoint(session.free) and len(followed) + len(session.free) == len(session.before)
+    chains = {held: chain(session, held) for held in session.sequences.values()}
+    followed, usage = {page for pages in chains.values() for page in pages}, session.usage
+    assert followed.isdisjoint(usage.free) and len(followed) + len(usage.free) == len(session.before)
     users = [0] * len(session.before)
     for page in followed:
         if (before := session.before[page]) >= 0: users[before] += 1
-    for held in session.sequences.values():
-        assert held.pages == -(-held.length // PAGE) == len([*session.chain(held)])
-        if held.pages: users[held.page] += 1
-    assert all(users[page] == session.users[page] for page in followed)
+    for held, pages in chains.items():
+        assert len(pages) == -(-held.length // PAGE)
+        if pages: users[pages[0]] += 1
+    assert users == usage.users
+
+
+def chain(session, held):
+    """The pages of a sequence, the last one first."""
+    pages, page = [], session.state.sequences[held].page
+    while page >= 0:
+        pages.append(page)
+        page = int(session.before[page])
+    return pages
 
 
 TestInterleaved = Interleaved.TestCase
@@ -290,9 +300,9 @@ def test_forks_share_pages_until_they_write():
     first = session.join()
     session.step({first: text(2 * PAGE + 3)})
     second = session.fork(first)
-    assert len(session.free) == 5
+    assert len(session.usage.free) == 5
     session.step({first: [1], second: [2]})
-    assert len(session.free) == 4, "one of both has a page of its own behind the two that they share"
+    assert len(session.usage.free) == 4, "one of both has a page of its own behind the two that they share"
 
 
 def test_an_append_is_its_term():
@@ -300,7 +310,7 @@ def test_an_append_is_its_term():
     rng = np.random.default_rng(0)
     session = found()[1].start(40)
     shape, sequences = (48, 2, 8), [session.join(), session.join()]
-    taken = np.array([*session.slots(sequences[0], 3), *session.slots(sequences[1], 1)])
+    taken, _ = session.take(dict(zip(sequences, (3, 1), strict=True)))
     new = New([[1, 2, 3], [4]], [0, 0], taken, session)
     x, cache = rng.normal(size=(4, 16)), rng.normal(size=shape)
     cache[new.slots] = 0
@@ -346,7 +356,7 @@ def test_a_thousand_steps_leave_memory_flat():
     assert [cache.ctypes.data for cache in session.caches.values()] == places and len(scripts) == kept
     session.leave(one)
     session.leave(other)
-    assert len(session.free) == len(session.before) and not session.sequences
+    assert len(session.usage.free) == len(session.before) and not session.sequences
 
 
 def test_the_plan_counts_the_caches():

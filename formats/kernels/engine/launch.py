@@ -21,8 +21,9 @@ RECORDING: ContextVar[Any] = ContextVar("recording", default=None)       # the o
 
 
 def address(stored: Record | None) -> int:
-    """Where an array or record begins; 0 for none."""
+    """Where an array or record begins; 0 for none. A recording that is on keeps it: what it launches reads it later."""
     if stored is None: return 0
+    if recording := RECORDING.get(): recording.addressed.append(stored)
     if isinstance(stored, array): return stored.buffer_info()[0]
     # of what may be written to, a third of the time; a record's __array_interface__ spells its fields out
     try: return ctypes.addressof(ctypes.c_char.from_buffer(stored))

@@ -58,6 +58,7 @@ class Recording:
         self.stages: list[Launch] = []
         self.records: list[Any] = []
         self.temporaries: list[np.ndarray] = []              # of this step
+        self.addressed: list[Any] = []                       # whose addresses records may have
         self.regions = [(memory, 0)]                         # memory and its place, in bytes
         self.ends = [0]                                      # of each step, in stages
         self.end = round_to_lines(memory.nbytes)
@@ -97,7 +98,15 @@ class Recording:
         region = relocate(content, [*own, *((each, 0) for each in self.elsewhere)])
         moved = [np.flatnonzero((region >= 0) & (region < len(own)))]
         moved += [np.flatnonzero(region == i) for i in range(len(own), len(own) + len(self.elsewhere))]
-        return Script(content, moved, len(content) - table.size, self.ends, self.end, self.scratch)
+        return Script(content, moved, len(content) - table.size, self.ends, self.end, self.scratch,
+                      outside(self.addressed, [*own, *((each, 0) for each in self.elsewhere)]))
+
+
+def outside(addressed: Sequence[Any], regions: list[tuple[Any, int]]) -> list[Any]:
+    """Of arrays those that begin in no region, each once. Regions as for `relocate`."""
+    arrays = [*{id(each): each for each in addressed}.values()]
+    where = relocate(np.array([*map(address, arrays)], np.int64), regions)
+    return [each for each, region in zip(arrays, where, strict=True) if region < 0]
 
 
 def round_to_lines(size: int) -> int: return -(-size // 64) * 64
@@ -119,11 +128,12 @@ def relocate(content: np.ndarray, regions: list[tuple[Any, int]]) -> np.ndarray:
 class Script:
     """Stages for some memory that is still to come: `size` bytes, of which records take those from `home` on; every
     worker also needs `scratch` bytes of room. moved: words to which base is added, then those to which the place of
-    each array elsewhere is. ends: the stages before the first step, and behind each."""
+    each array elsewhere is. ends: the stages before the first step, and behind each. read: the arrays that they have
+    addresses of, weights, masks, copies: whoever else holds them, they last as long as this."""
 
     def __init__(self, content: np.ndarray, moved: list[np.ndarray], table: int, ends: list[int], home: int,
-                 scratch: int) -> None:
-        self.ends = ends
+                 scratch: int, read: Sequence[Any] = ()) -> None:
+        self.ends, self.read = ends, (*read,)
         self.content, self.home, self.size, self.scratch = content, home, home + content.nbytes, scratch
         rooms, steps = np.flatnonzero(content == ROOM_START), np.flatnonzero(content == ROOM_STEP)
         content[rooms], content[steps] = 0, 0
