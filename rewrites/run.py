@@ -6,8 +6,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from formats.core.errors import InputError
 from formats.machine.quiet import Watch
 from formats.machine.threads import in_threads
@@ -28,17 +26,14 @@ from rewrites.compiler.representations import NUMBER_TYPES, Representable, check
 from rewrites.compiler.search import Space, Structure, cheapest, search
 from rewrites.derivations.gains import Group, added, group_laws
 from rewrites.extraction import Infeasible
-from rewrites.front.checked import check_programs
+from rewrites.front.checked import check_programs, state_errors
 from rewrites.front.choice import choose
-from rewrites.front.compared import compare
-from rewrites.front.differences import difference
 from rewrites.front.goals import Goal, goals
 from rewrites.front.ladder import LARGE, Front, count_methods, describe_methods
 from rewrites.front.opening import calibrated, open_arguments
 from rewrites.front.points import Point, Result
 from rewrites.front.proposals import Choices, propose_methods
 from rewrites.front.quality import Quality, loosened
-from rewrites.front.stated import Stated
 from rewrites.front.tolls import Unseen, offered
 from rewrites.front.workload import Workload, check_output
 from rewrites.law import Law
@@ -47,11 +42,9 @@ from rewrites.smaller.removing import check_removal
 from rewrites.smaller.variants import Variant, carried, smaller, smaller_points
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.levels import Announce
-from rewrites.verify.programs import EQUAL
 
 JITTER = 1024                                               # bytes that Python's objects differ by from run to run
 RUNS = 3                                                    # of which the most memory counts
-ROUNDING = 4.0                                              # an exact program may round so many times as the import
 
 
 def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[str] = (), memory: float | None = None,
@@ -291,25 +284,9 @@ class Run:
         """Programs (level 3), then errors on held-out rows against the float64 oracle. An exact program that fails ends
         the run; an approximate one that is further off than was planned is dropped; of the others the error is stated,
         on rows that took no part in the plan."""
-        exact, imported, verify = self.programs["exact"], self.programs["imported"], self.workload.verify
         few = [self.workload.few]
         near = dense(self.operator, few[0])
-        every, model = [imported, *(point.program for point in self.points)], self.outputs
-        (base, *offs), changes = compare(every, {name: model[name] for name in exact.outputs}, verify,
-                                         self.workload.state)
-        self.imported.measured_error = self.imported.predicted_error = next(iter(base.values()))
-        rounding = ROUNDING * self.imported.measured_error
-        for point, off, change in zip(self.points, offs, changes, strict=True):
-            point.predicted_error = float(np.hypot(point.predicted_error, rounding))
-            planned = float(np.hypot(point.stated_error, rounding))
-            point.measured_error = max(off.values())
-            point.verified = bool(point.measured_error <= planned)
-            checked = max(point.measured_error, difference(point.program.run(few[0]), near))
-            point.stated = Stated.of(*change, rounding, checked + EQUAL)     # as near as two float64 readings are
-            point.stated_error = point.stated.error
-            point.checks = {"error": {
-                "relative": point.measured_error, "stated": point.stated_error,
-                "rows": int(exact.starts(verify)[-1]), "like": self.workload.like, **point.stated.described()}}
+        state_errors(self, few[0], near)
         check_programs(self, laws_verified, few, near)
         self.dropped = [point for point in self.points if not point.verified]
         self.points = [point for point in self.points if point.verified]

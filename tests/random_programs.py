@@ -144,6 +144,18 @@ OTHERS = ("affine", "positions", "kinds", "reduced", "summed", "rooted", "centre
           "mixed")
 
 
+class Choices:
+    """Draws without hypothesis."""
+
+    def __init__(self, seed): self.rng = np.random.default_rng(seed)
+
+    def __call__(self, strategy):
+        low, high = (0, 1) if strategy == st.booleans() else (strategy.wrapped_strategy.start,
+                                                              strategy.wrapped_strategy.end)
+        found = int(self.rng.integers(low, high + 1))
+        return bool(found) if strategy == st.booleans() else found
+
+
 def size(term):
     """Operators of a term: its numbers are none."""
     return sum(node.kind.name not in STORED for node in term.walk())

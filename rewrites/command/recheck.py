@@ -32,7 +32,7 @@ from rewrites.front.reported import sha256_hex
 from rewrites.laws import EXACT_LAWS
 from rewrites.verify import Errors, VerificationError, verify_graphs, verify_laws, verify_steps
 from rewrites.verify.certificate import measure_rounding, restored, versions
-from rewrites.verify.programs import EQUAL, ROUNDING, oracle
+from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, oracle
 
 Files = Mapping[str, Path | None]                           # that goals are measured on, by measure
 NO_FILES: Files = MappingProxyType({})
@@ -182,7 +182,8 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
                 return Check(what, f"{found:.3g}", f"{said} for text of the kind that it was made for", CLAIMED)
             return judged(what, f"{found:.3g}", said, is_magnitude(stated) and stated < STATED and found <= stated)
         if not imported: imported.append(import_program(model))
-        most = ROUNDING * Errors.of([imported[0].run(batch) for batch in chosen], wanted).relative
+        base = Errors.of([imported[0].run(batch) for batch in chosen], wanted).relative
+        most = allowed_rounding(found, base, model, chosen)
         return judged(what, f"{found:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds",
                       found <= most)
     def worst() -> Check:

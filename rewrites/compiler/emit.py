@@ -1,6 +1,6 @@
 """From chosen nodes to a program: steps in the vocabulary of the runtime, constants evaluated in float64 and rounded
 once."""
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Container, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -14,6 +14,7 @@ from formats.machine.threads import in_threads
 from opmatrix.data import Data
 from opmatrix.program import Step
 from opmatrix.runtime.kernel import Declared, in_heads
+from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.operands import Cache, Heads, Scores
 from rewrites.compiler.calls import attributes as given
 from rewrites.compiler.calls import list_kernels
@@ -215,6 +216,15 @@ class Emitter:
     def rows(self, value: Buffer) -> str:
         """The name of a buffer as rows."""
         return self._view(value, AS_ROWS, "join", {})
+
+    def own(self, name: str, entered: Container[str]) -> str:
+        """The name of rows that are no view of a matrix that entered, which is the caller's: of that a copy."""
+        views = {step.output: step.operands["x"] for step in self.steps if KERNELS[step.kernel].view}
+        source = name
+        while source in views: source = views[source]
+        if source not in entered: return name
+        self.steps.append(Step("pointwise", {"x": name}, {}, made := self._name()))
+        return made
 
     def _rows(self, cls: int) -> str:
         return self.rows(self.values[cls])

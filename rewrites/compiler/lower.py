@@ -19,7 +19,7 @@ from rewrites.compiler.egraph import Graph
 from rewrites.compiler.kinds import as_array
 from rewrites.compiler.match import Found, Matcher
 from rewrites.compiler.mixed import Mean
-from rewrites.compiler.price import Prices
+from rewrites.compiler.price import Prices, holds
 from rewrites.compiler.template import Template
 from rewrites.compiler.uncovered import interpreted
 from rewrites.extraction import Node, Problem
@@ -222,6 +222,11 @@ class Lowering:
         panels that products read; of what is no narrower only where a product may read it, too."""
         form = FORMATS[method.format]
         return form.rowwise or (form.panelled is not None and (not form.plain or self.stands_elsewhere(use.weight)))
+
+    def holdable(self, use: Use, method: Method) -> bool:
+        """Whether a weight of this shape can be stored so: what was proposed for a leaf may not fit what is made of
+        it."""
+        return holds(method.format, *self.stored(use.weight, self.held(use, method).layout), method.parameters)
 
     def stands_elsewhere(self, cls: int) -> bool:
         """Whether a weight is a leaf that the model has in another place, too."""

@@ -184,7 +184,9 @@ class Matcher:
             return any((cls, kind) in self.members for kind in ACTIVATIONS)
         if name == "rotation":
             return (cls, "rotate") in self.members
-        if name in ("scalar", "column", "operator", "varying"):
+        if name == "operator":
+            return not sort.sizes or isinstance(self.columns[cls][1], int)      # as many columns as another has, by it
+        if name in ("scalar", "column", "varying"):
             return True
         if of_heads(sort):                                  # one head is as many as a value may have, not a stack
             return name in ("value", "scores") or self.heads[cls] != 1

@@ -17,22 +17,32 @@ FAINT = 1e-30                                               # an output below it
 
 
 def check_precision(model: Operator, programs: Sequence[Program], batch: Batch) -> None:
-    """Compare exact programs with the float64 oracle on a batch. Raises InputError, which names the tensor that holds
-    the largest number, where an output is no number or changes by more than a hundredth, and where the output is zero.
-    Without a large number it is no matter of precision, and verification finds the fault."""
+    """Compare exact programs with the float64 oracle on a batch. Raises InputError where the output is zero, or no
+    number in float64, and where it is none in float32 or changes by more than a hundredth: it names the tensor that
+    holds the largest number. Where the model read in float32 is no worse than that, without a large number, it is no
+    matter of precision, and verification finds the fault."""
     with np.errstate(all="ignore"):                         # what overflows is what is looked for
         found = [program.run(batch) for program in programs]
         if (most := max(abs(each).max() for each in found)) < FAINT:
             raise InputError(f"the model's output on ordinary text is at most {most:.3g}, so no error can be measured "
                              "beside it: take weights that are trained")
-        size, name = max((max_magnitude(data), data.label if data.name is None else data.name)
-                         for data in list_arrays(model))
-        if size < LOSES_ONE: return                         # the oracle is slow, and need not be asked
-        wanted = dense(model, batch)
+        size, name = max(((max_magnitude(data), data.label if data.name is None else data.name)
+                          for data in list_arrays(model)), default=(0.0, ""))
+        if size < LOSES_ONE and all(np.isfinite(each).all() for each in found): return
+        wanted = dense(model, batch)                        # slow, and seldom asked
+        if not (sure := np.isfinite(wanted)).all():
+            where = tuple(map(int, np.argwhere(~sure)[0]))
+            raise InputError(f"the model's output is {wanted[where]} at {list(where)} of {list(wanted.shape)}, in "
+                             "float64, too: no error can be measured beside it: give numbers that it is finite for (a "
+                             "maximum over nothing is -inf)")
+        if size < LOSES_ONE: found = [dense(model, batch, dtype=np.float32)]
         changes = [np.linalg.norm(each - wanted) / np.linalg.norm(wanted) for each in found]
     if all(change <= LOST for change in changes): return
     what = f"changes by {100 * max(changes):.3g} % when it is computed" if np.isfinite(
         changes).all() else "is not finite"
+    if size < LOSES_ONE:
+        raise InputError(f"the model's output {what} in float32, as numbers on the way are beyond 3.4e+38 or cancel: "
+                         "scale its weights or its inputs")
     raise InputError(f"tensor {name!r} holds {size:.3g}, the largest number of the model, whose output {what} in "
                      "float32: scale its weights, or train it again")
 

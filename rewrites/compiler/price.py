@@ -6,6 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from formats import FORMATS
+from formats.core.arrays import FormatError
 from opmatrix.extents import Extents, Pairs
 from opmatrix.runtime import costs
 from opmatrix.runtime.costs import Costs
@@ -20,6 +21,14 @@ class Machine(Protocol):
     """What prices a kernel: formats.machine.model.Machine, or a stand-in."""
 
     def seconds(self, kernel: str, **sizes: float) -> float: ...
+
+
+@lru_cache(4096)
+def holds(name: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...]) -> bool:
+    """Whether a format with these parameters takes n x p matrices."""
+    try: FORMATS[name].expected(n, p, **dict(parameters))
+    except FormatError: return False
+    return True
 
 
 @lru_cache(4096)

@@ -139,6 +139,7 @@ class Structure:
         state. Inputs that no step reads are none."""
         outputs = {name: found[name] for name in self.names if name not in ports}
         if not outputs: raise InputError("a model of state alone: name an output, too")
+        outputs = {name: emitter.own(value, ports) for name, value in outputs.items()}
         read = {name for step in emitter.steps for name in step.operands.values()}
         numbers = (value for part in self.parts for value in part.template.values.values())
         kind = Planned if any(isinstance(value, Promised) for value in numbers) else Program

@@ -139,16 +139,18 @@ class Budgeted:
         return lowest([answers[number] for number in numbers], [spans[number] for number in numbers]) - paid + over
 
     def filled(self) -> Dual:
-        """The relaxation over every column that the known shapes make: priced out until none would lower it."""
+        """The relaxation over every column that the known shapes make: priced out until none would lower it, or so
+        often; it is of all columns there are then."""
         for price in UNITS:
             for column in self.columns(price):
                 self.master.add(column)
+        dual = self.master.relax()
         for _ in range(PRICING_ROUNDS):
-            dual = self.master.relax()
             better = [column for column in self.columns(dual.price, dual.rents)
                       if self.master.reduced(column, dual) < -1e-7]
             if not sum([self.master.add(column) for column in better]):
                 break
+            dual = self.master.relax()
         return dual
 
     def columns(self, price: Price, rents: Rents = NO_RENTS) -> Iterator[Column]:

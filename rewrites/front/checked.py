@@ -1,4 +1,5 @@
-"""The programs of a run, checked step by step on a few rows, several at a time."""
+"""The programs of a run against the model: their errors on held-out rows, and step by step on a few, several at a
+time."""
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,14 @@ from formats.machine.threads import in_threads
 from opmatrix.oracles import dense
 from opmatrix.patterns import Batch
 from rewrites.compiler.detours import detoured, part_factors
+from rewrites.front.compared import GROUP_ROWS, compare
+from rewrites.front.differences import difference
+from rewrites.front.stated import Stated
+from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import (
+    EQUAL,
+    ROUNDING,
+    allowed_rounding,
     reading,
     unrounded,
     verify_exact,
@@ -20,6 +28,37 @@ from rewrites.verify.programs import (
 
 if TYPE_CHECKING:
     from rewrites.run import Run
+
+
+def state_errors(run: "Run", few: Batch, near: np.ndarray) -> None:
+    """How far the programs of a run are from the model on held-out rows, and what is stated of each; `near` is what the
+    model gives for a few of these. A program is verified where it is as near as was planned, output by output: what the
+    plan says, and what an exact one may round. Raises VerificationError for an exact program that is not."""
+    exact, imported, workload = run.programs["exact"], run.programs["imported"], run.workload
+    model = {name: run.outputs[name] for name in exact.outputs}
+    every = [imported, *(point.program for point in run.points)]
+    (base, *offs), changes = compare(every, model, workload.verify, workload.state)
+    run.imported.measured_error = run.imported.predicted_error = next(iter(base.values()))
+    allowed = {name: ROUNDING * off for name, off in base.items()}
+    for point, off in zip(run.points, offs, strict=True):
+        if point.methods: continue
+        batches = [*workload.verify.pieces(GROUP_ROWS)]
+        allowed = {name: max(most, allowed_rounding(off[name], base[name], model[name], batches))
+                   for name, most in allowed.items()}
+        if over := [name for name, most in allowed.items() if not off[name] <= most]:
+            raise VerificationError(3, "exact", "on held-out rows it rounds more than the imported program",
+                                    output=over[0], relative=off[over[0]], imported=base[over[0]], times=ROUNDING)
+    rounding = next(iter(allowed.values()))
+    for point, off, change in zip(run.points, offs, changes, strict=True):
+        point.predicted_error = float(np.hypot(point.predicted_error, rounding))
+        point.verified = all(off[name] <= float(np.hypot(point.stated_error, most)) for name, most in allowed.items())
+        point.measured_error = max(off.values())
+        checked = max(point.measured_error, difference(point.program.run(few), near))
+        point.stated = Stated.of(*change, rounding, checked + EQUAL)         # as near as two float64 readings are
+        point.stated_error = point.stated.error
+        point.checks = {"error": {
+            "relative": point.measured_error, "stated": point.stated_error,
+            "rows": int(exact.starts(workload.verify)[-1]), "like": workload.like, **point.stated.described()}}
 
 
 def check_programs(run: "Run", laws_verified: dict[str, Any], few: Sequence[Batch], near: np.ndarray) -> None:
@@ -39,15 +78,17 @@ def check_programs(run: "Run", laws_verified: dict[str, Any], few: Sequence[Batc
         own = point.variant
         emitter = own.sources(point) if own else run.choices.sources[point.program]
         wanted, told = own.verified(few[0]) if own else (near, {})
+        meant = own.operator if own else run.operator
         taken = [*point.structure.detours.values()]
         if taken:
-            wanted, told = dense(detoured(part_factors(run.model), taken), few[0]), {"detours": [*map(str, taken)]}
+            meant = detoured(part_factors(run.model), taken)
+            wanted, told = dense(meant, few[0]), {"detours": [*map(str, taken)]}
         point.checks |= told
         same = own and own.operator, reading(point.program, point.structure, emitter)
         whose[at] = read.setdefault(same, own_name := f"structure {at}")
         if whose[at] == own_name:
             calls[own_name] = partial(verify_structure, point.program, few, unrounded(point.structure, emitter),
-                                      [wanted])
+                                      [wanted], meant)
         calls[f"steps {at}"] = partial(verify_steps, point.program, few)
     found = dict(zip(calls, in_threads(calls.values()), strict=True))
     shared = laws_verified | {name: found[name] for name in ("exact", "outputs") if name in found}

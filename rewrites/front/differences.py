@@ -3,6 +3,9 @@ from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
+
+from formats.core.epilogue import UNIT
 
 DRAWS = 1000                                                # of sentences, to say how an error varies
 BLOCK = 2 ** 22                                             # numbers that are compared at a time, in float64
@@ -11,6 +14,13 @@ BLOCK = 2 ** 22                                             # numbers that are c
 def difference(found: np.ndarray, wanted: np.ndarray) -> float:
     """Relative change of a whole output: the Frobenius norm of the difference over that of the output."""
     return Change.of(found, wanted).relative
+
+
+def ratio(off: ArrayLike, size: ArrayLike) -> np.ndarray:
+    """`off` over `size`, from 0 on: nothing is off by nothing, beside zeros too; anything else beside zeros by inf."""
+    over, under = np.asarray(off, np.float64), np.asarray(size, np.float64)
+    found: np.ndarray = np.divide(over, under, out=np.where(over == 0, 0.0, np.inf), where=under > 0)
+    return found
 
 
 class Change(NamedTuple):
@@ -40,20 +50,21 @@ class Change(NamedTuple):
     @property
     def relative(self) -> float:
         """Of all sentences together: the norm of the difference over that of the output."""
-        return float(np.sqrt(self.off.sum() / self.size.sum()))
+        return float(np.sqrt(ratio(self.off.sum(), self.size.sum())))
 
     @property
     def each(self) -> np.ndarray:
-        """Of every sentence by itself, (S,)."""
-        alone: np.ndarray = np.sqrt(self.off / np.maximum(self.size, np.finfo(np.float64).tiny))
+        """Of every sentence by itself, (S,): of one that is less than the rounding of the others beside that."""
+        alone: np.ndarray = np.sqrt(ratio(self.off, np.maximum(self.size, UNIT ** 2 * self.size.mean())))
         return alone
 
     @property
     def surely(self) -> float:
         """What the change of as many sentences drawn again from these stays below, but for one time in a thousand
-        (bootstrap: Efron 1979)."""
+        (bootstrap: Efron 1979). Where sentences of zeros alone are drawn, one of mean size stands for them."""
         again = np.random.default_rng(0).integers(0, len(self.off), (DRAWS, len(self.off)))
-        return float(np.quantile(np.sqrt(self.off[again].sum(1) / self.size[again].sum(1)), 0.999))
+        size = np.maximum(self.size[again].sum(1), self.size.mean())
+        return float(np.quantile(np.sqrt(ratio(self.off[again].sum(1), size)), 0.999))
 
     @property
     def likely(self) -> float:

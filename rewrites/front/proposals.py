@@ -65,7 +65,8 @@ class Choices:
         if (own := self.measured.get(leaves)) is None:
             inside = {those: methods for those, methods in self.measured.items() if those and those < leaves}
             own = [*summed([*inside.values()])] if frozenset().union(*inside) == leaves else ()
-        return *exact, *(method for method in own if not lowering.gathers(use) or lowering.gatherable(use, method))
+        return *exact, *(method for method in own if lowering.holdable(use, method)
+                         and (not lowering.gathers(use) or lowering.gatherable(use, method)))
 
     def choose(self, error: float, memory: float | None = None, weights: tuple[float, float, float] = (1, 0, 0),
                prove: bool = False) -> Structure:

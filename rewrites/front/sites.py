@@ -76,9 +76,11 @@ def sites(program: Program, structure: Structure, emitter: Emitter) -> list[Site
 
 
 def observe(program: Program, names: Sequence[str], batch: Batch) -> dict[str, Seen]:
-    """What each of these values is on a batch. Steps behind the last of them, such as the scores of a vocabulary, are
-    not run."""
+    """What each of these values is on a batch, which gives some of them. Steps behind the last of them, such as the
+    scores of a vocabulary, are not run."""
     wanted, found = set(names), dict[str, Seen]()
+    for port in program.inputs:
+        if port.name in wanted: found[port.name] = Seen.of(batch.input(port).reshape(-1, port.heads * port.columns))
     last = max((at for at, step in enumerate(program.steps, 1) if step.output in wanted), default=0)
     for step, (_, _, value) in zip(program.steps, program.schedule.walk(batch, until=last), strict=False):
         if step.output in wanted: found[step.output] = Seen.of(value.reshape(len(value), -1), step.output)
@@ -104,11 +106,11 @@ def stored_for(site: Site, numbers: np.ndarray, fitter: Fitter, method: Method, 
 
 def gathered_rows(site: Site, program: Program, batch: Batch) -> np.ndarray:
     """The rows of a table that a batch chooses."""
-    step = program.steps[site.readers(program)[0]]
-    [table] = [operand for operand, constant in step.operands.items() if site.reads(operand, constant)]
-    field = str(step.attributes["fields"]).split(",")[int(table.removeprefix("table"))]
     count = program.constants[site.constant].shape[1 if site.stored.layout == TURNED else 0]
-    found: np.ndarray = np.unique(batch.field(field, count))
+    fields = {str(step.attributes["fields"]).split(",")[int(operand.removeprefix("table"))]
+              for step in map(program.steps.__getitem__, site.readers(program))
+              for operand, constant in step.operands.items() if site.reads(operand, constant)}
+    found: np.ndarray = np.unique([batch.field(field, count) for field in sorted(fields)])
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from formats.core.epilogue import UNIT
 from opmatrix.display.tables import percent
 from opmatrix.patterns import Batch
 from opmatrix.pipelines.embed import batches
@@ -18,6 +19,7 @@ from rewrites.front.samples import TEXT_KINDS, make_lines
 
 ABOVE, DOUBT = 0.01, 0.01                                   # share of other sentences that exceed the worst, chance
                                                             # that more do
+MOST = log(np.finfo(np.float64).max)                        # of a limit's logarithm
 TAIL = 4                                                    # the largest quarter says how a tail falls
 MIN_SENTENCES, PLENTY = 16, 459                             # sentences: fewer say nothing of a tail; of so many 0.99ⁿ <
                                                             # 0.01
@@ -56,16 +58,18 @@ def worst(errors: np.ndarray) -> float | None:
     extrapolated as a power law (Weissman 1978) from the k largest: their logs lie above the next one by h on average
     (Hill 1975), 2kh over its mean is χ² with 2k degrees, and the largest mean that this leaves in doubt is taken. Where
     texts recur the k largest may be equal, and say nothing of a tail: the tolerance limit of a lognormal with the mean
-    and spread of all (Odeh and Owen 1980) counts where it is larger, and so does the largest seen."""
+    and spread of all (Odeh and Owen 1980) counts where it is larger, and so does the largest seen. What is below the
+    rounding of one number counts as that; none, too, where such limits are beyond all numbers."""
     if (n := len(errors)) < MIN_SENTENCES: return None
     falling = np.sort(errors)[::-1]
     if n >= PLENTY or falling[0] == 0: return float(falling[0])
     from scipy.special import gammaincinv, nctdtrit
     k = n // TAIL
-    top = np.log(np.maximum(falling, np.finfo(np.float64).tiny))
+    top = np.log(np.maximum(falling, UNIT))
     mean = float((top[:k] - top[k]).sum() / gammaincinv(k, DOUBT))
     times = float(nctdtrit(n - 1, NormalDist().inv_cdf(1 - ABOVE) * n ** 0.5, 1 - DOUBT)) / n ** 0.5
-    return float(max(falling[0], exp(top[k] + mean * log(k / (n * ABOVE))), exp(top.mean() + times * top.std(ddof=1))))
+    most = max(top[k] + mean * log(k / (n * ABOVE)), top.mean() + times * top.std(ddof=1))
+    return max(float(falling[0]), exp(most)) if most < MOST else None
 
 
 def change_cosines(before: np.ndarray, after: np.ndarray) -> np.ndarray:

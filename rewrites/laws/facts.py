@@ -109,7 +109,8 @@ def rule(premises: list[str], facts: list[str]) -> str:
 # rotations,
 # a norm and its gain; what is appended to a cache. Biases are joined with their products, so that one kernel adds them.
 # Where the rows
-# of queries were picked early, keys and values are left.
+# of queries were picked early, keys and values are left. What is joined gives so many columns whatever it is given, or
+# nothing could be cut from the product again: -I does not.
 MARKERS = """
 (relation reads (Op Op Op))
 (relation gates (Op Op))
@@ -118,6 +119,7 @@ MARKERS = """
 (relation bare (Op Op Op))
 (relation biased (Op Op Op))
 (relation picked_of (Op Op))
+(relation sized (Op))
 (relation joinable (Op Op))
 (relation joinable_bias (Op Op))
 (relation joinable_biases (Op Op))
@@ -129,8 +131,19 @@ MARKERS = """
 (rule ((comes y z)) ((gained y z)) :ruleset mark)
 (rule ((gained y z) (= z (K_compose w (K_mul i c))) (constant c) (uniform c)) ((gained y w)) :ruleset mark)
 (rule ((gained y z) (= z (K_mul w r)) (column r)) ((comes y w)) :ruleset mark)
-(rule ((comes y z) (= z (K_compose x A)) (act x) (stacked A)) ((bare y x A)) :ruleset mark)
-(rule ((comes y z) (= z (K_add w c)) (= w (K_compose x A)) (act x) (stacked A) (constant c) (uniform c))
+(rule ((= e (K_weight a))) ((sized e)) :ruleset mark)
+(rule ((= e (K_compose a b)) (sized b)) ((sized e)) :ruleset mark)
+(rule ((= e (K_compose a b)) (sized a) (diagonal b)) ((sized e)) :ruleset mark)
+(rule ((= e (K_compose a b)) (sized a) (splits b)) ((sized e)) :ruleset mark)
+(rule ((= e (K_add a b)) (sized a)) ((sized e)) :ruleset mark)
+(rule ((= e (K_add a b)) (sized b)) ((sized e)) :ruleset mark)
+(rule ((= e (K_mul a b)) (sized a)) ((sized e)) :ruleset mark)
+(rule ((= e (K_mul a b)) (sized b)) ((sized e)) :ruleset mark)
+(rule ((= e (K_adjoint a)) (sized a)) ((sized e)) :ruleset mark)
+(rule ((= e (K_by_head a h)) (sized a)) ((sized e)) :ruleset mark)
+(rule ((= e (K_joined a b)) (sized a) (sized b)) ((sized e)) :ruleset mark)
+(rule ((comes y z) (= z (K_compose x A)) (act x) (stacked A) (sized A)) ((bare y x A)) :ruleset mark)
+(rule ((comes y z) (= z (K_add w c)) (= w (K_compose x A)) (act x) (stacked A) (sized A) (constant c) (uniform c))
       ((biased y x A)) :ruleset mark)
 (rule ((reads a b v) (bare a x A) (bare b x B)) ((joinable A B)) :ruleset mark)
 (rule ((reads a b v) (biased a x A) (bare b x B)) ((joinable_bias A B)) :ruleset mark)
@@ -145,9 +158,10 @@ MARKERS = """
 (rule ((reads a b v) (picked_of a x) (biased b x B) (bare v x C)) ((joinable_bias B C)) :ruleset mark)
 (rule ((reads a b v) (picked_of a x) (biased b x B) (biased v x C)) ((joinable_biases B C)) :ruleset mark)
 (rule ((= o (K_mul (K_compose a f) b)) (entrywise f) (act a) (act b)) ((gates a b)) :ruleset mark)
-(rule ((gates a b) (= a (K_compose x A)) (= b (K_compose x B)) (single A) (single B)) ((joinable A B)) :ruleset mark)
+(rule ((gates a b) (= a (K_compose x A)) (= b (K_compose x B)) (single A) (single B) (sized A) (sized B))
+      ((joinable A B)) :ruleset mark)
 (rule ((gates a b) (= a (K_add w c)) (= w (K_compose x A)) (= b (K_add z d)) (= z (K_compose x B)) (single A) (single B)
-       (constant c) (uniform c) (constant d) (uniform d)) ((joinable_biases A B)) :ruleset mark)
+       (sized A) (sized B) (constant c) (uniform c) (constant d) (uniform d)) ((joinable_biases A B)) :ruleset mark)
 """
 
 

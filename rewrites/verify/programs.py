@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.core.epilogue import UNIT
 from formats.machine.threads import limit
 from opmatrix.data import Data
 from opmatrix.oracles import dense
@@ -18,7 +19,9 @@ from opmatrix.term import Operator
 from rewrites.compiler.emit import Emitter
 from rewrites.compiler.lower import Method, Stored
 from rewrites.compiler.search import Structure
+from rewrites.front.differences import ratio
 from rewrites.verify.failure import VerificationError
+from rewrites.verify.nudged import moved, scale
 
 EQUAL = 1e-10                                               # relative, between two float64 readings of one model
 ROUNDING = 4.0                                              # how many times as much as the import a program may round
@@ -35,13 +38,14 @@ class Errors:
     rows: int
 
     @classmethod
-    def of(cls, found: Outputs, wanted: Outputs) -> "Errors":
-        """Of outputs of the same batches; infinite where one is no number."""
+    def of(cls, found: Outputs, wanted: Outputs, least: NDArray[np.float64] | float = 0.0) -> "Errors":
+        """Of outputs of the same batches; infinite where one is no number. Rows are taken to be no smaller than
+        `least`; what is as wanted is off by nothing, zeros too."""
         have, want = np.concatenate(list(found)).astype(np.float64), np.concatenate(list(wanted))
-        off, size = np.linalg.norm(have - want, axis=1), np.linalg.norm(want, axis=1)
+        off, size = np.linalg.norm(have - want, axis=1), np.maximum(np.linalg.norm(want, axis=1), least)
         if not np.isfinite(off).all():
             return cls(np.inf, np.inf, len(off))
-        return cls(float(np.linalg.norm(off) / np.linalg.norm(size)), float((off / size).max()), len(off))
+        return cls(float(ratio(np.linalg.norm(off), np.linalg.norm(size))), float(ratio(off, size).max()), len(off))
 
 
 def oracle(model: Operator, batches: Sequence[Batch]) -> list[NDArray[Any]]:
@@ -88,20 +92,32 @@ def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], im
     imported program, and step by step. `wanted` is the oracle's output where it is at hand. Raises VerificationError,
     which says what differs; returns what was found."""
     wanted = oracle(model, batches) if wanted is None else wanted
-    exact = verify_structure(program, batches, constants, wanted)
+    exact = verify_structure(program, batches, constants, wanted, model)
     mine, theirs = (Errors.of([each.run(batch) for batch in batches], wanted) for each in (program, imported))
-    if not mine.relative <= ROUNDING * theirs.relative:
+    if not mine.relative <= allowed_rounding(mine.relative, theirs.relative, model, batches):
         raise VerificationError(3, name(program), "it rounds more than the imported program", relative=mine.relative,
                                 imported=theirs.relative, times=ROUNDING)
     return {"float64": exact, "float32": asdict(mine), "imported": asdict(theirs),
             "steps": verify_steps(program, batches)}
 
 
+def allowed_rounding(mine: float, imported: float, model: Operator, batches: Sequence[Batch]) -> float:
+    """How far an exact program that is off by `mine` may be, relative: ROUNDING times as much as the imported one, or
+    as what rounding each number of the model once does, its result among them: an import may happen to be nearer."""
+    if mine <= ROUNDING * imported: return ROUNDING * imported
+    sizes = [np.linalg.norm(wanted) for wanted in oracle(model, batches)]
+    return ROUNDING * max(imported, float(ratio(np.linalg.norm(moved(model, batches, UNIT)), np.linalg.norm(sizes))))
+
+
 def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapping[str, NDArray[Any]],
-                     wanted: Outputs) -> dict[str, Any]:
+                     wanted: Outputs, model: Operator | None = None) -> dict[str, Any]:
     """The steps of any program, exact or not, on constants as they were before anything was rounded, left out or
-    fitted, in float64: they are the model. Raises VerificationError; returns how far they are from it."""
-    found = Errors.of([program.exact(batch, constants, rounded=False) for batch in batches], wanted)
+    fitted, in float64: they are the model. With the model, a row that is less than the numbers that it is computed from
+    is compared beside these. Raises VerificationError; returns how far they are from it."""
+    outputs = [program.exact(batch, constants, rounded=False) for batch in batches]
+    found = Errors.of(outputs, wanted)
+    if not found.worst_row <= EQUAL and model is not None:
+        found = Errors.of(outputs, wanted, scale(model, batches, EQUAL))
     if not found.worst_row <= EQUAL:
         raise VerificationError(3, name(program), "read in float64 it is not the model", relative=found.relative,
                                 worst_row=found.worst_row, allowed=EQUAL)
@@ -118,8 +134,9 @@ def verify_outputs(program: Program, outputs: Mapping[str, Operator], batches: S
         for output, term in outputs.items():
             wanted = dense(term, batch)
             rows = wanted.swapaxes(0, 1) if wanted.ndim == 3 else wanted
-            off = np.linalg.norm(found[output].reshape(len(rows), -1)
-                                 - rows.reshape(len(rows), -1)) / (np.linalg.norm(rows) or 1.0)
+            apart = np.linalg.norm(found[output].reshape(len(rows), -1) - rows.reshape(len(rows), -1))
+            off = ratio(apart, size := np.linalg.norm(rows))
+            if not off <= EQUAL: off = ratio(apart, max(size, np.linalg.norm(scale(term, [batch], EQUAL))))
             if not off <= EQUAL:
                 raise VerificationError(3, name(program), f"its output {output} read in float64 is not the model's",
                                         relative=float(off),

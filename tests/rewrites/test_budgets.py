@@ -11,6 +11,7 @@ from rewrites.compiler.borders import FULL
 from rewrites.compiler.lower import EXACT, Method
 from rewrites.compiler.search import Space, cheapest
 from rewrites.extraction import Infeasible, Node, Problem, extract, verify
+from rewrites.front import budgets
 from rewrites.front.budgets import Budgets, within
 from rewrites.laws import EXACT_LAWS
 
@@ -89,3 +90,16 @@ def test_the_ends_of_the_front(ends):
 def test_a_budget_that_nothing_meets(ends):
     with pytest.raises(Infeasible, match="no program within"):
         within(space(), offered, memory=0.5 * ends[1].memory)
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_prices_may_end_before_they_settle(rounds, ends, monkeypatch):
+    """However often columns are priced out, what is looked at is a solution over all columns there are: the best keeps
+    its budgets, and nothing costs less than the bound."""
+    error = 0.02
+    settled = within(space(), offered, error=error)
+    monkeypatch.setattr(budgets, "PRICING_ROUNDS", rounds)
+    found = within(space(), offered, error=error)
+    assert sum(e.error for e in found.extractions) <= error * (1 + 1e-9)
+    assert ends[2].cost <= settled.bound * (1 + 1e-6) and found.bound <= settled.cost * (1 + 1e-6)
+    assert settled.cost <= found.cost * (1 + 1e-6) and found.cost <= ends[0].cost * (1 + 1e-6)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import given as forall
-from hypothesis import strategies as st
-from random_programs import LIMIT, OTHERS, PLAIN, Grower, check, programs, ragged, size
+from random_programs import LIMIT, OTHERS, PLAIN, Choices, Grower, check, programs, ragged, size
 
 from opmatrix.monoids import MONOIDS
 from opmatrix.term import KINDS, formula
@@ -23,18 +22,6 @@ UNKNOWN = {"symbol"}                                                            
 @many
 @forall(programs())
 def test_every_form_of_a_program_is_it(example): check(example)
-
-
-class Choices:
-    """Draws without hypothesis."""
-
-    def __init__(self, seed): self.rng = np.random.default_rng(seed)
-
-    def __call__(self, strategy):
-        low, high = (0, 1) if strategy == st.booleans() else (strategy.wrapped_strategy.start,
-                                                              strategy.wrapped_strategy.end)
-        found = int(self.rng.integers(low, high + 1))
-        return bool(found) if strategy == st.booleans() else found
 
 
 def grown(step, seed):

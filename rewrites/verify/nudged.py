@@ -1,0 +1,56 @@
+"""What two right readings of a model may differ by: how far each row of its output moves when every number that it is
+computed from is another one, by a little. A row of a norm far below the numbers that cancelled to it is not known to a
+share of that norm, and what is computed by luck without rounding is no measure of what others may round."""
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.data import Data
+from opmatrix.oracles import Dense, dense, entered
+from opmatrix.patterns import Batch
+from opmatrix.term import Operator, read
+
+DRAWS = 8                                                   # of which the root mean square counts
+
+
+@dataclass(frozen=True, eq=False)
+class Nudged(Dense):
+    """Whole arrays that are read as others, each time: every number by a share of itself that is drawn up to `unit`.
+    Zeros, and what is chosen rather than computed, stay."""
+    unit: float = 0.0
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    @property
+    def array(self) -> NDArray[Any]: return self.nudge(self.whole())
+
+    def numbers(self, data: Data) -> NDArray[Any]: return self.nudge(data.array.astype(self.dtype))
+
+    def nudge(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array * (1 + self.unit * self.rng.uniform(-1, 1, array.shape))
+
+
+def moved(term: Operator, batches: Sequence[Batch], unit: float) -> NDArray[np.float64]:
+    """How far each row of a model's output moves, in the Euclidean norm, where its numbers differ by up to `unit` of
+    themselves, at each operator anew: rows of all batches."""
+    rng = np.random.default_rng(0)
+
+    def off(batch: Batch, wanted: NDArray[Any]) -> NDArray[np.float64]:
+        value = entered(term, batch)
+        with np.errstate(all="ignore"):
+            found = read(term, Nudged(value.value, value.batch, value.dtype, None, unit, rng), {}).array
+            apart = np.where(found == wanted, 0.0, found - wanted)
+        squared: NDArray[np.float64] = (np.swapaxes(apart, 0, -2).reshape(apart.shape[-2], -1) ** 2).sum(1)
+        return squared
+    squares = [np.mean([off(batch, wanted) for _ in range(DRAWS)], axis=0)
+               for batch in batches for wanted in [dense(term, batch)]]
+    norms: NDArray[np.float64] = np.sqrt(np.concatenate(squares))
+    return norms
+
+
+def scale(term: Operator, batches: Sequence[Batch], unit: float) -> NDArray[np.float64]:
+    """The size of the numbers that each row is computed from, as far as they count for it: what changes of `unit` of
+    them move it by, over that."""
+    return moved(term, batches, unit) / unit
