@@ -115,7 +115,7 @@ def timed(model, workload, given):
 def predicted(program, batch, machine):
     """Seconds of a run, as the search prices them."""
     prices = Prices(Running.of(machine, batch.starts), program.extents(batch))
-    return prices.start + prices.seconds(program.cost(prices.group))
+    return prices.beside(program) + prices.seconds(program.cost(prices.group))
 
 
 STAGES = {"find": find, "time": timed}

@@ -58,8 +58,8 @@ def made(name, checkpoint, pairs, count, rounds=1):
     if name == FRESH: return fresh(*cut(tokenizer, 1, min(128, limit)), 1 + TURN * rounds)
     try: count, length = map(int, name.split("x"))
     except ValueError: count = length = 0
-    if count < 1 or not 3 <= length <= limit:
-        raise InputError(f"--workloads {name}: SENTENCESxTOKENS (of 3 to {limit} tokens) or one of "
+    if count < 1 or not 1 <= length <= limit:
+        raise InputError(f"--workloads {name}: SENTENCESxTOKENS (of 1 to {limit} tokens) or one of "
                          f"{', '.join((*TEXTS, FRESH))}")
     return Workload(name, cut(tokenizer, count, length), [list(range(count))], [count, length])
 
@@ -91,10 +91,11 @@ def ids(batch):
 
 def cut(tokenizer, count, length):
     """So many sentences of so many tokens, cut out of the text that ships, each between the tokens that begin and end
-    one."""
+    one, as far as it has room for them."""
     rows = ids(tokenizer.encode(sentences()))
     inner = [token for row in rows for token in row[1:-1]]
-    return [[rows[0][0], *np.resize(np.roll(inner, -at * length), length - 2).tolist(), rows[0][-1]]
+    ends = rows[0][:1], rows[0][-1:] if length > 1 else []
+    return [[*ends[0], *np.resize(np.roll(inner, -at * length), max(length - 2, 0)).tolist(), *ends[1]]
             for at in range(count)]
 
 

@@ -21,7 +21,7 @@ from rewrites.compiler.detours import part_factors
 from rewrites.compiler.layers import Model, Part, outputs, parts
 from rewrites.compiler.lower import plainly
 from rewrites.compiler.mixed import Mix
-from rewrites.compiler.precision import check_precision
+from rewrites.compiler.precision import check_precision, count_bytes
 from rewrites.compiler.representations import NUMBER_TYPES, Representable, check_budgets
 from rewrites.compiler.search import Space, Structure, cheapest, search
 from rewrites.derivations.gains import Group, added, group_laws
@@ -186,7 +186,7 @@ class Run:
     @cached_property
     def running(self) -> Any:
         """What the machine takes for kernels where the timed batch runs."""
-        return self.workload.running(self.machine)
+        return self.workload.running(self.machine, count_bytes(self.operator))
 
     def searched(self, laws: Sequence[Law], fusion: bool = True) -> tuple[Space, Structure]:
         """The space that some laws reach and its optimum; under none weights are stored as they are. Canonical forms
@@ -258,8 +258,9 @@ class Run:
 
     def point(self, name: str, program: Program, seconds: float, error: float, gap: float | None,
               methods: dict[str, int] | None = None, structure: Structure | None = None) -> Point:
-        size = program.stored_bytes + program.peak_bytes(self.workload.timed)
-        return Point(name, program, seconds, size, error, gap, methods=methods or {}, structure=structure)
+        size, prices = program.stored_bytes + program.peak_bytes(self.workload.timed), self.space.prices
+        return Point(name, program, seconds + prices.beside(program) - prices.start, size, error, gap,
+                     methods=methods or {}, structure=structure)
 
     def judged_laws(self, announce: Announce) -> list[Any]:
         """Laws and graphs verified (levels 1 and 2), what laws save, and the predicted seconds of the exact program

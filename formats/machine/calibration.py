@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from math import log
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from formats import FORMATS, Format, FormatError, kernels
 from formats.core.epilogue import Epilogue
 from formats.kernels.engine.replay import clock
-from formats.machine.features import count_uncached, even, quantile, weigh_format
+from formats.machine.features import FAR, count_uncached, even, quantile, weigh_format
 from formats.machine.model import CALLED, WAYS, Machine, Rates, evaluate_features, here
 from formats.machine.peaks import vector_rate
 from formats.machine.predictor import fitted
@@ -60,9 +61,13 @@ class Numbers:
     def __init__(self, count: int = 1 << 22) -> None:
         self.rng, self.count = np.random.default_rng(0), count
         self.memory, self.inputs, self.outputs = allocate_both(count)
-        self.inputs[:], self.outputs[:] = self.rng.standard_normal(count, np.float32), 0
+        self.inputs[:], self.outputs[:], self.read = self.rng.standard_normal(count, np.float32), 0, 0
 
-    def some(self, *shape: int) -> np.ndarray: return self.inputs[:int(np.prod(shape))].reshape(shape)
+    def some(self, *shape: int) -> np.ndarray:
+        """To read; `read` is how many they are."""
+        self.read = int(np.prod(shape))
+        return self.inputs[:self.read].reshape(shape)
+
     def room(self, *shape: int) -> np.ndarray: return self.outputs[:int(np.prod(shape))].reshape(shape)
     def fresh(self, *shape: int) -> np.ndarray: return self.rng.standard_normal(shape, np.float32)
 
@@ -245,12 +250,13 @@ def residuals(rates: Rates, rows: Measurements) -> list[float]:
 
 
 def rated(rows: Measurements) -> Rates:
-    """Closed forms, and what they leave out."""
+    """Closed forms, and what they leave out where weights come from memory, as they do in most models."""
     found: dict[str, Measurements] = {}
     for row in rows: found.setdefault(row[0], []).append(row)
     plain = closed(found)
     corrections = {kernel: fitted(kernel, [sizes for _, sizes, _ in rows], residuals(plain, rows))
-                   for kernel, rows in found.items()}
+                   for kernel, rows in ((kernel, [row for row in rows if row[1].get(FAR, 1.0)])
+                                        for kernel, rows in found.items())}
     return replace(plain, corrections=corrections,
                    interval={kernel: each.alone for kernel, each in corrections.items()})
 
@@ -301,16 +307,27 @@ def in_runs(way: str, progress: Callable[..., None], plan: Effort, names: Collec
     """The rates of those of these kernels that are recorded, inside runs of this way, and of stages behind products
     where they are among them."""
     numbers, rides = Numbers(1 << 20), any(price(name).rides for name in names)
-    cases = [*others(REPLAYED, numbers, [name for name in names if price(name).recorded]),
-             *products(formats_of(names), plan, numbers),
-             *(case for form in RIDDEN if rides for case in riding(numbers, form))]
-    rows = inside(cases, numbers.memory, way == WAYS[0], plan.seconds, progress)
+    cases, reads = list[Case](), list[int]()
+    for case in chain(others(REPLAYED, numbers, [name for name in names if price(name).recorded]),
+                      products(formats_of(names), plan, numbers),
+                      *(riding(numbers, form) for form in RIDDEN if rides)):
+        for each in from_memory_and_caches(case):
+            cases.append(each)
+            reads.append(numbers.read)
+    rows = inside(cases, numbers.memory, way == WAYS[0], plan.seconds, progress, reads)
     workers, sentences = (1, threads()) if way == WAYS[0] else (threads(), 1)
     rates = rated([(kernel, even(kernel, sizes, workers), taken) for kernel, sizes, taken in rows
                    if kernel in ALL_PRICES])
     ridden = along(rates, lambda form: slopes(rows, form)) if rides else {}
     start = sum(forgotten(begun(sentences)) for begun in BEGINNINGS) if rides else 0.0
     return replace(rates, coefficients=rates.coefficients | ridden, start=start)
+
+
+def from_memory_and_caches(case: Case) -> list[Case]:
+    """A product once with its weight in memory, and once more with it in the caches; anything else as it is."""
+    kernel, sizes, call = case
+    name = price(kernel).product if kernel in ALL_PRICES else ""
+    return [(kernel, sizes | {FAR: far}, call) for far in (weigh_format(name, sizes)[0], 0.0)] if name else [case]
 
 
 def calibrate_more(names: Collection[str], way: str, progress: Callable[..., None] = lambda *_: None) -> Machine:

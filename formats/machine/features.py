@@ -12,6 +12,7 @@ from formats.machine.host import caches
 from formats.machine.prices import price
 
 T, n, p = sizes.T.expression, sizes.n.expression, sizes.p.expression
+FAR = "far"                                                 # among sizes: bytes of the weight that come from memory
 
 
 @cache
@@ -59,8 +60,9 @@ def even(kernel: str, sizes: Mapping[str, float], workers: int) -> dict[str, flo
 
 
 def count_uncached(kernel: str, sizes: Mapping[str, float]) -> float:
-    """Bytes of a product's weight that the second cache does not keep from call to call: nearly none of a small weight,
-    nearly all of a large one."""
+    """Bytes of a product's weight that come from memory: as `FAR` among the sizes says, of a run; else what the second
+    cache does not keep from call to call, nearly none of a small weight, nearly all of a large one."""
+    if FAR in sizes: return sizes[FAR]
     size = weigh_format(price(kernel).product, sizes)[0]
     return size * size / (size + second_cache())
 

@@ -1,7 +1,7 @@
 """What kernels take inside a run: launches recorded one after another and replayed with a clock, as programs are
-(formats/kernels/engine/replay.py), so nothing of Python is in their times. Their order is drawn, so a weight comes from
-memory, as it does in a program that others ran since, and what a kernel reads was written by another one, on whichever
-core."""
+(formats/kernels/engine/replay.py), so nothing of Python is in their times. As in a program, what a kernel reads was
+just written by another one, on whichever core; a weight comes from memory, as cases of one weight lie as far from one
+another as they can, and a second time from the caches."""
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -19,7 +19,8 @@ MAX_ROUNDS = 16                                             # at most; three at 
 COLD_RUNS = 15
 # a run of almost nothing for so many sentences: what programs enter here (opmatrix/runtime/cases.py) begins as they do
 BEGINNINGS: list[Callable[[int], Callable[[], Any]]] = []
-Case = tuple[str, dict[str, float], Callable[[], Any]]
+Call = Callable[[], Any]
+Case = tuple[str, dict[str, float], Call]
 Measurements = list[tuple[str, dict[str, float], float]]
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.int64]
@@ -27,20 +28,25 @@ Words = NDArray[np.int64]
 
 class Inside:
     """Cases recorded for one way of running them: `apart`, where every worker does all of them, or together. They read
-    and write `memory`, which each worker has a copy of."""
+    and write `memory`, which each worker has a copy of. `writers`: what is called before each case and not timed, None
+    for nothing."""
 
-    def __init__(self, cases: Sequence[Case], memory: Bytes, apart: bool) -> None:
+    def __init__(self, cases: Sequence[Case], memory: Bytes, apart: bool, writers: Sequence[Call | None] = ()) -> None:
         from formats.kernels.engine.replay import Recording
         self.workers, self.apart = threads(), apart
-        recording = Recording(memory, 1 if apart else self.workers)
+        recording, steps = Recording(memory, 1 if apart else self.workers), list[Call]()
+        for writer, (_, _, call) in zip(writers or [None] * len(cases), cases, strict=True):
+            steps += filter(None, (writer, call))
 
         def walk() -> None:
-            for _, _, call in cases:
-                call()
+            for step in steps:
+                step()
                 recording.step()
         recording.keep(walk)
         self.given, self.script = memory.view(np.int64), recording.script()
-        self.ends = np.array(self.script.ends[:len(cases) + 1])
+        timed, ends = {id(call) for _, _, call in cases}, np.array(self.script.ends[:len(steps) + 1])
+        of_cases = [i for i, step in enumerate(steps) if id(step) in timed]
+        self.starts, self.ends = ends[of_cases], ends[np.add(of_cases, 1)]
 
     def run(self, fill: bool = True) -> Words:
         """Nanoseconds of each case, once: the mean of the workers. Unless `fill`, what is read lies in the workers'
@@ -48,7 +54,8 @@ class Inside:
         from formats.kernels.engine.launch import ARENA, ROOM, address
         from formats.kernels.engine.pool import POOL
         from formats.kernels.engine.replay import GROUP, REPLAY, clock, conduct, nanoseconds, replay
-        groups, stages, script = self.workers if self.apart else 1, int(self.ends[-1]), self.script
+        groups, script = self.workers if self.apart else 1, self.script
+        stages = int(script.ends[-1])
         given = address(self.given), fill * len(self.given)
         table = np.array([(address(script.record), *given, script.home, 0)] * groups, GROUP)
         stamps = np.zeros((groups, stages + 1, 2), np.int64)
@@ -58,31 +65,67 @@ class Inside:
             if self.apart: POOL.run(replay.address, address(arguments), groups, self.workers)
             else: conduct.call(POOL.state, address(arguments), POOL.ready(self.workers))
         since: Words = nanoseconds(stamps)
-        return np.asarray(np.diff(since[:, self.ends]).mean(0))
+        return np.asarray((since[:, self.ends] - since[:, self.starts]).mean(0))
 
 
 def inside(cases: Sequence[Case], memory: Bytes, apart: bool, seconds: float,
-           progress: Callable[..., None] = lambda *_: None) -> Measurements:
-    """The median of all rounds of each case, of which there are three at least, as programs are judged by medians.
-    `seconds`: after these no more rounds are begun."""
+           progress: Callable[..., None] = lambda *_: None, reads: Sequence[int] = ()) -> Measurements:
+    """Seconds of each case: the median of all rounds, of which there are three at least, times what the medians of
+    whole scripts are longer than the sums of their cases' medians, as rounds are skewed: programs are judged by
+    medians of whole runs, in which some step always takes longer. Cases of one weight come in one script as rarely as
+    they can; those that are one call follow one another. `seconds`: after these no more rounds are begun. `reads`:
+    numbers of the memory that each case reads, and another kernel writes before."""
     from formats.kernels.engine.compiled import walk_compiled
     from formats.kernels.engine.pool import end_workers, launch_items, worker_loop
     from formats.kernels.engine.replay import conduct, replay
-    order = np.random.default_rng(1).permutation(len(cases))
+    order = spread_weights(cases)
     parts = [order[at:at + SCRIPT_CASES] for at in range(0, len(order), SCRIPT_CASES)]
-    scripts = walk_compiled(lambda: [Inside([cases[0], *(cases[i] for i in part)], memory, apart) for part in parts],
-                            replay, conduct, launch_items, worker_loop, end_workers,
-                            progress=lambda name, _: progress(f"compiled {name}"))
+    writers = [write_anew(memory, count, int(sizes.get("T", 1)))
+               for count, (_, sizes, _) in zip(reads or [0] * len(cases), cases, strict=True)]
+    made = [[0, *part] for part in parts]
+    scripts = walk_compiled(
+        lambda: [Inside([cases[i] for i in part], memory, apart, [writers[i] for i in part]) for part in made],
+        replay, conduct, launch_items, worker_loop, end_workers, progress=lambda name, _: progress(f"compiled {name}"))
     taken: list[list[float]] = [[] for _ in cases]
+    wholes: list[list[float]] = [[] for _ in parts]
     end = time.perf_counter() + seconds
     for done in range(-1, MAX_ROUNDS):                      # the round before the first is not counted
         if done >= 3 and time.perf_counter() > end: break
-        for part, script in zip(parts, scripts, strict=True):
-            _, *every = script.run(fill=done < 0)           # the first finds caches that have forgotten what it needs
+        for part, script, whole in zip(parts, scripts, wholes, strict=True):
+            _, *every = 1e-9 * script.run(fill=done < 0)    # the first finds caches that have forgotten what it needs
             if done < 0: continue
-            for i, each in zip(part, every, strict=True): taken[i].append(1e-9 * float(each))
+            for i, each in zip(part, every, strict=True): taken[i].append(float(each))
+            whole.append(float(sum(every)))
         progress(done + 2, MAX_ROUNDS + 1)
-    return [(kernel, sizes, median(each)) for (kernel, sizes, _), each in zip(cases, taken, strict=True)]
+    middles = [median(each) for each in taken]
+    skew = sum(map(median, wholes)) / sum(middles)
+    return [(kernel, sizes, skew * middle) for (kernel, sizes, _), middle in zip(cases, middles, strict=True)]
+
+
+def spread_weights(cases: Sequence[Case]) -> list[int]:
+    """The order of cases: drawn, but the first of every weight before the second of any, and cases of one call behind
+    one another."""
+    calls: dict[int, list[int]] = {}
+    for i, (_, _, call) in enumerate(cases): calls.setdefault(id(call), []).append(i)
+    seen: dict[Any, int] = {}
+    turns = []
+    for same in calls.values():
+        kernel, sizes, _ = cases[same[0]]
+        weight = kernel, *((name, size) for name, size in sizes.items() if name != "T")
+        turns.append(seen.setdefault(weight, 0))
+        seen[weight] += 1
+    drawn = np.random.default_rng(1).permutation(len(turns))
+    units = [*calls.values()]
+    return [i for at in sorted(drawn, key=turns.__getitem__) for i in units[at]]
+
+
+def write_anew(memory: Bytes, count: int, rows: int) -> Call | None:
+    """A kernel that writes the first so many numbers of the memory as they are, in so many rows; None for no
+    numbers."""
+    from formats import kernels
+    if not count: return None
+    numbers = memory.view(np.float32)[:count].reshape(rows, -1)
+    return lambda: kernels.scale(numbers, 1.0, numbers)
 
 
 def forgotten(call: Callable[[], Any]) -> float:

@@ -225,7 +225,7 @@ def values(out, batch, p: Scores, v: Heads) -> Heads:
 
 
 @kernel(gives=shapes.repeated, means=lambda a: meanings.grouped(a.x, a.heads), bound=bounds.copied,
-        cost=costs.passed("scale"))
+        cost=costs.passed("pick"))
 def repeat(out, x: Heads, *, heads: Count) -> Heads:
     """Each head so many times in a row that there are `heads` of them."""
     out.reshape(len(x), x.shape[1], -1, x.shape[2])[...] = x[:, :, None]

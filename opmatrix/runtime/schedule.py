@@ -187,6 +187,11 @@ class Schedule:
         pieces = [[*steps] for _, steps in groupby(real, lambda i: -1 if launches(self.calls[i]) else i)]
         return [Recorded(self, steps) if launches(self.calls[steps[0]]) else Called(self, steps) for steps in pieces]
 
+    @property
+    def recordings(self) -> int:
+        """How many pieces of it are recorded."""
+        return sum(isinstance(segment, Recorded) for segment in self.segments)
+
     def between(self) -> dict[int, Span]:
         """The buffers of the whole batch, by the step that writes them first, with the segments in which they live: the
         result's, those that several segments use, and those of steps that are called from Python. Groups come in any

@@ -3,11 +3,13 @@ together, stage by stage; and what a machine's kernels then take."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.machine.host import caches
 from opmatrix.extents import Extents
 
 GROUP_ROWS = 256                                            # rows of a group, about: weights are read once for each, so
@@ -50,26 +52,35 @@ def assign_groups(parts: Sequence[Group], workers: int) -> list[list[Group]]:
     return own
 
 
+def share_missed(held: float) -> float:
+    """The share of so many bytes, read again and again, that the last cache does not keep: all that it has no room
+    for."""
+    return min(1.0, (held / caches()[-1]) ** 2)
+
+
 @dataclass(frozen=True)
 class Running:
     """A machine's prices where a batch runs in one way (formats.machine.model.WAYS): what is asked is of a group
     (`group`), and is priced times the groups of the worker that has the most, `lengths` the sentences of these. A
-    kernel that is never recorded is called from Python, and finds what it needs out of the caches."""
+    kernel that is never recorded is called from Python, and finds what it needs out of the caches. `missed`: the share
+    of a weight that comes from memory, and not from the caches that all threads share."""
 
     machine: Any
     way: str
     times: int = 1
     lengths: tuple[int, ...] = ()
+    missed: float = 1.0
 
     @classmethod
-    def of(cls, machine: Any, starts: Words) -> Any:
-        """For sentences that start at these rows. A machine whose ways are not known stays as it is."""
+    def of(cls, machine: Any, starts: Words, held: float = inf) -> Any:
+        """For sentences that start at these rows, where so many bytes are read from one run to the next. A machine
+        whose ways are not known stays as it is."""
         if not getattr(machine, "ways", None): return machine
-        parts = make_groups(starts, machine.threads)
-        if len(parts) == 1: return cls(machine, "together")
+        parts, missed = make_groups(starts, machine.threads), share_missed(held)
+        if len(parts) == 1: return cls(machine, "together", missed=missed)
         busiest = max(assign_groups(parts, machine.threads), key=lambda own: sum(part.high - part.low for part in own))
         lengths = tuple(int(each) for part in busiest for each in np.diff(starts[part.first:part.last + 1]))
-        return cls(machine, "apart", len(busiest), lengths)
+        return cls(machine, "apart", len(busiest), lengths, missed)
 
     def group(self, extents: Extents) -> Extents:
         """Those of a group, on average, where these are of the whole batch."""
@@ -83,12 +94,13 @@ class Running:
     def seconds(self, kernel: str, **sizes: float) -> float:
         """Predicted seconds of a kernel for all groups, its sizes those of one. What never runs so is priced as a call
         from Python."""
-        from formats.machine.features import even  # with sympy, which nothing that only runs needs
+        from formats.machine.features import FAR, even, weigh_format  # with sympy, which nothing that only runs needs
         from formats.machine.prices import price
         rates = self.machine.holding(kernel, self.way)
         if kernel not in rates.coefficients:
             calls = self.times * (self.machine.threads if self.lengths else 1)        # for every group of every worker
             return calls * float(self.machine.seconds(kernel,
                                                       **sizes)) + (0.0 if price(kernel).rides else self.machine.cold)
+        if name := price(kernel).product: sizes = sizes | {FAR: self.missed * weigh_format(name, sizes)[0]}
         if self.way == "together": sizes = even(kernel, sizes, self.machine.threads)
         return self.times * float(rates.seconds(kernel, **sizes))

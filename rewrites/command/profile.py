@@ -25,12 +25,13 @@ def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int 
     batch, watch = drawn(program, sentences, tokens), Watch()
     found = program.profile(batch, rounds)
     inside, whole = {name: median(taken) for name, taken in found.steps.items()}, median(found.runs)
-    prices = Prices(Running.of(calibrated(lambda *_: None), batch.starts), program.extents(batch))
+    prices = Prices(Running.of(calibrated(lambda *_: None), batch.starts, program.stored_bytes), program.extents(batch))
     rows = [(what, str(len(names)), ahead, sum(inside[name] for name in names))
             for what, (names, ahead) in group_steps(program, prices).items()]
     rows.sort(key=lambda row: -row[-1])
-    ahead = prices.start + sum(row[2] for row in rows)
-    rows += [("before and after", "", prices.start, whole - sum(inside.values())), ("a run", "", ahead, whole)]
+    beside = prices.beside(program)
+    ahead = beside + sum(row[2] for row in rows)
+    rows += [("before and after", "", beside, whole - sum(inside.values())), ("a run", "", ahead, whole)]
     lines = [[what, count, ms(ahead), ms(seen), f"{seen / whole:.0%}"] for what, count, ahead, seen in rows]
     noise = [describe_noise(busy, "measured times are too long")] if (busy := watch.seen()) else []
     return "\n".join([f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise,

@@ -19,6 +19,7 @@ from opmatrix.runtime.costs import Costs
 from rewrites.compiler.price import Machine, Prices
 
 if TYPE_CHECKING:
+    from opmatrix.program import Program
     from rewrites.compiler.lower import Call, Lowering, Method, Use
 
 Mix = Sequence[tuple[float, Any]]                           # shares, each of a batch, of lengths as a word, or of
@@ -45,6 +46,8 @@ class Mean:
 
     @property
     def start(self) -> float: return self.of(lambda each: each.start)
+
+    def beside(self, program: "Program") -> float: return self.of(lambda each: each.beside(program))
 
     def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Any], ...] = ()) -> float:
         return self.of(lambda each: each.linear(form, n, p, parameters))

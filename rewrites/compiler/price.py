@@ -14,6 +14,7 @@ from opmatrix.runtime.scheme import Running
 from rewrites.compiler.calls import shapes
 
 if TYPE_CHECKING:
+    from opmatrix.program import Program
     from rewrites.compiler.lower import Call, Lowering, Method, Use
 
 
@@ -71,6 +72,10 @@ class Prices:
     def start(self) -> float:
         """Seconds of a run beside its kernels, as far as the machine knows them."""
         return float(getattr(self.machine, "start", 0.0))
+
+    def beside(self, program: "Program") -> float:
+        """Seconds of a program's run beside its kernels: each of its recordings begins as a run does."""
+        return self.start * max(1, program.schedule.recordings)
 
     def seconds(self, costs: Costs) -> float:
         """What the machine predicts for these kernels."""

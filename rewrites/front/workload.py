@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +127,10 @@ class Workload:
         shares, batches = zip(*self.shares, strict=True)
         return measure(programs, batches, rounds, progress=progress, shares=shares)
 
-    def running(self, machine: Any) -> Any:
-        """What a machine takes for kernels where the batch runs; where there are several, for each."""
-        found = [Running.of(machine, batch.starts) for _, batch in self.shares]
+    def running(self, machine: Any, held: float = inf) -> Any:
+        """What a machine takes for kernels where the batch runs, of a model whose numbers are so many bytes; where
+        there are several, for each."""
+        found = [Running.of(machine, batch.starts, held) for _, batch in self.shares]
         return found if self.mix else found[0]
 
     @property

@@ -94,7 +94,8 @@ def test_calibration_recovers_a_machine(monkeypatch):
     monkeypatch.setattr(calibration, "timed", lambda call, *_: [call() is None or 1e-3] * 3)
     monkeypatch.setattr(calibration, "INSIDE", calibration.Effort(3, 3, 256, 100))
     inside = []
-    def replayed(cases, memory, apart, seconds, progress):
+    def replayed(cases, memory, apart, seconds, progress, reads):
+        assert len(reads) == len(cases) and min(reads) > 0
         inside.append(({kernel for kernel, *_ in cases}, apart))
         def seconds(kernel, sizes):
             if kernel not in PRICES: return 1e-6 * len(kernel)

@@ -7,7 +7,8 @@ from formats import FORMATS, kernels
 from formats.core.arrays import room
 from formats.kernels.engine.launch import ARENA
 from formats.kernels.engine.replay import clock
-from formats.machine.running import Inside, allocate_both, inside
+from formats.machine.features import FAR
+from formats.machine.running import Inside, allocate_both, inside, spread_weights, write_anew
 from formats.machine.threads import limit
 
 pytestmark = pytest.mark.skipif(not clock(), reason="native code finds no clock here")
@@ -57,6 +58,45 @@ def test_times_belong_to_their_cases(monkeypatch):
     rows = inside(made, memory, True, 0.0)
     assert [(kernel, given) for kernel, given, _ in rows] == [(kernel, given) for kernel, given, _ in made]
     assert max(range(8), key=lambda i: rows[i][2]) == 5
+
+
+def weighed(count, turns):
+    """So many weights, each multiplied with as many numbers of rows, twice each."""
+    return [("linear.packed", {"T": T, "n": n, FAR: far}, call)
+            for n in range(count) for T in range(turns) for call in [lambda: None] for far in (1.0, 0.0)]
+
+
+@pytest.mark.parametrize("count, turns", ((1, 1), (5, 1), (1, 4), (40, 3)))
+def test_cases_of_one_weight_lie_as_far_apart_as_they_can(count, turns):
+    """Each weight once before any a second time; what is one call, from memory and then from the caches, together."""
+    cases = weighed(count, turns)
+    order = spread_weights(cases)
+    assert sorted(order) == list(range(len(cases))) and (np.diff(np.reshape(order, (-1, 2))) == 1).all()
+    weights = np.reshape([cases[i][1]["n"] for i in order[::2]], (turns, count))
+    assert (np.sort(weights) == np.arange(count)).all()
+
+
+def test_what_a_case_reads_is_written_before_it_and_stays_the_same():
+    memory, found, x, _ = cases()
+    before = x.copy()
+    rows = inside(found, memory, False, 0.0, reads=[x.size, x.size])
+    assert [row[:2] for row in rows] == [each[:2] for each in found] and all(row[2] > 0 for row in rows)
+    assert np.array_equal(x, before)
+    writer = write_anew(memory, x.size, len(x))
+    x[0] = np.arange(x.shape[1])
+    before = x.copy()
+    writer()
+    assert np.array_equal(x, before) and write_anew(memory, 0, 3) is None
+
+
+def test_medians_of_cases_are_scaled_to_those_of_whole_scripts(monkeypatch):
+    """Of two cases one is slow in every round, though never the same one: each by its median, no program would be as
+    slow as all of them are."""
+    rounds = iter([np.array([0, 1, 1]), *(np.array([0, 100, 1]), np.array([0, 1, 100]), np.array([0, 100, 1]),
+                                          np.array([0, 1, 100])) * 5])
+    monkeypatch.setattr("formats.machine.running.Inside.run", lambda self, fill: next(rounds))
+    memory, found, _, _ = cases()
+    assert sum(row[2] for row in inside(found, memory, True, 10.0)) == pytest.approx(101e-9)
 
 
 def test_scripts_are_remembered_within_a_share_of_the_cache(monkeypatch):

@@ -84,7 +84,7 @@ def test_a_peer_runs_the_same_model(place):
 @pytest.mark.parametrize("arguments, said", [
     (["--types", "float8"], "--types float8: float32, bf16, int8"),
     (["--engines", "numpy"], "--engines numpy: opmatrix, torch"),
-    (["--workloads", "1x"], "--workloads 1x: SENTENCESxTOKENS (of 3 to 160 tokens) or one of file"),
+    (["--workloads", "1x"], "--workloads 1x: SENTENCESxTOKENS (of 1 to 160 tokens) or one of file"),
     (["--workloads", "file", "--pairs", "nowhere.csv"], "nowhere.csv: No such file"),
     (["--rounds", "0"], "--rounds 0: 1 to"), (["--models", "nowhere"], "nowhere: neither")])
 def test_bad_options_are_refused(place, arguments, said, monkeypatch):

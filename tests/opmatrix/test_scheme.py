@@ -1,5 +1,6 @@
 """How a batch runs, and that prices follow it."""
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,8 @@ from searched import RAGGED, model
 from formats import FORMATS
 from formats.kernels.products import linear
 from formats.kernels.products.linear import split_work
-from formats.machine.features import even
+from formats.machine.features import FAR, even
+from formats.machine.host import caches
 from formats.machine.model import Rates
 from formats.machine.prices import NARROW_SUFFIX, PRICES
 from formats.machine.threads import limit
@@ -50,7 +52,18 @@ def test_a_sentence_is_priced_where_all_work_on_it():
     found = machine()
     running = Running.of(found, starts(16))
     assert running.seconds("linear.packed", T=16, n=3, p=128) == 160
-    assert found.ways["together"].asked == [{"T": 16, "n": 3, "p": 128}] and not found.ways["apart"].asked
+    far = float(FORMATS["packed"].bytes.subs(FORMATS["packed"].expected(3, 128)))
+    assert found.ways["together"].asked == [{"T": 16, "n": 3, "p": 128, FAR: far}] and not found.ways["apart"].asked
+
+
+@pytest.mark.parametrize("held, missed", ((inf, 1.0), (4.0, 1.0), (1.0, 1.0), (0.5, 0.25), (0.0, 0.0)))
+def test_a_weight_comes_from_memory_as_far_as_the_last_cache_has_no_room_for_what_a_model_reads(held, missed):
+    """However small the weight itself is: between two runs lies all that a run reads. Bytes of a shared cache decide,
+    not those of one core's."""
+    found, form = machine(), FORMATS["packed"]
+    Running.of(found, starts(16), held * caches()[-1]).seconds("linear.packed", T=16, n=64, p=128)
+    (asked,) = found.ways["together"].asked
+    assert asked[FAR] == missed * float(form.bytes.subs(form.expected(64, 128)))
 
 
 def test_groups_are_priced_at_their_own_rows_times_those_of_the_busiest_worker():
@@ -66,8 +79,8 @@ def test_uneven_groups_cost_what_the_worker_with_the_most_takes():
     parts = make_groups(starts(*lengths), 2)
     rows = max(sum(part.high - part.low for part in own) for own in assign_groups(parts, 2))
     running = Running.of(machine(), starts(*lengths))
-    assert len(parts) > 2 and running.seconds("linear.packed",
-                                              T=running.group(counted(lengths))[T]) == pytest.approx(rows)
+    each = running.group(counted(lengths))[T]
+    assert len(parts) > 2 and running.seconds("linear.packed", T=each, n=3, p=128) == pytest.approx(rows)
 
 
 def test_what_does_not_run_so_is_a_call_from_python():
@@ -129,7 +142,8 @@ def test_columns_that_do_not_come_out_even_cost_what_the_busiest_worker_has():
     assert even("scale", {"T": 3, "p": 130}, 2) == {"T": 3, "p": 130}
     found = machine()
     Running.of(found, starts(16)).seconds("linear.packed", T=16, n=384, p=130)
-    assert found.ways["together"].asked == [{"T": 16, "n": 384, "p": 256}]
+    (asked,) = found.ways["together"].asked
+    assert {name: asked[name] for name in "Tnp"} == {"T": 16, "n": 384, "p": 256}
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.proposed or form.plain])
