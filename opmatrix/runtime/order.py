@@ -170,10 +170,11 @@ def least_peak(schedule: Schedule, extents: Extents) -> Order:
     asked = tuple(schedule.results), extents, tuple(
         (call.kernel.held, call.kernel.view, call.kernel.over, tuple(call.values.items()), call.shape)
         for call in schedule.calls)
-    if asked not in FOUND:
-        if len(FOUND) == KEPT: FOUND.clear()
-        FOUND[asked] = sought(schedule, extents)
-    return FOUND[asked]
+    if (known := FOUND.get(asked)) is not None: return known                 # read once: other threads fill it, too
+    answer = sought(schedule, extents)
+    if len(FOUND) >= KEPT: FOUND.clear()
+    FOUND[asked] = answer
+    return answer
 
 
 def sought(schedule: Schedule, extents: Extents) -> Order:

@@ -207,7 +207,8 @@ class Recorded:
 
     def forget(self) -> None:
         """Scripts stay, as compiled code does."""
-        self.tables.clear()
+        from formats.kernels.engine.pool import POOL
+        with POOL.lock: self.tables.clear()
 
     def table(self, starts: Words, workers: int, arrays: Sequence[NDArray[Any]]) -> GroupTable:
         """The table of batches whose sentences start at these rows, on so many workers. The pool is locked."""

@@ -46,9 +46,11 @@ def traits(numbers: np.ndarray) -> frozenset[str]:
 
 def looked(data: Data) -> frozenset[str]:
     """The traits of a leaf, looked up once; what is only promised has none."""
-    if data not in LOOKED:
-        LOOKED[data] = frozenset() if isinstance(data, Promised) or len(data.shape) < 2 else traits(data.array)
-    return LOOKED[data]
+    known = LOOKED.get(data)                                # once: its key may be an equal leaf, which others hold
+    if known is None:
+        known = frozenset() if isinstance(data, Promised) or len(data.shape) < 2 else traits(data.array)
+        LOOKED[data] = known
+    return known
 
 
 def exactly_half(numbers: np.ndarray) -> bool:
