@@ -2,13 +2,18 @@
 import threading
 import time
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
 from test_addresses import PATTERNS, attending
 from test_program import RAGGED
 from test_session_interrupts import program as cached_program
 from test_session_interrupts import text
 
+from formats.kernels.mixing import caches
+from formats.kernels.mixing.caches import PAGE
 from formats.machine.threads import limit
 from opmatrix import term
 from opmatrix.data import Data
@@ -96,3 +101,28 @@ def test_threads_that_run_and_record_different_batches(share, monkeypatch, rng):
     in_threads(limits, forgets, *(lambda number=number: runs(number) for number in range(2)),
                *(lambda rows=rows: steps(rows) for rows in beside))
     for rows in beside: assert all(map(np.array_equal, rows, alone))
+
+
+@settings(max_examples=60, deadline=None)
+@hypothesis.given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 120)), min_size=1, max_size=4),
+                  st.integers(1, 3), st.integers(1, 3), st.sampled_from([8, 24, 64]), st.integers(0, 99))
+def test_new_rows_give_the_same_bits_on_any_number_of_threads(sequences, groups, serve, d, seed):
+    """And beside any others: of sequences with so many rows, and so many new ones, in pages anywhere."""
+    rng, ends = np.random.default_rng(seed), np.cumsum([count for _, count in sequences])
+    sizes = [-(-(had + count) // PAGE) for had, count in sequences]
+    pages, before, slots = np.split(rng.permutation(sum(sizes)), np.cumsum(sizes)[:-1]), np.full(sum(sizes), -1), []
+    for (had, count), own in zip(sequences, pages, strict=True):
+        before[own[1:]] = own[:-1]
+        slots.append(np.array([own[at // PAGE] * PAGE + at % PAGE for at in range(had, had + count)]))
+    q, k, v = (rng.standard_normal((rows, heads, d), np.float32)
+               for rows, heads in ((ends[-1], groups * serve), *[(sum(sizes) * PAGE, groups)] * 2))
+
+    def run(workers, q, slots):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(caches, "threads", lambda: workers)
+            return caches.attention_cached(q, k, v, slots, before, np.empty_like(q), 0.3)
+    whole, *others = (run(workers, q, np.concatenate(slots)) for workers in (1, 2, 5))
+    for each in others: assert np.array_equal(whole, each)
+    for end, own in zip(ends, slots, strict=True):
+        rows = slice(end - len(own), end)
+        assert np.array_equal(run(2, q[rows].copy(), own), whole[rows])

@@ -100,14 +100,21 @@ def follows(c, row):
 
 @Kernel.of(3, rare=True)
 def attend_cached(item, worker, arguments):
-    """softmax(scale q kᵀ) v of an item: a few rows, of heads that share keys and values. Rows that follow one another
-    in their sequence meet its pages together."""
+    """softmax(scale q kᵀ) v of what begins in an item, a few rows, of heads that share keys and values. Rows that
+    follow one another in their sequence meet its pages together, as many at once whatever the items are: sums are the
+    same on any number of threads."""
     c = record(arguments, CACHED)
     each, room = c.h // c.together, c.room + worker * c.apart
     row, high, head = item // each * c.rows, min((item // each + 1) * c.rows, c.T), item % each * c.together
+    first = row
+    while first > 0 and follows(c, first - 1): first -= 1
     while row < high:
+        if row > first and not follows(c, row - 1): first = row
+        if (row - first) % QUERIES:                          # of what begins in an item before
+            row += 1
+            continue
         last = row
-        while last + 1 < high and follows(c, last): last += 1
+        while last + 1 < c.T and last + 1 - row < QUERIES and follows(c, last): last += 1
         if last == row:
             if not c.starts or longs(c.starts + 8 * row, 2)[0] < longs(c.starts + 8 * row, 2)[1]:
                 cached_unit(c, room, row, head, 1)
