@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from rewrites.command.environment import prepare
 
-FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG              # of a disk, a share of it, a file
+NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG              # of a disk, a share of it, a file
 OBJECTS = 50_000, 10, 10                                    # made before garbage is looked for: graphs are large and
                                                             # hold no cycles
 
@@ -42,7 +42,7 @@ def run_command() -> None:
     except MemoryError:
         exit_with("there is not enough memory for this model or batch", 2)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in FULL:             # what is asked for is an InputError by now
+        if isinstance(error, OSError) and error.errno in NO_ROOM:           # a file that is asked for says so itself
             discard(1)
             exit_with(f"{error.filename or 'what is printed'}: not written: {error.strerror}: make room there", 1)
         from rewrites.command.faults import STATUS, report_fault

@@ -184,11 +184,11 @@ def replaceable(out: Path) -> None:
     """Raises InputError where no .npy file could be written, what is there is no array, or the name promises something
     else."""
     writable(out)
+    if out.exists() and not is_npy(out):
+        raise InputError(f"{out}: it exists and is no .npy file: choose another name or remove it")
     if out.suffix.lower() != ".npy":
         raise InputError(f"{out}: embeddings are written as NumPy's arrays: let its name end in .npy, "
                          f"{out.with_suffix('.npy').name} say")
-    if out.exists() and not is_npy(out):
-        raise InputError(f"{out}: it exists and is no .npy file: choose another name or remove it")
 
 
 def is_npy(file: Path) -> bool:
